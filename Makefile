@@ -1,0 +1,52 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Python 3.11 and make are all they need.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: help setup demo test test-all check acceptance bench bench-peers clean
+help:
+	@echo 'make setup       the environment in .venv, with all that development needs'
+	@echo 'make demo        the main job, for real, on an embedded PostgreSQL (DEMO_INPUT=file.csv for your own rows)'
+	@echo 'make test        all tests on PostgreSQL 18, those marked for it also on 16 and 15'
+	@echo 'make test-all    all tests on every PostgreSQL that is there'
+	@echo 'make check       ruff, mypy --strict, import-linter'
+	@echo 'make acceptance  every row of the mission with the tests that show it'
+	@echo 'make bench       figures; BENCH=cost|enqueue|drain|claimers|latency|pinned|idle, SCALE=0.1 for a short run'
+	@echo 'make bench-peers the queues that the figures are held against, in an environment of their own'
+	@echo 'make clean       the environments and caches away'
+
+$(READY): pyproject.toml
+	@test -x $(BIN)/python || { echo 'setup: making the environment in $(VENV)'; $(PYTHON) -m venv $(VENV); }
+	@echo 'setup: installing what the project needs (once)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+setup: $(READY)
+
+demo: $(READY)
+	@$(BIN)/tallybook demo $(if $(DEMO_INPUT),--input '$(DEMO_INPUT)')
+
+test: $(READY)
+	@$(BIN)/python tools/run_tests.py
+
+test-all: $(READY)
+	@$(BIN)/python tools/run_tests.py --all
+
+check: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+acceptance: $(READY)
+	@$(BIN)/python tools/acceptance.py
+
+bench: $(READY)
+	@$(BIN)/python -m bench $(BENCH)
+
+bench-peers: $(READY)
+	@$(BIN)/python -m bench.peers.setup
+
+clean:
+	rm -rf $(VENV) .peers .cache

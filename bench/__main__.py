@@ -1,0 +1,31 @@
+"""`python -m bench [NAME...]`: run benchmarks; without a name, all."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from bench.figures import SCALE, say
+
+NAMES = ("cost", "enqueue", "drain", "claimers", "latency", "pinned", "idle")
+_WITH_PEERS = ("drain", "latency")
+
+
+def main() -> int:
+    """Run what the command line names."""
+    names = sys.argv[1:] or list(NAMES)
+    if unknown := [name for name in names if name not in NAMES]:
+        say(f"bench: no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
+        return 2
+    if any(name in _WITH_PEERS for name in names):
+        from bench.peers import setup
+
+        setup.main()
+    for name in names:
+        say(f"bench {name}, SCALE={SCALE:g}")
+        importlib.import_module(f"bench.{name}").run()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

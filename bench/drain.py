@@ -1,0 +1,60 @@
+"""100,000 no-op async jobs, one and two worker processes, everything durable; beside Graphile Worker and PgQueuer.
+
+Interleaved: ours, theirs, ours, theirs. Every system is loaded, then vacuumed and analysed (without statistics the
+peers are up to twice as slow), then drained by processes that are connected already and start together.
+"""
+
+from __future__ import annotations
+
+import psycopg
+
+from bench import peers
+from bench.figures import SCALE, Figure, at_least, median, plain, say
+from bench.processes import drain
+from bench.server import database, load, server, vacuum
+from tallybook.embedded import Server
+
+_SLOTS = 500
+
+
+def ours(running: Server, jobs: int, processes: int) -> float:
+    """One drain of Tallybook on a fresh database."""
+    with database(running) as dsn:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            load(conn, jobs)
+        vacuum(dsn)
+        return drain(dsn, jobs, processes, _SLOTS)
+
+
+def run() -> None:
+    """Print the figures."""
+    jobs = max(10_000, int(100_000 * SCALE))
+    turns = 3 if SCALE >= 0.5 else 1
+    missing = peers.available()
+    rates: dict[tuple[str, int], list[float]] = {}
+    with server() as running:
+        for _ in range(turns):
+            for processes in (1, 2):
+                for name in ("tallybook", "graphile", "tallybook", "pgqueuer"):
+                    if name != "tallybook" and missing.get(name):
+                        continue
+                    if name == "tallybook":
+                        rate = ours(running, jobs, processes)
+                    else:
+                        rate = peers.drain(name, running.dsn(), jobs, processes)
+                    rates.setdefault((name, processes), []).append(rate)
+                    say(f"  drain: {name} with {processes}: {rate:,.0f}/s")
+    middle = {key: median(values) for key, values in rates.items()}
+    for peer, target in (("graphile", 1.5), ("pgqueuer", 4.0)):
+        figure = f"ratio_to_{peer}"
+        if (peer, 1) not in middle:
+            Figure("drain", figure, None, "ratio", f"at least {target:g}", None, f"not run: {missing[peer]}").show()
+            continue
+        ratios = {n: middle["tallybook", n] / middle[peer, n] for n in (1, 2)}
+        shown = f"with 1: {ratios[1]:.2f} ({peer} {middle[peer, 1]:,.0f}/s), with 2: {ratios[2]:.2f} ({middle[peer, 2]:,.0f}/s)"
+        at_least("drain", figure, min(ratios.values()), "ratio", target, shown).show()
+    for n in (1, 2):
+        name = "jobs_per_s" if n == 1 else "jobs_per_s_two"
+        plain(
+            "drain", name, middle["tallybook", n], "jobs/s", f"{n} process(es), median of {len(rates['tallybook', n])}"
+        ).show()

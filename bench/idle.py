@@ -1,0 +1,44 @@
+"""What a worker costs that has nothing to do: statements a second on the server, share of a core of the process."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+from bench.figures import SCALE, at_most, say
+from bench.processes import Process
+from bench.server import SETTINGS, database
+from tallybook.embedded import temporary_server
+
+_STATEMENT = re.compile(r"LOG:  (?:statement|execute [^:]*): (.*)")
+
+
+def run() -> None:
+    """Print the figures. The server logs every statement; they are counted there."""
+    seconds = max(20.0, 60 * SCALE)
+    logging = {"log_statement": "all", "log_min_messages": "info"}
+    with (
+        temporary_server(18, settings=SETTINGS | logging, durable=True) as running,
+        database(running) as dsn,
+        Process("latency", dsn) as worker,
+    ):
+        time.sleep(3)
+        log = Path(running.log_path)
+        size, cpu, start = log.stat().st_size, _cpu(worker.pid), time.perf_counter()
+        time.sleep(seconds)
+        passed, used = time.perf_counter() - start, _cpu(worker.pid) - cpu
+        said = Counter(_STATEMENT.findall(log.read_text("utf-8", "replace")[size:]))
+        worker.go()
+        worker.answer()
+    for text, count in said.most_common():
+        say(f"  idle: {count / passed:.2f}/s {text[:90]}")
+    at_most("idle", "statements_per_s", sum(said.values()) / passed, "1/s", 2, f"over {passed:.0f} s").show()
+    at_most("idle", "core_percent", 100 * used / passed, "%", 1, f"process CPU {used:.2f} s").show()
+
+
+def _cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

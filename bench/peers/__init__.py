@@ -1,0 +1,6 @@
+"""The queues that Tallybook is measured against, each set as its own documentation advises. See README.md here."""
+
+from bench.peers.env import available
+from bench.peers.run import PEERS, PeerError, drain, latency
+
+__all__ = ["PEERS", "PeerError", "available", "drain", "latency"]

@@ -1,0 +1,26 @@
+"""Tallybook: a background-job queue that lives inside your own PostgreSQL."""
+
+from tallybook._app import App
+from tallybook._model.backoff import Constant, Exponential, Linear
+from tallybook._model.job import Job, JobCall, JobInfo
+from tallybook._model.outcome import Cancel, Dead, Snooze
+from tallybook._task import Task
+from tallybook._worker.context import Context
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "App",
+    "Cancel",
+    "Constant",
+    "Context",
+    "Dead",
+    "Exponential",
+    "Job",
+    "JobCall",
+    "JobInfo",
+    "Linear",
+    "Snooze",
+    "Task",
+    "__version__",
+]

@@ -1,0 +1,263 @@
+"""The App: the tasks of one program, what surrounds their jobs, and the verbs that need no task.
+
+Making one and declaring tasks opens no connection, reads no setting and resolves no annotation.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+from tallybook._db import calls
+from tallybook._db.source import Source
+from tallybook._model.backoff import Backoff
+from tallybook._model.job import Job, JobCall, JobInfo
+from tallybook._model.options import Options, text_problem
+from tallybook._task import ContextTask, Task, run, run_sync
+from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument, UnknownJob
+
+if TYPE_CHECKING:
+    from tallybook._worker import DrainReport, WorkerReport
+    from tallybook._worker.context import Context
+
+__all__ = ["App", "Task"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Hook = TypeVar("Hook", bound=Callable[[Any], AsyncIterator[Any]])
+
+
+class _Decorator(Protocol):
+    """What `app.task(queue="mail")` returns: it makes a Task of a function."""
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Context, P], R], /) -> ContextTask[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class App(Source):
+    """The tasks of one program under one name. No connection, no work at import.
+
+    `dsn` is used where no connection is at hand; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.
+
+        app = App("shop")
+
+        @app.task(queue="mail")
+        async def send_welcome(user_id: int) -> None: ...
+    """
+
+    def __init__(self, name: str, *, dsn: str | None = None) -> None:
+        super().__init__(name, dsn)
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self.lifespans: list[Callable[[Any], AsyncIterator[Any]]] = []
+        self.arounds: list[Callable[[Any], AsyncIterator[Any]]] = []
+
+    @overload
+    def task(self, fn: Callable[Concatenate[Context, P], R], /) -> ContextTask[P, R]: ...
+    @overload
+    def task(self, fn: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        priority: int = 2,
+        retry: Backoff | None = None,
+        max_attempts: int | None = None,
+        unique: bool | tuple[str, ...] | None = None,
+    ) -> _Decorator: ...
+
+    def task(
+        self,
+        fn: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        priority: int = 2,
+        retry: Backoff | None = None,
+        max_attempts: int | None = None,
+        unique: bool | tuple[str, ...] | None = None,
+    ) -> Any:
+        """Make a task of a function, async or plain; it stays callable as the function that it is.
+
+        `name` is what its jobs carry, by default the function's own, without its module. `queue` and `priority` (0 to
+        32767, lower runs first) are those of its jobs; `retry` is the backoff after a failure, by default exponential
+        from 5 s with jitter, at most 6 h; `max_attempts` failures (1 to 32767, by default 5) make a job dead. `unique`
+        allows one live job per value of all args (True) or of these (a tuple of names). All but name, retry and
+        max_attempts can be changed per job by `with_`. Raises DuplicateTask, ConfigError, SignatureError.
+
+            @app.task(queue="mail", retry=Exponential(timedelta(minutes=5)))
+            async def send_welcome(user_id: int, *, lang: str = "en") -> None: ...
+        """
+        if isinstance(unique, str):
+            hint = f"Write unique=({unique!r},) for one job per value of that argument, or with_(unique=...) for a key"
+            raise ConfigError("unique", unique, "one key for all jobs of a task", hint=hint)
+        if retry is not None and not callable(getattr(retry, "delay", None)):
+            hint = "Write retry=Exponential(timedelta(minutes=5))"
+            raise ConfigError("retry", retry, "not a retry policy", hint=hint)
+        options = Options(queue, priority, unique, max_attempts=max_attempts)
+
+        def declare(fn: Callable[..., Any]) -> Task[..., Any]:
+            return self._declare(Task(self, fn, name=name, options=options, retry=retry))
+
+        return declare if fn is None else declare(fn)
+
+    def _declare(self, declared: Task[..., Any]) -> Task[..., Any]:
+        first = self.tasks.get(declared.name)
+        if first is not None:
+            raise DuplicateTask(declared.name, _place(first.fn), _place(declared.fn))
+        self.tasks[declared.name] = declared
+        return declared
+
+    def lifespan(self, fn: Hook) -> Hook:
+        """Open what handlers share, once per worker process: an async generator function that yields once.
+
+        What it sets on `ctx.state` every handler finds there; what follows its yield runs when the worker stops.
+
+            @app.lifespan
+            async def clients(ctx):
+                async with httpx.AsyncClient() as ctx.state.http:
+                    yield
+        """
+        self.lifespans.append(_hook("lifespan", fn))
+        return fn
+
+    def around_job(self, fn: Hook) -> Hook:
+        """Run code around every job: an async generator function that yields once, while the job runs.
+
+        Several nest in the order in which they are declared. What the handler raises is raised at the yield.
+
+            @app.around_job
+            async def tenant(ctx):
+                with tenant_of(ctx.args):
+                    yield
+        """
+        self.arounds.append(_hook("around_job", fn))
+        return fn
+
+    async def enqueue_many(self, conn: object, jobs: Iterable[JobCall]) -> list[Job]:
+        """Put many jobs in, of any tasks, by one statement in `conn`'s transaction; one Job each, in their order.
+
+        All are checked before anything is sent. `conn` is as in Task.enqueue, the App itself included.
+
+            report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
+        """
+        listed = _listed(jobs)
+        return await run(conn, calls.enqueue_many(listed)) if listed else []
+
+    def enqueue_many_sync(self, conn: object, jobs: Iterable[JobCall]) -> list[Job]:
+        """Put many jobs in; enqueue_many without an event loop."""
+        listed = _listed(jobs)
+        return run_sync(conn, calls.enqueue_many(listed)) if listed else []
+
+    async def cancel(self, conn: object, job: int | Job, reason: str | None = None) -> str:
+        """Say that a job shall not run; what that means for it: "cancelled", "cancelling" if it runs, or how it ended.
+
+        Inside `conn`'s transaction. Raises UnknownJob.
+
+            state = await app.cancel(conn, job.id, "the order was withdrawn")
+        """
+        return await run(conn, calls.cancel(_id(job), _reason(reason)))
+
+    def cancel_sync(self, conn: object, job: int | Job, reason: str | None = None) -> str:
+        """Say that a job shall not run; cancel without an event loop."""
+        return run_sync(conn, calls.cancel(_id(job), _reason(reason)))
+
+    async def retry(self, conn: object, job: int | Job) -> int:
+        """Give a dead or cancelled job another attempt, at once; the number of that attempt.
+
+        Raises UnknownJob, and InvalidArgument for a job in another state or whose unique key another job has now.
+
+            attempt = await app.retry(conn, 4711)
+        """
+        return await run(conn, calls.retry(_id(job)))
+
+    def retry_sync(self, conn: object, job: int | Job) -> int:
+        """Give a dead or cancelled job another attempt; retry without an event loop."""
+        return run_sync(conn, calls.retry(_id(job)))
+
+    async def get(self, conn: object, job: int | Job) -> JobInfo:
+        """Read one job as it is now. Raises UnknownJob.
+
+        (await app.get(conn, job)).state
+        """
+        return await run(conn, calls.get(_id(job)))
+
+    def get_sync(self, conn: object, job: int | Job) -> JobInfo:
+        """Read one job as it is now; get without an event loop."""
+        return run_sync(conn, calls.get(_id(job)))
+
+    async def run_worker(
+        self, *, queues: Mapping[str, int] | Iterable[str] | None = None, **options: Any
+    ) -> WorkerReport:
+        """Run jobs of these queues until stopped; the options are those of `tallybook worker`.
+
+        await app.run_worker(queues={"mail": 10, "default": 20})
+        """
+        from tallybook import _worker
+
+        return await _worker.run_worker(self, queues=queues, **options)
+
+    async def drain(
+        self,
+        *,
+        queues: Mapping[str, int] | Iterable[str] | None = None,
+        max_jobs: int | None = None,
+        max_seconds: float | timedelta | None = None,
+        dsn: str | None = None,
+    ) -> DrainReport:
+        """Run all that is due, at most `max_jobs` jobs and `max_seconds` seconds, and return the counts; never waits.
+
+        done = await app.drain(max_jobs=10, max_seconds=25)
+        """
+        from tallybook import _worker
+
+        return await _worker.drain(self, dsn=dsn, queues=queues, max_jobs=max_jobs, max_seconds=max_seconds)
+
+    def __repr__(self) -> str:
+        return f"<App {self.name}, {len(self.tasks)} tasks>"
+
+
+def _listed(jobs: Iterable[JobCall]) -> list[JobCall]:
+    listed = list(jobs)
+    for at, job in enumerate(listed):
+        if type(job) is not JobCall:
+            raise InvalidArgument(f"job {at} is of type {type(job).__name__}", hint="Describe it by task.job(...)")
+    return listed
+
+
+def _id(job: int | Job) -> int:
+    job_id = job.id if isinstance(job, Job) else job
+    if isinstance(job_id, bool) or not isinstance(job_id, int):
+        raise InvalidArgument(f"a job id is a whole number, not of type {type(job_id).__name__}")
+    if not 0 < job_id < 1 << 63:
+        raise UnknownJob(job_id)
+    return job_id
+
+
+def _reason(reason: str | None) -> str | None:
+    if reason is not None and (problem := text_problem(reason)):
+        raise InvalidArgument(f"the reason {problem}")
+    return reason
+
+
+def _hook(option: str, fn: Any) -> Any:
+    if not inspect.isasyncgenfunction(fn):
+        hint = f"Write `async def {getattr(fn, '__name__', option)}(ctx)` with one yield, and no other decorator"
+        raise ConfigError(option, fn, "not an async generator function", hint=hint)
+    try:
+        inspect.signature(fn).bind(object())
+    except TypeError:
+        raise ConfigError(option, fn, "it is called with one argument, the context") from None
+    return fn
+
+
+def _place(fn: Callable[..., Any]) -> str:
+    code = inspect.unwrap(fn).__code__
+    return f"{fn.__module__}.{fn.__qualname__} ({code.co_filename}:{code.co_firstlineno})"

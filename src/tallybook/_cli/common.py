@@ -1,0 +1,165 @@
+"""What the commands share: the DSN, connections, the app, output for people and for programs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import psycopg
+
+from tallybook._cli.errors import short
+from tallybook._cli.text import clean, columns, json_safe
+from tallybook._db import migrate
+from tallybook._db.link import CONNECT, backoff, dsn_for_people, is_final
+from tallybook._db.source import Source
+from tallybook._model.durations import parse_duration
+from tallybook.errors import ConfigError, QueueUnavailable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = [
+    "DURATION",
+    "Conn",
+    "connect",
+    "conninfo",
+    "dsn_option",
+    "json_option",
+    "print_json",
+    "print_pairs",
+    "print_table",
+    "working",
+]  # fmt: skip
+
+Conn = psycopg.Connection[tuple[Any, ...]]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def dsn_option(command: F) -> F:
+    """--dsn. Not click's own reading of the environment: an App's dsn comes between the two."""
+    text = "Connection string or URL; else TALLYBOOK_DSN, else the PG* variables."
+    return click.option("--dsn", metavar="DSN", help=text)(command)
+
+
+def json_option(command: F) -> F:
+    """--json."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
+
+
+class _Duration(click.ParamType[timedelta]):
+    """A duration in PostgreSQL's words."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """The timedelta, or the error that names the option."""
+        try:
+            return parse_duration(value)
+        except ConfigError as error:
+            hint = "" if error.hint is None else f". {error.hint.removesuffix(', or pass a timedelta')}"
+            self.fail(f"{value!r}: {error.reason}{hint}", param, ctx)
+
+
+DURATION = _Duration()
+
+
+def conninfo(dsn: str | None) -> str:
+    """The connection string in force; ConfigError for a text that is none."""
+    return Source("cli", None).conninfo(dsn)
+
+
+@contextmanager
+def connect(dsn: str | None, *, schema: bool = True, wait: timedelta | None = None) -> Iterator[Conn]:
+    """A connection in autocommit, in UTC. With `schema`: SchemaMissing and the like unless this release fits.
+
+    A server that cannot be reached is waited for as long as `wait`, unless waiting would not help.
+    """
+    with _connected(conninfo(dsn), wait or timedelta(0)) as conn:
+        # A view cannot say it: compiling a look-up by id takes 100 ms, running it 1.
+        conn.execute("set timezone = 'UTC'; set jit = off")
+        if schema:
+            migrate.check(conn)
+        yield conn
+
+
+def _connected(target: str, wait: timedelta) -> Conn:
+    until, failures = time.monotonic() + wait.total_seconds(), 0
+    while True:
+        try:
+            return psycopg.connect(target, **CONNECT)
+        except psycopg.OperationalError as error:
+            if is_final(error) or time.monotonic() >= until:
+                raise QueueUnavailable(dsn_for_people(target), str(error)) from error
+            if not failures:
+                click.echo(f"waiting for {dsn_for_people(target)}: {clean(short(str(error)))}", err=True)
+            failures += 1
+            time.sleep(min(backoff(failures), 1.0))
+
+
+def _console(*, err: bool = False) -> Console | None:
+    """Rich's console where there is one and a person looks; None: plain text."""
+    stream = sys.stderr if err else sys.stdout
+    if not stream.isatty():
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console(file=stream, markup=False, highlight=False, emoji=False)
+
+
+def working(what: str) -> AbstractContextManager[object]:
+    """Show on stderr that something goes on: a spinner on a terminal, a line elsewhere."""
+    console = _console(err=True)
+    if console is not None:
+        from rich.text import Text
+
+        return console.status(Text(clean(what)))
+    click.echo(clean(what), err=True)
+    return nullcontext()
+
+
+def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
+    """A table of cleaned texts; `empty` instead of one without rows."""
+    cells = [[clean(cell) for cell in row] for row in rows]
+    if not cells:
+        click.echo(empty)
+        return
+    console = _console()
+    if console is None:
+        click.echo("\n".join(columns(titles, cells)))
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for at, title in enumerate(titles):
+        numeric = all(row[at].lstrip("-").isdigit() for row in cells)
+        table.add_column(title, justify="right" if numeric else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def print_pairs(pairs: Sequence[tuple[str, object]]) -> None:
+    """Names and values, one pair a line."""
+    width = max(len(name) for name, _ in pairs)
+    for name, value in pairs:
+        click.echo(f"{name.ljust(width)}  {clean(value)}".rstrip())
+
+
+def print_json(rows: str | Sequence[str]) -> None:
+    """One JSON document: a text that is one, or a list of such texts, one a line.
+
+    The server's own text is passed on, since numbers of jsonb are exact and Python's floats are not.
+    """
+    if isinstance(rows, str):
+        click.echo(json_safe(rows))
+    else:
+        click.echo("[" + ",\n ".join(map(json_safe, rows)) + "]")

@@ -1,0 +1,30 @@
+"""tallybook demo: the main job, for real, on an embedded PostgreSQL."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from tallybook._cli.errors import Problem
+
+__all__ = ["demo"]
+
+
+@click.command()
+@click.option(
+    "--input", "input_", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.csv",
+    help="Your own rows instead of those that ship with the package.",
+)  # fmt: skip
+@click.option("--plain", is_flag=True, help="Plain lines, even on a terminal.")
+def demo(input_: Path | None, plain: bool) -> None:
+    """Show the main job, for real.
+
+    Form submissions go out as webhooks, some of which fail; a worker is killed in the middle; what arrived is counted.
+    """
+    try:
+        from tallybook.demo import run
+    except ImportError as error:
+        raise Problem(f"the demo needs {error.name}", hint="pip install 'tallybook[demo]'") from error
+    sys.exit(run(input_, plain=plain or None))

@@ -1,0 +1,197 @@
+"""tallybook dev: a PostgreSQL, the schema, and a worker that starts again whenever the code changes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import click
+from psycopg.conninfo import conninfo_to_dict
+
+from tallybook._cli.common import connect, conninfo, dsn_option, working
+from tallybook._cli.errors import Problem
+from tallybook._cli.loading import app_option, home
+from tallybook._cli.text import clean
+from tallybook._db import migrate
+from tallybook._db.link import dsn_for_people
+from tallybook._worker.supervisor import DSN_OF_PARENT, WRONG, Child, how
+from tallybook.errors import TallybookError
+
+__all__ = ["dev"]
+
+_LOOK_EVERY = 0.5
+_PATIENCE = 12.0  # above the child's own 2 s for running jobs and 5 s for aborted ones
+_MOST_FILES = 20_000
+_NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"})
+
+
+@click.command()
+@app_option
+@dsn_option
+@click.option(
+    "--data", type=click.Path(file_okay=False, path_type=Path), default=Path(".tallybook"), show_default=True,
+    help="Where the embedded PostgreSQL keeps its data.",
+)  # fmt: skip
+@click.option("--queues", metavar="LIST", help="As for `tallybook worker`. [all of the app's tasks, 10 each]")
+@click.option("--no-reload", is_flag=True, help="Do not watch the code.")
+def dev(target: str, dsn: str | None, data: Path, queues: str | None, no_reload: bool) -> None:
+    """Start a database and a worker.
+
+    A PostgreSQL of your own is started, the schema installed, a worker run; Ctrl-C stops all of it. The worker starts
+    again when a .py file below the app's directory changes. The data stays for the next time. With --dsn or
+    TALLYBOOK_DSN that database is used instead.
+    """
+    root = home(target)
+    with _database(dsn or os.environ.get("TALLYBOOK_DSN"), data) as found:
+        with connect(found) as conn:
+            jobs = conn.execute(
+                "select count(*) from tallybook.job where state in ('available', 'scheduled')"
+            ).fetchone()
+        _greet(found, jobs[0] if jobs else 0)
+        words = ["worker", "-A", target, "--stop-timeout", "2 s"]
+        words += ["--queues", queues] if queues else []
+        # By the environment, since a password on a command line is seen by everybody on the machine.
+        child = Child(words, env={"TALLYBOOK_DSN": found, DSN_OF_PARENT: found})
+        code = asyncio.run(_Dev(child, None if no_reload else root).run())
+    sys.exit(code)
+
+
+@contextmanager
+def _database(dsn: str | None, data: Path) -> Iterator[str]:
+    """The conninfo of a database with the schema in it."""
+    if dsn:
+        _install(dsn)
+        yield dsn
+        return
+    try:
+        from tallybook.embedded import Server
+    except ImportError as error:
+        raise Problem(str(error), hint="Give a database with --dsn or TALLYBOOK_DSN", exit_code=2) from error
+    _make(data)
+    server = Server(data / "pg18", 18)
+    try:
+        with working(f"starting PostgreSQL 18 in {data / 'pg18'}"):
+            server.start(attach=True)
+        if server.attached:
+            click.echo("another process started this server and will stop it", err=True)
+        _install(server.dsn())
+        yield server.dsn()
+    finally:
+        server.stop()
+
+
+def _install(dsn: str) -> None:
+    with connect(dsn, schema=False) as conn:
+        for step in migrate.migrate(conn):
+            click.echo(f"applied {step}", err=True)
+
+
+def _make(data: Path) -> None:
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        ignore = data / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n")
+    except OSError as error:
+        raise Problem(f"cannot write to {data}: {error.strerror}", hint="Name another place with --data") from error
+
+
+def _greet(dsn: str, waiting: int) -> None:
+    if conninfo_to_dict(conninfo(dsn)).get("password"):
+        click.echo(f"database: {dsn_for_people(dsn)}")
+    else:
+        look = "select id, state, task, queue, last_error from tallybook.job order by id desc limit 10"
+        click.echo(f"database: {dsn}")
+        click.echo(f"elsewhere: export TALLYBOOK_DSN={shlex.quote(dsn)}")
+        click.echo(f"look: {_psql()} {shlex.quote(dsn)} -c {shlex.quote(look)}")
+    if waiting:
+        click.echo(f"{waiting} jobs are waiting from before")
+    click.echo("Ctrl-C stops all of it")
+
+
+def _psql() -> str:
+    """What to type for psql: that of the embedded PostgreSQL where there is no other."""
+    if shutil.which("psql") is None:
+        with suppress(ImportError, TallybookError):
+            from tallybook.embedded import binaries
+
+            if (found := binaries(18) / "psql").exists():
+                return shlex.quote(str(found))
+    return "psql"
+
+
+class _Dev:
+    """One worker process, and an eye on the code."""
+
+    def __init__(self, child: Child, root: Path | None) -> None:
+        self._child = child
+        self._root = root
+        self._stopping = asyncio.Event()
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def _stop(self) -> None:
+        if self._stopping.is_set():
+            self._child.send(signal.SIGTERM)  # the second one for it, too: it aborts
+        self._stopping.set()
+
+    async def run(self) -> int:
+        """Until a signal; 0, or 1 if the worker did not end well."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stop)
+        self._seen = await asyncio.to_thread(self._look)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        while not self._stopping.is_set():
+            await self._child.start()
+            changed = asyncio.ensure_future(self._changed())
+            ended = asyncio.ensure_future(self._child.ended())
+            await asyncio.wait((stopping, changed, ended), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done() and not self._stopping.is_set() and not changed.done():
+                self._tell_end(ended.result())
+                await asyncio.wait((stopping, changed), return_when=asyncio.FIRST_COMPLETED)
+            if changed.done():
+                click.echo(f"{clean(changed.result())} changed, starting the worker again", err=True)
+            changed.cancel()
+            code = await self._child.stop(_PATIENCE)
+            await ended
+        return 1 if code not in (0, WRONG) else 0
+
+    def _tell_end(self, code: int) -> None:
+        then = "Ctrl-C ends this" if self._root is None else "it starts again when the code changes"
+        click.echo(f"the worker {how(code)}; {then}", err=True)
+
+    async def _changed(self) -> str:
+        """Wait until a file is new, gone or different; its name."""
+        if self._root is None:
+            return str(await asyncio.get_running_loop().create_future())
+        while True:
+            await asyncio.sleep(_LOOK_EVERY)
+            now = await asyncio.to_thread(self._look)
+            before, self._seen = self._seen, now
+            if different := sorted(dict(now.items() ^ before.items())):
+                return different[0].removeprefix(f"{self._root}/")
+
+    def _look(self) -> dict[str, tuple[int, int]]:
+        """Every .py file below the root with its time and size; hidden directories and environments left out."""
+        found: dict[str, tuple[int, int]] = {}
+        for folder, folders, files in os.walk(self._root or "/nowhere"):
+            folders[:] = [
+                name
+                for name in folders
+                if not name.startswith(".") and name not in _NOT_CODE and not Path(folder, name, "pyvenv.cfg").exists()
+            ]
+            for name in files:
+                if name.endswith(".py"):
+                    with suppress(OSError):
+                        stat = Path(folder, name).stat()
+                        found[f"{folder}/{name}"] = (stat.st_mtime_ns, stat.st_size)
+            if len(found) > _MOST_FILES:
+                break
+        return found

@@ -1,0 +1,149 @@
+"""tallybook enqueue: put one job in from a shell."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from typing import Any
+
+import click
+
+from tallybook._cli.common import DURATION, Conn, connect, dsn_option, json_option, print_json
+from tallybook._cli.errors import Problem
+from tallybook._cli.text import clean
+from tallybook._db import calls, sync
+from tallybook._model.job import JobCall
+from tallybook._model.options import Options, check_name
+from tallybook._model.payload import encode
+
+__all__ = ["enqueue"]
+
+
+class _Instant(click.ParamType[datetime]):
+    """An ISO 8601 instant with its zone."""
+
+    name = "instant"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """An aware datetime, or the error that names the option."""
+        try:
+            at = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is no date and time. Write 2026-01-31T09:00:00+01:00", param, ctx)
+        if at.utcoffset() is None:
+            self.fail(f"{value!r} has no zone. Write {value}Z for UTC, or {value}+01:00", param, ctx)
+        return at
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("task")
+@click.argument("args", metavar="[ARGS_JSON]", default="{}")
+@dsn_option
+@click.option("--run-at", type=_Instant(), metavar="INSTANT", help="Not before, like 2026-01-31T09:00:00+01:00.")
+@click.option("--delay", type=DURATION, metavar="DURATION", help='Not before so long from now, like "5 min".')
+@click.option("--priority", type=click.IntRange(0, 32767), help="Lower runs first. [2]")
+@click.option("--unique", metavar="KEY", help="At most one live job of this task has this key.")
+@click.option("--max-attempts", type=click.IntRange(1, 32767), help="Failures that end it. [what the task says, or 5]")
+@json_option
+def enqueue(
+    queue: str,
+    task: str,
+    args: str,
+    dsn: str | None,
+    run_at: datetime | None,
+    delay: timedelta | None,
+    priority: int | None,
+    unique: str | None,
+    max_attempts: int | None,
+    as_json: bool,
+) -> None:
+    """Put one job in.
+
+    ARGS_JSON is one object: TASK's args by parameter name; "-" reads it from stdin.
+
+    tallybook enqueue mail send_welcome '{"user_id": 42}' --delay "5 min"
+    """
+    given = {
+        "queue": queue, "run_at": run_at, "delay": delay, "priority": priority, "unique": unique,
+        "max_attempts": max_attempts,
+    }  # fmt: skip
+    options = Options().replaced(given)
+    check_name("task", task, 200)
+    text = encode(_object(sys.stdin.read() if args == "-" else args), task=task)
+    with connect(dsn) as conn:
+        job = sync.run(conn, calls.enqueue(JobCall(task, text, unique, options)))
+        unknown = _unserved(conn, queue, task)
+    if as_json:
+        print_json(json.dumps({"id": job.id, "created": job.created}))
+    elif job.created:
+        click.echo(f"job {job.id} is in queue {clean(queue)!r}")
+    else:
+        click.echo(f"nothing enqueued: job {job.id} has the unique key {clean(unique)!r}")
+    if unknown:
+        click.echo(f"tallybook: note: {unknown}", err=True)
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text, parse_constant=_no_number, object_pairs_hook=_no_twins)
+    except json.JSONDecodeError as error:
+        raise _bad_json(text, error) from None
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise _wrong(f"ARGS_JSON: {reason}") from None
+    if not isinstance(found, dict):
+        raise _wrong(f"ARGS_JSON is one object, not {_KINDS.get(type(found), 'a number')}")
+    return found
+
+
+_KINDS = {list: "an array", str: "a string", bool: "a truth value", type(None): "null"}
+_EXAMPLE = """Args go by parameter name: '{"user_id": 42}'"""
+
+
+def _wrong(message: str, hint: str = _EXAMPLE) -> Problem:
+    return Problem(message, hint=hint, exit_code=2)
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twin = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twin!r} is there twice")
+    return found
+
+
+def _bad_json(text: str, error: json.JSONDecodeError) -> Problem:
+    """What is wrong, with what stands there and an arrow."""
+    line = text.splitlines()[error.lineno - 1] if text.strip() else ""
+    start = max(0, error.colno - 31)
+    around = clean(line[start : error.colno - 1]) + " >>> " + clean(line[error.colno - 1 : error.colno + 20])
+    where = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
+    shown = f": {around.strip()}" if line else ""
+    hint = (
+        "JSON has double quotes, so put single ones around it for the shell"
+        if "double quotes" in error.msg
+        else _EXAMPLE
+    )
+    reason = error.msg[:1].lower() + error.msg[1:]
+    return _wrong(f"ARGS_JSON is no JSON: {reason} at {where}{shown}", hint)
+
+
+def _unserved(conn: Conn, queue: str, task: str) -> str | None:
+    """What keeps the job from running for now, if workers are there and none of them fits."""
+    rows = conn.execute("select w.queues, w.tasks from tallybook.worker w where w.ended_at is null").fetchall()
+    if not rows or any(queue in queues and task in tasks for queues, tasks in rows):
+        return None
+    tasks = {name for _, names in rows for name in names}
+    if task not in tasks:
+        near = get_close_matches(task, tasks, 1)
+        return f"no living worker knows task {clean(task)!r}" + (f"; did you mean {clean(near[0])!r}?" if near else "")
+    return f"no living worker that knows task {clean(task)!r} serves queue {clean(queue)!r}"

@@ -1,0 +1,112 @@
+"""From an exception to what a person reads: one line that says what is wrong, one that says what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from datetime import timedelta
+
+import click
+import psycopg
+
+from tallybook._cli.text import clean
+from tallybook._db.link import is_final
+from tallybook._model.durations import format_duration
+from tallybook.errors import ConfigError, PayloadError, QueueUnavailable, SchemaError, SignatureError, TallybookError
+
+__all__ = ["Problem", "problem", "report", "say", "short"]
+
+_USAGE, _OTHER, _INTERRUPTED = 2, 1, 130
+
+
+class Problem(click.ClickException):
+    """Something that a person did or has to do: a line, a hint, an exit code."""
+
+    def __init__(self, message: str, *, hint: str | None = None, exit_code: int = _OTHER) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.code = exit_code
+
+
+def say(message: str, hint: str | None = None) -> None:
+    """Print an error without ending the program."""
+    click.echo(f"tallybook: error: {clean(message)}", err=True)
+    if hint:
+        click.echo(f"  hint: {clean(hint)}", err=True)
+
+
+def report(error: BaseException) -> int:
+    """Print what went wrong and return the exit code; what is no mistake of a person's is raised again."""
+    if os.environ.get("TALLYBOOK_DEBUG", "") not in ("", "0"):
+        traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(error.format_message(), err=True)
+        return _USAGE
+    if isinstance(error, click.Abort | KeyboardInterrupt):
+        click.echo("tallybook: interrupted", err=True)
+        return _INTERRUPTED
+    found = problem(error)
+    if found is None:
+        raise error
+    say(found.message, found.hint)
+    return found.code
+
+
+def problem(error: BaseException) -> Problem | None:
+    """The Problem that this error is; None for one that would be a defect of ours."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, click.UsageError):
+        where = error.ctx.command_path if error.ctx else "tallybook"
+        hint = f"See `{where} --help`"
+        if isinstance(error, click.MissingParameter) and error.param and error.param.name == "target":
+            hint = "Write -A module:app, as in -A shop.jobs:app for `app = App(...)` in shop/jobs.py"
+        return Problem(error.format_message().removesuffix("."), hint=hint, exit_code=_USAGE)
+    if isinstance(error, click.ClickException):
+        return Problem(error.format_message(), exit_code=error.exit_code)
+    if isinstance(error, TallybookError):
+        return _of_tallybook(error)
+    if isinstance(error, psycopg.Error):
+        return _of_postgres(error)
+    return None
+
+
+def _of_tallybook(error: TallybookError) -> Problem:
+    text, hint = str(error), error.hint
+    if hint and (at := text.rfind(hint.strip().removesuffix("."))) > 0:
+        text = text[:at].rstrip(". ")
+    usage = isinstance(error, ConfigError | PayloadError | SchemaError | SignatureError)
+    if isinstance(error, ConfigError) and isinstance(error.value, timedelta):
+        text = f"{error.option}: {format_duration(error.value)!r}: {error.reason}"
+    elif isinstance(error, QueueUnavailable):
+        usage = error.__cause__ is not None and is_final(error.__cause__)
+        hint = hint or ("Look at --dsn, TALLYBOOK_DSN and the PG* variables" if usage else _IS_IT_UP)
+        text = f"cannot reach PostgreSQL at {error.server}: {short(error.reason or '')}"
+    return Problem(text, hint=hint, exit_code=_USAGE if usage else _OTHER)
+
+
+def short(reason: str) -> str:
+    """What libpq says about a connection that failed, without the address that we name ourselves."""
+    lines = reason.strip().splitlines() or ["no reason given"]
+    for line in lines:
+        if match := re.search(r"failed: (?:FATAL:\s+)?(?!connection to server|FATAL)(.+)$", line):
+            return match[1]
+    return lines[0].removeprefix("connection failed: ")
+
+
+_IS_IT_UP = "Is the server running there? See --dsn, TALLYBOOK_DSN and the PG* variables"
+
+
+def _of_postgres(error: psycopg.Error) -> Problem:
+    primary = error.diag.message_primary
+    if primary is None:  # the connection's, not the server's
+        return Problem(f"PostgreSQL: {short(str(error) or type(error).__name__)}")
+    text = f"PostgreSQL: {primary}"
+    if error.diag.message_detail:
+        text += f" ({error.diag.message_detail.rstrip('.')})"
+    hint = error.diag.message_hint
+    if error.sqlstate == "42501" and not hint:
+        hint = "The database user lacks a right; connect as one who has it"
+    return Problem(text, hint=hint)

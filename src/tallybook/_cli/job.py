@@ -1,0 +1,223 @@
+"""tallybook job list, show, cancel, retry."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from tallybook._cli.common import Conn, connect, dsn_option, json_option, print_json, print_pairs, print_table
+from tallybook._cli.errors import problem, say
+from tallybook._cli.text import clean, local
+from tallybook._db import calls, sync
+from tallybook.errors import TallybookError, UnknownJob
+
+__all__ = ["job"]
+
+STATES = ("scheduled", "retrying", "waiting", "available", "running", "completed", "cancelled", "dead")
+_LARGEST = 2**63 - 1
+
+_LIST = """\
+select to_json(j)::text from tallybook.job j
+ where (%(queue)s::text is null or j.queue = %(queue)s) and (%(task)s::text is null or j.task = %(task)s)
+   and (%(state)s::text is null or j.state = %(state)s) and (not %(unserved)s or j.unserved)
+ order by j.id desc limit %(limit)s"""
+
+_SHOW = """\
+select to_json(j)::text, (select coalesce(json_agg(to_jsonb(a) - 'job_id' order by a.attempt), '[]')::text
+                            from tallybook.attempt a where a.job_id = j.id)
+  from tallybook.job j where j.id = %s"""
+
+
+@click.group()
+def job() -> None:
+    """List, show, cancel and retry jobs."""
+
+
+@job.command("list")
+@dsn_option
+@click.option("--queue", help="Of this queue.")
+@click.option("--task", help="Of this task.")
+@click.option("--state", type=click.Choice(STATES), metavar="STATE", help=f"In this state: {', '.join(STATES)}.")
+@click.option("--unserved", is_flag=True, help="Whose task no living worker knows.")
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="At most so many.")
+@json_option
+def list_(dsn: str | None, as_json: bool, **filters: Any) -> None:
+    """List jobs, newest first."""
+    with connect(dsn) as conn:
+        rows = [row[0] for row in conn.execute(_LIST, filters).fetchall()]
+    if as_json:
+        print_json(rows)
+        return
+    titles = ("id", "state", "queue", "task", "prio", "attempts", "enqueued", "note")
+    any_filter = any(value for name, value in filters.items() if name != "limit")
+    print_table(titles, [_line(json.loads(row)) for row in rows], empty="no such jobs" if any_filter else "no jobs")
+    if len(rows) == filters["limit"]:
+        click.echo(f"the newest {len(rows)}; --limit shows more", err=True)
+
+
+def _line(row: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        row["id"], row["state"], row["queue"], row["task"], row["priority"], row["attempts"],
+        local(row["enqueued_at"]), _short(_note(row)),
+    )  # fmt: skip
+
+
+def _note(row: dict[str, Any]) -> str:
+    """The one thing that a person wants to know about a job in this state."""
+    if row.get("unserved"):
+        return "unserved: no living worker knows its task"
+    notes = {
+        "scheduled": f"at {local(row['run_at'])}",
+        "retrying": f"at {local(row['run_at'])}, after {row['last_error']}",
+        "running": f"on {row['worker']} since {local(row['started_at'])}",
+        "dead": f"{row['reason']}: {row['last_error']}",
+        "cancelled": row["reason"] or "",
+    }
+    return notes.get(row["state"], "")
+
+
+def _short(text: str, most: int = 100) -> str:
+    text = clean(text)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+@job.command()
+@click.argument("job_id", metavar="ID", type=int)
+@dsn_option
+@json_option
+def show(job_id: int, dsn: str | None, as_json: bool) -> None:
+    """Show all about one job: its columns, its errors, its attempts."""
+    with connect(dsn) as conn:
+        row = conn.execute(_SHOW, (_within(job_id),)).fetchone()
+    if row is None:
+        raise UnknownJob(job_id)
+    if as_json:
+        print_json(f'{row[0].rstrip().removesuffix("}")},"history":{row[1]}}}')
+        return
+    found, history = json.loads(row[0]), json.loads(row[1])
+    errors = found.pop("errors") or []
+    print_pairs([(name, _value(name, value)) for name, value in found.items()])
+    if history:
+        click.echo()
+        titles = ("attempt", "state", "started", "ended", "worker", "error")
+        print_table(titles, [_attempt(one) for one in history], empty="")
+    for error in errors:
+        _print_error(error)
+
+
+def _within(job_id: int) -> int:
+    if not 0 < job_id <= _LARGEST:
+        raise UnknownJob(job_id)
+    return job_id
+
+
+def _value(name: str, value: object) -> object:
+    if value is None:
+        return "-"
+    if name.endswith("_at"):
+        return local(str(value))
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list | bool) else value
+
+
+def _attempt(one: dict[str, Any]) -> tuple[object, ...]:
+    error = one["error"] or {}
+    text = (
+        ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
+        if isinstance(error, dict)
+        else error
+    )
+    return (
+        one["attempt"],
+        one["state"],
+        local(one["started_at"]),
+        local(one["ended_at"]),
+        one["worker"],
+        _short(str(text)),
+    )
+
+
+def _print_error(error: object) -> None:
+    """One entry of the error history; its traceback keeps its lines, and each of them is cleaned."""
+    if not isinstance(error, dict):
+        click.echo(f"\nerror: {clean(error)}")
+        return
+    at = local(str(error.get("at") or error.get("timestamp") or ""))
+    click.echo(
+        f"\nattempt {clean(error.get('attempt'))} {at} {clean(error.get('type'))}: {clean(error.get('message'))}"
+    )
+    for line in str(error.get("traceback") or error.get("trace") or "").splitlines():
+        click.echo("  " + line[: len(line) - len(line.lstrip(" "))] + clean(line.strip()))
+
+
+@job.command()
+@click.argument("job_ids", metavar="ID...", type=int, nargs=-1, required=True)
+@dsn_option
+@click.option("--reason", help="Why; shown with the job.")
+@json_option
+def cancel(job_ids: Sequence[int], dsn: str | None, reason: str | None, as_json: bool) -> None:
+    """Say that jobs shall not run; what runs is told to stop. Each job for itself."""
+
+    def one(conn: Conn, job_id: int) -> str:
+        return sync.run(conn, calls.cancel(_within(job_id), reason))
+
+    _each(job_ids, dsn, one, as_json, "state", _cancelled)
+
+
+_CANCELLED = {
+    "cancelled": "cancelled",
+    "cancelling": "is running, its worker is told to stop it",
+    "completed": "nothing done: it is completed already",
+    "dead": "nothing done: it is dead already",
+}
+
+
+def _cancelled(state: object) -> str:
+    return _CANCELLED.get(str(state), str(state))
+
+
+@job.command()
+@click.argument("job_ids", metavar="ID...", type=int, nargs=-1, required=True)
+@dsn_option
+@json_option
+def retry(job_ids: Sequence[int], dsn: str | None, as_json: bool) -> None:
+    """Give dead or cancelled jobs another attempt, at once. Each job for itself."""
+
+    def one(conn: Conn, job_id: int) -> int:
+        return sync.run(conn, calls.retry(_within(job_id)))
+
+    _each(job_ids, dsn, one, as_json, "attempt", lambda attempt: f"back in line, attempt {attempt}")
+
+
+def _each(
+    job_ids: Sequence[int],
+    dsn: str | None,
+    verb: Callable[[Conn, int], object],
+    as_json: bool,
+    key: str,
+    told: Callable[[object], str],
+) -> None:
+    """Do `verb` for each job; one that fails is told and does not keep the others from it. Exit code 1 if any did."""
+    done: list[str] = []
+    failed = False
+    with connect(dsn) as conn:
+        for job_id in dict.fromkeys(job_ids):
+            try:
+                result = verb(conn, job_id)
+            except TallybookError as error:
+                failed = True
+                if as_json:
+                    done.append(json.dumps({"id": job_id, "error": str(error)}))
+                elif found := problem(error):
+                    say(found.message, found.hint)
+            else:
+                done.append(json.dumps({"id": job_id, key: result}))
+                if not as_json:
+                    click.echo(f"job {job_id}: {clean(told(result))}")
+    if as_json:
+        print_json(done)
+    if failed:
+        sys.exit(1)

@@ -1,0 +1,159 @@
+"""From `module:app` to the App, with an error for everything that a person can get wrong on the way."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tallybook._cli.errors import Problem
+from tallybook.errors import TallybookError
+
+if TYPE_CHECKING:
+    from tallybook._app import App
+
+__all__ = ["app_option", "home", "load_app"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+_FORM = "Write -A module:app, as in -A shop.jobs:app for `app = App(...)` in shop/jobs.py"
+
+
+def app_option(command: F) -> F:
+    """-A, --app."""
+    text = "Where the App is; or in TALLYBOOK_APP."
+    return click.option(
+        "-A", "--app", "target", metavar="MODULE:APP", envvar="TALLYBOOK_APP", required=True, help=text
+    )(command)
+
+
+def _split(target: str) -> tuple[str, str]:
+    module, _, name = target.partition(":")
+    if "/" in module or module.endswith(".py"):
+        dotted = module.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
+        raise _wrong(f"{target!r} is a file, not a module", hint=f"Write -A {dotted}:{name or 'app'}")
+    if not module or not all(part.isidentifier() for part in module.split(".")):
+        raise _wrong(f"{target!r} is not of the form module:app", hint=_FORM)
+    return module, name
+
+
+def _wrong(message: str, *, hint: str | None = None) -> Problem:
+    return Problem(f"--app: {message}", hint=hint, exit_code=2)
+
+
+def home(target: str) -> Path:
+    """The directory that holds the app's module or package, found without importing it."""
+    _here_on_path()
+    top = _split(target)[0].split(".")[0]
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        raise _not_found(top)
+    if spec.submodule_search_locations:
+        package = Path(next(iter(spec.submodule_search_locations)))
+        return package if "site-packages" in package.parts else package.parent
+    return Path(spec.origin).parent if spec.origin else Path.cwd()
+
+
+def load_app(target: str) -> App:
+    """Import the module, with the working directory on the path, and return the App in it."""
+    from tallybook._app import App
+
+    module_name, name = _split(target)
+    module = _import(module_name)
+    apps = {key: value for key, value in vars(module).items() if isinstance(value, App)}
+    if not name:
+        distinct = {id(app): key for key, app in apps.items()}
+        if len(distinct) == 1:
+            return next(iter(apps.values()))
+        raise _which(module_name, apps)
+    found: Any = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            near = list(apps) or get_close_matches(part, vars(module), 1)
+            hint = f"Did you mean {module_name}:{near[0]}?" if near else f"Define `{name} = App(...)` there"
+            raise _wrong(f"module {module_name!r} ({_file(module)}) has no {name!r}", hint=hint) from None
+    if not isinstance(found, App):
+        hint = f"Did you mean {module_name}:{next(iter(apps))}?" if apps else _FORM
+        kind = f"the {type(found).__name__} {found.__name__!r}" if hasattr(found, "__name__") else _of_type(found)
+        raise _wrong(f"{target} is not an App but {kind}", hint=hint)
+    return found
+
+
+def _of_type(found: object) -> str:
+    kind = type(found)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return f"of type {name}"
+
+
+def _which(module_name: str, apps: dict[str, App]) -> Problem:
+    if not apps:
+        return _wrong(f"there is no App in module {module_name!r}", hint=_FORM)
+    listed = ", ".join(f"{module_name}:{key}" for key in sorted(apps))
+    return _wrong(f"there are {len(apps)} Apps in module {module_name!r}", hint=f"Say which: {listed}")
+
+
+def _here_on_path() -> None:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def _import(name: str) -> Any:
+    _here_on_path()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # Only the module itself: one that it imports and that is not there is reported with its place.
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise _not_found(error.name) from error
+        raise _broken(name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _broken(name, error) from error
+
+
+def _not_found(name: str) -> Problem:
+    parent, _, last = name.rpartition(".")
+    folder = Path.cwd().joinpath(*parent.split(".")) if parent else Path.cwd()
+    around = [path.stem for path in folder.glob("*.py")] + [path.parent.name for path in folder.glob("*/__init__.py")]
+    near = get_close_matches(last, around, 1)
+    hint = f"Looked in {folder} and on the Python path"
+    if near:
+        hint = f"Did you mean {f'{parent}.' if parent else ''}{near[0]}?"
+    return _wrong(f"there is no module {name!r}", hint=hint)
+
+
+def _broken(name: str, error: BaseException) -> Problem:
+    what = str(error) if isinstance(error, TallybookError) else f"{type(error).__name__}: {error}".rstrip(": ")
+    if isinstance(error, SystemExit):
+        what = f"it ends the program while it is imported (exit code {error.code})"
+    hint = "TALLYBOOK_DEBUG=1 shows the traceback"
+    if isinstance(error, SyntaxError) and error.filename:
+        return _wrong(f"cannot import {name!r}: {type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})")
+    return _wrong(f"cannot import {name!r}: {what}{_place(error)}", hint=hint)
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the innermost frame of the person's own code, or of the innermost at all."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen") and frame.filename != __file__ and "importlib" not in frame.filename
+    ]
+    own = [frame for frame in frames if "site-packages" not in frame.filename and "/tallybook/_" not in frame.filename]
+    last = (own or frames)[-1:]
+    return f" ({last[0].filename}:{last[0].lineno})" if last else ""
+
+
+def _file(module: Any) -> str:
+    return getattr(module, "__file__", None) or "a namespace without a file"

@@ -1,0 +1,134 @@
+"""tallybook migrate, info, uninstall: the schema in the database."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+
+import click
+
+from tallybook._cli.common import DURATION, Conn, connect, dsn_option, json_option, print_json, print_pairs
+from tallybook._cli.errors import Problem
+from tallybook._db import migrate as schema
+
+__all__ = ["info", "migrate", "uninstall"]
+
+
+@click.command()
+@dsn_option
+@click.option("--sql", "only_sql", is_flag=True, help="Print the whole installation as SQL and touch nothing.")
+@click.option("--node", type=click.IntRange(0, 1023), help="Number of this database in its job ids, set once. [0]")
+@click.option("--wait", type=DURATION, metavar="DURATION", help='Wait so long for the server, like "1 min".')
+def migrate(dsn: str | None, only_sql: bool, node: int | None, wait: timedelta | None) -> None:
+    """Install or upgrade the schema.
+
+    Safe to run twice, and from several places at once. One transaction: it is all there, or nothing.
+    """
+    if only_sql:
+        click.echo(schema.script(node=node or 0), nl=False)
+        return
+    with connect(dsn, schema=False, wait=wait) as conn:
+        before = schema.info(conn)
+        done = schema.migrate(conn, node=node or 0, on_step=lambda name: click.echo(f"applying {name}"))
+        after = schema.info(conn)
+        where = f"schema tallybook (version {after.version}) of database {conn.info.dbname!r}"
+    if not done:
+        click.echo(f"nothing to do: {where} is up to date")
+    elif before.version == 0:
+        click.echo(f"installed {where}, node {after.node}".replace(" of database", " in database"))
+    elif before.version == after.version:
+        click.echo(f"replaced the functions and views of {where}")
+    else:
+        click.echo(f"upgraded {where} from version {before.version}")
+    if node is not None and node != after.node:
+        hint = "It is part of the ids of all jobs that are there. A new number needs a new installation"
+        raise Problem(f"the node number stays {after.node}: it is set at the first installation", hint=hint)
+
+
+_INFO = """\
+select jsonb_build_object(
+  'installed_at', i.installed_at, 'migrated_at', i.migrated_at,
+  'queues', (select count(*) from tallybook.queue),
+  'workers', (select count(*) from tallybook.worker w where w.ended_at is null),
+  'bytes', (select sum(pg_total_relation_size(c.oid)) from pg_class c
+             where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'r'))::text
+  from tallybook.installation i"""
+
+
+@click.command()
+@dsn_option
+@json_option
+def info(dsn: str | None, as_json: bool) -> None:
+    """Show what is installed in the database.
+
+    Exit code 1 unless this release can work with it.
+    """
+    with connect(dsn, schema=False) as conn:
+        found = schema.info(conn)
+        values: dict[str, object] = {
+            "schema_version": found.version or None,
+            "expected_version": found.expected,
+            "functions_current": found.functions_current,
+            "server_version": found.server,
+            "database": conn.info.dbname,
+            "node": found.node if found.version else None,
+        }
+        if found.version:
+            row = conn.execute(_INFO).fetchone()
+            values |= json.loads(row[0]) if row else {}
+    if as_json:
+        print_json(json.dumps(values, indent=1))
+    else:
+        print_pairs([(name.replace("_", " "), _shown(value)) for name, value in values.items()])
+        click.echo(_verdict(found))
+    if found.version != found.expected:
+        sys.exit(1)
+
+
+def _shown(value: object) -> object:
+    if value is None:
+        return "-"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+
+
+def _verdict(found: schema.SchemaInfo) -> str:
+    if found.version == 0:
+        return "not installed: run `tallybook migrate`"
+    if found.version > found.expected:
+        return "newer than this program: update the package tallybook here"
+    return "up to date" if found.current else "behind this program: run `tallybook migrate`"
+
+
+@click.command()
+@dsn_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def uninstall(dsn: str | None, yes: bool) -> None:
+    """Remove the schema and all jobs.
+
+    Their history and their results go, too. Nothing outside of the schema `tallybook` is touched.
+    """
+    with connect(dsn, schema=False) as conn:
+        database = conn.info.dbname
+        if schema.info(conn).version == 0:
+            click.echo(f"nothing to do: no schema tallybook in database {database!r}")
+            return
+        if not yes:
+            _ask(conn, database)
+        schema.uninstall(conn)
+    click.echo(f"removed schema tallybook from database {database!r}")
+
+
+def _ask(conn: Conn, database: str) -> None:
+    if not sys.stdin.isatty():
+        raise Problem(
+            f"nothing was removed from database {database!r}: nobody is here to ask",
+            hint="Say --yes if all jobs and their history shall go",
+            exit_code=2,
+        )
+    row = conn.execute("select count(*) from tallybook.worker w where w.ended_at is null").fetchone()
+    if row and row[0]:
+        click.echo(f"{row[0]} workers are on record as running; stop them first", err=True)
+    click.echo(f"This removes all jobs, their history and their results from database {database!r}.", err=True)
+    if click.prompt("Type the name of the database to go on", default="", show_default=False, err=True) != database:
+        raise Problem("that is not its name: nothing was removed")

@@ -1,0 +1,155 @@
+"""tallybook worker: run jobs until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tallybook._cli.common import DURATION, connect, conninfo, dsn_option
+from tallybook._cli.loading import app_option, load_app
+from tallybook._db.link import Link
+from tallybook._model.durations import format_duration
+from tallybook._worker import logs, supervisor
+from tallybook._worker.settings import WorkerSettings, app_queues, parse_queues
+
+if TYPE_CHECKING:
+    from tallybook._app import App
+
+__all__ = ["worker"]
+
+log = logging.getLogger("tallybook.worker")
+_AFTER_STOP = WorkerSettings.abort_timeout + timedelta(seconds=10)
+_LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_sensitive=False)
+
+
+@click.command()
+@app_option
+@dsn_option
+@click.option(
+    "--queues", metavar="LIST", help="Queues and slots, like mail=10,default. [all of the app's tasks, 10 each]"
+)
+@click.option("--processes", type=click.IntRange(1, 512), default=1, show_default=True, help="How many processes.")
+@click.option("--name", help="Shown wherever the worker appears. [host:pid:random]")
+@click.option("--no-notify", is_flag=True, help="Only poll, hold no session: behind a pooler in transaction mode.")
+@click.option("--poll", type=DURATION, metavar="DURATION", help="How often to look when idle. [1 s]")
+@click.option("--heartbeat", type=DURATION, metavar="DURATION", help="How often to say that it lives. [10 s]")
+@click.option("--lease", type=DURATION, metavar="DURATION", help="Without a heartbeat for so long it is dead. [30 s]")
+@click.option("--stop-timeout", type=DURATION, metavar="DURATION", help="How long a stop waits for jobs. [25 s]")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--log-level", type=_LEVELS, default="info", show_default=True)
+def worker(
+    target: str,
+    dsn: str | None,
+    queues: str | None,
+    processes: int,
+    name: str | None,
+    no_notify: bool,
+    log_format: str,
+    log_level: str,
+    **durations: timedelta | None,
+) -> None:
+    """Run jobs until stopped.
+
+    SIGTERM or Ctrl-C lets running jobs finish, a second one gives them back.
+
+    Exit code 0 after a stop, 2 if something it was told is wrong, 1 for the rest.
+    """
+    patience = (durations["stop_timeout"] or WorkerSettings.stop_timeout) + _AFTER_STOP
+    supervisor.watch_parent(patience)
+    inherited = os.environ.pop(supervisor.DSN_OF_PARENT, None)
+    dsn = dsn or inherited
+    logs.setup(log_format, log_level)
+    given: dict[str, Any] = {"name": name, "queues": parse_queues(queues), "notify": not no_notify, **durations}
+    settings = WorkerSettings(**{option: value for option, value in given.items() if value is not None})
+    if dsn:
+        conninfo(dsn)  # an error here, not N times below
+    if processes > 1:
+        sys.exit(asyncio.run(supervisor.supervise(_child_args(processes), name, processes, patience=patience)))
+    app = load_app(target)
+    _check(app)
+    if dsn:
+        app.dsn = dsn  # what a handler enqueues with the app goes where its job came from
+    if queues is None:
+        settings = _replaced(settings, app)
+    sys.exit(asyncio.run(_run(app, app.conninfo(), settings)))
+
+
+def _child_args(processes: int) -> list[str]:
+    """The words of this command line without --processes and --name, which the children get anew."""
+    context = click.get_current_context()
+    words: list[str] = []
+    for param in context.command.params:
+        value = context.params.get(param.name or "")
+        if param.name in ("processes", "name") or value in (None, False, ()):
+            continue
+        flag = param.opts[-1]
+        words += [flag] if value is True else [flag, _word(value)]
+    return words
+
+
+def _word(value: object) -> str:
+    return format_duration(value) if isinstance(value, timedelta) else str(value)
+
+
+def _replaced(settings: WorkerSettings, app: App) -> WorkerSettings:
+    """Without --queues: every queue that a task of the app names, and default."""
+    return replace(settings, queues=parse_queues(app_queues(app)))
+
+
+def _check(app: App) -> None:
+    if not app.tasks:
+        log.warning("app %r has no tasks: is the module that defines them imported?", app.name)
+    for task in app.tasks.values():
+        _ = task.wants_context  # SignatureError now, not at its first job
+
+
+async def _run(app: App, dsn: str, settings: WorkerSettings) -> int:
+    from tallybook import _worker
+
+    if not await _reachable(dsn, settings.name):
+        return 0
+    options: dict[str, Any] = {field: getattr(settings, field) for field in settings.__dataclass_fields__}
+    report = await _worker.run_worker(app, dsn=dsn, **options)
+    log.info(
+        "stopped: %s completed, %s failed, %s dead, %s given back",
+        report.completed, report.failed, report.dead, report.released,
+        extra={"event": "stopped"},
+    )  # fmt: skip
+    return 0
+
+
+async def _reachable(dsn: str, name: str) -> bool:
+    """Wait for the server, for ever, and check its schema. False: told to stop before it was there."""
+    link = Link(dsn, name)
+
+    async def first() -> None:
+        await link.first()
+        await asyncio.to_thread(_check_schema, dsn)
+
+    waiting = asyncio.ensure_future(first())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, waiting.cancel)
+    try:
+        await waiting
+    except asyncio.CancelledError:
+        log.info("stopped before it had begun")
+        return False
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        await link.close()
+    return True
+
+
+def _check_schema(dsn: str) -> None:
+    with connect(dsn):
+        pass

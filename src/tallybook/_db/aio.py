@@ -1,0 +1,72 @@
+"""Run a Call on the caller's own asynchronous connection, inside the caller's transaction.
+
+The same promises as in sync.py: nothing is committed, rolled back or set, only the server's refusals in Tallybook's
+own words are translated.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from tallybook._db.calls import Call, rendered
+from tallybook._db.kinds import kind_of, refusal, refused
+from tallybook._db.sync import sqlalchemy_text
+
+__all__ = ["run"]
+
+T = TypeVar("T")
+
+
+async def run(conn: Any, call: Call[T]) -> T:
+    """The result of `call` on `conn`. ConnectionNotSupported for an object that is no such connection."""
+    fetch = _FETCH.get(kind_of(conn))
+    if fetch is None:
+        raise refused(conn, call.verb, sync=False)
+    try:
+        row = await fetch(conn, call)
+    except Exception as error:
+        if ours := refusal(error, call):
+            raise ours from error
+        raise
+    return call.row(row[0] if row is not None else None)
+
+
+async def _psycopg(conn: Any, call: Call[Any]) -> Any:
+    from psycopg import AsyncRawCursor
+    from psycopg.rows import tuple_row
+
+    async with conn.cursor(row_factory=tuple_row) as cursor:
+        if isinstance(cursor, AsyncRawCursor):
+            sql, names = rendered(call.sql, "dollar")
+            await cursor.execute(sql, [call.params[name] for name in names])
+        else:
+            await cursor.execute(call.sql, call.params)
+        return await cursor.fetchone()
+
+
+async def _asyncpg(conn: Any, call: Call[Any]) -> Any:
+    sql, names = rendered(call.sql, "dollar")
+    return await conn.fetchrow(sql, *[call.params[name] for name in names])
+
+
+async def _session(session: Any, call: Call[Any]) -> Any:
+    _demand_postgres(session, session.get_bind().dialect.name, call)
+    return (await session.execute(sqlalchemy_text(call.sql), call.params)).fetchone()
+
+
+async def _connection(conn: Any, call: Call[Any]) -> Any:
+    _demand_postgres(conn, conn.dialect.name, call)
+    return (await conn.execute(sqlalchemy_text(call.sql), call.params)).fetchone()
+
+
+def _demand_postgres(conn: object, name: str, call: Call[Any]) -> None:
+    if name != "postgresql":
+        raise refused(conn, call.verb, sync=False, postgres=False)
+
+
+_FETCH = {
+    "async psycopg": _psycopg,
+    "async asyncpg": _asyncpg,
+    "async sqlalchemy session": _session,
+    "async sqlalchemy connection": _connection,
+}

@@ -1,0 +1,86 @@
+"""What kind of connection an object is, told by the names of its classes, so that no library is imported for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tallybook._db.calls import Call
+from tallybook.errors import ConnectionNotSupported, TallybookError, UnknownJob, from_sqlstate
+
+__all__ = ["kind_of", "refusal", "refused"]
+
+_KINDS = {
+    "psycopg.Connection": "psycopg",
+    "psycopg.AsyncConnection": "async psycopg",
+    "asyncpg.connection.Connection": "async asyncpg",
+    "asyncpg.pool.PoolConnectionProxy": "async asyncpg",
+    "sqlalchemy.engine.base.Connection": "sqlalchemy connection",
+    "sqlalchemy.orm.session.Session": "sqlalchemy session",
+    "sqlalchemy.orm.scoping.scoped_session": "sqlalchemy session",
+    "sqlalchemy.ext.asyncio.engine.AsyncConnection": "async sqlalchemy connection",
+    "sqlalchemy.ext.asyncio.session.AsyncSession": "async sqlalchemy session",
+    "sqlalchemy.ext.asyncio.scoping.async_scoped_session": "async sqlalchemy session",
+    "django.db.backends.base.base.BaseDatabaseWrapper": "django",
+    "django.utils.connection.ConnectionProxy": "django",
+    "builtins.str": "django alias",
+    # Not connections; told apart to say what to pass instead.
+    "psycopg_pool.base.BasePool": "pool",
+    "asyncpg.pool.Pool": "pool",
+    "sqlalchemy.engine.base.Engine": "pool",
+    "sqlalchemy.ext.asyncio.engine.AsyncEngine": "pool",
+}
+
+_SYNC = "a psycopg Connection, a SQLAlchemy Session or Connection, a Django connection or its alias, or the App"
+_ASYNC = "a psycopg AsyncConnection, an asyncpg connection, a SQLAlchemy AsyncSession or AsyncConnection, or the App"
+
+
+_known: dict[type, str] = {}
+
+
+def _kind(cls: type) -> str:
+    if cls not in _known:
+        names = (f"{base.__module__}.{base.__qualname__}" for base in cls.__mro__)
+        _known[cls] = next((_KINDS[name] for name in names if name in _KINDS), "")
+    return _known[cls]
+
+
+def kind_of(conn: object) -> str:
+    """One of the kinds above, "" for anything else. A tracing proxy counts as what it says that it wraps."""
+    return _kind(type(conn)) or _kind(conn.__class__)
+
+
+def refused(conn: object, verb: str, *, sync: bool, postgres: bool = True) -> ConnectionNotSupported:
+    """The error for an object that `verb`, or its `_sync` form, cannot use."""
+    kind, accepted, other = kind_of(conn), *((_SYNC, verb) if sync else (_ASYNC, f"{verb}_sync"))
+    if not postgres:
+        return ConnectionNotSupported(conn, f"one to PostgreSQL: {accepted}")
+    if kind == "pool":
+        return ConnectionNotSupported(conn, f"one connection out of it: {accepted}")
+    if kind == "django alias":
+        return ConnectionNotSupported(conn, accepted if sync else f"{accepted}; a Django alias goes to {other}()")
+    if kind.startswith("async") == sync and kind:
+        return ConnectionNotSupported(conn, f"this one to {other}(), or here {accepted}")
+    return ConnectionNotSupported(conn, accepted)
+
+
+def refusal(error: BaseException, call: Call[Any]) -> TallybookError | None:
+    """What the server refused in Tallybook's own words (SQLSTATE TB0xx); None for any other error of a driver.
+
+    SQLAlchemy and Django wrap the driver's error, and some of its data is only in the innermost one.
+    """
+    seen: list[BaseException] = []
+    inner: BaseException | None = error
+    while inner is not None and len(seen) < 5:
+        seen.append(inner)
+        inner = getattr(inner, "orig", None) or inner.__cause__
+    for inner in reversed(seen):
+        sqlstate = getattr(inner, "sqlstate", None) or getattr(inner, "pgcode", None)
+        if isinstance(sqlstate, str) and sqlstate.startswith("TB"):
+            diag = getattr(inner, "diag", inner)
+            message = getattr(diag, "message_primary", None) or getattr(diag, "message", None) or str(inner)
+            detail = getattr(diag, "message_detail", None) or getattr(diag, "detail", None)
+            hint = getattr(diag, "message_hint", None) or getattr(diag, "hint", None)
+            if sqlstate == "TB002" and call.unknown is not UnknownJob:
+                return call.unknown.of_server(sqlstate, message, detail, hint)
+            return from_sqlstate(sqlstate, message, detail, hint)
+    return None

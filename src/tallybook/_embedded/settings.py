@@ -1,0 +1,48 @@
+"""What the server is told on its command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+Setting = str | int | float | bool
+
+DEFAULTS: Mapping[str, Setting] = {
+    "max_connections": 100,
+    "shared_buffers": "128MB",
+    "log_min_messages": "warning",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+# For data that is thrown away. A commit still waits until its WAL is handed to the operating system
+# (synchronous_commit stays on), so that Server.kill() loses no more than a SIGKILL would with real settings.
+NOT_DURABLE: Mapping[str, Setting] = {"fsync": "off", "full_page_writes": "off"}
+# Where and to whom the server listens is what makes it safe, so the manager decides it.
+_OURS = {
+    *("listen_addresses", "port", "unix_socket_directories", "unix_socket_permissions", "unix_socket_group"),
+    *("data_directory", "hba_file", "ident_file", "external_pid_file", "config_file"),
+}
+
+
+def checked(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Return the settings on top of our defaults; ValueError for what is not theirs to decide."""
+    if refused := sorted(_OURS & {name.lower() for name in settings}):
+        raise ValueError(f"settings must not contain {', '.join(refused)}: the manager decides that")
+    return {**DEFAULTS, **settings}
+
+
+def command_line(
+    programs: Path, data: Path, settings: Mapping[str, Setting], *, sockets: Path, port: int, tcp: bool
+) -> list[str | Path]:
+    """Return the postmaster's arguments. They win over postgresql.conf and `alter system`."""
+    ours: dict[str, Setting] = {
+        "listen_addresses": "127.0.0.1" if tcp else "",
+        "port": port,
+        "unix_socket_directories": str(sockets),
+        "unix_socket_permissions": "0700",
+    }
+    line: list[str | Path] = [programs / "postgres", "-D", data]
+    for name, value in {**settings, **ours}.items():
+        text = ("on" if value else "off") if isinstance(value, bool) else str(value)
+        line += ["-c", f"{name}={text}"]
+    return line

@@ -1,0 +1,182 @@
+"""A cluster in the blink of an eye: initdb once per version, copies after that.
+
+A template is made under another name and gets its own by a rename, and so is every copy. So what has the right name
+is whole, and what an interrupted process left behind is recognised by its name and removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from .account import Account, owner_uid
+from .binaries import major_version, version_text
+from .errors import EmbeddedError, EmbeddedUnavailable
+from .places import cache_directory, locked
+
+SUPERUSER = "postgres"
+
+# C and UTF8 because they are the same on every machine. Trust on the socket, because the directory it lies in lets
+# nobody in but the server's user (and root); a password over TCP, where every user of the machine gets through.
+_INITDB = (
+    f"--username={SUPERUSER}",
+    "--encoding=UTF8",
+    "--locale=C",
+    "--auth-local=trust",
+    "--auth-host=scram-sha-256",
+)
+_INSTALLED = ("bin", "lib", "lib64", "share")
+_UNFINISHED = ".unfinished-"
+_LOG_LINES = 20
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of the server and its tools: nothing of ours leaks into another user's process.
+
+    PG* variables would change what the tools do, and macOS wants a locale named before a postmaster starts.
+    """
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
+    return {"PATH": os.defpath, "LC_ALL": "C", **kept}
+
+
+def new_cluster(target: Path, bin_directory: Path, account: Account | None, *, durable: bool) -> None:
+    """Make `target` a fresh data directory that belongs to the server's user; with `durable`, also on disk.
+
+    `target` may exist as an empty directory. Its parent must be one the server's user reaches.
+    """
+    cache = cache_directory(account)
+    with locked(cache / "template.lock") as lock:
+        template = _template(cache, bin_directory, account, lock)
+        # The copy is made under the lock too: a template that is broken may be thrown away by whoever holds it.
+        for left in target.parent.glob(f".{target.name}{_UNFINISHED}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}{_UNFINISHED}", dir=target.parent))
+        try:
+            if account is not None:
+                unfinished.chmod(0o711)  # for the server's user, who owns only what is in it
+            _copy(template, unfinished / "data")
+            if durable:
+                _run(bin_directory, account, "--sync-only", str(unfinished / "data"))
+            (unfinished / "data").rename(target)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def reachable_binaries(bin_directory: Path, account: Account | None) -> Path:
+    """Return a `bin` directory that the server's user can run: this one, or the one in our copy of the tree."""
+    home = bin_directory.parent
+    if account is None or _all_reachable(bin_directory, account):
+        return bin_directory
+    if not (home / "share").is_dir():
+        raise EmbeddedUnavailable(
+            f"PostgreSQL in {bin_directory} cannot be reached by the user {account.name}, as whom root's servers run, "
+            "and is not a tree of bin, lib and share that could be copied to where it can. Install it elsewhere."
+        )
+    cache = cache_directory(account)
+    copy = cache / f"install-{_fingerprint(bin_directory)}"
+    copied_bin = copy / home.parent.name / home.name / "bin"
+    with locked(cache / "install.lock"):
+        if not copy.exists():
+            _copy_installation(home, copy)
+    return copied_bin
+
+
+def _template(cache: Path, bin_directory: Path, account: Account | None, lock: int) -> Path:
+    name = f"template-{_fingerprint(bin_directory)}-{owner_uid(account)}"
+    template = cache / name
+    for left in cache.glob(f"template-*{_UNFINISHED}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    if (template / "PG_VERSION").is_file() and (template / "global" / "pg_control").is_file():
+        return template
+    shutil.rmtree(template, ignore_errors=True)  # emptied by hand, or by a cleaner of caches
+    unfinished = Path(tempfile.mkdtemp(prefix=name + _UNFINISHED, dir=cache))
+    if account is not None:
+        account.owns(unfinished)
+    # initdb inherits the lock: should we be killed, nobody takes the directory from under it while it still runs.
+    # It syncs to disk (80 ms here), or a power cut would leave a whole-looking template of empty files.
+    _run(bin_directory, account, *_INITDB, str(unfinished), lock=lock)
+    unfinished.rename(template)
+    return template
+
+
+def _run(bin_directory: Path, account: Account | None, *arguments: str, lock: int | None = None) -> None:
+    identity: dict[str, object] = {}
+    if account is not None:
+        identity = {"user": account.uid, "group": account.gid, "extra_groups": []}
+    done = subprocess.run(
+        [bin_directory / "initdb", *arguments[:-1], "-D", arguments[-1]],
+        env=environment(),
+        cwd="/",  # the server's user may be unable to enter the current one
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+        pass_fds=() if lock is None else (lock,),
+        **identity,  # type: ignore[call-overload]
+    )
+    if done.returncode != 0:
+        tail = "\n".join(done.stdout.splitlines()[-_LOG_LINES:])
+        raise EmbeddedError(f"{bin_directory / 'initdb'} failed with status {done.returncode}:\n{tail}")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a data directory with owners, modes and times; shared blocks where the file system can do that."""
+    fast = ["-Rpc"] if sys.platform == "darwin" else ["-a", "--reflink=auto"]
+    problem = ""
+    for options in (fast, ["-Rp"]):  # the second is what every POSIX system knows
+        done = subprocess.run(
+            ["cp", *options, source, target], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            return
+        problem = done.stderr.strip()
+        shutil.rmtree(target, ignore_errors=True)
+    raise EmbeddedError(f"cannot copy {source} to {target}: {problem}")
+
+
+def _fingerprint(bin_directory: Path) -> str:
+    """Tell builds apart: two environments with the same wheel share a template, two builds of one version do not."""
+    size = (bin_directory / "postgres").stat().st_size
+    text = f"{version_text(bin_directory)} {size} {' '.join(_INITDB)}"
+    return f"pg{major_version(bin_directory)}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _libraries_beside(home: Path) -> list[Path]:
+    """Return the libraries that wheels keep beside the tree and find relative to it (auditwheel, delocate)."""
+    package = home.parent
+    candidates: Sequence[Path] = (package.parent / f"{package.name}.libs", package / ".dylibs")
+    return [path for path in candidates if path.is_dir()]
+
+
+def _all_reachable(bin_directory: Path, account: Account) -> bool:
+    home = bin_directory.parent
+    if not all(account.reaches(bin_directory / name) for name in ("postgres", "initdb")):
+        return False
+    if not (home / "share").is_dir():
+        return True  # not a tree of its own but part of a system, which is open to all
+    trees = [*(home / name for name in _INSTALLED if (home / name).is_dir()), *_libraries_beside(home)]
+    return all(account.reaches(entry) for tree in trees for entry in (tree, *tree.iterdir()))
+
+
+def _copy_installation(home: Path, copy: Path) -> None:
+    for left in copy.parent.glob(f"install-*{_UNFINISHED}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=copy.name + _UNFINISHED, dir=copy.parent))
+    tree = unfinished / home.parent.name / home.name
+    for name in _INSTALLED:
+        if (home / name).is_dir():
+            shutil.copytree(home / name, tree / name)  # follows links: their targets may be out of reach
+    for libraries in _libraries_beside(home):
+        shutil.copytree(libraries, unfinished / libraries.relative_to(home.parent.parent))
+    for entry in (unfinished, *unfinished.rglob("*")):
+        runs = entry.is_dir() or entry.stat().st_mode & 0o100
+        entry.chmod(0o755 if runs else 0o644)
+    unfinished.rename(copy)

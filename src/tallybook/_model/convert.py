@@ -1,0 +1,202 @@
+"""Converters for the leaves: one JSON value to one Python value, no other annotation inside. See decoder.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal, InvalidOperation
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from tallybook._model.durations import parse_iso_duration
+from tallybook._model.failure import safe_text
+from tallybook._model.plain import SCALARS, Unfit, Walk, kind_name
+
+__all__ = [
+    "TEXTS",
+    "Convert",
+    "enumeration",
+    "guard",
+    "instance",
+    "json_kind",
+    "literal",
+    "pydantic_model",
+    "struct",
+    "to_float",
+]
+
+Convert = Callable[[Any], Any]
+"""Takes a JSON value and returns what the annotation says; raises Unfit, which knows the path, and nothing else."""
+
+
+def json_kind(value: object) -> str:
+    """What a JSON value is, in words for messages: "text", "an integer", "null", ..."""
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "an integer", float: "a number", str: "text", list: "an array", dict: "an object"}
+    return names.get(type(value)) or kind_name(type(value))
+
+
+def _short(value: object) -> str:
+    # As JSON, which is what is stored; ASCII only, so that the message itself can go anywhere.
+    text = json.dumps(value[:60] if isinstance(value, str) else value, default=json_kind)
+    return text if len(text) <= 62 else text[:59] + "..."
+
+
+def to_float(value: Any) -> Any:
+    """A float for an integer, because jsonb drops the point of 1e16; anything else as it is."""
+    if type(value) is not int:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        raise Unfit("an integer that is too large for a float") from None
+
+
+def guard(cls: type, make: Convert) -> Convert:
+    """`make`, where whatever the user's class raises says that the value does not fit."""
+
+    def convert(value: Any) -> Any:
+        try:
+            return make(value)
+        except Exception as error:
+            reason = " ".join(safe_text(error, 400).split())
+            raise Unfit(f"{kind_name(cls)} refused it: {type(error).__name__}: {reason}") from None
+
+    return convert
+
+
+def instance(cls: type) -> Convert:
+    """For a class that nothing is known about: only its instances pass, as 5 does for numbers.Number."""
+
+    def convert(value: Any) -> Any:
+        try:
+            fits = isinstance(value, cls)
+        except TypeError:  # a protocol that cannot be checked at run time
+            return value
+        if not fits:
+            raise Unfit(f"{json_kind(value)} cannot become {kind_name(cls)}")
+        return value
+
+    return convert
+
+
+def struct(annotation: Any, cls: type) -> Convert:
+    """For a msgspec struct, by msgspec itself, which is loaded where a struct is."""
+    read: Callable[..., Any] = sys.modules["msgspec"].convert
+    return guard(cls, lambda value: read(value, annotation, str_keys=True))
+
+
+def pydantic_model(annotation: Any, cls: type) -> Convert:
+    """For a pydantic model. By JSON text: in its strict mode a model takes a date from JSON, not from a str."""
+    return guard(cls, lambda value: annotation.model_validate_json(json.dumps(value)))
+
+
+def enumeration(cls: type[Enum]) -> Convert:
+    """An Enum by what its value is in JSON; then by the class itself, for flags and for `_missing_`."""
+    scalars: dict[tuple[type, Any], Enum] = {}
+    others: list[tuple[object, Enum]] = []
+    for shown, member in _shown(list(cls.__members__.values())):
+        if type(shown) in SCALARS:
+            scalars.setdefault((type(shown), shown), member)
+        else:
+            others.append((shown, member))
+    by_class = guard(cls, cls)
+
+    def convert(value: Any) -> Any:
+        if type(value) in SCALARS and (member := scalars.get((type(value), value))) is not None:
+            return member
+        for shown, member in others:
+            if shown == value:
+                return member
+        if type(value) is bool:  # True == 1 would find the member of 1
+            raise Unfit(f"{_short(value)} is no {kind_name(cls)}")
+        return by_class(value)
+
+    return convert
+
+
+def literal(allowed: tuple[Any, ...]) -> Convert:
+    """One of the values of a Literal, of its type too: 1 is not True."""
+    pairs = _shown(list(allowed))
+
+    def convert(value: Any) -> Any:
+        for shown, member in pairs:
+            if type(shown) is type(value) and shown == value:
+                return member
+        names = ", ".join(_short(shown) for shown, _ in pairs)
+        raise Unfit(f"{_short(value)} is none of {names}")
+
+    return convert
+
+
+def _shown(values: list[Any]) -> list[tuple[object, Any]]:
+    pairs = []
+    for value in values:
+        try:
+            # Careful, because that walk also makes lists of tuples that hold only scalars, as JSON does.
+            pairs.append((Walk(max_depth=64, max_members=10_000, careful=True).plain(value), value))
+        except Unfit:
+            continue  # a member that cannot be stored is never met
+    return pairs
+
+
+class _Naive(ValueError):
+    """A datetime without an offset."""
+
+
+def _text(read: Callable[[str], object], what: str) -> Convert:
+    def convert(value: Any) -> object:
+        if type(value) is not str:
+            raise Unfit(f"{what} as text is expected, not {json_kind(value)}")
+        try:
+            return read(value)
+        except (ValueError, InvalidOperation) as error:
+            reason = f": {error}" if isinstance(error, _Naive) else ""
+            raise Unfit(f"{_short(value)} is not {what}{reason}") from None
+
+    return convert
+
+
+def _aware(text: str) -> datetime:
+    value = datetime.fromisoformat(text)
+    if value.utcoffset() is None:
+        raise _Naive("it has no offset from UTC")
+    return value
+
+
+def _zoneless(text: str) -> time:
+    value = time.fromisoformat(text)
+    if value.tzinfo is not None:
+        raise ValueError
+    return value
+
+
+def _finite(text: str) -> Decimal:
+    value = Decimal(text)
+    if not value.is_finite():
+        raise ValueError
+    return value
+
+
+def _decimal(value: Any) -> object:
+    if type(value) is int:
+        return Decimal(value)
+    if type(value) is float:
+        raise Unfit("a decimal as text is expected, not a number, which may have lost digits")
+    return _decimal_text(value)
+
+
+_decimal_text = _text(_finite, "a decimal")
+
+TEXTS: dict[Any, Convert] = {
+    datetime: _text(_aware, "an aware datetime"),
+    date: _text(date.fromisoformat, "a date"),
+    time: _text(_zoneless, "a time without a zone"),
+    timedelta: _text(parse_iso_duration, "a duration like PT1H30M"),
+    UUID: _text(UUID, "a UUID"),
+    Decimal: _decimal,
+}

@@ -1,0 +1,299 @@
+"""From JSON values to what a task's annotations ask for: one converter per annotation, built once.
+
+Strict where there is something to convert, and out of the way where there is not:
+
+- `str`, `int`, `bool`, `None`, `Any` and no annotation at all: the value as it is, unchecked, as Python itself treats
+  them; there is no converter then, so plain tasks pay nothing. Nothing is coerced: "5" does not become 5. Who wants
+  fields checked annotates a msgspec struct or a pydantic model.
+- `float`: an int becomes a float, because jsonb drops the point of 1e16; anything else as it is.
+- datetime (aware), date, time, timedelta, UUID, Decimal: from the text that `encode` writes, or the like.
+  Decimal also from a JSON integer, never from a float, which has lost digits by then.
+- Enum by value, Literal by equality and type, dataclasses by field (unknown and missing ones are refused), TypedDict
+  by key, list, tuple, NamedTuple, dict with text keys, `Sequence`, `Mapping` and the like.
+- a union: as it is where all its members are plain. Else the member that fits: None, then those that are converted, in
+  their order, then the plain ones. So `UUID | str` gives a UUID wherever the text is one, whatever the order written;
+  the order of a union is no information (typing's cache may swap it).
+- any other class: only an instance of it passes, which JSON has none of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections import abc
+from collections.abc import Callable
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+from tallybook._model import convert as leaf
+from tallybook._model.convert import Convert, json_kind
+from tallybook._model.plain import Unfit, kind_name
+from tallybook.errors import PayloadError, SignatureError
+
+__all__ = ["Convert", "compile_decoder", "decode"]
+
+_PLAIN = (str, int, bool, None, type(None))
+_ANYTHING = (Any, object, Ellipsis)
+_ARRAYS = (list, abc.Sequence, abc.MutableSequence, abc.Collection, abc.Iterable)
+_OBJECTS = (dict, abc.Mapping, abc.MutableMapping)
+_WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired, typing.Final)
+
+
+def decode(annotation: object, value: object, *, task: str, what: str = "args") -> Any:
+    """The JSON value as `annotation` says. PayloadError, with the path, for a value that does not fit.
+
+    Builds the converter each time; keep that of `compile_decoder` where many values have one annotation.
+    """
+    convert = compile_decoder(annotation, task=task)
+    if convert is None:
+        return value
+    try:
+        return convert(value)
+    except Unfit as unfit:
+        raise PayloadError(unfit.path, unfit.reason, task=task, what=what, verb="read") from None
+
+
+def compile_decoder(annotation: object, *, task: str = "?") -> Convert | None:
+    """The converter for an annotation, or None where every JSON value is taken as it is.
+
+    The converter raises Unfit, which has `path` and `reason`. SignatureError for an annotation that is still text
+    (resolve it with typing.get_type_hints first), or that no JSON can fit, such as dict[int, str].
+    """
+    try:
+        return _compile(annotation)
+    except TypeError as error:
+        raise SignatureError(task, str(error)) from None
+
+
+def _compile(annotation: Any) -> Convert | None:  # noqa: PLR0911 - one line for each form of annotation
+    if annotation in _PLAIN or annotation in _ANYTHING or isinstance(annotation, typing.TypeVar):
+        return None
+    if annotation is float:
+        return leaf.to_float
+    if isinstance(annotation, str | typing.ForwardRef):
+        raise TypeError(f"the annotation {annotation!r} is not resolved")
+    if isinstance(annotation, typing.NewType):
+        return _compile(annotation.__supertype__)
+    if type(annotation).__name__ == "TypeAliasType":
+        return _alias(annotation)
+    origin, params = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in _WRAPPERS:
+        return _compile(params[0])
+    if origin is typing.Union or origin is types.UnionType:
+        return _union(params)
+    if origin is typing.Literal:
+        return leaf.literal(params)
+    cls = origin or annotation
+    if cls in _ARRAYS:
+        return _array(_compile(params[0]) if params else None)
+    if cls in _OBJECTS:
+        return _object(*(params or (str, Any)))
+    if cls is tuple and (not params or params[-1] is Ellipsis):
+        items = _array(_compile(params[0]) if params else None)
+        return lambda value: tuple(items(value))
+    if cls is tuple:
+        return _tuple(tuple, params)
+    return _class(annotation, cls) if isinstance(cls, type) else None  # None: a form younger than this code
+
+
+def _class(annotation: Any, cls: Any) -> Convert:  # noqa: PLR0911 - one line for each kind of class
+    if cls in leaf.TEXTS:
+        return leaf.TEXTS[cls]
+    if issubclass(cls, Enum):
+        return leaf.enumeration(cls)
+    if hasattr(cls, "__struct_fields__"):
+        return leaf.struct(annotation, cls)
+    if callable(getattr(cls, "model_validate_json", None)):
+        return leaf.pydantic_model(annotation, cls)
+    if typing.is_typeddict(cls):
+        return _typed_dict(cls)
+    if hasattr(cls, "__dataclass_fields__"):
+        return _dataclass(cls)
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        hints = typing.get_type_hints(cls)
+        return _tuple(lambda items: cls(*items), tuple(hints.get(name, Any) for name in cls._fields))
+    return leaf.instance(cls)
+
+
+def _array(item: Convert | None) -> Convert:
+    def convert(value: Any) -> list[Any]:
+        if type(value) is not list:
+            raise Unfit(f"an array is expected, not {json_kind(value)}")
+        if item is None:
+            return value
+        result: list[Any] = []
+        try:
+            for member in value:
+                result.append(item(member))
+        except Unfit as unfit:
+            unfit.at(len(result))
+            raise
+        return result
+
+    return convert
+
+
+def _tuple(make: Callable[[list[Any]], Any], params: tuple[Any, ...]) -> Convert:
+    items = [_compile(param) for param in params]
+
+    def convert(value: Any) -> Any:
+        if type(value) is not list or len(value) != len(items):
+            found = f"one of {len(value)}" if type(value) is list else json_kind(value)
+            raise Unfit(f"an array of {len(items)} is expected, not {found}")
+        result: list[Any] = []
+        try:
+            for item, member in zip(items, value, strict=True):
+                result.append(item(member) if item else member)
+        except Unfit as unfit:
+            unfit.at(len(result))
+            raise
+        return make(result)
+
+    return convert
+
+
+def _object(key: Any, member: Any) -> Convert:
+    if key in (int, float, bool):
+        raise TypeError(f"dict[{key.__name__}, ...]: the keys of a JSON object are text")
+    name, item = _compile(key), _compile(member)
+
+    def convert(value: Any) -> dict[Any, Any]:
+        if type(value) is not dict:
+            raise Unfit(f"an object is expected, not {json_kind(value)}")
+        if name is None and item is None:
+            return value
+        result: dict[Any, Any] = {}
+        for each, found in value.items():
+            try:
+                result[name(each) if name else each] = item(found) if item else found
+            except Unfit as unfit:
+                unfit.at(each)
+                raise
+        return result
+
+    return convert
+
+
+def _union(params: tuple[Any, ...]) -> Convert | None:
+    members = [_bare(param) for param in params]
+    converters = [_compile(member) for member in members if member is not float]
+    tried = [convert for convert in converters if convert is not None]
+    to_float = float in members and int not in members
+    if not tried:
+        return leaf.to_float if to_float else None
+    kinds = tuple(member for member in members if member in (str, int, bool, float))
+    anything = any(convert is None and m not in _PLAIN for m, convert in _pairs(members, converters))
+    nullable = None in members or type(None) in members
+
+    def convert(value: Any) -> Any:
+        if value is None and nullable:
+            return None
+        last = None
+        for each in tried:
+            try:
+                return each(value)
+            except Unfit as unfit:
+                last = unfit
+        if anything or type(value) in kinds:
+            return value
+        if to_float and type(value) is int:
+            return leaf.to_float(value)
+        if last is not None and len(tried) == 1 and not kinds:
+            raise last
+        raise Unfit(f"{json_kind(value)} that fits none of {' | '.join(map(_name, params))}")
+
+    return convert
+
+
+def _pairs(members: list[Any], converters: list[Convert | None]) -> list[tuple[Any, Convert | None]]:
+    return list(zip([member for member in members if member is not float], converters, strict=True))
+
+
+def _bare(annotation: Any) -> Any:
+    while True:
+        if isinstance(annotation, typing.NewType):
+            annotation = annotation.__supertype__
+        elif typing.get_origin(annotation) is typing.Annotated:
+            annotation = typing.get_args(annotation)[0]
+        else:
+            return annotation
+
+
+def _name(annotation: Any) -> str:
+    if annotation is None or annotation is type(None):
+        return "None"
+    return annotation.__qualname__ if isinstance(annotation, type) else str(annotation).removeprefix("typing.")
+
+
+class _Fields:
+    """The members of a dataclass or a TypedDict: converters by name, and which must be there."""
+
+    def __init__(self, cls: Any, names: list[str], required: frozenset[str]) -> None:
+        try:
+            hints = typing.get_type_hints(cls)
+            self.converters = {name: _compile(hints.get(name, Any)) for name in names}
+        except Exception as error:
+            raise Unfit(f"the annotations of {kind_name(cls)} cannot be used: {error}") from None
+        self.required = required
+
+    def read(self, value: Any, *, closed: bool) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise Unfit(f"an object is expected, not {json_kind(value)}")
+        if missing := self.required - value.keys():
+            raise Unfit(f"{', '.join(sorted(missing))} is missing")
+        if closed and (unknown := value.keys() - self.converters.keys()):
+            raise Unfit(f"there is no field {', '.join(sorted(unknown))}")
+        result = dict(value)
+        for name, convert in self.converters.items():
+            if convert is not None and name in value:
+                try:
+                    result[name] = convert(value[name])
+                except Unfit as unfit:
+                    unfit.at(name)
+                    raise
+        return result
+
+
+# The converters of the three kinds below are kept by class, and look at their members when they are first used: this is
+# what makes a class that refers to itself possible.
+
+
+@lru_cache(maxsize=1024)
+def _dataclass(cls: Any) -> Convert:
+    make = leaf.guard(cls, lambda members: cls(**members))
+
+    @lru_cache(maxsize=1)
+    def fields() -> _Fields:
+        own = [field for field in dataclasses.fields(cls) if field.init]
+        none = dataclasses.MISSING
+        required = frozenset(field.name for field in own if field.default is none and field.default_factory is none)
+        return _Fields(cls, [field.name for field in own], required)
+
+    return lambda value: make(fields().read(value, closed=True))
+
+
+@lru_cache(maxsize=1024)
+def _typed_dict(cls: Any) -> Convert:
+    @lru_cache(maxsize=1)
+    def fields() -> _Fields:
+        return _Fields(cls, list(cls.__annotations__), cls.__required_keys__)
+
+    return lambda value: fields().read(value, closed=False)
+
+
+@lru_cache(maxsize=1024)
+def _alias(alias: Any) -> Convert:
+    @lru_cache(maxsize=1)
+    def target() -> Convert | None:
+        try:
+            return _compile(alias.__value__)
+        except (TypeError, NameError) as error:
+            raise Unfit(f"the type alias {alias} cannot be used: {error}") from None
+
+    def convert(value: Any) -> Any:
+        inner = target()
+        return inner(value) if inner else value
+
+    return convert

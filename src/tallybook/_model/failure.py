@@ -1,0 +1,157 @@
+"""What is kept of an exception that ended an attempt: {type, message, traceback, attempt, worker}.
+
+`describe` never raises, because it runs where a handler has already gone wrong, and what it returns can always be
+stored as jsonb: no NUL, no lone surrogate, and its JSON text fits the limit. The traceback is rendered here and not by
+`traceback.TracebackException`, which runs code of the user's (suggestions for a NameError look through objects,
+`__notes__` may be a property) and has no limit in bytes. Locals are never shown: they may hold secrets.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from types import FrameType, TracebackType
+
+__all__ = ["describe", "safe_text"]
+
+_LIBRARY = str(Path(__file__).resolve().parents[1])
+_STANDARD = str(Path(json.__file__).resolve().parents[1])
+_UNPRINTABLE = "<unprintable>"
+_MAX_CHAIN = 20  # exceptions of one chain, or members of one group, that are shown
+_CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+_CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+def describe(
+    exc: BaseException, *, attempt: int, worker: str, max_bytes: int = 16_000, max_frames: int = 50
+) -> dict[str, object]:
+    """`exc` as a dict for the job's list of errors; never raises, whatever `exc` does when it is looked at.
+
+    The JSON text of the dict is at most `max_bytes` of UTF-8 (from 1,000 on). Of a message the beginning is kept, of a
+    traceback the end; at most `max_frames` frames are shown, over all causes together. Frames of Tallybook itself are
+    left out above the handler's own.
+    """
+    kind = _fit(_kind(exc), 200)
+    message = _fit(safe_text(exc), max_bytes // 4)
+    found = {"type": kind, "message": message, "traceback": "", "attempt": attempt, "worker": _fit(_clean(worker), 200)}
+    try:
+        text = _clean("".join(_Rendering(max_frames).chain(exc)))
+    except BaseException:  # a crafted `__cause__` or `exceptions` may raise anything
+        text = f"<the traceback cannot be shown>\n{kind}: {message}\n"
+    found["traceback"] = _fit(text, max_bytes - _size(found), keep_end=True)
+    return found
+
+
+def safe_text(value: object, limit: int = 100_000) -> str:
+    """str(value), at most `limit` characters, without NUL and lone surrogates; "<unprintable>" where str() fails."""
+    try:
+        return _clean(str.__str__(str(value))[:limit])
+    except BaseException:  # `__str__` may raise SystemExit as well; nothing of it may get out of here
+        return _UNPRINTABLE
+
+
+def _clean(text: str) -> str:
+    return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _kind(exc: BaseException) -> str:
+    try:
+        module, name = type(exc).__module__, type(exc).__qualname__
+        return _clean(name if module in ("builtins", "__main__") else f"{module}.{name}")
+    except BaseException:  # a metaclass may do anything
+        return "<unknown type>"
+
+
+def _size(value: object) -> int:
+    return len(json.dumps(value, ensure_ascii=False).encode())
+
+
+def _fit(text: str, size: int, *, keep_end: bool = False) -> str:
+    """`text`, cut so that its JSON text has at most `size` bytes without the quotes."""
+    if len(text) * 6 <= size or _size(text) - 2 <= size:
+        return text
+    mark, size = "[...]", max(size - 5, 0)
+    text = (text[-size:] if size else "") if keep_end else text[:size]
+    while (now := _size(text) - 2) > size:
+        room = min(len(text) * size // now, len(text) - 1)
+        text = (text[-room:] if room else "") if keep_end else text[:room]
+    return mark + text if keep_end else text + mark
+
+
+class _Rendering:
+    """One traceback as text, in Python's layout; the newest exception's frames come first out of `frames`."""
+
+    def __init__(self, frames: int) -> None:
+        self.frames = frames
+        self.seen: set[int] = set()
+
+    def chain(self, exc: BaseException, depth: int = 0) -> list[str]:
+        """The lines of `exc` and of all that led to it, the oldest first."""
+        blocks: list[list[str]] = []
+        link: str | None = None
+        current: BaseException | None = exc
+        while current is not None and id(current) not in self.seen and len(blocks) < _MAX_CHAIN:
+            self.seen.add(id(current))
+            blocks.append(self.one(current, depth) + ([link] if link else []))
+            if current.__cause__ is not None:
+                current, link = current.__cause__, _CAUSE
+            else:
+                current, link = None if current.__suppress_context__ else current.__context__, _CONTEXT
+        if current is not None:
+            blocks.append(["[earlier exceptions are left out]\n", link or ""])
+        return [line for block in reversed(blocks) for line in block]
+
+    def one(self, exc: BaseException, depth: int) -> list[str]:
+        """The lines of `exc` alone, with its notes, and with its members where it is a group."""
+        lines = self.stack(exc.__traceback__)
+        text = safe_text(exc)
+        lines.append(f"{_kind(exc)}: {text}\n" if text else f"{_kind(exc)}\n")
+        lines.extend(f"{safe_text(note)}\n" for note in _notes(exc))
+        if isinstance(exc, BaseExceptionGroup) and depth < 5:
+            for number, member in enumerate(islice(exc.exceptions, _MAX_CHAIN), 1):
+                block = "".join(self.chain(member, depth + 1)) or "[shown above]\n"
+                lines.append(f"  +-- {number} of {len(exc.exceptions)}\n")
+                lines.extend(f"  | {line}" for line in block.splitlines(keepends=True))
+        return lines
+
+    def stack(self, tb: TracebackType | None) -> list[str]:
+        """The frames of one traceback with their lines of source; of a long one the middle is left out."""
+        frames = _handler_frames(tb)
+        if not frames:
+            return []
+        head = min(10, self.frames // 5)
+        lines = ["Traceback (most recent call last):\n"]
+        if len(frames) > self.frames:
+            left_out = f"  [{len(frames) - self.frames} frames are left out]\n"
+            shown = frames[:head], frames[len(frames) - (self.frames - head) :]
+        else:
+            left_out, shown = "", (frames, [])
+        self.frames -= len(shown[0]) + len(shown[1])
+        for part in shown:
+            lines.extend(traceback.StackSummary.extract(iter(part), lookup_lines=True).format())
+            lines.append(left_out)
+            left_out = ""
+        return lines
+
+
+def _handler_frames(tb: TracebackType | None) -> list[tuple[FrameType, int]]:
+    """The frames from the handler on. Before it are this library's and those of asyncio and other standard modules."""
+    frames = list(traceback.walk_tb(tb))
+    ours = next((at for at, (frame, _) in enumerate(frames) if not _is_ours(frame)), 0)
+    return frames[ours:]
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return name.startswith(_LIBRARY) or (name.startswith(_STANDARD) and "site-packages" not in name)
+
+
+def _notes(exc: BaseException) -> Iterator[object]:
+    try:
+        notes = exc.__notes__
+        return islice(notes, _MAX_CHAIN) if isinstance(notes, list) else iter(())
+    except BaseException:
+        return iter(())

@@ -1,0 +1,73 @@
+"""A job from outside of its handler: JobCall before, Job after an enqueue, JobInfo from the view tallybook.job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tallybook._model.options import Options
+
+__all__ = ["Job", "JobCall", "JobInfo"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobCall:
+    """A job that is described and not put in yet, made by `task.job(...)`: checked, encoded, for `app.enqueue_many`."""
+
+    task: str
+    """The task's name."""
+    args: str
+    """As JSON text."""
+    unique_key: str | None
+    options: Options
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What an enqueue reports: the job's id, and whether this call put it in.
+
+    `created` is False where a unique key already had a live job; `id` is then that job's. The job exists for others
+    once the caller's transaction commits.
+    """
+
+    id: int
+    created: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobInfo:
+    """One job as the view tallybook.job shows it, at the moment of asking. All instants are aware, in UTC."""
+
+    id: int
+    queue: str
+    task: str
+    state: str
+    """scheduled, retrying, waiting, available, running, completed, cancelled or dead."""
+    priority: int
+    args: dict[str, Any]
+    headers: dict[str, Any] | None
+    attempt: int
+    """The number of its newest attempt, from 1; it only grows."""
+    attempts: int
+    """How often it was started."""
+    failures: int
+    crashes: int
+    max_attempts: int | None
+    """None: what the task says."""
+    unique_key: str | None
+    enqueued_at: datetime
+    run_at: datetime | None
+    started_at: datetime | None
+    """Of the newest attempt."""
+    ended_at: datetime | None
+    worker_id: int | None
+    worker: str | None
+    """The name of the worker that runs it, or ran it last."""
+    reason: str | None
+    """Why it was cancelled or is dead."""
+    last_error: str | None
+    errors: list[Any] | None
+    """Its error history, oldest first."""
+    unserved: bool
+    """Whether no living worker knows its task."""

@@ -1,0 +1,120 @@
+"""The options of one job, checked once and shared by all jobs that are made with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+from tallybook._model.durations import parse_duration
+from tallybook.errors import ConfigError
+
+__all__ = ["Options", "Unique", "check_name", "text_problem"]
+
+Unique = str | bool | tuple[str, ...]
+"""A key; or True: derived from all args; or the names of the args that it is derived from."""
+
+_LONGEST_DELAY = timedelta(days=366_000)  # about a thousand years; an interval cannot hold what a timedelta can
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Where a job goes and when. ConfigError, which names the option, for a wrong value."""
+
+    queue: str = "default"
+    priority: int = 2
+    unique: Unique | None = None
+    run_at: datetime | None = None
+    delay: timedelta | None = None
+    max_attempts: int | None = None
+    headers: str | None = None
+    """As JSON text."""
+
+    def __post_init__(self) -> None:
+        check_name("queue", self.queue, 64)
+        _check_number("priority", self.priority, 0, "0 runs first, 2 is the default")
+        if self.max_attempts is not None:
+            _check_number("max_attempts", self.max_attempts, 1)
+        if isinstance(self.unique, list):
+            object.__setattr__(self, "unique", tuple(self.unique))
+        _check_unique(self.unique)
+
+    def replaced(self, given: Mapping[str, Any]) -> Options:
+        """These options with those of `given` that are not None. `delay` may be text; it excludes `run_at`."""
+        given = {name: value for name, value in given.items() if value is not None}
+        if "run_at" in given:
+            _check_instant(given["run_at"])
+            if "delay" in given:
+                raise ConfigError("delay", given["delay"], "run_at is given too", hint="Give one of them")
+        if "delay" in given:
+            given["delay"] = parse_duration(given["delay"], option="delay")
+            if given["delay"] > _LONGEST_DELAY:
+                raise ConfigError("delay", given["delay"], "longer than a thousand years")
+        return replace(self, **given)
+
+    @property
+    def run_at_text(self) -> str | None:
+        """`run_at` as every server reads it, whatever its DateStyle and time zone."""
+        return self.run_at.astimezone(UTC).isoformat() if self.run_at else None
+
+    @property
+    def delay_text(self) -> str | None:
+        """`delay` as an interval that is exact: in seconds, so that no day is a calendar day."""
+        if self.delay is None:
+            return None
+        return f"{self.delay.days * 86_400 + self.delay.seconds}.{self.delay.microseconds:06d} s"
+
+
+def check_name(option: str, name: object, max_bytes: int) -> None:
+    """ConfigError unless the server takes it as a name: some bytes, no control characters, no space at its ends."""
+    if not isinstance(name, str):
+        raise ConfigError(option, name, "not a text")
+    if problem := text_problem(name):
+        raise ConfigError(option, name, problem)
+    if not 1 <= len(name.encode()) <= max_bytes:
+        raise ConfigError(option, name, f"has 1 to {max_bytes} bytes, this one has {len(name.encode())}")
+    if name.strip() != name or re.search(r"[\x00-\x1f\x7f-\x9f]", name):
+        raise ConfigError(option, name, "has control characters, or space at its ends")
+
+
+def text_problem(text: str) -> str | None:
+    """What keeps `text` out of PostgreSQL, if anything does."""
+    if "\0" in text:
+        return "holds a NUL character, which PostgreSQL cannot store"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "holds a lone surrogate, which is no character"
+    return None
+
+
+def _check_number(option: str, value: object, least: int, hint: str | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(option, value, "not a whole number")
+    if not least <= value <= 32_767:
+        raise ConfigError(option, value, f"goes from {least} to 32767", hint=hint)
+
+
+def _check_instant(value: object) -> None:
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise ConfigError("run_at", value, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
+    try:
+        value.astimezone(UTC)
+    except OverflowError:
+        raise ConfigError("run_at", value, "out of range in UTC") from None
+
+
+def _check_unique(unique: object) -> None:
+    if unique is None or isinstance(unique, bool):
+        return
+    if isinstance(unique, str):
+        if problem := text_problem(unique):
+            raise ConfigError("unique", unique, problem)
+        if not 1 <= len(unique.encode()) <= 512:
+            raise ConfigError("unique", unique, f"a key has 1 to 512 bytes, this one has {len(unique.encode())}")
+        return
+    if not isinstance(unique, tuple) or not all(isinstance(name, str) for name in cast("tuple[object, ...]", unique)):
+        hint = "Write unique=('user_id',), or True for all args"
+        raise ConfigError("unique", unique, "not a key, True or a tuple of argument names", hint=hint)

@@ -1,0 +1,104 @@
+"""Args and results on their way to jsonb, and the one place to import both ways from.
+
+What goes in comes out: `decode(annotation, json.loads(encode(value, ...)))` equals `value` for everything `encode`
+accepts, and everything else raises PayloadError before anything is sent. Accepted are JSON's own types and aware
+datetime, date, time without a zone, timedelta, UUID, Decimal, Enum, dataclasses (the fields that their constructor
+takes), msgspec structs, pydantic models, and tuples, which become lists.
+
+Refused, with the path: NUL and lone surrogates (jsonb has no room for them), NaN and Infinity, keys that are not text
+(json.dumps would silently make text of them), naive datetimes, more than `max_depth` levels, more than `max_bytes`.
+
+jsonb keeps numbers by value: a float from 1e16 on, such as 1e+16, comes back without its point, so as an int where no
+annotation says float.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+
+from tallybook._model.decoder import compile_decoder, decode
+from tallybook._model.failure import safe_text
+from tallybook._model.plain import SCALARS, TEXT, Unfit, Walk
+from tallybook.errors import PayloadError
+
+__all__ = ["compile_decoder", "decode", "encode"]
+
+_dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
+
+
+def encode(value: object, *, task: str, max_bytes: int = 1_000_000, max_depth: int = 64, what: str = "args") -> str:
+    """`value` as strict JSON text for jsonb, at most `max_bytes` of UTF-8.
+
+    PayloadError, and nothing else, for what cannot be stored; `task` and `what` ("args", "result", ...) are for its
+    message. Depth counts containers: `{"a": [1]}` has depth 2.
+    """
+    try:
+        if type(value) is dict and SCALARS.issuperset(map(type, value.values())) and TEXT.issuperset(map(type, value)):
+            text = _dumps(value)  # the common case, a flat dict: the C encoder does it all
+        else:
+            text = _dumps(Walk(max_depth=max_depth, max_members=max_bytes // 2).plain(value))
+        if text.isascii():
+            size = len(text)
+        else:
+            size = len(text.encode())  # raises for a lone surrogate
+        if size <= max_bytes and "\\u0000" not in text and (size < _LONGEST_NUMBER or _python_limits_integers()):
+            return text
+    except Exception as error:
+        raise _Second(value, max_bytes, max_depth).refusal(error, task, what) from None
+    return _Second(value, max_bytes, max_depth).look(text, size, task, what)
+
+
+_LONGEST_NUMBER = 131_072  # a text this long could hold an integer that jsonb cannot
+
+
+def _python_limits_integers() -> bool:
+    # By default Python itself writes no integer of more than 4,300 digits; a process may have lifted that.
+    return 0 < sys.get_int_max_str_digits() <= _LONGEST_NUMBER
+
+
+@dataclass(frozen=True, slots=True)
+class _Second:
+    """The second look at a value that was refused, or whose text is suspicious: slow, and it finds the path."""
+
+    value: object
+    max_bytes: int
+    max_depth: int
+
+    def look(self, text: str, size: int, task: str, what: str) -> str:
+        """`text` after all, or PayloadError. What looks like a NUL may be a backslash followed by u0000."""
+        if size > self.max_bytes:
+            limit = f"{size} bytes of JSON, the limit is {self.max_bytes}{self._largest()}"
+            raise PayloadError("$", f"{limit}; store it elsewhere and pass its key", task=task, what=what)
+        try:
+            self._walk()
+        except Exception as error:
+            raise self.refusal(error, task, what) from None
+        return text
+
+    def refusal(self, error: Exception, task: str, what: str) -> PayloadError:
+        """The PayloadError for what the encoder or the first walk raised; they do not always know the place."""
+        if not isinstance(error, Unfit):
+            try:
+                self._walk()
+            except Exception as found:
+                error = found
+        if isinstance(error, Unfit):
+            return PayloadError(error.path, error.reason, task=task, what=what)
+        if isinstance(error, RecursionError):
+            return PayloadError("$", "nested too deep for what is left of Python's stack", task=task, what=what)
+        reason = f"reading it raised {type(error).__name__}: {safe_text(error, 300)}"
+        return PayloadError("$", reason, task=task, what=what)
+
+    def _walk(self) -> None:
+        Walk(max_depth=self.max_depth, max_members=self.max_bytes // 2, careful=True).plain(self.value)
+
+    def _largest(self) -> str:
+        if type(self.value) is not dict:
+            return ""
+        try:
+            sizes = {name: len(_dumps(member)) for name, member in self.value.items()}
+        except Exception:  # a member that only the walk can turn into JSON; the hint is not worth another walk
+            return ""
+        return f" (the largest member is {max(sizes, key=sizes.__getitem__)[:80]!r})"

@@ -1,0 +1,248 @@
+"""From Python values to what JSON knows: dict with text keys, list, str, int, float, bool, None.
+
+One walk that converts, checks and, where it meets something that does not fit, names the path. It is written to cost
+little where there is nothing to do: a dict or a list that holds only scalars is passed through as it is, after two
+checks that run in C. It never recurses deeper than the limit, so that a value which contains itself ends as one that
+is too deep, and it never visits more members than could fit the size limit, so that shared lists nested in shared
+lists end soon, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from functools import lru_cache
+from types import NoneType
+from typing import Any
+from uuid import UUID
+
+from tallybook._model.durations import iso_duration
+from tallybook._model.failure import safe_text
+
+__all__ = ["SCALARS", "TEXT", "Unfit", "Walk", "kind_name"]
+
+SCALARS = frozenset({str, int, bool, NoneType, float})
+TEXT = frozenset({str})
+_MAX_DIGITS = 131_072  # before the decimal point: what PostgreSQL's numeric, and so jsonb, can hold
+
+
+class Unfit(Exception):
+    """A value does not fit: `reason` says why, `path` where; each level adds its own step on the way up."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self._steps: list[str] = []
+
+    def at(self, step: str | int) -> None:
+        """Add the step that led to the place so far: the name of a member, or the index of an item."""
+        if isinstance(step, int):
+            self._steps.append(f"[{step}]")
+        elif step.isascii() and step.isidentifier():
+            self._steps.append(f".{step[:80]}")
+        else:
+            self._steps.append(f"[{json.dumps(step[:80])}]")
+
+    @property
+    def path(self) -> str:
+        """Like `$.items[3].name`; the middle of a very long one is left out."""
+        path = "$" + "".join(reversed(self._steps))
+        return path if len(path) <= 400 else f"{path[:200]}...{path[-197:]}"
+
+
+class Walk:
+    """One walk over one value. `careful` also looks into every text and number, to find what JSON text cannot hold."""
+
+    __slots__ = ("_careful", "_left", "_max_depth", "_max_members")
+
+    def __init__(self, *, max_depth: int, max_members: int, careful: bool = False) -> None:
+        self._careful = careful
+        self._max_depth = max_depth
+        self._max_members = self._left = max_members
+
+    def plain(self, value: object, depth: int = 1) -> object:
+        """`value` in JSON's own types, itself where it has them already. Unfit names what cannot be stored."""
+        kind = type(value)
+        if kind in SCALARS:
+            if self._careful:
+                _check_scalar(value)
+            return value
+        if kind is dict:
+            return self._object(value, depth)  # type: ignore[arg-type]
+        if kind is list or kind is tuple:
+            return self._array(value, depth)  # type: ignore[arg-type]
+        write = _WRITERS.get(kind)
+        if write is not None:
+            return write(value)
+        return self._other(value, kind, depth)
+
+    def _enter(self, members: int, depth: int) -> None:
+        if depth > self._max_depth:
+            raise Unfit(f"nested deeper than {self._max_depth} levels, or it contains itself")
+        self._left -= members
+        if self._left < 0:
+            raise Unfit(f"more than {self._max_members} members in all")
+
+    def _object(self, value: dict[object, object], depth: int) -> object:
+        self._enter(dict.__len__(value), depth)
+        if not self._careful and TEXT.issuperset(map(type, value)) and SCALARS.issuperset(map(type, value.values())):
+            return value
+        result: dict[str, object] = {}
+        for key, member in dict.items(value):
+            name = key if type(key) is str else _key(key)
+            try:
+                if self._careful:
+                    _check_text(name, "key with ")
+                result[name] = self.plain(member, depth + 1)
+            except Unfit as unfit:
+                unfit.at(name)
+                raise
+        return result
+
+    def _array(self, value: list[object] | tuple[object, ...], depth: int) -> object:
+        self._enter(len(value), depth)
+        if not self._careful and SCALARS.issuperset(map(type, value)):
+            return value
+        result: list[object] = []
+        try:
+            for member in value:
+                result.append(self.plain(member, depth + 1))
+        except Unfit as unfit:
+            unfit.at(len(result))
+            raise
+        return result
+
+    def _other(self, value: Any, kind: Any, depth: int) -> object:
+        # Subclasses and the user's own classes. `issubclass` of the type, because `isinstance` would ask the value.
+        if issubclass(kind, Enum):
+            return self.plain(value._value_, depth)
+        for base, write in _SUBCLASS_WRITERS:
+            if issubclass(kind, base):
+                return self.plain(write(value), depth)
+        try:
+            shown = _class_writer(kind)
+            if shown is not None:
+                return self.plain(shown(value), depth)
+        except (Unfit, RecursionError):
+            raise
+        except Exception as error:
+            raise Unfit(
+                f"reading the {kind_name(kind)} raised {type(error).__name__}: {safe_text(error, 300)}"
+            ) from None
+        raise Unfit(f"{kind_name(kind)} is no type that can be stored{_ADVICE.get(kind, '')}")
+
+
+def kind_name(kind: type) -> str:
+    """The name of a class for messages, with its module unless it is a built-in one."""
+    name = safe_text(kind.__qualname__, 100)
+    return name if kind.__module__ == "builtins" else f"{safe_text(kind.__module__, 100)}.{name}"
+
+
+_ADVICE: dict[type, str] = {
+    bytes: "; pass base64 text, or store it elsewhere and pass its key",
+    bytearray: "; pass base64 text, or store it elsewhere and pass its key",
+    set: "; pass a sorted list",
+    frozenset: "; pass a sorted list",
+}
+
+
+def _key(key: object) -> str:
+    if issubclass(type(key), Enum):
+        key = key._value_  # type: ignore[attr-defined]
+    if issubclass(type(key), str):
+        return str.__str__(key)
+    # json.dumps would turn 1 into "1" and None into "null", and the handler would not find its key again.
+    raise Unfit(f"key {_short(key)} is {kind_name(type(key))}, not a string")
+
+
+def _short(key: object) -> str:
+    return repr(key)[:60] if type(key) in SCALARS and not (type(key) is int and key.bit_length() > 200) else "..."
+
+
+def _check_scalar(value: object) -> None:
+    if type(value) is str:
+        _check_text(value)
+    elif type(value) is float and not math.isfinite(value):
+        raise Unfit(f"{value!r} is no number in JSON")
+    elif type(value) is int and value.bit_length() > 14_000:
+        try:
+            digits = len(int.__repr__(value))
+        except ValueError:  # Python itself neither writes nor reads more, see sys.set_int_max_str_digits
+            raise Unfit(f"integer of more than {sys.get_int_max_str_digits()} digits") from None
+        if digits > _MAX_DIGITS:
+            raise Unfit(f"integer of {digits} digits; jsonb holds {_MAX_DIGITS}")
+
+
+def _check_text(text: str, prefix: str = "") -> None:
+    if "\0" in text:
+        raise Unfit(f"{prefix}NUL character (U+0000) at {text.index(chr(0))}; PostgreSQL cannot store it in text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise Unfit(f"{prefix}lone surrogate (U+{code:04X}) at {error.start}; it is half a character") from None
+
+
+def _datetime(value: datetime) -> str:
+    try:
+        if value.utcoffset() is not None:
+            return value.isoformat()
+    except Exception as error:  # `utcoffset` runs code of the user's tzinfo
+        raise Unfit(f"the datetime's zone raised {type(error).__name__}: {safe_text(error, 300)}") from None
+    raise Unfit("naive datetime; give it a zone, for example datetime.now(UTC)")
+
+
+def _time(value: time) -> str:
+    if value.tzinfo is not None:
+        raise Unfit("time with a zone; without a date it names no instant, pass an aware datetime")
+    return value.isoformat()
+
+
+def _decimal(value: Decimal) -> str:
+    if not value.is_finite():
+        raise Unfit(f"{value} is no number that can be stored")
+    return str(value)
+
+
+_WRITERS: dict[type, Callable[..., object]] = {
+    datetime: _datetime,
+    date: date.isoformat,
+    time: _time,
+    timedelta: iso_duration,
+    UUID: str,
+    Decimal: _decimal,
+}
+
+_SUBCLASS_WRITERS: tuple[tuple[type, Callable[..., object]], ...] = (
+    # The unbound methods return plain copies and run no code of the subclass.
+    (str, str.__str__),
+    (int, int.__int__),
+    (float, float.__float__),
+    (dict, dict.copy),
+    (list, list.copy),
+    (tuple, lambda value: list(tuple.__iter__(value))),
+)
+
+
+@lru_cache(maxsize=1024)
+def _class_writer(kind: type) -> Callable[[object], object] | None:
+    """How an instance of `kind` is turned into something plainer, or None where nothing is known."""
+    for base in kind.__mro__:
+        if base in _WRITERS:
+            return _WRITERS[base]
+    if hasattr(kind, "__struct_fields__") and "msgspec" in sys.modules:
+        to_builtins: Callable[..., object] = sys.modules["msgspec"].to_builtins
+        return lambda value: to_builtins(value, str_keys=True)
+    if callable(getattr(kind, "model_dump", None)) and callable(getattr(kind, "model_validate", None)):
+        # By alias, and without computed fields: this is what the model reads back.
+        return lambda value: value.model_dump(mode="json", by_alias=True, round_trip=True)  # type: ignore[attr-defined]
+    if dataclasses.is_dataclass(kind):
+        names = [field.name for field in dataclasses.fields(kind) if field.init]
+        return lambda value: {name: getattr(value, name) for name in names}
+    return None

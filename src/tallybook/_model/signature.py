@@ -1,0 +1,257 @@
+"""A task's signature: what a call binds to, and how a handler is called with args that were read back.
+
+Args travel by parameter name, as one JSON object. So that SQL producers fit, names and nothing else matter; hence
+`*args` is refused, and a positional-only parameter is bound and called by position but stored under its name.
+Defaults are not stored: a job that was enqueued without `lang` runs with the default of the code that runs it.
+
+Leading parameters that `is_special` knows by their annotation (a Context, a transaction) are the worker's to give.
+They are no part of the args, and come before all else in the call: `handler(*specials, *positional, **named)`.
+
+Nothing is resolved at import: annotations are read at the first bind or load, so they may refer to later definitions.
+`inspect.Signature.bind` costs 2 to 4 us a call, which is why binding is done by hand here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+from tallybook._model.decoder import Convert, compile_decoder
+from tallybook._model.plain import Unfit
+from tallybook.errors import PayloadError, SignatureError
+
+__all__ = ["ArgsModel"]
+
+_POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
+_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+_VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
+_VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
+_EMPTY = inspect.Parameter.empty
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What bind and load need to know, computed once."""
+
+    specials: tuple[object, ...]  # annotations of the leading parameters that the worker gives
+    by_position: tuple[str, ...]  # names that a call may pass by position, in order
+    only_position: tuple[inspect.Parameter, ...]
+    by_name: frozenset[str]  # names that a call may pass by name
+    names: frozenset[str]  # all names that args may have, `**kwargs` aside
+    required: frozenset[str]
+    open: bool  # has **kwargs: any further name fits
+    closed_to: frozenset[str]  # names that **kwargs cannot take, because a parameter has them
+    converters: tuple[tuple[str, Convert], ...]
+    extra: Convert | None  # for the values of **kwargs
+    shown: str  # like "(user_id, *, lang)", for messages
+
+
+class _Dots:
+    def __repr__(self) -> str:
+        return "..."
+
+
+def _shown(parameters: list[inspect.Parameter]) -> str:
+    # Without annotations, and no default is printed: its repr is the user's code, and may be long or secret.
+    short = [p.replace(annotation=_EMPTY, default=p.default if p.default is _EMPTY else _Dots()) for p in parameters]
+    return str(inspect.Signature(short))
+
+
+class ArgsModel:
+    """The args of one task, from its function. Cheap to create; the work is done at first use.
+
+    `is_special(annotation)` says whether a leading parameter with this annotation is given by the worker.
+    SignatureError at once for `*args`, at first use for what cannot be served otherwise: an annotation that cannot be
+    resolved, a special parameter that does not come first.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], *, task: str, is_special: Callable[[Any], bool] = lambda annotation: False
+    ) -> None:
+        self.function = function
+        self.task = task
+        self._is_special = is_special
+        code = getattr(function, "__code__", None)
+        if code is not None and code.co_flags & inspect.CO_VARARGS and not hasattr(function, "__wrapped__"):
+            self._refuse_var_positional()
+
+    @property
+    def specials(self) -> tuple[object, ...]:
+        """The annotations of the leading parameters that the worker gives, in order; empty for most tasks."""
+        return self._plan.specials
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that args may have; with `**kwargs` any other as well."""
+        return self._plan.names
+
+    def check(self) -> None:
+        """Do now what else the first use would do; SignatureError if the signature cannot be served."""
+        _ = self._plan
+
+    def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
+        """The args of a call, by parameter name, without defaults.
+
+        SignatureError, which names the parameter, for a call that Python would refuse as well.
+        """
+        plan = self._plan
+        if len(args) <= len(plan.by_position):
+            bound: dict[str, object] = dict(zip(plan.by_position, args, strict=False))
+            fits = True
+            for name, value in kwargs.items():
+                if name in bound or not (name in plan.by_name or (plan.open and name not in plan.closed_to)):
+                    fits = False
+                    break
+                bound[name] = value
+            if fits and plan.required <= bound.keys():
+                return bound
+        raise SignatureError(self.task, self._misfit(args, kwargs))
+
+    def load(self, args: object) -> tuple[list[object], dict[str, object]]:
+        """Stored args as (positional, named), converted as annotated, to call the handler with after its specials.
+
+        `args` is the JSON object as read; it may be returned itself. PayloadError, with the path, for an unknown or
+        missing name and for a value that does not fit its annotation.
+        """
+        plan = self._plan
+        if type(args) is not dict:
+            raise self._unreadable("$", f"an object with the args by name is expected, not {type(args).__name__}")
+        names = args.keys()
+        if not plan.required <= names:
+            raise self._missing(plan.required - names)
+        if not names <= plan.names and (
+            unknown := plan.closed_to & names - plan.names if plan.open else names - plan.names
+        ):
+            raise self._unknown(min(unknown))
+        if plan.converters or plan.extra:
+            args = self._convert(args)
+        if not plan.only_position:
+            return [], args
+        named = dict(args)
+        return self._take_positional(named), named
+
+    @cached_property
+    def _plan(self) -> _Plan:
+        parameters = list(inspect.signature(self.function).parameters.values())
+        if any(parameter.kind is _VAR_POSITIONAL for parameter in parameters):
+            self._refuse_var_positional()
+        hints = self._hints([parameter.name for parameter in parameters])
+        count = 0
+        while count < len(parameters) and self._special(parameters[count], hints):
+            count += 1
+        specials, rest = parameters[:count], parameters[count:]
+        for parameter in rest:
+            if parameter.kind is not _VAR_KEYWORD and self._special(parameter, hints, anywhere=True):
+                raise SignatureError(self.task, f"parameter {parameter.name!r} is given by the worker: put it first")
+        return self._planned(specials, rest, hints)
+
+    def _planned(
+        self, specials: list[inspect.Parameter], rest: list[inspect.Parameter], hints: dict[str, Any]
+    ) -> _Plan:
+        named = [parameter for parameter in rest if parameter.kind is not _VAR_KEYWORD]
+        extra = next((parameter for parameter in rest if parameter.kind is _VAR_KEYWORD), None)
+        only_position = tuple(parameter for parameter in named if parameter.kind is _POSITIONAL_ONLY)
+        converters = [(p.name, compile_decoder(hints.get(p.name, Any), task=self.task)) for p in named]
+        names = frozenset(parameter.name for parameter in named)
+        return _Plan(
+            specials=tuple(hints.get(parameter.name) for parameter in specials),
+            by_position=tuple(parameter.name for parameter in named if parameter.kind is not _KEYWORD_ONLY),
+            only_position=only_position,
+            by_name=names - {parameter.name for parameter in only_position},
+            names=names,
+            required=frozenset(parameter.name for parameter in named if parameter.default is _EMPTY),
+            open=extra is not None,
+            closed_to=frozenset(p.name for p in (*specials, *only_position)),
+            converters=tuple((name, convert) for name, convert in converters if convert is not None),
+            extra=compile_decoder(hints.get(extra.name, Any), task=self.task) if extra else None,
+            shown=_shown(rest),
+        )
+
+    def _hints(self, names: list[str]) -> dict[str, Any]:
+        function = inspect.unwrap(self.function)
+        try:
+            return typing.get_type_hints(function)
+        except Exception as error:
+            whole = error
+        # One annotation is at fault; only a parameter's matters, not that of what is returned.
+        hints: dict[str, Any] = {}
+        try:
+            annotations = dict(function.__annotations__)
+        except Exception as error:
+            raise SignatureError(self.task, f"its annotations cannot be resolved: {error}") from whole
+        for name in names:
+            if name in annotations:
+                one = SimpleNamespace(__annotations__={name: annotations[name]})
+                try:
+                    hints.update(typing.get_type_hints(one, globalns=getattr(function, "__globals__", {})))
+                except Exception as error:
+                    raise SignatureError(
+                        self.task,
+                        f"the annotation {annotations[name]!r} of parameter {name!r} cannot be resolved: {error}; "
+                        "import it at the top of the module, not under TYPE_CHECKING",
+                    ) from None
+        return hints
+
+    def _special(self, parameter: inspect.Parameter, hints: dict[str, Any], *, anywhere: bool = False) -> bool:
+        if not anywhere and parameter.kind in (_KEYWORD_ONLY, _VAR_KEYWORD):
+            return False
+        return parameter.name in hints and self._is_special(hints[parameter.name])
+
+    def _refuse_var_positional(self) -> None:
+        raise SignatureError(self.task, "*args cannot be served, args travel by name; take a list instead")
+
+    def _convert(self, args: dict[str, object]) -> dict[str, object]:
+        plan, args, name = self._plan, dict(args), ""
+        try:
+            for name, convert in plan.converters:
+                if name in args:
+                    args[name] = convert(args[name])
+            if plan.extra:
+                for name in args.keys() - plan.names:
+                    args[name] = plan.extra(args[name])
+        except Unfit as unfit:
+            unfit.at(name)
+            raise self._unreadable(unfit.path, unfit.reason) from None
+        return args
+
+    def _take_positional(self, named: dict[str, object]) -> list[object]:
+        positional: list[object] = []
+        for parameter in self._plan.only_position:
+            # The default of one that is left out is spelled out, because a later one may be there.
+            positional.append(named.pop(parameter.name, parameter.default))
+        return positional
+
+    def _unreadable(self, path: str, reason: str) -> PayloadError:
+        return PayloadError(path, reason, task=self.task, verb="read")
+
+    def _missing(self, names: frozenset[str]) -> PayloadError:
+        missing = ", ".join(map(repr, sorted(names)))
+        return self._unreadable("$", f"{missing} is missing; the task takes {self._plan.shown}")
+
+    def _unknown(self, name: str) -> PayloadError:
+        unfit = Unfit(f"the task has no parameter of this name; it takes {self._plan.shown}")
+        unfit.at(name)
+        return self._unreadable(unfit.path, unfit.reason)
+
+    def _misfit(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
+        plan = self._plan
+        takes = f"; it takes {plan.shown}"
+        if len(args) > len(plan.by_position):
+            return f"{len(args)} positional arguments, at most {len(plan.by_position)} fit{takes}"
+        given = set(plan.by_position[: len(args)])
+        for name in kwargs:
+            if name in plan.closed_to:
+                kind = "is positional-only" if name in plan.names else "is given by the worker"
+                return f"parameter {name!r} {kind}, it cannot be passed by name{takes}"
+            if name in given:
+                return f"argument {name!r} is given twice, by position and by name{takes}"
+            if name not in plan.by_name and not plan.open:
+                return f"unexpected argument {name!r}{takes}"
+        missing = plan.required - given - set(kwargs)
+        names = [name for name in dict.fromkeys((*plan.by_position, *sorted(plan.by_name))) if name in missing]
+        return f"missing {', '.join(map(repr, names))}{takes}"

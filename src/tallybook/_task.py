@@ -1,0 +1,253 @@
+"""A task: a function that stays one, and the verb that makes jobs of it.
+
+    send_welcome(42)                                     calls the function
+    await send_welcome.enqueue(conn, 42)                 puts a job in, in conn's transaction
+    await send_welcome.with_(delay="5 min").enqueue(conn, 42)
+    send_welcome.job(42)                                 describes a job, for app.enqueue_many
+
+Options of one job are given to `with_`, so that they never collide with the task's own arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+from tallybook._db import aio, calls, sync
+from tallybook._db.calls import Call
+from tallybook._db.source import Source
+from tallybook._model.backoff import DEFAULT, Backoff
+from tallybook._model.job import Job, JobCall
+from tallybook._model.options import Options, Unique, check_name
+from tallybook._model.payload import encode
+from tallybook._model.signature import ArgsModel
+from tallybook.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tallybook._app import App
+    from tallybook._worker.context import Context
+
+__all__ = ["BoundTask", "ContextTask", "Task", "run", "run_sync"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+
+
+async def run(conn: object, call: Call[T]) -> T:
+    """The result of `call` on the caller's connection, or on one of the App's own."""
+    return await (conn._run(call) if isinstance(conn, Source) else aio.run(conn, call))
+
+
+def run_sync(conn: object, call: Call[T]) -> T:
+    """The same on a synchronous connection."""
+    return conn._run_sync(call) if isinstance(conn, Source) else sync.run(conn, call)
+
+
+class Task(Generic[P, R_co]):
+    """A function that jobs run, made by `@app.task`. Calling it calls the function, nothing else.
+
+    `name` is in every row of its jobs and is the contract with SQL producers and with older releases of the program.
+    `fn` is the function, `is_async` whether it is a coroutine function; `queue`, `priority`, `retry`, `max_attempts`
+    (None: 5) are as declared; `args` binds, and reads back, its arguments.
+    """
+
+    __wrapped__: Callable[..., Any]
+    __name__: str
+
+    def __init__(
+        self,
+        app: App,
+        fn: Callable[..., Any],
+        *,
+        name: str | None,
+        options: Options,
+        retry: Backoff | None,
+    ) -> None:
+        functools.update_wrapper(self, _checked(fn))
+        self.app = app
+        self.fn = fn
+        self.name = name if name is not None else _name_of(fn)
+        check_name("name", self.name, 200)
+        self.is_async = inspect.iscoroutinefunction(fn)
+        self.options = options
+        self.max_attempts = options.max_attempts
+        self.retry = DEFAULT if retry is None else retry
+        self.args = ArgsModel(fn, task=self.name, is_special=_is_context)
+        # What the task declares is looked up when an attempt fails; in the row there is only what a job asked for.
+        self._bound: BoundTask[P] = BoundTask(self, replace(options, max_attempts=None))
+
+    @property
+    def queue(self) -> str:
+        """Where its jobs go unless `with_(queue=...)` says otherwise."""
+        return self.options.queue
+
+    @property
+    def priority(self) -> int:
+        """Of its jobs unless `with_(priority=...)` says otherwise; lower runs first."""
+        return self.options.priority
+
+    @functools.cached_property
+    def wants_context(self) -> bool:
+        """Whether its function takes a Context first. SignatureError if the function cannot be served."""
+        return bool(self.args.specials)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Call the function here and now, as a unit test does; no job, no connection."""
+        result: R_co = self.fn(*args, **kwargs)
+        return result
+
+    async def enqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """Put one job in, in `conn`'s transaction: workers see it when that commits, never if it rolls back.
+
+        `conn` is a psycopg AsyncConnection, an asyncpg connection, a SQLAlchemy AsyncSession or AsyncConnection; or the
+        App, which uses a connection of its own and commits at once. Raises SignatureError and PayloadError before
+        anything is sent, ConnectionNotSupported for any other object.
+
+            job = await send_welcome.enqueue(conn, 42, lang="de")
+        """
+        return await run(conn, calls.enqueue(self._bound.job(*args, **kwargs)))
+
+    def enqueue_sync(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """Put one job in, in `conn`'s transaction, like `enqueue`, without an event loop.
+
+        `conn` is a psycopg Connection, a SQLAlchemy Session or Connection, a Django connection or its alias; or the
+        App, which opens a connection for it and commits at once.
+
+            job = send_welcome.enqueue_sync(session, 42, lang="de")
+        """
+        return run_sync(conn, calls.enqueue(self._bound.job(*args, **kwargs)))
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
+        """Describe a job, checked and encoded, to be put in by `app.enqueue_many`. SignatureError, PayloadError.
+
+        report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
+        """
+        return self._bound.job(*args, **kwargs)
+
+    def with_(
+        self,
+        *,
+        run_at: datetime | None = None,
+        delay: timedelta | str | None = None,
+        priority: int | None = None,
+        queue: str | None = None,
+        unique: Unique | None = None,
+        max_attempts: int | None = None,
+        headers: Mapping[str, object] | None = None,
+    ) -> BoundTask[P]:
+        """The task with options for its next jobs; None leaves what the task declares. ConfigError for a wrong value.
+
+        `run_at` is aware; `delay` (a timedelta, or text like "5 min") counts from the enqueue, by the server's clock.
+        `priority` is 0 to 32767, lower runs first. `unique` is a key: as long as a job of this task that has it is not
+        ended, another is not put in, and `Job.created` is False. True derives the key from all args, a tuple of names
+        from these; False is none. A derived key is the SHA-256 of the args as Python encodes them, without defaults.
+
+            await send_welcome.with_(delay="5 min", unique="u:42").enqueue(conn, 42)
+        """
+        given = {
+            "run_at": run_at,
+            "delay": delay,
+            "priority": priority,
+            "queue": queue,
+            "unique": unique,
+            "max_attempts": max_attempts,
+            "headers": None if headers is None else _headers(self.name, headers),
+        }
+        return BoundTask(self, self._bound.options.replaced(given))
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name} of {self.app.name}>"
+
+
+class BoundTask(Generic[P]):
+    """A task with options for its next jobs, made by `task.with_(...)`; it can be kept and used many times."""
+
+    __slots__ = ("_args", "_keyed", "_name", "options")
+
+    def __init__(self, owner: Task[P, Any], options: Options) -> None:
+        self.options = options
+        self._name = owner.name
+        self._args = owner.args
+        self._keyed = options.unique is not None and options.unique is not False
+
+    async def enqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """Put one job in, in `conn`'s transaction; see Task.enqueue."""
+        return await run(conn, calls.enqueue(self.job(*args, **kwargs)))
+
+    def enqueue_sync(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """Put one job in, in `conn`'s transaction; see Task.enqueue_sync."""
+        return run_sync(conn, calls.enqueue(self.job(*args, **kwargs)))
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
+        """Describe a job with these options; see Task.job."""
+        bound = self._args.bind(args, kwargs)
+        text = encode(bound, task=self._name)
+        return JobCall(self._name, text, self._key(text) if self._keyed else None, self.options)
+
+    def _key(self, text: str) -> str:
+        unique = self.options.unique
+        if isinstance(unique, str):
+            return unique
+        args = json.loads(text)
+        if isinstance(unique, tuple):
+            self._check_names(unique)
+            args = {name: args[name] for name in unique if name in args}
+        canonical = json.dumps(args, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self._args.names:
+                known = ", ".join(sorted(self._args.names)) or "none"
+                reason = f"task {self._name!r} has no argument {name!r}"
+                raise ConfigError("unique", names, reason, hint=f"It has {known}")
+
+    def __repr__(self) -> str:
+        return f"<Task {self._name} with {self.options}>"
+
+
+if TYPE_CHECKING:
+
+    class ContextTask(Task[P, R_co]):
+        """A Task whose function takes a Context first: a direct call gives one, an enqueue does not."""
+
+        def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
+            """Call the function here and now, with a Context."""
+
+else:
+    ContextTask = Task
+
+
+def _is_context(annotation: Any) -> bool:
+    from tallybook._worker.context import Context
+
+    return annotation is Context
+
+
+def _headers(task: str, headers: Mapping[str, object]) -> str:
+    if not isinstance(headers, Mapping):
+        raise ConfigError("headers", headers, "not a mapping", hint="Write headers={'trace': '...'}")
+    return encode(dict(headers), task=task, max_bytes=8_000, what="headers")
+
+
+def _checked(fn: object) -> Callable[..., Any]:
+    if not inspect.isfunction(fn):
+        raise ConfigError("task", fn, "not a function", hint="Options go by name: @app.task(queue='mail')")
+    plain = inspect.unwrap(fn)
+    if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
+        raise ConfigError("task", fn, "a function with yield: nobody would run it to its end")
+    return fn
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    if fn.__name__ == "<lambda>":
+        raise ConfigError("name", fn.__name__, "a lambda has no name that a row could carry", hint="Give it name=...")
+    return fn.__name__

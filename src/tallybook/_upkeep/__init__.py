@@ -1,0 +1,1 @@
+"""Small services that any worker runs: SQL does the work, these only say when."""

@@ -1,0 +1,208 @@
+"""The claimer: the one loop of a process that takes jobs, in batches of as many as it can start."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+
+from tallybook._db.link import Link
+from tallybook._db.roundtrip import RoundTrips
+from tallybook._worker.finisher import Finisher
+from tallybook._worker.jobs import Book, Lease, Running
+from tallybook._worker.runner import Runner
+from tallybook._worker.settings import WorkerSettings
+from tallybook._worker.sleeper import Sleeper, jittered
+from tallybook.errors import QueueUnavailable, WorkerEnded
+
+log = logging.getLogger("tallybook.worker")
+
+# durable => false: a crash of the server may forget the claim, whose jobs are then claimed again and whose lease is
+# refused. The flush stays out of the lane's lock.
+_STATEMENTS = {
+    "claim": "select claim_id, queue, jobs from tallybook.claim($1::int, $2::text[], $3::int[], $4::uuid, durable => false)",
+    "leased": (
+        "select job_id, attempt, task, args::text, headers::text, failures, crashes, max_attempts, cancelled"
+        " from tallybook.leased($1::uuid)"
+    ),
+}
+# So many claims in a row with work: producers need not wake this worker.
+_BUSY = 8
+# After so many claims the watermark is renewed early: a rescuer has to read what lies behind it.
+_MANY = 500
+
+
+def _array(values: Sequence[str | int]) -> bytes:
+    """A one-dimensional array in PostgreSQL's text form."""
+    quoted = (str(value).replace("\\", "\\\\").replace('"', '\\"') for value in values)
+    return ("{" + ",".join(f'"{value}"' for value in quoted) + "}").encode()
+
+
+class Claimer:
+    """Claims for all free slots, starts what it got, sleeps when there is nothing."""
+
+    def __init__(
+        self,
+        dsn: str,
+        settings: WorkerSettings,
+        book: Book,
+        runner: Runner,
+        finisher: Finisher,
+        sleeper: Sleeper | None,
+        *,
+        worker_id: Callable[[], int],
+        on_many: Callable[[], object],
+    ) -> None:
+        self.link = Link(dsn, settings.name, on_connect=self._prepare, on_close=self._forget)
+        self._trips: RoundTrips | None = None
+        self._settings = settings
+        self._book = book
+        self._runner = runner
+        self._finisher = finisher
+        self._sleeper = sleeper
+        self._worker_id = worker_id
+        self._on_many = on_many
+        self._order = list(settings.queues)
+        self._most_unsaid = max(2000, 2 * settings.slots)
+        self.stopping = asyncio.Event()
+        self.awake = asyncio.Event()
+        book.room = self.wake
+        self.claimed = 0
+        self._told = 0
+        self._unclear = 0
+
+    async def _prepare(self, conn: psycopg.AsyncConnection[Any]) -> None:
+        self._trips = RoundTrips(conn, _STATEMENTS)
+        await self._trips.open()
+
+    def _forget(self) -> None:
+        if self._trips:
+            self._trips.close()
+
+    def wake(self) -> None:
+        """Look now."""
+        self.awake.set()
+        if self._sleeper:
+            self._sleeper.woken.set()
+
+    async def run(self) -> None:
+        """Until told to stop."""
+        in_a_row = 0
+        while not self.stopping.is_set():
+            await self._room()
+            if self.stopping.is_set():
+                return
+            woken = False
+            self.awake.clear()
+            if self._sleeper:
+                woken = self._sleeper.woken.is_set()
+                self._sleeper.woken.clear()
+            jobs = await self.claim(expect_work=woken or in_a_row > 0)
+            if jobs:
+                in_a_row += 1
+                self._runner.start(jobs)
+                if in_a_row == _BUSY and self._sleeper:
+                    await self._sleeper.disarm()
+                # Handlers that never wait end in this turn of the loop, and their slots are claimed for at once.
+                await asyncio.sleep(0)
+                continue
+            in_a_row = 0
+            await self._sleep()
+
+    async def _room(self) -> None:
+        while not self.stopping.is_set():
+            self._book.changed.clear()
+            if any(free > 0 for free in self._book.free.values()) and self._finisher.waiting < self._most_unsaid:
+                return
+            await self._first_of(self._book.changed, None)
+
+    async def _sleep(self) -> None:
+        poll = self._settings.poll.total_seconds()
+        if self._sleeper is None:
+            await self._first_of(self.awake, jittered(poll))
+            return
+        if not self._sleeper.clear:
+            if not await self._sleeper.arm():
+                # Somebody's transaction is open that looked before we lay down: its job would wake nobody.
+                # It may stay open for long: look less and less often.
+                self._unclear += 1
+                await self._sleeper.wait(min(0.05 * 1.2 ** max(0, self._unclear - 20), poll))
+                return
+            self._unclear = 0
+            if not self._sleeper.woken.is_set():
+                return  # once more, now that we are heard; the loop looks and comes back here
+        await self._sleeper.wait(jittered(poll))
+
+    async def _first_of(self, event: asyncio.Event, seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await event.wait()
+        except TimeoutError:
+            pass
+
+    async def claim(self, *, expect_work: bool, most: int | None = None) -> list[Running]:
+        """One batch, at most `most` jobs; empty: there is no work for a free slot."""
+        while (jobs := await self._claim(expect_work=expect_work, most=most)) is None:
+            expect_work = True
+            if self.stopping.is_set():
+                return []
+        return jobs
+
+    async def _claim(self, *, expect_work: bool, most: int | None) -> list[Running] | None:
+        # None: all that it met was cancelled, there may be more behind.
+        self._order = [*self._order[1:], self._order[0]]  # in turn, where priorities do not decide
+        free = [max(0, self._book.free[queue]) for queue in self._order]
+        if most is not None:
+            free = [min(slots, most) for slots in free]
+        lease, worker_id = str(uuid.uuid4()), self._worker_id()
+        params = (b"%d" % worker_id, _array(self._order), _array(free), lease.encode())
+
+        async def call(_: object) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
+            # Said again after a lost connection, the same lease gets the answer of the first time.
+            trips = self._trips
+            assert trips is not None
+            if expect_work:
+                claimed, rows = await trips.run(("claim", params), ("leased", [params[3]]))
+                return claimed[0], rows
+            (claimed,) = await trips.run(("claim", params))
+            rows = (await trips.run(("leased", [params[3]])))[0] if claimed[0][2] else []
+            return claimed[0], rows
+
+        try:
+            found, rows = await self.link.run(call)
+        except WorkerEnded:
+            # The heartbeat finds out as well, and comes back under a new number.
+            await asyncio.sleep(0.2)
+            return []
+        except QueueUnavailable:
+            if self.stopping.is_set():
+                return []
+            raise
+        claim_id, queue, jobs = found
+        if claim_id is None:
+            return []
+        if not jobs:  # all that it met was cancelled: there may be more behind
+            return None
+        if worker_id != self._worker_id():  # given up while the answer was on its way: they are others' already
+            return []
+        taken = Lease(lease, claim_id, queue)
+        self._book.opened(taken, jobs)
+        self.claimed += jobs
+        if claim_id >= self._told + _MANY:
+            self._told = claim_id
+            self._on_many()
+        return self._to_start([(row, Running(row, taken, self._settings.name)) for row in rows])
+
+    def _to_start(self, rows: list[tuple[tuple[Any, ...], Running]]) -> list[Running]:
+        start = []
+        for row, job in rows:
+            if row[8]:  # cancelled between the claim and this look
+                self._finisher.cancelled(job, None)
+                self._book.freed(job)
+            else:
+                start.append(job)
+        return start

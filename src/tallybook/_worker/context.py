@@ -1,0 +1,123 @@
+"""What a handler, a lifespan and an around_job hook are told, and what they can do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import MutableMapping
+from contextvars import ContextVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tallybook._worker.jobs import Running
+
+_log = logging.getLogger("tallybook.job")
+
+current_job: ContextVar[Running | None] = ContextVar("tallybook_job", default=None)
+"""The job that runs in this context: what every log line of a job is marked with."""
+
+
+class JobLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose lines say in their text which job they are of, and carry job, task_name, queue and attempt."""
+
+    def __init__(self, running: Running) -> None:
+        marks = {
+            "job": running.job_id,
+            "task_name": running.task_name,
+            "queue": running.queue,
+            "attempt": running.attempt,
+        }
+        super().__init__(_log, {**marks, "job_line": f"[{running.task_name} {running.job_id}] "})
+
+    def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        return msg, {**kwargs, "extra": {**(kwargs.get("extra") or {}), **(self.extra or {})}}
+
+
+def _name_job(record: logging.LogRecord) -> bool:
+    """Puts the job in front of the text, for programs with a logging of their own (logs.py takes it off again)."""
+    prefix = getattr(record, "job_line", "")
+    record.msg = (prefix.replace("%", "%%") if record.args else prefix) + str(record.msg)
+    return True
+
+
+_log.addFilter(_name_job)
+
+
+class Context:
+    """What a job's handler knows about its job. Annotate the first parameter with it to get it.
+
+    `state` is shared by all jobs of the process; lifespans fill it.
+    """
+
+    __slots__ = ("_log", "_running", "state")
+
+    def __init__(self, state: SimpleNamespace, running: Running | None = None) -> None:
+        self.state = state
+        self._running = running
+        self._log: JobLogger | None = None
+
+    def _job(self) -> Running:
+        if self._running is None:
+            raise RuntimeError("a lifespan runs before any job: only ctx.state is there")
+        return self._running
+
+    @property
+    def job_id(self) -> int:
+        """The job's id, the same for all its attempts: an idempotency key for the outside world."""
+        return self._job().job_id
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return self._job().task_name
+
+    @property
+    def queue(self) -> str:
+        """The queue that the job was claimed from."""
+        return self._job().queue
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt; it only grows. The first is 1."""
+        return self._job().attempt
+
+    @property
+    def failures(self) -> int:
+        """How many attempts failed before this one."""
+        return self._job().failures
+
+    @property
+    def crashes(self) -> int:
+        """How many attempts took their worker with them."""
+        return self._job().crashes
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The args as they are stored: plain JSON values by parameter name."""
+        return self._job().args
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """Technical companions: trace, tags."""
+        return self._job().headers or {}
+
+    @property
+    def worker(self) -> str:
+        """The name of the worker that runs the job."""
+        return self._job().worker_name
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether this job was told to stop; a handler in a thread looks here, an async one is cancelled."""
+        return self._job().cancel_reason is not None
+
+    @property
+    def log(self) -> JobLogger:
+        """A logger whose lines name the job."""
+        if self._log is None:
+            self._log = JobLogger(self._job())
+        return self._log
+
+    def __repr__(self) -> str:
+        running = self._running
+        return f"<Context {running.task_name} {running.job_id}>" if running else "<Context>"

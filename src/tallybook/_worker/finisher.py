@@ -1,0 +1,179 @@
+"""Telling the database how attempts ended, in batches that form by themselves.
+
+While one flush is on its way the next ends gather, so under load a flush carries hundreds and with one job at a time it
+starts at once: batching without a timer, no latency added.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+
+from tallybook._db.link import Link
+from tallybook._worker.jobs import Book, Running
+from tallybook.errors import QueueUnavailable
+
+log = logging.getLogger("tallybook.worker")
+
+# The jobs of one flush are mostly of one claim: its lease travels once.
+_COMPLETE_ONE = (
+    "select tallybook.complete_many(array_fill(%s::uuid, array[cardinality(x.j)]), x.j, x.a)"
+    " from (select %s::bigint[] as j, %s::int[] as a) x"
+)
+_COMPLETE = "select tallybook.complete_many(%s::text[]::uuid[], %s::bigint[], %s::int[])"
+_FAIL = (
+    "select tallybook.fail(%s::uuid, %s::bigint, %s::int, %s::jsonb, retry_in => %s::interval,"
+    " max_attempts => %s::int, final => %s::boolean)"
+)
+_SNOOZE = "select tallybook.snooze(%s::uuid, %s::bigint, %s::int, %s::interval)"
+_CANCELLED = "select tallybook.cancelled(%s::uuid, %s::bigint, %s::int, %s::text)"
+_MOVE = "select tallybook.move(%s::uuid, %s::bigint, %s::int)"
+
+_LARGEST_FLUSH = 2000
+
+
+@dataclass(slots=True)
+class End:
+    """An end other than completed: the statement that says it."""
+
+    running: Running
+    verb: str
+    sql: str
+    params: tuple[Any, ...]
+    wake_in: timedelta | None = None
+
+
+class Finisher:
+    """Collects ends and flushes them over one connection of its own."""
+
+    def __init__(self, link: Link, book: Book, *, on_scheduled: Callable[[timedelta], None]) -> None:
+        self._link = link
+        self._book = book
+        self._on_scheduled = on_scheduled
+        self._completed: list[Running] = []
+        self._ends: list[End] = []
+        self._work = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def waiting(self) -> int:
+        """Ends that no flush has taken yet: the claimer holds back while there are too many."""
+        return len(self._completed) + len(self._ends)
+
+    def complete(self, running: Running) -> None:
+        """The handler returned."""
+        self._completed.append(running)
+        self._idle.clear()
+        self._work.set()
+
+    def fail(
+        self, running: Running, error: dict[str, Any], *, delay: timedelta | None, limit: int | None, final: bool
+    ) -> None:
+        """The handler raised: backoff of `delay` (None: the server's own), or dead."""
+        params = (json.dumps(error), delay, limit, final)
+        self._end(running, "fail", _FAIL, params, None if final else delay)
+
+    def snooze(self, running: Running, delay: timedelta) -> None:
+        """Again after `delay`, without a failure."""
+        self._end(running, "snooze", _SNOOZE, (delay,), delay)
+
+    def cancelled(self, running: Running, reason: str | None) -> None:
+        """Ended as cancelled."""
+        self._end(running, "cancel", _CANCELLED, (reason,))
+
+    def move(self, running: Running) -> None:
+        """Put aside: this worker does not know the task."""
+        self._end(running, "move", _MOVE, ())
+
+    def _end(self, running: Running, verb: str, sql: str, rest: tuple[Any, ...], wake: timedelta | None = None) -> None:
+        params = (running.lease.lease, running.job_id, running.attempt, *rest)
+        self._ends.append(End(running, verb, sql, params, wake))
+        self._idle.clear()
+        self._work.set()
+
+    async def drained(self) -> None:
+        """Wait until every end that was given is in the database."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Flush for ever; cancelled from outside once `drained` has returned."""
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while self._completed or self._ends:
+                completed, self._completed = self._completed[:_LARGEST_FLUSH], self._completed[_LARGEST_FLUSH:]
+                ends, self._ends = self._ends[:_LARGEST_FLUSH], self._ends[_LARGEST_FLUSH:]
+                if completed:
+                    await self._link.run(lambda conn, jobs=completed: self._flush_completed(conn, jobs))  # type: ignore[misc]
+                    self._seen(completed)
+                if ends:
+                    await self._say(ends)
+                    self._seen([end.running for end in ends])
+            self._idle.set()
+
+    async def _say(self, ends: list[End]) -> None:
+        """All in one transaction; where that is refused, one by one, so that one end that cannot be stored stops no other."""
+        try:
+            await self._link.run(lambda conn: self._flush_ends(conn, ends))
+        except QueueUnavailable:
+            raise
+        except Exception as error:  # a text of the user's that no encoding takes is a ValueError
+            if len(ends) > 1:
+                half = len(ends) // 2
+                await self._say(ends[:half])
+                await self._say(ends[half:])
+                return
+            job = ends[0].running
+            log.error("job %s: its end (%s) cannot be stored: %s", job.job_id, ends[0].verb, error)
+            plain = json.dumps(
+                {"message": f"its end ({ends[0].verb}) could not be stored", "type": type(error).__name__}
+            )
+            params = (job.lease.lease, job.job_id, job.attempt, plain, None, None, False)
+            await self._link.run(lambda conn: self._flush_ends(conn, [End(job, "fail", _FAIL, params)]))
+
+    def _seen(self, jobs: list[Running]) -> None:
+        for lease_id, count in Counter(id(job.lease) for job in jobs).items():
+            lease = next(job.lease for job in jobs if id(job.lease) == lease_id)
+            self._book.ended(lease, count)
+        self._book.changed.set()  # the claimer may be holding back for what was unsaid
+
+    async def _flush_completed(self, conn: psycopg.AsyncConnection[tuple[Any, ...]], jobs: list[Running]) -> None:
+        ids, attempts = [job.job_id for job in jobs], [job.attempt for job in jobs]
+        first = jobs[0].lease
+        if all(job.lease is first for job in jobs):
+            cursor = await conn.execute(_COMPLETE_ONE, (first.lease, ids, attempts))
+        else:
+            cursor = await conn.execute(_COMPLETE, ([job.lease.lease for job in jobs], ids, attempts))
+        (refused,) = await cursor.fetchone() or ([],)
+        self.counts["completed"] += len(jobs) - len(refused)
+        for job_id in refused:
+            self._refused(job_id, "complete")
+
+    async def _flush_ends(self, conn: psycopg.AsyncConnection[tuple[Any, ...]], ends: list[End]) -> None:
+        # One transaction: a flush that is said again after a lost connection finds all of it done, or nothing.
+        cursors = []
+        async with conn.pipeline(), conn.transaction():
+            for end in sorted(ends, key=lambda end: (end.running.job_id, end.running.attempt)):
+                cursors.append((end, await conn.execute(end.sql, end.params)))
+        for end, cursor in cursors:
+            (said,) = await cursor.fetchone() or ("refused",)
+            if said == "refused":
+                self._refused(end.running.job_id, end.verb)
+                continue
+            self.counts[said] += 1
+            if end.wake_in is not None and said == "scheduled":
+                self._on_scheduled(end.wake_in)
+
+    def _refused(self, job_id: int, verb: str) -> None:
+        self.counts["refused"] += 1
+        log.warning("job %s: %s refused: the attempt is not this worker's any more", job_id, verb)

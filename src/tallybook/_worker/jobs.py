@@ -1,0 +1,103 @@
+"""Jobs in the hands of this process: which run, of which claim, and which claims are still open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Lease:
+    """One claim of this process, until all its attempts have ended in the database."""
+
+    lease: str
+    claim_id: int
+    queue: str
+    left: int = 0
+
+
+class Running:
+    """One attempt that this process holds. Plain slots: one is made for every job."""
+
+    __slots__ = (
+        "args",
+        "attempt",
+        "cancel_reason",
+        "crashes",
+        "failures",
+        "handle",
+        "headers",
+        "job_id",
+        "lease",
+        "max_attempts",
+        "queue",
+        "task_name",
+        "worker_name",
+    )
+
+    job_id: int
+    attempt: int
+    task_name: str
+    args: dict[str, Any]
+    headers: dict[str, Any] | None
+    failures: int
+    crashes: int
+
+    def __init__(self, row: tuple[Any, ...], lease: Lease, worker_name: str) -> None:
+        (self.job_id, self.attempt, self.task_name, self.args, self.headers, self.failures, self.crashes) = row[:7]
+        self.max_attempts: int | None = row[7]
+        self.queue = lease.queue
+        self.lease = lease
+        self.worker_name = worker_name
+        self.handle: asyncio.Task[None] | None = None
+        self.cancel_reason: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.task_name} {self.job_id} attempt {self.attempt}>"
+
+
+@dataclass(slots=True)
+class Book:
+    """What this process has claimed and not yet seen ended. Only touched from the event loop, read by the heartbeat."""
+
+    free: dict[str, int]
+    running: dict[int, Running] = field(default_factory=dict)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    last_claim: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    room: Callable[[], object] = lambda: None
+    """Called when a queue that was full has a free slot: the last claim did not ask for it."""
+
+    @property
+    def open_from(self) -> int:
+        """The watermark: no claim of this process with a lower id has an attempt whose end was not seen committed."""
+        # Ids grow with each claim of this process, so the first that is left is the lowest.
+        last = self.last_claim  # before the look: a claim that is opened after it has a higher number
+        for claim_id in tuple(self.leases):
+            return claim_id
+        return last + 1
+
+    def opened(self, lease: Lease, jobs: int) -> None:
+        """A claim came back with so many jobs."""
+        lease.left = jobs
+        self.leases[lease.claim_id] = lease  # before last_claim: the heartbeat may look in between
+        self.last_claim = lease.claim_id
+        self.free[lease.queue] -= jobs
+
+    def ended(self, lease: Lease, jobs: int = 1) -> None:
+        """The database has seen the end of so many attempts of this claim."""
+        lease.left -= jobs
+        if lease.left <= 0:
+            self.leases.pop(lease.claim_id, None)
+
+    def freed(self, running: Running) -> None:
+        """A handler has returned: its slot is free, whether or not the end is in the database already."""
+        # A worker that was given up may run the job's next attempt by now.
+        if self.running.get(running.job_id) is running:
+            del self.running[running.job_id]
+        self.free[running.queue] += 1
+        self.changed.set()
+        if self.free[running.queue] == 1:
+            self.room()

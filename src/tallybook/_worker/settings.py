@@ -1,0 +1,97 @@
+"""Everything that a worker can be told, in one frozen value."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from tallybook._model.durations import parse_duration
+from tallybook.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tallybook._app import App
+
+SLOTS = 10
+
+
+def default_name() -> str:
+    """Host, process and a random tail: unique, and a person finds the process by it."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """Options of a worker, each with its default. Durations are `timedelta`, or words: "500 ms"."""
+
+    queues: Mapping[str, int] = field(default_factory=lambda: {"default": SLOTS})
+    """Queue name to slots: how many jobs of it run at once in this process."""
+    name: str = field(default_factory=default_name)
+    """Shown wherever the worker appears."""
+    notify: bool = True
+    """Sleep on a listening session and be woken; False: only poll (a pooler in transaction mode is between)."""
+    poll: timedelta = timedelta(seconds=1)
+    """How often an idle worker looks for jobs, jittered by half; the backstop behind notifications."""
+    heartbeat: timedelta = timedelta(seconds=10)
+    """How often the worker says that it lives."""
+    lease: timedelta = timedelta(seconds=30)
+    """After this time without a heartbeat a worker is dead to the others."""
+    rescue_look: timedelta = timedelta(seconds=5)
+    """How often this worker looks for the work of dead ones."""
+    stop_timeout: timedelta = timedelta(seconds=25)
+    """How long a stop waits for running jobs."""
+    abort_timeout: timedelta = timedelta(seconds=5)
+    """How long aborted handlers have to end before their jobs are given back."""
+
+    def __post_init__(self) -> None:
+        if not self.queues:
+            raise ConfigError("queues", {}, "a worker serves at least one queue")
+        for queue, slots in self.queues.items():
+            if not isinstance(slots, int) or isinstance(slots, bool) or not 1 <= slots <= 100_000:
+                raise ConfigError("queues", f"{queue}={slots}", "slots go from 1 to 100000")
+            if not queue or queue.strip() != queue or len(queue.encode()) > 64:
+                raise ConfigError("queues", queue, "a queue name has 1 to 64 bytes and no space at its ends")
+        for option in ("poll", "heartbeat", "lease", "rescue_look", "stop_timeout", "abort_timeout"):
+            object.__setattr__(self, option, parse_duration(getattr(self, option), option=option))
+        for option in ("poll", "heartbeat", "lease", "rescue_look"):
+            if getattr(self, option) <= timedelta(0):
+                raise ConfigError(option, getattr(self, option), "has to be more than nothing")
+        if self.lease < 2 * self.heartbeat:
+            raise ConfigError(
+                "lease", self.lease, "has to be at least twice the heartbeat", hint="Or one late beat costs all jobs"
+            )
+
+    @property
+    def slots(self) -> int:
+        """How many jobs of all queues run at once."""
+        return sum(self.queues.values())
+
+
+def parse_queues(queues: Mapping[str, int] | Iterable[str] | str | None) -> dict[str, int]:
+    """`{"mail": 10}`, `["mail", "default=5"]` or `"mail=10,default"`; None: the queue default."""
+    if queues is None:
+        return {"default": SLOTS}
+    if isinstance(queues, Mapping):
+        return dict(queues)
+    parts = queues.split(",") if isinstance(queues, str) else list(queues)
+    found: dict[str, int] = {}
+    for part in parts:
+        name, equals, slots = part.strip().partition("=")
+        name, slots = name.strip(), slots.strip()
+        if equals and not slots.isdecimal():
+            raise ConfigError("queues", part, f"{slots!r} is no number of slots", hint="Write mail=10,default")
+        if not name:
+            raise ConfigError("queues", part, "a queue needs a name", hint="Write mail=10,default")
+        if name in found:
+            raise ConfigError("queues", part, f"queue {name!r} is named twice")
+        found[name] = int(slots) if equals else SLOTS
+    return found
+
+
+def app_queues(app: App) -> list[str]:
+    """Every queue that the app's tasks name, and default: what is served unless something else is said."""
+    return sorted({"default", *(task.queue for task in app.tasks.values())})

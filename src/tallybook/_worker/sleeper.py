@@ -1,0 +1,168 @@
+"""Sleeping until there is work: a listening session that producers wake, and only while somebody sleeps.
+
+The session holds a shared advisory lock for each of its queues while the worker waits ("armed"); a producer that finds
+the lock taken sends a notification. Under load the worker disarms, so that producers commit without one. Polling backs it
+all up: without a session (a pooler in transaction mode, a server that is away) a job waits one poll at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+
+from tallybook._db.link import CONNECT, backoff, is_gone
+
+log = logging.getLogger("tallybook.worker")
+
+PROMOTE = " promote"
+CANCEL = " cancel"
+_PING_EVERY = 10.0  # a listening connection only reads: without a question it would not notice that its peer is gone
+_PING_LIMIT = 5.0
+
+
+class Sleeper:
+    """One listening session; `woken` is set by notifications for one of the queues."""
+
+    def __init__(self, dsn: str, name: str, queues: Sequence[str], *, on_word: Callable[[str], None]) -> None:
+        self._dsn = dsn
+        self._name = name
+        self._queues = list(queues)
+        self._on_word = on_word
+        self._conn: psycopg.AsyncConnection[Any] | None = None
+        self._watched: int | None = None
+        self._ended = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self.armed = False
+        self.clear = False
+        self.woken = asyncio.Event()
+
+    async def run(self) -> None:
+        """Keep the session alive for ever."""
+        failures = 0
+        while True:
+            try:
+                await self._connect()
+                failures = 0
+                while True:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_PING_EVERY):
+                            await self._ended.wait()
+                    self._ended.clear()
+                    async with asyncio.timeout(_PING_LIMIT):
+                        await self._ask("select 1", ())
+            except (psycopg.Error, OSError, TimeoutError) as error:
+                await self._drop()
+                if isinstance(error, psycopg.Error) and not is_gone(error):
+                    log.warning("the listening session failed: %s", str(error).strip())
+                failures += 1
+                await asyncio.sleep(backoff(failures))
+
+    async def _connect(self) -> None:
+        conn = await psycopg.AsyncConnection.connect(
+            self._dsn, **CONNECT, application_name=f"tallybook {self._name}"[:63]
+        )
+        conn.add_notify_handler(self._heard)
+        conn.prepare_threshold = None
+        await conn.execute("set statement_timeout = 0; listen tallybook")
+        # Promotions are heard as long as the session lives: a busy worker, which has got up, has them to do, too.
+        await conn.execute("select pg_advisory_lock_shared(1413565444, hashtext(%s))", (PROMOTE,))
+        self._conn = conn
+        self._watch(True)
+        self.woken.set()  # look at once: what was committed meanwhile woke nobody
+
+    async def _drop(self) -> None:
+        self._watch(False)
+        conn, self._conn = self._conn, None
+        self.armed = self.clear = False
+        if conn is not None:
+            await conn.close()
+        self.woken.set()
+
+    def _watch(self, on: bool) -> None:
+        # By the number under which it was added: a lost socket is closed by libpq, and asyncio would keep its entry, under
+        # which the next socket with that number is never heard.
+        loop, conn = asyncio.get_running_loop(), self._conn
+        if self._watched is not None:
+            loop.remove_reader(self._watched)
+            self._watched = None
+        if on and conn is not None and not conn.closed:
+            self._watched = conn.fileno()
+            loop.add_reader(self._watched, self._readable)
+
+    def _readable(self) -> None:
+        conn = self._conn
+        if conn is None:
+            return
+        try:
+            conn.pgconn.consume_input()
+            while word := conn.pgconn.notifies():
+                self._word(word.extra.decode("utf-8", "replace"))
+        except psycopg.Error:
+            self._watch(False)
+            self.armed = self.clear = False
+            self._ended.set()  # ping now, and reconnect
+
+    def _heard(self, notify: psycopg.Notify) -> None:
+        self._word(notify.payload)
+
+    def _word(self, word: str) -> None:
+        if word in (PROMOTE, CANCEL):
+            self._on_word(word)
+        elif word in self._queues:
+            self.woken.set()
+
+    async def _ask(self, sql: str, params: tuple[Any, ...]) -> Any:
+        async with self._lock:
+            conn = self._conn
+            if conn is None:
+                return None
+            self._watch(False)  # psycopg watches the socket itself while it waits for an answer
+            try:
+                cursor = await conn.execute(sql, params)
+                return await cursor.fetchone()
+            finally:
+                self._watch(True)
+                self._readable()
+
+    async def arm(self) -> bool:
+        """Lie down, or look at the gates again. True: from now on every producer that commits will wake this worker."""
+        try:
+            said = await self._ask(
+                "select armed, clear from tallybook.arm(%s::text[], %s::boolean)", (self._queues, self.armed)
+            )
+            self.armed, self.clear = said or (False, False)
+        except (psycopg.Error, OSError):
+            self.armed = self.clear = False
+        return self.clear
+
+    async def disarm(self) -> None:
+        """Get up: producers need not send notifications any more."""
+        if self.armed:
+            self.armed = self.clear = False
+            try:
+                await self._ask("select tallybook.disarm(%s::text[])", (self._queues,))
+            except (psycopg.Error, OSError):
+                log.debug("disarm failed; the session is made again")
+
+    async def wait(self, seconds: float) -> None:
+        """Until woken, or about so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.woken.wait()
+        except TimeoutError:
+            pass
+
+    async def close(self) -> None:
+        """Close the session."""
+        await self._drop()
+
+
+def jittered(seconds: float) -> float:
+    """Half to one and a half times as long."""
+    return seconds * random.uniform(0.5, 1.5)

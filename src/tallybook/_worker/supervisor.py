@@ -1,0 +1,212 @@
+"""tallybook worker --processes N: N worker processes of one program, kept running.
+
+A child that dies is started again, after 1 s at first, up to 30 s when it dies again and again. The first SIGTERM or
+SIGINT stops all children, the second aborts their jobs. Every child holds the reading end of a pipe whose only writing
+end is the parent's: when the parent is gone, SIGKILL included, the child stops by itself. (PR_SET_PDEATHSIG would be
+Linux only, and does not come to a child that has changed its user.)
+
+A child that ends with code 2 has been told something wrong (no such module, no schema): it would find it wrong again, so
+all are stopped and the parent ends with 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+__all__ = ["DSN_OF_PARENT", "Child", "supervise", "watch_parent"]
+
+log = logging.getLogger("tallybook.supervisor")
+
+_PIPE = "TALLYBOOK_PARENT_PIPE"
+DSN_OF_PARENT = "TALLYBOOK_PARENT_DSN"
+"""What --dsn would be, from a parent to its child."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_LIVED = 60.0  # who ran so long did not die of how it was started
+WRONG = 2
+
+
+def watch_parent(patience: timedelta) -> None:
+    """In a child: stop, as by SIGTERM, when the parent is gone, and be killed if that takes longer than `patience`.
+
+    Does nothing in a process that no supervisor started.
+    """
+    number = os.environ.pop(_PIPE, None)
+    if number is None:
+        return
+    pipe = int(number)
+    os.set_inheritable(pipe, False)
+
+    def wait() -> None:
+        while os.read(pipe, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(patience.total_seconds())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="tallybook-parent", daemon=True).start()
+
+
+class Child:
+    """One `tallybook` process that does not outlive this one."""
+
+    def __init__(self, words: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        self.words = list(words)
+        self.env = dict(env or {})
+        self.process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process number; 0 before the start."""
+        return self.process.pid if self.process else 0
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not been seen to end."""
+        return self.process is not None and self.process.returncode is None
+
+    async def start(self) -> None:
+        """Start it, in a process group of its own: Ctrl-C in the terminal comes to us, and from us to it, once."""
+        reading = _parent_pipe()
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # a click.py in the working directory is none of our business; the app is looked for there all the same
+            "-m",
+            "tallybook",
+            *self.words,
+            env={**os.environ, **self.env, _PIPE: str(reading)},
+            pass_fds=(reading,),
+            process_group=0,
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+
+    async def ended(self) -> int:
+        """Wait for its end; its exit code, negative for a signal."""
+        assert self.process is not None
+        return await self.process.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal if it runs."""
+        if self.running and self.process is not None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    async def stop(self, patience: float) -> int:
+        """SIGTERM, after `patience` seconds SIGKILL; returns when it is gone."""
+        self.send(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(patience):
+                return await self.ended()
+        except TimeoutError:
+            self.send(signal.SIGKILL)
+            return await self.ended()
+
+
+_pipe: tuple[int, int] | None = None
+
+
+def _parent_pipe() -> int:
+    """The reading end of the one pipe of this process; the writing end closes with this process, never before."""
+    global _pipe  # noqa: PLW0603 - one for the life of the process
+    if _pipe is None:
+        _pipe = os.pipe()
+    return _pipe[0]
+
+
+class _Supervisor:
+    def __init__(self, children: Sequence[Child], patience: timedelta) -> None:
+        self.children = children
+        self.patience = patience.total_seconds()
+        self.stopping = asyncio.Event()
+        self.code = 0
+
+    def stop(self) -> None:
+        """The first signal stops the children, the second aborts them; they tell the two apart."""
+        if not self.stopping.is_set():
+            log.info("stopping %s worker processes (again: now)", sum(child.running for child in self.children))
+            self.stopping.set()
+        for child in self.children:
+            child.send(signal.SIGTERM)
+
+    async def keep(self, number: int, child: Child) -> None:
+        """Run one child for as long as nobody stops us."""
+        pause = _FIRST_PAUSE
+        while not self.stopping.is_set():
+            started = time.monotonic()
+            await child.start()
+            log.info("worker process %s is %s", number, child.pid, extra={"event": "started", "pid": child.pid})
+            if self.stopping.is_set():
+                child.send(signal.SIGTERM)
+            code = await self._ended(child)
+            if self.stopping.is_set():
+                # By SIGTERM itself: it had not begun yet, or was done but for its exit.
+                self.code = self.code or (0 if code in (0, -signal.SIGTERM) else 1)
+                return
+            if code == WRONG:
+                self.code = WRONG
+                self.stop()
+                return
+            pause = _FIRST_PAUSE if time.monotonic() - started > _LIVED else pause
+            log.warning(
+                "worker process %s (%s) %s; a new one in %g s",
+                number,
+                child.pid,
+                how(code),
+                pause,
+                extra={"event": "died"},
+            )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self.stopping.wait()
+            pause = min(_LONGEST_PAUSE, pause * 2)
+
+    async def _ended(self, child: Child) -> int:
+        """Its exit code; once we stop it has only so long."""
+        ending = asyncio.ensure_future(child.ended())
+        stopping = asyncio.ensure_future(self.stopping.wait())
+        await asyncio.wait((ending, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not ending.done() and not (await asyncio.wait((ending,), timeout=self.patience))[0]:
+            log.error("worker process %s does not end, it is killed", child.pid)
+            child.send(signal.SIGKILL)
+        return await ending
+
+
+def how(code: int) -> str:
+    """In words, how a process ended."""
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+async def supervise(words: Sequence[str], name: str | None, processes: int, *, patience: timedelta) -> int:
+    """Run `tallybook worker` with these words in so many processes until stopped; the exit code for this process.
+
+    `patience` is how long after a stop the children may run until they are killed.
+    """
+    commands = [
+        ["worker", *words, "--processes", "1", *(["--name", f"{name}-{number}"] if name else [])]
+        for number in range(1, processes + 1)
+    ]
+    children = [Child(command) for command in commands]
+    supervisor = _Supervisor(children, patience)
+    loop = asyncio.get_running_loop()
+    for caught in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(caught, supervisor.stop)
+    try:
+        await asyncio.gather(*(supervisor.keep(at, child) for at, child in enumerate(children, 1)))
+    finally:
+        for child in children:
+            child.send(signal.SIGKILL)
+    return supervisor.code

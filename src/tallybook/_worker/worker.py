@@ -1,0 +1,299 @@
+"""The life of a worker: start, run, stop on the first signal, abort on the second."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from tallybook._db import migrate
+from tallybook._db.link import Link, dsn_for_people
+from tallybook._upkeep.promote import Promoter
+from tallybook._upkeep.rescue import Rescuer
+from tallybook._worker.claimer import Claimer
+from tallybook._worker.finisher import Finisher
+from tallybook._worker.heartbeat import Heartbeat
+from tallybook._worker.jobs import Book
+from tallybook._worker.runner import Runner
+from tallybook._worker.settings import WorkerSettings
+from tallybook._worker.sleeper import CANCEL, Sleeper
+from tallybook.errors import QueueUnavailable
+
+if TYPE_CHECKING:
+    from tallybook._app import App
+
+log = logging.getLogger("tallybook.worker")
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What a worker did in its life."""
+
+    completed: int
+    failed: int
+    """Attempts that failed and go on after a backoff, snoozed ones included."""
+    dead: int
+    released: int
+    """Jobs that were given back unfinished at the stop."""
+
+
+class Worker:
+    """One process's worker. `run` lives until `stop`."""
+
+    def __init__(self, app: App, dsn: str, settings: WorkerSettings) -> None:
+        self.settings = settings
+        self.dsn = dsn
+        self.book = Book(dict(settings.queues))
+        self.finishes = Link(dsn, settings.name)
+        self.upkeep = Link(dsn, settings.name)
+        self.finisher = Finisher(self.finishes, self.book, on_scheduled=self._on_scheduled)
+        self.runner = Runner(app, self.book, self.finisher, threads=settings.slots, worker_name=settings.name)
+        self.sleeper = (
+            Sleeper(dsn, settings.name, list(settings.queues), on_word=self._on_word) if settings.notify else None
+        )
+        self.promoter = Promoter(self.upkeep, on_promoted=self._wake)
+        self.rescuer = Rescuer(self.upkeep, lease=settings.lease, every=settings.rescue_look, on_rescued=self._wake)
+        self.heartbeat: Heartbeat | None = None
+        self.claimer = Claimer(
+            dsn,
+            settings,
+            self.book,
+            self.runner,
+            self.finisher,
+            self.sleeper,
+            worker_id=self._id,
+            on_many=self._beat_now,
+        )
+        self._app = app
+        self._aborted = asyncio.Event()
+        self._services: list[asyncio.Task[None]] = []
+
+    def _id(self) -> int:
+        return self.heartbeat.worker_id if self.heartbeat else 0
+
+    def _given_up(self, worker_id: int) -> None:
+        # In one step of the loop: no claim under the new number can come before the old one's jobs are told.
+        self.runner.lost()
+        assert self.heartbeat is not None
+        self.heartbeat.worker_id = worker_id
+        self._wake()  # the last wake-up may have gone into a claim that was refused
+
+    def _beat_now(self) -> None:
+        if self.heartbeat:
+            self.heartbeat.beat_now()
+
+    def _wake(self) -> None:
+        self.claimer.wake()
+
+    def _on_word(self, word: str) -> None:
+        if word == CANCEL:
+            self._beat_now()
+        else:
+            self.promoter.at_latest_in(0, behind=True)
+
+    def _on_scheduled(self, delay: Any) -> None:
+        self.promoter.at_latest_in(delay.total_seconds())
+
+    async def start(self) -> None:
+        """Connect, check the schema, go on record, open the lifespans. Waits for a server that is not up."""
+        await self.upkeep.first()
+        await asyncio.to_thread(self._check_schema)
+        await self.claimer.link.first()
+        await self.runner.open()
+        loop = asyncio.get_running_loop()
+        self.heartbeat = Heartbeat(
+            self.dsn,
+            self.settings,
+            list(self._app.tasks),
+            self.book,
+            on_cancel=lambda job, reason: loop.call_soon_threadsafe(self.runner.cancel, job, reason),
+            on_given_up=lambda worker_id: loop.call_soon_threadsafe(self._given_up, worker_id),
+        )
+        await asyncio.to_thread(self.heartbeat.register)
+        self.heartbeat.start()
+        self._serve(self.finisher.run(), "finisher")
+
+    def _check_schema(self) -> None:
+        with psycopg.connect(self.dsn, connect_timeout=10, autocommit=True) as conn:
+            migrate.check(conn)
+            known = [
+                row[0]
+                for row in conn.execute("select name from tallybook.queue union select queue from tallybook.lane")
+            ]
+        for queue in self.settings.queues:
+            if queue not in known and (near := get_close_matches(queue, known, 1, 0.75)):
+                log.warning(
+                    "no job was ever put into queue %r; did you mean %r? It is served all the same", queue, near[0]
+                )
+
+    def _serve(self, service: Any, name: str) -> None:
+        running = asyncio.create_task(service, name=f"tallybook-{name}")
+        running.add_done_callback(self._service_ended)
+        self._services.append(running)
+
+    def _service_ended(self, service: asyncio.Task[None]) -> None:
+        if not service.cancelled() and (error := service.exception()):
+            # A service that ends is a defect of ours: do not go on without it as if nothing were.
+            log.critical("%s failed, the worker stops", service.get_name(), exc_info=error)
+            self._failed = error
+            self.claimer.stopping.set()
+            self.book.changed.set()
+            self._wake()
+
+    _failed: BaseException | None = None
+    _starting: asyncio.Task[None] | None = None
+
+    async def run(self) -> WorkerReport:
+        """Start, claim until told to stop, end what runs."""
+        try:
+            await self._begin()
+            log.info(
+                "worker %s (%s) serves %s with %s tasks",
+                self._id(),
+                self.settings.name,
+                ", ".join(f"{q}={n}" for q, n in self.settings.queues.items()),
+                len(self._app.tasks),
+                extra={"event": "started"},
+            )
+            if self.sleeper:
+                self._serve(self.sleeper.run(), "listener")
+            self._serve(self.promoter.run(), "promote")
+            self._serve(self.rescuer.run(), "rescue")
+            await self._claim()
+            return await self._finish()
+        except asyncio.CancelledError:  # the program that runs us ends: what a second stop does
+            await self.give_back()
+            raise
+        except QueueUnavailable:
+            if not self.claimer.stopping.is_set():
+                raise
+            return WorkerReport(0, 0, 0, 0)  # told to stop before the server could be reached
+        except Exception:  # a defect of ours: what runs gets its end all the same
+            await self.give_back()
+            raise
+        finally:
+            await self._close()
+            if self._failed:
+                raise self._failed
+
+    async def _begin(self) -> None:
+        self._starting = asyncio.create_task(self.start(), name="tallybook-start")
+        try:
+            await self._starting
+        except asyncio.CancelledError:
+            self._starting.cancel()
+            await asyncio.wait((self._starting,))
+            if not self.claimer.stopping.is_set():
+                raise
+            raise QueueUnavailable(dsn_for_people(self.dsn), "told to stop while starting") from None
+
+    async def _claim(self) -> None:
+        claiming = asyncio.create_task(self.claimer.run(), name="tallybook-claimer")
+        stopping = asyncio.create_task(self.claimer.stopping.wait())
+        try:
+            await asyncio.wait((claiming, stopping), return_when=asyncio.FIRST_COMPLETED)
+            # A server that does not answer holds up no stop; what that claim took is rescued.
+            await asyncio.wait((claiming,), timeout=self.settings.abort_timeout.total_seconds())
+        finally:
+            stopping.cancel()
+            claiming.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await claiming
+
+    async def give_back(self) -> None:
+        """Abort what runs and tell the database its end, for whoever cancels a worker or a drain."""
+        self.claimer.stopping.set()
+        self._aborted.set()
+        await self._finish()
+
+    def stop(self) -> None:
+        """Claim nothing more and finish what runs; a second time: abort it."""
+        if self.claimer.stopping.is_set():
+            log.warning("stopping now: running jobs are aborted and given back")
+            self._aborted.set()
+            return
+        log.info("stopping: finishing %s running jobs (again: now)", len(self.book.running))
+        self.claimer.stopping.set()
+        self.claimer.link.giving_up.set()
+        if self.heartbeat is None:  # still waiting for the server
+            self.upkeep.giving_up.set()
+        self.book.changed.set()
+        self._wake()
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()  # a lifespan may wait for something that does not come
+
+    async def _finish(self) -> WorkerReport:
+        if not await self._ended_within(self.settings.stop_timeout.total_seconds(), self._aborted):
+            self.runner.abort()
+            await self._ended_within(self.settings.abort_timeout.total_seconds(), None)
+        left = list(self.book.running.values())
+        for job in left:  # a thread cannot be ended: whatever it still does, its end will be refused
+            self.finisher.snooze(job, timedelta(0))
+            self.book.freed(job)
+        await self._told()
+        counts = self.finisher.counts
+        return WorkerReport(counts["completed"], counts["scheduled"], counts["dead"], len(left) + counts["available"])
+
+    async def _told(self) -> None:
+        """Wait until the database knows every end; not for ever where it cannot be reached."""
+        try:
+            async with asyncio.timeout(self.settings.abort_timeout.total_seconds()):
+                await self.finisher.drained()
+        except TimeoutError:
+            log.error("%s ends could not be told to the server; those jobs will be rescued", self.finisher.waiting)
+
+    async def _ended_within(self, seconds: float, sooner: asyncio.Event | None) -> bool:
+        until = time.monotonic() + seconds
+        while self.book.running:
+            left = until - time.monotonic()
+            if left <= 0 or (sooner and sooner.is_set()):
+                return False
+            self.book.changed.clear()
+            waits = [asyncio.create_task(self.book.changed.wait())]
+            if sooner:
+                waits.append(asyncio.create_task(sooner.wait()))
+            await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        return True
+
+    async def _close(self) -> None:
+        for service in self._services:
+            service.cancel()
+        await asyncio.gather(*self._services, return_exceptions=True)
+        if self.heartbeat and self.heartbeat.worker_id:
+            # First: a beat after worker_stop would be refused, and put the worker on record again.
+            self.heartbeat.stop()
+            await asyncio.to_thread(self.heartbeat.join, 2.0)
+            with contextlib.suppress(Exception):  # the others rescue it if this does not get through
+                async with asyncio.timeout(5):
+                    conn = await self.upkeep.connect()
+                    await conn.execute("select tallybook.worker_stop(%s::int)", (self.heartbeat.worker_id,))
+        await self.runner.close()
+        if self.sleeper:
+            await self.sleeper.close()
+        for link in (self.claimer.link, self.finishes, self.upkeep):
+            await link.close()
+
+
+@contextlib.contextmanager
+def signals(worker: Worker) -> Iterator[None]:
+    """SIGTERM and SIGINT stop the worker, a second one aborts."""
+    loop = asyncio.get_running_loop()
+    caught = (signal.SIGTERM, signal.SIGINT)
+    for number in caught:
+        loop.add_signal_handler(number, worker.stop)
+    try:
+        yield
+    finally:
+        for number in caught:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,102 @@
+"""The demo's input: a CSV file with a header, each row of which becomes one JSON object."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from tallybook.errors import TallybookError
+
+SHIPPED = Path(__file__).with_name("submissions.csv")
+MOST = 10_000
+"""Rows that are taken of a longer file, so that the demo ends within a minute."""
+
+Row = dict[str, str]
+
+
+class InputError(TallybookError):
+    """The file cannot be used; the text says which file, where in it, and what to do."""
+
+
+def read(path: Path) -> list[Row]:
+    """The first MOST rows of the file. InputError."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(_rows(path, file))
+    except UnicodeDecodeError:
+        _not_utf8(path)
+    except FileNotFoundError:
+        hint = "Name a CSV file with DEMO_INPUT=file.csv or --input, or leave it out for the rows that come along"
+        raise InputError(f"{path}: there is no such file", hint=hint) from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if not rows:
+        raise InputError(f"{path}: there is a header and no row after it", hint="Each row becomes one submission")
+    return rows
+
+
+def _rows(path: Path, file: Iterator[str]) -> Iterator[Row]:
+    first = next(file, "")
+    if not first.strip():
+        what = "the first line is blank" if first else "the file is empty"
+        raise InputError(f"{path}: {what}", hint="The first line names the columns, each further one is a submission")
+    delimiter = max(",;\t", key=first.count)
+    header = _header(path, first, delimiter)
+    lines = csv.reader(file, delimiter=delimiter, strict=True)
+    line = 2
+    count = 0
+    try:
+        for cells in lines:
+            at, line = line, lines.line_num + 2
+            if not cells:
+                continue
+            yield _row(path, at, header, cells)
+            count += 1
+            if count == MOST:
+                return
+    except csv.Error as error:
+        raise InputError(f"{path}, line {line}: not CSV: {error}") from None
+
+
+def _header(path: Path, line: str, delimiter: str) -> list[str]:
+    try:
+        (names,) = csv.reader([line], delimiter=delimiter, strict=True)
+    except (csv.Error, ValueError) as error:
+        raise InputError(f"{path}, line 1: the header is not CSV: {error}") from None
+    names = [name.strip() for name in names]
+    hint = "The first line names the columns, as in name,email,message"
+    for at, name in enumerate(names, 1):
+        if not name:
+            raise InputError(f"{path}, line 1: there is no header: column {at} has no name", hint=hint)
+        if "@" in name or "\0" in name or re.fullmatch(r"[-+]?\d[\d.,:/-]*", name):
+            raise InputError(f"{path}, line 1: there is no header: {name[:40]!r} is a value, not a name", hint=hint)
+        if name in names[: at - 1]:
+            raise InputError(f"{path}, line 1: two columns have the name {name!r}", hint=hint)
+    return names
+
+
+def _row(path: Path, line: int, header: list[str], cells: list[str]) -> Row:
+    if len(cells) > len(header):
+        raise InputError(
+            f"{path}, line {line}: {len(cells)} columns, the header names {len(header)}",
+            hint='A value with a comma in it goes in quotes: "a, b"',
+        )
+    row = dict(zip(header, cells, strict=False))
+    for name, value in row.items():
+        if "\0" in value:
+            raise InputError(f"{path}, line {line}: {name!r} holds a NUL character, which PostgreSQL cannot store")
+    return row
+
+
+def _not_utf8(path: Path) -> NoReturn:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                what = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
+                raise InputError(f"{path}, line {number}: not UTF-8: {what}", hint="Save it as UTF-8") from None
+    raise InputError(f"{path}: not UTF-8", hint="Save it as UTF-8")

@@ -1,0 +1,349 @@
+"""A small manager of a real PostgreSQL: for `tallybook dev`, the demo, the tests and a user's own tests.
+
+    with temporary_server() as server:                      # gone without a trace at the end
+        with psycopg.connect(server.dsn()) as conn: ...
+
+    with Server(Path(".tallybook/pg18")) as server: ...     # keeps its data
+
+What it promises:
+
+- No server is left behind, however the process that started it ends: a guard process holds the other end of a pipe
+  (see _embedded/guard_main.py). Where that is killed too, the kernel tells the postmaster (Linux).
+- Nothing outside directories that it made itself changes owner or mode. As root it runs the server as `postgres` or
+  `nobody`, and copies what that user cannot reach instead of opening it up.
+- The server listens on a Unix socket in a private directory; with `tcp=True` also on 127.0.0.1 with a random
+  password. Never on anything else.
+
+Known limits: Linux and macOS only, only Linux is tested. On macOS a server outlives its guard if that is killed by
+SIGKILL, until the next start on the same data. A copy of the process made by a C library's fork() (not by Python's)
+keeps the server running as long as the copy lives.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+from urllib.parse import quote
+
+if sys.platform == "win32":
+    raise ImportError("tallybook.embedded runs on Linux and macOS only; on Windows, use a PostgreSQL of your own")
+
+import psycopg
+from psycopg import sql
+
+from ._embedded.account import Account, server_account
+from ._embedded.binaries import binaries, default_version, installed_versions
+from ._embedded.cluster import Cluster
+from ._embedded.errors import EmbeddedBusy, EmbeddedError, EmbeddedStartFailed, EmbeddedUnavailable
+from ._embedded.guard import Guard
+from ._embedded.pidfile import Postmaster, is_running
+from ._embedded.places import RunDirectory
+from ._embedded.settings import NOT_DURABLE, Setting, checked, command_line
+from ._embedded.template import SUPERUSER, reachable_binaries
+
+__all__ = [
+    "EmbeddedBusy",
+    "EmbeddedError",
+    "EmbeddedStartFailed",
+    "EmbeddedUnavailable",
+    "Server",
+    "binaries",
+    "default_version",
+    "installed_versions",
+    "temporary_server",
+]
+
+_PORT = 5432  # names the socket in its private directory; no two servers share one
+_POLL = 0.02
+_LARGEST_LOG = 10_000_000
+
+
+class Server:
+    """A PostgreSQL server on one data directory, which it makes when it is not there; a context manager.
+
+    data_dir  kept when the server stops. Beside it lie `NAME.log` and `NAME.lock`. For root, when the server's user
+              cannot reach it, it becomes a symbolic link to a directory in /var/lib/tallybook.
+    version   major version; None: that of TALLYBOOK_PG_BIN, else 18. Must fit the data that is there.
+    settings  of postgresql.conf, given on the command line. What decides where the server listens is refused.
+    tcp       listen on 127.0.0.1 too, with a password that is made anew at each start and is part of `dsn()`.
+    port      the TCP port; None: a free one. Without `tcp` it only names the socket.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        version: int | None = None,
+        settings: Mapping[str, Setting] | None = None,
+        port: int | None = None,
+        *,
+        tcp: bool = False,
+    ) -> None:
+        self.version = default_version() if version is None else version
+        self._cluster = Cluster(Path(data_dir), self.version)
+        self.data_dir = self._cluster.path
+        self.settings = checked(settings or {})
+        self.log_path = self._cluster.beside(".log")
+        self._wanted_port = port
+        self._tcp = tcp
+        self._account: Account | None = None
+        self._run: RunDirectory | None = None
+        self._is_temporary = False
+        self._guard: Guard | None = None
+        self._attached: Postmaster | None = None
+        self._sockets: Path | None = None
+        self._port = port or _PORT
+        self._password = ""
+
+    def __repr__(self) -> str:
+        state = f"pid {self.pid}" if self.pid else "not running"
+        return f"<Server PostgreSQL {self.version} in {self.data_dir}, {state}>"
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int | None:
+        """The postmaster's process number; None when no server runs."""
+        if self._attached is not None:
+            return self._attached.pid if is_running(self._attached.pid) else None
+        if self._guard is None or self._guard.exited():
+            return None
+        return self._guard.pid
+
+    @property
+    def guard_pid(self) -> int | None:
+        """The guard's process number; None when there is none, as for a server that we attached to."""
+        return self._guard.process_id if self._guard is not None else None
+
+    @property
+    def attached(self) -> bool:
+        """True when the server was started by another process, which will also stop it."""
+        return self._attached is not None
+
+    def dsn(self, dbname: str = "postgres") -> str:
+        """Return a URI for one database that psycopg, asyncpg, SQLAlchemy, Django and psql understand.
+
+        It stays the same from start to start, but for TCP's password and for a port that was not given.
+        Raises EmbeddedError when the server was not started.
+        """
+        if self._sockets is None:
+            raise EmbeddedError(f"the server in {self.data_dir} is not started, so there is nothing to connect to")
+        if self._tcp and self._attached is None:
+            return f"postgresql://{SUPERUSER}:{self._password}@127.0.0.1:{self._port}/{quote(dbname, safe='')}"
+        return self._socket_dsn(dbname)
+
+    def start(self, *, attach: bool = False, timeout: float = 60.0) -> Self:
+        """Start the server, on a new cluster when there is none, and return when it takes connections.
+
+        A server that runs already is left as it is. When another process runs one on this data directory, `attach`
+        makes this object use that one, of which `stop` then only lets go; otherwise EmbeddedBusy is raised. One
+        whose starter has died is waited for, since it is about to stop. `timeout` is in seconds, for all of it.
+
+        Raises EmbeddedUnavailable, EmbeddedBusy, EmbeddedStartFailed, and EmbeddedError when the data directory
+        holds something else or another version.
+        """
+        if self.pid is not None:
+            return self
+        self._attached = None
+        if self._guard is not None and not (self._guard.is_ours and self._guard.is_alive()):
+            self._let_go()
+        deadline = time.monotonic() + timeout
+        self._account = server_account()
+        programs = reachable_binaries(binaries(self.version), self._account)
+        if self._guard is None:
+            self.data_dir.parent.mkdir(parents=True, exist_ok=True)
+            taken = self._cluster.take(attach=attach, deadline=deadline)
+            if isinstance(taken, Postmaster):
+                self._attached, self._sockets, self._port = taken, taken.sockets, taken.port or _PORT
+                return self
+            try:
+                self._cluster.prepare(programs, self._account, durable=not self._is_temporary)
+                self._open_guard(taken)
+            finally:
+                os.close(taken)  # the guard holds the lock from here on, and the server
+        try:
+            self._launch(programs, deadline)
+        except BaseException:
+            self._stop("immediate", 0)
+            raise
+        return self
+
+    def stop(self, mode: Literal["fast", "immediate"] = "fast", *, timeout: float = 60.0) -> None:
+        """Stop the server and return when it is gone; does nothing when none runs.
+
+        "fast" throws clients out and writes everything back; when that takes more than `timeout` seconds it becomes
+        "immediate", which leaves crash recovery to the next start. A server that was only attached to keeps running.
+        """
+        if mode not in ("fast", "immediate"):
+            raise ValueError(f"mode must be 'fast' or 'immediate', not {mode!r}")
+        self._stop(mode, timeout)
+
+    def kill(self) -> None:
+        """SIGKILL the postmaster and all of its processes, as a power cut would, and return when they are gone.
+
+        `start` brings the server back under the same DSN, through crash recovery. Until then or `stop` the data
+        directory stays taken. Raises EmbeddedError for an attached server.
+        """
+        if self._attached is not None:
+            raise EmbeddedError("this server was started by another process, which alone may kill it")
+        if self._guard is not None and not self._guard.exited():
+            self._guard.kill()
+
+    def create_database(self, name: str, template: str | None = None) -> str:
+        """Create a database, as a copy of `template` if given, and return its DSN. Psycopg's errors pass through."""
+        statement = sql.SQL("create database {}").format(sql.Identifier(name))
+        if template is not None:
+            statement += sql.SQL(" template {}").format(sql.Identifier(template))
+        self._execute(statement)
+        return self.dsn(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database, throwing out whoever is connected to it; one that is not there is no error."""
+        self._execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+
+    def _open_guard(self, lock: int) -> None:
+        if self._run is None:
+            self._run = RunDirectory.make(self._account, for_data=self.data_dir)
+        with suppress(FileNotFoundError):
+            if self.log_path.stat().st_size > _LARGEST_LOG:
+                self.log_path.rename(self._cluster.beside(".log.1"))
+        log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            self._guard = Guard(self._run.path, self._account, log, (self._run.lock, lock))
+        finally:
+            os.close(log)
+
+    def _launch(self, programs: Path, deadline: float) -> None:
+        assert self._guard is not None and self._run is not None
+        self._sockets = self._run.sockets
+        for left in self._sockets.glob(".s.PGSQL.*"):
+            left.unlink()  # of a killed server; the directory is for this one alone
+        self._cluster.clear_stale()
+        log_start = self.log_path.stat().st_size
+        for attempt in range(3):
+            if self._wanted_port is None and self._tcp:
+                self._port = _free_port()
+            data = self.data_dir.resolve()
+            self._guard.start(
+                command_line(programs, data, self.settings, sockets=self._sockets, port=self._port, tcp=self._tcp)
+            )
+            if self._becomes_ready(deadline):
+                break
+            tail = _tail(self.log_path, log_start)
+            taken = self._tcp and self._wanted_port is None and "could not bind" in tail
+            if not taken or attempt == 2:  # somebody else may take a free port before the server does
+                what = "did not become ready in time" if self._guard.pid else "ended while starting"
+                raise EmbeddedStartFailed(
+                    f"PostgreSQL {self.version} in {self.data_dir} {what}; see {self.log_path}", log_tail=tail
+                )
+        if self._tcp:
+            self._set_password()
+
+    def _becomes_ready(self, deadline: float) -> bool:
+        assert self._guard is not None
+        while time.monotonic() < deadline:
+            try:
+                psycopg.connect(self._socket_dsn("postgres"), connect_timeout=5).close()
+            except psycopg.OperationalError:
+                if self._guard.exited(_POLL):
+                    return False
+            else:
+                return True
+        return False
+
+    def _set_password(self) -> None:
+        self._password = secrets.token_urlsafe(24)
+        with psycopg.connect(self._socket_dsn("postgres"), autocommit=True) as conn:
+            # Hashed here, so that the password itself shows up in no log and no pg_stat_activity.
+            secret = conn.pgconn.encrypt_password(self._password.encode(), SUPERUSER.encode(), b"scram-sha-256")
+            conn.execute(
+                sql.SQL("alter role {} password {}").format(sql.Identifier(SUPERUSER), sql.Literal(secret.decode()))
+            )
+
+    def _stop(self, mode: str, timeout: float) -> None:
+        if self._guard is not None and not self._guard.exited():
+            self._guard.stop(mode, timeout)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Forget a server that has ended, or that was only attached to, and the guard that is not needed any more."""
+        self._attached = self._sockets = None
+        guard = self._guard
+        if guard is not None and not guard.is_ours:
+            if self._run is not None:
+                self._run.release()
+            self._guard = self._run = None
+            return
+        if guard is not None and not (self._is_temporary and guard.is_alive()):
+            self._guard = None
+            if not guard.close():
+                self._cluster.end_abandoned()
+        if self._guard is None and not self._is_temporary and self._run is not None:
+            self._run.remove()  # the guard has done that already, unless it was killed
+            self._run.release()
+            self._run = None
+
+    def _socket_dsn(self, dbname: str) -> str:
+        name, host = quote(dbname, safe=""), quote(str(self._sockets), safe="/")
+        return f"postgresql://{SUPERUSER}@/{name}?host={host}&port={self._port}"
+
+    def _execute(self, statement: sql.Composed) -> None:
+        with psycopg.connect(self.dsn(), autocommit=True) as conn:
+            conn.execute(statement)
+
+
+@contextmanager
+def temporary_server(
+    version: int | None = None,
+    settings: Mapping[str, Setting] | None = None,
+    durable: bool = False,
+    *,
+    tcp: bool = False,
+) -> Iterator[Server]:
+    """Run a server on a new cluster for the length of the `with` block, and remove both at its end.
+
+    Unless `durable`, nothing is forced to disk: what is committed survives `Server.kill()`, but would not survive a
+    crash of the machine. The server can be stopped, killed and started again inside the block. When this process
+    dies, server and directory are gone within seconds. Errors as in `Server.start`.
+    """
+    run = RunDirectory.make(server_account())
+    try:
+        server = Server(run.path / "data", version, {**({} if durable else NOT_DURABLE), **(settings or {})}, tcp=tcp)
+    except BaseException:
+        run.remove()
+        run.release()
+        raise
+    server._run = run
+    server._is_temporary = True
+    try:
+        yield server.start()
+    finally:
+        server._is_temporary = False
+        server.stop("immediate")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _tail(path: Path, start: int, lines: int = 20) -> str:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start, size - 20_000))
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])

@@ -1,0 +1,319 @@
+"""Every error that Tallybook raises, in one tree.
+
+    TallybookError
+    ├── PayloadError (ValueError)        args or a result cannot be stored, or cannot be read as the task wants them
+    ├── SignatureError (TypeError)       a call does not fit the task, or the task's signature cannot be served
+    ├── ConfigError (ValueError)         an option or a setting has a wrong value
+    ├── InvalidArgument (ValueError)     TB005: the server refused an argument of a verb
+    ├── NotSupported                     this combination is not offered
+    ├── ConnectionNotSupported (TypeError)  the object passed as connection is none that Tallybook can use
+    ├── WrongIsolationLevel              TB003: the caller's transaction has an isolation level that the verb refuses
+    ├── DuplicateTask                    two functions under one task name
+    ├── UnknownTask                      no function for this task name here
+    ├── UnknownQueue                     no such queue
+    ├── UnknownJob                       TB002: no such job, or its history is pruned
+    ├── LeaseLost                        TB001: the attempt is not this worker's any more
+    ├── WorkerEnded                      TB006: the worker is unknown to the server, or was declared ended
+    ├── ForeignCursor                    TB004: the cursors were written by another cluster; rebase first
+    ├── QueueUnavailable                 the server cannot be reached
+    └── SchemaError                      TB007: program and database are of different versions
+        ├── SchemaMissing                there is no schema `tallybook` in this database
+        ├── SchemaTooOld                 migrate the database
+        └── SchemaTooNew                 update the program
+
+Each error carries its data as attributes, and its text says what is wrong, where, and what to do about it. An error
+that comes from the server has the server's text; of its attributes only `sqlstate`, `detail` and `hint` are set then.
+All of them can be pickled, so that they pass from a process executor to its worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import Self
+
+__all__ = [
+    "ConfigError",
+    "ConnectionNotSupported",
+    "DuplicateTask",
+    "ForeignCursor",
+    "InvalidArgument",
+    "LeaseLost",
+    "NotSupported",
+    "PayloadError",
+    "QueueUnavailable",
+    "SchemaError",
+    "SchemaMissing",
+    "SchemaTooNew",
+    "SchemaTooOld",
+    "SignatureError",
+    "TallybookError",
+    "UnknownJob",
+    "UnknownQueue",
+    "UnknownTask",
+    "WorkerEnded",
+    "WrongIsolationLevel",
+    "from_sqlstate",
+]
+
+
+class TallybookError(Exception):
+    """The root of all errors of Tallybook. `detail` and `hint` are full sentences, `sqlstate` is the server's code."""
+
+    sqlstate: str | None = None
+    detail: str | None = None
+    hint: str | None = None
+
+    def __init__(self, message: str, *, detail: str | None = None, hint: str | None = None) -> None:
+        super().__init__(_sentence(message, detail, hint))
+        if detail:
+            self.detail = detail
+        if hint:
+            self.hint = hint
+
+    @classmethod
+    def of_server(cls, sqlstate: str, message: str, detail: str | None, hint: str | None) -> Self:
+        """The error for what the server raised, with the server's words; attributes of the subclass stay None."""
+        error = cls.__new__(cls)
+        TallybookError.__init__(error, message, detail=detail, hint=hint)
+        error.sqlstate = sqlstate
+        return error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # BaseException would call the class with the finished text; subclasses take their data instead.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[TallybookError], args: tuple[object, ...], data: dict[str, object]) -> TallybookError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(data)
+    return error
+
+
+def _sentence(message: str, detail: str | None, hint: str | None) -> str:
+    parts = [part.strip().removesuffix(".") for part in (message, detail, hint) if part and part.strip()]
+    return ". ".join(parts) + ("." if len(parts) > 1 and parts[-1][-1] not in "?!" else "")
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    close = get_close_matches(name, list(known), n=1)
+    return f"Did you mean {close[0]!r}?" if close else None
+
+
+class PayloadError(TallybookError, ValueError):
+    """Args or a result cannot be stored as JSON, or what is stored is not what the task's annotations ask for.
+
+    `path` is where, like `$.items[3].name` (`$` is the whole value); `reason` is what is wrong there; `task` is the
+    task's name; `what` is "args", "result", ... Another attempt would end the same, so it is not retried by default.
+    """
+
+    path: str | None = None
+    reason: str | None = None
+    task: str | None = None
+    what: str | None = None
+
+    def __init__(self, path: str, reason: str, *, task: str, what: str = "args", verb: str = "stored") -> None:
+        super().__init__(f"{what} of task {task!r} cannot be {verb}: {path}: {reason}")
+        self.path, self.reason, self.task, self.what = path, reason, task, what
+
+
+class SignatureError(TallybookError, TypeError):
+    """A call does not fit the task's signature, or the signature is one that Tallybook cannot serve."""
+
+    task: str | None = None
+    reason: str | None = None
+
+    def __init__(self, task: str, reason: str) -> None:
+        super().__init__(f"task {task!r}: {reason}")
+        self.task, self.reason = task, reason
+
+
+class ConfigError(TallybookError, ValueError):
+    """An option or a setting has a wrong value: `option` names it, `value` is what was given, `reason` says why not."""
+
+    option: str | None = None
+    value: object = None
+    reason: str | None = None
+
+    def __init__(self, option: str, value: object, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{option}: {_shown(value)}: {reason}", hint=hint)
+        self.option, self.value, self.reason = option, value, reason
+
+
+def _shown(value: object) -> str:
+    try:
+        text = f"{value.total_seconds():g} s" if isinstance(value, timedelta) else repr(value)
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+class InvalidArgument(TallybookError, ValueError):
+    """The server refused an argument of a verb (TB005), for example an empty queue name."""
+
+
+class NotSupported(TallybookError):
+    """Tallybook does not offer this; `what` is what was asked for, the hint names what to do instead."""
+
+    what: str | None = None
+
+    def __init__(self, what: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{what} is not supported", hint=hint)
+        self.what = what
+
+
+class ConnectionNotSupported(TallybookError, TypeError):
+    """The object passed as connection is none that Tallybook can use; `kind` is its class, by full name."""
+
+    kind: str | None = None
+
+    def __init__(self, connection: object, accepted: str) -> None:
+        kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
+        super().__init__(f"cannot use a {kind} as connection", hint=f"Pass {accepted}")
+        self.kind = kind
+
+
+class WrongIsolationLevel(TallybookError):
+    """The transaction's isolation level is one that the verb cannot work in (TB003)."""
+
+
+class DuplicateTask(TallybookError):
+    """Two functions were given one task name: `first` and `second` say where each is defined."""
+
+    task: str | None = None
+    first: str | None = None
+    second: str | None = None
+
+    def __init__(self, task: str, first: str, second: str) -> None:
+        super().__init__(
+            f"task {task!r} is defined twice, in {first} and in {second}", hint="Give one of them another name=..."
+        )
+        self.task, self.first, self.second = task, first, second
+
+
+class UnknownTask(TallybookError):
+    """No function is known under this task name; `task` is the name, `known` are the names that there are."""
+
+    task: str | None = None
+    known: tuple[str, ...] = ()
+
+    def __init__(self, task: str, known: Iterable[str] = ()) -> None:
+        self.known = tuple(sorted(known))
+        hint = _did_you_mean(task, self.known) or "Import the module that defines it, or run the job elsewhere"
+        super().__init__(f"unknown task {task!r}", hint=hint)
+        self.task = task
+
+
+class UnknownQueue(TallybookError):
+    """There is no such queue; `queue` is the name, `known` are the names that there are."""
+
+    queue: str | None = None
+    known: tuple[str, ...] = ()
+
+    def __init__(self, queue: str, known: Iterable[str] = ()) -> None:
+        self.known = tuple(sorted(known))
+        hint = _did_you_mean(queue, self.known) or "See the names with `tallybook queue list`"
+        super().__init__(f"unknown queue {queue!r}", hint=hint)
+        self.queue = queue
+
+
+class UnknownJob(TallybookError):
+    """There is no such job, or its history is past its retention (TB002); `job` is its id."""
+
+    job: int | None = None
+
+    def __init__(self, job: int) -> None:
+        super().__init__(
+            f"unknown job {job}", hint="It was never committed, or its history was pruned after its retention"
+        )
+        self.job = job
+
+
+class LeaseLost(TallybookError):
+    """The attempt does not belong to this worker any more (TB001); what it wanted to record was refused."""
+
+    job: int | None = None
+    attempt: int | None = None
+
+    def __init__(self, job: int, attempt: int) -> None:
+        super().__init__(
+            f"the lease of job {job}, attempt {attempt}, is lost",
+            hint="Another worker may be running the job: undo what you can, and do not record an outcome",
+        )
+        self.job, self.attempt = job, attempt
+
+
+class WorkerEnded(TallybookError):
+    """The server does not know this worker, or has declared it ended (TB006): it must register anew."""
+
+
+class ForeignCursor(TallybookError):
+    """The cursors of the lanes come from another cluster, for example after a restore (TB004): rebase first."""
+
+
+class QueueUnavailable(TallybookError):
+    """The server cannot be reached; `server` says which one (never with a password), `reason` why."""
+
+    server: str | None = None
+    reason: str | None = None
+
+    def __init__(self, server: str, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(f"cannot reach PostgreSQL at {server}: {reason}", hint=hint)
+        self.server, self.reason = server, reason
+
+
+class SchemaError(TallybookError):
+    """Program and database are of different versions (TB007). `found` is the database's, `needed` the program's."""
+
+    found: int | None = None
+    needed: int | None = None
+
+
+class SchemaMissing(SchemaError):
+    """There is no schema `tallybook` in this database."""
+
+    def __init__(self, database: str) -> None:
+        super().__init__(f"no schema tallybook in database {database!r}", hint="Run `tallybook migrate`")
+
+
+class SchemaTooOld(SchemaError):
+    """The database's schema is older than this program can work with."""
+
+    def __init__(self, found: int, needed: int) -> None:
+        super().__init__(
+            f"the schema is at version {found}, this program needs {needed}", hint="Run `tallybook migrate`"
+        )
+        self.found, self.needed = found, needed
+
+
+class SchemaTooNew(SchemaError):
+    """The database's schema is newer than this program knows."""
+
+    def __init__(self, found: int, needed: int) -> None:
+        super().__init__(
+            f"the schema is at version {found}, this program knows versions up to {needed}",
+            hint="Update the package tallybook here",
+        )
+        self.found, self.needed = found, needed
+
+
+_BY_SQLSTATE: dict[str, type[TallybookError]] = {
+    "TB001": LeaseLost,
+    "TB002": UnknownJob,
+    "TB003": WrongIsolationLevel,
+    "TB004": ForeignCursor,
+    "TB005": InvalidArgument,
+    "TB006": WorkerEnded,
+    "TB007": SchemaError,
+}
+
+
+def from_sqlstate(sqlstate: str, message: str, detail: str | None, hint: str | None) -> TallybookError | None:
+    """The error for a SQLSTATE of Tallybook's own class TB0xx, with the server's words; None for any other code.
+
+    Raise it from the driver's error: `raise error from driver_error`.
+    """
+    cls = _BY_SQLSTATE.get(sqlstate)
+    return cls.of_server(sqlstate, message, detail, hint) if cls else None

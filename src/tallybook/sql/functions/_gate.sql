@@ -1,0 +1,21 @@
+-- _gate(worker): what every claim passes first: READ COMMITTED, and a worker that has not been given up.
+--
+-- The lock (class 1413565442) is held until the claim commits: rescue, which takes it as well, never scans while a claim is
+-- on its way, and a claim that is said twice finds what became of the first. The worker's row is read after the lock. Returns the parts that the worker walks.
+create or replace function tallybook._gate(p_worker int) returns text[]
+language plpgsql as $$
+declare
+  v_parts text[];
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception 'claim needs READ COMMITTED, this transaction is %', upper(current_setting('transaction_isolation'))
+      using errcode = 'TB003', hint = 'An older snapshot reads an old cursor. Claim in a transaction of its own.';
+  end if;
+  perform pg_advisory_xact_lock(1413565442, p_worker);
+  select w.parts into v_parts from tallybook.worker w where w.id = p_worker and w.ended_at is null;
+  if not found then
+    raise exception 'worker % is not on record, or was given up', p_worker
+      using errcode = 'TB006', hint = 'Its jobs have been rescued. Start again with worker_start.';
+  end if;
+  return v_parts;
+end $$;

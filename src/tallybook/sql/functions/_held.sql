@@ -1,0 +1,46 @@
+-- _held(leases, job_ids, attempts): the entries behind these attempts, for those whose lease has them on record.
+--
+-- The fence of every verb that ends an attempt: the claim is looked up by its random lease (a claim that a crash or a
+-- failover has taken back is not there), the entry by its job inside the claim's interval, so that its transaction id
+-- comes from the record and not from the caller.
+-- An end of most of a claim reads its interval in one go, an end of few looks them up: each is the slow way for the other.
+-- "offset 0" keeps the planner on the index by job, whatever it believes about empty tables.
+create or replace function tallybook._held(p_leases uuid[], p_job_ids bigint[], p_attempts int[])
+returns table (lane_id int, retention "char", xid xid8, seq bigint, job_id bigint, attempt int)
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+  c record; f record;
+begin
+  for c in select d.lease, d.n, k.* from (
+             select l as lease, count(*) as n from unnest(p_leases) l group by l) d, lateral (
+             select k.lane_id, k.retention, k.from_xid, k.from_seq, k.pos_xid, k.pos_seq, k.one_xid, k.one_seq, k.jobs, k.holes, k.closed, k.skipped
+               from tallybook.claim k where k.lease = d.lease limit 1) k loop
+    if c.n * 8 >= c.jobs and c.one_xid is null and c.closed = '{}' then
+      return query
+      select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt
+        from tallybook.entry e
+        join (select u.job_id, u.attempt from unnest(p_leases, p_job_ids, p_attempts) u(lease, job_id, attempt)
+               where u.lease = c.lease) f on f.job_id = e.job_id and f.attempt = e.attempt
+       where e.lane_id = c.lane_id and e.retention = c.retention
+         and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
+         and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
+         and e.xid <> all (c.holes) and e.seq <> all (c.skipped);
+    else
+      for f in select u.job_id, u.attempt from unnest(p_leases, p_job_ids, p_attempts) u(lease, job_id, attempt)
+                where u.lease = c.lease loop
+        return query
+        select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt
+          from (select e.lane_id, e.xid, e.seq, e.job_id, e.attempt from tallybook.entry e
+                 where e.retention = c.retention and e.job_id = f.job_id and e.attempt = f.attempt offset 0) e
+         where e.lane_id = c.lane_id and e.seq <> all (c.skipped)
+           and case when c.one_xid is not null then e.xid = c.one_xid and e.seq = c.one_seq
+                    else (e.xid, e.seq) > (c.from_xid, c.from_seq) and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
+                         and case when c.closed <> '{}' then e.xid = any (c.closed) else e.xid <> all (c.holes) end end;
+      end loop;
+    end if;
+  end loop;
+end $$;

@@ -1,0 +1,27 @@
+-- _open_attempts(worker, open_from): what a worker has claimed and not ended, found from its watermark on.
+create or replace function tallybook._open_attempts(p_worker int, p_open_from bigint)
+returns table (lane_id int, retention "char", xid xid8, seq bigint, job_id bigint, attempt int)
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+begin
+  return query
+  select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt
+    from tallybook.claim c, lateral (
+      select e.xid, e.seq, e.job_id, e.attempt from tallybook.entry e
+       where c.one_xid is null and c.closed = '{}' and e.lane_id = c.lane_id and e.retention = c.retention
+         and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
+         and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
+         and e.xid <> all (c.holes) and e.seq <> all (c.skipped)
+      union all
+      select e.xid, e.seq, e.job_id, e.attempt
+        from unnest(case when c.one_xid is not null then array[c.one_xid] else c.closed end) x(xid), tallybook.entry e
+       where e.lane_id = c.lane_id and e.retention = c.retention and e.xid = x.xid
+         and case when c.one_xid is not null then e.seq = c.one_seq
+                  else (e.xid, e.seq) > (c.from_xid, c.from_seq) and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq) end
+         and e.seq <> all (c.skipped)) e
+   where c.worker_id = p_worker and c.id >= p_open_from
+     and not exists (select from tallybook.outcome o where o.retention = c.retention and o.entry_xid = e.xid and o.entry_seq = e.seq);
+end $$;

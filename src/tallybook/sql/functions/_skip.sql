@@ -1,0 +1,33 @@
+-- _skip(lane, retention, xids, seqs): of these entries, those that have a tombstone; ends the cancelled ones.
+--
+-- Called by _take under the lane's lock. No wait: nobody else ends an attempt that no claim has taken. The tombstone goes
+-- with what it was for; one that is both taken and cancelled stays, for the heartbeat of who took it.
+create or replace function tallybook._skip(p_lane_id int, p_retention "char", p_xids xid8[], p_seqs bigint[])
+returns bigint[] language sql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+  with met as materialized (
+    select e.xid, e.seq, e.job_id, e.attempt, bool_or(t.taken and t.attempt = e.attempt) as taken,
+           max(t.reason) filter (where t.cancelled) as reason
+      from unnest(p_xids, p_seqs) f(xid, seq)
+      join tallybook.entry e on e.lane_id = p_lane_id and e.retention = p_retention and e.xid = f.xid and e.seq = f.seq
+      join tallybook.tombstone t on t.job_id = e.job_id
+       and (t.taken and t.attempt = e.attempt or t.cancelled and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once))
+     group by e.xid, e.seq, e.job_id, e.attempt
+  ), ended as (
+    insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state, error)
+    select m.xid, m.seq, m.job_id, clock_timestamp(), p_retention, 'cancelled',
+           case when m.reason is not null then jsonb_build_object('message', m.reason) end
+      from met m where not m.taken order by m.job_id, m.attempt
+    on conflict do nothing
+  ), free as materialized (
+    select t.job_id, t.attempt from tallybook.tombstone t join met m on m.job_id = t.job_id
+     where case when m.taken then t.attempt = m.attempt and not t.cancelled
+                else (t.attempt = m.attempt or t.attempt < m.attempt and not t.once) and t.cancelled and not t.taken end
+       for update of t skip locked
+  ), gone as (
+    delete from tallybook.tombstone t using free f where t.job_id = f.job_id and t.attempt = f.attempt
+  )
+  select coalesce(array_agg(m.seq order by m.seq), '{}') from met m
+$$;

@@ -1,0 +1,31 @@
+-- arm(queues, held): say that this session sleeps on these queues.
+--
+-- Run by a worker on its listening session before it waits; held: it is armed already and only looks at the gates again.
+--   armed  it lies down now. False: a producer's probe was in the way for a microsecond; nothing is held, try again.
+--   clear  no notification can be missed. False: a transaction that is still open looked for sleepers before this one lay
+--          down and will wake nobody when it commits: look for jobs, and call again, in 5 to 50 ms, until it is true.
+-- Queue names are the channel's payloads; ' promote' is the name that who waits for scheduled jobs sleeps on.
+create or replace function tallybook.arm(queues text[], held boolean default false, out armed boolean, out clear boolean)
+language plpgsql as $$
+declare
+  v_key int; v_got int[] := '{}';
+begin
+  armed := true; clear := false;
+  if not held then
+    for v_key in select distinct hashtext(q) from unnest(queues) q loop
+      if pg_try_advisory_lock_shared(1413565444, v_key) then v_got := v_got || v_key; else armed := false; end if;
+    end loop;
+    if not armed then
+      perform pg_advisory_unlock_shared(1413565444, k) from unnest(v_got) k;  -- they are counted
+      return;
+    end if;
+  end if;
+  clear := (select coalesce(bool_and(pg_try_advisory_lock(1413565445, k) and pg_advisory_unlock(1413565445, k)), true)
+              from (select distinct hashtext(q) from unnest(queues) q) d(k));
+end $$;
+
+-- disarm(queues): say that this session sleeps no more; producers of these queues send no notification for it.
+create or replace function tallybook.disarm(queues text[]) returns void
+language sql as $$
+  select pg_advisory_unlock_shared(1413565444, k) from (select distinct hashtext(q) from unnest(queues) q) d(k)
+$$;

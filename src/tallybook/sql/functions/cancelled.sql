@@ -1,0 +1,10 @@
+-- cancelled(lease, job_id, attempt, reason): end one attempt as cancelled: what a worker says when it was told to stop a
+-- job, or when the job's own handler asked for it. Returns cancelled, or refused.
+create or replace function tallybook.cancelled(lease uuid, job_id bigint, attempt int, reason text default null)
+returns text language plpgsql as $$
+declare
+  e tallybook.entry := tallybook._end(lease, job_id, attempt, 'cancelled',
+    case when reason is not null then jsonb_build_object('message', reason) end);
+begin
+  return case when e.job_id is null then 'refused' else 'cancelled' end;
+end $$;

@@ -1,0 +1,62 @@
+-- claim(worker, queues, max_jobs, lease): hand the next jobs of some queues to one worker: one batch, of one lane.
+--
+-- Walks the lanes of the queues, lowest priority number first, and takes from the first that has work what its cursor has
+-- not passed, at most max_jobs[i] for queues[i] (0: none). The ids are not returned: commit, then read them with leased,
+-- so that nothing slow happens under the lane's lock. A job whose transaction commits late is taken late, never skipped:
+-- see "holes" in sql/README.md.
+--   lease    a random UUID of the caller's: whatever ends these attempts names it
+--   durable  false: this transaction commits asynchronously. A crash of the server can then forget the claim; its jobs
+--            are claimed again and the forgotten lease is refused. Only for a transaction that does nothing else.
+-- Returns the claim's number for renew, the queue and how many jobs it took; a null number where there is no work, a number
+-- and 0 jobs where all that it met was cancelled: claim again. The same lease said twice gets the same answer.
+-- It may take fewer than there are: a claim does not reach over the end of a window. Claim once per transaction: a second
+-- claim in it would wait for a lane while it holds another.
+-- Errors: TB003 isolation level, TB004 another cluster's cursor, TB006 a worker that was given up.
+-- Locks, in this order: the worker's gate, one lane. Reads lane, queue, claim, entry, tombstone; writes claim,
+-- and outcome for what was cancelled.
+create or replace function tallybook.claim(worker int, queues text[], max_jobs int[], lease uuid, durable boolean default true,
+  out claim_id bigint, out queue text, out jobs int)
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+declare
+  v_parts text[]; v_tried int[] := '{}'; v record;
+begin
+  if lease is null then raise exception 'a claim needs a lease' using errcode = 'TB005'; end if;
+  v_parts := tallybook._gate(worker);
+  -- Said twice, after a lost connection: the answer of the first time.
+  select c.id, l.queue, c.jobs into claim_id, queue, jobs
+    from tallybook.claim c join tallybook.lane l on l.lane_id = c.lane_id where c.lease = claim.lease limit 1;
+  if found then return; end if;
+  if not durable then perform set_config('synchronous_commit', 'off', true); end if;
+  for turn in 1..8 loop
+    select l.lane_id, l.retention, l.born, l.queue, n.max_jobs, e.xid into v
+      from unnest(queues, max_jobs) with ordinality as n(queue, max_jobs, place)
+      join tallybook.lane l on l.queue = n.queue and l.retired_at is null
+      left join tallybook.queue q on q.name = n.queue,
+           lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid) e
+     where n.max_jobs > 0 and (l.part = '' or l.part = any (v_parts)) and q.paused_at is null
+       and l.lane_id <> all (v_tried) and e.xid is not null
+     order by l.priority, e.xid, n.place limit 1;
+    exit when not found;
+    -- Only the first lane is waited for: two claimers that met two lanes in opposite order would deadlock.
+    if turn = 1 then
+      perform pg_advisory_xact_lock(1413565441, v.lane_id);
+    elsif not pg_try_advisory_xact_lock(1413565441, v.lane_id) then
+      v_tried := v_tried || v.lane_id;
+      continue;
+    end if;
+    if exists (select from tallybook.queue q where q.name = v.queue and q.paused_at is not null) then  -- while we waited
+      v_tried := v_tried || v.lane_id;
+      continue;
+    end if;
+    select t.claim_id, t.jobs into claim_id, jobs
+      from tallybook._take(v.lane_id, v.retention, v.born, v.max_jobs, worker, lease, v.xid) t;
+    if claim_id is not null then  -- with jobs = 0: all it met was cancelled; there may be more behind
+      queue := v.queue;
+      return;
+    end if;
+    v_tried := v_tried || v.lane_id;  -- somebody was quicker
+  end loop;
+  claim_id := null; jobs := 0;
+end $$;

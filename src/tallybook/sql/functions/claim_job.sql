@@ -1,0 +1,64 @@
+-- claim_job(worker, job_id, lease): hand one job to one worker, by its id. True for exactly one of all who try.
+--
+-- For a processor that chose what to run, or a person. The job may be available, or scheduled and due; its lane's cursor
+-- stays where it is and skips the job when it comes by. Run it in a transaction of its own: it holds the lane's lock.
+-- False: it is not due, taken, ended, cancelled, its queue is paused, or its lane was busy for 2 s. Errors: TB002 no such job, TB003, TB006.
+create or replace function tallybook.claim_job(worker int, job_id bigint, lease uuid, at timestamptz default clock_timestamp())
+returns boolean language plpgsql set lock_timeout = '2s' as $$
+declare
+  e record; h record; v_parts text[];
+begin
+  if lease is null then raise exception 'a claim needs a lease' using errcode = 'TB005'; end if;
+  v_parts := tallybook._gate(worker);
+  if exists (select from tallybook.claim c where c.lease = claim_job.lease) then  -- said twice
+    return exists (select from tallybook.claim c join tallybook.entry x on x.xid = c.one_xid and x.seq = c.one_seq
+                    where c.lease = claim_job.lease and x.job_id = claim_job.job_id);
+  end if;
+  delete from tallybook.scheduled s
+   where s.job_id = claim_job.job_id and s.run_at <= claim_job.at
+     and not exists (select from tallybook.tombstone t where t.job_id = s.job_id and (t.attempt = s.attempt or t.attempt < s.attempt and not t.once) and t.cancelled)
+  returning s.*, (select l.retention from tallybook.lane l where l.lane_id = s.lane_id) as retention into e;
+  if found then
+    insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args,
+                                 headers, unique_key, run_at, errors)
+    values (nextval('tallybook.job_id'), e.job_id, e.enqueued_at, e.lane_id, e.attempt, e.retention, e.failures, e.crashes,
+            e.max_attempts, e.task, e.args, e.headers, e.unique_key, e.run_at, e.errors);
+  end if;
+  select x.lane_id, x.retention, x.xid, x.seq, x.attempt into e
+    from tallybook.entry x where x.job_id = claim_job.job_id order by x.attempt desc limit 1;
+  if not found then
+    if exists (select from tallybook.scheduled s where s.job_id = claim_job.job_id) then return false; end if;
+    raise exception 'there is no job %', claim_job.job_id using errcode = 'TB002';
+  end if;
+  -- The tombstone comes before the lane's lock: it may have to wait for a user's transaction that cancelled this job.
+  begin
+    insert into tallybook.tombstone (job_id, attempt, taken) values (claim_job.job_id, e.attempt, true) on conflict do nothing;
+    if not found then return false; end if;
+  exception when lock_not_available then
+    return false;
+  end;
+  begin
+    perform pg_advisory_xact_lock(1413565441, e.lane_id);
+  exception when lock_not_available then
+    delete from tallybook.tombstone t where t.job_id = claim_job.job_id and t.attempt = e.attempt;
+    return false;
+  end;
+  if tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
+     or exists (select from tallybook.tombstone t where t.job_id = claim_job.job_id and t.cancelled and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once))
+     or exists (select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq)
+     or exists (select from tallybook.lane l join tallybook.queue q on q.name = l.queue
+                 where l.lane_id = e.lane_id and q.paused_at is not null) then
+    delete from tallybook.tombstone t where t.job_id = claim_job.job_id and t.attempt = e.attempt;
+    return false;
+  end if;
+  select c.* into h from (select 1) one left join lateral (
+    select k.* from tallybook.claim k where k.lane_id = e.lane_id and k.retention = e.retention order by k.number desc limit 1) c on true;
+  insert into tallybook.claim (id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, one_xid, one_seq, claimed, claimed_at,
+                               lease, lane_id, worker_id, jobs, retention, holes, closed)
+  select nextval('tallybook.claim_id'), coalesce(h.number, 0) + 1, coalesce(h.lo, l.born), coalesce(h.hi, l.born),
+         coalesce(h.pos_xid, l.born), coalesce(h.pos_seq, 0), coalesce(h.pos_xid, l.born), coalesce(h.pos_seq, 0), e.xid, e.seq,
+         coalesce(h.claimed, 0) + 1, clock_timestamp(), lease, e.lane_id, worker, 1, e.retention,
+         coalesce(h.holes, '{}'), coalesce(h.closed, '{}')
+    from tallybook.lane l where l.lane_id = e.lane_id;
+  return true;
+end $$;

@@ -1,0 +1,5 @@
+-- complete(lease, job_id, attempt): end one attempt as completed. False: refused, see complete_many.
+create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int) returns boolean
+language sql as $$
+  select tallybook.complete_many(array[lease], array[job_id], array[attempt]) = '{}'
+$$;

@@ -1,0 +1,78 @@
+-- enqueue_many(queues, tasks, args, ...): put many jobs in by one statement. One report a job, in the order given.
+--
+-- Arrays of one length (args and headers as JSON text), or null where all have the default. created is false where a
+-- unique key already had a live job, whose id is returned. Keyed jobs are put in one by one, in the order of their keys,
+-- so that two calls with the same keys cannot deadlock; all others by one INSERT.
+-- Errors: TB005 what does not fit, naming the first such job; nothing is put in then.
+create or replace function tallybook.enqueue_many(queues text[], tasks text[], args text[], run_ats timestamptz[] default null,
+  priorities int[] default null, unique_keys text[] default null, max_attempts int[] default null, headers text[] default null,
+  out job_ids bigint[], out created boolean[])
+language plpgsql as $$
+declare
+  v_now timestamptz := clock_timestamp();
+  v_n int := cardinality(tasks);
+  v_lanes int[]; v_retentions "char"[];
+  v_bad int; v_soon boolean; v record;
+begin
+  job_ids := '{}'; created := '{}';
+  if v_n is null or cardinality(queues) <> v_n or cardinality(args) <> v_n or cardinality(run_ats) <> v_n
+     or cardinality(priorities) <> v_n or cardinality(unique_keys) <> v_n or cardinality(max_attempts) <> v_n
+     or cardinality(headers) <> v_n then
+    raise exception 'the arrays of enqueue_many have different lengths' using errcode = 'TB005';
+  end if;
+  if v_n = 0 then return; end if;
+  select f.n into v_bad from unnest(tasks, args, max_attempts, headers) with ordinality as f(task, args, max_attempts, headers, n)
+   where f.task is null or f.task ~ '[[:cntrl:]]|^\s|\s$' or f.task = '' or octet_length(f.task) > 200 or f.args is null
+      or left(f.args, 1) <> '{' or octet_length(f.args) > 1000000
+      or f.max_attempts not between 1 and 32767 or octet_length(f.headers) > 8000
+      or left(f.headers, 1) <> '{' limit 1;
+  if found then
+    raise exception 'job % of the batch does not fit', v_bad using errcode = 'TB005',
+      hint = 'A task name has 1 to 200 bytes; args are one JSON object of at most 1,000,000 bytes; headers have at most 8,000.';
+  end if;
+  job_ids := array(select nextval('tallybook.job_id') from generate_series(1, v_n));
+  created := array_fill(true, array[v_n]);
+
+  if unique_keys is not null then
+    for v in select f.* from unnest(job_ids, queues, tasks, args, run_ats, priorities, unique_keys, max_attempts, headers)
+               with ordinality as f(id, queue, task, args, run_at, priority, key, max_attempts, headers, n)
+              where f.key is not null order by f.task, f.key, f.n loop
+      job_ids[v.n] := tallybook._claim_key(v.task, v.key, v.id);
+      created[v.n] := job_ids[v.n] = v.id;
+      if created[v.n] then
+        perform tallybook._put(v.id, v.queue, v.task, v.args::jsonb, v.run_at, coalesce(v.priority, 2), v.key,
+                               v.max_attempts, v.headers::jsonb, v_now);
+      end if;
+    end loop;
+  end if;
+
+  -- One look-up a lane, not one a job.
+  if (select count(*) from (select distinct * from unnest(queues, priorities)) d) = 1 then
+    select array_fill(l.lane_id, array[v_n]), array_fill(l.retention, array[v_n]) into v_lanes, v_retentions
+      from tallybook._lane(queues[1], coalesce(priorities[1], 2), '') l;
+  else
+    with lanes as materialized (
+      select d.queue, d.priority, l.* from (select distinct f.queue, coalesce(f.priority, 2) from unnest(queues, priorities) f(queue, priority))
+        as d(queue, priority), tallybook._lane(d.queue, d.priority, '') l)
+    select array_agg(l.lane_id order by f.n), array_agg(l.retention order by f.n) into v_lanes, v_retentions
+      from unnest(queues, priorities) with ordinality f(queue, priority, n)
+      join lanes l on l.queue = f.queue and l.priority = coalesce(f.priority, 2);
+  end if;
+
+  insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args, headers)
+  select f.id, f.id, v_now, f.lane, 1, f.retention, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb
+    from unnest(job_ids, v_lanes, v_retentions, tasks, args, run_ats, unique_keys, max_attempts, headers)
+      as f(id, lane, retention, task, args, run_at, key, max_attempts, headers)
+   where f.key is null and (f.run_at is null or f.run_at <= v_now);
+  if run_ats is not null then
+    insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args, headers)
+    select f.id, f.run_at, v_now, f.lane, 1, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb
+      from unnest(job_ids, v_lanes, tasks, args, run_ats, unique_keys, max_attempts, headers)
+        as f(id, lane, task, args, run_at, key, max_attempts, headers)
+     where f.key is null and f.run_at > v_now;
+    if exists (select from unnest(run_ats) r where r > v_now and r < v_now + interval '10 s') then
+      perform tallybook._wake(' promote');
+    end if;
+  end if;
+  perform tallybook._wake(d.queue) from (select distinct q from unnest(queues) q) d(queue);
+end $$;

@@ -1,0 +1,34 @@
+-- fail(lease, job_id, attempt, error, ...): end one attempt as failed: backoff, or a dead letter when it is out of attempts.
+--
+--   error         what went wrong, as one JSON object: message, and what else is known (type, traceback)
+--   retry_in      delay before the next attempt; null: backoff(failures)
+--   max_attempts  the task's own limit, for a job that was enqueued without one; null: 5
+--   final         true: no further attempt whatever is left
+--   at            the time; for tests
+-- Returns scheduled (available, without a delay), dead, or refused (the right to end this attempt was lost; nothing has happened).
+-- Reads claim, entry; writes outcome, and scheduled or dead.
+create or replace function tallybook.fail(lease uuid, job_id bigint, attempt int, error jsonb, retry_in interval default null,
+  max_attempts int default null, final boolean default false, at timestamptz default clock_timestamp())
+returns text language plpgsql as $$
+declare
+  e tallybook.entry; v_held record; v_error jsonb; v_failures int;
+  v_dead boolean;
+begin
+  if jsonb_typeof(error) <> 'object' then
+    raise exception 'an error is one JSON object, not %', jsonb_typeof(error) using errcode = 'TB005';
+  end if;
+  select x.failures, x.max_attempts into v_held from tallybook.entry x
+   where x.job_id = fail.job_id and x.attempt = fail.attempt limit 1;
+  v_failures := v_held.failures + 1;
+  v_dead := final or v_failures >= coalesce(v_held.max_attempts, fail.max_attempts, 5);
+  v_error := jsonb_build_object('attempt', fail.attempt, 'at', fail.at) || coalesce(error, '{"message": "failed"}');
+  e := tallybook._end(lease, fail.job_id, fail.attempt, case when v_dead then 'dead' else 'failed' end::tallybook.ending, v_error);
+  if e.job_id is null then return 'refused'; end if;
+  if v_dead then
+    perform tallybook._bury(e, 'failed', fail.at, v_failures, e.crashes, tallybook._errors(e.errors, v_error));
+    return 'dead';
+  end if;
+  perform tallybook._back(e, fail.at + coalesce(retry_in, tallybook.backoff(v_failures)), fail.at, v_failures, e.crashes,
+                          tallybook._errors(e.errors, v_error));
+  return case when retry_in <= interval '0' then 'available' else 'scheduled' end;
+end $$;

@@ -1,0 +1,43 @@
+-- leased(lease): read the jobs that a claim took. Run it after the claim has committed; it takes no lock.
+--
+-- cancelled: the job was cancelled after the claim looked. Do not start it: end it with cancelled(). That this is read
+-- after the claim's commit is what makes a cancel exact that commits before its job starts.
+-- max_attempts null: what the task says. run_at null: it was to run at once.
+-- No rows where no claim has that lease: it took nothing, or a crash of the server has taken it back. Reads claim, entry, tombstone.
+create or replace function tallybook.leased(lease uuid)
+returns table (job_id bigint, attempt int, task text, args jsonb, headers jsonb, queue text, priority int, failures int, crashes int,
+               max_attempts int, unique_key text, enqueued_at timestamptz, run_at timestamptz, cancelled boolean)
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+declare
+  c tallybook.claim; v_queue text; v_priority int; v_dead boolean := exists (select from tallybook.tombstone);
+begin
+  select k.* into c from tallybook.claim k where k.lease = leased.lease;
+  if not found then return; end if;
+  select l.queue, l.priority into v_queue, v_priority from tallybook.lane l where l.lane_id = c.lane_id;
+  if c.one_xid is not null or c.closed <> '{}' then
+    return query
+    select e.job_id, e.attempt, e.task, e.args, e.headers, v_queue, v_priority, e.failures::int, e.crashes::int, e.max_attempts::int,
+           e.unique_key, e.enqueued_at, e.run_at,
+           v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once) and t.cancelled)
+      from unnest(case when c.one_xid is not null then array[c.one_xid] else c.closed end) x(xid), tallybook.entry e
+     where e.lane_id = c.lane_id and e.retention = c.retention and e.xid = x.xid
+       and case when c.one_xid is not null then e.seq = c.one_seq
+                else (e.xid, e.seq) > (c.from_xid, c.from_seq) and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq) end
+       and e.seq <> all (c.skipped)
+     order by e.xid, e.seq;
+  else
+    return query
+    select e.job_id, e.attempt, e.task, e.args, e.headers, v_queue, v_priority, e.failures::int, e.crashes::int, e.max_attempts::int,
+           e.unique_key, e.enqueued_at, e.run_at,
+           v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once) and t.cancelled)
+      from tallybook.entry e
+     where e.lane_id = c.lane_id and e.retention = c.retention
+       and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
+       and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
+       and e.xid <> all (c.holes) and e.seq <> all (c.skipped)
+     order by e.xid, e.seq;
+  end if;
+end $$;

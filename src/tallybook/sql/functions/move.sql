@@ -1,0 +1,21 @@
+-- move(lease, job_id, attempt): put a job whose task this worker does not know aside, for workers that know it.
+--
+-- It goes to the part of its queue that only they walk: no failure is counted,
+-- and the attempt, which never started, is not one of its attempts on view.
+-- Returns moved, or refused. Reads claim, entry, lane; writes outcome, entry, at first use lane.
+create or replace function tallybook.move(lease uuid, job_id bigint, attempt int) returns text
+language plpgsql as $$
+declare
+  e tallybook.entry := tallybook._end(lease, job_id, attempt, 'moved', null);
+  v_queue text; v_priority int; v_lane record;
+begin
+  if e.job_id is null then return 'refused'; end if;
+  select l.queue, l.priority into v_queue, v_priority from tallybook.lane l where l.lane_id = e.lane_id;
+  select * into v_lane from tallybook._lane(v_queue, v_priority, 'task:' || e.task);
+  insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args,
+                               headers, unique_key, run_at, errors)
+  values (nextval('tallybook.job_id'), e.job_id, e.enqueued_at, v_lane.lane_id, e.attempt + 1, v_lane.retention, e.failures, e.crashes,
+          e.max_attempts, e.task, e.args, e.headers, e.unique_key, e.run_at, e.errors);
+  perform tallybook._wake(v_queue);
+  return 'moved';
+end $$;

@@ -1,0 +1,37 @@
+-- promote(max_jobs, after, at): move jobs that are due from scheduled to their lanes. Any worker may run it at any time.
+--
+-- Those of equal time go by fewer failures first. after: where the last call stopped, so that it does not walk over its
+-- own dead rows while an old snapshot holds back vacuum; every few seconds pass null, for what was committed late.
+-- Returns how many it moved, the run_at it came to, and when the next is due (null: nothing is scheduled).
+-- Rows that another session has locked are left to it. Reads lane; deletes from scheduled; writes entry.
+create or replace function tallybook.promote(max_jobs int default 1000, after timestamptz default null,
+  at timestamptz default clock_timestamp(), out promoted int, out last_run_at timestamptz, out next_run_at timestamptz)
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+declare
+  v_queues text[];
+begin
+  with due as materialized (
+    select s.job_id from tallybook.scheduled s
+     where s.run_at <= promote.at and s.run_at >= coalesce(promote.after, '-infinity')
+     order by s.run_at limit max_jobs for update skip locked
+  ), gone as materialized (
+    delete from tallybook.scheduled s where s.job_id = any (array(select d.job_id from due d)) returning s.*
+  ), lined as (
+    -- The numbers are drawn in the order of the line, whatever the plan of the join was.
+    select o.*, nextval('tallybook.job_id') as seq
+      from (select g.*, l.queue, l.retention from gone g join tallybook.lane l on l.lane_id = g.lane_id
+             order by g.run_at, g.failures, g.job_id) o
+  ), put as (
+    insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args,
+                                 headers, unique_key, run_at, errors)
+    select p.seq, p.job_id, p.enqueued_at, p.lane_id, p.attempt, p.retention, p.failures, p.crashes, p.max_attempts, p.task, p.args,
+           p.headers, p.unique_key, p.run_at, p.errors
+      from lined p
+  )
+  select count(*), max(p.run_at), array_agg(distinct p.queue) into promoted, last_run_at, v_queues from lined p;
+  perform tallybook._wake(q) from unnest(v_queues) q;
+  select s.run_at into next_run_at from tallybook.scheduled s
+   where s.run_at >= coalesce(last_run_at, promote.after, '-infinity') order by s.run_at limit 1;
+end $$;

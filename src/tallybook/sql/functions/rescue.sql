@@ -1,0 +1,97 @@
+-- rescue(lease_time, ...): give back the work of dead workers. Returns how many attempts were lost, and how many workers
+-- are suspects: their session is gone, look again after grace.
+--
+-- Dead is: no heartbeat for its own lease (lease_time, where that is given), and still none at a look a third of it later (the server itself may have been away);
+-- or, for one that holds a session, its session gone and still gone at a look grace later (a worker that lost its connection
+-- takes the lock again by then). No running job is taken from a worker that beats, however long it runs.
+-- An attempt of a dead worker ends as lost and its job goes back in line with one more crash; at max_crashes it becomes a
+-- dead letter with the reason crashed. What a zombie still tries is refused: the outcome is there.
+-- Worker by worker with a try of its gate, so that a claim in flight is never scanned past; job by job in the order of
+-- their ids with a lock timeout, so that one zombie's uncommitted end does not hold up the others. A dead worker stays on
+-- record until nothing of it is open.
+-- Reads worker, claim, entry; writes outcome, entry, dead, worker.
+create or replace function tallybook.rescue(lease_time interval default null, grace interval default '1 s', max_crashes int default 3,
+  at timestamptz default clock_timestamp(), only_worker int default null, out lost int, out suspects int)
+language plpgsql
+set lock_timeout = '200ms' set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+declare
+  w record; c record; e tallybook.entry; v_left boolean; v_error jsonb; v_free boolean; v_lease interval;
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception 'rescue needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot overlooks the newest claims.';
+  end if;
+  lost := 0; suspects := 0;
+  for w in select k.id, k.name, k.session, k.gone_at, k.seen_at, k.open_from, k.lease from tallybook.worker k
+            where k.ended_at is null and (only_worker is null or k.id = only_worker) order by k.id loop
+    v_lease := coalesce(lease_time, w.lease);
+    -- Silence alone proves nothing: the server itself may have been away. Silent, and still silent a grace after it was noticed.
+    if w.seen_at >= at - v_lease then
+      continue when not w.session;
+      -- Let go at once: a worker that comes back takes this lock.
+      v_free := pg_try_advisory_lock(1413565443, w.id) and pg_advisory_unlock(1413565443, w.id);
+      if not v_free then  -- its session is there
+        if w.gone_at is not null then
+          update tallybook.worker k set gone_at = null
+           where k.id = (select x.id from tallybook.worker x where x.id = w.id and x.gone_at = w.gone_at for update skip locked);
+        end if;
+        continue;
+      end if;
+    end if;
+    if w.seen_at > '-infinity' then
+      if w.gone_at is null or w.gone_at < pg_postmaster_start_time() then  -- a note from before an outage proves nothing
+        update tallybook.worker k set gone_at = rescue.at
+         where k.id = (select x.id from tallybook.worker x where x.id = w.id and x.seen_at = w.seen_at and x.gone_at is not distinct from w.gone_at for update skip locked);
+        suspects := suspects + 1;
+        continue;
+      end if;
+      if w.gone_at > at - (case when w.seen_at >= at - v_lease then grace else greatest(grace, v_lease / 3) end) then
+        suspects := suspects + 1;
+        continue;
+      end if;
+    end if;
+    continue when not pg_try_advisory_xact_lock(1413565442, w.id);
+    -- Looked at again behind the gate: a heartbeat may have come in between.
+    perform from tallybook.worker k where k.id = w.id and k.ended_at is null and k.seen_at = w.seen_at for update skip locked;
+    continue when not found;
+    v_left := false;
+    for c in select h.* from tallybook._open_attempts(w.id, w.open_from) h order by h.job_id, h.attempt loop
+      begin
+        v_error := jsonb_build_object('attempt', c.attempt, 'at', at, 'type', 'WorkerLost', 'worker', w.name,
+                                      'message', format('worker %s died, or could not be reached', w.name));
+        insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state, error)
+        values (c.xid, c.seq, c.job_id, at, c.retention, 'lost', v_error)
+        on conflict do nothing;
+        continue when not found;
+        select x.* into strict e from tallybook.entry x
+         where x.lane_id = c.lane_id and x.retention = c.retention and x.xid = c.xid and x.seq = c.seq;
+        if e.crashes + 1 >= max_crashes then
+          perform tallybook._bury(e, 'crashed', at, e.failures, e.crashes + 1, tallybook._errors(e.errors, v_error));
+        else
+          perform tallybook._back(e, at, at, e.failures, e.crashes + 1, tallybook._errors(e.errors, v_error));
+        end if;
+        lost := lost + 1;
+      exception when lock_not_available then
+        v_left := true;
+      when others then  -- one job that cannot be put back must not hold up the others
+        v_left := true;
+        raise warning 'job % of worker % cannot be rescued: %', c.job_id, w.name, sqlerrm;
+      end;
+    end loop;
+    if not v_left then
+      update tallybook.worker k set ended_at = rescue.at where k.id = w.id;
+    end if;
+  end loop;
+  -- Tombstones of jobs that have ended. Never waits: a user's open transaction may hold one.
+  delete from tallybook.tombstone t using (
+    select k.job_id, k.attempt from tallybook.tombstone k
+     where k.created_at < at - interval '1 min'
+       and not exists (select from tallybook.scheduled s where s.job_id = k.job_id)
+       and not exists (select from tallybook.entry x where x.job_id = k.job_id
+                          and (not exists (select from tallybook.outcome o
+                                            where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq)
+                               or k.taken and x.attempt = k.attempt and not tallybook._taken(x.lane_id, x.retention, x.xid, x.seq)))
+     limit 1000 for update skip locked) k
+   where t.job_id = k.job_id and t.attempt = k.attempt;
+end $$;

@@ -1,0 +1,72 @@
+-- retry(job_id): give a dead or cancelled job another attempt. A person's verb. Returns the number of that attempt.
+--
+-- Failures and crashes start again at 0, the error history stays. A job that was cancelled while it is
+-- scheduled stays scheduled. A job that had a unique key takes it again.
+-- Errors: TB002 no such job; TB005 the job is not dead or cancelled, or another live job has its unique key; TB003.
+create or replace function tallybook.retry(job_id bigint, at timestamptz default clock_timestamp()) returns int
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+declare
+  e tallybook.entry; d tallybook.dead; v_state text; v_holder bigint; v_back boolean := false;
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception 'retry needs READ COMMITTED' using errcode = 'TB003';
+  end if;
+  perform pg_advisory_xact_lock(1413565446, hashint8(job_id));  -- two people at once
+  delete from tallybook.dead x where x.job_id = retry.job_id returning x.* into d;
+  if found then
+    e.job_id := d.job_id; e.enqueued_at := d.enqueued_at; e.lane_id := d.lane_id; e.attempt := d.attempt;
+    e.max_attempts := d.max_attempts; e.task := d.task; e.args := d.args; e.headers := d.headers;
+    e.unique_key := d.unique_key; e.errors := d.errors;
+    select l.retention into e.retention from tallybook.lane l where l.lane_id = d.lane_id;
+  else
+    select x.* into e from tallybook.entry x where x.job_id = retry.job_id order by x.attempt desc limit 1;
+    if not found and not exists (select from tallybook.scheduled s where s.job_id = retry.job_id) then
+      raise exception 'there is no job %', retry.job_id using errcode = 'TB002';
+    end if;
+    select o.state into v_state from tallybook.outcome o
+     where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq;
+    if v_state is distinct from 'cancelled' then
+      -- Cancelled, and no claim has come by. In scheduled the intent is taken back; in line it stays with its attempt, which
+      -- whoever meets it ends, and the job gets another one. No lane is locked: this transaction may stay open.
+      perform from tallybook.scheduled s where s.job_id = retry.job_id for update;
+      v_back := found and exists (select from tallybook.tombstone t where t.job_id = retry.job_id and t.cancelled and not t.once);
+      if not v_back and v_state is null and e.job_id is not null then
+        update tallybook.tombstone t set once = true
+         where t.job_id = e.job_id and t.attempt <= e.attempt and t.cancelled and not t.once
+           and not tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
+           and not exists (select from tallybook.tombstone k where k.job_id = e.job_id and k.attempt = e.attempt and k.taken);
+        if found then
+          insert into tallybook.tombstone (job_id, attempt, cancelled, once) values (e.job_id, e.attempt, true, true)
+          on conflict on constraint tombstone_pkey do nothing;  -- the cancel was said to an earlier attempt
+          v_state := 'cancelled';
+        else  -- a claim has met it while we waited, perhaps
+          select o.state into v_state from tallybook.outcome o
+           where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq;
+        end if;
+      end if;
+    end if;
+    if not v_back and (v_state is distinct from 'cancelled' or exists (select from tallybook.scheduled s where s.job_id = retry.job_id)) then
+      raise exception 'job % is not dead or cancelled', retry.job_id
+        using errcode = 'TB005', detail = format('It is %s.', coalesce((select j.state from tallybook.job j where j.id = retry.job_id), 'unknown'));
+    end if;
+  end if;
+  if v_back and e.job_id is null then
+    select s.task, s.unique_key, s.job_id into e.task, e.unique_key, e.job_id from tallybook.scheduled s where s.job_id = retry.job_id;
+  end if;
+  if e.unique_key is not null then
+    v_holder := tallybook._claim_key(e.task, e.unique_key, e.job_id);
+    if v_holder <> e.job_id then
+      raise exception 'job % has the unique key % now', v_holder, to_json(e.unique_key)
+        using errcode = 'TB005', hint = 'Cancel that job first, or leave this one.';
+    end if;
+  end if;
+  -- The intents go; what keeps an earlier attempt out of the line stays until the cursor has come by.
+  delete from tallybook.tombstone t where t.job_id = retry.job_id and not t.taken and not t.once;
+  update tallybook.tombstone t set cancelled = false where t.job_id = retry.job_id and t.cancelled and not t.once;
+  if v_back then return (select s.attempt from tallybook.scheduled s where s.job_id = retry.job_id); end if;
+  perform tallybook._back(e, retry.at, retry.at, 0, 0, e.errors);
+  return e.attempt + 1;
+end $$;

@@ -1,0 +1,14 @@
+-- snooze(lease, job_id, attempt, delay): end one attempt and run the job again after a delay; no failure is counted.
+--
+-- A delay of 0 puts it back in line at once: what a worker does with what it could not finish when it stops.
+-- Returns scheduled, available, or refused. Reads claim, entry; writes outcome, and scheduled or entry.
+create or replace function tallybook.snooze(lease uuid, job_id bigint, attempt int, delay interval,
+  at timestamptz default clock_timestamp())
+returns text language plpgsql as $$
+declare
+  e tallybook.entry := tallybook._end(lease, job_id, attempt, 'snoozed', null);
+begin
+  if e.job_id is null then return 'refused'; end if;
+  perform tallybook._back(e, at + delay, at, e.failures, e.crashes, e.errors);
+  return case when delay > interval '0' then 'scheduled' else 'available' end;
+end $$;

@@ -1,0 +1,337 @@
+"""Helpers for tests of programs that use Tallybook, on a real PostgreSQL.
+
+    from tallybook.testing import assert_enqueued, drain, travel
+
+    def test_a_registration_is_welcomed(tallybook_dsn):              # a fresh database, with Tallybook installed
+        with psycopg.connect(tallybook_dsn) as conn:
+            register(conn, "ada@example.org")
+            assert_enqueued(conn, send_welcome, email="ada@example.org")
+        travel(tallybook_dsn, timedelta(days=1))                     # what is scheduled comes a day nearer
+        assert drain(app, dsn=tallybook_dsn).completed == 1
+
+The fixtures `tallybook_dsn` and `tallybook_server` are there wherever Tallybook is installed beside pytest. Where
+pytest is not used, `fresh_databases` is what they are made of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, cast
+from urllib.parse import quote, urlsplit
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from psycopg.rows import tuple_row
+
+from tallybook._app import App
+from tallybook._db import calls
+from tallybook._db.calls import Call
+from tallybook._db.migrate import migrate
+from tallybook._model.job import JobInfo
+from tallybook._model.payload import encode
+from tallybook._task import Task, run, run_sync
+from tallybook._worker import DrainReport
+from tallybook.errors import InvalidArgument
+
+__all__ = [
+    "DrainReport",
+    "FreshDatabases",
+    "assert_enqueued",
+    "assert_enqueued_async",
+    "assert_not_enqueued",
+    "assert_not_enqueued_async",
+    "drain",
+    "drain_async",
+    "fresh_databases",
+    "travel",
+]
+
+
+class FreshDatabases:
+    """A server for tests, from which each test gets a database of its own; made by `fresh_databases`."""
+
+    def __init__(self, server_dsn: str) -> None:
+        self._server_dsn = server_dsn
+        self._template: str | None = None
+
+    def dsn(self, dbname: str = "postgres") -> str:
+        """The DSN of one database of this server: a URI if the server's own is one."""
+        parts = urlsplit(self._server_dsn)
+        if parts.scheme in ("postgresql", "postgres"):
+            # Put together by hand: urlunsplit drops the empty host of postgresql:///name?host=/run.
+            query = f"?{parts.query}" if parts.query else ""
+            return f"{parts.scheme}://{parts.netloc}/{quote(dbname, safe='')}{query}"
+        return make_conninfo(self._server_dsn, dbname=dbname)
+
+    @contextmanager
+    def fresh(self) -> Iterator[str]:
+        """The DSN of a new database with Tallybook installed; dropped at the end, whoever is still connected.
+
+        It is a copy of a template, so making one takes some 30 ms, however much is installed.
+
+            with databases.fresh() as dsn: ...
+        """
+        if self._template is None:
+            self._template = self._new_template()
+        name = _name("test")
+        self._create(name, self._template)
+        try:
+            yield self.dsn(name)
+        finally:
+            self._drop(name)
+
+    def close(self) -> None:
+        """Drop the template."""
+        if self._template is not None:
+            self._drop(self._template)
+            self._template = None
+
+    def _new_template(self) -> str:
+        name = _name("template")
+        self._create(name, "template1")
+        try:
+            with psycopg.connect(self.dsn(name)) as conn:
+                migrate(conn)
+        except BaseException:
+            self._drop(name)
+            raise
+        return name
+
+    def _create(self, name: str, template: str) -> None:
+        self._execute(sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template)))
+
+    def _drop(self, name: str) -> None:
+        self._execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+
+    def _execute(self, statement: sql.Composed) -> None:
+        with psycopg.connect(self._server_dsn, autocommit=True) as conn:
+            conn.execute(statement)
+
+
+def _name(kind: str) -> str:
+    return f"tallybook_{kind}_{secrets.token_hex(6)}"
+
+
+@contextmanager
+def fresh_databases(dsn: str | None = None) -> Iterator[FreshDatabases]:
+    """A PostgreSQL to make test databases on: that of `dsn` or TALLYBOOK_TEST_DSN, else an embedded one.
+
+    The embedded server starts in about a second, needs `pip install 'tallybook[embedded]'`, and is gone without a trace
+    at the end. On a given server the role must be allowed to create databases; nothing but databases that were made
+    here, named tallybook_test_... and tallybook_template_..., is touched. Raises EmbeddedUnavailable where there is
+    neither.
+
+        with fresh_databases() as databases, databases.fresh() as dsn: ...
+    """
+    given = dsn or os.environ.get("TALLYBOOK_TEST_DSN")
+    if given:
+        databases = FreshDatabases(given)
+        try:
+            yield databases
+        finally:
+            databases.close()
+        return
+    from tallybook.embedded import temporary_server
+
+    with temporary_server() as server:
+        yield FreshDatabases(server.dsn())
+
+
+def drain(
+    app: App,
+    *,
+    dsn: str | None = None,
+    queues: Mapping[str, int] | Iterable[str] | None = None,
+    max_jobs: int | None = None,
+    max_seconds: float | timedelta | None = None,
+) -> DrainReport:
+    """Run all jobs that are due, here and now, and return the counts; never waits for what is due later.
+
+    Runs `app.drain` in an event loop of its own; inside a coroutine use `await drain_async(...)`. `queues` are all that
+    the app's tasks name and all that have jobs, unless given. Until it returns, `app.dsn` is `dsn`, so that handlers
+    that enqueue by the App reach the same database. A handler's exception is not raised: it is its job's last_error.
+
+        assert drain(app, dsn=tallybook_dsn).completed == 1
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(drain_async(app, dsn=dsn, queues=queues, max_jobs=max_jobs, max_seconds=max_seconds))
+    raise RuntimeError("drain() was called in a running event loop: write `await drain_async(...)` there")
+
+
+async def drain_async(
+    app: App,
+    *,
+    dsn: str | None = None,
+    queues: Mapping[str, int] | Iterable[str] | None = None,
+    max_jobs: int | None = None,
+    max_seconds: float | timedelta | None = None,
+) -> DrainReport:
+    """Run all jobs that are due; `drain` for coroutines.
+
+    report = await drain_async(app, dsn=tallybook_dsn)
+    """
+    before = app.dsn
+    app.dsn = dsn or before
+    try:
+        if queues is None:
+            queues = await asyncio.to_thread(_queues, app)
+        return await app.drain(dsn=app.conninfo(), queues=queues, max_jobs=max_jobs, max_seconds=max_seconds)
+    finally:
+        app.dsn = before
+
+
+def _queues(app: App) -> list[str]:
+    with psycopg.connect(app.conninfo(), autocommit=True) as conn:
+        used = {str(row[0]) for row in conn.execute("select distinct queue from tallybook.lane")}
+    return sorted(used | {task.queue for task in app.tasks.values()} | {"default"})
+
+
+def assert_enqueued(conn: object, task: Task[..., Any] | str, /, **args: object) -> JobInfo:
+    """Check that a job of this task waits or runs, with at least these args; the newest such job.
+
+    `conn` is what `enqueue_sync` takes, and sees what its transaction sees: a job that is not committed yet, too. Also
+    a DSN, for what is committed. `args` have to be equal; a job may have others besides. Scheduled, retrying, available
+    and running jobs count, ended ones do not. AssertionError shows what is there instead.
+
+        job = assert_enqueued(conn, send_welcome, user_id=42)
+        assert job.queue == "mail"
+    """
+    call = _find(task, args)
+    if (dsn := _dsn(conn)) is None:
+        return _found(run_sync(conn, call), task, args, lambda job_id: run_sync(conn, calls.get(job_id)))
+    with psycopg.connect(dsn, autocommit=True) as own:
+        return _found(run_sync(own, call), task, args, lambda job_id: run_sync(own, calls.get(job_id)))
+
+
+def assert_not_enqueued(conn: object, task: Task[..., Any] | str, /, **args: object) -> None:
+    """Check that no job of this task waits or runs with these args; see assert_enqueued.
+
+    assert_not_enqueued(conn, send_welcome, user_id=42)
+    """
+    call = _find(task, args)
+    if (dsn := _dsn(conn)) is None:
+        _absent(run_sync(conn, call), task, args)
+        return
+    with psycopg.connect(dsn, autocommit=True) as own:
+        _absent(run_sync(own, call), task, args)
+
+
+async def assert_enqueued_async(conn: object, task: Task[..., Any] | str, /, **args: object) -> JobInfo:
+    """Check that a job of this task waits or runs; assert_enqueued for what `enqueue` takes as connection.
+
+    job = await assert_enqueued_async(conn, send_welcome, user_id=42)
+    """
+    found = await run(conn, _find(task, args))
+    job_id = _matching(found, task, args)
+    return await run(conn, calls.get(job_id))
+
+
+async def assert_not_enqueued_async(conn: object, task: Task[..., Any] | str, /, **args: object) -> None:
+    """Check that no job of this task waits or runs with these args; see assert_enqueued_async.
+
+    await assert_not_enqueued_async(conn, send_welcome, user_id=42)
+    """
+    _absent(await run(conn, _find(task, args)), task, args)
+
+
+def travel(conn: psycopg.Connection[Any] | str, by: timedelta) -> int:
+    """Bring everything that is scheduled nearer by this much; how many jobs that were.
+
+    The clock stays as it is, PostgreSQL's and Python's: what moves is the run_at of scheduled and retrying jobs. After
+    travel(..., timedelta(hours=1)) what was due in an hour is due now, in the same order as before. Nothing runs by
+    that alone: `drain` does it, or within seconds a worker. `conn` is a psycopg connection, in whose transaction it
+    happens, or a DSN. InvalidArgument for a negative time.
+
+        travel(tallybook_dsn, timedelta(hours=1))
+    """
+    if by < timedelta(0):
+        raise InvalidArgument(f"cannot travel by {by}", hint="Time travels forwards only")
+    if isinstance(conn, str):
+        with psycopg.connect(conn, autocommit=True) as own:
+            return travel(own, by)
+    row = conn.cursor(row_factory=tuple_row).execute(_TRAVEL, (by,)).fetchone()
+    return int(row[0]) if row else 0
+
+
+# The wake-up is for a worker that sleeps until the next job is due.
+_TRAVEL = """\
+with moved as (update tallybook.scheduled set run_at = run_at - %s where isfinite(run_at) returning 1)
+select count(*), tallybook._wake(' promote') from moved"""
+
+# Equal as JSON is: 1 and 1.0 are, 1 and true are not.
+_FIND = """\
+select cast(json_build_object(
+  'matching', (
+    select max(j.id) from tallybook.job j
+     where j.task = %(task)s and j.state in ('scheduled', 'retrying', 'waiting', 'available', 'running')
+       and not exists (select from jsonb_each(cast(cast(%(args)s as text) as jsonb)) w
+                        where not coalesce(j.args -> w.key = w.value, false))),
+  'there', (
+    select coalesce(json_agg(t order by t.id), '[]') from (
+      select j.id, j.task, j.args, j.state, j.queue from tallybook.job j
+       order by j.task = %(task)s desc, j.id desc limit 10) t)) as text)"""
+
+
+def _find(task: Task[..., Any] | str, args: dict[str, object]) -> Call[dict[str, Any]]:
+    name = _task_name(task, args)
+    return Call("job", _FIND, {"task": name, "args": encode(args, task=name)}, json.loads)
+
+
+def _task_name(task: Task[..., Any] | str, args: dict[str, object]) -> str:
+    if isinstance(task, str):
+        return task
+    if not isinstance(task, Task):
+        raise InvalidArgument(
+            f"a task is wanted, not an object of type {type(task).__name__}",
+            hint="Pass what @app.task made of the function, or the task's name",
+        )
+    parameters = inspect.signature(task.fn).parameters.values()
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    unknown = [] if takes_any else sorted(args.keys() - task.args.names)
+    if unknown:  # or a slip of the pen would make assert_not_enqueued always right
+        known = ", ".join(sorted(task.args.names)) or "none"
+        raise InvalidArgument(f"task {task.name!r} has no argument {unknown[0]!r}", hint=f"It has {known}")
+    return task.name
+
+
+def _dsn(conn: object) -> str | None:
+    # Any other text is a Django alias.
+    return conn if isinstance(conn, str) and ("=" in conn or "://" in conn) else None
+
+
+def _found(found: dict[str, Any], task: Task[..., Any] | str, args: dict[str, object], get: Any) -> JobInfo:
+    return cast(JobInfo, get(_matching(found, task, args)))
+
+
+def _matching(found: dict[str, Any], task: Task[..., Any] | str, args: dict[str, object]) -> int:
+    if found["matching"] is None:
+        raise AssertionError(f"no job {_shown(task, args)} is enqueued; {_listed(found)}")
+    return int(found["matching"])
+
+
+def _absent(found: dict[str, Any], task: Task[..., Any] | str, args: dict[str, object]) -> None:
+    if found["matching"] is not None:
+        raise AssertionError(f"job {found['matching']}, {_shown(task, args)}, is enqueued; {_listed(found)}")
+
+
+def _shown(task: Task[..., Any] | str, args: dict[str, object]) -> str:
+    name = task if isinstance(task, str) else task.name
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in args.items())})"
+
+
+def _listed(found: dict[str, Any]) -> str:
+    there = found["there"]
+    if not there:
+        return "there are no jobs at all"
+    lines = [f"  {job['id']} {_shown(job['task'], job['args'])} {job['state']} in {job['queue']}" for job in there]
+    return "\n".join([f"there {'is' if len(lines) == 1 else 'are'}:", *lines])

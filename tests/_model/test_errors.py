@@ -1,0 +1,116 @@
+"""The tree of errors (errors.py)."""
+
+import inspect
+import pickle
+
+import pytest
+
+from tallybook import errors
+
+EXAMPLES = [
+    errors.TallybookError("it broke", detail="Some detail.", hint="Do this."),
+    errors.PayloadError("$.a", "NUL character (U+0000)", task="mail.send"),
+    errors.SignatureError("mail.send", "missing 'user_id'"),
+    errors.ConfigError("timeout", "soon", "not a duration", hint="Write '5 min'"),
+    errors.InvalidArgument("the queue name is empty"),
+    errors.NotSupported("an async handler in a process", hint="Use def"),
+    errors.ConnectionNotSupported(object(), "a psycopg connection"),
+    errors.WrongIsolationLevel("claim in serializable"),
+    errors.DuplicateTask("mail.send", "a.py:1", "b.py:2"),
+    errors.UnknownTask("mail.sent", ["mail.send", "charge"]),
+    errors.UnknownQueue("mial", ["mail"]),
+    errors.UnknownJob(7),
+    errors.LeaseLost(7, 2),
+    errors.WorkerEnded("worker w1 has ended"),
+    errors.ForeignCursor("the cursor is of another cluster"),
+    errors.QueueUnavailable("db:5432", "connection refused"),
+    errors.SchemaError("versions differ"),
+    errors.SchemaMissing("shop"),
+    errors.SchemaTooOld(1, 2),
+    errors.SchemaTooNew(3, 2),
+]
+
+
+def test_every_error_has_an_example_and_a_place_in_the_tree():
+    """Each class is exported, derives from TallybookError, is drawn at the top of the file and is tried here."""
+    classes = {c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.TallybookError)}
+    assert {type(example) for example in EXAMPLES} == classes
+    assert {c.__name__ for c in classes} | {"from_sqlstate"} == set(errors.__all__)
+    for cls in classes:
+        assert f"{cls.__name__}" in errors.__doc__
+        assert cls.__doc__
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_errors_can_be_pickled(error):
+    """F29: an error passes from one process to another with its text and its attributes."""
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (EXAMPLES[0], "it broke. Some detail. Do this."),
+        (EXAMPLES[1], "args of task 'mail.send' cannot be stored: $.a: NUL character (U+0000)"),
+        (EXAMPLES[3], "timeout: 'soon': not a duration. Write '5 min'."),
+        (EXAMPLES[9], "unknown task 'mail.sent'. Did you mean 'mail.send'?"),
+        (EXAMPLES[10], "unknown queue 'mial'. Did you mean 'mail'?"),
+        (EXAMPLES[18], "the schema is at version 1, this program needs 2. Run `tallybook migrate`."),
+    ],
+)
+def test_messages_say_what_where_and_what_to_do(error, message):
+    """The text of an error is complete sentences, and a near miss is pointed out."""
+    assert str(error) == message
+
+
+def test_errors_are_what_python_users_catch():
+    """Wrong values are ValueErrors and wrong calls are TypeErrors as well."""
+    assert issubclass(errors.PayloadError, ValueError)
+    assert issubclass(errors.ConfigError, ValueError)
+    assert issubclass(errors.SignatureError, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "cls"),
+    [
+        ("TB001", errors.LeaseLost),
+        ("TB002", errors.UnknownJob),
+        ("TB003", errors.WrongIsolationLevel),
+        ("TB004", errors.ForeignCursor),
+        ("TB005", errors.InvalidArgument),
+        ("TB006", errors.WorkerEnded),
+        ("TB007", errors.SchemaError),
+    ],
+)
+def test_sqlstates_become_errors_with_the_servers_words(sqlstate, cls):
+    """Each SQLSTATE of class TB0 is one class, with message, detail and hint as the server sent them."""
+    error = errors.from_sqlstate(sqlstate, "lease lost", "Job 7 is run by w2.", "Stop.")
+    assert type(error) is cls
+    assert (error.sqlstate, error.detail, error.hint) == (sqlstate, "Job 7 is run by w2.", "Stop.")
+    assert str(error) == "lease lost. Job 7 is run by w2. Stop."
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301
+
+
+def test_attributes_of_a_servers_error_are_none():
+    """The server sends words only, so that the attributes of the class are there and empty."""
+    assert errors.from_sqlstate("TB001", "lease lost", None, None).job is None
+    assert str(errors.from_sqlstate("TB001", "lease lost", None, None)) == "lease lost"
+
+
+@pytest.mark.parametrize("sqlstate", ["40001", "TB999", ""])
+def test_foreign_sqlstates_are_none(sqlstate):
+    """What is not Tallybook's own stays the driver's error."""
+    assert errors.from_sqlstate(sqlstate, "x", None, None) is None
+
+
+def test_hostile_option_values_do_not_break_the_message():
+    """A value whose repr fails is shown by its class."""
+
+    class Bad:
+        def __repr__(self):
+            raise RuntimeError
+
+    assert "<Bad>" in str(errors.ConfigError("x", Bad(), "wrong"))

@@ -1,0 +1,185 @@
+"""What is kept of an exception (failure.py)."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallybook._model.failure import describe
+from tallybook._model.signature import ArgsModel
+
+
+def caught(raiser):
+    try:
+        raiser()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def described(error, **options):
+    found = describe(error, attempt=2, worker="w1", **options)
+    text = json.dumps(found, ensure_ascii=False)
+    assert len(text.encode()) <= options.get("max_bytes", 16_000)
+    assert "\0" not in "".join(v for v in found.values() if isinstance(v, str))
+    return found
+
+
+def test_failure_is_described():
+    """Type, message, traceback with lines of source and without locals, attempt and worker are kept."""
+
+    def handler():
+        secret = "hunter" + "2"
+        raise ValueError(f"no such order {len(secret)}")
+
+    found = described(caught(handler))
+    assert (found["type"], found["message"], found["attempt"], found["worker"]) == (
+        "ValueError",
+        "no such order 7",
+        2,
+        "w1",
+    )
+    assert found["traceback"].startswith("Traceback (most recent call last):\n")
+    assert 'raise ValueError(f"no such order' in found["traceback"]
+    assert found["traceback"].endswith("ValueError: no such order 7\n")
+    assert "hunter2" not in found["traceback"]
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise SystemExit(3)
+
+    __repr__ = __str__
+
+
+class Evil(Exception):
+    @property
+    def __cause__(self):
+        raise KeyboardInterrupt
+
+    @property
+    def __notes__(self):
+        raise RuntimeError
+
+
+class WrongText(Exception):
+    def __str__(self):
+        return 5  # noqa: PLE0307 - this is what is tried
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (Unprintable(), "<unprintable>"),
+        (WrongText(), "<unprintable>"),
+        (Evil("x"), "x"),
+        (ValueError("a\0b\ud800"), "a\\x00b\\ud800"),
+        (SystemExit(1), "1"),
+        (KeyboardInterrupt(), ""),
+        (GeneratorExit(), ""),
+    ],
+)
+def test_hostile_exceptions_are_described(error, message):
+    """F29: an exception that fails when it is looked at, or that jsonb cannot hold, is recorded all the same."""
+    found = described(error)
+    assert found["message"] == message
+    assert found["type"].endswith(type(error).__qualname__)
+
+
+def test_cyclic_causes_end():
+    """F29: causes that lead back to where they began are shown once."""
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert described(first)["traceback"].count("ValueError: first") == 1
+
+
+def test_long_chains_are_cut():
+    """F29: of a thousand exceptions in a chain the newest are shown."""
+    error = ValueError("0")
+    for number in range(1, 1000):
+        newer = ValueError(str(number))
+        newer.__context__ = error
+        error = newer
+    found = described(error)["traceback"]
+    assert "earlier exceptions are left out" in found
+    assert found.endswith("ValueError: 999\n")
+
+
+def test_causes_come_first():
+    """A cause stands before what it caused, in Python's own words; `from None` hides the context."""
+
+    def handler():
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            raise ValueError("outer") from error
+
+    def hiding():
+        try:
+            raise KeyError("inner")
+        except KeyError:
+            raise ValueError("outer") from None
+
+    text = described(caught(handler))["traceback"]
+    assert text.index("KeyError: 'inner'") < text.index("direct cause") < text.index("ValueError: outer")
+    assert "inner" not in described(caught(hiding))["traceback"].rpartition("raise ValueError")[2]
+
+
+def test_groups_show_their_members():
+    """F29: an exception group is shown with its members, also nested ones, and one that is shared only once."""
+    member = ValueError("member")
+    group = BaseExceptionGroup("outer", [member, BaseExceptionGroup("inner", [KeyError("k"), member])])
+    text = described(group)["traceback"]
+    assert "1 of 2" in text
+    assert text.count("ValueError: member") == 1
+    assert "KeyError: 'k'" in text
+
+
+def test_frames_are_limited():
+    """F29: of an endless recursion 50 frames are shown, the first and the last, and how many are left out."""
+
+    def forever():
+        forever()
+
+    text = described(caught(forever))["traceback"]
+    assert text.count("in forever") <= 50
+    assert "frames are left out]" in text
+    assert text.startswith("Traceback")
+
+
+def test_frames_of_the_library_are_left_out():
+    """A traceback starts at the handler: what Tallybook itself called before is dropped."""
+
+    def handler(annotation):
+        raise ValueError("mine")
+
+    def strange(a: int): ...
+
+    error = caught(ArgsModel(strange, task="t", is_special=handler).check)
+    error.__traceback__ = error.__traceback__.tb_next  # drop this test's own frame, as if a worker had called
+    text = described(error)["traceback"]
+    assert "signature.py" not in text
+    assert "in handler" in text
+
+
+def test_notes_are_kept():
+    """What was added with add_note is part of the story."""
+    error = ValueError("x")
+    error.add_note("while reading page 4")
+    assert described(error)["traceback"].endswith("ValueError: x\nwhile reading page 4\n")
+
+
+@given(st.text(st.characters(), max_size=300), st.integers(1, 200), st.integers(1_000, 5_000))
+def test_any_message_fits_the_limit(text, times, limit):
+    """F29: whatever the message, the JSON text of the record is valid UTF-8 and within the limit."""
+    found = described(ValueError(text * times), max_bytes=limit)
+    json.dumps(found, ensure_ascii=False).encode()
+
+
+def test_of_a_huge_message_the_beginning_and_of_its_traceback_the_end_is_kept():
+    """F29: a message of ten megabytes is cut, and marked as cut."""
+    found = described(ValueError("begin" + "\n" * 10_000_000))
+    assert found["message"].startswith("begin")
+    assert found["message"].endswith("[...]")
+    assert found["traceback"].startswith("[...]")

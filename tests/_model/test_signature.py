@@ -1,0 +1,211 @@
+"""Calls to args, and args to calls (signature.py)."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallybook._model.signature import ArgsModel
+from tallybook.errors import PayloadError, SignatureError
+
+if TYPE_CHECKING:
+    from nowhere import Missing  # type: ignore[import-not-found]
+
+
+class Context:
+    """Stands in for the real one."""
+
+
+def is_special(annotation: object) -> bool:
+    return annotation is Context
+
+
+def model(function):
+    return ArgsModel(function, task="mail.send", is_special=is_special)
+
+
+def send(user_id: int, *, lang: str = "en"): ...
+def sync(ctx: Context, since: date, until: date | None = None): ...
+def by_place(a: int, b: date = date(2026, 1, 1), /, c: int = 3): ...
+def open_to_all(kind: str, /, **rest: date): ...
+def later(row: Later): ...
+
+
+class Later(dict): ...
+
+
+def test_args_are_bound_by_name_without_defaults():
+    """A call becomes a dict by parameter name; a default is left to the code that runs the job."""
+    assert model(send).bind((42,), {}) == {"user_id": 42}
+    assert model(send).bind((), {"lang": "de", "user_id": 1}) == {"user_id": 1, "lang": "de"}
+
+
+def test_leading_context_is_not_part_of_the_args():
+    """A first parameter annotated Context, even as text, is the worker's to give."""
+    assert model(sync).specials == (Context,)
+    assert model(sync).bind((date(2026, 1, 1),), {}) == {"since": date(2026, 1, 1)}
+    assert model(send).specials == ()
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "message"),
+    [
+        (send, (), {}, "missing 'user_id'; it takes (user_id, *, lang=...)"),
+        (send, (1, "de"), {}, "2 positional arguments, at most 1 fit"),
+        (send, (1,), {"user_id": 2}, "'user_id' is given twice"),
+        (send, (1,), {"langg": "de"}, "unexpected argument 'langg'; it takes (user_id, *, lang=...)"),
+        (sync, (), {"ctx": 1, "since": 2}, "'ctx' is given by the worker"),
+        (by_place, (), {"a": 1}, "'a' is positional-only"),
+        (by_place, (), {}, "missing 'a'"),
+        (open_to_all, ("x",), {"kind": 1}, "'kind' is positional-only"),
+    ],
+)
+def test_calls_that_do_not_fit_are_refused_where_they_are_made(function, args, kwargs, message):
+    """F31: a call that Python would refuse raises SignatureError at enqueue, with task and parameter."""
+    with pytest.raises(SignatureError) as caught:
+        model(function).bind(args, kwargs)
+    assert str(caught.value).startswith("task 'mail.send': ")
+    assert message in str(caught.value)
+
+
+calls = st.tuples(st.lists(st.integers(), max_size=4), st.dictionaries(st.sampled_from("abcxyz"), st.integers()))
+
+
+def one(a, b=2):
+    return locals()
+
+
+def two(a, /, b, *, c):
+    return locals()
+
+
+def three(a, *, c=1, **rest):
+    return locals()
+
+
+def four():
+    return locals()
+
+
+def five(a=1, b=2, /, c=3):
+    return locals()
+
+
+@given(st.sampled_from([one, two, three, four, five]), calls)
+def test_bind_accepts_what_python_accepts(function, call):
+    """F31: bind refuses what Python would refuse; for the rest, bind and load end in the same call, I13."""
+    args, kwargs = call
+    try:
+        expected = function(*args, **kwargs)
+    except TypeError:
+        with pytest.raises(SignatureError):
+            model(function).bind(args, kwargs)
+        return
+    bound = model(function).bind(args, kwargs)
+    assert len(bound) == len(args) + len(kwargs)
+    positional, named = model(function).load(bound)
+    assert function(*positional, **named) == expected
+
+
+def test_load_converts_as_annotated():
+    """Stored args become what the annotations say; what was not stored is left to the defaults."""
+    assert model(sync).load({"since": "2026-01-02"}) == ([], {"since": date(2026, 1, 2)})
+    assert model(open_to_all).load({"kind": "x", "a": "2026-01-02"}) == (["x"], {"a": date(2026, 1, 2)})
+
+
+def test_positional_only_parameters_are_called_by_position():
+    """A positional-only parameter travels by name; where SQL leaves one out, its default is spelled out."""
+    assert model(by_place).load({"a": 1, "c": 5}) == ([1, date(2026, 1, 1)], {"c": 5})
+
+
+def test_plain_args_are_passed_through():
+    """Args that need no conversion are not even copied."""
+    args = {"user_id": 1}
+    assert model(send).load(args)[1] is args
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "path", "reason"),
+    [
+        (send, {}, "$", "'user_id' is missing; the task takes (user_id, *, lang=...)"),
+        (send, {"user_id": 1, "old name": 2}, '$["old name"]', "no parameter of this name"),
+        (send, [1], "$", "an object with the args by name is expected, not list"),
+        (send, None, "$", "an object"),
+        (sync, {"since": "x"}, "$.since", "is not a date"),
+        (sync, {"since": "2026-01-02", "ctx": 1}, "$.ctx", "no parameter of this name"),
+        (open_to_all, {"kind": "x", "a": 5}, "$.a", "a date as text is expected"),
+    ],
+)
+def test_stored_args_that_do_not_fit_are_refused(function, args, path, reason):
+    """F31: args of another version of the code raise PayloadError that says which name and what the task takes."""
+    with pytest.raises(PayloadError) as caught:
+        model(function).load(args)
+    assert caught.value.path == path
+    assert reason in caught.value.reason
+    assert "cannot be read" in str(caught.value)
+
+
+def test_open_task_refuses_the_names_of_what_the_worker_gives():
+    """With **kwargs any name fits but those that the call itself already uses."""
+
+    def handler(ctx: Context, **rest): ...
+
+    with pytest.raises(PayloadError, match="no parameter of this name"):
+        model(handler).load({"ctx": 1})
+    assert model(handler).load({"any": 1}) == ([], {"any": 1})
+
+
+def test_var_positional_is_refused_at_definition():
+    """*args has no names to travel by, and is refused when the task is defined."""
+    with pytest.raises(SignatureError, match="take a list instead"):
+        model(lambda *ids: None)
+
+
+def test_forward_references_are_resolved_at_first_use():
+    """Nothing is resolved at definition, so that an annotation may name a class that is defined later."""
+    assert model(later).bind(({},), {}) == {"row": {}}
+
+
+def test_unresolvable_annotations_are_named():
+    """An import under TYPE_CHECKING cannot be resolved; the error names the parameter and says what to do."""
+
+    def handler(a: int, b: Missing): ...
+
+    found = model(handler)
+    with pytest.raises(SignatureError, match=r"'Missing' of parameter 'b' cannot be resolved.*not under TYPE_CHECKING"):
+        found.check()
+
+
+def test_unresolvable_return_annotation_does_not_matter():
+    """What is returned has no part in the args, so its annotation may be unknown at run time."""
+
+    def handler(a: datetime) -> Missing: ...
+
+    assert model(handler).names == {"a"}
+
+
+def test_special_parameter_must_come_first():
+    """A Context elsewhere would be taken for an arg; it is refused with what to do."""
+
+    def handler(a: int, ctx: Context): ...
+
+    with pytest.raises(SignatureError, match="'ctx' is given by the worker: put it first"):
+        model(handler).check()
+
+
+def test_defaults_are_never_printed():
+    """A default may be secret, or its repr may fail: messages show dots."""
+
+    class Secret:
+        def __repr__(self):
+            raise AssertionError
+
+    def handler(a: UUID, key=Secret()): ...  # noqa: B008
+
+    with pytest.raises(SignatureError, match=r"\(a, key=\.\.\.\)"):
+        model(handler).bind((), {})

@@ -1,0 +1,134 @@
+"""One PostgreSQL server a run, one database a test.
+
+TALLYBOOK_TEST_DSN names a server that is there already (tools/run_tests.py starts one and shares it between the
+processes of pytest-xdist); without it each process starts one of its own, of the version in TALLYBOOK_TEST_PG.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from tallybook._db.migrate import migrate
+from tallybook.embedded import temporary_server
+
+SETTINGS = {"max_prepared_transactions": "20", "max_connections": "200"}
+Connection = psycopg.Connection[tuple[Any, ...]]
+Connect = Callable[..., Connection]
+
+
+class Databases(Protocol):
+    """What a test needs of a server, one that the run started or one that was given to it."""
+
+    def dsn(self, dbname: str = "postgres") -> str: ...
+    def create_database(self, name: str, template: str | None = None) -> str: ...
+    def drop_database(self, name: str) -> None: ...
+
+
+class GivenServer:
+    """A server that somebody else started and stops."""
+
+    def __init__(self, conninfo: str) -> None:
+        self._conninfo = conninfo
+
+    def dsn(self, dbname: str = "postgres") -> str:
+        return make_conninfo(self._conninfo, dbname=dbname)
+
+    def create_database(self, name: str, template: str | None = None) -> str:
+        self._execute(
+            sql.SQL("create database {} template {}").format(
+                sql.Identifier(name), sql.Identifier(template or "template1")
+            )
+        )
+        return self.dsn(name)
+
+    def drop_database(self, name: str) -> None:
+        self._execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+
+    def _execute(self, statement: sql.Composed) -> None:
+        with psycopg.connect(self.dsn(), autocommit=True) as conn:
+            conn.execute(statement)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Databases]:
+    """The run's server; a process of pytest-xdist has one of its own unless one was given."""
+    if given := os.environ.get("TALLYBOOK_TEST_DSN"):
+        yield GivenServer(given)
+    else:
+        with temporary_server(int(os.environ.get("TALLYBOOK_TEST_PG") or 18), settings=SETTINGS) as started:
+            yield started
+
+
+def _fresh_name(kind: str) -> str:
+    return f"tallybook_{kind}_{secrets.token_hex(6)}"
+
+
+def _drop(server: Databases, name: str, dsn: str) -> None:
+    """Drop a test's database; a transaction that the test left prepared in it would keep it there."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        left = conn.execute("select gid from pg_prepared_xacts where database = current_database()").fetchall()
+        for (gid,) in left:
+            conn.execute(sql.SQL("rollback prepared {}").format(sql.Literal(gid)))
+    server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def template(server: Databases) -> Iterator[str]:
+    """The name of a database with the schema installed, which those of the tests are copied from."""
+    name = _fresh_name("template")
+    with psycopg.connect(server.create_database(name)) as conn:
+        migrate(conn)
+    yield name
+    server.drop_database(name)
+
+
+@pytest.fixture
+def empty_dsn(server: Databases) -> Iterator[str]:
+    """A fresh database without the schema: its conninfo."""
+    name = _fresh_name("empty")
+    dsn = server.create_database(name)
+    yield dsn
+    _drop(server, name, dsn)
+
+
+@pytest.fixture
+def dsn(server: Databases, template: str) -> Iterator[str]:
+    """A fresh database with Tallybook installed: its conninfo."""
+    name = _fresh_name("test")
+    dsn = server.create_database(name, template)
+    yield dsn
+    _drop(server, name, dsn)
+
+
+@pytest.fixture
+def connect(dsn: str) -> Iterator[Connect]:
+    """Open further connections to the test's database, autocommit unless told otherwise; closed at the end."""
+    with ExitStack() as stack:
+
+        def open_one(**kwargs: Any) -> Connection:
+            conn = psycopg.connect(dsn, **{"autocommit": True, **kwargs})
+            stack.callback(conn.close)
+            return conn
+
+        yield open_one
+
+
+@pytest.fixture
+def db(connect: Connect) -> Connection:
+    """A connection to the test's database, autocommit."""
+    return connect()
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Coroutine tests run on asyncio only."""
+    return "asyncio"

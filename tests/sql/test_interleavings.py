@@ -1,0 +1,448 @@
+"""Exactness of the claim under every order of concurrent steps, and controls that fail when a fence is taken out.
+
+Each schedule has a queue of its own in one database. After it everything is drained and the ledger is read: a job whose
+transaction committed has ended exactly once, one that rolled back was never seen, no attempt was handed out twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, LiteralString, cast
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from support.interleave import Connection, Interleaver, Schedule, Step, interleavings, sample
+from tallybook._db.migrate import routines
+
+FAR = "clock_timestamp() + interval '1 day'"
+FINAL = {"completed", "cancelled", "dead"}
+
+
+@dataclass
+class Scene:
+    """What one schedule works on, and what its sessions were told."""
+
+    queue: str
+    workers: dict[str, int]
+    committed: set[int] = field(default_factory=set)
+    rolled_back: set[int] = field(default_factory=set)
+    seen: set[int] = field(default_factory=set)
+    undecided: dict[Connection, list[int]] = field(default_factory=dict)
+    leases: dict[str, UUID] = field(default_factory=dict)
+    held: dict[str, list[tuple[int, int, bool]]] = field(default_factory=dict)
+    ended_by: list[tuple[int, UUID]] = field(default_factory=list)
+    """Who was told that it has ended a job for good: the job and the lease."""
+    prepared: list[int] = field(default_factory=list)
+    """The jobs that were there before the first step."""
+
+
+# --- steps: each is one step of a schedule, of one or a few statements ---------------------------------------------
+
+
+def enqueue(*, begin: bool = False, savepoint: bool = False) -> Step:
+    async def step(conn: Connection, scene: Scene) -> None:
+        if begin:
+            await conn.execute("begin")
+        if savepoint:
+            await conn.execute("savepoint s")
+        job = await _value(conn, "select tallybook.enqueue(%s, 'work')", scene.queue)
+        if savepoint:
+            await conn.execute("rollback to savepoint s")
+            scene.rolled_back.add(job)
+        elif conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+            scene.committed.add(job)
+        else:
+            scene.undecided.setdefault(conn, []).append(job)
+
+    return step
+
+
+async def commit(conn: Connection, scene: Scene) -> None:
+    await conn.execute("commit")
+    scene.committed.update(scene.undecided.pop(conn, []))
+
+
+async def rollback(conn: Connection, scene: Scene) -> None:
+    await conn.execute("rollback")
+    scene.rolled_back.update(scene.undecided.pop(conn, []))
+
+
+def claim(name: str, *, begin: bool = False, read: bool = False, max_jobs: int = 2) -> Step:
+    async def step(conn: Connection, scene: Scene) -> None:
+        if begin:
+            await conn.execute("begin")
+        # A number and no jobs: all that it met was cancelled, and it is to be called again.
+        query = "select case when jobs > 0 or claim_id is null then jobs end from tallybook.claim(%s, %s, %s, %s)"
+        taken: int | None = None
+        while taken is None:
+            lease = uuid4()
+            taken = await _claimed(conn, query, scene.workers[name], [scene.queue], [max_jobs], lease)
+        if taken:
+            scene.leases[name] = lease
+            if read:
+                await _read(conn, scene, name)
+
+    return step
+
+
+def claim_by_id(name: str, *, begin: bool = False) -> Step:
+    async def step(conn: Connection, scene: Scene) -> None:
+        if begin:
+            await conn.execute("begin")
+        query = f"select tallybook.claim_job(%s, %s, %s, {FAR})"
+        lease = uuid4()
+        if await _claimed(conn, query, scene.workers[name], scene.prepared[0], lease):
+            scene.leases[name] = lease
+
+    return step
+
+
+def finish(name: str, *, begin: bool = False, verb: str = "complete") -> Step:
+    """Read what was claimed, if that was not done before, and end it."""
+
+    async def step(conn: Connection, scene: Scene) -> None:
+        if begin:
+            await conn.execute("begin")
+        if name in scene.leases and name not in scene.held:
+            await _read(conn, scene, name)
+        await _end(conn, scene, name, verb)
+        if not begin and name in scene.leases:
+            await _pass_watermark(conn, scene, name)
+
+    return step
+
+
+def cancel(which: int, *, begin: bool = False) -> Step:
+    async def step(conn: Connection, scene: Scene) -> None:
+        if begin:
+            await conn.execute("begin")
+        await conn.execute("select tallybook.cancel(%s)", [scene.prepared[which]])
+
+    return step
+
+
+def rescue(name: str) -> Step:
+    async def step(conn: Connection, scene: Scene) -> None:
+        await conn.execute(f"select tallybook.rescue(at => {FAR}, only_worker => %s)", [scene.workers[name]])
+
+    return step
+
+
+PROMOTE: LiteralString = "select tallybook.promote(at => clock_timestamp() + interval '1 day')"
+
+
+async def _value(conn: Connection, query: str, *params: object) -> Any:
+    row = await (await conn.execute(query, params)).fetchone()
+    assert row is not None
+    return row[0]
+
+
+async def _claimed(conn: Connection, query: str, *params: object) -> Any:
+    try:
+        return await _value(conn, query, *params)
+    except psycopg.Error as error:
+        if error.sqlstate != "TB006":  # rescued before it came to its claim
+            raise
+        return 0
+
+
+async def _read(conn: Connection, scene: Scene, name: str) -> None:
+    cursor = await conn.execute(
+        "select job_id, attempt, cancelled from tallybook.leased(%s)", [scene.leases[name]], prepare=True
+    )
+    scene.held[name] = await cursor.fetchall()
+    scene.seen.update(job for job, _, _ in scene.held[name])
+
+
+async def _pass_watermark(conn: Connection, scene: Scene, name: str) -> None:
+    """What the heartbeat of a worker does that has nothing open: rescue need not look at this claim any more."""
+    query = """
+    select count(r) from tallybook.claim c, tallybook.renew(%s, c.id + 1, at => '-infinity') r where c.lease = %s"""
+    await _claimed(conn, query, scene.workers[name], scene.leases[name])
+
+
+async def _end(conn: Connection, scene: Scene, name: str, verb: str) -> None:
+    held, lease = scene.held.pop(name, []), scene.leases.get(name)
+    to_complete = []
+    for job, attempt, cancelled in held:
+        if cancelled:
+            said = await _value(conn, "select tallybook.cancelled(%s, %s, %s)", lease, job, attempt)
+            scene.ended_by += [(job, lease)] if said == "cancelled" and lease else []
+        elif verb == "fail":
+            await conn.execute("select tallybook.fail(%s, %s, %s, '{}', '1 s')", [lease, job, attempt])
+        elif verb == "snooze":
+            await conn.execute("select tallybook.snooze(%s, %s, %s, '0')", [lease, job, attempt])
+        else:
+            to_complete.append((job, attempt))
+    if to_complete and lease:
+        jobs, attempts = map(list, zip(*to_complete, strict=True))
+        refused = await _value(conn, "select tallybook.complete_many(%s, %s, %s)", [lease] * len(jobs), jobs, attempts)
+        scene.ended_by += [(job, lease) for job in jobs if job not in refused]
+
+
+# --- the checker ---------------------------------------------------------------------------------------------------
+
+
+async def drain(conn: Connection, scene: Scene) -> None:
+    """Play the clock forward: promote, rescue whoever has not ended its jobs, claim and complete until nothing is left."""
+    await conn.execute(PROMOTE)
+    await conn.execute(f"select tallybook.rescue(at => {FAR})")
+    for _ in range(20):
+        await cast(Any, claim("drainer", read=True, max_jobs=100))(conn, scene)
+        if "drainer" not in scene.leases:
+            return
+        await _end(conn, scene, "drainer", "complete")
+        del scene.leases["drainer"]
+    raise AssertionError(f"queue {scene.queue} does not become empty")
+
+
+_ENTRIES = """
+select e.job_id, e.attempt, array_agg(o.state::text) filter (where o.state is not null),
+       exists (select from tallybook.dead d where d.job_id = e.job_id)
+  from tallybook.entry e join tallybook.lane l on l.lane_id = e.lane_id
+  left join tallybook.outcome o on o.entry_xid = e.xid and o.entry_seq = e.seq
+ where l.queue = %s group by e.job_id, e.attempt order by 1, 2"""
+_HANDED_OUT = """
+select c.id, c.jobs, h.job_id, h.attempt from tallybook.lane l join tallybook.claim c on c.lane_id = l.lane_id,
+       tallybook.leased(c.lease) h where l.queue = %s and c.lease is not null"""
+_SCHEDULED = """
+select s.job_id from tallybook.scheduled s join tallybook.lane l on l.lane_id = s.lane_id where l.queue = %s"""
+
+
+async def violations(conn: Connection, scene: Scene) -> list[str]:
+    """Say what is wrong with a queue that was drained; nothing, if every promise was kept."""
+    found: list[str] = []
+    ends: Counter[int] = Counter()
+    attempts: dict[int, list[int]] = {}
+    for job, attempt, states, dead in await (await conn.execute(_ENTRIES, [scene.queue])).fetchall():
+        states = states or []
+        attempts.setdefault(job, []).append(attempt)
+        ends[job] += sum(state in FINAL or (state == "lost" and dead) for state in states)
+        if not states:
+            found.append(f"lost: job {job}, attempt {attempt} was left open")
+        if len(states) > 1:
+            found.append(f"doubly ended: job {job}, attempt {attempt} has the outcomes {states}")
+    for job, numbers in attempts.items():
+        if job not in scene.committed:
+            found.append(f"ghost: job {job} was rolled back and is there")
+        if numbers != list(range(1, len(numbers) + 1)):
+            found.append(f"doubly put back: job {job} has the attempts {numbers}")
+        if ends[job] > 1:
+            found.append(f"doubly ended: job {job} has {ends[job]} final outcomes")
+    found += [f"lost: job {job} never ended" for job in scene.committed if not ends[job]]
+    found += [f"ghost: job {job} was rolled back and seen" for job in scene.rolled_back & scene.seen]
+    waiting = await (await conn.execute(_SCHEDULED, [scene.queue])).fetchall()
+    found += [f"lost: job {job} is still scheduled" for (job,) in waiting]
+    handed = await (await conn.execute(_HANDED_OUT, [scene.queue])).fetchall()
+    times = Counter((job, attempt) for _, _, job, attempt in handed)
+    found += [f"doubly claimed: job {job}, attempt {attempt}" for (job, attempt), n in times.items() if n > 1]
+    sizes = Counter((claim_id, jobs) for claim_id, jobs, _, _ in handed)
+    found += [f"not what was claimed: {jobs} jobs, then {n}" for (_, jobs), n in sizes.items() if n != jobs]
+    told = Counter(job for job, _ in set(scene.ended_by))
+    found += [f"doubly ended: {n} leases were told that they ended job {job}" for job, n in told.items() if n > 1]
+    return found
+
+
+# --- scenarios -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scenario:
+    sessions: Sequence[Sequence[Step]]
+    available: int = 0
+    """So many jobs are in line before the first step,"""
+    scheduled: int = 0
+    """and before these so many that are not due yet."""
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(session) for session in self.sessions]
+
+
+TAKE: list[Step] = [enqueue(), claim("one"), finish("one")]
+LATE: list[Step] = [enqueue(begin=True), enqueue(), commit]
+CLAIM: list[Step] = [claim("one", begin=True), commit, finish("one")]
+OTHER: list[Step] = [claim("two", begin=True), commit, finish("two")]
+RESCUE: list[Step] = [rescue("one"), claim("two"), finish("two")]
+PROMOTED: list[Step] = [PROMOTE, claim("two"), finish("two")]
+CANCEL: list[Step] = [cancel(0, begin=True), cancel(-1), commit]
+BY_ID: list[Step] = [claim_by_id("one", begin=True), commit, finish("one")]
+FORGOTTEN: list[Step] = [claim("one", begin=True, read=True), rollback, finish("one")]
+
+TWO: dict[str, Scenario] = {
+    "a commit that comes late": Scenario([LATE, TAKE], available=1),
+    "a commit that comes late to a new lane": Scenario([LATE, TAKE]),
+    "a rollback": Scenario([[enqueue(begin=True), enqueue(), rollback], TAKE], available=1),
+    "a savepoint rolled back": Scenario([[enqueue(begin=True), enqueue(savepoint=True), commit], TAKE], available=1),
+    "two producers, one of which claims": Scenario([LATE, [enqueue(begin=True), claim("one"), commit]]),
+    "a worker that dies, and rescue": Scenario([[claim("one", begin=True), commit], RESCUE], available=2),
+    "two claimers": Scenario([CLAIM, OTHER], available=3),
+    "a claimer in its producer's transaction": Scenario(
+        [[enqueue(begin=True), claim("one"), enqueue(), claim("one"), commit], [enqueue(), claim("two"), finish("two")]]
+    ),
+    "a claim that is rolled back": Scenario([FORGOTTEN, [claim("two"), finish("two")]], available=2),
+    "claim and rescue": Scenario([CLAIM, RESCUE], available=2),
+    "an end that commits late, and rescue": Scenario(
+        [[claim("one", read=True), finish("one", begin=True), commit], RESCUE], available=2
+    ),
+    "two rescues": Scenario([[claim("one"), rescue("one"), finish("one")], RESCUE], available=2),
+    "claim and cancel": Scenario([CLAIM, CANCEL], available=2),
+    "fail and cancel": Scenario(
+        [[claim("one", read=True), finish("one", begin=True, verb="fail"), commit], CANCEL], available=2
+    ),
+    "snooze and rescue": Scenario(
+        [[claim("one", read=True), finish("one", begin=True, verb="snooze"), commit], RESCUE], available=2
+    ),
+    "promote and cancel": Scenario([PROMOTED, CANCEL], scheduled=2),
+    "two promotes": Scenario([["begin", PROMOTE, commit], PROMOTED], scheduled=2),
+    "two claims of one job by its id": Scenario([BY_ID, [claim_by_id("two", begin=True), commit, finish("two")]], 1),
+    "a claim by id and one of the line": Scenario([BY_ID, OTHER], available=2),
+    "a claim by id and a promote": Scenario([BY_ID, PROMOTED], scheduled=2),
+    "a claim by id and a cancel": Scenario([BY_ID, CANCEL], available=2),
+    "a claim by id and rescue": Scenario([BY_ID, RESCUE], available=2),
+}
+THREE: dict[str, Scenario] = {
+    "claim, complete, rescue": Scenario([LATE, CLAIM, RESCUE], available=1),
+    "claim, cancel, promote": Scenario([CLAIM, CANCEL, PROMOTED], available=1, scheduled=1),
+}
+SLICES = 6
+
+
+async def _play(dsn: str, scenario: Scenario, schedules: Iterable[Schedule]) -> tuple[list[str], int]:
+    """Play the schedules; what the checker found, with the schedule it came from, and how many could happen."""
+    found, played = [], 0
+    async with Interleaver(dsn, len(scenario.sessions)) as runner, await _connect(dsn) as conn:
+        drainer = await _value(conn, "select tallybook.worker_start('drainer', '{}', at => 'infinity')")
+        for number, schedule in enumerate(schedules):
+            queue = f"q{number}"
+            cursor = await conn.execute(
+                "select tallybook.worker_start('one', array[%s], at => '-infinity'),"
+                " tallybook.worker_start('two', array[%s], at => '-infinity')",
+                [queue] * 2,
+            )
+            one, two = await cursor.fetchone() or (0, 0)
+            scene = Scene(queue, {"one": one, "two": two, "drainer": drainer})
+            cursor = await conn.execute(
+                "select tallybook.enqueue(%s, 'work', run_at => case when n <= %s then now() + '1 h' end)"
+                " from generate_series(1, %s) n",
+                [queue, scenario.scheduled, scenario.scheduled + scenario.available],
+            )
+            scene.prepared = [job for (job,) in await cursor.fetchall()]
+            scene.committed.update(scene.prepared)
+            if not await runner.run(schedule, scenario.sessions, scene):
+                continue
+            played += 1
+            scene.held.clear()
+            await drain(conn, scene)
+            found += [f"{schedule}: {wrong}" for wrong in await violations(conn, scene)]
+    return found, played
+
+
+async def _connect(dsn: str) -> Connection:
+    return await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=0)
+
+
+def play(dsn: str, scenario: Scenario, schedules: Iterable[Schedule]) -> tuple[list[str], int]:
+    return asyncio.run(_play(dsn, scenario, schedules))
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("name", TWO)
+def test_two_sessions_in_every_order(dsn: str, name: str) -> None:
+    """S1-10, S3-08, S5-10: in every order of the steps of two sessions each job ends exactly once."""
+    scenario = TWO[name]
+    found, played = play(dsn, scenario, interleavings(scenario.lengths))
+    assert not found
+    assert played >= 5
+
+
+@pytest.mark.parametrize("part", range(SLICES))
+@pytest.mark.parametrize("name", THREE)
+def test_three_sessions_in_every_order(dsn: str, name: str, part: int) -> None:
+    """S1-10, S1-11, S3-08: in every order of three sessions of three steps each job ends exactly once."""
+    scenario = THREE[name]
+    schedules = list(interleavings(scenario.lengths))[part::SLICES]
+    found, played = play(dsn, scenario, schedules)
+    assert not found
+    assert played > len(schedules) / 4
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_long_sessions_in_sampled_orders(dsn: str, seed: int) -> None:
+    """S1-10, S5-10: in a seeded sample of the orders of three longer sessions each job ends exactly once."""
+    source = random.Random(seed)
+    one: list[list[Step]] = [
+        CLAIM,
+        BY_ID,
+        FORGOTTEN,
+        [claim("one", read=True), finish("one", begin=True, verb="fail"), commit],
+        [claim("one", read=True), finish("one", begin=True, verb="snooze"), commit],
+    ]
+    two: list[list[Step]] = [OTHER, RESCUE, PROMOTED]
+    three: list[list[Step]] = [
+        CANCEL,
+        LATE,
+        [enqueue(begin=True), enqueue(savepoint=True), rollback],
+        ["begin", PROMOTE, commit],
+    ]
+    sessions = [[step for part in source.sample(parts, 2) for step in part] for parts in (one, two, three)]
+    scenario = Scenario(sessions, available=2, scheduled=2)
+    found, played = play(dsn, scenario, sample(scenario.lengths, 30, seed))
+    assert not found
+    assert played
+
+
+# --- negative controls: the checker is no good unless it finds what each fence keeps out ---------------------------
+
+
+def _without(dsn: str, function: str, change: Callable[[str], str]) -> None:
+    """Replace one function of this test's database by a copy with a fence removed."""
+    text = dict(routines())[f"functions/{function}.sql"]
+    changed = change(text)
+    assert changed != text, f"the fence that this control removes is not in {function} any more"
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(changed)
+
+
+def test_control_without_holes_jobs_are_lost(dsn: str) -> None:
+    """Control: a claim that ignores transactions still running loses jobs, and the checker says so."""
+    fence = "if h.holes <> '{}' or pg_snapshot_xmin(s) <> pg_snapshot_xmax(s) or v_own is not null then"
+    _without(dsn, "_take", lambda text: text.replace(fence, "if false then"))
+    scenario = TWO["a commit that comes late"]
+    found, _ = play(dsn, scenario, interleavings(scenario.lengths))
+    assert any("lost" in wrong for wrong in found)
+
+
+def test_control_without_the_lease_check_jobs_end_twice(dsn: str) -> None:
+    """Control: with ends accepted from a lease that is not on record, two leases end one job."""
+    head = "language plpgsql stable"
+    body = """language sql stable as $$
+      select e.lane_id, e.retention, e.xid, e.seq, e.job_id, e.attempt
+        from unnest(p_job_ids, p_attempts) u(job_id, attempt)
+        join tallybook.entry e on e.job_id = u.job_id and e.attempt = u.attempt $$;"""
+    _without(dsn, "_held", lambda text: text[: text.index(head)] + body)
+    scenario = TWO["a claim that is rolled back"]
+    found, _ = play(dsn, scenario, interleavings(scenario.lengths))
+    assert any("doubly ended" in wrong for wrong in found)
+
+
+def test_control_without_the_workers_gate_jobs_are_lost(dsn: str) -> None:
+    """Control: a rescue that does not wait out a claim in flight leaves its jobs open for ever."""
+    _without(dsn, "_gate", lambda text: text.replace("perform pg_advisory_xact_lock(1413565442, p_worker);", ""))
+    scenario = TWO["a worker that dies, and rescue"]
+    found, _ = play(dsn, scenario, interleavings(scenario.lengths))
+    assert any("lost" in wrong for wrong in found)
+
+
+def test_control_without_the_lanes_lock_jobs_are_claimed_twice(dsn: str) -> None:
+    """Control: two claims of one lane that do not wait for each other hand out the same attempts."""
+    _without(dsn, "claim", lambda text: text.replace("perform pg_advisory_xact_lock(1413565441, v.lane_id);", "null;"))
+    scenario = TWO["two claimers"]
+    found, _ = play(dsn, scenario, interleavings(scenario.lengths))
+    assert any("doubly claimed" in wrong for wrong in found)

@@ -1,0 +1,350 @@
+"""What the hot statements read, with no statistics at all: indexes only, and no more when there is ten times the history.
+
+The counters are the server's own, of one transaction, so they see every statement inside the functions, on each version:
+pg_stat_xact_user_tables says which tables were read from end to end, pg_stat_get_xact_numscans which indexes were used,
+explain (analyze, buffers) how many pages a whole call touched. Where the server has auto_explain (Debian's 15) the plans
+themselves are read too, for JIT above all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+pytestmark = pytest.mark.servers
+Connection = psycopg.Connection[tuple[Any, ...]]
+SMALL, LARGE = 2_000, 20_000
+LEDGERS = "^(entry|claim|outcome)_(brief|default|long)|^scheduled$"
+
+FILL = """
+do $$
+declare
+  v_worker int := tallybook.worker_start('old', '{mail}'); v_lease uuid; v_claim record; v_n int;
+begin
+  for part in 1..(%(jobs)s / 1000) loop
+    perform tallybook.enqueue_many(array_fill('mail'::text, '{1000}'), array_fill('send'::text, '{1000}'),
+      array_fill('{"user_id": 42, "text": "a small payload, as most are"}'::text, '{1000}'),
+      priorities => array(select 1 + n %% 2 from generate_series(1, 1000) n));
+    perform tallybook.enqueue_many(array_fill('mail'::text, '{150}'), array_fill('send'::text, '{150}'),
+      array_fill('{}'::text, '{150}'), run_ats => array(select now() + make_interval(mins => n) from generate_series(1, 150) n));
+    commit;
+    loop
+      v_lease := gen_random_uuid();
+      select * into v_claim from tallybook.claim(v_worker, '{mail}', '{10}', v_lease);
+      commit;
+      exit when v_claim.claim_id is null;
+      perform tallybook.fail(v_lease, l.job_id, 1, '{"message": "no luck"}', '0') from tallybook.leased(v_lease) l
+        where l.attempt = 1 and l.job_id %% 10 = 0;
+      perform tallybook.complete_many(array_agg(v_lease), array_agg(l.job_id), array_agg(l.attempt))
+         from tallybook.leased(v_lease) l where l.attempt > 1 or l.job_id %% 10 <> 0 having count(*) > 0;
+      commit;
+    end loop;
+  end loop;
+  perform tallybook.worker_stop(v_worker);
+end $$"""
+
+# Ten jobs that run, 200 that wait in two lanes, and one of each other state: what the verbs are measured on.
+STAGE = """
+do $$
+declare
+  v_worker int := tallybook.worker_start('new', '{mail}'); v_claim record;
+  v_one uuid := gen_random_uuid(); v_two uuid := gen_random_uuid();
+begin
+  insert into place select 'completed', max(e.job_id) from tallybook.entry e;
+  insert into place select 'oldest', min(e.job_id) from tallybook.entry e;
+  insert into place select 'failed once', min(e.job_id) from tallybook.entry e where e.attempt = 2;
+  insert into place select 'dead', tallybook.enqueue('mail', 'send', priority => 0);
+  insert into place select 'cancelled', tallybook.enqueue('mail', 'send', priority => 0);
+  insert into place select 'retrying', tallybook.enqueue('mail', 'send', priority => 0);
+  insert into place select 'scheduled', tallybook.enqueue('mail', 'send', run_at => now() + '1 h');
+  perform tallybook.enqueue_many(array_fill('mail'::text, '{210}'), array_fill('send'::text, '{210}'),
+    array_fill('{}'::text, '{210}'), priorities => array(select 1 + n % 2 from generate_series(1, 210) n));
+  commit;
+  perform tallybook.claim(v_worker, '{mail}', '{3}', v_one);
+  commit;
+  perform tallybook.fail(v_one, (select id::bigint from place where name = 'dead'), 1, '{}', final => true);
+  perform tallybook.fail(v_one, (select id::bigint from place where name = 'retrying'), 1, '{}', '1 h');
+  perform tallybook.cancelled(v_one, (select id::bigint from place where name = 'cancelled'), 1);
+  commit;
+  select * into v_claim from tallybook.claim(v_worker, '{mail}', '{10}', v_two);
+  commit;
+  perform tallybook.renew(v_worker, v_claim.claim_id);
+  insert into place select 'running', min(l.job_id) from tallybook.leased(v_two) l;
+  insert into place select 'available', max(e.job_id) from tallybook.entry e;
+  insert into place values ('worker', v_worker), ('lease', quote_literal(v_two) || '::uuid');
+end $$"""
+
+VIEW = "select * from tallybook.job where id = :state"
+# What only reads comes first: what is rolled back leaves dead rows at the ends of the indexes.
+VERBS = {
+    **{
+        f"the view: {state}": VIEW.replace(":state", f":{state}")
+        for state in (
+            "oldest",
+            "failed once",
+            "available",
+            "running",
+            "completed",
+            "cancelled",
+            "dead",
+            "scheduled",
+            "retrying",
+        )
+    },
+    "the view: no such job": VIEW.replace(":state", "9007199254740991"),
+    "the attempts of a job": "select * from tallybook.attempt where job_id = :completed",
+    "enqueue": "select tallybook.enqueue('mail', 'send', '{}')",
+    "enqueue a unique key": "select tallybook.enqueue('mail', 'send', '{}', unique_key => 'k')",
+    "enqueue later": "select tallybook.enqueue('mail', 'send', '{}', run_at => now() + '1 h')",
+    "enqueue_many": "select tallybook.enqueue_many(:many)",
+    "claim": "select tallybook.claim(:worker, '{mail}', '{10}', gen_random_uuid())",
+    "claim_job": "select tallybook.claim_job(:worker, :available, gen_random_uuid())",
+    "leased": "select * from tallybook.leased(:lease)",
+    "complete_many": "select tallybook.complete_many(array_agg(:lease::uuid), array_agg(job_id), array_agg(attempt))"
+    " from tallybook.leased(:lease)",
+    "complete": "select tallybook.complete(:lease, :running, 1)",
+    "fail": "select tallybook.fail(:lease, :running, 1, '{}', '1 min')",
+    "snooze": "select tallybook.snooze(:lease, :running, 1, '0')",
+    "move": "select tallybook.move(:lease, :running, 1)",
+    "cancelled": "select tallybook.cancelled(:lease, :running, 1)",
+    "cancel what waits": "select tallybook.cancel(:available)",
+    "cancel what runs": "select tallybook.cancel(:running)",
+    "cancel what is scheduled": "select tallybook.cancel(:scheduled)",
+    "retry the dead": "select tallybook.retry(:dead)",
+    "retry the cancelled": "select tallybook.retry(:cancelled)",
+    "renew": "select tallybook.renew(:worker, 0, array[:running])",
+    "rescue": "select tallybook.rescue(only_worker => :worker, at => now() + '1 h')",
+    "worker_stop": "select tallybook.worker_stop(:worker)",
+    "promote": "select tallybook.promote(20, at => now() + '1 day')",
+    "promote nothing": "select tallybook.promote(20, at => now() - interval '1 day')",
+}
+WORDS = {
+    "many": "array_fill('mail'::text, '{50}'), array_fill('send'::text, '{50}'), array_fill('{}'::text, '{50}')",
+}
+
+
+@dataclass
+class Reading:
+    """What one call read."""
+
+    pages: int
+    whole_tables: set[str]
+    indexes: set[str]
+
+
+@dataclass
+class Stage:
+    """A database with history, on which each call is measured and rolled back."""
+
+    db: Connection
+    readings: dict[int, dict[str, Reading]] = field(default_factory=dict)
+
+    def fill(self, jobs: int) -> None:
+        self.db.execute("create table if not exists place (name text primary key, id text)")
+        self.db.execute(FILL % {"jobs": jobs})
+
+    def measure(self, size: int) -> None:
+        self.db.execute("truncate place")
+        self.db.execute(STAGE)
+        self.readings[size] = {verb: self.read(self.call(verb)) for verb in VERBS}
+        self.db.execute("select tallybook.worker_stop(id::int) from place where name = 'worker'")
+
+    def call(self, verb: str) -> str:
+        places: dict[str, str] = dict(self.db.execute("select name, id from place").fetchall())
+        call = VERBS[verb]
+        for name, place in {**WORDS, **places}.items():
+            call = call.replace(f":{name}", str(place))
+        return call
+
+    def read(self, call: str) -> Reading:
+        """The fewest pages of eight times, for the first ones read the catalog too; the scans of all of them."""
+        readings = []
+        for _ in range(8):
+            self.db.execute("begin")
+            before = self.scans()
+            plan = self.one(f"explain (analyze, buffers, timing off, format json) {call}")
+            after = self.scans()
+            self.db.execute("rollback")
+            used = [name for name, n in after.items() if n > before.get(name, 0)]
+            top = plan[0]["Plan"]
+            readings.append(
+                Reading(
+                    top["Shared Hit Blocks"] + top["Shared Read Blocks"],
+                    {name.removeprefix("table ") for name in used if name.startswith("table ")},
+                    {name.removeprefix("index ") for name in used if name.startswith("index ")},
+                )
+            )
+        return Reading(
+            min(reading.pages for reading in readings),
+            set().union(*(reading.whole_tables for reading in readings)),
+            set().union(*(reading.indexes for reading in readings)),
+        )
+
+    def scans(self) -> dict[str, int]:
+        rows = self.db.execute(
+            "select 'table ' || relname, seq_scan from pg_stat_xact_user_tables where schemaname = 'tallybook' and relname ~ %s"
+            " union all select 'index ' || c.relname, pg_stat_get_xact_numscans(c.oid) from pg_class c"
+            " where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'i'",
+            [LEDGERS],
+        ).fetchall()
+        return dict(rows)
+
+    def one(self, statement: str) -> Any:
+        row = self.db.execute(statement).fetchone()
+        assert row is not None
+        return row[0]
+
+
+@pytest.fixture(scope="module")
+def stage(server: Any, template: str) -> Iterator[Stage]:
+    """Measured with little and with ten times the history; never analyzed, never vacuumed."""
+    name = f"tallybook_plans_{secrets.token_hex(6)}"
+    dsn = server.create_database(name, template)
+    try:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            yield measured(conn)
+    finally:
+        server.drop_database(name)
+
+
+def measured(conn: Connection) -> Stage:
+    """Both fillings, with every call measured after each."""
+    conn.execute("set synchronous_commit = off")
+    tables = conn.execute(
+        "select relname from pg_class where relnamespace = 'tallybook'::regnamespace and relkind = 'r'"
+    ).fetchall()
+    for (table,) in tables:
+        off = sql.SQL("alter table tallybook.{} set (autovacuum_enabled = off)")
+        conn.execute(off.format(sql.Identifier(table)))
+    made = Stage(conn)
+    made.fill(SMALL)
+    made.measure(SMALL)
+    made.fill(LARGE - SMALL)
+    made.measure(LARGE)
+    return made
+
+
+def test_there_are_no_statistics(stage: Stage) -> None:
+    """What follows is measured as promised: the tables are full, and the planner knows nothing of it."""
+    counts = stage.db.execute(
+        "select (select count(*) from tallybook.entry), (select count(*) from tallybook.claim),"
+        " (select count(*) from tallybook.scheduled), (select count(*) from pg_stats where schemaname = 'tallybook')"
+    ).fetchone()
+    assert counts is not None
+    assert counts[0] >= LARGE
+    assert counts[1] >= LARGE / 10
+    assert counts[2] >= LARGE / 10
+    assert counts[3] == 0
+
+
+def test_no_ledger_is_read_from_end_to_end(stage: Stage) -> None:
+    """With no statistics, no hot statement reads the whole of entry, claim, outcome or scheduled."""
+    whole_tables = {verb: reading.whole_tables for verb, reading in stage.readings[LARGE].items()}
+    assert {verb: tables for verb, tables in whole_tables.items() if tables} == {}
+
+
+def test_history_costs_nothing(stage: Stage) -> None:
+    """With ten times the history a call reads the same pages, but for the height of its indexes.
+
+    One page a job or a claim of the history would be 18,000 or 1,800 more.
+    """
+    grown = {}
+    for verb, large in stage.readings[LARGE].items():
+        small = stage.readings[SMALL][verb]
+        print(f"{verb:35} {small.pages:5} {large.pages:5} pages")
+        if large.pages > max(1.3 * small.pages, small.pages + 40):
+            grown[verb] = (small.pages, large.pages)
+    assert grown == {}
+
+
+def test_control_what_reads_all_is_seen(stage: Stage) -> None:
+    """Negative control: a statement that counts the ledger shows as one that read its tables from end to end."""
+    reading = stage.read("select count(*) from tallybook.outcome where retention = 'd'")
+    assert reading.whole_tables == {"outcome_default_1", "outcome_default_2"}
+    assert reading.pages > 100
+
+
+def test_the_claim_walks_the_line(stage: Stage) -> None:
+    """The claim finds the next jobs by the index of the line, and the cursor by the index of its head."""
+    used = stage.readings[LARGE]["claim"].indexes
+    line = children(stage.db, "entry_line")
+    assert used & line
+    assert used & children(stage.db, "claim_head")
+    assert not used & children(stage.db, "entry_job")
+
+
+def test_the_view_finds_a_job_by_its_id(stage: Stage) -> None:
+    """A look-up by id in tallybook.job uses the index by job, whatever the job's state is."""
+    by_job = children(stage.db, "entry_job")
+    for verb, reading in stage.readings[LARGE].items():
+        if verb.startswith("the view"):
+            assert reading.indexes & by_job, verb
+            assert not reading.indexes & children(stage.db, "entry_line"), verb
+
+
+def test_jit_is_off_where_plans_are_guessed(stage: Stage) -> None:
+    """Functions that steer the planner away from its guesses switch JIT off as well: one compile costs 200 ms."""
+    rows = stage.db.execute(
+        "select proname from pg_proc where pronamespace = 'tallybook'::regnamespace"
+        " and 'enable_seqscan=off' = any (proconfig) and not 'jit=off' = any (proconfig)"
+    ).fetchall()
+    assert rows == []
+
+
+def test_no_plan_reads_all_or_compiles(stage: Stage) -> None:
+    """The plans themselves, of each statement in each verb, where auto_explain is there: no Seq Scan on a ledger, no JIT."""
+    db = stage.db
+    try:
+        db.execute("load 'auto_explain'")
+    except psycopg.Error:
+        pytest.skip("this server has no auto_explain: the counters above stand for it")
+    found: list[str] = []
+    plans = 0
+    notices: list[str] = []
+    db.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
+    for setting in ("log_min_duration = 0", "log_nested_statements = on", "log_format = json"):
+        db.execute(f"set auto_explain.{setting}")
+    db.execute("set client_min_messages = log")
+    db.execute("truncate place")
+    db.execute(STAGE)
+    for verb in VERBS:
+        call = stage.call(verb)
+        notices.clear()
+        db.execute("begin")
+        db.execute(call)
+        db.execute("rollback")
+        for notice in notices:
+            _, _, text = notice.partition("plan:\n")
+            if not text:
+                continue
+            plan = json.loads(text)
+            plans += 1
+            if "JIT" in plan and not verb.startswith("the "):  # a view cannot switch it off
+                found.append(f"{verb}: JIT in {plan['Query Text'][:80]}")
+            found += [f"{verb}: Seq Scan on {table} in {plan['Query Text'][:80]}" for table in whole(plan["Plan"])]
+    db.execute("reset client_min_messages")
+    assert plans > 3 * len(VERBS)
+    assert found == []
+
+
+def whole(node: dict[str, Any]) -> Iterator[str]:
+    """The ledger tables that a plan reads from end to end; what was never started is none of them."""
+    name = node.get("Relation Name", "")
+    if node["Node Type"] == "Seq Scan" and re.search(LEDGERS, name):
+        yield name
+    for child in node.get("Plans", []):
+        yield from whole(child)
+
+
+def children(db: Connection, index: str) -> set[str]:
+    """The indexes on the partitions, by the name of the index on the root."""
+    rows = db.execute("select relid::regclass::text from pg_partition_tree(%s)", [f"tallybook.{index}"]).fetchall()
+    return {name.removeprefix("tallybook.") for (name,) in rows}

@@ -1,0 +1,458 @@
+"""What a hostile review of the SQL found, each finding by its number: claims, heartbeats, rescue, promote, arguments.
+
+Cancel, retry and unique keys are in test_review_cancel.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, LiteralString, NamedTuple, TypeAlias, cast
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from support.waiting import wait_until
+from tallybook._db.migrate import routines
+
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+Attempt: TypeAlias = tuple[int, int]
+LANE_LOCK = 1413565441
+
+
+# --- words of these tests ------------------------------------------------------------------------------------------
+
+
+class Claimed(NamedTuple):
+    """What one claim answered, and the lease under which it was said."""
+
+    lease: UUID
+    claim_id: int | None
+    jobs: int
+
+
+def one(db: Connection, query: str, *params: object) -> Any:
+    """The first column of the first row."""
+    row = db.execute(cast("LiteralString", query), params).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def enqueue(db: Connection, queue: str = "q", *, n: int = 1, **options: object) -> list[int]:
+    """Enqueue so many jobs, each by a call of its own."""
+    named = "".join(f", {name} => %({name})s" for name in options)
+    query = f"select tallybook.enqueue(%(queue)s, 'work'{named}) from generate_series(1, %(n)s)"  # noqa: S608
+    cursor = db.execute(cast("LiteralString", query), {"queue": queue, "n": n, **options})
+    return [job for (job,) in cursor.fetchall()]
+
+
+def start_worker(db: Connection, queue: str = "q", *, session: bool = False) -> int:
+    return cast(int, one(db, "select tallybook.worker_start('w', array[%s], session => %s)", queue, session))
+
+
+def claim(db: Connection, worker: int, queue: str = "q", n: int = 100, lease: UUID | None = None) -> Claimed:
+    lease = lease or uuid4()
+    query = "select claim_id, jobs from tallybook.claim(%s, array[%s], array[%s::int], %s)"
+    row = db.execute(query, [worker, queue, n, lease]).fetchone()
+    assert row is not None
+    return Claimed(lease, *row)
+
+
+def leased(db: Connection, claimed: Claimed) -> list[Attempt]:
+    return cast(
+        "list[Attempt]",
+        db.execute("select job_id, attempt from tallybook.leased(%s)", [claimed.lease]).fetchall(),
+    )
+
+
+def jobs_of(db: Connection, *claims: Claimed) -> list[int]:
+    return [job for claimed in claims for job, _ in leased(db, claimed)]
+
+
+def drain(db: Connection, queue: str = "q") -> list[int]:
+    """Claim and complete all that is available; the jobs, in the order in which they were claimed."""
+    worker, jobs = start_worker(db, queue), []
+    while (claimed := claim(db, worker, queue)).claim_id is not None:
+        for job, attempt in leased(db, claimed):
+            assert one(db, "select tallybook.complete(%s, %s, %s)", claimed.lease, job, attempt)
+            jobs.append(job)
+    return jobs
+
+
+def rescue(db: Connection, at: datetime, lease_time: str = "30 s") -> tuple[int, int]:
+    """One look of rescue at a time of the test's: how many attempts were lost, how many workers are suspects."""
+    row = db.execute("select lost, suspects from tallybook.rescue(%s, at => %s)", [lease_time, at]).fetchone()
+    assert row is not None
+    return row[0], row[1]
+
+
+def now(db: Connection) -> datetime:
+    return cast(datetime, one(db, "select clock_timestamp()"))
+
+
+def seconds(n: float) -> timedelta:
+    return timedelta(seconds=n)
+
+
+def states(db: Connection, jobs: list[int]) -> list[str]:
+    query = "select state from tallybook.job where id = any (%s) order by id"
+    return [state for (state,) in db.execute(query, [jobs]).fetchall()]
+
+
+def lane(db: Connection, queue: str = "q") -> int:
+    return cast(int, one(db, "select min(lane_id) from tallybook.lane where queue = %s", queue))
+
+
+def blocked_by(db: Connection, conn: Connection) -> list[int]:
+    return cast("list[int]", one(db, "select pg_blocking_pids(%s)", conn.info.backend_pid))
+
+
+def buffers(db: Connection, query: str, *params: object) -> int:
+    """How many pages a statement touches, once its plans are made; its effects are rolled back."""
+    found = 0
+    with db.transaction(force_rollback=True):
+        for _ in range(2):
+            cursor = db.execute(cast("LiteralString", "explain (analyze, buffers, format json) " + query), params)
+            plan = cursor.fetchall()[0][0][0]["Plan"]
+            found = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    return found
+
+
+@contextmanager
+def behind(*sessions: Connection) -> Iterator[ThreadPoolExecutor]:
+    """Threads for calls that have to wait; a call that still waits at the end is cancelled."""
+    with ThreadPoolExecutor(4) as pool:
+        try:
+            yield pool
+        finally:
+            for conn in sessions:
+                conn.cancel_safe()
+
+
+def replace(db: Connection, function: str, old: str, new: str) -> None:
+    """For a control: put a copy of a function without its mend into the test's database."""
+    text = dict(routines())[f"functions/{function}.sql"]
+    assert old in text, f"the mend that this control removes is not in {function} any more"
+    db.execute(cast("LiteralString", text.replace(old, new)))
+
+
+# --- 1: what the look without the lock saw -------------------------------------------------------------------------
+
+
+def claimed_around_a_claim_that_waited(
+    db: Connection, connect: Any, *, later: bool, look: LiteralString | None = None
+) -> tuple[list[int], list[int]]:
+    """X, Y and T enqueue and stay open, T claims while C has the lane; the jobs put in, and those handed out."""
+    enqueue(db)
+    drain(db)
+    worker, other = start_worker(db), start_worker(db)
+    if look:
+        db.execute(look)
+    x, y, t, c = (cast(Connection, connect(autocommit=False)) for _ in range(4))
+    jobs = enqueue(x, n=2) + enqueue(y) + enqueue(t)
+    if later:
+        jobs += enqueue(db)
+    c.execute("select pg_advisory_xact_lock(%s, %s)", [LANE_LOCK, lane(db)])
+    with behind(t) as pool:
+        waiting = pool.submit(claim, t, worker)
+        wait_until(lambda: waiting.done() or blocked_by(db, t) == [c.info.backend_pid], "T's claim to end, or to wait")
+        x.commit()
+        first = claim(c, other, n=1)
+        y.commit()
+        c.commit()
+        second = waiting.result(timeout=20)
+        t.commit()
+    assert first.jobs == 1
+    db.execute(cast("LiteralString", dict(routines())["functions/_next.sql"]))
+    return jobs, jobs_of(db, first, second) + drain(db)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_claim_that_waited_for_its_lane_passes_over_nothing(db: Connection, connect: Any, later: bool) -> None:
+    """Review 1, S1-10: what a claim saw before it waited for its lane does not make it pass over what came meanwhile."""
+    jobs, handed_out = claimed_around_a_claim_that_waited(db, connect, later=later)
+    assert sorted(handed_out) == sorted(jobs)
+
+
+# A look that sees the caller's own entries as well.
+NAIVE_NEXT: LiteralString = """
+create or replace function tallybook._next(p_lane_id int, p_retention "char", p_born xid8) returns xid8 language sql as $$
+  select e.xid from tallybook.entry e
+   where e.lane_id = p_lane_id and e.retention = p_retention
+     and e.xid > (select c.pos_xid from tallybook.claim c where c.lane_id = p_lane_id order by c.number desc limit 1)
+   order by e.xid limit 1 $$"""
+
+
+def test_control_a_claim_that_looks_at_its_own_entry(db: Connection, connect: Any) -> None:
+    """Review 1, control: where a claim believes what it saw of its own entry, the other's second job is lost."""
+    replace(db, "_take", "and p_next is distinct from pg_current_xact_id_if_assigned() then", "then")
+    jobs, handed_out = claimed_around_a_claim_that_waited(db, connect, later=False, look=NAIVE_NEXT)
+    assert len(set(jobs) - set(handed_out)) == 1
+
+
+# --- 2: a claim that is said twice ---------------------------------------------------------------------------------
+
+
+def test_a_lease_that_is_said_twice_is_one_claim(db: Connection, connect: Any) -> None:
+    """Review 2: a claim said again on a new connection waits for the first one, still under way, and has its answer."""
+    worker, jobs = start_worker(db), enqueue(db, n=4)
+    holder, old, new, lease = connect(autocommit=False), connect(), connect(), uuid4()
+    holder.execute("select pg_advisory_xact_lock(%s, %s)", [LANE_LOCK, lane(db)])
+    with behind(old, new) as pool:
+        first = pool.submit(claim, old, worker, n=2, lease=lease)
+        wait_until(lambda: blocked_by(db, old) == [holder.info.backend_pid], "the first to wait for the lane")
+        second = pool.submit(claim, new, worker, n=2, lease=lease)
+        wait_until(lambda: blocked_by(db, new) == [old.info.backend_pid], "the second to wait for the first")
+        holder.commit()
+        assert first.result(timeout=20) == second.result(timeout=20)
+    assert jobs_of(db, first.result()) == jobs[:2]
+    assert one(db, "select sum(jobs) from tallybook.claim where lease = %s", lease) == 2
+    assert drain(db) == jobs[2:]
+
+
+def test_a_job_that_is_claimed_twice_by_one_lease(db: Connection) -> None:
+    """Review 2: claim_job says true again for the lease that has the job, and false for any other."""
+    worker, (job,), lease = start_worker(db), enqueue(db), uuid4()
+    query = "select tallybook.claim_job(%s, %s, %s)"
+    assert one(db, query, worker, job, lease) is True
+    assert one(db, query, worker, job, lease) is True
+    assert one(db, query, worker, job, uuid4()) is False
+    assert one(db, "select count(*) from tallybook.claim where lease = %s", lease) == 1
+
+
+@pytest.mark.parametrize(
+    "call", ["tallybook.claim(%(worker)s, '{q}', '{1}', null)", "tallybook.claim_job(%(worker)s, %(job)s, null)"]
+)
+def test_a_claim_without_a_lease_is_refused(db: Connection, call: LiteralString) -> None:
+    """Review 2: a claim whose lease is null raises TB005 and takes nothing."""
+    worker, (job,) = start_worker(db), enqueue(db)
+    with pytest.raises(psycopg.Error) as raised:
+        db.execute("select " + call, {"worker": worker, "job": job})
+    assert raised.value.sqlstate == "TB005"
+    assert drain(db) == [job]
+
+
+# --- 3, 4: rescue's view of claims ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+@pytest.mark.parametrize("call", ["tallybook.rescue()", "tallybook.worker_stop(%(worker)s)"])
+def test_rescue_with_an_old_snapshot_is_refused(
+    db: Connection, connect: Any, call: LiteralString, level: LiteralString
+) -> None:
+    """Review 3, S1-11: with a snapshot that overlooks new claims rescue raises TB003, and gives nobody up."""
+    worker, jobs = start_worker(db), enqueue(db)
+    old = connect(autocommit=False)
+    old.execute("set transaction isolation level " + level)
+    old.execute("select from tallybook.lane")
+    claim(db, worker)
+    with pytest.raises(psycopg.Error) as raised:
+        old.execute("select " + call, {"worker": worker})
+    assert raised.value.sqlstate == "TB003"
+    old.rollback()
+    assert one(db, "select tallybook.worker_stop(%s)", worker) == 1
+    assert drain(db) == jobs
+
+
+@pytest.mark.parametrize("claims_before", [0, 1])
+def test_a_watermark_from_the_future_hides_no_claim(db: Connection, claims_before: int) -> None:
+    """Review 4, S1-11: a heartbeat that names a claim far ahead does not hide the next one from rescue."""
+    worker = start_worker(db)
+    enqueue(db, n=claims_before)
+    assert len(drain(db)) == claims_before
+    db.execute("select tallybook.renew(%s, 1000000)", [worker])
+    jobs = enqueue(db)
+    assert claim(db, worker).jobs == 1
+    assert one(db, "select tallybook.worker_stop(%s)", worker) == 1
+    assert drain(db) == jobs
+
+
+# --- 10, 12: who is dead -------------------------------------------------------------------------------------------
+
+
+def test_an_outage_longer_than_the_lease_robs_nobody(db: Connection) -> None:
+    """Review 10, S1-11: after an outage the first look takes nothing, and later ones only from whom stays silent."""
+    back, silent, start = start_worker(db), start_worker(db), now(db)
+    enqueue(db, n=2)
+    mine, lost = claim(db, back, n=1), claim(db, silent, n=1)
+    assert (mine.jobs, lost.jobs) == (1, 1)
+    after = start + seconds(40)
+    assert rescue(db, after) == (0, 2)
+    db.execute("select tallybook.renew(%s, 0, at => %s)", [back, after + seconds(1)])
+    assert rescue(db, after + seconds(9)) == (0, 1)
+    assert rescue(db, after + seconds(11)) == (1, 0)
+    assert states(db, jobs_of(db, mine, lost)) == ["running", "available"]
+    assert one(db, "select tallybook.complete(%s, %s, 1)", mine.lease, jobs_of(db, mine)[0])
+
+
+@pytest.mark.parametrize("session", [False, True])
+def test_a_suspicion_from_before_an_outage_proves_nothing_after_it(db: Connection, session: bool) -> None:
+    """Review 10b: a worker that was a suspect when the server went away has its grace after the server is back."""
+    worker = start_worker(db, session=session)
+    enqueue(db)
+    claim(db, worker)
+    db.execute("""
+    update tallybook.worker set seen_at = pg_postmaster_start_time() - interval '40 s',
+                                gone_at = pg_postmaster_start_time() - interval '15 s'""")
+    back = now(db)
+    assert rescue(db, back) == (0, 1)
+    assert rescue(db, back + seconds(9)) == (0, 1)
+    assert rescue(db, back + seconds(11)) == (1, 0)
+
+
+def test_a_session_that_comes_back_has_its_grace_again(db: Connection, connect: Any) -> None:
+    """Review 12: a session that is back is no longer gone; when it is lost again, it has a grace again."""
+    worker, start = start_worker(db, session=True), now(db)
+    enqueue(db)
+    claim(db, worker)
+    assert rescue(db, start) == (0, 1)
+    heartbeat = connect()
+    heartbeat.execute("select pg_advisory_lock_shared(1413565443, %s)", [worker])
+    assert rescue(db, start + seconds(2)) == (0, 0)
+    assert one(db, "select gone_at is null from tallybook.worker where id = %s", worker)
+    heartbeat.close()
+    query = (
+        "select not exists (select from pg_locks where locktype = 'advisory' and classid = 1413565443 and database = "
+    )
+    query += "(select oid from pg_database where datname = current_database()))"
+    wait_until(lambda: one(db, query), "the session to be gone")
+    assert rescue(db, start + seconds(4)) == (0, 1)
+    assert rescue(db, start + seconds(4.5)) == (0, 1)
+    assert rescue(db, start + seconds(5.5)) == (1, 0)
+
+
+def test_a_session_that_comes_back_finds_its_lock_free(db: Connection, connect: Any) -> None:
+    """Review 12: a rescue whose transaction is still open is not in the way of a worker that comes back."""
+    worker = start_worker(db, session=True)
+    rescuer, heartbeat = connect(autocommit=False), connect()
+    rescuer.execute("select tallybook.rescue()")
+    assert one(heartbeat, "select pg_try_advisory_lock_shared(1413565443, %s)", worker)
+
+
+# --- 13, 14, 15, 17: lines -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_promote_keeps_the_order(db: Connection, analyzed: bool) -> None:
+    """Review 13, S3-03: what is promoted together stands in line by run_at, then by fewer failures."""
+    db.execute("""
+    select tallybook.enqueue_many(array_fill('q'::text, array[1500]), array_fill('work'::text, array[1500]),
+      array_fill('{}'::text, array[1500]),
+      (select array_agg(clock_timestamp() + make_interval(secs => 1 + n * 7 % 150) order by n) from generate_series(1, 1500) n),
+      (select array_agg(n % 3 order by n) from generate_series(1, 1500) n))""")
+    db.execute("update tallybook.scheduled set failures = job_id * 31 % 5")
+    if analyzed:
+        db.execute("analyze")
+    look = "select promoted from tallybook.promote(600, null, clock_timestamp() + interval '1 hour')"
+    assert [one(db, look) for _ in range(4)] == [600, 600, 300, 0]
+    query = """
+    select count(*) from (
+      select run_at, failures, xid, lag(xid) over line as xid_before, lag(run_at) over line as run_at_before,
+             lag(failures) over line as failures_before
+        from tallybook.entry window line as (partition by lane_id order by xid, seq)) e
+     where xid = xid_before and (run_at, failures) < (run_at_before, failures_before)"""
+    assert one(db, query) == 0
+
+
+@pytest.mark.parametrize("newest", [True, False])
+def test_an_idle_claim_reads_nothing_of_a_big_open_enqueue(db: Connection, connect: Any, newest: bool) -> None:
+    """Review 14: 20,000 jobs that nobody has committed yet do not make the claims of their lane any dearer."""
+    enqueue(db, n=3)
+    drain(db)
+    worker, business = start_worker(db), connect(autocommit=False)
+    idle = "select * from tallybook.claim(%s, '{q}', '{100}', gen_random_uuid())"
+    without = buffers(db, idle, worker)
+    business.execute("""
+    select tallybook.enqueue_many(array_fill('q'::text, array[20000]), array_fill('work'::text, array[20000]),
+                                  array_fill('{}'::text, array[20000]))""")
+    if not newest:  # a snapshot does not list what is running after the newest transaction that has ended
+        db.execute("select pg_current_xact_id()")
+    assert buffers(db, idle, worker) <= 2 * without
+    business.rollback()
+
+
+def test_a_claim_that_meets_only_cancelled_jobs_says_so(db: Connection) -> None:
+    """Review 15: a claim that met nothing but cancelled jobs has a number and no jobs, which is not "no work"."""
+    worker, jobs = start_worker(db), enqueue(db, n=100)
+    db.execute("select tallybook.cancel(id) from unnest(%s::bigint[]) id", [jobs[:-1]])
+    first = claim(db, worker, n=1)
+    assert (first.claim_id is not None, first.jobs) == (True, 0)
+    assert jobs_of(db, claim(db, worker, n=1)) == jobs[-1:]
+    assert claim(db, worker, n=1).claim_id is None
+
+
+def test_pause_is_exact(db: Connection, connect: Any) -> None:
+    """Review 17, S3-38: a claim that waited for its lane while the queue was paused takes nothing."""
+    worker, jobs = start_worker(db), enqueue(db)
+    holder, waiter = connect(autocommit=False), connect()
+    holder.execute("select pg_advisory_xact_lock(%s, %s)", [LANE_LOCK, lane(db)])
+    with behind(waiter) as pool:
+        waiting = pool.submit(claim, waiter, worker)
+        wait_until(lambda: blocked_by(db, waiter) == [holder.info.backend_pid], "the claim to wait for the lane")
+        assert one(db, "select tallybook.pause('q')")
+        holder.commit()
+        assert waiting.result(timeout=20)[1:] == (None, 0)
+    assert one(db, "select tallybook.resume('q')")
+    assert drain(db) == jobs
+
+
+# --- the low ones: arguments ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "tallybook.enqueue('q', 'work', priority => 100000)",
+        "tallybook.enqueue('q', 'work', priority => -1)",
+        "tallybook.enqueue('q', 'work', priority => null)",
+        "tallybook.enqueue('q', 'work', priority => 100000, unique_key => 'k')",
+        "tallybook.enqueue_many('{q,q}', '{work,work}', array['{}', '{}'], priorities => '{2,100000}')",
+        """tallybook.enqueue_many('{q}', '{work}', array['{}'], priorities => '{100000}')""",
+        """tallybook.enqueue_many('{q}', '{work}', array['{}'], priorities => '{100000}', unique_keys => '{k}')""",
+        r"""tallybook.enqueue_many('{q}', array[E'a\nb'], array['{}'])""",
+        r"""tallybook.enqueue_many('{q}', array[E'a\u0007'], array['{}'])""",
+        """tallybook.enqueue_many('{q}', '{work}', array['{}'], headers => array['[1]'])""",
+        """tallybook.enqueue_many('{q}', '{work}', array['{}'], headers => array['"text"'])""",
+        """tallybook.enqueue_many('{q}', '{work}', array['{}'], headers => array['null'])""",
+        """tallybook.enqueue_many('{q}', '{work}', array['[]'])""",
+    ],
+)
+def test_what_does_not_fit_is_refused(db: Connection, call: LiteralString) -> None:
+    """Review, low: priorities, task names and headers that do not fit raise TB005, and nothing is put in."""
+    with pytest.raises(psycopg.Error) as raised:
+        db.execute("select " + call)
+    assert raised.value.sqlstate == "TB005"
+    assert one(db, "select count(*) from tallybook.job") == 0
+
+
+def test_no_priority_in_a_batch_is_the_default(db: Connection) -> None:
+    """Review, low: a job of a batch whose priority is null has the default one."""
+    db.execute("select tallybook.enqueue_many('{q,q}', '{work,work}', array['{}', '{}'], priorities => '{null,7}')")
+    assert db.execute("select priority from tallybook.job order by id").fetchall() == [(2,), (7,)]
+
+
+def test_fail_without_a_delay_answers_available(db: Connection) -> None:
+    """Review, low: fail answers where the job is: available at once without a delay, scheduled with one."""
+    worker = start_worker(db)
+    enqueue(db, n=2)
+    claimed = claim(db, worker)
+    (first, _), (second, _) = leased(db, claimed)
+    query = "select tallybook.fail(%s, %s, 1, '{}', %s)"
+    assert one(db, query, claimed.lease, first, "0") == "available"
+    assert one(db, query, claimed.lease, second, "1 hour") == "scheduled"
+    assert states(db, [first, second]) == ["available", "retrying"]
+
+
+def test_a_job_that_is_named_twice_is_completed_once(db: Connection) -> None:
+    """Review, low: an end that names a job twice completes it and refuses nothing, also when it is said again."""
+    worker, jobs = start_worker(db), enqueue(db, n=2)
+    claimed = claim(db, worker)
+    named = [jobs[0], jobs[0], jobs[1]]
+    for _ in range(2):
+        refused = one(db, "select tallybook.complete_many(%s, %s, %s)", [claimed.lease] * 3, named, [1] * 3)
+        assert refused == []
+    assert states(db, jobs) == ["completed", "completed"]
+    assert one(db, "select count(*) from tallybook.outcome") == 2

@@ -1,0 +1,398 @@
+"""What a hostile review of the SQL found, each finding by its number: cancel, retry and unique keys.
+
+All others are in test_review.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, LiteralString, TypeAlias, cast
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from support.waiting import wait_until
+
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+Attempt: TypeAlias = tuple[int, int]
+LANE_LOCK = 1413565441
+
+
+# --- words of these tests ------------------------------------------------------------------------------------------
+
+
+def one(db: Connection, query: str, *params: object) -> Any:
+    """The first column of the first row."""
+    row = db.execute(cast("LiteralString", query), params).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def enqueue(db: Connection, queue: str = "q", *, n: int = 1, **options: object) -> list[int]:
+    """Enqueue so many jobs, each by a call of its own."""
+    named = "".join(f", {name} => %({name})s" for name in options)
+    query = f"select tallybook.enqueue(%(queue)s, 'work'{named}) from generate_series(1, %(n)s)"  # noqa: S608
+    cursor = db.execute(cast("LiteralString", query), {"queue": queue, "n": n, **options})
+    return [job for (job,) in cursor.fetchall()]
+
+
+def start_worker(db: Connection, queue: str = "q") -> int:
+    return cast(int, one(db, "select tallybook.worker_start('w', array[%s])", queue))
+
+
+def claim(db: Connection, worker: int, queue: str = "q", n: int = 100) -> tuple[UUID, list[Attempt]]:
+    """Claim; the lease, and what it may start: the jobs that were cancelled meanwhile are not in it."""
+    lease = uuid4()
+    db.execute("select tallybook.claim(%s, array[%s], array[%s::int], %s)", [worker, queue, n, lease])
+    rows = db.execute("select job_id, attempt from tallybook.leased(%s) where not cancelled", [lease]).fetchall()
+    return lease, cast("list[Attempt]", rows)
+
+
+def claim_job(db: Connection, worker: int, job: int) -> UUID | None:
+    lease = uuid4()
+    return lease if one(db, "select tallybook.claim_job(%s, %s, %s)", worker, job, lease) else None
+
+
+def cancel(db: Connection, job: int) -> str:
+    return cast(str, one(db, "select tallybook.cancel(%s)", job))
+
+
+def retry(db: Connection, job: int) -> int:
+    return cast(int, one(db, "select tallybook.retry(%s)", job))
+
+
+def drain(db: Connection, queue: str = "q") -> list[Attempt]:
+    """Promote, claim and complete all that is there; what was started, in that order."""
+    worker, started = start_worker(db, queue), []
+    db.execute("select tallybook.promote(at => clock_timestamp() + interval '1 day')")
+    while True:
+        lease, attempts = claim(db, worker, queue)
+        for job, attempt in attempts:
+            assert one(db, "select tallybook.complete(%s, %s, %s)", lease, job, attempt)
+        started += attempts
+        if one(
+            db, "select tallybook._next(lane_id, retention, born) is null from tallybook.lane where queue = %s", queue
+        ):
+            return started
+
+
+def state(db: Connection, job: int) -> str:
+    return cast(str, one(db, "select state from tallybook.job where id = %s", job))
+
+
+def waits(db: Connection, conn: Connection) -> bool:
+    return bool(one(db, "select pg_blocking_pids(%s) <> '{}'", conn.info.backend_pid))
+
+
+def sqlstate(db: Connection, query: LiteralString, *params: object) -> str | None:
+    """The SQLSTATE that a statement raises; its effects, and nothing else, are rolled back."""
+    with pytest.raises(psycopg.Error) as raised, db.transaction():
+        db.execute(query, params)
+    return raised.value.sqlstate
+
+
+@contextmanager
+def behind(*sessions: Connection) -> Iterator[ThreadPoolExecutor]:
+    """Threads for calls that have to wait; a call that still waits at the end is cancelled."""
+    with ThreadPoolExecutor(4) as pool:
+        try:
+            yield pool
+        finally:
+            for conn in sessions:
+                conn.cancel_safe()
+
+
+@pytest.fixture
+def quick(connect: Any) -> Any:
+    """Open connections on which whatever waits for a lock for long raises LockNotAvailable."""
+
+    def open_one(**kwargs: Any) -> Connection:
+        conn = cast(Connection, connect(**kwargs))
+        conn.execute("set lock_timeout = '1500ms'")
+        if not conn.autocommit:
+            conn.commit()
+        return conn
+
+    return open_one
+
+
+# --- 5: a job that was taken by its id -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["failed", "cancelled"])
+def test_a_job_taken_by_id_and_retried_has_one_attempt(db: Connection, end: str) -> None:
+    """Review 5, S4-08: the attempt that was taken by id stays out of the line when the job is retried."""
+    worker, (before, job) = start_worker(db), enqueue(db, n=2)
+    lease = claim_job(db, worker, job)
+    if end == "failed":
+        assert one(db, "select tallybook.fail(%s, %s, 1, '{}', final => true)", lease, job) == "dead"
+    else:
+        assert cancel(db, job) == "cancelling"
+        assert one(db, "select tallybook.cancelled(%s, %s, 1)", lease, job) == "cancelled"
+    assert retry(db, job) == 2
+    assert drain(db) == [(before, 1), (job, 2)]
+    assert state(db, job) == "completed"
+
+
+def test_a_cancel_that_meets_the_end_of_a_job_taken_by_id(db: Connection, connect: Any) -> None:
+    """Review 5, S4-08: a cancel that comes too late for a job taken by id does not put it back in line."""
+    worker, (before, job) = start_worker(db), enqueue(db, n=2)
+    lease = claim_job(db, worker, job)
+    first, second = connect(autocommit=False), connect()
+    assert cancel(first, job) == "cancelling"
+    with behind(second) as pool:
+        waiting = pool.submit(cancel, second, job)
+        wait_until(lambda: waits(db, second), "the second cancel to wait for the first")
+        assert one(db, "select tallybook.complete(%s, %s, 1)", lease, job)
+        first.rollback()
+        assert waiting.result(timeout=20) == "completed"
+    assert drain(db) == [(before, 1)]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_cancel_that_waited_for_a_claim_by_id_is_kept(db: Connection, connect: Any, later: bool) -> None:
+    """Review 5b: a cancel that meets a claim by id, of a job in line or one that is due, is never lost."""
+    worker, by_id, business = start_worker(db), connect(autocommit=False), connect()
+    (job,) = enqueue(db, **({"run_at": one(db, "select clock_timestamp() + interval '1 hour'")} if later else {}))
+    lease, query = uuid4(), "select tallybook.claim_job(%s, %s, %s, clock_timestamp() + interval '2 hours')"
+    assert one(by_id, query, worker, job, lease)
+    with behind(business) as pool:
+        waiting = pool.submit(cancel, business, job)
+        wait_until(lambda: waits(db, business), "the cancel to wait for the claim")
+        by_id.commit()
+        assert waiting.result(timeout=20) == "cancelling"
+    assert one(db, "select cancelled from tallybook.leased(%s)", lease)
+
+
+def test_a_cancel_whose_tombstone_goes_while_it_looks_is_kept(db: Connection, connect: Any) -> None:
+    """Review 5c: a cancel of a job taken by id is kept although the cursor comes by at the same moment."""
+    worker, (job,) = start_worker(db), enqueue(db)
+    lease, business, holder = claim_job(db, worker, job), connect(), connect()
+    # A stop between two statements of cancel, which no lock of the product gives: once it found a tombstone there.
+    db.execute("""
+    create function public.stop() returns trigger language plpgsql as $$ begin
+      perform pg_advisory_lock_shared(1, 1), pg_advisory_unlock_shared(1, 1); return null; end $$;
+    create trigger stop after insert on tallybook.tombstone for each statement execute function public.stop()""")
+    holder.execute("select pg_advisory_lock(1, 1)")
+    with behind(business) as pool:
+        waiting = pool.submit(cancel, business, job)
+        wait_until(lambda: waits(db, business), "the cancel to stop")
+        assert claim(db, worker)[1] == []
+        assert one(db, "select not exists (select from tallybook.tombstone)")
+        holder.execute("select pg_advisory_unlock(1, 1)")
+        assert waiting.result(timeout=20) == "cancelling"
+    assert one(db, "select reason is null from tallybook.renew(%s, 0, %s)", worker, [job])
+    assert one(db, "select cancelled from tallybook.leased(%s)", lease)
+
+
+# --- 6: a cancel holds for later attempts --------------------------------------------------------------------------
+
+ENDS: dict[str, LiteralString] = {
+    "fail": "select tallybook.fail(%(lease)s, %(job)s, 1, '{}', '0')",
+    "fail, later": "select tallybook.fail(%(lease)s, %(job)s, 1, '{}', '1 hour')",
+    "snooze": "select tallybook.snooze(%(lease)s, %(job)s, 1, '0')",
+    "snooze, later": "select tallybook.snooze(%(lease)s, %(job)s, 1, '1 hour')",
+    "move": "select tallybook.move(%(lease)s, %(job)s, 1)",
+    "rescue": "select tallybook.worker_stop(%(worker)s)",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_cancelled_job_does_not_start_again(db: Connection, end: str) -> None:
+    """Review 6: however the attempt ends that a cancel met, the job is cancelled, starts no more, and its key is free."""
+    worker, (job,) = start_worker(db), enqueue(db, unique_key="k")
+    lease, _ = claim(db, worker)
+    assert cancel(db, job) == "cancelling"
+    assert enqueue(db, unique_key="k") == [job]
+    db.execute(ENDS[end], {"lease": lease, "job": job, "worker": worker})
+    assert state(db, job) == "cancelled"
+    (heir,) = enqueue(db, unique_key="k")
+    assert heir != job
+    assert sqlstate(db, "select tallybook.retry(%s)", job) == "TB005"
+    live = (
+        "select count(*) from tallybook.job where unique_key = 'k' and state not in ('completed', 'cancelled', 'dead')"
+    )
+    assert one(db, live) == 1
+    assert drain(db) == [(heir, 1)]
+    db.execute("update tallybook.worker set parts = '{task:work}'")  # where move put it
+    claim(db, one(db, "select max(id) from tallybook.worker where ended_at is null"))
+    assert [state(db, job), state(db, heir)] == ["cancelled", "completed"]
+    assert one(db, "select attempts from tallybook.job where id = %s", job) == (0 if end == "move" else 1)
+    assert (
+        one(db, "select state from tallybook.outcome where job_id = %s order by ended_at desc limit 1", job)
+        == "cancelled"
+    )
+
+
+# --- 7: unique keys ------------------------------------------------------------------------------------------------
+
+
+def test_cancel_and_enqueue_with_its_key_in_one_transaction(db: Connection, connect: Any) -> None:
+    """Review 7: until the cancel has committed the job may start, so its key is not free: TB005; then it is."""
+    (job,) = enqueue(db, unique_key="k")
+    business = connect(autocommit=False)
+    assert cancel(business, job) == "cancelled"
+    assert sqlstate(business, "select tallybook.enqueue('q', 'work', unique_key => 'k')") == "TB005"
+    business.commit()
+    (heir,) = enqueue(business, unique_key="k")
+    business.commit()
+    assert heir != job
+    assert drain(db) == [(heir, 1)]
+
+
+@pytest.mark.parametrize("cancels", ["itself", "another", "nobody"])
+def test_an_old_snapshot_takes_no_key_of_a_running_job(db: Connection, connect: Any, cancels: str) -> None:
+    """Review 7: a REPEATABLE READ producer that does not see that a job was started does not take its key."""
+    (job,), business = enqueue(db, unique_key="k"), connect(autocommit=False)
+    business.execute("set transaction isolation level repeatable read")
+    business.execute("select from tallybook.lane")
+    lease, _ = claim(db, start_worker(db))
+    if cancels == "another":
+        assert cancel(db, job) == "cancelling"
+    if cancels == "itself":
+        assert cancel(business, job) == "cancelling"
+        assert sqlstate(business, "select tallybook.enqueue('q', 'work', unique_key => 'k')") == "TB005"
+    else:
+        assert enqueue(business, unique_key="k") == [job]
+    business.commit()
+    assert one(db, "select tallybook.complete(%s, %s, 1)", lease, job)
+    assert drain(db) == []
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
+@pytest.mark.parametrize("later", [False, True])
+def test_the_key_of_a_cancelled_job_is_free_at_any_level(
+    db: Connection, connect: Any, later: bool, level: LiteralString
+) -> None:
+    """Review 7b: once a cancel has committed no enqueue is answered with the id of the job that will never run."""
+    options = {"run_at": one(db, "select clock_timestamp() + interval '1 hour'")} if later else {}
+    (job,) = enqueue(db, unique_key="k", **options)
+    assert cancel(db, job) == "cancelled"
+    business = connect(autocommit=False)
+    business.execute("set transaction isolation level " + level)
+    (heir,) = enqueue(business, unique_key="k")
+    business.commit()
+    assert heir != job
+    assert drain(db) == [(heir, 1)]
+
+
+# --- 8: transactions that stay open --------------------------------------------------------------------------------
+
+
+def test_a_claim_by_id_that_waits_for_a_cancel_gives_up(db: Connection, quick: Any, connect: Any) -> None:
+    """Review 8: claim_job waits two seconds for an open cancel, holds no lane meanwhile, and answers false."""
+    business, other, by_id = quick(autocommit=False), quick(), connect()
+    worker, its_worker, jobs = start_worker(db), start_worker(db), enqueue(db, n=3)
+    assert cancel(business, jobs[2]) == "cancelled"
+    with behind(by_id) as pool:
+        waiting = pool.submit(claim_job, by_id, its_worker, jobs[2])
+        wait_until(lambda: waits(db, by_id), "the claim by id to wait")
+        locks = (
+            "select count(*) from pg_locks where locktype = 'advisory' and classid = %s"
+            " and database = (select oid from pg_database where datname = current_database())"
+        )
+        assert one(db, locks, LANE_LOCK) == 0
+        assert claim(other, worker, n=2)[1] == [(jobs[0], 1), (jobs[1], 1)]
+        assert waiting.result(timeout=20) is None
+    business.rollback()
+    assert drain(db) == [(jobs[2], 1)]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_an_open_cancel_of_a_job_taken_by_id_holds_up_no_claim(db: Connection, quick: Any, end: str) -> None:
+    """Review 8: the cursor passes a job taken by id while its cancel is open, and that cancel reaches its worker."""
+    business, other, worker, jobs = quick(autocommit=False), quick(), start_worker(db), enqueue(db, n=2)
+    lease = claim_job(db, worker, jobs[0])
+    assert cancel(business, jobs[0]) == "cancelling"
+    assert claim(other, worker)[1] == [(jobs[1], 1)]
+    business.commit() if end == "commit" else business.rollback()
+    assert one(db, "select count(*) from tallybook.renew(%s, 0, %s)", worker, [jobs[0]]) == (end == "commit")
+    assert one(db, "select tallybook.complete(%s, %s, 1)", lease, jobs[0])
+    assert drain(db) == []
+
+
+def test_an_open_retry_of_a_cancelled_job_holds_up_no_claim(db: Connection, quick: Any) -> None:
+    """Review 8b: a transaction that takes back a cancel and stays open holds up no claim of its lane."""
+    business, other, worker, jobs = quick(autocommit=False), quick(), start_worker(db), enqueue(db, n=2)
+    assert cancel(db, jobs[1]) == "cancelled"
+    retry(business, jobs[1])
+    assert claim(other, worker, n=1)[1] == [(jobs[0], 1)]
+    business.commit()
+    assert len(drain(db)) == 1
+
+
+# --- 9, 11: dead letters and rescue --------------------------------------------------------------------------------
+
+
+def test_a_cancel_of_a_crashed_job_says_dead(db: Connection) -> None:
+    """Review 9: cancel of a job that took too many workers with it says dead, and says it at once."""
+    worker, (job,) = start_worker(db), enqueue(db)
+    claim(db, worker)
+    db.execute("update tallybook.worker set seen_at = '-infinity'")
+    assert one(db, "select lost from tallybook.rescue(max_crashes => 1)") == 1
+    assert one(db, "select reason from tallybook.dead where job_id = %s", job) == "crashed"
+    db.execute("set statement_timeout = '2s'")
+    assert cancel(db, job) == "dead"
+    assert one(db, "select not exists (select from tallybook.tombstone)")
+
+
+def test_an_open_retry_does_not_fail_the_rescue_of_others(db: Connection, quick: Any) -> None:
+    """Review 11, S1-11: dead workers' jobs are given back while a transaction that retried a cancelled job is open."""
+    business, other, worker, (job,) = quick(autocommit=False), quick(), start_worker(db), enqueue(db)
+    lease, _ = claim(db, worker)
+    assert cancel(db, job) == "cancelling"
+    assert one(db, "select tallybook.cancelled(%s, %s, 1)", lease, job) == "cancelled"
+    dead, (lost,) = start_worker(db), enqueue(db)
+    claim(db, dead)
+    db.execute("update tallybook.worker set seen_at = '-infinity' where id = %s", [dead])
+    assert retry(business, job) == 2
+    assert one(other, "select lost from tallybook.rescue(at => clock_timestamp() + interval '2 min')") == 1
+    business.rollback()
+    assert drain(db) == [(lost, 2)]
+
+
+# --- 16: a cancel is taken back ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_cancel_that_nobody_has_met_is_taken_back(db: Connection, later: bool, key: str | None) -> None:
+    """Review 16, S4-14: retry makes a cancelled job live again, with its key, before any claim has come by."""
+    options = {"run_at": one(db, "select clock_timestamp() + interval '1 hour'")} if later else {}
+    (job,) = enqueue(db, unique_key=key, **options)
+    assert cancel(db, job) == "cancelled"
+    assert state(db, job) == "cancelled"
+    attempt = retry(db, job)
+    assert state(db, job) == ("scheduled" if later else "available")
+    if key:
+        assert enqueue(db, unique_key=key) == [job]
+    assert drain(db) == [(job, attempt)]
+    assert state(db, job) == "completed"
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_cancel_is_not_taken_back_where_another_job_has_the_key(db: Connection, later: bool) -> None:
+    """Review 16: retry of a cancelled job whose key another live job has taken raises TB005 and changes nothing."""
+    options = {"run_at": one(db, "select clock_timestamp() + interval '1 hour'")} if later else {}
+    (job,) = enqueue(db, unique_key="k", **options)
+    cancel(db, job)
+    (heir,) = enqueue(db, unique_key="k")
+    assert sqlstate(db, "select tallybook.retry(%s)", job) == "TB005"
+    assert [state(db, job), state(db, heir)] == ["cancelled", "available"]
+    assert drain(db) == [(heir, 1)]
+    assert state(db, job) == "cancelled"
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_cancel_is_taken_back_in_its_own_transaction(db: Connection, later: bool, key: str | None) -> None:
+    """Review 16b: cancel and retry of one job in one transaction leave it as it was, also when it has a key."""
+    options = {"run_at": one(db, "select clock_timestamp() + interval '1 hour'")} if later else {}
+    (job,) = enqueue(db, unique_key=key, **options)
+    with db.transaction():
+        assert cancel(db, job) == "cancelled"
+        attempt = retry(db, job)
+    assert drain(db) == [(job, attempt)]

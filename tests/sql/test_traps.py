@@ -1,0 +1,1035 @@
+"""The traps of design/ledger.md, "Traps already found", each by its number: what once went wrong must not come back."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, LiteralString, TypeAlias, cast
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg import errors, sql
+
+from support.waiting import wait_until
+from tallybook._db.migrate import routines
+
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+FAR: LiteralString = "clock_timestamp() + interval '1 day'"
+LANE_LOCK, WORKER_GATE, ASLEEP = 1413565441, 1413565442, 1413565444
+
+pytestmark = pytest.mark.servers
+
+
+# --- words of these tests ------------------------------------------------------------------------------------------
+
+
+def one(db: Connection, query: str, *params: object) -> Any:
+    """The first column of the first row."""
+    row = db.execute(query, params).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def enqueue(db: Connection, queue: str = "q", *, n: int = 1, **options: int) -> list[int]:
+    """Enqueue so many jobs, each by a call of its own, in one transaction."""
+    named = "".join(f", {name} => %({name})s" for name in options)
+    query = f"select tallybook.enqueue(%(queue)s, 'work'{named}) from generate_series(1, %(n)s)"  # noqa: S608
+    cursor = db.execute(query, {"queue": queue, "n": n, **options})
+    return [job for (job,) in cursor.fetchall()]
+
+
+def start_worker(db: Connection, queues: list[str] | None = None) -> int:
+    return cast(int, one(db, "select tallybook.worker_start('w', %s)", queues or ["q"]))
+
+
+def claim(db: Connection, worker: int, queues: str | list[str] = "q", n: int = 100) -> UUID | None:
+    """Claim; the lease, or None where there was nothing. Where all that it met was cancelled, claim again."""
+    names = [queues] if isinstance(queues, str) else queues
+    query = "select jobs from tallybook.claim(%s, %s, %s, %s) where claim_id is not null"
+    while row := db.execute(query, [worker, names, [n] * len(names), lease := uuid4()]).fetchone():
+        if row[0]:
+            return lease
+    return None
+
+
+def leased(db: Connection, lease: UUID | None) -> list[int]:
+    if lease is None:
+        return []
+    return [job for (job,) in db.execute("select job_id from tallybook.leased(%s)", [lease]).fetchall()]
+
+
+def complete(db: Connection, lease: UUID | None, jobs: list[int], attempt: int = 1) -> list[int]:
+    """Complete; the jobs that were refused."""
+    query = "select tallybook.complete_many(%s, %s, %s)"
+    return cast("list[int]", one(db, query, [lease] * len(jobs), jobs, [attempt] * len(jobs)))
+
+
+def rescue(db: Connection) -> None:
+    """Rescue the work of all workers: none has beaten for a day, nor for another day after that was noticed."""
+    db.execute("select tallybook.rescue(at => clock_timestamp() + interval '1 day')")
+    db.execute("select tallybook.rescue(at => clock_timestamp() + interval '2 days')")
+
+
+def drain(db: Connection, queue: str = "q") -> list[int]:
+    """Claim and complete all that is available; the jobs, in the order in which they were claimed."""
+    worker, jobs = start_worker(db, [queue]), []
+    while lease := claim(db, worker, queue):
+        batch = db.execute("select job_id, attempt from tallybook.leased(%s)", [lease]).fetchall()
+        for job, attempt in batch:
+            assert one(db, "select tallybook.complete(%s, %s, %s)", lease, job, attempt)
+        jobs += [job for job, _ in batch]
+    return jobs
+
+
+def states(db: Connection, jobs: list[int]) -> list[str]:
+    query = "select state from tallybook.job where id = any (%s) order by id"
+    return [state for (state,) in db.execute(query, [jobs]).fetchall()]
+
+
+def buffers(db: Connection, query: str, *params: object) -> int:
+    """How many pages a statement touches, once its plans are made; its effects are rolled back."""
+    found = 0
+    with db.transaction(force_rollback=True):
+        for _ in range(2):
+            cursor = db.execute("explain (analyze, buffers, format json) " + query, params)
+            plan = cursor.fetchall()[0][0][0]["Plan"]
+            found = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    return found
+
+
+def advisory_locks(db: Connection, conn: Connection, classid: int | None = None) -> int:
+    """How many advisory locks a session holds."""
+    query = """
+    select count(*) from pg_locks where locktype = 'advisory' and granted and pid = %s
+       and (%s::bigint is null or classid = %s)"""
+    return cast(int, one(db, query, conn.info.backend_pid, classid, classid))
+
+
+def arm(conn: Connection, *, held: bool = False) -> tuple[Any, ...] | None:
+    """Whether the session lies down now, and whether it can have missed nothing."""
+    return conn.execute("select armed, clear from tallybook.arm('{q}', %s)", [held]).fetchone()
+
+
+def waits_for_lock(db: Connection, conn: Connection) -> bool:
+    query = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+    return bool(one(db, query, conn.info.backend_pid))
+
+
+@contextmanager
+def behind(*sessions: Connection) -> Iterator[ThreadPoolExecutor]:
+    """Threads for calls that have to wait; a call that still waits at the end is cancelled."""
+    with ThreadPoolExecutor(4) as pool:
+        try:
+            yield pool
+        finally:
+            for conn in sessions:
+                conn.cancel_safe()
+
+
+def replace(db: Connection, function: str, old: str, new: str) -> None:
+    """For a control: put a copy of a function without its mend into the test's database."""
+    text = dict(routines())[f"functions/{function}.sql"]
+    assert old in text, f"the mend that this control removes is not in {function} any more"
+    db.execute(text.replace(old, new))
+
+
+@pytest.fixture
+def quick(connect: Any) -> Any:
+    """Open connections on which whatever waits for a lock for long raises LockNotAvailable."""
+
+    def open_one(**kwargs: Any) -> Connection:
+        conn = cast(Connection, connect(**kwargs))
+        conn.execute("set lock_timeout = '1500ms'")
+        if not conn.autocommit:
+            conn.commit()
+        return conn
+
+    return open_one
+
+
+# --- 1 -------------------------------------------------------------------------------------------------------------
+
+
+def test_enqueue_claim_enqueue_in_one_transaction(db: Connection) -> None:
+    """Trap 1: a claimer whose own transaction enqueues before and after its claim loses none of its jobs."""
+    worker = start_worker(db)
+    before = enqueue(db)
+    with db.transaction():
+        mine = enqueue(db)
+        taken = leased(db, claim(db, worker))
+        mine += enqueue(db)
+    assert taken == before
+    assert drain(db) == mine
+
+
+def test_two_claims_and_an_enqueue_in_one_transaction(db: Connection) -> None:
+    """Trap 1: two claims and an enqueue in one transaction lose no job and hand none out twice."""
+    worker = start_worker(db)
+    before = enqueue(db, n=3)
+    with db.transaction():
+        taken = leased(db, claim(db, worker, n=2))
+        taken += leased(db, claim(db, worker, n=2))
+        mine = enqueue(db)
+        assert claim(db, worker) is None
+    assert taken == before
+    assert drain(db) == mine
+
+
+def test_two_claims_around_other_producers(db: Connection, connect: Any) -> None:
+    """Trap 1: jobs that others commit between the claims of one long transaction are taken once."""
+    worker, other = start_worker(db), cast(Connection, connect())
+    jobs = enqueue(db)
+    taken: list[int] = []
+    with db.transaction():
+        for _ in range(4):
+            taken += leased(db, claim(db, worker))
+            jobs += enqueue(db) + enqueue(other)
+    taken += drain(db)
+    assert sorted(taken) == sorted(jobs)
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_claim_at_another_isolation_level_is_refused(db: Connection, level: str) -> None:
+    """Trap 1: a claim at REPEATABLE READ or SERIALIZABLE, which would read an old cursor, raises TB003."""
+    worker, job = start_worker(db), enqueue(db)[0]
+    for query in (
+        "select tallybook.claim(%(worker)s, '{q}', '{1}', gen_random_uuid())",
+        "select tallybook.claim_job(%(worker)s, %(job)s, gen_random_uuid())",
+    ):
+        db.execute(sql.SQL("begin isolation level {}").format(sql.SQL(level)))
+        with pytest.raises(psycopg.Error) as refused:
+            db.execute(query, {"worker": worker, "job": job})
+        assert refused.value.sqlstate == "TB003"
+        db.execute("rollback")
+    assert drain(db) == [job]
+
+
+# --- 2 -------------------------------------------------------------------------------------------------------------
+
+
+def test_claim_returns_no_args(db: Connection) -> None:
+    """Trap 2: what a claim sends back has one size whatever it takes: no ids, no args."""
+    worker = start_worker(db)
+    enqueue(db, n=50)
+    row = db.execute("select * from tallybook.claim(%s, '{q}', '{50}', gen_random_uuid())", [worker]).fetchone()
+    assert row is not None
+    assert row[1:] == ("q", 50)
+    assert len(row) == 3
+
+
+def test_a_frozen_client_holds_up_no_claim(db: Connection, quick: Any) -> None:
+    """Trap 2: a client that stops reading while its jobs are sent to it does not hold the lane."""
+    frozen, other, worker = quick(), quick(), start_worker(db)
+    db.execute(
+        "select tallybook.enqueue('q', 'work', jsonb_build_object('text', repeat('x', 19000)))"
+        " from generate_series(1, 450)"
+    )
+    lease = claim(frozen, worker, n=450)
+    late = enqueue(db)
+    frozen.pgconn.send_query_params(b"select * from tallybook.leased($1)", [str(lease).encode()])
+    wait_until(
+        lambda: one(
+            db, "select wait_event = 'ClientWrite' from pg_stat_activity where pid = %s", frozen.info.backend_pid
+        ),
+        "the server to wait for the frozen client",
+    )
+    assert advisory_locks(db, frozen) == 0
+    assert leased(other, claim(other, worker)) == late
+    frozen.pgconn.finish()
+
+
+# --- 3 -------------------------------------------------------------------------------------------------------------
+
+
+def _opposite_orders(db: Connection, connect: Any) -> None:
+    """Two claimers that each come to hold a lane in which nothing is left, and see work in the lane of the other."""
+    producer, first, second, left, right = (cast(Connection, connect()) for _ in range(5))
+    workers = [start_worker(db, ["a", "b"]) for _ in range(4)]
+    for conn in (producer, first, second):
+        conn.execute("set lock_timeout = '5s'")
+    for conn in (left, right):
+        conn.execute("set deadlock_timeout = '50ms'")
+    enqueue(db, "a")
+    enqueue(db, "b")
+    drain(db, "a")
+    drain(db, "b")
+    with behind(left, right) as pool:
+        producer.execute("begin")
+        enqueue(producer, "b")  # the older transaction, so b goes before a for who sees both
+        enqueue(db, "a")
+        first.execute("begin")
+        claim(first, workers[0], "a")
+        left.execute("begin")
+        one_way = pool.submit(claim, left, workers[2], ["a", "b"])
+        wait_until(lambda: waits_for_lock(db, left), "the left claimer to wait for lane a")
+        producer.execute("commit")
+        second.execute("begin")
+        claim(second, workers[1], "b")
+        right.execute("begin")
+        other_way = pool.submit(claim, right, workers[3], ["a", "b"])
+        wait_until(lambda: waits_for_lock(db, right), "the right claimer to wait for lane b")
+        first.execute("commit")
+        wait_until(
+            lambda: (
+                one_way.done()
+                or one(
+                    db,
+                    "select count(*) = 2 from pg_locks where not granted and classid = %s and database = "
+                    "(select oid from pg_database where datname = current_database())",
+                    LANE_LOCK,
+                )
+            ),
+            "the left claimer to come to lane b",
+        )
+        enqueue(db, "a")
+        second.execute("commit")
+        for waiting in (one_way, other_way):
+            waiting.result(timeout=20)
+    left.execute("commit")
+    right.execute("commit")
+    assert len(drain(db, "a")) + len(drain(db, "b")) <= 1
+
+
+def test_two_lanes_in_opposite_order(db: Connection, connect: Any) -> None:
+    """Trap 3: two claimers that come to two lanes in opposite order do not deadlock."""
+    _opposite_orders(db, connect)
+
+
+def test_control_two_lanes_in_opposite_order(db: Connection, connect: Any) -> None:
+    """Trap 3, control: a claim that waits for every lane, not only for its first, deadlocks in the same steps."""
+    replace(
+        db,
+        "claim",
+        "if turn = 1 then",
+        "if turn > 0 then",
+    )
+    with pytest.raises(errors.DeadlockDetected):
+        _opposite_orders(db, connect)
+
+
+def test_claimers_over_two_queues_do_not_deadlock(db: Connection, connect: Any) -> None:
+    """Trap 3, S3-10: workers over two queues in opposite order drain both without a deadlock."""
+    jobs = [*enqueue(db, "a", n=150), *enqueue(db, "b", n=150)]
+    found: list[int] = []
+
+    def work(conn: Connection, queues: list[str]) -> None:
+        worker = start_worker(conn, queues)
+        while lease := claim(conn, worker, queues, 3):
+            batch = leased(conn, lease)
+            assert complete(conn, lease, batch) == []
+            found.extend(batch)
+
+    orders = [["a", "b"], ["b", "a"]] * 2
+    with ThreadPoolExecutor(4) as pool:
+        for waiting in [pool.submit(work, connect(), queues) for queues in orders]:
+            waiting.result(timeout=60)
+    assert sorted([*found, *drain(db, "a"), *drain(db, "b")]) == sorted(jobs)
+
+
+def test_idle_lanes_take_no_lock(db: Connection, connect: Any) -> None:
+    """Trap 3: of 60 lanes a claim locks only the one that it takes from, and none if all are idle."""
+    claimer = cast(Connection, connect())
+    db.execute("select tallybook.enqueue('q', 'work', priority => p) from generate_series(1, 60) p")
+    worker = start_worker(db)
+    while claim(db, worker):
+        pass
+    with claimer.transaction():
+        assert claim(claimer, worker) is None
+        assert advisory_locks(db, claimer, LANE_LOCK) == 0
+        assert advisory_locks(db, claimer) == advisory_locks(db, claimer, WORKER_GATE) == 1
+    enqueue(db, priority=50)
+    with claimer.transaction():
+        assert claim(claimer, worker) is not None
+        assert advisory_locks(db, claimer, LANE_LOCK) == 1
+
+
+# --- 4 -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_open_cancel_of_an_available_job_holds_up_nobody(db: Connection, quick: Any) -> None:
+    """Trap 4: a transaction that cancelled a job and stays open delays neither claim nor complete nor fail."""
+    business, other, worker = quick(), quick(), start_worker(db)
+    jobs = enqueue(db, n=3)
+    business.execute("begin")
+    assert one(business, "select tallybook.cancel(%s)", jobs[0]) == "cancelled"
+    lease = claim(other, worker)
+    assert leased(other, lease) == jobs
+    assert complete(other, lease, jobs[:2]) == []
+    assert one(other, "select tallybook.fail(%s, %s, 1, '{}')", lease, jobs[2]) == "scheduled"
+    business.execute("commit")
+    assert states(db, jobs) == ["completed", "completed", "retrying"]
+
+
+def test_a_prepared_cancel_holds_up_nobody(db: Connection, quick: Any) -> None:
+    """Trap 4: the same for a transaction that was prepared for two-phase commit."""
+    business, other, worker = quick(), quick(), start_worker(db)
+    jobs = enqueue(db, n=2)
+    lease = claim(db, worker, n=1)
+    business.execute("set tallybook.notify = off")
+    business.execute("begin")
+    assert one(business, "select tallybook.cancel(%s)", jobs[0]) == "cancelling"
+    assert one(business, "select tallybook.cancel(%s)", jobs[1]) == "cancelled"
+    business.execute("prepare transaction 'cancels'")
+    assert complete(other, lease, jobs[:1]) == []
+    assert leased(other, claim(other, worker)) == jobs[1:]
+    business.execute("commit prepared 'cancels'")
+
+
+def test_an_open_cancel_holds_up_no_rescue(db: Connection, quick: Any) -> None:
+    """Trap 4: a dead worker's jobs are rescued while a transaction that cancelled one of them is open."""
+    business, other, worker = quick(), quick(), start_worker(db)
+    jobs = enqueue(db, n=2)
+    claim(db, worker)
+    business.execute("begin")
+    business.execute("select tallybook.cancel(%s)", [jobs[0]])
+    rescue(other)
+    business.execute("rollback")
+    assert states(db, jobs) == ["available", "available"]
+
+
+def test_an_open_cancel_of_a_job_that_is_claimed_by_id_holds_up_no_claim(db: Connection, quick: Any) -> None:
+    """Trap 4: who claims a job by its id while an open transaction cancels it does not hold up its lane's claims."""
+    business, by_id, other, worker = quick(), quick(), quick(), start_worker(db)
+    its_worker = start_worker(db)
+    jobs = enqueue(db, n=3)
+    business.execute("begin")
+    business.execute("select tallybook.cancel(%s)", [jobs[2]])
+    with behind(by_id) as pool:
+        by_id.execute("set lock_timeout = 0")
+        waiting = pool.submit(
+            by_id.execute, "select tallybook.claim_job(%s, %s, gen_random_uuid())", [its_worker, jobs[2]]
+        )
+        wait_until(lambda: waiting.done() or waits_for_lock(db, by_id), "the claim by id to end, or to wait")
+        try:
+            assert leased(other, claim(other, worker, n=2)) == jobs[:2]
+        finally:
+            business.execute("rollback")
+            waiting.result(timeout=20)
+
+
+def test_an_open_cancel_of_a_job_that_was_claimed_by_id_holds_up_no_claim(db: Connection, quick: Any) -> None:
+    """Trap 4: the cursor comes by a job claimed by its id although an open transaction has cancelled that job."""
+    business, other, worker = quick(), quick(), start_worker(db)
+    jobs = enqueue(db, n=3)
+    assert one(db, "select tallybook.claim_job(%s, %s, gen_random_uuid())", worker, jobs[0])
+    business.execute("begin")
+    assert one(business, "select tallybook.cancel(%s)", jobs[0]) == "cancelling"
+    assert leased(other, claim(other, worker)) == jobs[1:]
+    business.execute("commit")
+
+
+def test_an_open_transaction_that_clears_a_tombstone_holds_up_no_rescue(db: Connection, quick: Any) -> None:
+    """Trap 4: an open transaction that retried a cancelled job does not make rescue fail for all others."""
+    business, other, worker = quick(), quick(), start_worker(db)
+    jobs = enqueue(db, n=2)
+    lease = claim(db, worker)
+    db.execute("select tallybook.cancel(%s)", [jobs[0]])
+    assert one(db, "select tallybook.cancelled(%s, %s, 1)", lease, jobs[0]) == "cancelled"
+    business.execute("begin")
+    business.execute("select tallybook.retry(%s)", [jobs[0]])
+    rescue(other)
+    business.execute("rollback")
+    assert states(db, jobs) == ["cancelled", "available"]
+
+
+# --- 5 -------------------------------------------------------------------------------------------------------------
+
+
+def test_two_producers_of_a_new_lane_do_not_wait(db: Connection, quick: Any) -> None:
+    """Trap 5: two open transactions that are the first of a queue each put their job in at once; both jobs run."""
+    first, second = quick(), quick()
+    first.execute("begin")
+    second.execute("begin")
+    jobs = [*enqueue(first), *enqueue(second), *enqueue(first)]
+    second.execute("commit")
+    first.execute("commit")
+    assert sorted(drain(db)) == jobs
+    assert one(db, "select count(*) from tallybook.lane where queue = 'q'") == 2
+
+
+def test_two_new_lanes_in_opposite_order_do_not_deadlock(db: Connection, quick: Any) -> None:
+    """Trap 5: two open transactions that make two new lanes in opposite order do not meet."""
+    first, second = quick(), quick()
+    first.execute("begin")
+    second.execute("begin")
+    a = [*enqueue(first, "a"), *enqueue(second, "b")]
+    b = [*enqueue(first, "b"), *enqueue(second, "a")]
+    first.execute("commit")
+    second.execute("commit")
+    assert sorted(drain(db, "a") + drain(db, "b")) == sorted(a + b)
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_producer_older_than_the_lane(db: Connection, quick: Any, level: str) -> None:
+    """Trap 5: a REPEATABLE READ or SERIALIZABLE producer that began before the lane was made puts its job in."""
+    old = quick()
+    old.execute(sql.SQL("begin isolation level {}").format(sql.SQL(level)))
+    old.execute("select 1")
+    jobs = enqueue(db)
+    jobs += enqueue(old)
+    old.execute("commit")
+    jobs += enqueue(db)
+    assert sorted(drain(db)) == jobs
+
+
+def test_a_transaction_older_than_its_lane_is_not_passed_over(db: Connection, quick: Any) -> None:
+    """Trap 5: a transaction with an id from before the lane was made, and drained, has its jobs run too."""
+    old = quick()
+    old.execute("begin")
+    old.execute("select pg_current_xact_id()")
+    assert len(drain(db)) == 0
+    enqueue(db)
+    assert len(drain(db)) == 1
+    late = enqueue(old)
+    old.execute("commit")
+    assert drain(db) == late
+
+
+def test_a_twin_lane_does_not_starve(db: Connection, quick: Any) -> None:
+    """Trap 5: jobs in the second of twin lanes run although the first is never empty."""
+    first, second, worker = quick(), quick(), start_worker(db)
+    first.execute("begin")
+    second.execute("begin")
+    enqueue(first)
+    twin = enqueue(second)[0]
+    first.execute("commit")
+    second.execute("commit")
+    taken: list[int] = []
+    for _ in range(4):
+        enqueue(db, n=3)
+        taken += leased(db, claim(db, worker, n=1))
+    assert twin in taken
+
+
+# --- 6 -------------------------------------------------------------------------------------------------------------
+
+
+def test_rescue_waits_for_a_claim_in_flight(db: Connection, quick: Any) -> None:
+    """Trap 6: rescue passes by a worker whose claim has not committed, and rescues its jobs the next time."""
+    dying, worker, jobs = quick(), start_worker(db), enqueue(db, n=3)
+    dying.execute("begin")
+    assert claim(dying, worker) is not None
+    rescue(db)
+    assert one(db, "select ended_at is null from tallybook.worker where id = %s", worker)
+    dying.execute("commit")
+    rescue(db)
+    assert not one(db, "select ended_at is null from tallybook.worker where id = %s", worker)
+    assert states(db, jobs) == ["available"] * 3
+    assert sorted(drain(db)) == jobs
+
+
+def test_a_worker_that_was_given_up_is_refused(db: Connection) -> None:
+    """Trap 6: a zombie's claim and heartbeat raise TB006, and what it still ends is refused; the new attempt counts."""
+    worker, jobs = start_worker(db), enqueue(db, n=2)
+    lease = claim(db, worker)
+    rescue(db)
+    for query in ("select tallybook.renew(%s, 0)", "select tallybook.claim(%s, '{q}', '{1}', gen_random_uuid())"):
+        with pytest.raises(psycopg.Error) as refused:
+            db.execute(query, [worker])
+        assert refused.value.sqlstate == "TB006"
+    assert complete(db, lease, jobs) == jobs
+    assert one(db, "select tallybook.fail(%s, %s, 1, '{}')", lease, jobs[0]) == "refused"
+    assert one(db, "select tallybook.snooze(%s, %s, 1, '1 s')", lease, jobs[0]) == "refused"
+    assert states(db, jobs) == ["available"] * 2
+    assert sorted(drain(db)) == jobs
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_zombies_open_end_does_not_hold_up_the_others(db: Connection, quick: Any, end: LiteralString) -> None:
+    """Trap 6: an end that a zombie has not committed delays the rescue of that job alone."""
+    zombie, worker, jobs = quick(), start_worker(db), enqueue(db, n=5)
+    lease = claim(db, worker)
+    zombie.execute("begin")
+    assert complete(zombie, lease, jobs[1:2]) == []
+    rescue(db)
+    assert states(db, jobs) == ["available", "running", "available", "available", "available"]
+    assert one(db, "select ended_at is null from tallybook.worker where id = %s", worker)
+    zombie.execute(end)
+    rescue(db)
+    assert states(db, jobs)[1] == ("completed" if end == "commit" else "available")
+    assert not one(db, "select ended_at is null from tallybook.worker where id = %s", worker)
+    rest = drain(db)
+    assert sorted(rest) == sorted(set(jobs) - (set(jobs[1:2]) if end == "commit" else set()))
+
+
+def test_rescue_reads_from_the_watermark_on(db: Connection) -> None:
+    """Trap 6: rescue of a worker that has ended thousands of jobs reads what may be open, not what ever was."""
+    worker = start_worker(db)
+    for _ in range(30):
+        jobs = enqueue(db, n=100)
+        lease = claim(db, worker)
+        assert complete(db, lease, jobs) == []
+    last = enqueue(db, n=2)
+    lease = claim(db, worker)
+    number = one(db, "select id from tallybook.claim where lease = %s", lease)
+    db.execute("select tallybook.renew(%s, %s)", [worker, number])
+    query = "select * from tallybook._open_attempts(%s, %s)"
+    from_start, from_watermark = buffers(db, query, worker, 0), buffers(db, query, worker, number)
+    assert from_watermark < 100 < from_start / 10
+    rescue(db)
+    assert states(db, last) == ["available"] * 2
+
+
+# --- 7 -------------------------------------------------------------------------------------------------------------
+
+
+def test_ends_go_in_the_order_of_job_ids(db: Connection, connect: Any) -> None:
+    """Trap 7: a batch of ends given in any order goes by job id, so that two of them cannot deadlock."""
+    blocker, batch, other = (cast(Connection, connect()) for _ in range(3))
+    worker, jobs = start_worker(db), enqueue(db, n=3)
+    lease = claim(db, worker)
+    blocker.execute("begin")
+    assert complete(blocker, lease, jobs[1:2]) == []
+    with behind(batch) as pool:
+        waiting: Future[list[int]] = pool.submit(complete, batch, lease, jobs[::-1])
+        wait_until(lambda: waits_for_lock(db, batch), "the batch to wait for its second job")
+        other.execute("set lock_timeout = '5s'")
+        # The batch holds the first, and has not come to the third, which it was given first.
+        assert one(other, "select tallybook.fail(%s, %s, 1, '{}', '1 h')", lease, jobs[2]) == "scheduled"
+        blocker.execute("rollback")
+        assert waiting.result(timeout=20) == jobs[2:]
+    assert states(db, jobs) == ["completed", "completed", "retrying"]
+
+
+def test_finish_and_rescue_do_not_deadlock(db: Connection, connect: Any) -> None:
+    """Trap 7: batches of ends in random order and rescue at the same moment end every attempt once."""
+    source = random.Random(7)
+    finisher, rescuer = cast(Connection, connect()), cast(Connection, connect())
+    for _ in range(25):
+        worker, jobs = start_worker(db), enqueue(db, n=40)
+        lease = claim(db, worker)
+        shuffled = source.sample(jobs, len(jobs))
+        together = threading.Barrier(2)
+
+        def finish(
+            lease: UUID | None = lease, jobs: list[int] = shuffled, together: threading.Barrier = together
+        ) -> list[int]:
+            together.wait()
+            return complete(finisher, lease, jobs)
+
+        def save(together: threading.Barrier = together) -> None:
+            together.wait()
+            rescue(rescuer)
+
+        with ThreadPoolExecutor(2) as pool:
+            ending, saving = pool.submit(finish), pool.submit(save)
+            refused = ending.result(timeout=30)
+            saving.result(timeout=30)
+        rescue(db)
+        assert sorted(drain(db)) == sorted(refused)
+
+
+# --- 8 -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cancel_that_meets_a_failing_attempt_is_kept(db: Connection, quick: Any) -> None:
+    """Trap 8: a cancel that was accepted while the attempt was failing ends the job: it does not run again."""
+    failing, worker, jobs = quick(), start_worker(db), enqueue(db)
+    lease = claim(db, worker)
+    failing.execute("begin")
+    assert one(failing, "select tallybook.fail(%s, %s, 1, '{}', '1 s')", lease, jobs[0]) == "scheduled"
+    assert one(db, "select tallybook.cancel(%s)", jobs[0]) == "cancelling"
+    failing.execute("commit")
+    db.execute("select tallybook.promote(at => clock_timestamp() + interval '1 day')")
+    assert drain(db) == []
+    assert states(db, jobs) == ["cancelled"]
+
+
+@pytest.mark.parametrize("how", ["fail", "snooze", "rescue"])
+def test_a_cancel_outlives_the_attempt_that_it_met(db: Connection, how: str) -> None:
+    """Trap 8: a running job that was cancelled and then fails, snoozes or loses its worker does not run again."""
+    worker, jobs = start_worker(db), enqueue(db)
+    lease = claim(db, worker)
+    assert one(db, "select tallybook.cancel(%s)", jobs[0]) == "cancelling"
+    if how == "fail":
+        db.execute("select tallybook.fail(%s, %s, 1, '{}', '1 s')", [lease, jobs[0]])
+    elif how == "snooze":
+        db.execute("select tallybook.snooze(%s, %s, 1, '1 s')", [lease, jobs[0]])
+    else:
+        rescue(db)
+    db.execute("select tallybook.promote(at => clock_timestamp() + interval '1 day')")
+    assert drain(db) == []
+    assert states(db, jobs) == ["cancelled"]
+
+
+def test_a_cancel_that_meets_a_claim_by_id_is_kept(db: Connection, quick: Any) -> None:
+    """Trap 8: a cancel that waited for a claim by id looks again: the job runs, and its worker is told."""
+    by_id, business, worker, jobs = quick(), quick(), start_worker(db), enqueue(db)
+    by_id.execute("begin")
+    assert one(by_id, "select tallybook.claim_job(%s, %s, gen_random_uuid())", worker, jobs[0])
+    with behind(business) as pool:
+        waiting = pool.submit(one, business, "select tallybook.cancel(%s)", jobs[0])
+        wait_until(lambda: waiting.done() or waits_for_lock(db, business), "the cancel to end, or to wait")
+        by_id.execute("commit")
+        assert waiting.result(timeout=20) == "cancelling"
+    told = db.execute("select job_id from tallybook.renew(%s, 0, %s)", [worker, jobs]).fetchall()
+    assert told == [(jobs[0],)]
+
+
+def test_a_cancel_after_a_failure_looks_again(db: Connection) -> None:
+    """Trap 8: a cancel of a job in backoff is accepted, and a committed completion wins and is named."""
+    worker, jobs = start_worker(db), enqueue(db, n=2)
+    lease = claim(db, worker)
+    db.execute("select tallybook.fail(%s, %s, 1, '{}', '1 s')", [lease, jobs[0]])
+    assert complete(db, lease, jobs[1:]) == []
+    assert one(db, "select tallybook.cancel(%s)", jobs[0]) == "cancelled"
+    assert one(db, "select tallybook.cancel(%s)", jobs[1]) == "completed"
+    db.execute("select tallybook.promote(at => clock_timestamp() + interval '1 day')")
+    assert drain(db) == []
+    assert states(db, jobs) == ["cancelled", "completed"]
+
+
+def test_a_producer_that_looked_before_the_sleeper_lay_down(db: Connection, quick: Any) -> None:
+    """Trap 8: arm returns false until a producer that looked before, and will wake nobody, has ended."""
+    producer, sleeper = quick(), quick()
+    enqueue(db)
+    producer.execute("begin")
+    enqueue(producer)
+    assert arm(sleeper) == (True, False)
+    assert arm(sleeper, held=True) == (True, False)
+    assert advisory_locks(db, sleeper, ASLEEP) == 1
+    producer.execute("commit")
+    assert arm(sleeper, held=True) == (True, True)
+    sleeper.execute("select tallybook.disarm('{q}')")
+    assert advisory_locks(db, sleeper) == 0
+
+
+def test_arming_during_a_probe_holds_nothing(db: Connection, quick: Any) -> None:
+    """Trap 8: a call of arm that meets a producer's probe gives back what it took, so that it can be tried again."""
+    probing, sleeper = quick(), quick()
+    probing.execute("select pg_advisory_lock(%s, hashtext('b'))", [ASLEEP])
+    query = "select armed, clear from tallybook.arm('{a,b,c}')"
+    assert sleeper.execute(query).fetchone() == (False, False)
+    assert advisory_locks(db, sleeper) == 0
+    probing.execute("select pg_advisory_unlock(%s, hashtext('b'))", [ASLEEP])
+    assert sleeper.execute(query).fetchone() == (True, True)
+    assert advisory_locks(db, sleeper, ASLEEP) == 3
+
+
+def test_only_a_sleeper_is_woken(db: Connection, quick: Any) -> None:
+    """Trap 8: a producer that finds a sleeper notifies at its commit; one that finds none sends nothing."""
+    sleeper, producer = quick(), quick()
+    sleeper.execute("listen tallybook")
+    enqueue(producer)
+    assert list(sleeper.notifies(timeout=0)) == []
+    assert arm(sleeper) == (True, True)
+    enqueue(producer)
+    assert [note.payload for note in sleeper.notifies(timeout=10, stop_after=1)] == ["q"]
+    producer.execute("begin")
+    enqueue(producer)
+    producer.execute("rollback")
+    sleeper.execute("select tallybook.disarm('{q}')")
+    enqueue(producer)
+    sleeper.execute("select 1")
+    assert list(sleeper.notifies(timeout=0)) == []
+
+
+def test_a_probe_leaves_no_lock(db: Connection, quick: Any) -> None:
+    """Trap 8: looking for sleepers leaves no session lock behind, whether the producer commits or not."""
+    producer = quick()
+    producer.execute("begin")
+    enqueue(producer, "a")
+    enqueue(producer, "b")
+    assert advisory_locks(db, producer, ASLEEP) == 0
+    producer.execute("rollback")
+    assert advisory_locks(db, producer) == 0
+
+
+def test_notify_off_can_be_prepared(db: Connection, quick: Any) -> None:
+    """Trap 8: with notifications off a transaction that enqueued, with a sleeper there, can be prepared."""
+    sleeper, producer = quick(), quick()
+    assert arm(sleeper) == (True, True)
+    producer.execute("begin")
+    enqueue(producer)
+    with pytest.raises(errors.FeatureNotSupported):
+        producer.execute("prepare transaction 'notified'")
+    producer.execute("set tallybook.notify = off")
+    producer.execute("begin")
+    jobs = enqueue(producer)
+    producer.execute("prepare transaction 'silent'")
+    assert drain(db) == []
+    producer.execute("commit prepared 'silent'")
+    assert drain(db) == jobs
+
+
+# --- 9, 10 ---------------------------------------------------------------------------------------------------------
+
+
+def split(db: Connection, bounds: list[int]) -> None:
+    """Lay the ledgers of the default class into smaller partitions, with what they hold."""
+    edges = [sql.SQL("minvalue"), *(sql.Literal(str(bound)) for bound in bounds), sql.SQL("maxvalue")]
+    for table in ("entry", "claim", "outcome"):
+        parent = f"{table}_default"
+        kept = sql.Identifier(f"kept_{table}")
+        db.execute(sql.SQL("create temp table {} as table {}").format(kept, sql.Identifier("tallybook", parent)))
+        for old in (1, 2):
+            db.execute(sql.SQL("drop table {}").format(sql.Identifier("tallybook", f"{parent}_{old}")))
+        for n, (low, high) in enumerate(pairwise(edges)):
+            db.execute(
+                sql.SQL("create table {} partition of {} for values from ({}) to ({})").format(
+                    sql.Identifier("tallybook", f"{parent}_{n}"), sql.Identifier("tallybook", parent), low, high
+                )
+            )
+        db.execute(sql.SQL("insert into {} table {}").format(sql.Identifier("tallybook", parent), kept))
+
+
+def test_an_attempt_has_one_end_across_partitions(db: Connection) -> None:
+    """Trap 9: an attempt whose entry, claim and ends lie transactions apart accepts one end, beside its entry."""
+    jobs: list[int] = []
+    leases: dict[int, UUID | None] = {}
+    worker = start_worker(db)
+    for _ in range(12):
+        jobs += enqueue(db)
+        if len(jobs) % 2 == 0:
+            lease = claim(db, worker)
+            leases.update(dict.fromkeys(leased(db, lease), lease))
+    xids = [int(xid) for (xid,) in db.execute("select xid from tallybook.entry order by xid").fetchall()]
+    split(db, [xids[3], xids[6] + 1, xids[9]])
+    for n, job in enumerate(jobs):
+        verbs = [
+            "select tallybook.complete(%s, %s, 1)",
+            "select tallybook.fail(%s, %s, 1, '{}', '1 h') <> 'refused'",
+            "select tallybook.cancelled(%s, %s, 1) <> 'refused'",
+            "select tallybook.snooze(%s, %s, 1, '1 h') <> 'refused'",
+        ]
+        accepted = [one(db, verb, leases[job], job) for verb in verbs[n % 4 :] + verbs[: n % 4]]
+        assert accepted == [True, False, False, False]
+    rescue(db)
+    assert one(db, "select count(*) from tallybook.outcome") == len(jobs)
+    assert one(db, "select count(distinct tableoid) from tallybook.outcome") == 4
+    beside = """
+    select bool_and(replace(e.tableoid::regclass::text, 'entry', 'outcome') = o.tableoid::regclass::text)
+      from tallybook.entry e join tallybook.outcome o on o.entry_xid = e.xid and o.entry_seq = e.seq"""
+    assert one(db, beside)
+
+
+def test_a_second_outcome_of_an_entry_violates_a_key(db: Connection) -> None:
+    """Trap 9: the key that stops a second end is in the table itself, in every retention class."""
+    for retention in "bdl":
+        row = f"('{10**6}', 7, now(), 'completed', '{retention}')"
+        insert = f"insert into tallybook.outcome (entry_xid, entry_seq, ended_at, state, retention) values {row}"  # noqa: S608
+        db.execute(insert)
+        with pytest.raises(errors.UniqueViolation):
+            db.execute(insert)
+
+
+def test_there_is_a_partition_for_every_transaction_id(db: Connection) -> None:
+    """Trap 10: the ranges of each ledger and class go from MINVALUE to MAXVALUE without a gap."""
+    query = """
+    select p.relname, pg_get_expr(c.relpartbound, c.oid)
+      from pg_class p join pg_inherits i on i.inhparent = p.oid join pg_class c on c.oid = i.inhrelid
+     where p.relnamespace = 'tallybook'::regnamespace and p.relname ~ '^(entry|claim|outcome)_(brief|default|long)$'
+       and p.relkind = 'p' """
+    ranges: dict[str, dict[str, str]] = {}
+    for parent, bound in db.execute(query).fetchall():
+        match = re.fullmatch(r"FOR VALUES FROM \('?(\w+)'?\) TO \('?(\w+)'?\)", bound)
+        assert match
+        ranges.setdefault(parent, {})[match[1]] = match[2]
+    assert len(ranges) == 9
+    for parent, steps in ranges.items():
+        at, seen = "MINVALUE", 0
+        while at != "MAXVALUE":
+            assert at in steps, f"{parent} has no partition from {at} on"
+            at, seen = steps[at], seen + 1
+        assert seen == len(steps) <= 16
+
+
+@pytest.mark.parametrize("xid", [3, 10**9, 2**32 + 5, 2**63, 2**64 - 1])
+def test_an_entry_with_any_transaction_id_finds_its_place(db: Connection, xid: int) -> None:
+    """Trap 10: a producer never fails for want of a partition, however far the ids have come."""
+    for retention in "bdl":
+        db.execute(
+            "insert into tallybook.entry (xid, seq, job_id, enqueued_at, lane_id, attempt, failures, crashes, retention, task,"
+            " args) values (%s, 1, 1, now(), 1, 1, 0, 0, %s, 'work', '{}')",
+            [str(xid), retention],
+        )
+    assert one(db, "select count(*) from tallybook.entry where xid = %s", str(xid)) == 3
+
+
+# --- 11 ------------------------------------------------------------------------------------------------------------
+
+
+def _moved_to_a_younger_cluster(db: Connection) -> None:
+    """What a restore into a cluster with lower transaction ids leaves: the newest cursors are of the future."""
+    db.execute(
+        "update tallybook.claim set xid = f(xid), lo = f(lo), hi = f(hi), from_xid = f(from_xid), pos_xid = f(pos_xid)".replace(
+            "f(", "pg_temp.later("
+        )
+    )
+
+
+@pytest.fixture
+def later(db: Connection) -> Connection:
+    db.execute(
+        "create function pg_temp.later(x xid8) returns xid8 language sql as"
+        " $$ select (x::text::bigint + 1000000000)::text::xid8 $$"
+    )
+    return db
+
+
+def test_a_cursor_of_another_cluster_raises(later: Connection) -> None:
+    """Trap 11: a claim whose lane's cursor is ahead of this cluster's transaction ids raises TB004, not silence."""
+    db = later
+    worker = start_worker(db)
+    enqueue(db)
+    drain(db)
+    _moved_to_a_younger_cluster(db)
+    enqueue(db)
+    with pytest.raises(psycopg.Error) as refused:
+        claim(db, worker)
+    assert refused.value.sqlstate == "TB004"
+
+
+def test_a_window_of_another_cluster_raises(later: Connection) -> None:
+    """Trap 11: the same where only the end of the window is ahead: nothing is taken past what may still commit."""
+    db = later
+    worker = start_worker(db)
+    enqueue(db)
+    drain(db)
+    db.execute("update tallybook.claim set hi = pg_temp.later(hi)")
+    enqueue(db)
+    with pytest.raises(psycopg.Error) as refused:
+        claim(db, worker)
+    assert refused.value.sqlstate == "TB004"
+
+
+# --- 12 ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def jobs_of_each_state(db: Connection) -> dict[str, int]:
+    """Thousands of jobs, and one of each state among them; no statistics."""
+    db.execute("alter table tallybook.entry_default_1 set (autovacuum_enabled = off)")
+    worker = start_worker(db)
+    for _ in range(4):
+        jobs = enqueue(db, n=5000)
+        assert complete(db, claim(db, worker, n=5000), jobs) == []
+    found: dict[str, int] = {}
+
+    def lease_one(**options: int) -> UUID | None:
+        found["now"] = enqueue(db, "q", **options)[0]
+        return claim(db, worker)
+
+    lease = lease_one()
+    assert complete(db, lease, [found["now"]]) == []
+    found["completed"] = found["now"]
+    lease = lease_one(max_attempts=1)
+    assert one(db, "select tallybook.fail(%s, %s, 1, '{}')", lease, found["now"]) == "dead"
+    found["dead"] = found["now"]
+    lease = lease_one()
+    assert one(db, "select tallybook.fail(%s, %s, 1, '{}', '1 h')", lease, found["now"]) == "scheduled"
+    found["retrying"] = found["now"]
+    lease = lease_one()
+    assert one(db, "select tallybook.cancelled(%s, %s, 1)", lease, found["now"]) == "cancelled"
+    found["cancelled"] = found["now"]
+    lease_one()
+    found["running"] = found["now"]
+    db.execute("select tallybook.enqueue('q', 'work', run_at => now() + interval '1 h') from generate_series(1, 3000)")
+    found["scheduled"] = one(db, "select max(job_id) from tallybook.scheduled")
+    found["available"] = enqueue(db)[0]
+    del found["now"]
+    return found
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from _nodes(child)
+
+
+def test_a_job_is_looked_up_by_indexes_in_every_state(db: Connection, jobs_of_each_state: dict[str, int]) -> None:
+    """Trap 12, S5-11: a look-up of one job by its id scans no table, and reads few pages, whatever the job's state."""
+    for state, job in jobs_of_each_state.items():
+        assert states(db, [job]) == [state]
+        cursor = db.execute("explain (analyze, buffers, format json) select * from tallybook.job where id = %s", [job])
+        plan = cursor.fetchall()[0][0][0]["Plan"]
+        scanned = [
+            node["Relation Name"]
+            for node in _nodes(plan)
+            if node["Node Type"] == "Seq Scan"
+            and node["Actual Loops"]
+            and node["Relation Name"] not in ("worker", "lane")
+        ]
+        assert scanned == [], f"{state}: {json.dumps(plan, indent=1)}"
+        assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 250, state
+
+
+# --- 13, 14 --------------------------------------------------------------------------------------------------------
+
+
+def test_many_holes(db: Connection, connect: Any) -> None:
+    """Trap 13: with transactions open and prepared on all sides claims go on, and each late job is taken once."""
+    open_ones = [cast(Connection, connect()) for _ in range(20)]
+    enqueue(db)
+    for n, conn in enumerate(open_ones):
+        conn.execute("set tallybook.notify = off")
+        conn.execute("begin")
+        enqueue(conn)
+        if n < 8:
+            conn.execute(sql.SQL("prepare transaction {}").format(sql.Literal(f"hole {n}")))
+        enqueue(db)
+    assert len(drain(db)) == 21
+    assert one(db, "select cardinality(holes) from tallybook.claim order by number desc limit 1") >= 20
+    taken: list[int] = []
+    for n, conn in enumerate(open_ones):
+        conn.execute(sql.SQL("commit prepared {}").format(sql.Literal(f"hole {n}")) if n < 8 else sql.SQL("commit"))
+        if n % 3 == 0:
+            enqueue(db)
+            taken += drain(db)
+    taken += drain(db)
+    assert len(taken) == len(set(taken)) == 20 + 7
+    assert one(db, "select count(*) = count(o.entry_seq) from tallybook.entry e"
+                   " left join tallybook.outcome o on o.entry_xid = e.xid and o.entry_seq = e.seq")  # fmt: skip
+
+
+@contextmanager
+def pinned(conn: Connection) -> Iterator[None]:
+    """An old snapshot that holds back vacuum."""
+    conn.execute("begin isolation level repeatable read")
+    conn.execute("select pg_current_xact_id()")
+    yield
+    conn.execute("rollback")
+
+
+def test_a_unique_key_stays_flat_under_a_pinned_horizon(db: Connection, connect: Any) -> None:
+    """Trap 14: a key taken and released 800 times while vacuum is held back costs as many page reads as at first."""
+    worker = start_worker(db)
+    use = sql.SQL("""
+        do $$ declare v_id bigint; v_lease uuid; begin
+          for n in 1..{} loop
+            v_id := tallybook.enqueue('q', 'work', unique_key => 'k'); commit;
+            v_lease := gen_random_uuid(); perform tallybook.claim({}, '{{q}}', '{{1}}', v_lease); commit;
+            perform tallybook.complete(v_lease, v_id, 1); commit;
+          end loop;
+        end $$""")
+    query = "select tallybook.enqueue('q', 'work', unique_key => 'k')"
+    with pinned(connect()):
+        db.execute(use.format(50, worker))
+        first = buffers(db, query)
+        db.execute(use.format(800, worker))
+        assert one(db, "select count(*) from tallybook.entry") == 850
+        assert buffers(db, query) < first * 1.5 + 10
+
+
+def test_promote_stays_flat_under_a_pinned_horizon(db: Connection, connect: Any) -> None:
+    """Trap 14: promote from its watermark does not walk over what it promoted while vacuum is held back."""
+    query = "select * from tallybook.promote(after => %s, at => clock_timestamp() + interval '1 h')"
+    with pinned(connect()):
+        last = None
+        for turn in range(5):
+            db.execute(
+                "select tallybook.enqueue('q', 'work', run_at => now() + make_interval(mins => %s, secs => n / 100.0))"
+                " from generate_series(1, 500) n",
+                [5 * turn + 1],
+            )
+            _, last, _ = db.execute(query, [last]).fetchone() or (0, None, None)
+        cost = buffers(db, query, last)
+        assert cost < 60
+        assert buffers(db, query, None) > cost

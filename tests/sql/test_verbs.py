@@ -1,0 +1,786 @@
+"""Each verb as a user meets it: plain SQL on a psycopg connection."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.waiting import wait_until
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+DAY = timedelta(days=1)
+
+
+# Enqueue: in a statement, in a transaction, beside the business data.
+
+
+def test_enqueue_is_a_plain_select(db: Connection) -> None:
+    """S5-01: select tallybook.enqueue(...) with named arguments is all that a producer needs."""
+    job = one(
+        db,
+        "select tallybook.enqueue('mail', 'send_welcome', '{\"user_id\": 42}', run_at => now() + interval '5 min',"
+        " priority => 1)",
+    )
+    shown = db.execute("select queue, task, args, priority, state from tallybook.job where id = %s", [job]).fetchone()
+    assert shown == ("mail", "send_welcome", {"user_id": 42}, 1, "scheduled")
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_enqueue_lives_and_dies_with_its_transaction(
+    db: Connection, connect: Callable[..., Connection], end: str
+) -> None:
+    """S5-01: a job is there when its transaction commits, with the business row, and never if it rolls back."""
+    db.execute("create table users (id int primary key)")
+    producer = connect()
+    producer.execute("begin")
+    producer.execute("insert into users values (42)")
+    job = one(producer, "select tallybook.enqueue('mail', 'send')")
+    assert one(db, "select count(*) from tallybook.job") == 0
+    producer.execute(end)
+    there = int(end == "commit")
+    assert (
+        one(db, "select (select count(*) from users), (select count(*) from tallybook.job where id = %s)", job) == there
+    )
+    assert one(db, "select count(*) from tallybook.entry") == there
+
+
+def test_enqueue_inside_a_cte_of_a_business_statement(db: Connection) -> None:
+    """S5-01: one statement inserts the users and a job for each."""
+    db.execute("create table users (id int generated always as identity primary key, email text)")
+    rows = db.execute(
+        "with made as (insert into users (email) values ('a@x'), ('b@x') returning id, email)"
+        " select id, tallybook.enqueue('mail', 'send_welcome', jsonb_build_object('user_id', id)) from made order by id"
+    ).fetchall()
+    shown = db.execute("select args, id from tallybook.job order by id").fetchall()
+    assert shown == [({"user_id": user}, job) for user, job in rows]
+
+
+def test_side_table_with_foreign_keys(db: Connection) -> None:
+    """S1-03: a side table refers to a business row and to its job, filled in the statement that enqueues."""
+    jobs = assets(db)
+    with pytest.raises(psycopg.errors.ForeignKeyViolation):
+        db.execute("insert into asset_job select 99, tallybook.enqueue('prices', 'refresh')")
+    assert see(db, "id") == [(job,) for job in jobs]
+    with pytest.raises(psycopg.errors.ForeignKeyViolation):
+        db.execute("delete from assets")
+
+
+def test_side_table_is_joined_by_people_and_workers(db: Connection) -> None:
+    """S1-09: the business columns are joined to tallybook.job, and to what a worker has leased."""
+    jobs = assets(db)
+    on_view = "select a.symbol, j.state from asset_job s join assets a on a.id = s.asset_id join tallybook.job j on j.id = s.job_id"
+    assert db.execute(on_view + " order by 1").fetchall() == [("AAPL", "available"), ("MSFT", "available")]
+    lease = claim(db, start(db, "prices"), "prices")
+    leased = (
+        "select l.job_id, l.attempt, a.symbol, a.data_type from tallybook.leased(%s) l"
+        " join asset_job s on s.job_id = l.job_id join assets a on a.id = s.asset_id order by 1"
+    )
+    assert db.execute(leased, [lease]).fetchall() == [(jobs[0], 1, "AAPL", "stock"), (jobs[1], 1, "MSFT", "stock")]
+    assert db.execute(on_view + " order by 1").fetchall() == [("AAPL", "running"), ("MSFT", "running")]
+
+
+def assets(db: Connection) -> list[int]:
+    """Two assets, each with a job, and the side table between them."""
+    db.execute("create table assets (id int primary key, symbol text, data_type text)")
+    db.execute("insert into assets values (1, 'AAPL', 'stock'), (2, 'MSFT', 'stock')")
+    db.execute("create table asset_job (asset_id int references assets, job_id bigint primary key)")
+    rows = db.execute(
+        "with put as (select id, tallybook.enqueue('prices', 'refresh', jsonb_build_object('asset', id)) as job from assets),"
+        " side as (insert into asset_job select id, job from put returning job_id) select job_id from side order by 1"
+    ).fetchall()
+    return [job for (job,) in rows]
+
+
+def test_a_job_has_the_plain_columns_of_a_job_table(db: Connection) -> None:
+    """S1-02: id, state, priority 2, attempts, and the times of enqueue, start and end are columns of tallybook.job."""
+    job = one(db, "select tallybook.enqueue('mail', 'send')")
+    columns = (
+        "id, state, priority, attempts, failures, enqueued_at is null, started_at is null, ended_at is null, last_error"
+    )
+    assert see(db, columns) == [(job, "available", 2, 0, 0, False, True, True, None)]
+    lease = claim(db, start(db))
+    assert see(db, columns) == [(job, "running", 2, 1, 0, False, False, True, None)]
+    assert one(db, "select tallybook.complete(%s, %s, 1)", lease, job) is True
+    assert see(db, columns) == [(job, "completed", 2, 1, 0, False, False, False, None)]
+    assert see(db, "enqueued_at <= started_at and started_at <= ended_at") == [(True,)]
+
+
+def test_ids_are_bigint_and_exact_in_json(db: Connection) -> None:
+    """S5-02: ids are bigint, grow, and stay below 2^53, so that JavaScript reads them exactly."""
+    ids = [one(db, "select tallybook.enqueue('mail', 'send')") for _ in range(3)]
+    assert ids == sorted(set(ids))
+    assert one(db, "select pg_typeof(tallybook.enqueue('mail', 'send'))::text") == "bigint"
+    assert (
+        one(db, "select max_value from pg_sequences where schemaname = 'tallybook' and sequencename = 'job_id'") < 2**53
+    )
+
+
+def test_args_are_jsonb_and_can_be_asked_for(db: Connection) -> None:
+    """S5-02: args are jsonb, so jobs are found by what is in them; a unique key makes (task, args) idempotent."""
+    put = "select tallybook.enqueue('mail', 'send', a, unique_key => md5(a::text)) from (select %s::jsonb as a) x"
+    first = one(db, put, '{"user_id": 1}')
+    assert one(db, put, '{"user_id":1}') == first
+    second = one(db, put, '{"user_id": 2}')
+    assert see(db, "id", "args @> '{\"user_id\": 2}'") == [(second,)]
+
+
+def test_everything_is_in_sql(db: Connection) -> None:
+    """S5-11: enqueue, claim, fail, complete, cancel and every job's state are plain SQL in the one database."""
+    ids = [one(db, "select tallybook.enqueue('mail', 'send')") for _ in range(5)]
+    lease = claim(db, start(db), limit=3)
+    one(db, "select tallybook.complete(%s, %s, 1)", lease, ids[0])
+    one(db, "select tallybook.fail(%s, %s, 1, '{\"message\": \"no\"}', retry_in => '1 h')", lease, ids[1])
+    one(db, "select tallybook.cancel(%s)", ids[3])
+    assert see(db, "id, state") == list(
+        zip(ids, ["completed", "retrying", "running", "cancelled", "available"], strict=True)
+    )
+
+
+def test_the_task_is_text_or_an_enum(db: Connection) -> None:
+    """S5-13: a task is any name of 1 to 200 bytes; the label of an enum does as well."""
+    db.execute("create type task_type as enum ('send', 'résumé prüfen')")
+    one(db, "select tallybook.enqueue('mail', 'résumé prüfen'::task_type::text)")
+    one(db, "select tallybook.enqueue('mail', %s)", "x" * 200)
+    assert see(db, "task") == [("résumé prüfen",), ("x" * 200,)]
+
+
+# Unique keys.
+
+
+def test_second_enqueue_of_a_key_is_a_silent_no_op(db: Connection) -> None:
+    """S1-05: a key that has a live job is not put in again: no error, the id of the first, whatever else differs."""
+    first = keyed(db)
+    assert one(db, "select tallybook.enqueue('other', 'send', '{\"n\": 2}', priority => 0, unique_key => 'k')") == first
+    assert see(db, "id, queue, priority, args") == [(first, "mail", 2, {})]
+
+
+def test_a_key_belongs_to_its_task(db: Connection) -> None:
+    """S1-04: at most one live job of a task has a key; another task, another key, or no key is another job."""
+    ids = {keyed(db), keyed(db, task="pack"), keyed(db, key="l"), one(db, "select tallybook.enqueue('mail', 'send')")}
+    assert len(ids) == 4
+
+
+@pytest.mark.parametrize("state", ["scheduled", "available", "running", "retrying"])
+def test_a_live_job_holds_its_key(db: Connection, state: str) -> None:
+    """S1-04: scheduled, available, running and retrying jobs hold their key."""
+    first = keyed(db, run_at="now() + interval '1 h'" if state == "scheduled" else "null")
+    if state in ("running", "retrying"):
+        lease = claim(db, start(db))
+        if state == "retrying":
+            one(db, "select tallybook.fail(%s, %s, 1, '{}', retry_in => '1 h')", lease, first)
+    assert see(db, "state") == [(state,)]
+    assert keyed(db) == first
+
+
+@pytest.mark.parametrize(
+    "state", ["completed", "dead", "cancelled while waiting", "cancelled while running", "cancelled before due"]
+)
+def test_a_key_is_free_once_its_job_has_ended(db: Connection, state: str) -> None:
+    """S1-06: after it completed, died or was cancelled, the same key is put in again, as often as one likes."""
+    seen = set()
+    for _ in range(3):
+        job = keyed(db, run_at="now() + interval '1 h'" if state == "cancelled before due" else "null")
+        assert job not in seen
+        seen.add(job)
+        if state in ("cancelled while waiting", "cancelled before due"):
+            assert one(db, "select tallybook.cancel(%s)", job) == "cancelled"
+            continue
+        lease = claim(db, start(db))
+        if state == "completed":
+            one(db, "select tallybook.complete(%s, %s, 1)", lease, job)
+        elif state == "dead":
+            assert one(db, "select tallybook.fail(%s, %s, 1, '{}', final => true)", lease, job) == "dead"
+        else:
+            assert one(db, "select tallybook.cancel(%s)", job) == "cancelling"
+            assert keyed(db) == job
+            one(db, "select tallybook.cancelled(%s, %s, 1)", lease, job)
+
+
+def test_one_of_many_that_use_a_key_at_once_wins(db: Connection, connect: Callable[..., Connection]) -> None:
+    """S1-05: ten sessions that enqueue one new key at the same moment make one job, and all get its id."""
+    got: list[int] = []
+    conns = [connect() for _ in range(10)]
+    together = threading.Barrier(len(conns))
+
+    def enqueue(conn: Connection) -> None:
+        together.wait()
+        got.append(keyed(conn))
+
+    in_threads([partial(enqueue, conn) for conn in conns])
+    assert len(got) == 10
+    assert see(db, "id") == [(job,) for job in set(got)]
+
+
+def keyed(conn: Connection, *, task: str = "send", key: str = "k", run_at: str = "null") -> int:
+    return int(one(conn, f"select tallybook.enqueue('mail', %s, unique_key => %s, run_at => {run_at})", task, key))
+
+
+# Bulk.
+
+
+def test_bulk_enqueue_skips_what_is_there(db: Connection) -> None:
+    """S3-11: hundreds of jobs in one statement; those whose key has a live job are skipped and reported."""
+    there = one(db, "select tallybook.enqueue('files', 'scan', unique_key => 'file 7')")
+    n = 500
+    ids, created = row(
+        db,
+        "select * from tallybook.enqueue_many(array_fill('files'::text, array[%(n)s]), array_fill('scan'::text, array[%(n)s]),"
+        " array(select format('{\"n\": %%s}', i) from generate_series(1, %(n)s) i),"
+        " unique_keys => array(select 'file ' || i from generate_series(1, %(n)s) i))",
+        {"n": n},
+    )
+    assert [new for new in created if not new] == [False]
+    assert (ids[6], created[6]) == (there, False)
+    assert one(db, "select count(*) from tallybook.job") == n
+    assert see(db, "args", f"id = {ids[499]}") == [({"n": 500},)]
+
+
+def test_bulk_enqueue_of_nothing(db: Connection) -> None:
+    """S3-11: an empty batch is no error and no job."""
+    assert row(db, "select * from tallybook.enqueue_many('{}', '{}', '{}')") == ([], [])
+
+
+def test_bulk_enqueue_with_a_bad_job_puts_none_in(db: Connection) -> None:
+    """S3-11: one job that does not fit refuses the batch and names its place."""
+    with pytest.raises(psycopg.Error, match="job 2 of the batch") as caught:
+        db.execute('select tallybook.enqueue_many(\'{q,q,q}\', \'{a,"",b}\', \'{"{}","{}","{}"}\')')
+    assert caught.value.sqlstate == "TB005"
+    assert one(db, "select count(*) from tallybook.job") == 0
+
+
+# Claim.
+
+
+def test_claims_go_by_priority_then_order(db: Connection) -> None:
+    """S1-08: the lower priority number first, then the order of enqueue, a bulk in its own order."""
+    second = [one(db, "select tallybook.enqueue('mail', 'send')") for _ in range(2)]
+    many = (
+        "select job_ids from tallybook.enqueue_many('{mail,mail}', '{a,b}', '{\"{}\",\"{}\"}', priorities => '{2,2}')"
+    )
+    second += one(db, many)
+    first = [one(db, "select tallybook.enqueue('mail', 'send', priority => 1)") for _ in range(2)]
+    worker, order = start(db), []
+    while jobs := leased(db, claim(db, worker, limit=1)):
+        order += jobs
+    assert order == first + second
+
+
+def test_two_claimers_take_each_job_once(db: Connection, connect: Callable[..., Connection]) -> None:
+    """S3-08: however many claim at the same moment, each job is taken by one."""
+    many = (
+        "select job_ids from tallybook.enqueue_many(array_fill('mail'::text, %(n)s), array_fill('send'::text, %(n)s),"
+    )
+    row(db, many + " array_fill('{}'::text, %(n)s))", {"n": [300]})
+    taken: list[int] = []
+
+    def work(conn: Connection) -> None:
+        worker = start(conn)
+        while jobs := leased(conn, claim(conn, worker, limit=7)):
+            taken.extend(jobs)
+
+    conns = [connect() for _ in range(4)]
+    in_threads([partial(work, conn) for conn in conns])
+    assert len(taken) == len(set(taken)) == 300
+
+
+def test_a_claim_gives_whole_and_current_rows(db: Connection) -> None:
+    """S3-09: what is leased is the whole job with the attempt's own numbers, after a failure too."""
+    job = one(
+        db,
+        "select tallybook.enqueue('mail', 'send', '{\"n\": 1}', headers => '{\"trace\": \"x\"}',"
+        " max_attempts => 3, unique_key => 'k')",
+    )
+    worker = start(db)
+    lease = claim(db, worker)
+    one(db, "select tallybook.fail(%s, %s, 1, '{}', retry_in => '0')", lease, job)
+    lease = claim(db, worker)
+    columns = (
+        "job_id, attempt, task, args, headers, queue, priority, failures, crashes, max_attempts, unique_key, cancelled"
+    )
+    shown = db.execute(f"select {columns} from tallybook.leased(%s)", [lease]).fetchall()  # noqa: S608
+    assert shown == [(job, 2, "send", {"n": 1}, {"trace": "x"}, "mail", 2, 1, 0, 3, "k", False)]
+
+
+def test_a_claim_takes_no_more_than_asked_for(db: Connection) -> None:
+    """S3-09: at most max_jobs, none from a queue with 0, nothing and no number where there is no work."""
+    for _ in range(3):
+        one(db, "select tallybook.enqueue('mail', 'send')")
+    worker = start(db)
+    call = "select jobs, claim_id is null from tallybook.claim(%s, '{mail,files}', %s, gen_random_uuid())"
+    assert row(db, call, [worker, [2, 5]]) == (2, False)
+    assert row(db, call, [worker, [0, 5]]) == (0, True)
+    assert row(db, call, [worker, [5, 5]]) == (1, False)
+    assert row(db, call, [worker, [5, 5]]) == (0, True)
+
+
+def test_only_what_is_due_is_claimed(db: Connection) -> None:
+    """S4-03: a scheduled or retrying job is not claimed before its time, and is when promote finds it due."""
+    now = one(db, "select now()")
+    later = one(db, "select tallybook.enqueue('mail', 'send', run_at => %s)", now + DAY)
+    job = one(db, "select tallybook.enqueue('mail', 'send')")
+    worker = start(db)
+    one(db, "select tallybook.fail(%s, %s, 1, '{}', retry_in => '2 days', at => %s)", claim(db, worker), job, now)
+    for at, due in ((now, []), (now + 1.5 * DAY, [later]), (now + 3 * DAY, [job])):
+        promoted, next_run_at = row(db, "select promoted, next_run_at from tallybook.promote(at => %s)", [at])
+        assert promoted == len(due)
+        assert leased(db, claim(db, worker)) == due
+        assert (next_run_at is None) == (due == [job])
+
+
+def test_promoted_jobs_go_by_time_then_fewer_failures(db: Connection) -> None:
+    """S4-03: of those that became due the earliest goes first; at one instant, what failed less."""
+    now, worker = one(db, "select now()"), start(db)
+    failed = one(db, "select tallybook.enqueue('mail', 'send')")
+    one(db, "select tallybook.fail(%s, %s, 1, '{}', retry_in => '1 h', at => %s)", claim(db, worker), failed, now)
+    ids = [
+        one(db, "select tallybook.enqueue('mail', 'send', run_at => %s)", now + timedelta(hours=h)) for h in (3, 2, 1)
+    ]
+    one(db, "select promoted from tallybook.promote(at => %s)", now + DAY)
+    assert leased(db, claim(db, worker)) == [ids[2], failed, ids[1], ids[0]]
+
+
+def test_exactly_one_claims_a_job_by_its_id(db: Connection, connect: Callable[..., Connection]) -> None:
+    """S4-08: of many who claim one job by its id exactly one gets true, and the line passes over it."""
+    job, other = (one(db, "select tallybook.enqueue('mail', 'send')") for _ in range(2))
+    won: list[bool] = []
+    conns = [connect() for _ in range(8)]
+    together = threading.Barrier(len(conns))
+
+    def work(conn: Connection) -> None:
+        worker = start(conn)
+        together.wait()
+        won.append(one(conn, "select tallybook.claim_job(%s, %s, gen_random_uuid())", worker, job))
+
+    in_threads([partial(work, conn) for conn in conns])
+    assert sorted(won) == [False] * 7 + [True]
+    assert leased(db, claim(db, start(db))) == [other]
+    assert see(db, "state, attempts, started_at is not null", f"id = {job}") == [("running", 1, True)]
+
+
+def test_claim_by_id_takes_what_may_run(db: Connection) -> None:
+    """S4-08: available, or scheduled and due; not before its time, not twice, not ended, not cancelled, not paused."""
+    worker, now = start(db), one(db, "select now()")
+
+    def by_id(job: int, at: datetime = now) -> bool:
+        return bool(one(db, "select tallybook.claim_job(%s, %s, gen_random_uuid(), %s)", worker, job, at))
+
+    job = one(db, "select tallybook.enqueue('mail', 'send', run_at => %s)", now + DAY)
+    assert (by_id(job), by_id(job, now + 2 * DAY), by_id(job, now + 2 * DAY)) == (False, True, False)
+    job = one(db, "select tallybook.enqueue('mail', 'send')")
+    one(db, "select tallybook.cancel(%s)", job)
+    assert by_id(job) is False
+    job = one(db, "select tallybook.enqueue('mail', 'send')")
+    one(db, "select tallybook.pause('mail')")
+    assert by_id(job) is False
+    one(db, "select tallybook.resume('mail')")
+    assert by_id(job) is True
+
+
+def test_a_job_retried_after_a_claim_by_id_runs_once(db: Connection) -> None:
+    """S4-08: after its attempt was claimed by id and died, a retry runs the next attempt, never the old one again."""
+    job, worker, lease = one(db, "select tallybook.enqueue('mail', 'send')"), start(db), uuid.uuid4()
+    assert one(db, "select tallybook.claim_job(%s, %s, %s)", worker, job, lease) is True
+    assert one(db, "select tallybook.fail(%s, %s, 1, '{}', final => true)", lease, job) == "dead"
+    assert one(db, "select tallybook.retry(%s)", job) == 2
+    attempts = db.execute("select job_id, attempt from tallybook.leased(%s)", [claim(db, worker)]).fetchall()
+    assert attempts == [(job, 2)]
+
+
+def test_waiting_jobs_of_one_task(db: Connection) -> None:
+    """S4-09: the view filters by task and state, with a limit."""
+    for task in ("send", "pack", "send", "send"):
+        one(db, "select tallybook.enqueue('mail', %s)", task)
+    assert (
+        see(db, "task, state", "task = 'send' and state = 'available' order by id limit 2")
+        == [("send", "available")] * 2
+    )
+
+
+# Ends.
+
+
+def test_out_of_attempts_is_dead(db: Connection) -> None:
+    """S4-12: the failure that uses up max_attempts makes a dead letter that keeps the job whole."""
+    job, worker = one(db, "select tallybook.enqueue('mail', 'send', '{\"n\": 1}', max_attempts => 3)"), start(db)
+    results = [fail_once(db, worker, job, n) for n in (1, 2, 3)]
+    assert results == ["available", "available", "dead"]
+    assert see(db, "state, attempts, failures, args, reason") == [("dead", 3, 3, {"n": 1}, "failed")]
+    assert leased(db, claim(db, worker)) == []
+
+
+def test_the_limit_is_the_jobs_then_the_tasks_then_five(db: Connection) -> None:
+    """S4-12: max_attempts of the job wins over that of its task, which the worker says; without both it is 5."""
+    worker = start(db)
+    for own, tasks, failures in ((2, 9, 2), (None, 3, 3), (None, None, 5)):
+        job = one(db, "select tallybook.enqueue('mail', 'send', max_attempts => %s)", own)
+        results: list[str] = []
+        while "dead" not in results:
+            results.append(fail_once(db, worker, job, len(results) + 1, tasks))
+        assert len(results) == failures
+
+
+def test_errors_are_kept(db: Connection) -> None:
+    """S4-13: each failure is added to the job's errors with its time and attempt, and is its last error."""
+    job, worker = one(db, "select tallybook.enqueue('mail', 'send')"), start(db)
+    for n in (1, 2):
+        fail_once(db, worker, job, n)
+    last, errors = row(db, "select last_error, errors from tallybook.job where id = %s", [job])
+    assert last == "no luck 2"
+    assert [(error["attempt"], error["message"]) for error in errors] == [(1, "no luck 1"), (2, "no luck 2")]
+    assert all(datetime.fromisoformat(error["at"]) for error in errors)
+
+
+def test_error_history_is_bounded(db: Connection) -> None:
+    """S4-13: of a job that fails for ever the first 10 errors and the newest 40 are kept."""
+    job, worker = one(db, "select tallybook.enqueue('mail', 'send', max_attempts => 100)"), start(db)
+    for n in range(1, 61):
+        fail_once(db, worker, job, n)
+    kept = one(db, "select array(select (e ->> 'attempt')::int from jsonb_array_elements(errors) e) from tallybook.job")
+    assert kept == [*range(1, 11), *range(21, 61)]
+
+
+def test_dead_retry_dead_keeps_all_errors(db: Connection) -> None:
+    """S4-13: a retry by a person starts the count of failures anew and keeps the history."""
+    job, worker = one(db, "select tallybook.enqueue('mail', 'send', max_attempts => 1)"), start(db)
+    assert fail_once(db, worker, job, 1) == "dead"
+    assert one(db, "select tallybook.retry(%s)", job) == 2
+    assert see(db, "state, attempts, failures") == [("available", 1, 0)]
+    assert fail_once(db, worker, job, 2) == "dead"
+    assert see(db, "attempts, failures, jsonb_array_length(errors), last_error") == [(2, 1, 2, "no luck 2")]
+
+
+def test_work_of_a_dead_worker_comes_back(db: Connection) -> None:
+    """S4-20: what a silent worker had is available again after two looks; its late end is refused."""
+    job, worker, now = one(db, "select tallybook.enqueue('mail', 'send')"), start(db), one(db, "select now()")
+    lease = claim(db, worker)
+    look = "select lost from tallybook.rescue('5 min', at => %s)"
+    assert [one(db, look, now + timedelta(minutes=m)) for m in (4, 6, 9)] == [0, 0, 1]
+    assert see(db, "state, attempts, crashes, failures") == [("available", 1, 1, 0)]
+    assert one(db, "select tallybook.complete(%s, %s, 1)", lease, job) is False
+    assert see(db, "state") == [("available",)]
+    assert db.execute("select job_id, attempt from tallybook.leased(%s)", [claim(db, start(db))]).fetchall() == [
+        (job, 2)
+    ]
+
+
+def test_a_worker_that_beats_keeps_its_work(db: Connection) -> None:
+    """S4-20: a job that runs for days is not taken from a worker whose heart beats."""
+    one(db, "select tallybook.enqueue('mail', 'send')")
+    worker, now = start(db), one(db, "select now()")
+    claim(db, worker)
+    for day in (1, 2, 3):
+        db.execute("select tallybook.renew(%s, 0, at => %s)", [worker, now + day * DAY])
+        assert one(db, "select lost from tallybook.rescue(at => %s)", now + day * DAY) == 0
+    assert see(db, "state") == [("running",)]
+
+
+def test_a_job_that_kills_its_workers_is_dead(db: Connection) -> None:
+    """S4-20: a job whose worker died three times becomes a dead letter with the reason crashed."""
+    job = one(db, "select tallybook.enqueue('mail', 'send')")
+    for _ in range(3):
+        worker = start(db)
+        claim(db, worker)
+        assert one(db, "select tallybook.worker_stop(%s)", worker) == 1
+    assert see(db, "id, state, reason, crashes, failures") == [(job, "dead", "crashed", 3, 0)]
+    assert one(db, "select tallybook.cancel(%s)", job) == "dead"
+    assert one(db, "select tallybook.retry(%s)", job) == 4
+
+
+# Cancel and retry.
+
+
+def test_cancel_says_what_it_means(db: Connection) -> None:
+    """S4-14: waiting jobs are cancelled, running ones are being cancelled, ended ones stay as they are."""
+    running, done, dead, waiting, scheduled = (
+        one(db, "select tallybook.enqueue('mail', 'send', run_at => %s)", at)
+        for at in [None, None, None, None, one(db, "select now() + interval '1 h'")]
+    )
+    lease = claim(db, start(db), limit=3)
+    one(db, "select tallybook.complete(%s, %s, 1)", lease, done)
+    one(db, "select tallybook.fail(%s, %s, 1, '{}', final => true)", lease, dead)
+    said = [one(db, "select tallybook.cancel(%s, 'no need')", job) for job in (running, done, dead, waiting, scheduled)]
+    assert said == ["cancelling", "completed", "dead", "cancelled", "cancelled"]
+    assert see(db, "state") == [("running",), ("completed",), ("dead",), ("cancelled",), ("cancelled",)]
+    assert see(db, "reason", f"id in ({waiting}, {scheduled})") == [("no need",)] * 2
+
+
+@pytest.mark.parametrize("end", ["fail", "snooze", "move", "worker dies"])
+def test_a_cancel_outlives_the_attempt_it_met(db: Connection, end: str) -> None:
+    """S4-14: a running job that was cancelled does not start again, also when its attempt ends in another way."""
+    job, worker = one(db, "select tallybook.enqueue('mail', 'send')"), start(db)
+    lease = claim(db, worker)
+    assert one(db, "select tallybook.cancel(%s)", job) == "cancelling"
+    if end == "fail":
+        one(db, "select tallybook.fail(%s, %s, 1, '{}', retry_in => '0')", lease, job)
+    elif end == "worker dies":
+        one(db, "select tallybook.worker_stop(%s)", worker)
+    else:
+        one(
+            db,
+            f"select tallybook.{end}(%s, %s, 1{', %s' if end == 'snooze' else ''})",
+            lease,
+            job,
+            *(["0"] if end == "snooze" else []),
+        )
+    assert see(db, "state") == [("cancelled",)]
+    assert leased(db, claim(db, start(db, tasks=["send"]))) == []
+    assert see(db, "state") == [("cancelled",)]
+
+
+def test_a_cancel_that_meets_a_claim_by_id_is_not_lost(db: Connection, connect: Callable[..., Connection]) -> None:
+    """S4-14: a cancel that waited for a claim by id says cancelling, and the worker is told."""
+    job, worker = one(db, "select tallybook.enqueue('mail', 'send')"), start(db)
+    claimer, person = connect(), connect()
+    claimer.execute("begin")
+    assert one(claimer, "select tallybook.claim_job(%s, %s, gen_random_uuid())", worker, job) is True
+    said: list[str] = []
+    waiting = threading.Thread(target=lambda: said.append(one(person, "select tallybook.cancel(%s)", job)))
+    waiting.start()
+    wait_until(
+        lambda: not waiting.is_alive() or one(db, "select pg_blocking_pids(%s) <> '{}'", person.info.backend_pid),
+        "the cancel has met the claim",
+    )
+    claimer.execute("commit")
+    waiting.join(10)
+    assert said == ["cancelling"]
+    assert db.execute("select job_id from tallybook.renew(%s, 0, %s)", [worker, [job]]).fetchall() == [(job,)]
+
+
+def test_a_cancelled_job_can_be_retried(db: Connection) -> None:
+    """S4-14: a retry after a cancel gives another attempt, whether a worker met the cancel or not; each runs once."""
+    job, worker = one(db, "select tallybook.enqueue('mail', 'send')"), start(db)
+    one(db, "select tallybook.cancel(%s)", job)
+    assert one(db, "select tallybook.retry(%s)", job) == 2
+    assert see(db, "state, attempts") == [("available", 0)]
+    one(db, "select tallybook.cancel(%s)", job)
+    assert leased(db, claim(db, worker)) == []
+    assert one(db, "select tallybook.retry(%s)", job) == 3
+    assert leased(db, claim(db, worker)) == [job]
+    assert see(db, "state, attempts") == [("running", 1)]
+
+
+def test_a_scheduled_job_that_was_cancelled_can_be_retried(db: Connection) -> None:
+    """S4-14: a retry of a job that was cancelled before its time takes the cancel back; it runs when it is due."""
+    job = one(db, "select tallybook.enqueue('mail', 'send', run_at => now() + interval '1 h')")
+    one(db, "select tallybook.cancel(%s)", job)
+    assert one(db, "select tallybook.retry(%s)", job) == 1
+    assert see(db, "state") == [("scheduled",)]
+    one(db, "select promoted from tallybook.promote(at => now() + interval '2 h')")
+    assert leased(db, claim(db, start(db))) == [job]
+
+
+def test_a_job_whose_cancel_outlived_its_attempt_can_be_retried(db: Connection) -> None:
+    """S4-14: what is shown as cancelled can be retried, also where the cancel met an attempt that failed since."""
+    job, worker = one(db, "select tallybook.enqueue('mail', 'send')"), start(db)
+    lease = claim(db, worker)
+    one(db, "select tallybook.cancel(%s)", job)
+    one(db, "select tallybook.fail(%s, %s, 1, '{}', retry_in => '0')", lease, job)
+    assert see(db, "state") == [("cancelled",)]
+    assert one(db, "select tallybook.retry(%s)", job) == 3
+    attempts = db.execute("select job_id, attempt, cancelled from tallybook.leased(%s)", [claim(db, worker)]).fetchall()
+    assert attempts == [(job, 3, False)]
+
+
+def test_an_open_retry_holds_up_no_claim(db: Connection, connect: Callable[..., Connection]) -> None:
+    """Trap 4: a transaction that retried a cancelled job and stays open holds up no claim of its lane."""
+    job, other = (one(db, "select tallybook.enqueue('mail', 'send')") for _ in range(2))
+    worker, person = start(db), connect()
+    one(db, "select tallybook.cancel(%s)", job)
+    person.execute("begin")
+    one(person, "select tallybook.retry(%s)", job)
+    db.execute("set lock_timeout = '2 s'")  # a wait would last until the retry's transaction ends
+    assert leased(db, claim(db, worker)) == [other]
+    person.execute("rollback")
+
+
+# Pause.
+
+
+def test_a_paused_queue_is_not_claimed(db: Connection) -> None:
+    """S5-11: pause and resume say whether they changed something; a paused queue takes jobs and gives none."""
+    job, worker = one(db, "select tallybook.enqueue('mail', 'send')"), start(db)
+    assert [one(db, "select tallybook.pause('mail')") for _ in range(2)] == [True, False]
+    assert leased(db, claim(db, worker)) == []
+    assert [one(db, "select tallybook.resume('mail')") for _ in range(2)] == [True, False]
+    assert leased(db, claim(db, worker)) == [job]
+
+
+# Bad input.
+
+ENQUEUES = [
+    ("'mail', ''", "task name"),
+    ("'mail', null", "task name"),
+    ("'mail', 'a\nb'", "control characters"),
+    ("'mail', ' send'", "space"),
+    ("'mail', repeat('x', 201)", "200"),
+    ("'', 'send'", "queue"),
+    ("repeat('x', 65), 'send'", "64"),
+    ("null, 'send'", "queue"),
+    ("'mail', 'send', null", "args"),
+    ("'mail', 'send', '[]'", "args"),
+    ("'mail', 'send', '3'", "args"),
+    (
+        "'mail', 'send', jsonb_build_object('x', (select string_agg(md5(i::text), '') from generate_series(1, 40000) i))",
+        "bytes",
+    ),
+    ("'mail', 'send', headers => '[]'", "headers"),
+    ("'mail', 'send', priority => -1", "priority"),
+    ("'mail', 'send', priority => 40000", "priority"),
+    ("'mail', 'send', priority => null", "priority"),
+    ("'mail', 'send', max_attempts => 0", "max_attempts"),
+    ("'mail', 'send', max_attempts => 40000", "max_attempts"),
+    ("'mail', 'send', unique_key => ''", "unique key"),
+    ("'mail', 'send', unique_key => repeat('x', 513)", "unique key"),
+]
+
+
+def test_enqueue_refuses_what_does_not_fit(db: Connection) -> None:
+    """S5-13: each argument of enqueue that does not fit is TB005 with a message that names it; nothing is written."""
+    for arguments, says in ENQUEUES:
+        refused(db, "TB005", says, f"select tallybook.enqueue({arguments})")
+    assert one(db, "select count(*) from tallybook.job") == 0
+
+
+BATCHES = [
+    ("'{q}', '{a,b}', '{\"{}\"}'", "lengths"),
+    ("'{q}', '{\" a\"}', '{\"{}\"}'", "job 1"),
+    ("'{q}', '{\"a \"}', '{\"{}\"}'", "job 1"),
+    ("'{q}', '{NULL}', '{\"{}\"}'", "job 1"),
+    ("'{q}', '{a}', '{NULL}'", "job 1"),
+    ("'{q}', '{a}', '{3}'", "job 1"),
+    ("'{q}', '{a}', '{\"{}\"}', max_attempts => '{0}'", "job 1"),
+    ("'{q}', '{a}', '{\"{}\"}', headers => '{3}'", "job 1"),
+    ("'{q}', '{a}', '{\"{}\"}', priorities => '{-1}'", "priority"),
+    ("'{q}', '{a}', '{\"{}\"}', priorities => '{40000}'", "priority"),
+    ("'{\"\"}', '{a}', '{\"{}\"}'", "queue"),
+    ("'{NULL}', '{a}', '{\"{}\"}'", "queue"),
+    ("'{q}', '{a}', '{\"{}\"}', unique_keys => '{\"\"}'", "unique key"),
+]
+
+
+def test_enqueue_many_refuses_what_enqueue_refuses(db: Connection) -> None:
+    """S5-13: what enqueue refuses is refused in a batch too, with TB005; nothing is written."""
+    for arguments, says in BATCHES:
+        refused(db, "TB005", says, f"select tallybook.enqueue_many({arguments})")
+    assert one(db, "select count(*) from tallybook.job") == 0
+
+
+def test_args_that_are_no_json_are_refused(db: Connection) -> None:
+    """S5-13: text that is not JSON is PostgreSQL's own error, in a batch too, and nothing is written."""
+    refused(db, "22P02", "json", "select tallybook.enqueue('q', 'a', '{')")
+    refused(db, "22P02", "json", "select tallybook.enqueue_many('{q}', '{a}', array['{1}'])")
+    assert one(db, "select count(*) from tallybook.job") == 0
+
+
+UNKNOWN = [
+    ("TB002", "no job 7", "select tallybook.cancel(7)"),
+    ("TB002", "no job 7", "select tallybook.retry(7)"),
+    ("TB002", "no job 7", "select tallybook.claim_job({worker}, 7, gen_random_uuid())"),
+    ("TB002", 'no queue "nobody"', "select tallybook.pause('nobody')"),
+    ("TB002", 'no queue "nobody"', "select tallybook.resume('nobody')"),
+    ("TB005", "not dead or cancelled", "select tallybook.retry({job})"),
+    ("TB005", "error is one JSON object", "select tallybook.fail(gen_random_uuid(), {job}, 1, '\"text\"')"),
+    ("TB005", "lease", "select tallybook.claim({worker}, '{{mail}}', '{{1}}', null)"),
+    ("TB005", "queue", "select tallybook.worker_start('w', array[''])"),
+    ("TB006", "worker 99", "select tallybook.claim(99, '{{mail}}', '{{1}}', gen_random_uuid())"),
+    ("TB006", "worker 99", "select tallybook.claim_job(99, {job}, gen_random_uuid())"),
+    ("TB006", "worker 99", "select tallybook.renew(99, 0)"),
+]
+
+
+def test_a_verb_on_what_is_not_there(db: Connection) -> None:
+    """S5-11: an unknown job or queue is TB002, what does not fit TB005, an unknown worker TB006, each with its name."""
+    job = one(db, "select tallybook.enqueue('mail', 'send')")
+    worker = start(db)
+    for sqlstate, says, call in UNKNOWN:
+        refused(db, sqlstate, says, call.format(worker=worker, job=job))
+    assert see(db, "state") == [("available",)]
+
+
+def test_an_end_by_a_stranger_is_refused(db: Connection) -> None:
+    """S4-08: whoever has not the lease of the attempt ends nothing, and is told so."""
+    job = one(db, "select tallybook.enqueue('mail', 'send')")
+    claim(db, start(db))
+    for verb in ("fail(%s, %s, 1, '{}')", "snooze(%s, %s, 1, '0')", "move(%s, %s, 1)", "cancelled(%s, %s, 1)"):
+        assert one(db, f"select tallybook.{verb}", uuid.uuid4(), job) == "refused"
+    assert one(db, "select tallybook.complete_many(%s, %s, '{1}')", [uuid.uuid4()], [job]) == [job]
+    assert see(db, "state") == [("running",)]
+
+
+# Helpers.
+
+
+def one(conn: Connection, statement: str, *params: Any) -> Any:
+    return row(conn, statement, list(params))[0]
+
+
+def row(conn: Connection, statement: str, params: Any = None) -> tuple[Any, ...]:
+    found = conn.execute(statement, params).fetchone()
+    assert found is not None
+    return tuple(found)
+
+
+def see(db: Connection, columns: str, where: str = "true") -> list[tuple[Any, ...]]:
+    """Columns of the job view, in the order of the ids."""
+    order = "" if "order by" in where else " order by id"
+    return db.execute(f"select {columns} from tallybook.job where {where}{order}").fetchall()  # noqa: S608
+
+
+def start(conn: Connection, *queues: str, tasks: list[str] | None = None) -> int:
+    return int(one(conn, "select tallybook.worker_start('w', %s, %s::text[])", list(queues or ("mail",)), tasks or []))
+
+
+def claim(conn: Connection, worker: int, queue: str = "mail", *, limit: int = 100) -> uuid.UUID:
+    """The lease of a claim, which may have taken nothing."""
+    lease = uuid.uuid4()
+    one(conn, "select jobs from tallybook.claim(%s, array[%s], array[%s], %s)", worker, queue, limit, lease)
+    return lease
+
+
+def leased(conn: Connection, lease: uuid.UUID) -> list[int]:
+    return [job for (job,) in conn.execute("select job_id from tallybook.leased(%s)", [lease])]
+
+
+def fail_once(db: Connection, worker: int, job: int, attempt: int, limit: int | None = None) -> str:
+    """Claim the job, and fail it so that it may run again at once."""
+    lease = claim(db, worker)
+    error = json.dumps({"message": f"no luck {attempt}"})
+    call = "select tallybook.fail(%s, %s, %s, %s, retry_in => '0', max_attempts => %s)"
+    return str(one(db, call, lease, job, attempt, error, limit))
+
+
+def refused(db: Connection, sqlstate: str, says: str, call: str) -> None:
+    try:
+        db.execute(call)
+    except psycopg.Error as error:
+        assert error.sqlstate == sqlstate, f"{call}: {error}"
+        assert says in str(error), call
+    else:
+        pytest.fail(f"{call} was accepted")
+
+
+def in_threads(works: list[Callable[[], None]]) -> None:
+    """Run them at once; what one raised is raised here."""
+    errors: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=[work]) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,252 @@
+"""The connections that users have, one kind each: what tests need of them, in one shape."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import psycopg
+import sqlalchemy as sa
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import dict_row
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.pool import NullPool
+
+
+@dataclass
+class Caller:
+    """A synchronous connection inside a transaction of the user's."""
+
+    conn: Any
+    execute: Callable[[str], object]
+    savepoint: Callable[[], AbstractContextManager[object]]
+    commit: Callable[[], object]
+    rollback: Callable[[], object]
+
+
+@dataclass
+class AsyncCaller:
+    """An asynchronous connection inside a transaction of the user's."""
+
+    conn: Any
+    execute: Callable[[str], Awaitable[object]]
+    savepoint: Callable[[], AbstractAsyncContextManager[object]]
+    commit: Callable[[], Awaitable[object]]
+    rollback: Callable[[], Awaitable[object]]
+
+
+@contextmanager
+def psycopg_plain(dsn: str, **options: Any) -> Iterator[Caller]:
+    with psycopg.connect(dsn, **options) as conn:
+        yield Caller(conn, conn.execute, conn.transaction, conn.commit, conn.rollback)
+
+
+def psycopg_dict_rows(dsn: str) -> AbstractContextManager[Caller]:
+    return psycopg_plain(dsn, row_factory=dict_row)
+
+
+def psycopg_raw_cursor(dsn: str) -> AbstractContextManager[Caller]:
+    return psycopg_plain(dsn, cursor_factory=psycopg.RawCursor)
+
+
+def psycopg_client_cursor(dsn: str) -> AbstractContextManager[Caller]:
+    return psycopg_plain(dsn, cursor_factory=psycopg.ClientCursor)
+
+
+@contextmanager
+def _engine(dsn: str) -> Iterator[sa.Engine]:
+    engine = sa.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn), poolclass=NullPool)
+    yield engine
+    engine.dispose()
+
+
+@contextmanager
+def sqlalchemy_connection(dsn: str) -> Iterator[Caller]:
+    with _engine(dsn) as engine, engine.connect() as conn:
+        yield Caller(
+            conn,
+            lambda text: conn.execute(sa.text(text)),
+            conn.begin_nested,
+            conn.commit,
+            conn.rollback,
+        )
+
+
+@contextmanager
+def sqlalchemy_session(dsn: str) -> Iterator[Caller]:
+    with _engine(dsn) as engine, Session(engine) as session:
+        yield Caller(
+            session, lambda text: session.execute(sa.text(text)), session.begin_nested, session.commit, session.rollback
+        )
+
+
+@contextmanager
+def sqlalchemy_scoped_session(dsn: str) -> Iterator[Caller]:
+    with _engine(dsn) as engine:
+        session = scoped_session(sessionmaker(engine))
+        yield Caller(
+            session, lambda text: session.execute(sa.text(text)), session.begin_nested, session.commit, session.rollback
+        )
+        session.remove()
+
+
+@contextmanager
+def django_alias(dsn: str) -> Iterator[Caller]:
+    import django
+    from django.conf import settings
+    from django.db import connections, transaction
+
+    if not settings.configured:
+        settings.configure(USE_TZ=False)  # the odd one: datetimes come back naive
+        django.setup()
+    given = conninfo_to_dict(dsn)
+    shop = {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": given["dbname"],
+        "USER": given.get("user") or "",
+        "PASSWORD": given.get("password") or "",
+        "HOST": given.get("host") or "",
+        "PORT": str(given.get("port") or ""),
+    }
+    connections.settings = connections.configure_settings({"default": {}, "shop": shop})
+    conn = connections["shop"]
+
+    def execute(text: str) -> None:
+        with conn.cursor() as cursor:
+            cursor.execute(text)
+
+    conn.set_autocommit(False)
+    try:
+        yield Caller("shop", execute, lambda: transaction.atomic(using="shop"), conn.commit, conn.rollback)
+    finally:
+        conn.close()
+        del connections["shop"]
+
+
+@contextmanager
+def django_connection(dsn: str) -> Iterator[Caller]:
+    from django.db import connections
+
+    with django_alias(dsn) as caller:
+        caller.conn = connections["shop"]
+        yield caller
+
+
+@contextmanager
+def django_proxy(dsn: str) -> Iterator[Caller]:
+    from django.db import connections
+    from django.utils.connection import ConnectionProxy
+
+    with django_alias(dsn) as caller:
+        caller.conn = ConnectionProxy(connections, "shop")  # what `from django.db import connection` is
+        yield caller
+
+
+SYNC = [
+    psycopg_plain,
+    psycopg_dict_rows,
+    psycopg_raw_cursor,
+    psycopg_client_cursor,
+    sqlalchemy_connection,
+    sqlalchemy_session,
+    sqlalchemy_scoped_session,
+    django_alias,
+    django_connection,
+    django_proxy,
+]
+
+
+@asynccontextmanager
+async def psycopg_async(dsn: str) -> AsyncIterator[AsyncCaller]:
+    async with await psycopg.AsyncConnection.connect(dsn, row_factory=dict_row) as conn:
+        yield AsyncCaller(conn, conn.execute, conn.transaction, conn.commit, conn.rollback)
+
+
+@asynccontextmanager
+async def psycopg_async_raw_cursor(dsn: str) -> AsyncIterator[AsyncCaller]:
+    async with await psycopg.AsyncConnection.connect(dsn, cursor_factory=psycopg.AsyncRawCursor) as conn:
+        yield AsyncCaller(conn, conn.execute, conn.transaction, conn.commit, conn.rollback)
+
+
+def asyncpg_options(dsn: str) -> dict[str, Any]:
+    """The conninfo in asyncpg's words."""
+    given = conninfo_to_dict(dsn)
+    words = {"host": "host", "port": "port", "user": "user", "password": "password", "dbname": "database"}
+    return {words[name]: value for name, value in given.items() if name in words}
+
+
+async def _asyncpg_caller(conn: Any) -> AsyncCaller:
+    outer = conn.transaction()
+    await outer.start()
+    return AsyncCaller(conn, conn.execute, conn.transaction, outer.commit, outer.rollback)
+
+
+@asynccontextmanager
+async def asyncpg_connection(dsn: str) -> AsyncIterator[AsyncCaller]:
+    conn = await asyncpg.connect(**asyncpg_options(dsn))
+    # As many applications do; our statements must not meet it.
+    await conn.set_type_codec("jsonb", encoder=repr, decoder=repr, schema="pg_catalog")
+    yield await _asyncpg_caller(conn)
+    await conn.close()
+
+
+@asynccontextmanager
+async def asyncpg_pool(dsn: str) -> AsyncIterator[AsyncCaller]:
+    async with asyncpg.create_pool(**asyncpg_options(dsn), min_size=1, max_size=1) as pool, pool.acquire() as conn:
+        yield await _asyncpg_caller(conn)
+
+
+@asynccontextmanager
+async def _async_engine(dsn: str, driver: str) -> AsyncIterator[Any]:
+    async def connect() -> Any:
+        if driver == "asyncpg":
+            return await asyncpg.connect(**asyncpg_options(dsn))
+        return await psycopg.AsyncConnection.connect(dsn)
+
+    engine = create_async_engine(f"postgresql+{driver}://", async_creator=connect, poolclass=NullPool)
+    yield engine
+    await engine.dispose()
+
+
+@asynccontextmanager
+async def _async_session(dsn: str, driver: str) -> AsyncIterator[AsyncCaller]:
+    async with _async_engine(dsn, driver) as engine, AsyncSession(engine) as s:
+        yield AsyncCaller(s, lambda text: s.execute(sa.text(text)), s.begin_nested, s.commit, s.rollback)
+
+
+def async_session_over_asyncpg(dsn: str) -> AbstractAsyncContextManager[AsyncCaller]:
+    return _async_session(dsn, "asyncpg")
+
+
+def async_session_over_psycopg(dsn: str) -> AbstractAsyncContextManager[AsyncCaller]:
+    return _async_session(dsn, "psycopg")
+
+
+@asynccontextmanager
+async def async_scoped(dsn: str) -> AsyncIterator[AsyncCaller]:
+    async with _async_engine(dsn, "asyncpg") as engine:
+        s = async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: 1)
+        yield AsyncCaller(s, lambda text: s.execute(sa.text(text)), s.begin_nested, s.commit, s.rollback)
+        await s.remove()
+
+
+@asynccontextmanager
+async def async_connection_over_asyncpg(dsn: str) -> AsyncIterator[AsyncCaller]:
+    async with _async_engine(dsn, "asyncpg") as engine, engine.connect() as c:
+        yield AsyncCaller(c, lambda text: c.execute(sa.text(text)), c.begin_nested, c.commit, c.rollback)
+
+
+ASYNC = [
+    psycopg_async,
+    psycopg_async_raw_cursor,
+    asyncpg_connection,
+    asyncpg_pool,
+    async_session_over_asyncpg,
+    async_session_over_psycopg,
+    async_scoped,
+    async_connection_over_asyncpg,
+]

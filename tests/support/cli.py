@@ -1,0 +1,100 @@
+"""The command line in processes of its own: started, read while it runs, gone at the end whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from support.waiting import wait_until
+
+
+class Command:
+    """One `tallybook ...` in `folder`; both of its streams go to one file there. Killed at the end of the block."""
+
+    def __init__(self, folder: Path, *words: str, dsn: str | None = None) -> None:
+        folder.mkdir(exist_ok=True)
+        self._log = folder / f"output-{os.urandom(4).hex()}.log"
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG"))}
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tallybook", *words],
+                cwd=folder,
+                env={**clean, "PYTHONUNBUFFERED": "1", **({"TALLYBOOK_DSN": dsn} if dsn else {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def output(self) -> str:
+        """What it has written so far."""
+        return self._log.read_text(errors="replace")
+
+    def says(self, text: str, times: int = 1) -> None:
+        """Wait until it has written `text` so many times."""
+
+        def said() -> bool:
+            if self.output.count(text) >= times:
+                return True
+            assert self.process.poll() is None, f"ended with {self.process.returncode} before {text!r}:\n{self.output}"
+            return self.output.count(text) >= times
+
+        try:
+            wait_until(said, f"{text!r} in the output", seconds=40)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it wrote:\n{self.output}") from None
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def ended(self, seconds: float = 40) -> int:
+        """Wait for its end; its exit code."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"does not end; it wrote:\n{self.output}") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent and what follows of /proc/PID/stat; empty when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (ProcessLookupError, FileNotFoundError):
+        return []
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs under this number; a zombie does not."""
+    return _stat(pid)[:1] not in ([], ["Z"])
+
+
+def parent(pid: int) -> int:
+    """The number of its parent."""
+    return int(_stat(pid)[1])
+
+
+def children(pid: int) -> list[int]:
+    """Its living children, oldest first."""
+    numbers = sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
+    return [number for number in numbers if _stat(number)[1:2] == [str(pid)] and is_alive(number)]

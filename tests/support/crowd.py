@@ -1,0 +1,205 @@
+"""Many producers and claimers on real processes, killed and restarted; then the count of what became of every job.
+
+    run = Crowd(dsn, seed=7, seconds=3.0).run()
+    assert run.findings == []
+
+What producers commit is on record in `ledger_check`, written in the jobs' own transactions; what claimers run in
+`runs`, what they were allowed to end in `ends`. The interleaving is the machine's, the choices are the seed's.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from .crowd_process import QUEUES, TASKS
+from .waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+TABLES = """
+create table ledger_check (job_id bigint primary key);
+create table runs (lease uuid, job_id bigint, attempt int);
+create table ends (lease uuid, job_id bigint, attempt int);
+create table late (job_id bigint);
+create table zombies (lost int);
+"""
+CHECKS = dict(
+    re.findall(r"-- name: (.*?)\n(.*?);\n", (Path(__file__).parent / "crowd_checks.sql").read_text("utf-8"), re.DOTALL)
+)
+# Looked at while all of them run. A cancel frees the key at once, also where a claim on its way does not see it: leased
+# tells the worker then.
+TWO_HOLDERS = """
+    select format('key %s of %s: %s', j.unique_key, j.task, array_agg(j.id)) from tallybook.job j
+     where j.unique_key is not null and j.state in ('scheduled', 'retrying', 'available', 'running')
+       and not exists (select from tallybook.tombstone t where t.job_id = j.id and t.cancelled)
+     group by j.task, j.unique_key having count(*) > 1"""
+
+END_CANCELLED = """
+    select count(tallybook.cancelled(%(lease)s, job_id, attempt)) from tallybook.leased(%(lease)s) where cancelled"""
+COMPLETE = """
+    select tallybook.complete_many(array_agg(%(lease)s::uuid), array_agg(job_id), array_agg(attempt))
+      from tallybook.leased(%(lease)s) where not cancelled having count(*) > 0"""
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@dataclass
+class Run:
+    """What a crowd did, and what is wrong with it."""
+
+    findings: list[str]
+    counts: dict[str, int]
+
+
+@dataclass
+class Crowd:
+    """The processes of one run on one database that has Tallybook."""
+
+    dsn: str
+    seed: int
+    seconds: float = 3.0
+    producers: int = 4
+    claimers: int = 4
+    processes: dict[tuple[str, int], subprocess.Popen[bytes]] = field(default_factory=dict)
+    kills: int = 0
+    starts: int = 0
+
+    def run(self) -> Run:
+        print(f"crowd: seed {self.seed}")
+        findings: list[str] = []
+        with psycopg.connect(self.dsn, autocommit=True) as conn:
+            conn.execute(TABLES)
+            try:
+                self._load(conn, findings)
+                self._stop(conn, findings)
+            finally:
+                for process in self.processes.values():
+                    process.kill()
+                    process.wait()
+            try:
+                drain(conn)
+            except psycopg.Error as error:
+                findings.append(f"the rest could not be run: {error}")
+            return Run([*findings, *check(conn)], self._counts(conn))
+
+    def _load(self, conn: Connection, findings: list[str]) -> None:
+        rng = random.Random(self.seed)
+        for role, n in {
+            "claimer": self.claimers,
+            "producer": self.producers,
+            "late": 1,
+            "zombie": 1,
+            "upkeep": 1,
+        }.items():
+            for number in range(n):
+                self._start(role, number)
+        pace = threading.Event()
+        end = None
+        while end is None or time.monotonic() < end:
+            pace.wait(rng.uniform(0.1, 0.3))
+            findings += self._all_alive()
+            findings += [f"two jobs with one key: {row[0]}" for row in conn.execute(TWO_HOLDERS)]
+            if end is None:
+                if _certain(conn):  # from when on every process is at work
+                    end = time.monotonic() + self.seconds
+            elif rng.random() < 0.6:
+                number = rng.randrange(self.claimers)
+                self.processes["claimer", number].send_signal(signal.SIGKILL)
+                self.processes["claimer", number].wait()
+                self.kills += 1
+                self.starts += 1
+                self._start("claimer", number)
+
+    def _stop(self, conn: Connection, findings: list[str]) -> None:
+        """Producers to their end, claimers in the middle."""
+        for (role, _), process in self.processes.items():
+            process.send_signal(signal.SIGKILL if role == "claimer" else signal.SIGTERM)
+        for (role, number), process in self.processes.items():
+            if process.wait(20) != (-signal.SIGKILL if role == "claimer" else 0):
+                findings.append(f"a process that failed: {role} {number}, its error is above")
+        sessions = "select count(*) from pg_stat_activity where application_name = %s"
+        wait_until(
+            lambda: conn.execute(sessions, [f"crowd {conn.info.dbname}"]).fetchone() == (0,),
+            "the killed ones' sessions are gone",
+        )
+
+    def _start(self, role: str, number: int) -> None:
+        command = [sys.executable, "-m", "tests.support.crowd_process", role, self.dsn]
+        seed = f"{self.seed}.{self.starts}"
+        self.processes[role, number] = subprocess.Popen([*command, seed, str(number)], cwd=ROOT)
+
+    def _all_alive(self) -> list[str]:
+        """What failed is a finding, and started again: a control must go on to its end."""
+        failed = [key for key, process in self.processes.items() if process.poll() is not None]
+        for role, number in failed:
+            self.starts += 1
+            self._start(role, number)
+        return [f"a process that failed: {role} {number}, its error is above" for role, number in failed]
+
+    def _counts(self, conn: Connection) -> dict[str, int]:
+        row = conn.execute(
+            "select (select count(*) from ledger_check), (select count(*) from runs), (select count(*) from ends),"
+            " (select count(*) from late), (select coalesce(sum(lost), 0) from zombies),"
+            " (select count(*) from tallybook.entry), (select count(*) from tallybook.dead),"
+            " (select count(*) from tallybook.outcome where state = 'cancelled'),"
+            " (select count(*) from tallybook.outcome where state = 'lost'),"
+            " (select count(*) from tallybook.claim where closed <> '{}'),"
+            " (select count(*) from tallybook.claim where one_xid is not null)"
+        ).fetchone()
+        assert row is not None
+        names = (
+            "jobs",
+            "runs",
+            "ends",
+            "late",
+            "zombie_attempts",
+            "attempts",
+            "dead",
+            "cancelled",
+            "lost",
+            "claims_of_holes",
+            "claims_by_id",
+        )
+        return {**dict(zip(names, row, strict=True)), "kills": self.kills}
+
+
+def _certain(conn: Connection) -> bool:
+    """Whether what the negative controls need has happened: these are no matter of luck."""
+    row = conn.execute("select (select count(*) from late) >= 2 and (select sum(lost) from zombies) >= 2").fetchone()
+    return row == (True,)
+
+
+def drain(conn: Connection) -> None:
+    """Run all that is left, far in the future, until nothing more comes."""
+    for days in (1, 2):  # the dead are suspects first
+        conn.execute("select tallybook.rescue(at => clock_timestamp() + make_interval(days => %s))", [days])
+    start = "select tallybook.worker_start('drain', %s::text[], %s::text[])"
+    (worker,) = conn.execute(start, [list(QUEUES), list(TASKS)]).fetchone() or (None,)
+    promote = "select promoted from tallybook.promote(1000, null, clock_timestamp() + interval '1 day')"
+    claim = "select claim_id, jobs from tallybook.claim(%s, %s::text[], %s::int[], %s)"
+    while True:
+        promoted = conn.execute(promote).fetchone()
+        lease = uuid.uuid4()
+        claimed = conn.execute(claim, [worker, list(QUEUES), [500] * len(QUEUES), lease]).fetchone()
+        assert claimed is not None
+        if claimed[0] is not None:  # perhaps with 0 jobs, where it met cancelled ones only
+            conn.execute(END_CANCELLED, {"lease": lease})
+            conn.execute(COMPLETE, {"lease": lease})
+        elif promoted == (0,):
+            return
+
+
+def check(conn: Connection, *, most: int = 5) -> list[str]:
+    """What is wrong, each with its name; of one kind at most so many."""
+    return [f"{name}: {row[0]}" for name, query in CHECKS.items() for row in conn.execute(query).fetchmany(most)]

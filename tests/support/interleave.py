@@ -1,0 +1,144 @@
+"""Run the steps of two or three sessions in every order, or in a seeded sample of the orders.
+
+A session is a list of steps on a connection of its own; a schedule says whose step comes next. One event loop plays
+them all: a step that waits for a lock stays behind while the schedule goes on with the others, and resumes when it is
+freed. A schedule that would run a step of a session that still waits cannot happen, so it is skipped: the order in which
+it does happen is another schedule.
+
+    async with Interleaver(dsn, sessions=2) as runner:
+        for schedule in interleavings([3, 2]):
+            scene = Scene()                                 # whatever the steps read and write
+            if await runner.run(schedule, [first, second], scene):
+                ...                                         # look at what it left behind
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import Any, LiteralString, Self, TypeAlias
+
+import psycopg
+
+Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
+Step: TypeAlias = LiteralString | Callable[[Connection, Any], Awaitable[object]]
+Schedule: TypeAlias = tuple[int, ...]
+
+_QUICK = 0.004  # seconds: almost every step that does not wait for a lock has answered by then
+_LIMIT = 20.0  # seconds: PostgreSQL itself ends a deadlock after one
+_WAITS = """
+select pid from pg_stat_activity
+ where pid = any (%s) and wait_event_type = 'Lock' and pg_blocking_pids(pid) <> '{}'"""
+
+
+class StepFailed(AssertionError):
+    """A step raised an error; names the schedule, so that it can be run alone."""
+
+    def __init__(self, schedule: Schedule, session: int, step: int, error: BaseException) -> None:
+        super().__init__(f"schedule {schedule}: step {step} of session {session}: {type(error).__name__}: {error}")
+        self.schedule, self.session, self.step, self.error = schedule, session, step, error
+
+
+def interleavings(lengths: Sequence[int]) -> Iterator[Schedule]:
+    """Every order of the steps of sessions that have so many steps."""
+    if not any(lengths):
+        yield ()
+    for session, left in enumerate(lengths):
+        if left:
+            rest = [n - (i == session) for i, n in enumerate(lengths)]
+            for schedule in interleavings(rest):
+                yield (session, *schedule)
+
+
+def sample(lengths: Sequence[int], size: int, seed: int) -> list[Schedule]:
+    """Draw so many different orders; the same ones for the same seed."""
+    line = [session for session, n in enumerate(lengths) for _ in range(n)]
+    source = random.Random(seed)
+    found: dict[Schedule, None] = {}
+    for _ in range(size * 10):
+        source.shuffle(line)
+        found[tuple(line)] = None
+        if len(found) == size:
+            break
+    return list(found)
+
+
+class Interleaver:
+    """Connections that are kept from schedule to schedule, and one that watches who waits."""
+
+    def __init__(self, dsn: str, sessions: int) -> None:
+        self._dsn = dsn
+        self._count = sessions
+        self._stack = AsyncExitStack()
+        self.sessions: list[Connection] = []
+        self.skipped = 0
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            for _ in range(self._count + 1):
+                conn = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True, prepare_threshold=0)
+                stack.push_async_callback(conn.close)
+                self.sessions.append(conn)
+            self._watcher = self.sessions.pop()
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    async def run(self, schedule: Schedule, sessions: Sequence[Sequence[Step]], scene: Any) -> bool:
+        """Play one schedule; False: it cannot happen. Raises StepFailed; no transaction is left open."""
+        done = [0] * len(sessions)
+        pending: dict[int, asyncio.Task[object]] = {}
+        try:
+            for session in schedule:
+                if session in pending:
+                    self.skipped += 1
+                    return False
+                step = sessions[session][done[session]]
+                pending[session] = asyncio.create_task(self._play(self.sessions[session], step, scene))
+                done[session] += 1
+                await self._settle(schedule, pending, done)
+            await self._settle(schedule, pending, done, to_the_end=True)
+            return True
+        finally:
+            await self._clean_up(pending)
+
+    async def _play(self, conn: Connection, step: Step, scene: Any) -> object:
+        return await (conn.execute(step) if isinstance(step, str) else step(conn, scene))
+
+    async def _settle(
+        self, schedule: Schedule, pending: dict[int, asyncio.Task[object]], done: list[int], to_the_end: bool = False
+    ) -> None:
+        """Wait until each step on its way has ended or waits for a lock; at the end, until all have ended."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _LIMIT
+        while pending:
+            await asyncio.wait(pending.values(), timeout=_QUICK, return_when=asyncio.ALL_COMPLETED)
+            for session, running in list(pending.items()):
+                if running.done():
+                    del pending[session]
+                    if error := running.exception():
+                        raise StepFailed(schedule, session, done[session], error)
+            if not to_the_end and await self._all_wait(pending):
+                return
+            if loop.time() > deadline:
+                raise AssertionError(f"schedule {schedule}: sessions {sorted(pending)} did not end in {_LIMIT:g} s")
+
+    async def _all_wait(self, pending: dict[int, asyncio.Task[object]]) -> bool:
+        if not pending:
+            return True
+        pids = [self.sessions[session].info.backend_pid for session in pending]
+        waiting = await (await self._watcher.execute(_WAITS, [pids])).fetchall()
+        return len(waiting) == len(pids) and not any(step.done() for step in pending.values())
+
+    async def _clean_up(self, pending: dict[int, asyncio.Task[object]]) -> None:
+        for session, step in pending.items():
+            await self._watcher.execute("select pg_cancel_backend(%s)", [self.sessions[session].info.backend_pid])
+            with suppress(psycopg.Error):
+                await step
+        for conn in self.sessions:
+            if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                await conn.execute("rollback")

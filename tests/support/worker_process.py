@@ -1,0 +1,167 @@
+"""A worker as a process of its own, with handlers that leave a trace in the test's database.
+
+    with Workers(dsn, db) as workers:
+        first = workers.start()
+        note.enqueue_sync(db, 1)
+        first.signal(signal.SIGKILL)
+
+Run as a program it is that worker: `python -m support.worker_process DSN '{"name": "w1", "lease": 2.0, ...}'`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+
+from support.waiting import wait_until
+from tallybook import App, Constant, Context
+
+ROOT = Path(__file__).parents[2]
+TABLES = """
+create table if not exists ran (job_id bigint, attempt int, worker text, n int, primary key (job_id, attempt));
+create table if not exists gate (open boolean);
+"""
+QUICK: dict[str, Any] = {"lease": 2.0, "heartbeat": 0.4, "rescue_look": 0.3, "stop_timeout": 15.0, "abort_timeout": 1.0}
+
+app = App("shop")
+
+
+@app.lifespan
+async def connection(ctx: Context) -> AsyncIterator[None]:
+    async with await psycopg.AsyncConnection.connect(sys.argv[1], autocommit=True) as ctx.state.conn:
+        yield
+
+
+async def _leave_trace(ctx: Context, n: int) -> None:
+    await ctx.state.conn.execute("insert into ran values (%s, %s, %s, %s)", (ctx.job_id, ctx.attempt, ctx.worker, n))
+
+
+@app.task
+async def note(ctx: Context, n: int) -> None:
+    """Leaves a trace in `ran`; a second one of the same attempt would be an error."""
+    await _leave_trace(ctx, n)
+
+
+@app.task(retry=Constant(timedelta(0)))
+async def hold(ctx: Context, n: int) -> None:
+    """Runs until the gate is open."""
+    await _leave_trace(ctx, n)
+    while not await (await ctx.state.conn.execute("select from gate")).fetchall():  # noqa: ASYNC110  the gate is a table
+        await asyncio.sleep(0.02)
+
+
+@app.task
+async def rest(n: int) -> None:
+    """Waits a moment, without the database: it outlives the server's restart."""
+    await asyncio.sleep(0.01)
+
+
+@app.task
+def stuck() -> None:
+    """A thread that does not end."""
+    threading.Event().wait(120)
+
+
+class WorkerProcess:
+    """One of them."""
+
+    def __init__(self, dsn: str, name: str, options: dict[str, Any]) -> None:
+        self.name = name
+        settings = {**QUICK, "name": name, **options}
+        paths = [str(ROOT / "tests"), str(ROOT / "src")]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "support.worker_process", dsn, json.dumps(settings)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def ends(self, seconds: float = 20.0) -> int:
+        """Wait until it has ended: its exit code."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"worker {self.name} did not end within {seconds:g} s") from None
+
+    def kill(self) -> str:
+        """End it whatever it does; what it said."""
+        self.process.kill()
+        return self.process.communicate()[1]
+
+
+class Workers:
+    """The worker processes of one test; all are gone at its end."""
+
+    def __init__(self, dsn: str, db: Any = None) -> None:
+        self._dsn = dsn
+        self._stack = ExitStack()
+        self._number = 0
+        self.db = db
+        if db is not None:
+            db.execute(TABLES)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def start(self, *, wait: bool = True, **options: Any) -> WorkerProcess:
+        """Start one more, and wait until it is on record."""
+        self._number += 1
+        worker = WorkerProcess(self._dsn, f"w{self._number}", options)
+
+        def end() -> None:
+            said = worker.kill()
+            sys.stderr.write(f"--- {worker.name}\n{said[-3000:]}\n")
+
+        self._stack.callback(end)
+        if wait:
+            wait_until(lambda: self.ids(worker), f"{worker.name} is on record")
+        return worker
+
+    def ids(self, worker: WorkerProcess) -> list[int]:
+        """The numbers under which it is, or was, on record."""
+        rows = self.db.execute("select id from tallybook.worker where name = %s order by id", (worker.name,)).fetchall()
+        return [row[0] for row in rows]
+
+    def ran(self, job: Any) -> list[tuple[int, str]]:
+        """Attempt and worker of every start of this job."""
+        rows = self.db.execute(
+            "select attempt, worker from ran where job_id = %s order by attempt", (job.id,)
+        ).fetchall()
+        return [(row[0], row[1]) for row in rows]
+
+    def open_gate(self) -> None:
+        """Let every `hold` end."""
+        self.db.execute("insert into gate values (true)")
+
+
+def main(dsn: str, settings: str) -> None:
+    from tallybook._worker import run_worker
+
+    options = {
+        key: timedelta(seconds=value) if isinstance(value, float) else value
+        for key, value in json.loads(settings).items()
+    }
+    asyncio.run(run_worker(app, dsn=dsn, **options))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,73 @@
+"""A worker in the test's own event loop, with short settings, and ways to wait for what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from tallybook import App, JobInfo
+from tallybook._worker.settings import WorkerSettings, parse_queues
+from tallybook._worker.worker import Worker
+
+T = TypeVar("T")
+
+# Longer than any test: what happens does not happen by polling.
+SLEEPY = {"poll": timedelta(seconds=60)}
+# A worker that is given up after two seconds without a heartbeat, and gives up others as quickly.
+QUICK = {
+    "lease": timedelta(seconds=2),
+    "heartbeat": timedelta(seconds=0.4),
+    "rescue_look": timedelta(seconds=0.3),
+}
+
+
+@asynccontextmanager
+async def working(app: App, dsn: str, queues: Any = None, **options: Any) -> AsyncIterator[Worker]:
+    """Run a worker while the block runs, then stop it; what it died of is raised."""
+    settings = {**QUICK, "stop_timeout": timedelta(seconds=10), "abort_timeout": timedelta(seconds=2), **options}
+    worker = Worker(app, dsn, WorkerSettings(queues=parse_queues(queues), **settings))
+    life = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        if not worker.claimer.stopping.is_set():
+            worker.stop()
+        async with asyncio.timeout(30):
+            await asyncio.gather(life, return_exceptions=True)
+    if error := life.exception():
+        raise error
+
+
+async def eventually(condition: Callable[[], T], what: str, *, seconds: float = 15.0) -> T:
+    """`wait_until` for a coroutine: the first true value of `condition`; AssertionError naming `what` at the limit."""
+    deadline = time.monotonic() + seconds
+    while True:
+        if value := condition():
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:g} s: {what}")
+        await asyncio.sleep(0.01)
+
+
+class Jobs:
+    """What became of jobs, read on the test's own connection."""
+
+    def __init__(self, app: App, db: Any) -> None:
+        self.app = app
+        self.db = db
+
+    def __call__(self, job: Any) -> JobInfo:
+        return self.app.get_sync(self.db, job)
+
+    async def ends(self, *jobs: Any, seconds: float = 15.0) -> list[JobInfo]:
+        """Wait until all of them are completed, cancelled or dead."""
+        return [await self.becomes(job, "completed", "cancelled", "dead", seconds=seconds) for job in jobs]
+
+    async def becomes(self, job: Any, *states: str, seconds: float = 15.0) -> JobInfo:
+        """Wait until the job is in one of these states."""
+        await eventually(lambda: self(job).state in states, f"{self(job)} is {' or '.join(states)}", seconds=seconds)
+        return self(job)

@@ -1,0 +1,294 @@
+"""The command line: what a person types, what comes back, and with which exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+from psycopg.conninfo import make_conninfo
+
+from support.cli import Command
+from tallybook import App
+from tallybook._cli import cli
+from tallybook._cli.errors import short
+from tallybook._cli.text import clean, json_safe
+
+Run = Callable[..., Result]
+UNREACHABLE = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in this process; `to` is its TALLYBOOK_DSN."""
+    monkeypatch.delenv("TALLYBOOK_DSN", raising=False)
+
+    def invoke(*words: object, to: str | None = None, input: str | None = None) -> Result:  # noqa: A002 - click's name
+        result = CliRunner().invoke(cli, [str(word) for word in words], env={"TALLYBOOK_DSN": to}, input=input)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return invoke
+
+
+def put(dsn: str, *jobs: str) -> list[int]:
+    """Enqueue by SQL; each text is the arguments of tallybook.enqueue."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        rows = [conn.execute(f"select tallybook.enqueue({job})").fetchone() for job in jobs]
+    return [row[0] for row in rows if row]
+
+
+def test_migrate_twice(run: Run, empty_dsn: str) -> None:
+    """S3-41: migrate installs the schema, says so, and finds nothing to do the second time."""
+    first, second = run("migrate", to=empty_dsn), run("migrate", to=empty_dsn)
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    assert "installed schema tallybook (version" in first.output
+    assert second.output.startswith("nothing to do: ")
+
+
+def test_migrate_from_two_processes(run: Run, empty_dsn: str, tmp_path: Path) -> None:
+    """S3-41: two migrations at once follow each other: one installs, the other finds it done, none fails."""
+    with (
+        Command(tmp_path / "a", "migrate", dsn=empty_dsn) as one,
+        Command(tmp_path / "b", "migrate", dsn=empty_dsn) as two,
+    ):
+        assert [one.ended(), two.ended()] == [0, 0], one.output + two.output
+        assert (one.output + two.output).count("applying migrations/0001") == 1
+    assert run("info", to=empty_dsn).exit_code == 0
+
+
+def test_script_installs_the_same(run: Run, empty_dsn: str) -> None:
+    """S3-42: what `migrate --sql` prints, applied by other means, is what migrate installs."""
+    text = run("migrate", "--sql", "--node", 7).output
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute(text)
+    found = json.loads(run("info", "--json", to=empty_dsn).output)
+    assert (found["functions_current"], found["node"]) == (True, 7)
+    assert run("migrate", to=empty_dsn).output.startswith("nothing to do: ")
+
+
+def test_info_tells_what_is_installed(run: Run, dsn: str, empty_dsn: str) -> None:
+    """S3-42: info names the versions of schema and server; its exit code is 1 where nothing is installed."""
+    here, nowhere = run("info", to=dsn), run("info", to=empty_dsn)
+    assert (here.exit_code, nowhere.exit_code) == (0, 1)
+    assert "up to date" in here.output
+    assert "run `tallybook migrate`" in nowhere.output
+
+
+def test_uninstall_asks(run: Run, dsn: str) -> None:
+    """S3-42: uninstall removes nothing while nobody has confirmed it, all with --yes, and then finds nothing to do."""
+    refused = run("uninstall", to=dsn)
+    assert (refused.exit_code, "Say --yes" in refused.output) == (2, True)
+    assert run("info", to=dsn).exit_code == 0
+    assert "removed schema tallybook" in run("uninstall", "--yes", to=dsn).output
+    assert "nothing to do" in run("uninstall", "--yes", to=dsn).output
+
+
+def test_node_is_set_once(run: Run, dsn: str) -> None:
+    """A second migrate with another --node says that the number stays."""
+    result = run("migrate", "--node", 3, to=dsn)
+    assert (result.exit_code, "node number stays 0" in result.output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["wroker"], "Did you mean 'worker'?"),
+        (["worker"], "Write -A module:app"),
+        (["worker", "-A", "m:app", "--qeues", "mail"], "Did you mean '--queues'?"),
+        (["worker", "-A", "m:app", "--lease", "5"], "a duration needs a unit"),
+        (["job", "show", "abc"], "'abc' is not a valid integer"),
+        (["job", "list", "--state", "failed"], "'scheduled', 'retrying', 'waiting', 'available'"),
+        (["enqueue", "mail", "t", "{'a': 1}"], "column 2: { >>> 'a': 1}"),
+        (["enqueue", "mail", "t", "[1]"], "one object, not an array"),
+        (["enqueue", "mail", "t", '{"a": NaN}'], "NaN is no number of JSON"),
+        (["enqueue", "mail", "t", '{"a": 1, "a": 2}'], "'a' is there twice"),
+        (["enqueue", "mail", "t", '{"a": "\\u0000"}'], "$.a: NUL"),
+        (["enqueue", "mail", "t", "--run-at", "2030-01-01"], "has no zone"),
+        (["enqueue", "mail", "t", "--run-at", "2030-01-01T00:00Z", "--delay", "1 s"], "run_at is given too"),
+        (["enqueue", "ma\nil", "t"], "control characters"),
+        (["job", "list", "--dsn", "no dsn secret"], "not a connection string"),
+    ],
+)
+def test_wrong_usage(run: Run, dsn: str, words: list[str], said: str) -> None:
+    """What is typed wrong ends with one line that says what, a hint, and code 2; never a traceback, never a secret."""
+    result = run(*words, to=dsn)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert result.output.startswith("tallybook: error: ")
+    assert "Traceback" not in result.output and "secret" not in result.output
+
+
+@pytest.mark.parametrize("words", ["info", "migrate", "job list", "queue pause mail", "enqueue mail t"])
+def test_unreachable_server(run: Run, words: str) -> None:
+    """A server that is not there: one line that names it without the password, code 1."""
+    result = run(*words.split(), to=UNREACHABLE)
+    assert result.exit_code == 1
+    assert "cannot reach PostgreSQL at host=127.0.0.1 port=1 dbname=shop user=u: " in result.output
+    assert "geheim" not in result.output
+
+
+@pytest.mark.parametrize("words", ["job list", "queue list", "enqueue mail t", "job cancel 1"])
+@pytest.mark.parametrize(
+    ("version", "said"), [(-1, "version -1"), (999, "Update the package"), (None, "no schema tallybook in database")]
+)
+def test_schema_of_another_version(run: Run, dsn: str, words: str, version: int | None, said: str) -> None:
+    """A schema that is missing, too old or too new: each command says so and what to do, code 2."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        if version is None:
+            conn.execute("drop schema tallybook cascade")
+        else:
+            conn.execute("update tallybook.installation set version = %s", (version,))
+    result = run(*words.split(), to=dsn)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_enqueue(run: Run, dsn: str) -> None:
+    """enqueue puts one job in with its options, and says whether a unique key was taken."""
+    first = run("enqueue", "mail", "t", '{"a": 1.5}', "--unique", "k", "--delay", "1 h", "--priority", 0, to=dsn)
+    second = json.loads(run("enqueue", "mail", "t", "-", "--unique", "k", "--json", to=dsn, input="{}").stdout)
+    assert first.output == f"job {second['id']} is in queue 'mail'\n"
+    assert second["created"] is False
+    job = json.loads(run("job", "show", second["id"], "--json", to=dsn).output)
+    assert (job["state"], job["priority"], job["args"], job["unique_key"]) == ("scheduled", 0, {"a": 1.5}, "k")
+
+
+def test_enqueue_warns_of_a_task_that_nobody_knows(run: Run, dsn: str) -> None:
+    """When workers live and none knows the task, enqueue says so, with the nearest name; the job is in all the same."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("select tallybook.worker_start('w', array['mail'], array['send_welcome'])")
+    result = run("enqueue", "mail", "send_welcom", to=dsn)
+    assert (result.exit_code, result.stdout[:4]) == (0, "job ")
+    assert "did you mean 'send_welcome'?" in result.stderr
+    assert run("enqueue", "mail", "send_welcome", to=dsn).stderr == ""
+
+
+def test_every_state_with_one_query(run: Run, dsn: str) -> None:
+    """S5-11: each job's state is read by one query on the view, even while it runs, and `job list` shows the same."""
+    app = App("shop", dsn=dsn)
+    states = "select task, state from tallybook.job order by id"
+    seen: list[tuple[Any, ...]] = []
+
+    @app.task
+    def looks() -> None:
+        with psycopg.connect(dsn) as conn:
+            seen.extend(conn.execute("select state from tallybook.job where task = 'looks'").fetchall())
+
+    @app.task
+    def fails() -> None:
+        raise ValueError("no such address")
+
+    put(dsn, "'default', 'looks'", "'default', 'fails'", "'default', 'fails', max_attempts => 1")
+    asyncio.run(app.drain())
+    later = "run_at => now() + interval '1 hour'"
+    *_, cancelled = put(dsn, "'mail', 'waits'", f"'mail', 'later', {later}", f"'mail', 'gone', {later}")
+    assert run("job", "cancel", cancelled, "--reason", "withdrawn", to=dsn).output == f"job {cancelled}: cancelled\n"
+
+    expected = [
+        ("looks", "completed"), ("fails", "retrying"), ("fails", "dead"),
+        ("waits", "available"), ("later", "scheduled"), ("gone", "cancelled"),
+    ]  # fmt: skip
+    assert seen == [("running",)]
+    with psycopg.connect(dsn) as conn:
+        assert conn.execute(states).fetchall() == expected
+    listed = json.loads(run("job", "list", "--json", to=dsn).output)
+    assert [(job["task"], job["state"]) for job in reversed(listed)] == expected
+    for task, state in expected:
+        only = json.loads(run("job", "list", "--json", "--state", state, "--task", task, to=dsn).output)
+        assert [job["task"] for job in only] == [task]
+    counts = {row["name"]: row for row in json.loads(run("queue", "list", "--json", to=dsn).output)}
+    assert (counts["default"]["dead"], counts["default"]["retrying"]) == (1, 1)
+    assert (counts["mail"]["available"], counts["mail"]["scheduled"], counts["mail"]["paused_at"]) == (1, 1, None)
+
+
+def test_job_list_is_newest_first_and_limited(run: Run, dsn: str) -> None:
+    """job list shows the newest jobs first, at most --limit, filtered by queue; dates are ISO 8601."""
+    ids = put(dsn, "'mail', 'a'", "'mail', 'b'", "'other', 'c'", "'mail', 'd'")
+    rows = json.loads(run("job", "list", "--queue", "mail", "--limit", 2, "--json", to=dsn).stdout)
+    assert [row["id"] for row in rows] == [ids[3], ids[1]]
+    assert rows[0]["enqueued_at"][10] == "T" and rows[0]["enqueued_at"].endswith("+00:00")
+    assert run("job", "list", "--queue", "none", to=dsn).output == "no such jobs\n"
+    assert json.loads(run("job", "list", "--unserved", "--json", to=dsn).output) == []
+
+
+def test_job_show_has_errors_and_attempts(run: Run, dsn: str) -> None:
+    """job show tells a dead job's columns, each attempt and each error; retry puts it back in line."""
+    app = App("shop", dsn=dsn)
+
+    @app.task(max_attempts=1)
+    def fails() -> None:
+        raise ValueError("no such address")
+
+    (job,) = put(dsn, "'default', 'fails'")
+    asyncio.run(app.drain())
+    shown = run("job", "show", job, to=dsn).output
+    assert all(part in shown for part in ("dead", "ValueError: no such address", "Traceback", "worker"))
+    found = json.loads(run("job", "show", job, "--json", to=dsn).output)
+    assert (found["state"], len(found["history"]), len(found["errors"])) == ("dead", 1, 1)
+    assert run("job", "retry", job, to=dsn).output == f"job {job}: back in line, attempt 2\n"
+    again = run("job", "retry", job, to=dsn)
+    assert (again.exit_code, f"job {job} is not dead or cancelled" in again.output) == (1, True)
+
+
+@pytest.mark.parametrize("verb", ["show", "cancel", "retry"])
+@pytest.mark.parametrize("job", [987654321, 2**64])
+def test_unknown_job(run: Run, dsn: str, verb: str, job: int) -> None:
+    """An id that no job has: one line, code 1."""
+    result = run("job", verb, job, to=dsn)
+    assert (result.exit_code, f"job {job}" in result.output) == (1, True)
+
+
+def test_one_unknown_job_keeps_no_other_from_being_cancelled(run: Run, dsn: str) -> None:
+    """cancel goes on after an unknown id, and ends with code 1 all the same."""
+    (job,) = put(dsn, "'mail', 'a'")
+    result = run("job", "cancel", 987654321, job, to=dsn)
+    assert (result.exit_code, result.stdout) == (1, f"job {job}: cancelled\n")
+
+
+def test_pause_and_resume(run: Run, dsn: str) -> None:
+    """A paused queue is shown with since when and by whom; a wrong name is answered with the nearest one."""
+    put(dsn, "'mail', 'a'")
+    assert run("queue", "pause", "mail", "--by", "ops", to=dsn).output == "queue 'mail' is paused\n"
+    assert "by ops" in run("queue", "list", to=dsn).output
+    assert run("queue", "pause", "mail", to=dsn).output == "queue 'mail' was paused already\n"
+    assert run("queue", "resume", "mail", to=dsn).output == "queue 'mail' runs again\n"
+    wrong = run("queue", "pause", "mial", to=dsn)
+    assert (wrong.exit_code, "Did you mean 'mail'?" in wrong.output) == (1, True)
+
+
+def test_output_is_safe_on_a_terminal(run: Run, dsn: str) -> None:
+    """What jobs carry cannot steer the terminal nor fake lines; as JSON it stays what it is."""
+    nasty = "\x1b[31mred\x1b[0m\nfake line \x9b2J [bold]x[/bold] \u202eback"
+    (job,) = put(dsn, "'mail', 'a'")
+    run("job", "cancel", job, "--reason", nasty, to=dsn)
+    plain, as_json = run("job", "list", to=dsn).output, run("job", "show", job, "--json", to=dsn).output
+    assert "red fake line  [bold]x[/bold] back" in plain
+    assert not set("\x1b\x9b\u202e") & set(plain + as_json)
+    assert json.loads(as_json)["reason"] == nasty
+    assert json.loads(json_safe(json.dumps(nasty, ensure_ascii=False))) == nasty
+    assert clean(None) == ""
+
+
+def test_reason_of_a_failed_connection_is_short() -> None:
+    """Of libpq's words about a failed connection only the reason is shown, since the address is in front of it."""
+    socket = (
+        'connection failed: connection to server on socket "/tmp/.s.PGSQL.1" failed: FATAL:  database "x" is not there'
+    )
+    assert short(socket) == 'database "x" is not there'
+    assert (
+        short('connection to server at "::1", port 1 failed: Connection refused\n\tIs the server')
+        == "Connection refused"
+    )
+
+
+def test_debug_shows_the_traceback(run: Run, monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
+    """TALLYBOOK_DEBUG=1 shows the traceback before the error."""
+    monkeypatch.setenv("TALLYBOOK_DEBUG", "1")
+    assert "Traceback" in run("queue", "pause", "none", to=make_conninfo(dsn)).stderr

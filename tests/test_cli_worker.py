@@ -1,0 +1,213 @@
+"""tallybook worker: real processes, real signals; and what can be wrong with -A."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from support.cli import Command, children, is_alive
+from support.waiting import wait_until
+from tallybook._cli.errors import Problem
+from tallybook._cli.loading import load_app
+
+SHOP = """
+import asyncio, logging, os, pathlib
+from tallybook import App, Context
+app = App("shop")
+
+@app.task(queue="mail")
+def hello(name: str) -> None:
+    logging.getLogger("shop.mail").info("hello %s", name)
+
+@app.task
+async def meet(ctx: Context, me: str, other: str) -> None:
+    pathlib.Path(me).touch()
+    ctx.log.info("waits for %s", other)
+    while not pathlib.Path(other).exists():
+        await asyncio.sleep(0.02)
+"""
+READY = " serves "
+QUICK = ("--heartbeat", "400 ms", "--lease", "2 s")
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A directory with the module `shop` in it."""
+    (tmp_path / "shop.py").write_text(SHOP)
+    return tmp_path
+
+
+def worker(folder: Path, dsn: str, *words: str) -> Command:
+    return Command(folder, "worker", "-A", "shop:app", "--dsn", dsn, *words)
+
+
+def put(dsn: str, queue: str, task: str, **args: str) -> int:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        row = conn.execute("select tallybook.enqueue(%s, %s, %s::jsonb)", (queue, task, json.dumps(args))).fetchone()
+        assert row
+        return int(row[0])
+
+
+def rows(dsn: str, query: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        return conn.execute(query).fetchall()
+
+
+def test_worker_runs_jobs_and_stops(shop: Path, dsn: str) -> None:
+    """The worker serves the queues of all its app's tasks, names the job on each line of it, and ends with code 0."""
+    with worker(shop, dsn) as running:
+        job = put(dsn, "mail", "hello", name="Ann")
+        running.says(f"shop.mail: [hello {job}] hello Ann")
+        running.send(signal.SIGTERM)
+        assert running.ended() == 0
+        assert "stopped: 1 completed" in running.output
+
+
+def test_worker_logs_json(shop: Path, dsn: str) -> None:
+    """--log-format json: each line is one object; those of a job have job, task, queue and attempt."""
+    with worker(shop, dsn, "--log-format", "json") as running:
+        job = put(dsn, "mail", "hello", name="Ann")
+        running.says("hello Ann")
+        running.send(signal.SIGINT)
+        assert running.ended() == 0
+        lines = [json.loads(line) for line in running.output.splitlines()]
+    (line,) = [line for line in lines if line["message"] == "hello Ann"]
+    assert (line["job"], line["task"], line["queue"], line["attempt"]) == (job, "hello", "mail", 1)
+
+
+def test_stop_waits_for_a_running_job(shop: Path, dsn: str) -> None:
+    """After SIGTERM a running job goes on to its end; a second SIGTERM gives it back unfinished."""
+    with worker(shop, dsn, "--queues", "default=1") as running:
+        first = put(dsn, "default", "meet", me="a", other="b")
+        running.says(f"[meet {first}] waits for b")
+        running.send(signal.SIGTERM)
+        running.says("stopping: finishing 1 running jobs")
+        (shop / "b").touch()
+        assert running.ended() == 0
+    with worker(shop, dsn) as running:
+        second = put(dsn, "default", "meet", me="c", other="never")
+        running.says(f"[meet {second}] waits for never")
+        running.send(signal.SIGTERM)
+        running.says("stopping: finishing")
+        running.send(signal.SIGTERM)
+        assert running.ended() == 0
+        assert "1 given back" in running.output
+    found = rows(dsn, "select state, failures from tallybook.job order by id")
+    assert found == [("completed", 0), ("available", 0)]
+
+
+def test_replicas_share_the_queue(shop: Path, dsn: str) -> None:
+    """S2-10: a second worker process takes its share: two jobs that wait for each other end, with one slot each."""
+    with worker(shop, dsn, "--queues", "default=1") as one, worker(shop, dsn, "--queues", "default=1") as two:
+        one.says(READY)
+        two.says(READY)
+        put(dsn, "default", "meet", me="a", other="b")
+        put(dsn, "default", "meet", me="b", other="a")
+        done = "select count(distinct worker_id) from tallybook.attempt where state = 'completed'"
+        wait_until(lambda: rows(dsn, done) == [(2,)], "both jobs completed, each by a worker of its own")
+
+
+def test_worker_waits_for_a_server_that_is_down(shop: Path) -> None:
+    """A server that is down at the start is waited for, visibly; a stop ends the wait with code 0."""
+    with worker(shop, "host=127.0.0.1 port=1 password=geheim") as running:
+        running.says("waiting for it")
+        running.send(signal.SIGTERM)
+        assert running.ended() == 0
+        assert "geheim" not in running.output
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("what", ["database", "schema"])
+def test_worker_that_cannot_work_ends_at_once(shop: Path, empty_dsn: str, what: str, processes: str) -> None:
+    """A database that does not exist, or one without the schema: one line, code 2, with several processes too."""
+    wrong = make_conninfo(empty_dsn, dbname="no_such_database") if what == "database" else empty_dsn
+    with worker(shop, wrong, "--processes", processes) as running:
+        assert running.ended() == 2
+        said = "does not exist" if what == "database" else "hint: Run `tallybook migrate`"
+        assert said in running.output and "Traceback" not in running.output
+
+
+def test_supervisor_replaces_a_child(shop: Path, dsn: str) -> None:
+    """--processes 2: a killed child is replaced, its job is run again by another, and a stop ends all with code 0."""
+    with worker(shop, dsn, "--processes", "2", "--name", "pair", *QUICK) as parent:
+        parent.says(READY, times=2)
+        before = children(parent.pid)
+        os.kill(before[0], signal.SIGKILL)
+        parent.says("was ended by SIGKILL; a new one in 1 s")
+        parent.says(READY, times=3)
+        assert len(set(before) - set(children(parent.pid))) == 1
+        assert {name for (name,) in rows(dsn, "select name from tallybook.worker")} == {"pair-1", "pair-2"}
+        parent.send(signal.SIGTERM)
+        assert parent.ended() == 0
+        assert not any(map(is_alive, before))
+
+
+def test_supervisor_passes_the_second_signal_on(shop: Path, dsn: str) -> None:
+    """The first signal to the parent stops its children kindly, the second aborts their jobs."""
+    with worker(shop, dsn, "--processes", "2", "--queues", "default=1") as parent:
+        job = put(dsn, "default", "meet", me="a", other="never")
+        parent.says(f"[meet {job}] waits for never")
+        parent.send(signal.SIGINT)
+        parent.says("stopping: finishing 1 running jobs")
+        parent.send(signal.SIGINT)
+        assert parent.ended() == 0
+    assert rows(dsn, "select state, failures from tallybook.job") == [("available", 0)]
+
+
+def test_children_do_not_outlive_a_killed_supervisor(shop: Path, dsn: str) -> None:
+    """When the parent is killed by SIGKILL its children stop by themselves, as by SIGTERM."""
+    with worker(shop, dsn, "--processes", "2") as parent:
+        parent.says(READY, times=2)
+        left = children(parent.pid)
+        assert len(left) == 2
+        parent.send(signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, left)), "the children are gone", seconds=40)
+        assert parent.output.count("stopped: 0 completed") == 2
+
+
+APPS = {
+    "good": "from tallybook import App\napp = App('good')\nother = 3\n",
+    "twin": "from tallybook import App\none = App('a')\ntwo = App('b')\n",
+    "none": "x = 1\n",
+    "broken": "def f(:\n",
+    "raises": "import os\n\nos.environ['NO_SUCH_NAME']\n",
+    "needs": "import no_such_thing\n",
+    "exits": "raise SystemExit(3)\n",
+    "double": "from tallybook import App\napp = App('d')\n@app.task\ndef t(): ...\n@app.task(name='t')\ndef u(): ...\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("godo:app", "there is no module 'cli_godo'|Did you mean cli_good?"),
+        ("good:ap", "has no 'ap'|Did you mean cli_good:app?"),
+        ("good:other", "is not an App but of type int|Did you mean cli_good:app?"),
+        ("good.py:app", "is a file, not a module|Write -A cli_good:app"),
+        ("twin", "there are 2 Apps|Say which: cli_twin:one, cli_twin:two"),
+        ("none", "there is no App|Write -A module:app"),
+        ("broken:app", "SyntaxError: invalid syntax|cli_broken.py:1)"),
+        ("raises:app", "KeyError: 'NO_SUCH_NAME'|cli_raises.py:3)"),
+        ("needs:app", "No module named 'no_such_thing'|cli_needs.py:1)"),
+        ("exits:app", "ends the program while it is imported (exit code 3)|cli_exits.py:1)"),
+        ("double:app", "task 't' is defined twice|cli_double.py:5)"),
+    ],
+)
+def test_app_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, said: str) -> None:
+    """What is wrong with -A: the module, the import error with file and line, the object, and what was meant."""
+    for name, text in APPS.items():
+        (tmp_path / f"cli_{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Problem) as caught:
+        load_app(f"cli_{target}")
+    told = f"{caught.value.message}|{caught.value.hint}"
+    assert all(part in told for part in said.split("|")), told
+    assert caught.value.code == 2

@@ -1,0 +1,116 @@
+"""tallybook dev: a database, a worker, an eye on the code; and nothing left behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.cli import Command, children, is_alive, parent
+from support.waiting import wait_until
+
+BEFORE = """
+from tallybook import App
+app = App("shop")
+
+@app.task(queue="mail")
+def hello() -> None:
+    print("hello from version 1")
+"""
+AFTER = BEFORE.replace("version 1", "version 2")
+
+
+@pytest.fixture
+def shop() -> Iterator[Path]:
+    """A directory with the module `shop`, reachable for the server's user when we are root."""
+    with tempfile.TemporaryDirectory(prefix="tallybook-dev-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "shop.py").write_text(BEFORE)
+        yield folder
+
+
+def database(running: Command) -> str:
+    """The DSN that it told."""
+    running.says(" serves ")
+    found = re.search(r"^database: (.+)$", running.output, re.MULTILINE)
+    assert found, running.output
+    return found[1]
+
+
+def put(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("select tallybook.enqueue('mail', 'hello')")
+
+
+def states(dsn: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        return conn.execute("select state from tallybook.job").fetchall()
+
+
+def processes(dsn: str, running: Command) -> list[int]:
+    """Its guard, its worker and the server."""
+    with psycopg.connect(dsn) as conn:
+        return [*children(running.pid), parent(conn.info.backend_pid)]
+
+
+def test_dev_runs_jobs_and_follows_the_code(shop: Path) -> None:
+    """dev brings database, schema and worker; changed code is run, broken code waited out; Ctrl-C ends all of it."""
+    with Command(shop, "dev", "-A", "shop:app") as running:
+        dsn = database(running)
+        put(dsn)
+        running.says("hello from version 1")
+        (shop / "shop.py").write_text("def broken(:\n")
+        running.says("the worker ended with code 2; it starts again when the code changes")
+        assert "SyntaxError" in running.output and "Traceback" not in running.output
+        (shop / "shop.py").write_text(AFTER)
+        running.says(" serves ", times=2)
+        put(dsn)
+        running.says("hello from version 2")
+        started = processes(dsn, running)
+        running.send(signal.SIGINT)
+        assert running.ended() == 0
+        wait_until(lambda: not any(map(is_alive, started)), "worker and server are gone")
+    assert (shop / ".tallybook" / ".gitignore").read_text() == "*\n"
+
+
+def test_dev_leaves_nothing_behind_when_killed(shop: Path) -> None:
+    """After SIGKILL of dev its worker and its server end by themselves; the next start finds the jobs again."""
+    with Command(shop, "dev", "-A", "shop:app", "--no-reload") as running:
+        dsn = database(running)
+        put(dsn)
+        wait_until(lambda: states(dsn) == [("completed",)], "the job is completed")
+        started = processes(dsn, running)
+        assert len(started) >= 3  # guard, worker, postmaster
+        running.send(signal.SIGKILL)
+        running.ended()
+        wait_until(lambda: not any(map(is_alive, started)), "guard, worker and server are gone", seconds=40)
+    with Command(shop, "dev", "-A", "shop:app", "--no-reload") as running:
+        assert states(database(running)) == [("completed",)]
+        running.send(signal.SIGTERM)
+        assert running.ended() == 0
+
+
+def test_dev_with_a_database_of_ones_own(shop: Path, empty_dsn: str) -> None:
+    """With TALLYBOOK_DSN dev installs the schema there and starts no server."""
+    with Command(shop, "dev", "-A", "shop:app", dsn=empty_dsn) as running:
+        running.says(" serves ")
+        put(empty_dsn)
+        running.says("hello from version 1")
+        running.send(signal.SIGTERM)
+        assert running.ended() == 0
+    assert not (shop / ".tallybook").exists()
+
+
+def test_dev_names_a_missing_module_before_it_starts_anything(shop: Path) -> None:
+    """A module that is not there: one line and code 2, no server, no directory."""
+    with Command(shop, "dev", "-A", "shopp:app") as running:
+        assert running.ended() == 2
+        assert "there is no module 'shopp'" in running.output and "Did you mean shop?" in running.output
+    assert not (shop / ".tallybook").exists()

@@ -1,0 +1,453 @@
+"""The docs are held against the code: what they show runs, what they name exists, what they list is complete."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import tallybook.errors
+from tallybook._cli import cli
+from tallybook._model.durations import parse_duration
+from tallybook._task import Task
+from tallybook._worker.settings import SLOTS, WorkerSettings
+from tallybook.errors import TallybookError
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def text(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of one language, in their order."""
+    return [body for found, body in FENCED.findall(page.read_text(encoding="utf-8")) if found == language]
+
+
+def statements(block: str) -> list[str]:
+    """The statements of one SQL block; each ends with a semicolon at the end of a line."""
+    bare = re.sub(r"--[^\n]*", "", block)
+    assert bare.strip().endswith(";"), f"a statement without its semicolon: {block}"
+    return [statement.strip() for statement in re.split(r";[ ]*\n", bare) if statement.strip()]
+
+
+def section(page: str, heading: str) -> str:
+    """What stands below one heading, up to the next one of the same or a higher level."""
+    found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^#{{1,2}} |\Z)", text(page), re.MULTILINE | re.DOTALL)
+    assert found, f"{page} has no heading {heading!r}"
+    return found[2]
+
+
+def table(part: str, first_title: str) -> list[list[str]]:
+    """The rows of the table whose first column has this title."""
+    lines = iter(part.splitlines())
+    for line in lines:
+        if line.startswith(f"| {first_title} |"):
+            break
+    else:
+        raise AssertionError(f"there is no table with the column {first_title!r}")
+    next(lines)
+    rows = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip().strip("|").split("|")])
+    assert rows, f"the table with the column {first_title!r} is empty"
+    return rows
+
+
+def words(rows: list[list[str]], column: int = 0) -> list[str]:
+    """What stands in backticks in one column."""
+    return [word for row in rows for word in re.findall(r"`([^`]+)`", row[column])]
+
+
+# SQL
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sql")], ids=name)
+def test_the_sql_of_a_page_runs(page: Path, db: Any) -> None:
+    """S5-01, S1-03, S1-09: every SQL block runs, in the order of the page, on one connection to a fresh database."""
+    for block in blocks(page, "sql"):
+        for statement in statements(block):
+            db.execute(statement)
+
+
+def test_the_sql_page_does_what_it_says(db: Any) -> None:
+    """S5-01, S4-02: after docs/sql.md the side table is joined to its jobs, one of which is done and one of which waits."""
+    for block in blocks(ROOT / "docs/sql.md", "sql"):
+        for statement in statements(block):
+            db.execute(statement)
+    found = db.execute(
+        "select asset.name, job.state from price_job join asset on asset.id = asset_id"
+        " join tallybook.job on job.id = job_id order by asset.id"
+    ).fetchall()
+    assert found == [("gold", "completed"), ("silver", "retrying")]
+    assert db.execute("select state, reason from tallybook.job where unique_key = 'welcome:42'").fetchall() == [
+        ("scheduled", None)  # cancelled, then retried: the intent was taken back before anybody had met it
+    ]
+    assert db.execute("select count(*) from tallybook.job where task = 'send_welcome'").fetchone() == (8,)
+
+
+def test_every_public_sql_function_is_on_the_sql_page(db: Any) -> None:
+    """docs/sql.md names each function of the schema that is not internal, but for the ones a worker needs no words for."""
+    public = {
+        row[0]
+        for row in db.execute(
+            "select distinct proname from pg_proc where pronamespace = 'tallybook'::regnamespace and proname !~ '^_'"
+        )
+    }
+    quiet = {"arm", "disarm", "backoff", "move"}
+    assert {found for found in public if f"tallybook.{found}" not in text("docs/sql.md")} == quiet
+    named = set(re.findall(r"tallybook\.([a-z_]+)\(", text("docs/sql.md") + text("README.md")))
+    assert named <= public
+
+
+# Python
+
+
+def project(folder: Path, page: str) -> list[str]:
+    """Write the Python files of a page, each of which names itself in its first line; their names."""
+    written = []
+    for block in blocks(ROOT / page, "python"):
+        title = re.match(r"# (\w+\.py)\n", block)
+        if title:
+            (folder / title[1]).write_text(block, encoding="utf-8")
+            written.append(title[1])
+    return written
+
+
+def python(folder: Path, dsn: str, *arguments: str, **environment: str) -> str:
+    """Run Python in this folder, with TALLYBOOK_DSN; what it printed."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG", "PYTEST_"))}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**clean, "TALLYBOOK_DSN": dsn, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+DRAIN = "from app import app; from tallybook.testing import drain; print(drain(app))"
+
+
+def test_the_first_job_of_the_readme_runs(tmp_path: Path, dsn: str, db: Any) -> None:
+    """The README's two files, as written: a customer and a job in one transaction, and the job runs."""
+    assert project(tmp_path, "README.md") == ["app.py", "signup.py"]
+    assert python(tmp_path, dsn, "signup.py") == "job 1\n"
+    assert db.execute("select id from customer").fetchall() == [(42,)]
+    printed = python(tmp_path, dsn, "-c", DRAIN)
+    assert "welcome, user 42 (de)\n" in printed
+    assert db.execute("select id, task, queue, state from tallybook.job").fetchall() == [
+        (1, "send_welcome", "mail", "completed")
+    ]
+
+
+def test_the_tutorials_files_run(tmp_path: Path, dsn: str, db: Any) -> None:
+    """The tutorial's files, as written: the rolled-back job is never seen, the next fails, waits and completes."""
+    assert project(tmp_path, "docs/tutorial.md") == ["app.py", "signup.py", "test_signup.py"]
+    python(tmp_path, dsn, "signup.py")
+    assert db.execute("select id from customer").fetchall() == [(2,)]
+    jobs = "select args ->> 'user_id', state, attempts from tallybook.job order by id"
+    assert db.execute(jobs).fetchall() == [("2", "available", 0), ("2", "scheduled", 0)]
+    python(tmp_path, dsn, "-c", DRAIN)
+    assert db.execute(jobs).fetchall() == [("2", "retrying", 1), ("2", "scheduled", 0)]
+    (tmp_path / "mail-server-is-up").touch()
+    db.execute("update tallybook.scheduled set run_at = clock_timestamp() where failures = 1")
+    assert "welcome, user 2 (de)" in python(tmp_path, dsn, "-c", DRAIN)
+    assert db.execute(jobs).fetchall() == [("2", "completed", 2), ("2", "scheduled", 0)]
+
+
+def test_the_tutorials_test_passes(tmp_path: Path, dsn: str) -> None:
+    """The test that the tutorial shows passes under pytest, with the fixture that Tallybook brings."""
+    project(tmp_path, "docs/tutorial.md")
+    arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_signup.py")
+    assert "1 passed" in python(tmp_path, dsn, *arguments, TALLYBOOK_TEST_DSN=dsn)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
+def test_python_blocks_are_python(page: Path) -> None:
+    """Every Python block of a page can be parsed."""
+    for block in blocks(page, "python"):
+        ast.parse(block)
+
+
+# The command line
+
+
+def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command with the words that lead to it."""
+    yield path, group
+    if isinstance(group, click.Group):
+        for word, command in group.commands.items():
+            yield from commands(command, (*path, word))
+
+
+COMMANDS = dict(commands(cli))
+
+
+def options(command: click.Command) -> set[str]:
+    """Every spelling of every option."""
+    found = {"-h", "--help", "--version"}
+    for param in command.params:
+        if isinstance(param, click.Option):
+            found |= {*param.opts, *param.secondary_opts}
+    return found
+
+
+def lines_of_code(page: Path) -> Iterator[str]:
+    """What a reader would type: the lines of shell blocks, and what stands in backticks elsewhere."""
+    whole = page.read_text(encoding="utf-8")
+    for language, body in FENCED.findall(whole):
+        if language == "sh":
+            yield from (line.split("  #")[0] for line in body.splitlines())
+    yield from re.findall(r"`([^`\n]+)`", FENCED.sub("", whole))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_command_and_option_in_the_docs_exists(page: Path) -> None:
+    """Each `tallybook ...` on a page names a command that there is, with options that it has."""
+    for line in lines_of_code(page):
+        found = re.match(r"tallybook(?: (.*))?$", line.strip())
+        if not found or not found[1]:
+            continue
+        path: tuple[str, ...] = ()
+        for word in found[1].split():
+            if word.startswith("-"):
+                flag = word.split("=")[0]
+                assert flag in options(COMMANDS[path]), f"{name(page)}: {line}: no option {flag}"
+            elif isinstance(COMMANDS[path], click.Group):
+                assert (*path, word) in COMMANDS, f"{name(page)}: {line}: no command {word!r}"
+                path = (*path, word)
+
+
+def test_every_option_that_stands_alone_exists() -> None:
+    """An option that a page names in backticks without its command belongs to some command."""
+    known = set().union(*map(options, COMMANDS.values())) | {"--strict"}  # mypy's
+    for page in PAGES:
+        for line in lines_of_code(page):
+            if found := re.match(r"(--?[a-zA-Z][\w-]*)(?: .*)?$", line):
+                assert found[1] in known, f"{name(page)}: {line}"
+
+
+def test_every_command_is_in_the_docs() -> None:
+    """Each command is shown with its group on some page, or at least named in the list of CHANGELOG.md."""
+    everything = "\n".join(line for page in PAGES for line in lines_of_code(page))
+    named = set(re.findall(r"`([a-z]+)`", text("CHANGELOG.md")))
+    for path, command in COMMANDS.items():
+        if not isinstance(command, click.Group):
+            shown_whole = re.search(rf"tallybook {' '.join(path)}\b", everything)
+            assert shown_whole or (len(path) == 1 and path[0] in named), " ".join(path)
+
+
+def test_every_make_target_in_the_docs_exists() -> None:
+    """Each `make ...` on a page is a target of the Makefile, and CONTRIBUTING lists all of them."""
+    targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
+    for page in PAGES:
+        for line in lines_of_code(page):
+            if found := re.match(r"(?:[A-Z]+=\S+ )?make ([a-z-]+)", line):
+                assert found[1] in targets, f"{name(page)}: {line}"
+    listed = {line.removeprefix("make ") for line in words(table(text("CONTRIBUTING.md"), "command"))}
+    assert targets - {"help"} == listed
+
+
+# States
+
+
+def test_states_are_those_that_the_view_can_show(db: Any) -> None:
+    """docs/states.md lists exactly the states that tallybook.job has in its definition, and each can be brought about."""
+    listed = words(table(text("docs/states.md"), "state"))
+    view = text("src/tallybook/sql/views/job.sql")
+    in_view = set(re.findall(r"(?:then|else|d\.task,) '(\w+)'", view))
+    for ended in re.findall(r"or o\.state in \(([^)]*)\)", view):
+        in_view |= set(re.findall(r"'(\w+)'", ended))
+    assert len(listed) == len(set(listed)) and set(listed) == in_view
+
+    for task in ("completed", "cancelled", "dead", "retrying", "running"):
+        db.execute("select tallybook.enqueue('default', %s)", (task,))
+    db.execute("select tallybook.worker_start('here', '{default}')")
+    lease = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
+    db.execute("select tallybook.claim(1, '{default}', '{10}', %s::uuid)", (lease,))
+    db.execute("select tallybook.complete(%s, 1, 1), tallybook.cancelled(%s, 2, 1)", (lease, lease))
+    db.execute("select tallybook.fail(%s, 3, 1, '{}', final => true), tallybook.fail(%s, 4, 1, '{}')", (lease, lease))
+    db.execute("select tallybook.enqueue('default', 'available')")
+    db.execute("select tallybook.enqueue('default', 'scheduled', run_at => now() + interval '1 hour')")
+    assert set(listed) == {row[0] for row in db.execute("select state from tallybook.job where state = task")}
+
+
+def test_ends_of_attempts_are_those_of_the_type(db: Any) -> None:
+    """docs/states.md lists exactly the values of tallybook.ending."""
+    known = [row[0] for row in db.execute("select unnest(enum_range(null::tallybook.ending))::text")]
+    assert sorted(words(table(text("docs/states.md"), "end"))) == sorted(known)
+
+
+def test_reasons_and_answers_are_those_of_the_functions() -> None:
+    """docs/states.md lists the reasons that functions bury a job with, and the words that cancel returns."""
+    functions = ROOT / "src/tallybook/sql/functions"
+    buried = {
+        reason
+        for file in functions.glob("*.sql")
+        for reason in re.findall(r"perform tallybook\._bury\(e, '(\w+)'", file.read_text(encoding="utf-8"))
+    }
+    assert set(words(table(text("docs/states.md"), "reason"))) == buried
+    cancel = (functions / "cancel.sql").read_text(encoding="utf-8")
+    head = {word for line in re.findall(r"^--   ([\w, ]+?)  ", cancel, re.MULTILINE) for word in line.split(", ")}
+    assert set(words(table(text("docs/states.md"), "answer"))) == head
+
+
+# Errors
+
+
+def test_errors_are_those_of_the_module() -> None:
+    """docs/errors.md lists every class of tallybook.errors and no other, each with its SQLSTATE."""
+    rows = table(text("docs/errors.md"), "error")
+    classes = {
+        found
+        for found, value in vars(tallybook.errors).items()
+        if inspect.isclass(value) and issubclass(value, TallybookError)
+    }
+    listed = words(rows)
+    assert len(listed) == len(set(listed)) and set(listed) == classes
+    states = {word: row[1] for word, row in zip(listed, rows, strict=True) if row[1]}
+    by_code = {cls.__name__: code for code, cls in tallybook.errors._BY_SQLSTATE.items()}
+    assert states == {**by_code, "UnknownQueue": "TB002"}  # the same code; the verb says which of the two it means
+
+
+def test_every_sqlstate_of_the_functions_is_listed() -> None:
+    """Each TB0xx that a function raises is in docs/errors.md."""
+    raised = {
+        code
+        for file in (ROOT / "src/tallybook/sql").rglob("*.sql")
+        for code in re.findall(r"errcode = '(TB\d+)'", file.read_text(encoding="utf-8"))
+    }
+    assert raised and raised <= set(re.findall(r"TB\d+", text("docs/errors.md")))
+
+
+# Configuration
+
+
+def shown(field: Field[Any]) -> str:
+    """The default as docs/configuration.md writes it."""
+    if field.default is MISSING:
+        return {"queues": "see below", "name": "host:pid:random"}[field.name]
+    return str(field.default).lower() if isinstance(field.default, bool) else field.default
+
+
+def test_worker_options_are_those_of_the_settings() -> None:
+    """docs/configuration.md lists every field of WorkerSettings with its default, and its option of `tallybook worker`."""
+    rows = table(section("docs/configuration.md", "Worker"), "option")
+    assert words(rows) == [field.name for field in fields(WorkerSettings)]
+    for row, field in zip(rows, fields(WorkerSettings), strict=True):
+        expected = shown(field)
+        assert (parse_duration(row[2]) if isinstance(expected, timedelta) else row[2]) == expected, field.name
+    assert f"has {SLOTS} slots" in section("docs/configuration.md", "Worker")
+    command = COMMANDS["worker",]
+    own = {row[0]: row for row in table(section("docs/configuration.md", "Worker").split("Only on")[1], "option")}
+    listed = {*words(rows, 1), *words(list(own.values()))}
+    assert listed == options(command) - {"-h", "--help", "--version"}
+    for param in command.params:
+        row = own.get(f"`{param.opts[-1]}`")
+        if row and param.default is not None and isinstance(param.default, str | int):
+            assert row[1] == str(param.default), param.name
+
+
+def test_task_options_are_those_of_the_functions() -> None:
+    """docs/configuration.md lists the options of @app.task and of with_, and the defaults of the first."""
+    part = section("docs/configuration.md", "Task")
+    declared = inspect.signature(tallybook.App.task).parameters
+    rows = table(part, "option of `@app.task`")
+    assert words(rows) == [found for found in declared if found not in ("self", "fn")]
+    defaults = {words([row])[0]: row[1].strip("`") for row in rows}
+    assert defaults["queue"] == declared["queue"].default
+    assert defaults["priority"] == str(declared["priority"].default)
+    for_one = words(table(part, "option of `with_`, for one job"))
+    assert sorted(for_one) == sorted(set(inspect.signature(Task.with_).parameters) - {"self"})
+
+
+def test_environment_variables_are_those_of_the_code() -> None:
+    """docs/configuration.md lists every variable TALLYBOOK_... that the package reads, and no other."""
+    read = {
+        found
+        for file in (ROOT / "src").rglob("*.py")
+        for found in re.findall(r"\"(TALLYBOOK_[A-Z_]+)\"", file.read_text(encoding="utf-8"))
+    }
+    internal = {found for found in read if found.startswith("TALLYBOOK_PARENT_")}  # from a supervisor to its children
+    assert set(words(table(text("docs/configuration.md"), "variable"))) == read - internal
+
+
+# The pages themselves
+
+
+def anchor(heading: str) -> str:
+    """The anchor that a heading gets on the web."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "src/tallybook/sql/README.md"], ids=name)
+def test_links_between_pages_resolve(page: Path) -> None:
+    """Every link to a file of the repository leads to one, and to a heading that it has."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, fragment = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.is_relative_to(ROOT) and file.exists(), f"{name(page)}: {target}"
+        if fragment:
+            headings = re.findall(r"^#+ (.+)$", FENCED.sub("", file.read_text(encoding="utf-8")), re.MULTILINE)
+            assert fragment in map(anchor, headings), f"{name(page)}: {target}"
+
+
+def test_files_and_folders_that_contributing_names_exist() -> None:
+    """Each folder of the layout in CONTRIBUTING is there, and each file that a page names by its path."""
+    for word in words(table(text("CONTRIBUTING.md"), "folder")):
+        assert (ROOT / word).exists(), word
+    for page in PAGES:
+        for path in re.findall(r"`((?:src|tests|docs|tools|bench)/[\w./]+)`", page.read_text(encoding="utf-8")):
+            if "VERB" not in path:
+                assert (ROOT / path).exists(), f"{name(page)}: {path}"
+
+
+def test_benchmark_figures_are_those_of_the_benches() -> None:
+    """docs/benchmarks.md has one row a figure, and its command names the bench that prints such a figure."""
+    rows = table(text("docs/benchmarks.md"), "figure")
+    figures = words(rows)
+    assert len(figures) == len(set(figures)) == len(rows)
+    benches: list[str] = []
+    for figure, row in zip(figures, rows, strict=True):
+        command = re.fullmatch(r"`make bench BENCH=(\w+)`", row[4])
+        assert command, row
+        benches.append(command[1])
+        literals = re.findall(r'"([\w{}]+)"', text(f"bench/{command[1]}.py"))
+        assert any(
+            re.fullmatch(re.sub(r"\{\w+\}", r"\\w+", literal), figure)
+            for literal in literals
+            if re.sub(r"\{\w+\}", "", literal)
+        ), f"{figure} is not of bench {command[1]}"
+    known = ast.literal_eval(re.findall(r"^NAMES = (.+)$", text("bench/__main__.py"), re.MULTILINE)[0])
+    assert tuple(dict.fromkeys(benches)) == known

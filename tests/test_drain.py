@@ -1,0 +1,101 @@
+"""Drain: run all that is due, once, and return: for routes that a cron calls, and for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from support.workers import Jobs
+from tallybook import App, Constant, Context, Snooze
+
+pytestmark = pytest.mark.anyio
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def app() -> App:
+    return App("shop")
+
+
+@pytest.fixture
+def jobs(app: App, db: Any) -> Jobs:
+    return Jobs(app, db)
+
+
+async def test_drain_runs_what_is_due_and_never_waits(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S4-07 S5-09: drain runs all that is due, without a delay between, and what follows from it; what is later stays."""
+
+    @app.task(retry=Constant(HOUR), max_attempts=2)
+    async def various(kind: str) -> Any:
+        match kind:
+            case "follow":
+                await various.enqueue(app, "fine")
+            case "fail":
+                raise ValueError
+            case "snooze":
+                return Snooze(HOUR)
+
+    app.dsn = dsn
+    for kind in ("fine", "follow", "fail", "snooze"):
+        various.enqueue_sync(db, kind)
+    various.with_(max_attempts=1).enqueue_sync(db, "fail")
+    various.with_(delay=HOUR).enqueue_sync(db, "fine")
+    db.execute("select tallybook.enqueue('default', 'unheard_of')")
+    report = await app.drain(dsn=dsn)
+    assert (report.processed, report.completed, report.retrying, report.dead, report.moved) == (6, 3, 2, 1, 1)
+    began = time.monotonic()
+    assert (await app.drain(dsn=dsn)).processed == 0
+    assert time.monotonic() - began < 2
+    assert db.execute("select count(*) from tallybook.worker where ended_at is null").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["completing", "snoozing"])
+async def test_drain_runs_at_most_so_many_jobs(app: App, dsn: str, db: Any, again: bool) -> None:
+    """S4-07: max_jobs is never exceeded, not even by jobs that come back at once; the next drain goes on."""
+    ran: list[int] = []
+
+    @app.task
+    async def note(ctx: Context) -> Any:
+        ran.append(ctx.job_id)
+        return Snooze(timedelta(0)) if again else None
+
+    app.enqueue_many_sync(db, [note.job() for _ in range(25)] if not again else [note.job()])
+    await app.drain(dsn=dsn, max_jobs=10)
+    assert len(ran) == 10
+    await app.drain(dsn=dsn, max_jobs=10)
+    assert len(ran) == 20
+
+
+async def test_drain_ends_in_time(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """max_seconds ends a drain that would go on; what it interrupts is given back without a failure."""
+
+    @app.task
+    async def hold() -> None:
+        await asyncio.Event().wait()
+
+    job = hold.enqueue_sync(db)
+    began = time.monotonic()
+    await app.drain(dsn=dsn, max_seconds=timedelta(seconds=0.5))
+    assert 0.4 < time.monotonic() - began < 5
+    info = jobs(job)
+    assert (info.state, info.failures, info.crashes) == ("available", 0, 0)
+
+
+async def test_two_drains_at_once_run_each_job_once(app: App, dsn: str, db: Any) -> None:
+    """S4-07 S1-10: drains side by side, as routes that a cron calls twice, share the work."""
+    ran: list[int] = []
+
+    @app.task
+    async def note(n: int) -> None:
+        ran.append(n)
+        await asyncio.sleep(0)
+
+    app.enqueue_many_sync(db, [note.job(n) for n in range(300)])
+    reports = await asyncio.gather(*[app.drain(dsn=dsn) for _ in range(3)])
+    assert sorted(ran) == list(range(300))
+    assert sum(report.completed for report in reports) == 300

@@ -1,0 +1,225 @@
+"""Exactness of the claim, on real processes: every committed job ends once, what rolled back is never seen."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.crowd import Crowd
+from support.waiting import wait_until
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+CLAIM = "select jobs from tallybook.claim(%s, '{mail}', '{9}', gen_random_uuid())"
+SEED = int(os.environ.get("TALLYBOOK_SEED") or random.randrange(1_000_000))
+
+
+def test_every_committed_job_ends_exactly_once(dsn: str) -> None:
+    """S1-10: with random commits, rollbacks, savepoints, open and prepared transactions, cancels, SIGKILL: none lost or twice."""
+    run = Crowd(dsn, SEED).run()
+    print(run.counts)
+    assert run.findings == []
+    assert run.counts["kills"] > 0
+    assert run.counts["claims_of_holes"] > 0
+    assert run.counts["zombie_attempts"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_every_committed_job_ends_exactly_once_for_long(dsn: str) -> None:
+    """S1-10: the same with more processes for half a minute."""
+    run = Crowd(dsn, SEED + 1, seconds=30.0, producers=6, claimers=6).run()
+    print(run.counts)
+    assert run.findings == []
+
+
+def test_control_a_claim_that_ignores_holes_loses_jobs(dsn: str, db: Connection) -> None:
+    """Negative control: with the holes emptied, the same run finds lost jobs."""
+    replace_in(db, "_take", "h.lo := v_old_hi;", "h.holes := '{}'; h.closed := '{}'; h.lo := v_old_hi;")
+    run = Crowd(dsn, SEED, seconds=0.5, producers=1, claimers=2).run()
+    assert kinds(run.findings) >= {"lost", "an attempt without outcome"}
+
+
+def test_control_an_end_without_the_fence_ends_twice(dsn: str, db: Connection) -> None:
+    """Negative control: with the outcome's unique index dropped, the same run finds attempts that ended twice."""
+    for name in ("brief", "default", "long"):
+        db.execute(f'drop index tallybook."an attempt of {name} ends once"')
+    for function in ("_end", "rescue", "_skip"):
+        replace_in(db, function, "on conflict do nothing", "")
+    run = Crowd(dsn, SEED, seconds=0.5, producers=1, claimers=2).run()
+    assert "an attempt with two outcomes" in kinds(run.findings)
+
+
+def test_control_an_end_by_a_lease_that_is_not_on_record(db: Connection) -> None:
+    """Negative control: with the lease left out of `_held`, a claim that was taken back ends what another one runs."""
+    assert end_by_a_forgotten_lease(db) is False
+    replace_in(
+        db,
+        "_held",
+        "from tallybook.claim k where k.lease = d.lease limit 1",
+        "from tallybook.claim k where k.jobs > 0 order by k.id desc limit 1",
+    )
+    assert end_by_a_forgotten_lease(db) is True
+
+
+def end_by_a_forgotten_lease(db: Connection) -> bool:
+    """Whether the lease of a claim that was taken back can complete a job that another lease has."""
+    job = one(db, "select tallybook.enqueue('mail', 'send')")
+    worker = one(db, "select tallybook.worker_start('w', array['mail'])")
+    forgotten = "00000000-0000-0000-0000-000000000001"
+    claim = "select jobs from tallybook.claim(%s, array['mail'], array[1], %s)"
+    db.execute("begin")
+    assert one(db, claim, worker, forgotten) == 1
+    db.execute("rollback")
+    assert one(db, claim, worker, one(db, "select gen_random_uuid()")) == 1
+    return bool(one(db, "select tallybook.complete(%s, %s, 1)", forgotten, job))
+
+
+# No producer waits for another.
+
+
+def test_no_producer_waits_for_another(db: Connection, connect: Callable[..., Connection]) -> None:
+    """S5-01: while a transaction that enqueued stays open, others enqueue to its queues and claim, waiting for no lock."""
+    first, second, worker = connect(), connect(), connect()
+    one(db, "select tallybook.enqueue('old', 'send')")
+    me = one(worker, "select tallybook.worker_start('w', array['old', 'new', 'bulk'])")
+    first.execute("begin")
+    late = [
+        one(first, "select tallybook.enqueue('old', 'send')"),
+        one(first, "select tallybook.enqueue('new', 'send')"),  # this transaction makes the queue
+        one(first, "select tallybook.enqueue('old', 'send', run_at => now() + interval '1 h')"),
+        *one(
+            first,
+            "select job_ids from tallybook.enqueue_many(array['bulk', 'old'], array['a', 'b'], array['{}', '{}'])",
+        ),
+    ]
+    one(first, "select tallybook.cancel(%s)", one(db, "select tallybook.enqueue('old', 'send')"))
+
+    many = (
+        "select job_ids from tallybook.enqueue_many(array_fill(%s::text, '{9}'), array_fill('send'::text, '{9}'),"
+        " array_fill('{}'::text, '{9}'))"
+    )
+    for queue in ("old", "new", "bulk"):
+        for statement in (
+            "select tallybook.enqueue(%s, 'send')",
+            "select tallybook.enqueue(%s, 'send', priority => 1)",
+            "select tallybook.enqueue(%s, 'send', unique_key => 'k' || %s)",
+            many,
+        ):
+            assert without_waiting(db, second, statement, [queue] * statement.count("%s"))
+        for _ in range(3):  # one of each lane, and of twin lanes
+            claim = "select jobs from tallybook.claim(%s, array[%s], array[4], gen_random_uuid())"
+            assert without_waiting(db, worker, claim, [me, queue]) > 0
+    assert one(db, "select count(*) from tallybook.job where id = any (%s)", late) == 0
+
+    first.execute("commit")
+    while one(worker, "select jobs from tallybook.claim(%s, '{old,new,bulk}', '{99,99,99}', gen_random_uuid())", me):
+        pass
+    states = db.execute("select state from tallybook.job where id = any (%s) order by id", [late]).fetchall()
+    assert [state for (state,) in states] == ["running", "running", "scheduled", "running", "running"]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_same_unique_key_waits_for_its_holder(db: Connection, connect: Callable[..., Connection], end: str) -> None:
+    """S1-05: a second producer of a unique key waits for the first; it gets its id, or its own if that rolled back."""
+    first, second = connect(), connect()
+    enqueue = "select tallybook.enqueue('mail', 'send', unique_key => 'k')"
+    first.execute("begin")
+    held = one(first, enqueue)
+    got: list[int] = []
+    waiting = threading.Thread(target=lambda: got.append(one(second, enqueue)))
+    waiting.start()
+    wait_until(
+        lambda: one(db, "select pg_blocking_pids(%s)", second.info.backend_pid) == [first.info.backend_pid],
+        "the second waits for the first",
+    )
+    first.execute(end)
+    waiting.join(10)
+    assert (got == [held]) if end == "commit" else (got and got != [held])
+    assert one(db, "select array_agg(id) from tallybook.job") == got
+
+
+def test_another_unique_key_waits_for_nobody(db: Connection, connect: Callable[..., Connection]) -> None:
+    """S1-05: a unique key that is in use by an open transaction holds up no other key and no other task."""
+    first, second = connect(), connect()
+    first.execute("begin")
+    one(first, "select tallybook.enqueue('mail', 'send', unique_key => 'k')")
+    assert without_waiting(db, second, "select tallybook.enqueue('mail', 'send', unique_key => 'l')", [])
+    assert without_waiting(db, second, "select tallybook.enqueue('mail', 'pack', unique_key => 'k')", [])
+    first.execute("rollback")
+
+
+def test_an_open_cancel_holds_up_no_claim(db: Connection, connect: Callable[..., Connection]) -> None:
+    """Trap 4: a transaction that cancelled a job stays open, and a claim takes the job without waiting for it."""
+    user, worker = connect(), connect()
+    job = one(db, "select tallybook.enqueue('mail', 'send')")
+    me = one(worker, "select tallybook.worker_start('w', array['mail'])")
+    user.execute("begin")
+    assert one(user, "select tallybook.cancel(%s)", job) == "cancelled"
+    assert without_waiting(db, worker, CLAIM, [me]) == 1
+    user.execute("rollback")
+    assert one(db, "select state from tallybook.job where id = %s", job) == "running"
+
+
+def test_an_open_cancel_of_a_job_taken_by_id_holds_up_no_claim(
+    db: Connection, connect: Callable[..., Connection]
+) -> None:
+    """Trap 4: the same where the job was taken by its id and the line's cursor has not come by yet."""
+    user, worker = connect(), connect()
+    by_id, other = (one(db, "select tallybook.enqueue('mail', 'send')") for _ in range(2))
+    me = one(worker, "select tallybook.worker_start('w', array['mail'])")
+    assert one(worker, "select tallybook.claim_job(%s, %s, gen_random_uuid())", me, by_id) is True
+    user.execute("begin")
+    assert one(user, "select tallybook.cancel(%s)", by_id) == "cancelling"
+    assert without_waiting(db, worker, CLAIM, [me]) == 1
+    user.execute("rollback")
+    assert one(db, "select state from tallybook.job where id = %s", other) == "running"
+
+
+def without_waiting(watch: Connection, conn: Connection, statement: str, params: list[Any]) -> Any:
+    """The statement's value; fails if its session is seen to wait for a lock, or waits for one until the end."""
+    conn.execute("set lock_timeout = '5 s'")  # so that a wait for what stays open ends as an error, not never
+    result: list[Any] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            result.append(one(conn, statement, *params))
+        except psycopg.Error as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    waits: set[str] = set()
+    while thread.is_alive():
+        rows = watch.execute(
+            "select format('%%s lock, %%s', l.locktype, l.mode) from pg_locks l where l.pid = %s and not l.granted",
+            [conn.info.backend_pid],
+        ).fetchall()
+        waits |= {row[0] for row in rows}
+        thread.join(0.002)
+    assert not waits, f"{statement} {params} waited for: {waits}"
+    assert not errors, f"{statement} {params}: {errors[0]}"
+    return result[0]
+
+
+def kinds(findings: list[str]) -> set[str]:
+    return {finding.split(": ")[0] for finding in findings}
+
+
+def replace_in(db: Connection, function: str, old: str, new: str) -> None:
+    """Make one of tallybook's functions anew with a part of it replaced."""
+    text = one(db, "select pg_get_functiondef(%s::regproc)", f"tallybook.{function}")
+    assert old in text, f"{function} reads otherwise now: adapt this control"
+    db.execute(text.replace(old, new))
+
+
+def one(conn: Connection, statement: str, *params: Any) -> Any:
+    row = conn.execute(statement, params).fetchone()
+    assert row is not None
+    return row[0]

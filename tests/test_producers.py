@@ -1,0 +1,377 @@
+"""Every kind of connection that a user may have: one call on it, inside the user's own transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from support.callers import ASYNC, SYNC, AsyncCaller, Caller, asyncpg_options
+from tallybook import App
+from tallybook.errors import ConnectionNotSupported, InvalidArgument, PayloadError, UnknownJob, UnknownQueue
+
+pytestmark = pytest.mark.anyio
+
+app = App("shop")
+AT = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
+WORDS = 'a "quoted" \\ word, {1,2} NULL %s :name $1 \u2028 🦆'
+
+
+@app.task(queue="mail")
+async def send_welcome(user_id: int, *, lang: str = "en") -> str:
+    return f"{user_id} {lang}"
+
+
+@app.task(unique=("order_id",), max_attempts=3)
+def charge(order_id: int, note: str = "") -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def shared(server: Any, template: str) -> Iterator[str]:
+    """One database for all kinds of connections: a fresh one each would take most of the time."""
+    name = f"tallybook_producers_{secrets.token_hex(6)}"
+    yield server.create_database(name, template)
+    server.drop_database(name)
+
+
+@pytest.fixture
+def look(shared: str) -> Iterator[Any]:
+    """A connection of its own to the shared database, in which there are no jobs yet."""
+    with psycopg.connect(shared, autocommit=True) as conn:
+        conn.execute("drop table if exists submission; create table submission (id int)")
+        for table in ("entry", "scheduled", "unique_key", "tombstone"):
+            conn.execute(sql.SQL("delete from tallybook.{}").format(sql.Identifier(table)))
+        yield conn
+
+
+@pytest.fixture(params=SYNC, ids=lambda factory: factory.__name__)
+def caller(request: pytest.FixtureRequest, shared: str, look: Any) -> Any:
+    with request.param(shared) as caller:
+        yield caller
+
+
+@pytest.fixture(params=ASYNC, ids=lambda factory: factory.__name__)
+def factory(request: pytest.FixtureRequest, shared: str, look: Any) -> Any:
+    return lambda: request.param(shared)
+
+
+def ids(db: Any) -> list[int]:
+    return [row[0] for row in db.execute("select id from tallybook.job order by id")]
+
+
+def test_sync_enqueue_is_part_of_the_transaction(caller: Caller, look: Any) -> None:
+    """S4-01 S4-21: submission and job are committed together or not at all, on every synchronous connection."""
+    caller.execute("insert into submission values (1)")
+    send_welcome.enqueue_sync(caller.conn, 1)
+    assert ids(look) == []
+    caller.rollback()
+    caller.execute("insert into submission values (2)")
+    job = send_welcome.enqueue_sync(caller.conn, 2, lang=WORDS)
+    caller.commit()
+    assert ids(look) == [job.id]
+    assert job.created
+    assert look.execute("select s.id, j.args from submission s, tallybook.job j").fetchall() == [
+        (2, {"user_id": 2, "lang": WORDS})
+    ]
+
+
+def test_sync_savepoints(caller: Caller, look: Any) -> None:
+    """A savepoint that is rolled back takes its jobs with it, the others stay."""
+    kept = send_welcome.enqueue_sync(caller.conn, 1)
+    with pytest.raises(KeyError), caller.savepoint():
+        send_welcome.enqueue_sync(caller.conn, 2)
+        raise KeyError
+    with caller.savepoint():
+        also = send_welcome.enqueue_sync(caller.conn, 3)
+    caller.commit()
+    assert ids(look) == [kept.id, also.id]
+
+
+def test_sync_verbs(caller: Caller, look: Any) -> None:
+    """Options, bulk, get, cancel, and the server's refusals are the same on every synchronous connection."""
+    calls = [send_welcome.with_(run_at=AT, priority=0, headers={"t": WORDS}).job(1), charge.job(7), charge.job(7)]
+    jobs = app.enqueue_many_sync(caller.conn, (call for call in calls))
+    assert [job.created for job in jobs] == [True, True, False]
+    assert jobs[1].id == jobs[2].id
+    info = app.get_sync(caller.conn, jobs[0])
+    assert (info.state, info.run_at, info.priority, info.queue) == ("scheduled", AT, 0, "mail")
+    assert (info.headers, info.args, info.max_attempts) == ({"t": WORDS}, {"user_id": 1}, None)
+    assert app.cancel_sync(caller.conn, jobs[0], WORDS) == "cancelled"
+    with pytest.raises(UnknownJob, match="there is no job 999") as caught, caller.savepoint():
+        app.cancel_sync(caller.conn, 999)
+    assert caught.value.sqlstate == "TB002"
+    assert isinstance(caught.value.__cause__, Exception)
+    with pytest.raises(InvalidArgument), caller.savepoint():
+        app.retry_sync(caller.conn, jobs[1])
+    caller.commit()
+    assert len(ids(look)) == 2
+
+
+async def test_async_enqueue_is_part_of_the_transaction(factory: Any, look: Any) -> None:
+    """S4-01 S4-21: submission and job are committed together or not at all, on every asynchronous connection."""
+    caller: AsyncCaller
+    async with factory() as caller:
+        await caller.execute("insert into submission values (1)")
+        await send_welcome.enqueue(caller.conn, 1)
+        assert ids(look) == []
+        await caller.rollback()
+    assert ids(look) == []
+    async with factory() as caller:
+        await caller.execute("insert into submission values (2)")
+        job = await send_welcome.enqueue(caller.conn, 2, lang=WORDS)
+        await caller.commit()
+    assert ids(look) == [job.id]
+    assert look.execute("select s.id, j.args from submission s, tallybook.job j").fetchall() == [
+        (2, {"user_id": 2, "lang": WORDS})
+    ]
+
+
+async def test_async_savepoints(factory: Any, look: Any) -> None:
+    """A savepoint that is rolled back takes its jobs with it, the others stay."""
+    caller: AsyncCaller
+    async with factory() as caller:
+        kept = await send_welcome.enqueue(caller.conn, 1)
+        with pytest.raises(KeyError):
+            async with caller.savepoint():
+                await send_welcome.enqueue(caller.conn, 2)
+                raise KeyError
+        async with caller.savepoint():
+            also = await send_welcome.enqueue(caller.conn, 3)
+        await caller.commit()
+    assert ids(look) == [kept.id, also.id]
+
+
+async def test_async_verbs(factory: Any, look: Any) -> None:
+    """Options, bulk, get, cancel, and the server's refusals are the same on every asynchronous connection."""
+    calls = [send_welcome.with_(run_at=AT, priority=0, headers={"t": WORDS}).job(1), charge.job(7), charge.job(7)]
+    caller: AsyncCaller
+    async with factory() as caller:
+        jobs = await app.enqueue_many(caller.conn, calls)
+        assert [job.created for job in jobs] == [True, True, False]
+        info = await app.get(caller.conn, jobs[0])
+        assert (info.state, info.run_at, info.priority, info.queue) == ("scheduled", AT, 0, "mail")
+        assert (info.headers, info.args) == ({"t": WORDS}, {"user_id": 1})
+        assert await app.cancel(caller.conn, jobs[0], WORDS) == "cancelled"
+        with pytest.raises(UnknownJob, match="there is no job 999") as caught:
+            async with caller.savepoint():
+                await app.cancel(caller.conn, 999)
+        assert caught.value.sqlstate == "TB002"
+        with pytest.raises(InvalidArgument, match=f"job {jobs[1].id} is not dead") as refused:
+            async with caller.savepoint():
+                await app.retry(caller.conn, jobs[1])
+        assert refused.value.detail
+        await caller.commit()
+    assert len(ids(look)) == 2
+
+
+def test_delay_counts_by_the_servers_clock(db: Any) -> None:
+    """A delay is added to the server's clock, one by one and in bulk, beside jobs without one."""
+    timed = send_welcome.with_(delay="1 hour 30 min")
+    jobs = [timed.enqueue_sync(db, 1), *app.enqueue_many_sync(db, [timed.job(2), send_welcome.job(3)])]
+    rows = [
+        db.execute(
+            "select state, run_at - enqueued_at < interval '90 min', run_at - enqueued_at > interval '89 min'"
+            " from tallybook.job where id = %s",
+            [job.id],
+        ).fetchone()
+        for job in jobs
+    ]
+    assert rows == [("scheduled", True, True), ("scheduled", True, True), ("available", True, False)]
+
+
+def test_settings_of_the_connection_stay(connect: Any) -> None:
+    """The caller's autocommit, row factory and transaction state are as before."""
+    conn = connect(row_factory=psycopg.rows.dict_row)
+    send_welcome.enqueue_sync(conn, 1)
+    assert conn.autocommit
+    assert conn.row_factory is psycopg.rows.dict_row
+    assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    assert conn.execute("select 1 as one").fetchone() == {"one": 1}
+
+
+def test_other_errors_pass_unchanged(empty_dsn: str) -> None:
+    """An error that is not Tallybook's belongs to the caller's transaction and comes as the driver raised it."""
+    with psycopg.connect(empty_dsn) as conn, pytest.raises(psycopg.errors.InvalidSchemaName):
+        send_welcome.enqueue_sync(conn, 1)
+
+
+def test_bad_values_are_refused_before_anything_is_sent(connect: Any) -> None:
+    """S5-01: what cannot be stored raises PayloadError with its path; the transaction is not even begun."""
+    conn = connect(autocommit=False)
+    deep: list[Any] = []
+    for _ in range(100):
+        deep = [deep]
+    for value, path in [
+        ("a\0b", r"\$\.lang"),
+        ("\ud800", r"\$\.lang"),
+        (float("nan"), r"\$\.lang"),
+        ({"at": datetime(2030, 1, 1)}, r"\$\.lang\.at"),
+        ({1: 2}, r"\$\.lang"),
+        (deep, r"\$\.lang"),
+        ("x" * 1_000_001, r"\$"),
+        (object(), r"\$\.lang"),
+    ]:
+        wrong: Any = value
+        with pytest.raises(PayloadError, match=path):
+            send_welcome.enqueue_sync(conn, 1, lang=wrong)
+        with pytest.raises(PayloadError):
+            app.enqueue_many_sync(conn, (send_welcome.job(i, lang=wrong if i == 2 else "en") for i in range(3)))
+    assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
+def test_bulk_skips_live_keys(db: Any) -> None:
+    """S3-11: hundreds of jobs by one statement, those whose key is live are skipped and reported, in order."""
+    before = {n: charge.enqueue_sync(db, n).id for n in range(0, 300, 3)}
+    report = app.enqueue_many_sync(db, [charge.job(n) for n in range(300)])
+    assert [job.created for job in report] == [n % 3 != 0 for n in range(300)]
+    assert [job.id for job in report[::3]] == list(before.values())
+    assert len(ids(db)) == 300
+    assert app.enqueue_many_sync(db, []) == []
+
+
+def test_an_open_transaction_holds_up_nobody(connect: Any, db: Any) -> None:
+    """S1-01: an enqueue returns at once while another transaction that enqueued on the queue stays open."""
+    slow = connect(autocommit=False)
+    send_welcome.enqueue_sync(slow, 1)
+    db.execute("set statement_timeout = '2s'")
+    job = send_welcome.enqueue_sync(db, 2)
+    assert ids(db) == [job.id]
+
+
+async def test_active_key_is_a_silent_no_op(dsn: str, db: Any) -> None:
+    """S1-05: twenty producers with one key at the same moment put in one job, and no one gets an error."""
+
+    async def produce() -> Any:
+        async with await psycopg.AsyncConnection.connect(dsn) as conn:
+            return await charge.enqueue(conn, 42)
+
+    report = await asyncio.gather(*[produce() for _ in range(20)])
+    assert sum(job.created for job in report) == 1
+    assert {job.id for job in report} == set(ids(db))
+
+
+async def test_key_is_free_after_the_end(dsn: str, db: Any) -> None:
+    """S1-06: after a job has completed, or died, its key can be used again."""
+    own = App("own", dsn=dsn)
+
+    @own.task(unique=True, max_attempts=1)
+    async def refresh(asset: str) -> None:
+        if asset == "bad":
+            raise LookupError(asset)
+
+    for asset, state in [("good", "completed"), ("bad", "dead")]:
+        first = refresh.enqueue_sync(db, asset)
+        assert refresh.enqueue_sync(db, asset).created is False
+        await own.drain()
+        assert own.get_sync(db, first).state == state
+        again = refresh.enqueue_sync(db, asset)
+        assert again.created
+        assert again.id != first.id
+        await own.drain()
+
+
+async def test_pipeline_in_the_handlers_transaction(dsn: str, db: Any) -> None:
+    """S5-12: a handler enqueues the next step in the transaction that saves its own result, or neither happens."""
+    own = App("own", dsn=dsn)
+    db.execute("create table page (id int, body text)")
+
+    @own.task
+    async def fetch(page: int) -> None:
+        async with await psycopg.AsyncConnection.connect(dsn) as conn:
+            await conn.execute("insert into page values (%s, 'text')", [page])
+            await index.enqueue(conn, page)
+            if page == 13:
+                raise LookupError("after the enqueue")
+
+    @own.task
+    async def index(page: int) -> None:
+        db.execute("update page set body = upper(body) where id = %s", [page])
+
+    own.enqueue_many_sync(db, [fetch.job(1), fetch.job(13)])
+    await own.drain()
+    assert db.execute("select id, body from page").fetchall() == [(1, "TEXT")]
+    assert db.execute("select task, state from tallybook.job order by id").fetchall() == [
+        ("fetch", "completed"),
+        ("fetch", "retrying"),
+        ("index", "completed"),
+    ]
+
+
+def test_enqueue_inside_the_business_statement(connect: Any, db: Any) -> None:
+    """S5-01: one round trip saves the row and enqueues, in plain SQL, and the task's own function runs it."""
+    conn = connect(autocommit=False)
+    conn.execute("create table customer (id int generated always as identity, name text)")
+    conn.execute(
+        "with c as (insert into customer (name) values ('Ada') returning id)"
+        " select tallybook.enqueue('mail', 'send_welcome', jsonb_build_object('user_id', c.id)) from c"
+    )
+    assert ids(db) == []
+    conn.commit()
+    (args,) = db.execute("select args from tallybook.job").fetchone()
+    assert send_welcome.args.load(args) == ([], {"user_id": 1})
+
+
+async def test_wrong_connections_are_named(dsn: str) -> None:
+    """What is no connection, or one of the other kind, is refused with the name of what to use instead."""
+    with psycopg.connect(dsn) as conn:
+        with pytest.raises(ConnectionNotSupported, match=r"psycopg\.Connection .* this one to enqueue_sync\(\)"):
+            await send_welcome.enqueue(conn, 1)
+        with conn.cursor() as cursor, pytest.raises(ConnectionNotSupported, match=r"psycopg\.Cursor"):
+            send_welcome.enqueue_sync(cursor, 1)
+    async with await psycopg.AsyncConnection.connect(dsn) as aconn:
+        with pytest.raises(ConnectionNotSupported, match=r"this one to cancel\(\)"):
+            app.cancel_sync(aconn, 1)
+    for wrong in (42, None, object(), dsn, "nowhere"):
+        with pytest.raises(ConnectionNotSupported, match="psycopg Connection"):
+            send_welcome.enqueue_sync(wrong, 1)
+        with pytest.raises(ConnectionNotSupported, match="asyncpg"):
+            await send_welcome.enqueue(wrong, 1)
+
+
+async def test_pools_and_other_databases_are_told(dsn: str) -> None:
+    """A pool is asked for one of its connections; a SQLite session is told that it is not PostgreSQL."""
+    import asyncpg
+    import sqlalchemy as sa
+    from sqlalchemy.orm import Session
+
+    async with asyncpg.create_pool(**asyncpg_options(dsn), min_size=0) as pool:
+        with pytest.raises(ConnectionNotSupported, match="one connection out of it"):
+            await send_welcome.enqueue(pool, 1)
+    engine = sa.create_engine("sqlite://")
+    with pytest.raises(ConnectionNotSupported, match="one connection out of it"):
+        send_welcome.enqueue_sync(engine, 1)
+    with Session(engine) as session, pytest.raises(ConnectionNotSupported, match="to PostgreSQL"):
+        send_welcome.enqueue_sync(session, 1)
+
+
+def test_tracing_proxies_pass(connect: Any, db: Any) -> None:
+    """A proxy around a connection, as tracing libraries put there, counts as the connection that it says it is."""
+
+    class Proxy:
+        def __init__(self, conn: Any) -> None:
+            self._conn = conn
+
+        def __getattribute__(self, name: str) -> Any:
+            return getattr(object.__getattribute__(self, "_conn"), name)
+
+    job = send_welcome.enqueue_sync(Proxy(connect()), 1)
+    assert ids(db) == [job.id]
+
+
+def test_queue_verbs_name_the_queue(db: Any) -> None:
+    """Pause and resume say whether they changed something, and refuse a queue that nobody has used."""
+    from tallybook._db import calls, sync
+
+    with pytest.raises(UnknownQueue, match="nowhere"):
+        sync.run(db, calls.pause("nowhere"))
+    send_welcome.enqueue_sync(db, 1)
+    assert [sync.run(db, calls.pause("mail", "me")) for _ in range(2)] == [True, False]
+    assert [sync.run(db, calls.resume("mail")) for _ in range(2)] == [True, False]
+    assert timedelta(0) <= datetime.now(UTC) - app.get_sync(db, ids(db)[0]).enqueued_at < timedelta(minutes=5)

@@ -1,0 +1,246 @@
+"""The helpers for users' own tests, as a user's test uses them, on the real PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import dict_row
+
+from tallybook import App, Constant
+from tallybook.errors import InvalidArgument
+from tallybook.testing import (
+    assert_enqueued,
+    assert_enqueued_async,
+    assert_not_enqueued,
+    assert_not_enqueued_async,
+    drain,
+    drain_async,
+    fresh_databases,
+    travel,
+)
+
+HOUR = timedelta(hours=1)
+app = App("shop")
+
+
+@app.task(queue="mail")
+async def send_welcome(user_id: int, *, since: date | None = None) -> None:
+    pass
+
+
+@app.task
+def anything(**named: int) -> None:
+    pass
+
+
+@app.task
+async def two_steps(left: int) -> None:
+    if left:
+        await two_steps.with_(queue="follow-ups").enqueue(app, left - 1)
+
+
+@app.task(retry=Constant(HOUR), max_attempts=2)
+async def broken() -> None:
+    raise ValueError("no luck")
+
+
+def test_assert_enqueued_sees_the_own_transaction(dsn: str) -> None:
+    """A job that is not committed yet is found on its own connection, and returned; on no other."""
+    with psycopg.connect(dsn, row_factory=dict_row) as conn:
+        job = send_welcome.enqueue_sync(conn, 42, since=date(2030, 1, 2))
+        send_welcome.enqueue_sync(conn, 43)
+        found = assert_enqueued(conn, send_welcome, user_id=42, since=date(2030, 1, 2))
+        assert (found.id, found.queue, found.state) == (job.id, "mail", "available")
+        assert assert_enqueued(conn, "send_welcome").args == {"user_id": 43}  # the newest
+        assert_not_enqueued(dsn, send_welcome)
+        conn.commit()
+    assert assert_enqueued(dsn, send_welcome, user_id=42).id == job.id
+
+
+def test_a_failed_assertion_shows_what_is_there(db: Any) -> None:
+    """The message of a failed assertion names what was looked for and lists what is there."""
+    with pytest.raises(AssertionError, match=r"no job send_welcome\(user_id=1\) is enqueued; there are no jobs at all"):
+        assert_enqueued(db, send_welcome, user_id=1)
+    job = send_welcome.enqueue_sync(db, 42)
+    with pytest.raises(AssertionError, match=rf"there is:\n  {job.id} send_welcome\(user_id=42\) available in mail"):
+        assert_enqueued(db, send_welcome, user_id=1)
+    with pytest.raises(AssertionError, match=rf"job {job.id}, send_welcome\(\), is enqueued"):
+        assert_not_enqueued(db, send_welcome)
+
+
+@pytest.mark.parametrize("args", [{"user_id": True}, {"user_id": "42"}, {"user_id": None}, {"since": "2030-01-02"}])
+def test_args_are_equal_as_json_is(db: Any, args: dict[str, Any]) -> None:
+    """A bool is no number, a text no number, null is not what is missing; 42.0 is 42."""
+    send_welcome.enqueue_sync(db, 42)
+    assert_not_enqueued(db, send_welcome, **args)
+    assert_enqueued(db, send_welcome, user_id=42.0)
+
+
+def test_a_wrong_argument_name_is_told(db: Any) -> None:
+    """A slip of the pen does not make assert_not_enqueued right; a task with **kwargs takes any name."""
+    with pytest.raises(InvalidArgument, match="no argument 'user'"):
+        assert_not_enqueued(db, send_welcome, user=42)
+    with pytest.raises(InvalidArgument, match="a task is wanted"):
+        assert_enqueued(db, send_welcome.fn)  # type: ignore[arg-type]
+    anything.enqueue_sync(db, whatever=1)
+    assert_enqueued(db, anything, whatever=1)
+
+
+@pytest.mark.anyio
+async def test_assertions_on_an_async_connection(dsn: str) -> None:
+    """The async forms take what `enqueue` takes as connection."""
+    async with await psycopg.AsyncConnection.connect(dsn) as conn:
+        await assert_not_enqueued_async(conn, send_welcome)
+        job = await send_welcome.enqueue(conn, 42)
+        assert (await assert_enqueued_async(conn, send_welcome, user_id=42)).id == job.id
+        with pytest.raises(AssertionError, match="is enqueued"):
+            await assert_not_enqueued_async(conn, send_welcome, user_id=42)
+
+
+def test_drain_runs_every_queue_and_what_follows(dsn: str, db: Any) -> None:
+    """S5-12: drain runs what handlers enqueue by the App in the same database; ended jobs are enqueued no more."""
+    app.enqueue_many_sync(db, [send_welcome.job(1), two_steps.job(0)])
+    two_steps.with_(queue="follow-ups").enqueue_sync(db, 3)
+    report = drain(app, dsn=dsn)
+    assert (report.processed, report.completed) == (6, 6)
+    assert app.dsn is None
+    assert_not_enqueued(dsn, two_steps)
+
+
+@pytest.mark.anyio
+async def test_drain_inside_a_running_loop_says_what_to_do(dsn: str, db: Any) -> None:
+    """drain() in a coroutine names drain_async, which works there."""
+    send_welcome.enqueue_sync(db, 1)
+    with pytest.raises(RuntimeError, match="drain_async"):
+        drain(app, dsn=dsn)
+    assert (await drain_async(app, dsn=dsn)).completed == 1
+
+
+def test_travel_makes_due_what_is_scheduled(dsn: str, db: Any) -> None:
+    """A delay and a backoff of an hour pass in no time, and not a minute earlier."""
+    send_welcome.with_(delay=HOUR).enqueue_sync(db, 1)
+    broken.enqueue_sync(db)
+    assert drain(app, dsn=dsn).retrying == 1
+    assert travel(dsn, timedelta(minutes=59)) == 2
+    assert drain(app, dsn=dsn).processed == 0
+    assert travel(db, timedelta(minutes=1)) == 2
+    report = drain(app, dsn=dsn)
+    assert (report.completed, report.dead) == (1, 1)
+
+
+def test_travel_is_part_of_the_transaction(dsn: str, db: Any) -> None:
+    """On a connection, travel happens when that commits; backwards it is refused."""
+    send_welcome.with_(delay=HOUR).enqueue_sync(db, 1)
+    with psycopg.connect(dsn) as conn:
+        assert travel(conn, HOUR) == 1
+        conn.rollback()
+    assert drain(app, dsn=dsn).processed == 0
+    with pytest.raises(InvalidArgument, match="forwards"):
+        travel(dsn, -HOUR)
+
+
+def test_fresh_databases_on_a_given_server(server: Any) -> None:
+    """Each database is new, has the schema, and is gone at the end, as is the template, on a server named by DSN."""
+    with psycopg.connect(server.dsn(), autocommit=True) as conn:
+        with fresh_databases(server.dsn()) as databases:
+            with databases.fresh() as first, databases.fresh() as second:
+                send_welcome.enqueue_sync(App("a", dsn=first), 1)
+                assert_not_enqueued(second, send_welcome)
+                names = [conninfo_to_dict(dsn)["dbname"] for dsn in (first, second)]
+                left_open = psycopg.connect(second)
+            left_open.close()
+            names.append(databases._template)
+        assert conn.execute("select datname from pg_database where datname = any (%s)", (names,)).fetchall() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("postgresql://u@/postgres?host=/run&port=1", "postgresql://u@/other%20db?host=/run&port=1"),
+        ("postgresql:///postgres?host=/run", "postgresql:///other%20db?host=/run"),
+        ("postgresql://u:p%40@h:1", "postgresql://u:p%40@h:1/other%20db"),
+        ("host=/run dbname=postgres", "dbname='other db' host=/run"),
+    ],
+)
+def test_the_dsn_of_a_database_keeps_its_form(given: str, named: str) -> None:
+    """A URI stays one, which SQLAlchemy, asyncpg and Django want; a conninfo stays one."""
+    with fresh_databases(given) as databases:
+        assert databases.dsn("other db") == named
+
+
+USERS_TEST = """
+import psycopg
+import pytest
+from tallybook import App
+from tallybook.testing import assert_enqueued, assert_not_enqueued, drain
+
+app = App("shop")
+
+@app.task
+async def send_welcome(user_id: int) -> None: ...
+
+@pytest.mark.parametrize("user_id", [1, 2])
+def test_a_registration_is_welcomed(tallybook_dsn, user_id):
+    with psycopg.connect(tallybook_dsn) as conn:
+        assert_not_enqueued(conn, send_welcome)
+        send_welcome.enqueue_sync(conn, user_id)
+        assert_enqueued(conn, send_welcome, user_id=user_id)
+    assert drain(app, dsn=tallybook_dsn).completed == 1
+
+def test_a_second_database(tallybook_server, tallybook_dsn):
+    with tallybook_server.fresh() as other:
+        assert other != tallybook_dsn
+"""
+
+
+@pytest.mark.parametrize("embedded", [False, True], ids=["given", "embedded"])
+def test_a_users_test_file(tmp_path: Path, server: Any, embedded: bool) -> None:
+    """A user's test file needs nothing but the fixtures: no conftest, no settings, no server of the user's own."""
+    (tmp_path / "test_shop.py").write_text(USERS_TEST)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PYTEST_"))}
+    if not embedded:
+        environment["TALLYBOOK_TEST_DSN"] = server.dsn()
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        "test_shop.py",
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+
+
+def test_the_plugin_starts_nothing_and_imports_no_manager_of_servers(tmp_path: Path) -> None:
+    """pytest in an environment with Tallybook loads no testing module and no embedded server before it is asked for."""
+    (tmp_path / "test_other.py").write_text(
+        "import sys\ndef test_it():\n    assert not {'tallybook.testing', 'tallybook.embedded'} & sys.modules.keys()\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        "test_other.py",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

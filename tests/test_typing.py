@@ -1,0 +1,86 @@
+"""What a user's type checker says about calls of a task."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+RIGHT = """
+from datetime import timedelta
+from typing import Any
+from tallybook import App, Constant, Context, Job, JobCall, Task
+
+app = App("shop", dsn="host=db")
+
+@app.task
+async def send(user_id: int, *, lang: str = "en") -> str: return lang
+
+@app.task(queue="mail", retry=Constant(timedelta(seconds=1)), max_attempts=3, unique=("order_id",))
+def charge(order_id: int) -> float: return 1.0
+
+@app.task
+async def sync_orders(ctx: Context, since: str) -> None: ...
+
+@app.task(queue="mail")
+def report(ctx: Context) -> bytes: return b""
+
+@app.task
+async def sweep() -> None: ...
+
+async def use(conn: object, ctx: Context) -> None:
+    job: Job = await send.enqueue(conn, 42, lang="de")
+    job = send.enqueue_sync(conn, user_id=42)
+    job = await send.with_(delay="5 min", unique="u:42").enqueue(conn, 42)
+    job = await sync_orders.enqueue(app, "2030")
+    job = report.enqueue_sync("default")
+    job = await sweep.enqueue(conn)
+    call: JobCall = charge.job(7)
+    jobs: list[Job] = await app.enqueue_many(conn, [send.job(1), call, report.with_(priority=0).job()])
+    text: str = await send(42)
+    number: float = charge(7)
+    await sync_orders(ctx, "2030")
+    data: bytes = report(ctx)
+    state: str = await app.cancel(conn, job, "why")
+    known: dict[str, Task[..., Any]] = app.tasks
+    one: Task[..., Any] = report
+    ids: list[int] = [job.id for job in jobs]
+"""
+
+WRONG = """
+send.enqueue_sync(app, "42")  # wrong type
+send.enqueue_sync(app)  # missing
+send.enqueue_sync(app, 42, language="de")  # unknown argument
+send.job(42, 43)  # too many
+send.with_(delay="5 min").enqueue_sync(app, "42")  # wrong type behind with_
+send.with_(colour="red")  # unknown option of a job
+app.task(colour="red")  # unknown option of a task
+charge("7")  # wrong type of a plain call
+sync_orders.job(object(), "2030")  # a Context is no argument of a job
+report.job(1)  # nor with options given
+charge.enqueue(app, order_id="7")  # wrong type by name
+app.enqueue_many_sync(app, [send])  # a task is no job
+send.enqueue_sync(app, 42).ident  # no such attribute
+"""
+
+
+def mypy(folder: Path, source: str) -> tuple[dict[int, str], str]:
+    """The errors by line, and the whole output."""
+    path = folder / "shop.py"
+    path.write_text(source)
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(root / ".mypy_cache"), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    lines: dict[int, str] = {}
+    for number, text in re.findall(r"^shop\.py:(\d+): error: (.*)$", done.stdout, re.MULTILINE):
+        lines.setdefault(int(number), text)
+    return lines, done.stdout + done.stderr
+
+
+def test_right_calls_pass_and_wrong_calls_fail(tmp_path: Path) -> None:
+    """S4-21: a call is checked against the task's own signature, the Context apart; right ones pass mypy --strict."""
+    errors, output = mypy(tmp_path, RIGHT + WRONG)
+    start = RIGHT.count("\n") + 1
+    expected = {start + n for n, line in enumerate(WRONG.splitlines()) if "#" in line}
+    assert set(errors) == expected, output

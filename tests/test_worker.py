@@ -1,0 +1,285 @@
+"""How attempts end, what comes after, and what the worker claims when: a worker in this process, a real PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from support.workers import SLEEPY, Jobs, eventually, working
+from tallybook import App, Cancel, Constant, Context, Dead, Snooze
+
+pytestmark = pytest.mark.anyio
+
+NOW = Constant(timedelta(0))
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def app() -> App:
+    return App("shop")
+
+
+@pytest.fixture
+def jobs(app: App, db: Any) -> Jobs:
+    return Jobs(app, db)
+
+
+async def test_a_failure_is_retried_after_its_backoff(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S1-24: a failed attempt goes on after its backoff, not before, and may complete then; failures are counted."""
+    starts: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    @app.task(retry=Constant(timedelta(seconds=0.3)))
+    async def flaky() -> None:
+        starts.append(loop.time())
+        if len(starts) < 3:
+            raise ValueError(f"no luck {len(starts)}")
+
+    job = flaky.enqueue_sync(db)
+    async with working(app, dsn, **SLEEPY):
+        (ended,) = await jobs.ends(job)
+    assert (ended.state, ended.attempts, ended.failures) == ("completed", 3, 2)
+    assert [round(later - earlier, 1) >= 0.3 for earlier, later in itertools.pairwise(starts)] == [True] * 2
+
+
+async def test_out_of_attempts_is_dead_with_its_history(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S4-12 S4-13 S1-24: after max_attempts failures a job is dead; every error is kept with its time and attempt."""
+
+    @app.task(retry=NOW, max_attempts=3)
+    async def broken(ctx: Context) -> None:
+        raise ValueError(f"no luck {ctx.attempt}, {ctx.failures} before")
+
+    job = broken.enqueue_sync(db)
+    before = datetime.now(UTC)
+    async with working(app, dsn, **SLEEPY):
+        (ended,) = await jobs.ends(job)
+    assert (ended.state, ended.reason, ended.attempts, ended.failures) == ("dead", "failed", 3, 3)
+    assert ended.last_error == "no luck 3, 2 before"
+    assert ended.errors is not None
+    assert [(error["attempt"], error["message"], error["type"]) for error in ended.errors] == [
+        (n, f"no luck {n}, {n - 1} before", "ValueError") for n in (1, 2, 3)
+    ]
+    instants = [datetime.fromisoformat(error["at"]) for error in ended.errors]
+    assert before <= instants[0] <= instants[1] <= instants[2] <= datetime.now(UTC)
+    assert "in broken" in ended.errors[2]["traceback"]
+
+
+async def test_max_attempts_of_the_job_beats_that_of_the_task(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S4-04: the task's default holds unless the enqueue says otherwise."""
+
+    @app.task(retry=NOW, max_attempts=2)
+    async def broken() -> None:
+        raise ValueError
+
+    usual, patient = broken.enqueue_sync(db), broken.with_(max_attempts=4).enqueue_sync(db)
+    async with working(app, dsn, **SLEEPY):
+        assert [job.failures for job in await jobs.ends(usual, patient)] == [2, 4]
+
+
+@pytest.mark.parametrize("how", ["returned", "raised"])
+async def test_outcomes_are_returned_or_raised(app: App, dsn: str, db: Any, jobs: Jobs, how: str) -> None:
+    """Snooze, Cancel and Dead end an attempt in their way, from async and plain handlers; none is a failure."""
+    outcomes: dict[str, Callable[[], Exception]] = {
+        "snooze": lambda: Snooze(HOUR),
+        "until": lambda: Snooze(until=datetime.now(UTC) + HOUR),
+        "cancel": lambda: Cancel("the order is gone"),
+        "dead": lambda: Dead("account closed"),
+    }
+
+    def outcome(kind: str) -> Any:
+        found = outcomes[kind]()
+        if how == "raised":
+            raise found
+        return found
+
+    @app.task
+    async def on_loop(kind: str) -> Any:
+        return outcome(kind)
+
+    @app.task
+    def on_thread(kind: str) -> Any:
+        return outcome(kind)
+
+    put = {(task.name, kind): task.enqueue_sync(db, kind) for task in (on_loop, on_thread) for kind in outcomes}
+    wanted = {"snooze": "scheduled", "until": "scheduled", "cancel": "cancelled", "dead": "dead"}
+    async with working(app, dsn):
+        found = {key: await jobs.becomes(job, wanted[key[1]]) for key, job in put.items()}
+    for (_, kind), info in found.items():
+        assert (info.attempts, info.failures) == (1, 0) if kind != "dead" else info.attempts == 1
+        if kind in ("snooze", "until"):
+            assert info.run_at is not None
+            assert abs(info.run_at - datetime.now(UTC) - HOUR) < timedelta(seconds=30)
+        elif kind == "cancel":
+            assert info.reason == "the order is gone"
+        else:
+            assert info.last_error == "account closed"
+
+
+async def test_a_snooze_counts_no_failure(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """A job may snooze more often than it may fail."""
+    seen: list[tuple[int, int]] = []
+
+    @app.task(max_attempts=1)
+    async def waits(ctx: Context) -> Any:
+        seen.append((ctx.attempt, ctx.failures))
+        return Snooze(timedelta(milliseconds=1)) if ctx.attempt < 4 else None
+
+    job = waits.enqueue_sync(db)
+    async with working(app, dsn, **SLEEPY):
+        (ended,) = await jobs.ends(job)
+    assert (ended.state, ended.attempts, ended.failures) == ("completed", 4, 0)
+    assert seen == [(1, 0), (2, 0), (3, 0), (4, 0)]
+
+
+async def test_args_that_do_not_fit_are_dead_at_once(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """Args from SQL that do not fit the signature cannot fit next time either."""
+
+    @app.task
+    async def strict(user_id: int) -> None:
+        pass
+
+    (job,) = db.execute("""select tallybook.enqueue('default', 'strict', '{"user": 42}')""").fetchone()
+    async with working(app, dsn):
+        (ended,) = await jobs.ends(job)
+    assert (ended.state, ended.attempts) == ("dead", 1)
+    assert ended.last_error is not None
+    assert "user_id" in ended.last_error
+
+
+async def test_an_old_and_a_new_worker_on_one_queue(dsn: str, db: Any) -> None:
+    """S5-08 S4-10: a task that the old worker does not know is put aside, without a failure, for the new one.
+
+    Nobody new is there at first: the job is visible as unserved, the old worker goes on with what it knows. Once a
+    worker knows the task, its jobs run at once, those of old and new side by side.
+    """
+    old, new = App("old"), App("new")
+    ran: list[tuple[str, int]] = []
+
+    @old.task(name="known")
+    async def known_by_old(n: int) -> None:
+        ran.append(("old", n))
+
+    @new.task(name="known")
+    async def known_by_new(n: int) -> None:
+        ran.append(("new", n))
+
+    @new.task
+    async def fresh(n: int) -> None:
+        ran.append(("new", n))
+
+    jobs = Jobs(new, db)
+    async with working(old, dsn, **SLEEPY):
+        aside = [fresh.enqueue_sync(db, n) for n in range(5)]
+        for job in aside:
+            await eventually(lambda job=job: jobs(job).unserved, "is put aside")  # type: ignore[misc]
+        info = jobs(aside[0])
+        assert (info.state, info.attempts, info.failures, info.crashes) == ("available", 0, 0, 0)
+        (served,) = await jobs.ends(known_by_new.enqueue_sync(db, 100))
+        assert ran == [("old", 100)]
+        async with working(new, dsn, **SLEEPY):
+            ended = await jobs.ends(*aside, seconds=5)
+            assert {(job.state, job.attempts, job.failures, job.unserved) for job in ended} == {
+                ("completed", 1, 0, False)
+            }
+            later = [fresh.enqueue_sync(db, n) for n in range(10, 40)]
+            later += [known_by_new.enqueue_sync(db, n) for n in range(110, 140)]
+            ended = await jobs.ends(*later, seconds=10)
+            assert {(job.state, job.failures) for job in ended} == {("completed", 0)}
+    assert sorted(n for _, n in ran) == [*range(5), *range(10, 40), 100, *range(110, 140)]
+    assert served.failures == 0
+
+
+async def test_slots_are_respected(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """Never more jobs at once than a queue has slots, async and plain ones together; and never fewer while there is work."""
+    running, most = 0, 0
+    gate = asyncio.Event()
+
+    @app.task
+    async def hold() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await gate.wait()
+        running -= 1
+
+    @app.task(queue="other")
+    async def other() -> None:
+        await gate.wait()
+
+    put = app.enqueue_many_sync(db, [hold.job() for _ in range(20)] + [other.job() for _ in range(5)])
+    async with working(app, dsn, queues={"default": 3, "other": 2}) as worker:
+        await eventually(lambda: running == 3 and len(worker.book.running) == 5, "all slots are taken")
+        assert sum(jobs(job).state == "running" for job in put) == 5
+        gate.set()
+        await jobs.ends(*put)
+        assert worker.book.free == {"default": 3, "other": 2}
+    assert most == 3
+
+
+async def test_a_plain_handler_takes_a_slot_for_as_long_as_it_runs(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """Plain handlers run side by side, as many as there are slots."""
+    import threading
+
+    together = threading.Barrier(4)
+
+    @app.task
+    def meets() -> None:
+        together.wait(10)
+
+    put = app.enqueue_many_sync(db, [meets.job() for _ in range(8)])
+    async with working(app, dsn, queues={"default": 4}):
+        assert {job.state for job in await jobs.ends(*put)} == {"completed"}
+
+
+async def test_lower_priority_numbers_run_first(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S1-08: lower numbers first, within a priority in the order of their enqueue."""
+    ran: list[int] = []
+
+    @app.task
+    async def note(n: int) -> None:
+        ran.append(n)
+
+    put = [note.with_(priority=priority).enqueue_sync(db, n) for n, priority in enumerate([5, 1, 2, 1, 0, 5])]
+    async with working(app, dsn, queues={"default": 1}):
+        await jobs.ends(*put)
+    assert ran == [4, 1, 3, 2, 0, 5]
+
+
+async def test_delayed_and_immediate_jobs_go_through_one_queue(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S2-01: scheduled and user-initiated jobs run by one worker; a delayed one when due, though nobody polls."""
+    ran: list[str] = []
+
+    @app.task
+    async def note(what: str) -> None:
+        ran.append(what)
+
+    async with working(app, dsn, **SLEEPY):
+        delayed = note.with_(delay=timedelta(seconds=0.7)).enqueue_sync(db, "delayed")
+        now = note.enqueue_sync(db, "now")
+        await jobs.ends(now)
+        (ended,) = await jobs.ends(delayed, seconds=5)
+    assert ran == ["now", "delayed"]
+    assert ended.started_at is not None
+    assert ended.run_at is not None
+    assert timedelta(0) <= ended.started_at - ended.run_at < timedelta(seconds=1)
+
+
+async def test_a_handlers_follow_up_runs_next(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S5-12: what a handler enqueues runs after it."""
+    ran: list[int] = []
+
+    @app.task
+    async def step(left: int) -> None:
+        ran.append(left)
+        if left:
+            await step.enqueue(app, left - 1)
+
+    app.dsn = dsn
+    async with working(app, dsn, **SLEEPY):
+        step.enqueue_sync(db, 5)
+        await eventually(lambda: ran == [5, 4, 3, 2, 1, 0], "all steps ran")

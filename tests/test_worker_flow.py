@@ -1,0 +1,338 @@
+"""When a worker claims, waits, is woken, paused, cancelled and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from support.workers import SLEEPY, Jobs, eventually, working
+from tallybook import App, Context
+
+pytestmark = pytest.mark.anyio
+
+SHORT = timedelta(milliseconds=50)
+
+
+@pytest.fixture
+def app() -> App:
+    return App("shop")
+
+
+@pytest.fixture
+def jobs(app: App, db: Any) -> Jobs:
+    return Jobs(app, db)
+
+
+class Handlers:
+    """A handler that runs until it is told to end, and one that ends at once."""
+
+    def __init__(self, app: App) -> None:
+        self.gate = asyncio.Event()
+        self.started: list[int] = []
+        self.told: list[str] = []
+
+        @app.task
+        async def hold(ctx: Context) -> None:
+            self.started.append(ctx.job_id)
+            try:
+                await self.gate.wait()
+            except asyncio.CancelledError:
+                self.told.append("cancelled")
+                raise
+
+        @app.task
+        async def note() -> None:
+            pass
+
+        self.hold, self.note = hold, note
+
+
+@pytest.fixture
+def handlers(app: App, anyio_backend: str) -> Handlers:
+    return Handlers(app)
+
+
+@pytest.mark.parametrize("options", [SLEEPY, {"notify": False, "poll": SHORT}], ids=["woken", "polling"])
+async def test_an_idle_worker_starts_a_job_at_once(
+    app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers, options: Any
+) -> None:
+    """An idle worker is woken by a commit, long before it would look; without a session it polls."""
+    async with working(app, dsn, **options) as worker:
+        for _ in range(5):
+            if worker.sleeper:
+                await eventually(lambda: worker.sleeper and worker.sleeper.clear, "the worker sleeps")
+            await jobs.ends(handlers.note.enqueue_sync(db), seconds=2)
+
+
+async def test_a_job_that_comes_while_the_worker_lies_down_is_not_missed(
+    app: App, dsn: str, connect: Any, jobs: Jobs, handlers: Handlers
+) -> None:
+    """A transaction that looked for sleepers before the worker lay down, and commits later, is found all the same."""
+    producer = connect(autocommit=False)
+    async with working(app, dsn, **SLEEPY) as worker:
+        for _ in range(10):
+            job = handlers.note.enqueue_sync(producer)  # busy or idle: wherever the worker is now
+            await asyncio.sleep(0.02)  # a transaction that stays open, not a wait for something
+            producer.commit()
+            await jobs.ends(job, seconds=3)
+    assert worker.finisher.counts["completed"] == 10
+
+
+async def test_pause_stops_claims_and_resume_wakes(app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers) -> None:
+    """A paused queue starts nothing more, what runs goes on, the other queue is served; resume wakes the worker."""
+    async with working(app, dsn, queues={"default": 5, "other": 5}, **SLEEPY):
+        running = handlers.hold.enqueue_sync(db)
+        await jobs.becomes(running, "running")
+        db.execute("select tallybook.pause('default')")
+        waits = handlers.note.enqueue_sync(db)
+        await jobs.ends(handlers.note.with_(queue="other").enqueue_sync(db))
+        assert jobs(waits).state == "available"
+        handlers.gate.set()
+        await jobs.ends(running)
+        await jobs.ends(handlers.note.with_(queue="other").enqueue_sync(db))
+        assert jobs(waits).state == "available"
+        db.execute("select tallybook.resume('default')")
+        await jobs.ends(waits, seconds=5)
+
+
+async def test_a_running_job_is_told_at_once_that_it_is_cancelled(
+    app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers
+) -> None:
+    """A cancel reaches an async handler long before the next heartbeat, ends it, and touches no other job."""
+    slow_beat = {"heartbeat": timedelta(seconds=60), "lease": timedelta(seconds=300)}
+    async with working(app, dsn, **SLEEPY, **slow_beat):
+        one, other = handlers.hold.enqueue_sync(db), handlers.hold.enqueue_sync(db)
+        await eventually(lambda: len(handlers.started) == 2, "both run")
+        assert app.cancel_sync(db, one, "not wanted") == "cancelling"
+        (ended,) = await jobs.ends(one, seconds=3)
+        assert (ended.state, ended.reason, ended.failures) == ("cancelled", "not wanted", 0)
+        assert (handlers.told, jobs(other).state) == (["cancelled"], "running")
+        handlers.gate.set()
+        assert (await jobs.ends(other))[0].state == "completed"
+
+
+async def test_a_cancelled_job_never_starts(app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers) -> None:
+    """Cancelled before it starts, available or scheduled, it never does."""
+    first = handlers.hold.enqueue_sync(db)
+    late = handlers.hold.with_(delay=SHORT).enqueue_sync(db)
+    last = handlers.note.enqueue_sync(db)
+    assert [app.cancel_sync(db, job) for job in (first, late)] == ["cancelled", "cancelled"]
+    async with working(app, dsn):
+        await jobs.ends(last)
+        await eventually(lambda: not db.execute("select from tallybook.scheduled").fetchall(), "it was promoted")
+        await jobs.ends(handlers.note.enqueue_sync(db))
+        assert [jobs(job).state for job in (first, late)] == ["cancelled", "cancelled"]
+    assert handlers.started == []
+
+
+async def test_told_before_its_handler_began_it_does_not_begin(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """A job in the hands of the worker that has not begun when the cancel arrives ends as cancelled, unstarted."""
+    started: list[int] = []
+
+    @app.task
+    async def note(n: int) -> None:
+        started.append(n)
+        if n == 0:  # the first of its batch: the others are behind it in the same turn of the loop
+            for job in worker.book.running.values():
+                if job.job_id != put[0].id:
+                    worker.runner.cancel(job.job_id, "not wanted")
+
+    put = app.enqueue_many_sync(db, [note.job(n) for n in range(4)])
+    async with working(app, dsn) as worker:
+        ended = await jobs.ends(*put)
+    assert started == [0]
+    assert [job.state for job in ended] == ["completed", *["cancelled"] * 3]
+
+
+async def test_a_handler_may_refuse_to_be_cancelled(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """A handler that catches the cancellation and returns has completed; its slot and the others are fine."""
+    gate = asyncio.Event()
+
+    @app.task
+    async def stubborn() -> None:
+        try:
+            await gate.wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+
+    async with working(app, dsn) as worker:
+        job = stubborn.enqueue_sync(db)
+        await jobs.becomes(job, "running")
+        await eventually(lambda: worker.book.running, "it runs")
+        app.cancel_sync(db, job)
+        assert (await jobs.ends(job))[0].state == "completed"
+        await eventually(lambda: worker.book.free == {"default": 10}, "its slot is free")
+
+
+async def test_a_plain_handler_keeps_its_job_until_it_returns(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """A thread cannot be cancelled: the job is not over, and its unique key not free, before its code is.
+
+    ctx.cancelled tells the handler; what ends by that is cancelled.
+    """
+    told, go_on = threading.Event(), threading.Event()
+
+    @app.task
+    def slow(ctx: Context) -> None:
+        while not ctx.cancelled:
+            if go_on.wait(0.01):
+                return
+        told.set()
+        go_on.wait(10)
+
+    async with working(app, dsn) as worker:
+        job = slow.with_(unique="one").enqueue_sync(db)
+        await jobs.becomes(job, "running")
+        await eventually(lambda: worker.book.running, "it runs")
+        app.cancel_sync(db, job)
+        await eventually(told.is_set, "the handler sees ctx.cancelled")
+        try:
+            assert jobs(job).state == "running"
+            assert slow.with_(unique="one").enqueue_sync(db).created is False
+            assert list(worker.book.running) == [job.id]
+        finally:
+            go_on.set()
+        assert (await jobs.ends(job))[0].state in ("cancelled", "completed")
+
+
+async def test_stop_with_nothing_running_ends_quickly(app: App, dsn: str, handlers: Handlers) -> None:
+    """A sleeping worker stops at once, and is off the record."""
+    async with working(app, dsn, **SLEEPY) as worker:
+        await eventually(lambda: worker.sleeper and worker.sleeper.clear, "the worker sleeps")
+        began = time.monotonic()
+    assert time.monotonic() - began < 2
+
+
+async def test_stop_finishes_what_runs_and_claims_nothing_more(
+    app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers
+) -> None:
+    """After a stop running jobs end as usual, what comes later stays in line, for another worker."""
+    async with working(app, dsn) as worker:
+        running = handlers.hold.enqueue_sync(db)
+        await eventually(lambda: handlers.started, "it runs")
+        worker.stop()
+        later = handlers.note.enqueue_sync(db)
+        assert jobs(running).state == "running"
+        handlers.gate.set()
+    assert (jobs(running).state, jobs(later).state) == ("completed", "available")
+    assert db.execute("select count(*) from tallybook.worker where ended_at is null").fetchone() == (0,)
+
+
+async def test_a_second_stop_gives_running_jobs_back_at_once(
+    app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers
+) -> None:
+    """An abort cancels handlers; their jobs are available at once, without a failure or a crash; no other one starts."""
+    async with working(app, dsn, queues={"default": 2}) as worker:
+        put = [handlers.hold.enqueue_sync(db) for _ in range(4)]
+        await eventually(lambda: len(handlers.started) == 2, "two run")
+        worker.stop()
+        worker.stop()
+    infos = [jobs(job) for job in put]
+    assert [(info.state, info.failures, info.crashes) for info in infos] == [("available", 0, 0)] * 4
+    assert handlers.told == ["cancelled"] * 2
+    handlers.gate.set()
+    async with working(app, dsn):
+        await jobs.ends(*put)
+    assert len(handlers.started) == 6
+
+
+async def test_abort_does_not_wait_for_a_thread(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """A plain handler that does not end is left behind after the abort's time; its job is given back."""
+    gate = threading.Event()
+
+    @app.task
+    def stuck() -> None:
+        gate.wait(20)
+
+    try:
+        async with working(app, dsn, abort_timeout=timedelta(seconds=0.3)) as worker:
+            job = stuck.enqueue_sync(db)
+            await jobs.becomes(job, "running")
+            await eventually(lambda: worker.book.running, "it runs")
+            worker.stop()
+            worker.stop()
+        info = jobs(job)
+        assert (info.state, info.failures, info.crashes) == ("available", 0, 0)
+    finally:
+        gate.set()
+
+
+async def test_a_handler_that_blocks_the_loop_keeps_its_jobs(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """A handler that blocks the event loop for longer than the lease is not robbed of its job by another worker."""
+    ran: list[int] = []
+
+    @app.task
+    async def blocks(ctx: Context) -> None:
+        ran.append(ctx.attempt)
+        time.sleep(3.5)  # noqa: ASYNC251  it is what this test is about; the lease is 2 s
+
+    job = blocks.enqueue_sync(db)
+    other = _OtherWorker(dsn)
+    async with working(app, dsn):
+        (ended,) = await jobs.ends(job)
+    other.stop()
+    assert (ended.state, ended.attempts, ended.crashes, ran) == ("completed", 1, 0, [1])
+    assert other.rescued == 0
+
+
+class _OtherWorker(threading.Thread):
+    """Rescues with a lease of 2 s, again and again, in a thread of its own."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__(daemon=True)
+        self.dsn, self.rescued, self._over = dsn, 0, threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        import psycopg
+
+        with psycopg.connect(self.dsn, autocommit=True) as conn:
+            while not self._over.wait(0.1):
+                row = conn.execute("select lost from tallybook.rescue('2 s')").fetchone()
+                self.rescued += row[0] if row else 0
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+async def test_an_attempt_that_was_lost_does_not_hide_the_next(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """A worker that was given up and gets its own job again keeps sight of the new attempt when the old one ends."""
+    gates = {1: asyncio.Event(), 2: asyncio.Event()}
+    over: list[int] = []
+
+    @app.task
+    async def stubborn(ctx: Context) -> None:
+        try:
+            await gates[ctx.attempt].wait()
+        except asyncio.CancelledError:
+            await gates[ctx.attempt].wait()  # as bad handlers do
+        over.append(ctx.attempt)
+
+    async with working(app, dsn, **SLEEPY) as worker:
+        job = stubborn.enqueue_sync(db)
+        await jobs.becomes(job, "running")
+        db.execute("update tallybook.worker set seen_at = '-infinity'")
+        db.execute("select tallybook.rescue(only_worker => id) from tallybook.worker")
+        await eventually(lambda: jobs(job).attempt == 2 and jobs(job).state == "running", "it runs again")
+        gates[1].set()
+        await eventually(lambda: over == [1], "the lost attempt is over")
+        assert [running.attempt for running in worker.book.running.values()] == [2]
+        worker.stop()
+        gates[2].set()
+    info = jobs(job)
+    assert (info.state, info.attempts, info.crashes) == ("completed", 2, 1)
+
+
+async def test_nothing_of_a_stopped_worker_stays_on_record(app: App, dsn: str, db: Any) -> None:
+    """A heartbeat on its way while the worker stops does not put it on record again."""
+    fast = {"heartbeat": timedelta(milliseconds=2), "lease": timedelta(seconds=2)}
+    for _ in range(8):
+        async with working(app, dsn, **fast) as worker:
+            await eventually(lambda: worker.heartbeat and worker.heartbeat.worker_id, "it is on record")
+    on_record = "select count(*), count(*) filter (where ended_at is null) from tallybook.worker"
+    assert db.execute(on_record).fetchone() == (8, 0)

@@ -1,0 +1,401 @@
+"""Handlers: each runs as if it had the event loop's task and its context for itself, and none can hurt the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from support.workers import Jobs, eventually, working
+from tallybook import App, Cancel, Constant, Context, Dead, Snooze
+
+pytestmark = pytest.mark.anyio
+
+mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="clean")
+
+
+@pytest.fixture
+def app() -> App:
+    return App("shop")
+
+
+@pytest.fixture
+def jobs(app: App, db: Any) -> Jobs:
+    return Jobs(app, db)
+
+
+async def test_async_and_plain_handlers_run(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """An async handler runs on the loop, a plain one on a thread; both get their args by name, and a Context."""
+    seen: list[Any] = []
+
+    @app.task
+    async def on_loop(ctx: Context, a: int, *, b: str = "x") -> None:
+        seen.append((ctx.task, ctx.job_id, ctx.attempt, ctx.args, a, b, threading.current_thread() is main))
+
+    @app.task
+    def on_thread(ctx: Context, a: int, *, b: str = "x") -> None:
+        seen.append((ctx.task, ctx.job_id, ctx.attempt, ctx.args, a, b, threading.current_thread() is main))
+
+    main = threading.current_thread()
+    first = on_loop.enqueue_sync(db, 1, b="y")
+    second = on_thread.enqueue_sync(db, 2)
+    async with working(app, dsn):
+        await jobs.ends(first, second)
+    assert sorted(seen) == [
+        ("on_loop", first.id, 1, {"a": 1, "b": "y"}, 1, "y", True),
+        ("on_thread", second.id, 1, {"a": 2}, 2, "x", False),
+    ]
+
+
+async def test_lifespans_open_once_and_close_at_the_stop(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """What lifespans put into ctx.state every handler finds; they close in reverse when the worker has stopped."""
+    events: list[Any] = []
+
+    @app.lifespan
+    async def outer(ctx: Context) -> AsyncIterator[None]:
+        ctx.state.word = "hello"
+        yield
+        events.append("outer closed")
+
+    @app.lifespan
+    async def inner(ctx: Context) -> AsyncIterator[None]:
+        ctx.state.words = [ctx.state.word]
+        yield
+        events.append("inner closed")
+
+    @app.task
+    async def say(ctx: Context) -> None:
+        events.append(ctx.state.words)
+
+    async with working(app, dsn):
+        await jobs.ends(say.enqueue_sync(db), say.enqueue_sync(db))
+    assert events == [["hello"], ["hello"], "inner closed", "outer closed"]
+
+
+async def test_around_job_wraps_each_job_and_sees_its_error(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """Hooks nest as declared, run in the job's own context, for plain handlers too, and see what a handler raises."""
+    events: list[Any] = []
+
+    @app.around_job
+    async def outer(ctx: Context) -> AsyncIterator[None]:
+        mark.set(f"job {ctx.args['n']}")
+        try:
+            yield
+        except ValueError as error:
+            events.append(("outer", str(error)))
+            raise
+
+    @app.around_job
+    async def inner(ctx: Context) -> AsyncIterator[None]:
+        yield
+        events.append(("inner", mark.get()))
+
+    @app.task(retry=Constant(timedelta(hours=1)))
+    async def on_loop(n: int) -> None:
+        events.append(("handler", mark.get()))
+        if n == 2:
+            raise ValueError("no luck")
+
+    @app.task
+    def on_thread(n: int) -> None:
+        events.append(("thread", mark.get()))
+
+    async with working(app, dsn):
+        await jobs.ends(on_loop.enqueue_sync(db, 1))
+        await jobs.becomes(on_loop.enqueue_sync(db, 2), "retrying")
+        await jobs.ends(on_thread.enqueue_sync(db, 3))
+    assert events == [
+        ("handler", "job 1"),
+        ("inner", "job 1"),
+        ("handler", "job 2"),
+        ("outer", "no luck"),
+        ("thread", "job 3"),
+        ("inner", "job 3"),
+    ]
+
+
+async def test_context_variables_of_a_job_end_with_it(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """What one job sets the next does not see, whether they waited or not, on loop and threads; children inherit it."""
+    seen: list[str] = []
+
+    @app.task
+    async def leave(n: int, wait: bool) -> None:
+        seen.append(mark.get())
+        mark.set(f"left by {n}")
+        if wait:
+            await asyncio.sleep(0)
+            assert mark.get() == f"left by {n}"
+            assert await asyncio.create_task(_look()) == f"left by {n}"
+
+    @app.task
+    def leave_in_thread(n: int) -> None:
+        seen.append(mark.get())
+        mark.set(f"left by {n}")
+
+    async def _look() -> str:
+        return mark.get()
+
+    many = [leave.job(n, n % 3 == 1) for n in range(30)] + [leave_in_thread.job(n) for n in range(20)]
+    put = app.enqueue_many_sync(db, many)
+    async with working(app, dsn):
+        ended = await jobs.ends(*put)
+    assert {job.state for job in ended} == {"completed"}
+    assert seen == ["clean"] * 50
+
+
+async def test_timeouts_and_groups_work_inside_handlers(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """asyncio.timeout, TaskGroup, and anyio's scopes and groups work, between jobs that never wait."""
+    seen: list[str] = []
+
+    @app.task
+    async def quick() -> None:
+        pass
+
+    @app.task
+    async def times_out(after_waiting: bool) -> None:
+        if after_waiting:
+            await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(0.02):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            seen.append("asyncio.timeout")
+        with anyio.move_on_after(0.02) as scope:
+            await anyio.sleep_forever()
+        seen.append(f"anyio {scope.cancelled_caught}")
+
+    @app.task
+    async def groups() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(0.01))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(asyncio.Event().wait())
+                group.create_task(_fails())
+        except* ValueError:
+            seen.append("TaskGroup")
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.sleep_forever)
+            group.cancel_scope.cancel()
+        seen.append("anyio group")
+
+    async def _fails() -> None:
+        raise ValueError
+
+    calls = [
+        quick.job(),
+        times_out.job(False),
+        quick.job(),
+        times_out.job(True),
+        quick.job(),
+        groups.job(),
+        quick.job(),
+    ]
+    put = app.enqueue_many_sync(db, calls)
+    async with working(app, dsn, queues={"default": 20}):
+        ended = await jobs.ends(*put)
+    assert [job.state for job in ended] == ["completed"] * 7
+    assert sorted(seen) == ["TaskGroup", "anyio True", "anyio True", "anyio group", *["asyncio.timeout"] * 2]
+
+
+async def test_one_that_waits_holds_up_no_other(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """Handlers that never wait run on while others wait before, between and after them; each ends when it is told."""
+    gates = {n: asyncio.Event() for n in range(0, 30, 3)}
+
+    @app.task
+    async def maybe(n: int) -> None:
+        if n in gates:
+            await gates[n].wait()
+
+    put = app.enqueue_many_sync(db, [maybe.job(n) for n in range(30)])
+    async with working(app, dsn, queues={"default": 40}) as worker:
+        await jobs.ends(*[job for n, job in enumerate(put) if n not in gates])
+        assert sorted(worker.book.running) == [put[n].id for n in gates]
+        for n in reversed(gates):
+            gates[n].set()
+            await jobs.ends(put[n])
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+ERRORS = {
+    "ValueError": lambda: ValueError("no luck"),
+    "CancelledError": lambda: asyncio.CancelledError("of its own"),
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "SystemExit": lambda: SystemExit(3),
+    "GeneratorExit": GeneratorExit,
+    "StopIteration": StopIteration,
+    "StopAsyncIteration": StopAsyncIteration,
+    "unprintable": Unprintable,
+    "NUL": lambda: ValueError("a\0b \ud800"),
+    "group": lambda: ExceptionGroup("many", [ValueError("one"), Snooze(timedelta(hours=1))]),
+    "TimeoutError": TimeoutError,
+}
+
+
+@pytest.mark.parametrize("where", ["at once", "after waiting", "thread"])
+@pytest.mark.parametrize("kind", ERRORS)
+async def test_whatever_a_handler_raises_fails_its_job_only(
+    app: App, dsn: str, db: Any, jobs: Jobs, kind: str, where: str
+) -> None:
+    """S5-09: any exception ends one attempt as failed; the worker, and the jobs beside it, go on."""
+    retry = Constant(timedelta(hours=1))
+
+    @app.task(retry=retry)
+    async def on_loop(waits: bool) -> None:
+        if waits:
+            await asyncio.sleep(0)
+        raise ERRORS[kind]()
+
+    @app.task(retry=retry)
+    def on_thread() -> None:
+        raise ERRORS[kind]()
+
+    @app.task
+    async def fine() -> None:
+        await asyncio.sleep(0)
+
+    bad = on_thread.job() if where == "thread" else on_loop.job(where == "after waiting")
+    put = app.enqueue_many_sync(db, [fine.job(), bad, fine.job()])
+    async with working(app, dsn) as worker:
+        await jobs.ends(put[0], put[2], fine.enqueue_sync(db))
+        failed = await jobs.becomes(put[1], "retrying", seconds=5)
+        assert worker.book.free == {"default": 10}
+    assert failed.failures == 1
+    assert failed.errors is not None and failed.errors[0]["type"]
+
+
+OUTCOMES = {
+    "Snooze for ever": lambda: Snooze(timedelta.max),
+    "Snooze until the end": lambda: Snooze(until=datetime.max.replace(tzinfo=UTC)),
+    "Cancel with NUL": lambda: Cancel("a\0b"),
+    "Cancel with a surrogate": lambda: Cancel("\ud800"),
+    "Dead with NUL": lambda: Dead("a\0b"),
+    "Dead with a surrogate": lambda: Dead("\ud800"),
+    "Dead, in megabytes": lambda: Dead("x" * 5_000_000),
+    "Cancel with a number": lambda: Cancel(42),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("kind", OUTCOMES)
+async def test_no_outcome_can_stop_the_worker(app: App, dsn: str, db: Any, jobs: Jobs, kind: str) -> None:
+    """S5-09: an outcome that cannot be stored as it is ends its job somehow, and the worker goes on."""
+
+    @app.task
+    async def odd() -> Any:
+        return OUTCOMES[kind]()
+
+    @app.task
+    async def fine() -> None:
+        pass
+
+    job = odd.enqueue_sync(db)
+    async with working(app, dsn):
+        await jobs.becomes(job, "cancelled", "dead", "scheduled", "retrying", seconds=5)
+        await jobs.ends(fine.enqueue_sync(db), seconds=5)
+
+
+class Never:
+    def delay(self, failures: int) -> Any:
+        raise RuntimeError("no idea")
+
+
+class Number:
+    def delay(self, failures: int) -> Any:
+        return 5
+
+
+class Longest:
+    def delay(self, failures: int) -> Any:
+        return timedelta.max
+
+
+class Backwards:
+    def delay(self, failures: int) -> Any:
+        return timedelta(days=-1)
+
+
+@pytest.mark.parametrize("policy", [Never, Number, Longest, Backwards])
+async def test_no_retry_policy_can_stop_the_worker(app: App, dsn: str, db: Any, jobs: Jobs, policy: Any) -> None:
+    """S5-09: a retry policy of the user's that raises, or returns nonsense, fails its own job only."""
+
+    @app.task(retry=policy(), max_attempts=2)
+    async def broken() -> None:
+        raise ValueError("no luck")
+
+    @app.task
+    async def fine() -> None:
+        pass
+
+    job = broken.enqueue_sync(db)
+    async with working(app, dsn) as worker:
+        await jobs.becomes(job, "retrying", "dead", seconds=5)
+        await jobs.ends(fine.enqueue_sync(db), seconds=5)
+        await eventually(lambda: worker.book.free == {"default": 10}, "all slots are free")
+
+
+async def test_a_plain_function_that_returns_a_coroutine_is_awaited(
+    app: App, dsn: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An async function behind a plain decorator is run to its end, not thrown away and called completed."""
+    ran: list[str] = []
+
+    async def inside() -> None:
+        await asyncio.sleep(0)
+        ran.append("inside")
+
+    @app.task
+    def outside() -> Any:
+        return inside()
+
+    job = outside.enqueue_sync(db)
+    async with working(app, dsn):
+        (ended,) = await jobs.ends(job)
+    assert (ended.state, ran) == ("completed", ["inside"])
+
+
+async def test_the_asyncio_task_that_a_job_cancels_is_its_own(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """A handler that cancels its own asyncio task, and returns, cancels no job that runs after it."""
+
+    @app.task
+    async def cancels_itself() -> None:
+        current = asyncio.current_task()
+        assert current is not None
+        current.cancel()
+
+    @app.task
+    async def waits() -> None:
+        await asyncio.sleep(0.01)
+
+    put = app.enqueue_many_sync(db, [cancels_itself.job(), waits.job(), cancels_itself.job(), waits.job()])
+    async with working(app, dsn):
+        await eventually(lambda: all(jobs(job).state not in ("available", "running") for job in put), "all have ended")
+    assert [jobs(job).state for job in put] == ["completed"] * 4
+
+
+async def test_every_log_line_of_a_job_names_it(
+    app: App, dsn: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ctx.log marks its lines with the job, in the text and as an attribute."""
+    caplog.set_level(logging.INFO, logger="tallybook.job")
+
+    @app.task
+    async def talks(ctx: Context) -> None:
+        ctx.log.info("page %s", 4)
+
+    job = talks.enqueue_sync(db)
+    async with working(app, dsn):
+        await jobs.ends(job)
+    (line,) = [record for record in caplog.records if record.name == "tallybook.job"]
+    assert line.getMessage() == f"[talks {job.id}] page 4"
+    assert line.job == job.id  # type: ignore[attr-defined]

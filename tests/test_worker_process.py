@@ -1,0 +1,346 @@
+"""Workers as real processes, with real signals and a real server that goes away."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.waiting import wait_until
+from support.worker_process import ROOT, Workers, app, hold, note, rest, stuck
+from tallybook import JobInfo
+from tallybook._db.migrate import migrate
+from tallybook.embedded import Server, temporary_server
+
+LIVING = "select count(*) from tallybook.worker where ended_at is null"
+
+
+@pytest.fixture
+def workers(dsn: str, db: Any) -> Iterator[Workers]:
+    with Workers(dsn, db) as workers:
+        yield workers
+
+
+def state(workers: Workers, job: Any) -> JobInfo:
+    return app.get_sync(workers.db, job)
+
+
+def ended(workers: Workers, *jobs: Any, seconds: float = 15.0) -> list[JobInfo]:
+    for job in jobs:
+        wait_until(
+            lambda job=job: state(workers, job).state in ("completed", "dead", "cancelled"),  # type: ignore[misc]
+            f"job {job.id} has ended",
+            seconds=seconds,
+        )
+    return [state(workers, job) for job in jobs]
+
+
+def runs(workers: Workers, job: Any) -> None:
+    wait_until(lambda: workers.ran(job), f"job {job.id} runs")
+
+
+def test_sigterm_finishes_what_runs(workers: Workers) -> None:
+    """SIGTERM: the running job ends as usual, nothing more is claimed, the exit code is 0."""
+    worker = workers.start()
+    running = hold.enqueue_sync(workers.db, 1)
+    runs(workers, running)
+    worker.signal(signal.SIGTERM)
+    wait_until(lambda: _asleep(workers), "the signal has arrived", seconds=5)
+    later = note.enqueue_sync(workers.db, 2)
+    assert state(workers, running).state == "running"
+    workers.open_gate()
+    assert worker.ends() == 0
+    assert (state(workers, running).state, state(workers, later).state) == ("completed", "available")
+    assert workers.db.execute(LIVING).fetchone() == (0,)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_gives_jobs_back(workers: Workers, number: signal.Signals) -> None:
+    """A second SIGTERM or SIGINT aborts: the job is available at once, with no failure and no crash."""
+    worker = workers.start()
+    running = hold.enqueue_sync(workers.db, 1)
+    runs(workers, running)
+    worker.signal(number)
+    wait_until(lambda: not worker.process.poll() and _asleep(workers), "the first signal has arrived", seconds=5)
+    worker.signal(number)
+    assert worker.ends(10) == 0
+    info = state(workers, running)
+    assert (info.state, info.failures, info.crashes) == ("available", 0, 0)
+    second = workers.start()
+    wait_until(lambda: len(workers.ran(running)) == 2, "another worker runs it")
+    assert workers.ran(running)[-1] == (2, second.name)
+
+
+def _asleep(workers: Workers) -> bool:
+    # A job that is put in now and is not claimed: the worker claims no more.
+    job = note.enqueue_sync(workers.db, 9)
+    try:
+        wait_until(lambda: state(workers, job).state != "available", "", seconds=0.5)
+    except AssertionError:
+        app.cancel_sync(workers.db, job)
+        return True
+    return False
+
+
+def test_a_thread_that_does_not_end_does_not_keep_the_process(workers: Workers) -> None:
+    """After the second signal the process ends although a plain handler goes on; its job is given back."""
+    worker = workers.start()
+    job = stuck.enqueue_sync(workers.db)
+    wait_until(lambda: state(workers, job).state == "running", "it runs")
+    worker.signal(signal.SIGTERM)
+    wait_until(lambda: _asleep(workers), "the first signal has arrived", seconds=5)
+    worker.signal(signal.SIGTERM)
+    worker.ends(10)
+    info = state(workers, job)
+    assert (info.state, info.failures, info.crashes) == ("available", 0, 0)
+
+
+def test_jobs_of_a_killed_worker_are_rescued(workers: Workers) -> None:
+    """S1-11 S4-20: SIGKILL: another worker runs the job within seconds; its unique key is not stuck.
+
+    The lease is 30 s here: what is seen is that the session is gone. It counts a crash, no failure.
+    """
+    slow = {"lease": 30.0, "heartbeat": 10.0}
+    first = workers.start(**slow)
+    job = hold.with_(unique="asset 7").enqueue_sync(workers.db, 1)
+    runs(workers, job)
+    second = workers.start(**slow)
+    began = time.monotonic()
+    first.signal(signal.SIGKILL)
+    wait_until(lambda: len(workers.ran(job)) == 2, "the other worker runs it", seconds=8)
+    assert time.monotonic() - began < 8
+    assert hold.with_(unique="asset 7").enqueue_sync(workers.db, 1).id == job.id
+    workers.open_gate()
+    (info,) = ended(workers, job)
+    assert (info.state, info.attempts, info.crashes, info.failures) == ("completed", 2, 1, 0)
+    assert workers.ran(job) == [(1, "w1"), (2, second.name)]
+    assert info.errors is not None
+    assert info.errors[0]["type"] == "WorkerLost"
+    again = hold.with_(unique="asset 7").enqueue_sync(workers.db, 1)
+    assert again.created
+    ended(workers, again)
+
+
+def test_a_job_that_kills_its_workers_is_dead(workers: Workers) -> None:
+    """After three workers that died with it a job is a dead letter, with its crashes counted and no failure."""
+    job = hold.enqueue_sync(workers.db, 1)
+    for crash in range(1, 4):
+        worker = workers.start()
+        wait_until(lambda crash=crash: len(workers.ran(job)) == crash, "it runs")  # type: ignore[misc]
+        worker.signal(signal.SIGKILL)
+        worker.ends()
+    workers.start()
+    (info,) = ended(workers, job)
+    assert (info.state, info.reason, info.crashes, info.failures, info.attempts) == ("dead", "crashed", 3, 0, 3)
+
+
+def test_a_zombie_is_refused_and_comes_back(workers: Workers) -> None:
+    """Stopped for longer than its lease a worker is given up. Its late end is refused, and it returns as a new one."""
+    zombie = workers.start()
+    job = hold.enqueue_sync(workers.db, 1)
+    runs(workers, job)
+    (old_id,) = workers.ids(zombie)
+    zombie.signal(signal.SIGSTOP)
+    second = workers.start()
+    wait_until(lambda: len(workers.ran(job)) == 2, "the other worker runs it", seconds=10)
+    workers.open_gate()
+    (info,) = ended(workers, job)
+    zombie.signal(signal.SIGCONT)
+    wait_until(lambda: len(workers.ids(zombie)) == 2, "the zombie is back under a new number")
+    assert (info.state, info.attempts, info.crashes) == ("completed", 2, 1)
+    assert info.worker == second.name
+    ends = workers.db.execute("select attempt, state from tallybook.attempt where job_id = %s order by 1", (job.id,))
+    assert ends.fetchall() == [(1, "lost"), (2, "completed")]
+    second.signal(signal.SIGTERM)
+    assert second.ends() == 0
+    more = note.enqueue_sync(workers.db, 2)
+    ended(workers, more)
+    assert workers.ran(more) == [(1, zombie.name)]
+    assert workers.ids(zombie)[0] == old_id
+
+
+def test_no_worker_is_a_leader(workers: Workers) -> None:
+    """S1-10 S2-14: whichever worker dies, the others promote, rescue and run; there is no coordinator to lose."""
+    started = [workers.start() for _ in range(3)]
+    while len(started) > 1:
+        running = hold.enqueue_sync(workers.db, 1)
+        runs(workers, running)
+        name = workers.ran(running)[0][1]
+        victim = next(worker for worker in started if worker.name == name)
+        victim.signal(signal.SIGKILL)
+        started.remove(victim)
+        delayed = note.with_(delay="300 ms").enqueue_sync(workers.db, 2)
+        ended(workers, delayed)
+        wait_until(lambda running=running: len(workers.ran(running)) == 2, "it was rescued")  # type: ignore[misc]
+        workers.open_gate()
+        ended(workers, running)
+        workers.db.execute("delete from gate")
+
+
+def test_many_workers_run_each_job_once(workers: Workers) -> None:
+    """S2-10 S5-10: adding worker processes shares the work; each of 2,000 jobs runs exactly once."""
+    fleet = [workers.start(wait=False, queues={"default": 20}) for _ in range(4)]
+    for worker in fleet:
+        wait_until(lambda worker=worker: workers.ids(worker), "is on record")  # type: ignore[misc]
+    for _ in range(20):
+        app.enqueue_many_sync(workers.db, [note.job(n) for n in range(100)])
+    count = "select count(*) from ran"
+    wait_until(lambda: workers.db.execute(count).fetchone() == (2000,), "all have run", seconds=40)
+    for worker in fleet:
+        worker.signal(signal.SIGTERM)
+    assert [worker.ends() for worker in fleet] == [0] * 4
+    attempts = "select count(*), count(distinct job_id), max(attempt) from tallybook.attempt where state = 'completed'"
+    assert workers.db.execute(attempts).fetchone() == (2000, 2000, 1)
+    assert workers.db.execute("select count(distinct job_id), count(distinct worker) from ran").fetchone() == (2000, 4)
+
+
+CONSUMERS = """
+import asyncio, json, sys, uuid
+import psycopg
+
+async def consume(dsn, name):
+    taken = []
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=1) as conn:
+        (worker,) = await (await conn.execute("select tallybook.worker_start(%s, array['default'])", (name,))).fetchone()
+        ready.release()
+        await start.wait()
+        while True:
+            lease = uuid.uuid4()
+            row = await (await conn.execute(
+                "select jobs from tallybook.claim(%s::int, array['default'], array[%s::int], %s)", (worker, 1 + worker % 3, lease)
+            )).fetchone()
+            if not row[0]:
+                return taken
+            jobs = await (await conn.execute("select job_id, attempt from tallybook.leased(%s)", (lease,))).fetchall()
+            taken += [job_id for job_id, _ in jobs]
+            for job_id, attempt in jobs:
+                await conn.execute("select tallybook.complete(%s, %s, %s)", (lease, job_id, attempt))
+
+async def main(dsn, number):
+    global ready, start
+    ready, start = asyncio.Semaphore(0), asyncio.Event()
+    consumers = [asyncio.create_task(consume(dsn, f"{number}/{n}")) for n in range(26)]
+    for _ in consumers:
+        await ready.acquire()
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    start.set()
+    print(json.dumps(await asyncio.gather(*consumers)))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_more_than_100_consumers_take_no_job_twice(dsn: str, db: Any) -> None:
+    """S3-10: 104 consumers in 4 processes, each with a connection of its own, claim by SQL: no job goes to two."""
+    app.enqueue_many_sync(db, [note.job(n) for n in range(1500)])
+    crowd = [
+        subprocess.Popen(
+            [sys.executable, "-c", CONSUMERS, dsn, str(n)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ,
+        )
+        for n in range(4)
+    ]
+    try:
+        for process in crowd:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        said = []
+        for process in crowd:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        for process in crowd:
+            said.append(process.communicate(timeout=60)[0])
+    finally:
+        for process in crowd:
+            process.kill()
+            process.wait()
+    taken = [job_id for text in said for one in json.loads(text) for job_id in one]
+    assert len(taken) == len(set(taken)) == 1500
+    states = "select state, count(*) from tallybook.job group by state"
+    assert db.execute(states).fetchall() == [("completed", 1500)]
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """A server that the test may kill."""
+    with temporary_server() as server:
+        with psycopg.connect(server.create_database("shop")) as conn:
+            migrate(conn)
+        yield server
+
+
+def test_a_restart_of_the_server_loses_nothing(own_server: Server) -> None:
+    """The server is killed and started again in the middle: the worker waits, comes back, and every job ends."""
+    dsn = own_server.dsn("shop")
+    with Workers(dsn, psycopg.connect(dsn, autocommit=True)) as workers:
+        worker = workers.start()
+        jobs = app.enqueue_many_sync(workers.db, [rest.job(n) for n in range(3000)])
+        done = "select count(*) from tallybook.outcome where state = 'completed'"
+        wait_until(lambda: workers.db.execute(done).fetchone()[0] > 100, "it is at work")
+        own_server.kill()
+        own_server.start()
+        workers.db = psycopg.connect(dsn, autocommit=True)
+        later = rest.enqueue_sync(workers.db, 1)
+        ended(workers, jobs[-1], later, seconds=40)
+        left = "select state, count(*) from tallybook.job group by state"
+        wait_until(lambda: workers.db.execute(left).fetchall() == [("completed", 3001)], "all have ended", seconds=20)
+        assert worker.process.poll() is None
+        worker.signal(signal.SIGTERM)
+        assert worker.ends() == 0
+        workers.db.close()
+
+
+def test_a_worker_waits_for_a_server_that_is_not_up(own_server: Server) -> None:
+    """Started before its server, a worker waits, and runs what is there when it comes."""
+    dsn = own_server.dsn("shop")
+    with psycopg.connect(dsn, autocommit=True) as db, Workers(dsn, db):
+        job = note.enqueue_sync(db, 1)
+    own_server.kill()
+    with Workers(dsn) as workers:
+        worker = workers.start(wait=False)
+        assert _says(worker, "waiting for it")
+        own_server.start()
+        workers.db = psycopg.connect(dsn, autocommit=True)
+        assert ended(workers, job)[0].state == "completed"
+        workers.db.close()
+
+
+def _says(worker: Any, words: str) -> bool:
+    return any(words in line for line in worker.process.stderr)
+
+
+def test_a_worker_that_waits_for_its_server_can_be_stopped(own_server: Server) -> None:
+    """SIGTERM ends a worker that was started before its server, although there is nothing to connect to."""
+    dsn = own_server.dsn("shop")
+    own_server.kill()
+    with Workers(dsn) as workers:
+        worker = workers.start(wait=False)
+        assert _says(worker, "waiting for it")
+        worker.signal(signal.SIGTERM)
+        worker.ends(10)
+
+
+def test_a_worker_whose_server_is_away_can_be_stopped(own_server: Server) -> None:
+    """SIGTERM ends a worker whose server went away, idle or with a job that ran, within its stop's time."""
+    dsn = own_server.dsn("shop")
+    with Workers(dsn, psycopg.connect(dsn, autocommit=True)) as workers:
+        worker = workers.start(stop_timeout=1.0, abort_timeout=1.0)
+        jobs = app.enqueue_many_sync(workers.db, [rest.job(n) for n in range(2000)])
+        wait_until(lambda: state(workers, jobs[0]).state == "completed", "it is at work")
+        own_server.kill()
+        worker.signal(signal.SIGTERM)
+        worker.ends(12)

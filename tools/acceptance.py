@@ -1,0 +1,196 @@
+"""make acceptance: every row of docs/acceptance.md, the tests that name it, and whether they pass.
+
+    python tools/acceptance.py              run them, on two processes against one server, and print every row
+    python tools/acceptance.py --list       print every row with its tests, run nothing
+
+A test names a row in its docstring or its name: S1-05, S1-04..06, "S1-04, 05, 06", test_s1_05_... A row is shown when
+at least one test names it, and all that name it pass. Exit code 1 if one of them does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[1]
+ROWS = ROOT / "docs" / "acceptance.md"
+FOLDERS = ("tests", "examples")
+# As in tests/conftest.py.
+SETTINGS = {"max_prepared_transactions": "20", "max_connections": "200"}
+
+_ROW = re.compile(r"^\| (S\d-\d\d) \| (.+?) \|$", re.MULTILINE)
+_NAMED = re.compile(r"(?<![A-Za-z0-9])[Ss](\d)[-_](\d\d)(?!\d)((?:(?:\.\.|, ?| and )(?:[Ss]\1-)?\d\d\b)*)")
+_NEXT = re.compile(r"(\.\.|, ?| and )(?:[Ss]\d-)?(\d\d)")
+
+
+@dataclass(frozen=True, order=True)
+class Test:
+    """One test function: its file, relative to the repository, and its name within."""
+
+    path: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.path}::{self.name}"
+
+
+@dataclass
+class Results:
+    """How the runs of each test ended; a parametrized one has several."""
+
+    ends: dict[Test, list[str]] = field(default_factory=lambda: defaultdict(list))
+    crashed: bool = False
+
+    def of(self, test: Test) -> str:
+        """passed, FAILED, skipped, or not run."""
+        ends = self.ends.get(test, [])
+        if "failed" in ends:
+            return "FAILED"
+        return "passed" if "passed" in ends else "skipped" if ends else "not run"
+
+
+def rows(text: str) -> dict[str, str]:
+    """Id and title of every row, in order."""
+    return dict(_ROW.findall(text))
+
+
+def named_in(text: str) -> list[str]:
+    """The rows that a text names."""
+    found: list[str] = []
+    for match in _NAMED.finditer(text):
+        system, last = match[1], int(match[2])
+        numbers = [last]
+        for joint, number in _NEXT.findall(match[3]):
+            numbers += range(last + 1, int(number) + 1) if joint == ".." else [int(number)]
+            last = int(number)
+        found += [f"S{system}-{number:02}" for number in numbers]
+    return found
+
+
+def tests_of(path: Path) -> Iterator[tuple[Test, list[str]]]:
+    """The tests of one file with the rows that each names."""
+    where = path.relative_to(ROOT).as_posix()
+    tree = ast.parse(path.read_text("utf-8"), str(path))
+    for node, within in _functions(tree, ""):
+        named = named_in(node.name) + named_in(ast.get_docstring(node) or "")
+        yield Test(where, f"{within}{node.name}"), list(dict.fromkeys(named))
+
+
+def _functions(tree: Any, within: str) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
+            yield from _functions(node, f"{within}{node.name}::")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+            yield node, within
+
+
+def survey(known: Mapping[str, str]) -> dict[str, list[Test]]:
+    """The tests of every row. Ends the program where a test names a row that is none."""
+    found: dict[str, list[Test]] = {row: [] for row in known}
+    wrong = []
+    files = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("test_*.py"))
+    for path in files:
+        for test, named in tests_of(path):
+            for row in named:
+                if row in found:
+                    found[row].append(test)
+                else:
+                    wrong.append(f"{test} names {row}, which is not in docs/acceptance.md")
+    if wrong:
+        sys.exit("\n".join(wrong))
+    return found
+
+
+def run(tests: list[Test]) -> Results:
+    """Run these tests on two processes against one server."""
+    environment = dict(os.environ)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        if not environment.get("TALLYBOOK_TEST_DSN"):
+            from tallybook.embedded import temporary_server
+
+            version = int(environment.get("TALLYBOOK_TEST_PG") or 18)
+            server = stack.enter_context(temporary_server(version, settings=SETTINGS))
+            environment["TALLYBOOK_TEST_DSN"] = server.dsn()
+        report = Path(folder) / "report.xml"
+        command = [
+            *(sys.executable, "-m", "pytest", "-q", "-n", "2", "--tb=short", "-p", "no:cacheprovider"),
+            *("--junitxml", str(report), "-o", "junit_family=xunit1"),
+            *map(str, tests),
+        ]
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=sys.stderr, check=False)
+        return read(report, crashed=done.returncode not in (0, 1))
+
+
+def read(report: Path, *, crashed: bool = False) -> Results:
+    """What pytest's report says."""
+    results = Results(crashed=crashed)
+    if not report.exists():
+        results.crashed = True
+        return results
+    for case in ElementTree.parse(report).iter("testcase"):
+        path = (case.get("file") or "").replace(os.sep, "/")
+        module = path.removesuffix(".py").replace("/", ".")
+        classes = (case.get("classname") or "").removeprefix(module).strip(".")
+        name = (case.get("name") or "").partition("[")[0]
+        test = Test(path, "::".join([*filter(None, classes.split(".")), name]))
+        kinds = {child.tag for child in case}
+        end = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        results.ends[test].append(end)
+    return results
+
+
+def say(known: Mapping[str, str], found: Mapping[str, list[Test]], results: Results | None) -> int:
+    """Print every row; the exit code."""
+    shown, failed = 0, False
+    for row, title in known.items():
+        ends = [results.of(test) if results else "" for test in found[row]]
+        verdict = _verdict(ends, ran=results is not None)
+        shown += verdict in ("shown", "named")
+        failed = failed or any(end in ("FAILED", "not run") for end in ends)
+        print(f"{row}  {verdict:<6}  {title}")
+        for test, end in zip(found[row], ends, strict=True):
+            print(f"{'':15}{test}" + (f"  {end}" if end else ""))
+    if results is None:
+        print(f"acceptance: {shown} of {len(known)} rows have tests, none was run")
+        return 0
+    if results.crashed:
+        print("pytest itself failed, see above: tests that it did not come to count as not run")
+    print(f"acceptance: {shown} of {len(known)} rows shown")
+    return 1 if failed or results.crashed else 0
+
+
+def _verdict(ends: list[str], *, ran: bool) -> str:
+    if "FAILED" in ends:
+        return "FAILED"
+    if not ends:
+        return "open"
+    if not ran:
+        return "named"
+    return "shown" if set(ends) == {"passed"} else "open"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Every row of the mission with the tests that show it.")
+    parser.add_argument("--list", action="store_true", help="print rows and tests, run nothing")
+    arguments = parser.parse_args()
+    known = rows(ROWS.read_text("utf-8"))
+    found = survey(known)
+    tests = sorted({test for named in found.values() for test in named})
+    return say(known, found, None if arguments.list else run(tests) if tests else Results())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

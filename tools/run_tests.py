@@ -1,0 +1,116 @@
+"""What `make test` and `make test-all` run: pytest on every PostgreSQL that is there, one server for each.
+
+Without --all: everything but what is marked slow on 18, then what is marked servers on 16 and on 15. With --all:
+everything on every version. Other arguments go to pytest as they are. Ends with what could not run, by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from tallybook.embedded import EmbeddedError, EmbeddedUnavailable, temporary_server
+
+VERSIONS = (18, 16, 15)
+SETTINGS = {"max_prepared_transactions": "40", "max_connections": "200"}
+# Where a version comes from that the wheel does not bring.
+PACKAGES = {15: "Debian package postgresql-15"}
+NO_TESTS_COLLECTED = 5
+
+
+@dataclass
+class Result:
+    """One version's run: pytest's exit code and its closing line, or why there was none."""
+
+    version: int
+    code: int | None = None
+    seconds: float = 0.0
+    closing_line: str = ""
+    not_run: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.code) or (self.code is None and not self.not_run)
+
+
+def main() -> int:
+    options, extra = _arguments()
+    results = [_run(version, options, extra) for version in options.versions]
+    missing = [result for result in results if result.not_run]
+    print("\n--- tests ---")
+    for result in results:
+        if not result.not_run:
+            print(f"PostgreSQL {result.version}: {result.closing_line} [exit code {result.code}]")
+    for result in missing:
+        print(f"not run: PostgreSQL {result.version} ({result.not_run})")
+    if not missing:
+        print(f"not run: nothing; PostgreSQL {', '.join(map(str, options.versions))} were all there")
+    failed = [result for result in results if result.failed]
+    nothing_ran = len(missing) == len(results)
+    if not options.all:
+        print("left out: tests marked slow, and on 16 and 15 those not marked servers (make test-all runs them)")
+    outcome = "FAILED" if failed or nothing_ran else "passed"
+    print(f"tests: {outcome} in {sum(result.seconds for result in results):.0f} s")
+    return 1 if outcome == "FAILED" else 0
+
+
+def _arguments() -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="everything, slow tests included, on every version")
+    parser.add_argument("-n", "--processes", default="2", help="processes of pytest-xdist (2)")
+    parser.add_argument("--durations", type=int, default=15, help="how many of the slowest tests to name (15)")
+    parser.add_argument(
+        "--on", dest="versions", type=int, action="append", choices=VERSIONS, help="only this version; may be repeated"
+    )
+    options, extra = parser.parse_known_args()
+    options.versions = options.versions or list(VERSIONS)
+    return options, extra
+
+
+def _run(version: int, options: argparse.Namespace, extra: list[str]) -> Result:
+    started = time.monotonic()
+    result = Result(version)
+    try:
+        with temporary_server(version, settings=SETTINGS) as server:
+            print(f"\n--- PostgreSQL {version} ---", flush=True)
+            environment = {"TALLYBOOK_TEST_DSN": server.dsn(), "TALLYBOOK_TEST_PG": str(version)}
+            _pytest(_selection(version, options) + extra, options, environment, result)
+    except EmbeddedUnavailable:
+        result.not_run = "not installed" + (f": {PACKAGES[version]}" if version in PACKAGES else "")
+    except EmbeddedError as error:
+        result.closing_line = f"no server: {error}"
+        print(result.closing_line, flush=True)
+    result.seconds = time.monotonic() - started
+    return result
+
+
+def _selection(version: int, options: argparse.Namespace) -> list[str]:
+    if options.all:
+        return []
+    return ["-m", "not slow" if version == VERSIONS[0] else "servers and not slow"]
+
+
+def _pytest(selection: list[str], options: argparse.Namespace, environment: dict[str, str], result: Result) -> None:
+    """Run pytest; what it prints goes through at once, so that progress shows, and its closing line is kept."""
+    command = [sys.executable, "-m", "pytest", "-n", options.processes, f"--durations={options.durations}", *selection]
+    tail = b""
+    with subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        while chunk := os.read(running.stdout.fileno(), 65536):
+            os.write(sys.stdout.fileno(), chunk)
+            tail = (tail + chunk)[-4096:]
+    lines = tail.decode(errors="replace").split("\n")
+    result.closing_line = next(
+        (line.strip("= ") for line in reversed(lines) if line.strip("= ")), "pytest said nothing"
+    )
+    # Nothing selected is no failure where only few tests are meant to run.
+    chosen = bool(selection) and result.version != VERSIONS[0]
+    result.code = 0 if running.returncode == NO_TESTS_COLLECTED and chosen else running.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
