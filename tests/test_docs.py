@@ -296,6 +296,11 @@ def test_states_are_those_that_the_view_can_show(db: Any) -> None:
     db.execute("select tallybook.claim(1, '{default}', '{10}', %s::uuid)", (lease,))
     db.execute("select tallybook.complete(%s, 1, 1), tallybook.cancelled(%s, 2, 1)", (lease, lease))
     db.execute("select tallybook.fail(%s, 3, 1, '{}', final => true), tallybook.fail(%s, 4, 1, '{}')", (lease, lease))
+    for task in ("first of its key", "waiting"):
+        db.execute("select tallybook.enqueue('default', %s, order_key => 'k')", (task,))
+    lease = "7c9e6679-7425-40de-944b-e07fc1f90ae8"
+    db.execute("select tallybook.claim(1, '{default}', '{10}', %s::uuid)", (lease,))
+    db.execute("select tallybook.turn(array[%s::uuid, %s::uuid], '{6,7}', '{1,1}')", (lease, lease))
     db.execute("select tallybook.enqueue('default', 'available')")
     db.execute("select tallybook.enqueue('default', 'scheduled', run_at => now() + interval '1 hour')")
     assert set(listed) == {row[0] for row in db.execute("select state from tallybook.job where state = task")}

@@ -12,6 +12,7 @@
     ├── UnknownTask                      no function for this task name here
     ├── UnknownQueue                     no such queue
     ├── UnknownJob                       TB002: no such job, or its history is pruned
+    ├── KeyTaken                         TB008: another live job has the unique key, and on_conflict is "raise"
     ├── LeaseLost                        TB001: the attempt is not this worker's any more
     ├── WorkerEnded                      TB006: the worker is unknown to the server, or was declared ended
     ├── ForeignCursor                    TB004: the cursors were written by another cluster; rebase first
@@ -39,6 +40,7 @@ __all__ = [
     "DuplicateTask",
     "ForeignCursor",
     "InvalidArgument",
+    "KeyTaken",
     "LeaseLost",
     "NotSupported",
     "PayloadError",
@@ -231,6 +233,23 @@ class UnknownJob(TallybookError):
         self.job = job
 
 
+class KeyTaken(TallybookError):
+    """Another live job has the unique key (TB008), and this call said on_conflict="raise"; `job` is that job's id."""
+
+    job: int | None = None
+
+    def __init__(self, job: int, message: str | None = None, *, hint: str | None = None) -> None:
+        super().__init__(message or f"job {job} has the unique key", hint=hint)
+        self.job = job
+
+    @classmethod
+    def of_server(cls, sqlstate: str, message: str, detail: str | None, hint: str | None) -> Self:
+        """With the job's id, which the server gives as the detail."""
+        error = super().of_server(sqlstate, message, None, hint)
+        error.job = int(detail) if detail and detail.isdigit() else None
+        return error
+
+
 class LeaseLost(TallybookError):
     """The attempt does not belong to this worker any more (TB001); what it wanted to record was refused."""
 
@@ -307,6 +326,7 @@ _BY_SQLSTATE: dict[str, type[TallybookError]] = {
     "TB005": InvalidArgument,
     "TB006": WorkerEnded,
     "TB007": SchemaError,
+    "TB008": KeyTaken,
 }
 
 

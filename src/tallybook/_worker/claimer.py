@@ -13,6 +13,7 @@ import psycopg
 from tallybook._db.link import Link
 from tallybook._db.roundtrip import RoundTrips
 from tallybook._worker.finisher import Finisher
+from tallybook._worker.gate import Gate
 from tallybook._worker.jobs import Book, Lease, Running
 from tallybook._worker.runner import Runner
 from tallybook._worker.settings import WorkerSettings
@@ -25,10 +26,13 @@ log = logging.getLogger("tallybook.worker")
 # refused. The flush stays out of the lane's lock.
 _STATEMENTS = {
     "claim": "select claim_id, queue, jobs from tallybook.claim($1::int, $2::text[], $3::int[], $4::uuid, durable => false)",
+    # What almost never is comes as one number, see gate: null costs nothing to read. $2: one job, or null for all.
     "leased": (
-        "select job_id, attempt, task, args::text, headers::text, failures, crashes, max_attempts, cancelled"
-        " from tallybook.leased($1::uuid)"
+        "select job_id, attempt, task, args::text, headers::text, failures, crashes, max_attempts,"
+        " nullif(cancelled::int + 2 * coalesce(expired::int, 0) + 4 * coalesce(put_off::int, 0) + 8 * coalesce(busy::int, 0), 0),"
+        " order_key, options::text from tallybook.leased($1::uuid, $2::bigint)"
     ),
+    "turn": "select ready, busy from tallybook.turn($1::uuid[], $2::bigint[], $3::int[])",
 }
 # So many claims in a row with work: producers need not wake this worker.
 _BUSY = 8
@@ -66,6 +70,7 @@ class Claimer:
         self._sleeper = sleeper
         self._worker_id = worker_id
         self._on_many = on_many
+        self.gate = Gate(runner, finisher, book, self._ask)
         self._order = list(settings.queues)
         self._most_unsaid = max(2000, 2 * settings.slots)
         self.stopping = asyncio.Event()
@@ -78,6 +83,15 @@ class Claimer:
     async def _prepare(self, conn: psycopg.AsyncConnection[Any]) -> None:
         self._trips = RoundTrips(conn, _STATEMENTS)
         await self._trips.open()
+
+    async def _ask(self, name: str, params: Sequence[bytes | None]) -> list[tuple[Any, ...]]:
+        """The rows of one of the statements above, for the gate."""
+
+        async def call(_: object) -> list[tuple[Any, ...]]:
+            assert self._trips is not None
+            return (await self._trips.run((name, params)))[0]
+
+        return await self.link.run(call)
 
     def _forget(self) -> None:
         if self._trips:
@@ -166,10 +180,10 @@ class Claimer:
             trips = self._trips
             assert trips is not None
             if expect_work:
-                claimed, rows = await trips.run(("claim", params), ("leased", [params[3]]))
+                claimed, rows = await trips.run(("claim", params), ("leased", [params[3], None]))
                 return claimed[0], rows
             (claimed,) = await trips.run(("claim", params))
-            rows = (await trips.run(("leased", [params[3]])))[0] if claimed[0][2] else []
+            rows = (await trips.run(("leased", [params[3], None])))[0] if claimed[0][2] else []
             return claimed[0], rows
 
         try:
@@ -195,14 +209,4 @@ class Claimer:
         if claim_id >= self._told + _MANY:
             self._told = claim_id
             self._on_many()
-        return self._to_start([(row, Running(row, taken, self._settings.name)) for row in rows])
-
-    def _to_start(self, rows: list[tuple[tuple[Any, ...], Running]]) -> list[Running]:
-        start = []
-        for row, job in rows:
-            if row[8]:  # cancelled between the claim and this look
-                self._finisher.cancelled(job, None)
-                self._book.freed(job)
-            else:
-                start.append(job)
-        return start
+        return self.gate.admit([(row[8], Running(row, taken, self._settings.name)) for row in rows])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -49,6 +50,8 @@ async def drain(
                 worker.runner.start(jobs)
                 left = None if left is None else left - len(jobs)
             if not jobs and not worker.book.running and not worker.finisher.waiting:
+                if await _gate_moved(worker, until):
+                    continue
                 await worker.finisher.drained()
                 if worker.book.leases:
                     await asyncio.sleep(0.01)
@@ -65,7 +68,7 @@ async def drain(
         if not await worker._ended_within(_left(until), None):
             worker.runner.abort()
             await worker._ended_within(5.0, None)
-        for job in list(worker.book.running.values()):
+        for job in [*worker.claimer.gate.give_back(), *worker.book.running.values()]:
             worker.finisher.snooze(job, timedelta(0))
         await worker._told()
     except BaseException:
@@ -79,6 +82,19 @@ async def drain(
     return DrainReport(
         sum(ended.values()), ended["completed"], ended["scheduled"], ended["cancelled"], ended["dead"], counts["moved"]
     )
+
+
+async def _gate_moved(worker: Worker, until: float | None) -> bool:
+    """Whether a job that was not to start yet has started or ended; it is waited for a second, not for a producer."""
+    gate = worker.claimer.gate
+    before = gate.waiting
+    if not before:
+        return False
+    gate.moved.clear()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(min(1.0, _left(until))):
+            await gate.moved.wait()
+    return gate.waiting != before
 
 
 async def _turn(worker: Worker, until: float | None) -> None:

@@ -29,11 +29,14 @@ _COMPLETE_ONE = (
     " from (select %s::bigint[] as j, %s::int[] as a) x"
 )
 _COMPLETE = "select tallybook.complete_many(%s::text[]::uuid[], %s::bigint[], %s::int[])"
+_COMPLETE_WITH = "select tallybook.complete_many(%s::text[]::uuid[], %s::bigint[], %s::int[], %s::text[])"
 _FAIL = (
     "select tallybook.fail(%s::uuid, %s::bigint, %s::int, %s::jsonb, retry_in => %s::interval,"
     " max_attempts => %s::int, final => %s::boolean)"
 )
 _SNOOZE = "select tallybook.snooze(%s::uuid, %s::bigint, %s::int, %s::interval)"
+_EXPIRE = "select tallybook.expire(%s::uuid, %s::bigint, %s::int)"
+_PUT_OFF = "select tallybook.put_off(%s::uuid, %s::bigint, %s::int)"
 _CANCELLED = "select tallybook.cancelled(%s::uuid, %s::bigint, %s::int, %s::text)"
 _MOVE = "select tallybook.move(%s::uuid, %s::bigint, %s::int)"
 
@@ -60,6 +63,7 @@ class Finisher:
         self._on_scheduled = on_scheduled
         self._completed: list[Running] = []
         self._ends: list[End] = []
+        self._results: dict[Running, str] = {}
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -71,7 +75,7 @@ class Finisher:
         return len(self._completed) + len(self._ends)
 
     def complete(self, running: Running) -> None:
-        """The handler returned."""
+        """The handler returned nothing."""
         self._completed.append(running)
         self._idle.clear()
         self._work.set()
@@ -90,6 +94,19 @@ class Finisher:
     def cancelled(self, running: Running, reason: str | None) -> None:
         """Ended as cancelled."""
         self._end(running, "cancel", _CANCELLED, (reason,))
+
+    def complete_with(self, running: Running, result: str) -> None:
+        """The handler returned something, as JSON text."""
+        self._results[running] = result
+        self.complete(running)
+
+    def expire(self, running: Running) -> None:
+        """It was claimed too late."""
+        self._end(running, "expire", _EXPIRE, ())
+
+    def put_off(self, running: Running) -> None:
+        """It was given a later time before it started."""
+        self._end(running, "put_off", _PUT_OFF, (), timedelta(0))
 
     def move(self, running: Running) -> None:
         """Put aside: this worker does not know the task."""
@@ -116,6 +133,9 @@ class Finisher:
                 if completed:
                     await self._link.run(lambda conn, jobs=completed: self._flush_completed(conn, jobs))  # type: ignore[misc]
                     self._seen(completed)
+                    if self._results:
+                        for job in completed:
+                            self._results.pop(job, None)
                 if ends:
                     await self._say(ends)
                     self._seen([end.running for end in ends])
@@ -150,7 +170,10 @@ class Finisher:
     async def _flush_completed(self, conn: psycopg.AsyncConnection[tuple[Any, ...]], jobs: list[Running]) -> None:
         ids, attempts = [job.job_id for job in jobs], [job.attempt for job in jobs]
         first = jobs[0].lease
-        if all(job.lease is first for job in jobs):
+        if self._results and any(job in self._results for job in jobs):
+            results = [self._results.get(job) for job in jobs]
+            cursor = await conn.execute(_COMPLETE_WITH, ([job.lease.lease for job in jobs], ids, attempts, results))
+        elif all(job.lease is first for job in jobs):
             cursor = await conn.execute(_COMPLETE_ONE, (first.lease, ids, attempts))
         else:
             cursor = await conn.execute(_COMPLETE, ([job.lease.lease for job in jobs], ids, attempts))

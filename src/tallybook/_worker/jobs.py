@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ class Running:
     __slots__ = (
         "args",
         "attempt",
+        "busy",
         "cancel_reason",
         "crashes",
         "failures",
@@ -32,6 +34,8 @@ class Running:
         "job_id",
         "lease",
         "max_attempts",
+        "options",
+        "order_key",
         "queue",
         "task_name",
         "worker_name",
@@ -48,6 +52,9 @@ class Running:
     def __init__(self, row: tuple[Any, ...], lease: Lease, worker_name: str) -> None:
         (self.job_id, self.attempt, self.task_name, self.args, self.headers, self.failures, self.crashes) = row[:7]
         self.max_attempts: int | None = row[7]
+        self.busy = bool(row[8] and row[8] & 8)
+        self.order_key: str | None = row[9]
+        self.options: dict[str, Any] | None = json.loads(row[10]) if row[10] else None
         self.queue = lease.queue
         self.lease = lease
         self.worker_name = worker_name

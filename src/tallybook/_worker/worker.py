@@ -83,6 +83,8 @@ class Worker:
     def _given_up(self, worker_id: int) -> None:
         # In one step of the loop: no claim under the new number can come before the old one's jobs are told.
         self.runner.lost()
+        for job in self.claimer.gate.give_back():
+            self.book.freed(job)
         assert self.heartbeat is not None
         self.heartbeat.worker_id = worker_id
         self._wake()  # the last wake-up may have gone into a claim that was refused
@@ -232,6 +234,9 @@ class Worker:
             self._starting.cancel()  # a lifespan may wait for something that does not come
 
     async def _finish(self) -> WorkerReport:
+        for job in self.claimer.gate.give_back():  # claimed, and not started
+            self.finisher.snooze(job, timedelta(0))
+            self.book.freed(job)
         if not await self._ended_within(self.settings.stop_timeout.total_seconds(), self._aborted):
             self.runner.abort()
             await self._ended_within(self.settings.abort_timeout.total_seconds(), None)

@@ -9,15 +9,16 @@ declare
 begin
   if p_run_at > p_at then
     insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
-                                     headers, unique_key, errors)
+                                     headers, unique_key, errors, expires_at, order_key, options)
     values (e.job_id, p_run_at, e.enqueued_at, e.lane_id, e.attempt + 1, p_failures, p_crashes, e.max_attempts, e.task, e.args,
-            e.headers, e.unique_key, p_errors);
+            e.headers, e.unique_key, p_errors, e.expires_at, e.order_key, e.options);
     if p_run_at < p_at + interval '10 s' then perform tallybook._wake(' promote'); end if;
   else
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args,
-                                 headers, unique_key, run_at, errors)
+                                 headers, unique_key, run_at, errors, expires_at, order_key, options)
     values (nextval('tallybook.job_id'), e.job_id, e.enqueued_at, e.lane_id, e.attempt + 1, e.retention, p_failures, p_crashes,
-            e.max_attempts, e.task, e.args, e.headers, e.unique_key, p_at, p_errors);
+            e.max_attempts, e.task, e.args, e.headers, e.unique_key, p_at, p_errors,
+            e.expires_at, e.order_key, e.options);
     select l.queue into v_queue from tallybook.lane l where l.lane_id = e.lane_id;
     perform tallybook._wake(v_queue);
   end if;

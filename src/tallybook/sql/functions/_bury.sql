@@ -1,8 +1,23 @@
 -- _bury(entry, reason, at, failures, crashes, errors): keep a job that is out of attempts as a dead letter.
+--
+-- Enqueues what its task's on_dead names, in the same transaction, with what a person or a program has to know. A job
+-- whose task is somebody's on_dead brings forth no other, so that no chain of deaths is endless. Frees its order key.
 create or replace function tallybook._bury(e tallybook.entry, p_reason text, p_at timestamptz, p_failures int, p_crashes int, p_errors jsonb)
-returns void language sql as $$
+returns void language plpgsql as $$
+declare
+  t record;
+begin
   insert into tallybook.dead (job_id, died_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, reason, task, args,
-                              headers, unique_key, errors)
+                              headers, unique_key, errors, expires_at, order_key, options)
   values (e.job_id, p_at, e.enqueued_at, e.lane_id, e.attempt, p_failures, p_crashes, e.max_attempts, p_reason, e.task, e.args,
-          e.headers, e.unique_key, p_errors)
-$$;
+          e.headers, e.unique_key, p_errors, e.expires_at, e.order_key, e.options);
+  select k.on_dead_task, k.on_dead_queue into t from tallybook.task k
+   where (k.name = e.task or e.task = any (k.aliases)) and k.on_dead_task is not null limit 1;
+  if found and not exists (select from tallybook.task k where k.on_dead_task = e.task) then
+    perform tallybook._put(nextval('tallybook.job_id'), coalesce(t.on_dead_queue, 'default'), t.on_dead_task,
+      jsonb_build_object('job', e.job_id, 'task', e.task, 'args', e.args, 'failures', p_failures,
+                         'error', coalesce(p_errors -> -1, '{}') || jsonb_build_object('reason', p_reason)),
+      null, 2, null, null, e.headers, p_at);
+  end if;
+  if e.order_key is not null then perform tallybook._release(e.order_key); end if;
+end $$;

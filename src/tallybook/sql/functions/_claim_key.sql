@@ -1,29 +1,70 @@
--- _claim_key(task, key, job_id): the job that has this unique key now: the new one, or an older one that is still open.
+-- _claim_key(task, key, job_id, unique_while, on_conflict, ...): the job that has this unique key now: the new one, or an
+-- older one that is still open, after on_conflict has been done to that one.
 --
 -- Waits only for a producer that is using the same key at the same moment; at REPEATABLE READ such a meeting raises
--- 40001, for the caller's own retry. Reads and writes unique_key.
-create or replace function tallybook._claim_key(p_task text, p_key text, p_job_id bigint) returns bigint
-language plpgsql as $$
+-- 40001, for the caller's own retry. Reads and writes unique_key; see _amend for what on_conflict writes.
+create or replace function tallybook._claim_key(p_task text, p_key text, p_job_id bigint, p_while text default 'running',
+  p_on_conflict text default 'skip', p_args jsonb default null, p_priority int default null, p_run_at timestamptz default null)
+returns bigint language plpgsql as $$
 declare
-  v_generation bigint; v_holder bigint;
+  k tallybook.unique_key; v_holder bigint; v_others bigint[]; j bigint;
 begin
   if octet_length(p_key) not between 1 and 512 then
     raise exception 'a unique key has 1 to 512 bytes, this one has %', octet_length(p_key) using errcode = 'TB005';
   end if;
+  if p_on_conflict is null or p_on_conflict not in ('skip', 'raise', 'replace_args', 'raise_priority', 'push_run_at') then
+    raise exception 'on_conflict % is unknown', coalesce(to_json(p_on_conflict)::text, 'null')
+      using errcode = 'TB005', hint = 'It is one of skip, raise, replace_args, raise_priority, push_run_at.';
+  end if;
+  if p_while is null or p_while not in ('running', 'queued') then
+    raise exception 'unique_while % is unknown', coalesce(to_json(p_while)::text, 'null')
+      using errcode = 'TB005', hint = 'It is running (queued or running), or queued.';
+  end if;
+  if p_on_conflict = 'push_run_at' and p_run_at is null then
+    raise exception 'push_run_at needs a run_at' using errcode = 'TB005', hint = 'Give the time to which the job is pushed.';
+  end if;
   loop
-    v_generation := 0;
-    select u.generation, u.job_id into v_generation, v_holder
-      from tallybook.unique_key u where u.task = p_task and u.key = p_key order by u.generation desc limit 1;
-    if found and tallybook._job_open(v_holder) then
-      if v_holder = p_job_id then return p_job_id; end if;
-      if exists (select from tallybook.tombstone t where t.job_id = v_holder and t.cancelled and t.xid = pg_current_xact_id_if_assigned()) then
-        raise exception 'job % was cancelled in this transaction and may have started: its unique key is not free yet', v_holder
-          using errcode = 'TB005', hint = 'Commit the cancel first, then enqueue.';
-      end if;
-      return v_holder;
+    k := null; v_holder := null; v_others := null;
+    select u.* into k from tallybook.unique_key u where u.task = p_task and u.key = p_key order by u.generation desc limit 1;
+    if found then
+      foreach j in array k.job_id || coalesce(k.others, '{}') loop
+        continue when not tallybook._job_open(j);
+        if j = p_job_id then return j; end if;
+        if exists (select from tallybook.tombstone t where t.job_id = j and t.cancelled and t.xid = pg_current_xact_id_if_assigned()) then
+          raise exception 'job % was cancelled in this transaction and may have started: its unique key is not free yet', j
+            using errcode = 'TB005', hint = 'Commit the cancel first, then enqueue.';
+        end if;
+        if p_while = 'running' or tallybook._queued_still(j) then v_holder := j; exit; end if;
+        v_others := v_others || j;
+      end loop;
     end if;
-    insert into tallybook.unique_key (task, key, generation, job_id)
-    values (p_task, p_key, coalesce(v_generation, 0) + 1, p_job_id) on conflict do nothing;
+    if v_holder is not null then
+      if p_on_conflict = 'raise' then
+        raise exception 'job % has the unique key % of task %', v_holder, to_json(p_key), to_json(p_task)
+          using errcode = 'TB008', detail = v_holder::text,
+                hint = 'Choose another on_conflict than raise to leave it at that, or to change that job.';
+      end if;
+      if p_on_conflict = 'skip' or tallybook._amend(v_holder, p_on_conflict, p_args, p_priority, p_run_at,
+                                                           p_while = 'queued') then
+        return v_holder;
+      end if;
+      continue;  -- it has started, or ended, between the two looks
+    end if;
+    insert into tallybook.unique_key (task, key, generation, job_id, others)
+    values (p_task, p_key, coalesce(k.generation, 0) + 1, p_job_id, v_others) on conflict do nothing;
     if found then return p_job_id; end if;
   end loop;
+end $$;
+
+-- _queued_still(job_id): whether a job has not started, nor will before the caller's transaction has ended.
+--
+-- The lock (class 1413565447, shared to the commit) is probed by whoever is about to start the job, which then waits for
+-- the caller: so what the caller's transaction writes is seen by the job that it has relied on. It is taken before the
+-- look. With an older snapshot that look proves nothing; such a caller gets a job of its own.
+create or replace function tallybook._queued_still(p_job_id bigint) returns boolean
+language plpgsql as $$
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then return false; end if;
+  perform pg_advisory_xact_lock_shared(1413565447, hashint8(p_job_id));
+  return tallybook._job_queued(p_job_id);
 end $$;

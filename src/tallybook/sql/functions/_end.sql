@@ -14,5 +14,5 @@ begin
   if not found then return null; end if;
   select e.* into strict v_entry from tallybook.entry e
    where e.lane_id = h.lane_id and e.retention = h.retention and e.xid = h.xid and e.seq = h.seq;
-  return v_entry;
+  return tallybook._amended(v_entry);
 end $$;

@@ -6,7 +6,7 @@
 -- An end of most of a claim reads its interval in one go, an end of few looks them up: each is the slow way for the other.
 -- "offset 0" keeps the planner on the index by job, whatever it believes about empty tables.
 create or replace function tallybook._held(p_leases uuid[], p_job_ids bigint[], p_attempts int[])
-returns table (lane_id int, retention "char", xid xid8, seq bigint, job_id bigint, attempt int)
+returns table (lane_id int, retention "char", xid xid8, seq bigint, job_id bigint, attempt int, order_key text)
 language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off
 set enable_mergejoin = off
@@ -21,7 +21,7 @@ begin
                from tallybook.claim k where k.lease = d.lease limit 1) k loop
     if c.n * 8 >= c.jobs and c.one_xid is null and c.closed = '{}' then
       return query
-      select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt
+      select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key
         from tallybook.entry e
         join (select u.job_id, u.attempt from unnest(p_leases, p_job_ids, p_attempts) u(lease, job_id, attempt)
                where u.lease = c.lease) f on f.job_id = e.job_id and f.attempt = e.attempt
@@ -33,8 +33,8 @@ begin
       for f in select u.job_id, u.attempt from unnest(p_leases, p_job_ids, p_attempts) u(lease, job_id, attempt)
                 where u.lease = c.lease loop
         return query
-        select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt
-          from (select e.lane_id, e.xid, e.seq, e.job_id, e.attempt from tallybook.entry e
+        select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key
+          from (select e.lane_id, e.xid, e.seq, e.job_id, e.attempt, e.order_key from tallybook.entry e
                  where e.retention = c.retention and e.job_id = f.job_id and e.attempt = f.attempt offset 0) e
          where e.lane_id = c.lane_id and e.seq <> all (c.skipped)
            and case when c.one_xid is not null then e.xid = c.one_xid and e.seq = c.one_seq

@@ -12,6 +12,9 @@ begin
   return exists (select from tallybook.scheduled s where s.job_id = p_job_id
                     and not exists (select from tallybook.tombstone t where t.job_id = s.job_id and (t.attempt = s.attempt or t.attempt < s.attempt and not t.once)
                                        and t.cancelled and t.xid is distinct from v_own))
+      or exists (select from tallybook.waiting w where w.job_id = p_job_id
+                    and not exists (select from tallybook.tombstone t where t.job_id = w.job_id and (t.attempt = w.attempt or t.attempt < w.attempt and not t.once)
+                                       and t.cancelled and t.xid is distinct from v_own))
       or exists (select from tallybook.entry e where e.job_id = p_job_id
                     and not exists (select from tallybook.outcome o
                                      where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq)

@@ -5,7 +5,7 @@
 --   completed, cancelled, dead    it had ended already, nothing was done (dead letters are dropped, not cancelled)
 -- Only an intent is written, in the caller's transaction; no lock is taken that a claim could wait for, so a transaction
 -- that cancelled one job and stays open holds up nobody. If it rolls back, nothing has happened.
--- Errors: TB002 no such job. Reads entry, claim, outcome, scheduled, dead; writes tombstone.
+-- Errors: TB002 no such job. Reads entry, claim, outcome, scheduled, waiting, dead; writes tombstone.
 create or replace function tallybook.cancel(job_id bigint, reason text default null) returns text
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
@@ -17,6 +17,7 @@ declare
 begin
   for turn in 1..100 loop
     select s.attempt into v_attempt from tallybook.scheduled s where s.job_id = cancel.job_id;
+    if not found then select w.attempt into v_attempt from tallybook.waiting w where w.job_id = cancel.job_id; end if;
     if found then
       v_state := 'cancelled';
     else
@@ -60,6 +61,8 @@ begin
       end if;
       -- Failed, snoozed, moved or lost meanwhile: the intent holds for every later attempt.
     end if;
+    -- It may have held the line of its order key.
+    if v_state = 'cancelled' and exists (select from tallybook.waiting) then perform tallybook._wake(' promote'); end if;
     if v_state = 'cancelled' and not v_sure then v_state := 'cancelling'; end if;
     perform pg_notify('tallybook', ' cancel')
       where v_state = 'cancelling' and coalesce(current_setting('tallybook.notify', true), 'on') <> 'off';

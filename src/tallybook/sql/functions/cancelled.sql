@@ -6,5 +6,7 @@ declare
   e tallybook.entry := tallybook._end(lease, job_id, attempt, 'cancelled',
     case when reason is not null then jsonb_build_object('message', reason) end);
 begin
-  return case when e.job_id is null then 'refused' else 'cancelled' end;
+  if e.job_id is null then return 'refused'; end if;
+  if e.order_key is not null then perform tallybook._release(e.order_key); end if;
+  return 'cancelled';
 end $$;

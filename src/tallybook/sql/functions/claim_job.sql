@@ -20,9 +20,11 @@ begin
   returning s.*, (select l.retention from tallybook.lane l where l.lane_id = s.lane_id) as retention into e;
   if found then
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args,
-                                 headers, unique_key, run_at, errors)
+                                 headers, unique_key, run_at, errors, expires_at, order_key, options)
     values (nextval('tallybook.job_id'), e.job_id, e.enqueued_at, e.lane_id, e.attempt, e.retention, e.failures, e.crashes,
-            e.max_attempts, e.task, e.args, e.headers, e.unique_key, e.run_at, e.errors);
+            e.max_attempts, e.task, e.args, e.headers, e.unique_key, e.run_at, e.errors,
+            e.expires_at, e.order_key, e.options);
+    perform tallybook._line_up(e.order_key, e.job_id) where e.order_key is not null;
   end if;
   select x.lane_id, x.retention, x.xid, x.seq, x.attempt into e
     from tallybook.entry x where x.job_id = claim_job.job_id order by x.attempt desc limit 1;

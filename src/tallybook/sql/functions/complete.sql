@@ -1,5 +1,6 @@
--- complete(lease, job_id, attempt): end one attempt as completed. False: refused, see complete_many.
-create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int) returns boolean
+-- complete(lease, job_id, attempt, result): end one attempt as completed. False: refused, see complete_many.
+create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int, result jsonb default null) returns boolean
 language sql as $$
-  select tallybook.complete_many(array[lease], array[job_id], array[attempt]) = '{}'
+  select tallybook.complete_many(array[lease], array[job_id], array[attempt],
+                                 case when result is not null then array[result::text] end) = '{}'
 $$;

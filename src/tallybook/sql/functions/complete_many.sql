@@ -1,33 +1,83 @@
--- complete_many(leases, job_ids, attempts): end many attempts as completed. Returns the job ids that were refused.
+-- complete_many(leases, job_ids, attempts, results): end many attempts as completed. Returns the job ids that were refused.
 --
+-- results: what the handlers returned, as JSON text, null where nothing; at most 1,000,000 bytes each: a larger one is not
+-- kept, which the outcome says; the job completes all the same. One that starts with '!' is the reason why there is none.
 -- Refused: the lease is not on record, or the attempt has ended otherwise (rescued, cancelled). Nothing else happens then.
 -- Said twice by the same lease it is accepted twice, so a caller that lost the answer asks again.
 -- Rows go by job id, attempt, like in every verb that ends several, so that no two can deadlock. The plain INSERT comes
 -- first: ON CONFLICT would write a second WAL record a row, for a conflict that almost never is.
 -- Reads claim, entry; writes outcome.
-create or replace function tallybook.complete_many(leases uuid[], job_ids bigint[], attempts int[]) returns bigint[]
-language plpgsql
+create or replace function tallybook.complete_many(leases uuid[], job_ids bigint[], attempts int[], results text[] default null)
+returns bigint[] language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := clock_timestamp(); v_ended bigint[]; v_n bigint;
 begin
+  if results is not null then
+    return tallybook._complete_with(leases, job_ids, attempts, results);
+  end if;
   begin
     insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state)
     select h.xid, h.seq, v_now, h.retention, 'completed'
       from tallybook._held(leases, job_ids, attempts) h order by h.job_id, h.attempt;
     get diagnostics v_n = row_count;
-    if v_n = cardinality(job_ids) then return '{}'; end if;
-    v_ended := array(select h.job_id from tallybook._held(leases, job_ids, attempts) h);
+    if v_n <> cardinality(job_ids) then
+      v_ended := array(select h.job_id from tallybook._held(leases, job_ids, attempts) h);
+    end if;
   exception when unique_violation then
     insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state)
       select h.xid, h.seq, v_now, h.retention, 'completed'
         from tallybook._held(leases, job_ids, attempts) h order by h.job_id, h.attempt
       on conflict do nothing;
+    v_n := -1;
     v_ended := array(
       select h.job_id from tallybook._held(leases, job_ids, attempts) h
         join tallybook.outcome o on o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq
        where o.state = 'completed');
   end;
+  if exists (select from tallybook.order_turn) then perform tallybook._release_of(leases, job_ids, attempts); end if;
+  if v_n = cardinality(job_ids) then return '{}'; end if;
   return array(select j from unnest(job_ids) j where j <> all (coalesce(v_ended, '{}')));
+end $$;
+
+-- _complete_with(leases, job_ids, attempts, results): the same for attempts with results.
+create or replace function tallybook._complete_with(p_leases uuid[], p_job_ids bigint[], p_attempts int[], p_results text[])
+returns bigint[] language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+declare
+  v_now timestamptz := clock_timestamp(); v_ended bigint[];
+begin
+  if cardinality(p_results) <> cardinality(p_job_ids) then
+    raise exception 'the arrays of complete_many have different lengths' using errcode = 'TB005';
+  end if;
+  insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state, result, error)
+  select h.xid, h.seq, v_now, h.retention, 'completed',
+         case when octet_length(r.result) <= 1000000 and left(r.result, 1) <> '!' then r.result::jsonb end,
+         case when left(r.result, 1) = '!' then jsonb_build_object('message', 'its result was not kept: ' || substr(r.result, 2, 1000))
+              when octet_length(r.result) > 1000000
+              then jsonb_build_object('message', format('its result was not kept: it has %s bytes, at most 1,000,000 are', octet_length(r.result))) end
+    from tallybook._held(p_leases, p_job_ids, p_attempts) h
+    join unnest(p_job_ids, p_attempts, p_results) r(job_id, attempt, result) on r.job_id = h.job_id and r.attempt = h.attempt
+   order by h.job_id, h.attempt
+  on conflict do nothing;
+  v_ended := array(
+    select h.job_id from tallybook._held(p_leases, p_job_ids, p_attempts) h, tallybook.outcome o
+     where o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq and o.state = 'completed');
+  if exists (select from tallybook.order_turn) then perform tallybook._release_of(p_leases, p_job_ids, p_attempts); end if;
+  return array(select j from unnest(p_job_ids) j where j <> all (v_ended));
+end $$;
+
+-- _release_of(leases, job_ids, attempts): what follows the end of these for the lines of their order keys.
+create or replace function tallybook._release_of(p_leases uuid[], p_job_ids bigint[], p_attempts int[]) returns void
+language plpgsql as $$
+declare
+  v_key text;
+begin
+  -- In one order, so that two that end jobs of the same keys cannot deadlock.
+  for v_key in select d.k from (select distinct h.order_key as k from tallybook._held(p_leases, p_job_ids, p_attempts) h
+                                 where h.order_key is not null) d order by hashtext(d.k), d.k loop
+    perform tallybook._release(v_key);
+  end loop;
 end $$;

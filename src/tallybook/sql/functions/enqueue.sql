@@ -4,12 +4,22 @@
 -- is using the same unique key at the same moment.
 --   run_at        not before; null or past: at once
 --   priority      lower runs first
---   unique_key    at most one live job of this task has it: a second one is not put in, and the id of the first returned
+--   unique_key    at most one live job of this task has it
+--   on_conflict   what happens if another job has the key: skip (default), raise, or change that job while it is queued:
+--                 replace_args, raise_priority (to this call's, if that runs earlier), push_run_at (to this call's).
+--                 All but raise return the other job's id.
+--   unique_while  running (default): the key holds until its job has ended; queued: only until it starts
+--   order_key     of all jobs with this key one runs at a time, in the order in which they came
+--   expires_at    no attempt starts after it: the job is dead then, with the reason expired
 --   max_attempts  how many failures make it a dead letter; null: what the task says, or 5
 --   headers       technical companions: trace, tags
--- Errors: TB005 what does not fit. Reads lane; writes entry or scheduled, unique_key, at first use lane.
+--   options       rarely used settings of this job, one JSON object: retry, version
+-- Errors: TB005 what does not fit, TB008 the key is taken and on_conflict is raise.
+-- Reads lane; writes entry or scheduled, unique_key, order_line, at first use lane; on a conflict scheduled, waiting, amendment.
 create or replace function tallybook.enqueue(queue text, task text, args jsonb default '{}', run_at timestamptz default null,
-  priority int default 2, unique_key text default null, max_attempts int default null, headers jsonb default null)
+  priority int default 2, unique_key text default null, max_attempts int default null, headers jsonb default null,
+  on_conflict text default 'skip', unique_while text default 'running', order_key text default null,
+  expires_at timestamptz default null, options jsonb default null)
 returns bigint language plpgsql as $$
 declare
   v_id bigint := nextval('tallybook.job_id');
@@ -20,10 +30,14 @@ begin
   if max_attempts not between 1 and 32767 then
     raise exception 'max_attempts % is out of range', max_attempts using errcode = 'TB005', hint = 'It goes from 1 to 32767.';
   end if;
+  if order_key is not null or expires_at is not null or options is not null then
+    perform tallybook._check_options(order_key, expires_at, options);
+  end if;
   if unique_key is not null then
-    v_holder := tallybook._claim_key(task, unique_key, v_id);
+    v_holder := tallybook._claim_key(task, unique_key, v_id, unique_while, on_conflict, args, priority, run_at);
     if v_holder <> v_id then return v_holder; end if;
   end if;
-  perform tallybook._put(v_id, queue, task, args, run_at, priority, unique_key, max_attempts, headers, clock_timestamp());
+  perform tallybook._put(v_id, queue, task, args, run_at, priority, unique_key, max_attempts, headers, clock_timestamp(),
+                         order_key, expires_at, options);
   return v_id;
 end $$;

@@ -3,9 +3,12 @@
 -- Arrays of one length (args and headers as JSON text), or null where all have the default. created is false where a
 -- unique key already had a live job, whose id is returned. Keyed jobs are put in one by one, in the order of their keys,
 -- so that two calls with the same keys cannot deadlock; all others by one INSERT.
--- Errors: TB005 what does not fit, naming the first such job; nothing is put in then.
+-- on_conflicts, unique_whiles, order_keys, expires_ats, options (as JSON text): as in enqueue.
+-- Errors: TB005 what does not fit, naming the first such job; TB008 a key that is taken. Nothing is put in then.
 create or replace function tallybook.enqueue_many(queues text[], tasks text[], args text[], run_ats timestamptz[] default null,
   priorities int[] default null, unique_keys text[] default null, max_attempts int[] default null, headers text[] default null,
+  on_conflicts text[] default null, unique_whiles text[] default null, order_keys text[] default null,
+  expires_ats timestamptz[] default null, options text[] default null,
   out job_ids bigint[], out created boolean[])
 language plpgsql as $$
 declare
@@ -17,7 +20,8 @@ begin
   job_ids := '{}'; created := '{}';
   if v_n is null or cardinality(queues) <> v_n or cardinality(args) <> v_n or cardinality(run_ats) <> v_n
      or cardinality(priorities) <> v_n or cardinality(unique_keys) <> v_n or cardinality(max_attempts) <> v_n
-     or cardinality(headers) <> v_n then
+     or cardinality(headers) <> v_n or cardinality(on_conflicts) <> v_n or cardinality(unique_whiles) <> v_n
+     or cardinality(order_keys) <> v_n or cardinality(expires_ats) <> v_n or cardinality(options) <> v_n then
     raise exception 'the arrays of enqueue_many have different lengths' using errcode = 'TB005';
   end if;
   if v_n = 0 then return; end if;
@@ -30,18 +34,24 @@ begin
     raise exception 'job % of the batch does not fit', v_bad using errcode = 'TB005',
       hint = 'A task name has 1 to 200 bytes; args are one JSON object of at most 1,000,000 bytes; headers have at most 8,000.';
   end if;
+  if order_keys is not null or expires_ats is not null or options is not null then
+    perform tallybook._check_options(f.k, f.x, f.o::jsonb) from unnest(order_keys, expires_ats, options) f(k, x, o);
+  end if;
   job_ids := array(select nextval('tallybook.job_id') from generate_series(1, v_n));
   created := array_fill(true, array[v_n]);
 
   if unique_keys is not null then
-    for v in select f.* from unnest(job_ids, queues, tasks, args, run_ats, priorities, unique_keys, max_attempts, headers)
-               with ordinality as f(id, queue, task, args, run_at, priority, key, max_attempts, headers, n)
+    for v in select f.* from unnest(job_ids, queues, tasks, args, run_ats, priorities, unique_keys, max_attempts, headers,
+                                    on_conflicts, unique_whiles, order_keys, expires_ats, options)
+               with ordinality as f(id, queue, task, args, run_at, priority, key, max_attempts, headers,
+                                    on_conflict, unique_while, order_key, expires_at, options, n)
               where f.key is not null order by f.task, f.key, f.n loop
-      job_ids[v.n] := tallybook._claim_key(v.task, v.key, v.id);
+      job_ids[v.n] := tallybook._claim_key(v.task, v.key, v.id, coalesce(v.unique_while, 'running'),
+                        coalesce(v.on_conflict, 'skip'), v.args::jsonb, coalesce(v.priority, 2), v.run_at);
       created[v.n] := job_ids[v.n] = v.id;
       if created[v.n] then
         perform tallybook._put(v.id, v.queue, v.task, v.args::jsonb, v.run_at, coalesce(v.priority, 2), v.key,
-                               v.max_attempts, v.headers::jsonb, v_now);
+                               v.max_attempts, v.headers::jsonb, v_now, v.order_key, v.expires_at, v.options::jsonb);
       end if;
     end loop;
   end if;
@@ -59,16 +69,25 @@ begin
       join lanes l on l.queue = f.queue and l.priority = coalesce(f.priority, 2);
   end if;
 
-  insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args, headers)
-  select f.id, f.id, v_now, f.lane, 1, f.retention, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb
-    from unnest(job_ids, v_lanes, v_retentions, tasks, args, run_ats, unique_keys, max_attempts, headers)
-      as f(id, lane, retention, task, args, run_at, key, max_attempts, headers)
+  insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args, headers,
+                               expires_at, order_key, options)
+  select f.id, f.id, v_now, f.lane, 1, f.retention, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb,
+         f.expires_at, f.order_key, f.options::jsonb
+    from unnest(job_ids, v_lanes, v_retentions, tasks, args, run_ats, unique_keys, max_attempts, headers, expires_ats, order_keys, options)
+      as f(id, lane, retention, task, args, run_at, key, max_attempts, headers, expires_at, order_key, options)
    where f.key is null and (f.run_at is null or f.run_at <= v_now);
+  if order_keys is not null then
+    insert into tallybook.order_line (key, seq, job_id)
+    select f.order_key, f.id, f.id from unnest(job_ids, run_ats, unique_keys, order_keys) as f(id, run_at, key, order_key)
+     where f.order_key is not null and f.key is null and (f.run_at is null or f.run_at <= v_now);
+  end if;
   if run_ats is not null then
-    insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args, headers)
-    select f.id, f.run_at, v_now, f.lane, 1, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb
-      from unnest(job_ids, v_lanes, tasks, args, run_ats, unique_keys, max_attempts, headers)
-        as f(id, lane, task, args, run_at, key, max_attempts, headers)
+    insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args, headers,
+                                     expires_at, order_key, options)
+    select f.id, f.run_at, v_now, f.lane, 1, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb,
+           f.expires_at, f.order_key, f.options::jsonb
+      from unnest(job_ids, v_lanes, tasks, args, run_ats, unique_keys, max_attempts, headers, expires_ats, order_keys, options)
+        as f(id, lane, task, args, run_at, key, max_attempts, headers, expires_at, order_key, options)
      where f.key is null and f.run_at > v_now;
     if exists (select from unnest(run_ats) r where r > v_now and r < v_now + interval '10 s') then
       perform tallybook._wake(' promote');

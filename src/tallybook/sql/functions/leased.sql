@@ -1,13 +1,19 @@
--- leased(lease): read the jobs that a claim took. Run it after the claim has committed; it takes no lock.
+-- leased(lease): read the jobs that a claim took. Run it after the claim has committed; it takes no lock that is kept.
 --
 -- cancelled: the job was cancelled after the claim looked. Do not start it: end it with cancelled(). That this is read
 -- after the claim's commit is what makes a cancel exact that commits before its job starts.
+-- expired: no attempt may start any more. End it with expire().
+-- busy: a producer's open transaction is about to change the job, or relies on its being queued: ask again soon, with job.
+-- put_off: it was given a later time since. End it with put_off().
+-- order_key: ask turn() before you start it.
 -- max_attempts null: what the task says. run_at null: it was to run at once.
--- No rows where no claim has that lease: it took nothing, or a crash of the server has taken it back. Reads claim, entry, tombstone.
-create or replace function tallybook.leased(lease uuid)
+-- No rows where no claim has that lease: it took nothing, or a crash of the server has taken it back.
+-- Reads claim, entry, tombstone; for jobs with a unique key amendment.
+create or replace function tallybook.leased(lease uuid, job bigint default null)
 returns table (job_id bigint, attempt int, task text, args jsonb, headers jsonb, queue text, priority int, failures int, crashes int,
-               max_attempts int, unique_key text, enqueued_at timestamptz, run_at timestamptz, cancelled boolean)
-language plpgsql stable
+               max_attempts int, unique_key text, enqueued_at timestamptz, run_at timestamptz, cancelled boolean, expired boolean,
+               busy boolean, put_off boolean, order_key text, options jsonb)
+language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
 as $$
@@ -19,21 +25,25 @@ begin
   select l.queue, l.priority into v_queue, v_priority from tallybook.lane l where l.lane_id = c.lane_id;
   if c.one_xid is not null or c.closed <> '{}' then
     return query
-    select e.job_id, e.attempt, e.task, e.args, e.headers, v_queue, v_priority, e.failures::int, e.crashes::int, e.max_attempts::int,
+    select e.job_id, e.attempt, e.task, coalesce(k.args, e.args), e.headers, v_queue, v_priority, e.failures::int, e.crashes::int, e.max_attempts::int,
            e.unique_key, e.enqueued_at, e.run_at,
-           v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once) and t.cancelled)
-      from unnest(case when c.one_xid is not null then array[c.one_xid] else c.closed end) x(xid), tallybook.entry e
+           v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once) and t.cancelled),
+           e.expires_at <= clock_timestamp(), k.busy, k.run_at > clock_timestamp(), e.order_key, e.options
+      from unnest(case when c.one_xid is not null then array[c.one_xid] else c.closed end) x(xid) cross join tallybook.entry e
+           left join lateral tallybook._look(e.job_id) k on e.unique_key is not null
      where e.lane_id = c.lane_id and e.retention = c.retention and e.xid = x.xid
        and case when c.one_xid is not null then e.seq = c.one_seq
                 else (e.xid, e.seq) > (c.from_xid, c.from_seq) and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq) end
-       and e.seq <> all (c.skipped)
+       and e.seq <> all (c.skipped) and (leased.job is null or e.job_id = leased.job)
      order by e.xid, e.seq;
   else
     return query
-    select e.job_id, e.attempt, e.task, e.args, e.headers, v_queue, v_priority, e.failures::int, e.crashes::int, e.max_attempts::int,
+    select e.job_id, e.attempt, e.task, coalesce(k.args, e.args), e.headers, v_queue, v_priority, e.failures::int, e.crashes::int, e.max_attempts::int,
            e.unique_key, e.enqueued_at, e.run_at,
-           v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once) and t.cancelled)
+           v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once) and t.cancelled),
+           e.expires_at <= clock_timestamp(), k.busy, k.run_at > clock_timestamp(), e.order_key, e.options
       from tallybook.entry e
+           left join lateral tallybook._look(e.job_id) k on e.unique_key is not null
      where e.lane_id = c.lane_id and e.retention = c.retention
        and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
        and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)

@@ -1,6 +1,6 @@
 -- move(lease, job_id, attempt): put a job whose task this worker does not know aside, for workers that know it.
 --
--- It goes to the part of its queue that only they walk: no failure is counted,
+-- The same for args of a version that it does not know. It goes to the part of its queue that only they walk: no failure is counted,
 -- and the attempt, which never started, is not one of its attempts on view.
 -- Returns moved, or refused. Reads claim, entry, lane; writes outcome, entry, at first use lane.
 create or replace function tallybook.move(lease uuid, job_id bigint, attempt int) returns text
@@ -11,11 +11,12 @@ declare
 begin
   if e.job_id is null then return 'refused'; end if;
   select l.queue, l.priority into v_queue, v_priority from tallybook.lane l where l.lane_id = e.lane_id;
-  select * into v_lane from tallybook._lane(v_queue, v_priority, 'task:' || e.task);
+  select * into v_lane from tallybook._lane(v_queue, v_priority, coalesce('version:' || (e.options ->> 'version') || ':', 'task:') || e.task);
   insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args,
-                               headers, unique_key, run_at, errors)
+                               headers, unique_key, run_at, errors, expires_at, order_key, options)
   values (nextval('tallybook.job_id'), e.job_id, e.enqueued_at, v_lane.lane_id, e.attempt + 1, v_lane.retention, e.failures, e.crashes,
-          e.max_attempts, e.task, e.args, e.headers, e.unique_key, e.run_at, e.errors);
+          e.max_attempts, e.task, e.args, e.headers, e.unique_key, e.run_at, e.errors,
+          e.expires_at, e.order_key, e.options);
   perform tallybook._wake(v_queue);
   return 'moved';
 end $$;

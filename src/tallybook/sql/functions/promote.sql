@@ -3,7 +3,8 @@
 -- Those of equal time go by fewer failures first. after: where the last call stopped, so that it does not walk over its
 -- own dead rows while an old snapshot holds back vacuum; every few seconds pass null, for what was committed late.
 -- Returns how many it moved, the run_at it came to, and when the next is due (null: nothing is scheduled).
--- Rows that another session has locked are left to it. Reads lane; deletes from scheduled; writes entry.
+-- Rows that another session has locked are left to it. It also moves jobs in line that were amended to another lane or time.
+-- Reads lane; deletes from scheduled; writes entry.
 create or replace function tallybook.promote(max_jobs int default 1000, after timestamptz default null,
   at timestamptz default clock_timestamp(), out promoted int, out last_run_at timestamptz, out next_run_at timestamptz)
 language plpgsql
@@ -12,6 +13,13 @@ as $$
 declare
   v_queues text[];
 begin
+  if exists (select from tallybook.waiting) then  -- what was cancelled while it held the line of its key
+    perform tallybook._release(d.order_key) from (
+      select distinct s.order_key from tallybook.tombstone t join tallybook.scheduled s on s.job_id = t.job_id
+       where t.cancelled and s.order_key is not null order by s.order_key limit 100) d
+     where pg_try_advisory_xact_lock(1413565448, hashtext(d.order_key));
+  end if;
+  if exists (select from tallybook.amendment) then perform tallybook._apply_amendments(at); end if;
   with due as materialized (
     select s.job_id from tallybook.scheduled s
      where s.run_at <= promote.at and s.run_at >= coalesce(promote.after, '-infinity')
@@ -25,10 +33,16 @@ begin
              order by g.run_at, g.failures, g.job_id) o
   ), put as (
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args,
-                                 headers, unique_key, run_at, errors)
+                                 headers, unique_key, run_at, errors, expires_at, order_key, options)
     select p.seq, p.job_id, p.enqueued_at, p.lane_id, p.attempt, p.retention, p.failures, p.crashes, p.max_attempts, p.task, p.args,
-           p.headers, p.unique_key, p.run_at, p.errors
+           p.headers, p.unique_key, p.run_at, p.errors,
+           p.expires_at, p.order_key, p.options
       from lined p
+  ), ordered as (
+    insert into tallybook.order_line (key, seq, job_id)
+    select p.order_key, p.seq, p.job_id from lined p
+     where p.order_key is not null and not tallybook._has_turn(p.order_key, p.job_id)
+       and not exists (select from tallybook.order_line n where n.job_id = p.job_id)
   )
   select count(*), max(p.run_at), array_agg(distinct p.queue) into promoted, last_run_at, v_queues from lined p;
   perform tallybook._wake(q) from unnest(v_queues) q;

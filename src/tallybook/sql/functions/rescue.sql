@@ -66,6 +66,7 @@ begin
         continue when not found;
         select x.* into strict e from tallybook.entry x
          where x.lane_id = c.lane_id and x.retention = c.retention and x.xid = c.xid and x.seq = c.seq;
+        e := tallybook._amended(e);
         if e.crashes + 1 >= max_crashes then
           perform tallybook._bury(e, 'crashed', at, e.failures, e.crashes + 1, tallybook._errors(e.errors, v_error));
         else
@@ -83,11 +84,19 @@ begin
       update tallybook.worker k set ended_at = rescue.at where k.id = w.id;
     end if;
   end loop;
+  if exists (select from tallybook.waiting) then perform tallybook._release_missed(); end if;
+  -- Amendments of jobs that have ended.
+  if exists (select from tallybook.amendment) then
+    delete from tallybook.amendment a using (
+      select k.job_id from tallybook.amendment k where not tallybook._job_open(k.job_id) limit 1000 for update skip locked) k
+     where a.job_id = k.job_id;
+  end if;
   -- Tombstones of jobs that have ended. Never waits: a user's open transaction may hold one.
   delete from tallybook.tombstone t using (
     select k.job_id, k.attempt from tallybook.tombstone k
      where k.created_at < at - interval '1 min'
        and not exists (select from tallybook.scheduled s where s.job_id = k.job_id)
+       and not exists (select from tallybook.waiting s where s.job_id = k.job_id)
        and not exists (select from tallybook.entry x where x.job_id = k.job_id
                           and (not exists (select from tallybook.outcome o
                                             where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq)

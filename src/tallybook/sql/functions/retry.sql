@@ -1,7 +1,7 @@
 -- retry(job_id): give a dead or cancelled job another attempt. A person's verb. Returns the number of that attempt.
 --
 -- Failures and crashes start again at 0, the error history stays. A job that was cancelled while it is
--- scheduled stays scheduled. A job that had a unique key takes it again.
+-- scheduled or waiting stays that. A job that had a unique key takes it again.
 -- Errors: TB002 no such job; TB005 the job is not dead or cancelled, or another live job has its unique key; TB003.
 create or replace function tallybook.retry(job_id bigint, at timestamptz default clock_timestamp()) returns int
 language plpgsql
@@ -9,7 +9,7 @@ set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off 
 set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
-  e tallybook.entry; d tallybook.dead; v_state text; v_holder bigint; v_back boolean := false;
+  e tallybook.entry; d tallybook.dead; v_state text; v_holder bigint; v_back boolean := false; v_behind int;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'retry needs READ COMMITTED' using errcode = 'TB003';
@@ -20,10 +20,12 @@ begin
     e.job_id := d.job_id; e.enqueued_at := d.enqueued_at; e.lane_id := d.lane_id; e.attempt := d.attempt;
     e.max_attempts := d.max_attempts; e.task := d.task; e.args := d.args; e.headers := d.headers;
     e.unique_key := d.unique_key; e.errors := d.errors;
+    e.expires_at := d.expires_at; e.order_key := d.order_key; e.options := d.options;
     select l.retention into e.retention from tallybook.lane l where l.lane_id = d.lane_id;
   else
     select x.* into e from tallybook.entry x where x.job_id = retry.job_id order by x.attempt desc limit 1;
-    if not found and not exists (select from tallybook.scheduled s where s.job_id = retry.job_id) then
+    v_behind := tallybook._behind(retry.job_id);
+    if e.job_id is null and v_behind is null then
       raise exception 'there is no job %', retry.job_id using errcode = 'TB002';
     end if;
     select o.state into v_state from tallybook.outcome o
@@ -32,7 +34,8 @@ begin
       -- Cancelled, and no claim has come by. In scheduled the intent is taken back; in line it stays with its attempt, which
       -- whoever meets it ends, and the job gets another one. No lane is locked: this transaction may stay open.
       perform from tallybook.scheduled s where s.job_id = retry.job_id for update;
-      v_back := found and exists (select from tallybook.tombstone t where t.job_id = retry.job_id and t.cancelled and not t.once);
+      perform from tallybook.waiting s where s.job_id = retry.job_id for update;
+      v_back := tallybook._behind(retry.job_id) is not null and exists (select from tallybook.tombstone t where t.job_id = retry.job_id and t.cancelled and not t.once);
       if not v_back and v_state is null and e.job_id is not null then
         update tallybook.tombstone t set once = true
          where t.job_id = e.job_id and t.attempt <= e.attempt and t.cancelled and not t.once
@@ -48,13 +51,16 @@ begin
         end if;
       end if;
     end if;
-    if not v_back and (v_state is distinct from 'cancelled' or exists (select from tallybook.scheduled s where s.job_id = retry.job_id)) then
+    if not v_back and (v_state is distinct from 'cancelled' or tallybook._behind(retry.job_id) is not null) then
       raise exception 'job % is not dead or cancelled', retry.job_id
         using errcode = 'TB005', detail = format('It is %s.', coalesce((select j.state from tallybook.job j where j.id = retry.job_id), 'unknown'));
     end if;
   end if;
-  if v_back and e.job_id is null then
-    select s.task, s.unique_key, s.job_id into e.task, e.unique_key, e.job_id from tallybook.scheduled s where s.job_id = retry.job_id;
+  if v_back then
+    select s.task, s.unique_key, s.job_id, s.order_key into e.task, e.unique_key, e.job_id, e.order_key from (
+      select x.task, x.unique_key, x.job_id, null as order_key from tallybook.scheduled x where x.job_id = retry.job_id
+      union all
+      select x.task, x.unique_key, x.job_id, x.order_key from tallybook.waiting x where x.job_id = retry.job_id) s;
   end if;
   if e.unique_key is not null then
     v_holder := tallybook._claim_key(e.task, e.unique_key, e.job_id);
@@ -66,7 +72,17 @@ begin
   -- The intents go; what keeps an earlier attempt out of the line stays until the cursor has come by.
   delete from tallybook.tombstone t where t.job_id = retry.job_id and not t.taken and not t.once;
   update tallybook.tombstone t set cancelled = false where t.job_id = retry.job_id and t.cancelled and not t.once;
-  if v_back then return (select s.attempt from tallybook.scheduled s where s.job_id = retry.job_id); end if;
+  if e.order_key is not null then perform tallybook._line_up(e.order_key, e.job_id); end if;
+  if v_back then return tallybook._behind(retry.job_id); end if;
+  e.expires_at := null;  -- a person wants it run now
   perform tallybook._back(e, retry.at, retry.at, 0, 0, e.errors);
   return e.attempt + 1;
+end $$;
+
+-- _behind(job_id): the next attempt of a job that is scheduled or waiting; null: it is neither.
+create or replace function tallybook._behind(p_job_id bigint) returns int
+language plpgsql stable as $$
+begin
+  return coalesce((select s.attempt from tallybook.scheduled s where s.job_id = p_job_id),
+                  (select w.attempt from tallybook.waiting w where w.job_id = p_job_id));
 end $$;

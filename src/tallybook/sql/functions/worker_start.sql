@@ -2,10 +2,12 @@
 --
 --   tasks    the names of the tasks that it knows: it also walks the parts of its queues where jobs of these were put aside
 --   lease    how long it may be silent before the others take it for dead
+--   catalogue  what its tasks are, as JSON: [{"name", "app", "definition", ...}]; kept in tallybook.task for people
 --   session  it holds the advisory lock (1413565443, id) in shared mode on the session that renews, so that its death is seen at once
 -- Makes the queues that are not there yet. Writes worker, queue.
 create or replace function tallybook.worker_start(name text, queues text[], tasks text[] default '{}', session boolean default false,
-  at timestamptz default clock_timestamp(), lease interval default '30 s')
+  at timestamptz default clock_timestamp(), lease interval default '30 s',
+  catalogue jsonb default null)
 returns int language plpgsql as $$
 declare
   v_id int;
@@ -13,11 +15,39 @@ begin
   perform tallybook._check_name('queue', q, 64) from unnest(queues) q;
   insert into tallybook.queue (name) select distinct q from unnest(queues) q order by q on conflict do nothing;
   insert into tallybook.worker (name, queues, tasks, parts, session, lease, started_at, seen_at)
-  values (worker_start.name, worker_start.queues, worker_start.tasks, array(select 'task:' || t from unnest(worker_start.tasks) t),
+  values (worker_start.name, worker_start.queues, worker_start.tasks, array(
+            select 'task:' || t from unnest(worker_start.tasks) t
+            union all  -- args of these versions, put aside by workers that did not know them
+            select format('version:%s:%s', v, n.name) from jsonb_to_recordset(worker_start.catalogue) c(name text, version int, aliases text[]),
+                   unnest(c.name || coalesce(c.aliases, '{}')) n(name), generate_series(2, c.version) v),
           worker_start.session, worker_start.lease, worker_start.at, worker_start.at)
   returning id into v_id;
+  if catalogue is not null then perform tallybook._register(catalogue, at); end if;
   return v_id;
 end $$;
+
+-- _register(catalogue, at): keep what these tasks are; who finds it as it is writes nothing. A task that left the code stays
+-- on record, with nobody who serves it, for as long as jobs may have its name.
+create or replace function tallybook._register(p_catalogue jsonb, p_at timestamptz) returns void
+language sql as $$
+  insert into tallybook.task as t (name, app, summary, on_dead_task, on_dead_queue, version, aliases, definition, registered_at)
+  select c.name, c.app, c.summary, c.on_dead_task, c.on_dead_queue, coalesce(c.version, 1), coalesce(c.aliases, '{}'),
+         coalesce(c.definition, '{}'), p_at
+    from jsonb_to_recordset(p_catalogue)
+      c(name text, app text, summary text, on_dead_task text, on_dead_queue text, version int, aliases text[], definition jsonb)
+   where not exists (
+     select from tallybook.task k
+      where k.name = c.name
+        and (k.app, k.summary, k.on_dead_task, k.on_dead_queue, k.version, k.aliases, k.definition)
+            is not distinct from (c.app, c.summary, c.on_dead_task, c.on_dead_queue, coalesce(c.version, 1),
+                                  coalesce(c.aliases, '{}'), coalesce(c.definition, '{}')))
+   order by c.name
+  on conflict (name) do update
+    set app = excluded.app, summary = excluded.summary, on_dead_task = excluded.on_dead_task, on_dead_queue = excluded.on_dead_queue,
+        version = excluded.version, aliases = excluded.aliases, definition = excluded.definition, registered_at = excluded.registered_at
+  -- In a rolling deploy the old and the new workers take turns: the newer version of the args is the one that is shown.
+  where excluded.version >= t.version
+$$;
 
 -- worker_stop(worker): take a worker off record that has ended all it had claimed. What it left open is rescued.
 create or replace function tallybook.worker_stop(worker int, at timestamptz default clock_timestamp()) returns int

@@ -8,42 +8,70 @@ select s.job_id as id, l.queue, s.task,
        l.priority::int, s.args, s.headers, s.attempt, s.attempt - 1 - tallybook._moves(s.job_id, s.attempt) as attempts,
        s.failures::int, s.crashes::int, s.max_attempts::int, s.unique_key, s.enqueued_at, s.run_at,
        null::timestamptz as started_at, null::timestamptz as ended_at, null::int as worker_id, null::text as worker,
-       t.reason, s.errors -> -1 ->> 'message' as last_error, s.errors, false as unserved
+       t.reason, s.errors -> -1 ->> 'message' as last_error, s.errors, false as unserved,
+       s.order_key, s.expires_at, tallybook.summary(s.task, s.args) as summary, null::jsonb as result,
+       (select p.done from tallybook.progress p where p.job_id = s.job_id) as progress,
+       (select p.message from tallybook.progress p where p.job_id = s.job_id) as progress_message, s.options
   from tallybook.scheduled s
   join tallybook.lane l on l.lane_id = s.lane_id
   left join lateral (select t.cancelled, t.reason from tallybook.tombstone t
                       where t.job_id = s.job_id and (t.attempt = s.attempt or t.attempt < s.attempt and not t.once) and t.cancelled limit 1) t on true
 union all
+select w.job_id, l.queue, w.task, case when t.cancelled then 'cancelled' else 'waiting' end,
+       l.priority::int, w.args, w.headers, w.attempt, w.attempt - 1 - tallybook._moves(w.job_id, w.attempt),
+       w.failures::int, w.crashes::int, w.max_attempts::int, w.unique_key, w.enqueued_at, w.run_at,
+       null, null, null, null,
+       coalesce(t.reason, format('another job with the order key %s is before it', to_json(w.order_key))),
+       w.errors -> -1 ->> 'message', w.errors, false,
+       w.order_key, w.expires_at, tallybook.summary(w.task, w.args), null,
+       (select p.done from tallybook.progress p where p.job_id = w.job_id),
+       (select p.message from tallybook.progress p where p.job_id = w.job_id), w.options
+  from tallybook.waiting w
+  join tallybook.lane l on l.lane_id = w.lane_id
+  left join lateral (select t.cancelled, t.reason from tallybook.tombstone t
+                      where t.job_id = w.job_id and (t.attempt = w.attempt or t.attempt < w.attempt and not t.once) and t.cancelled limit 1) t on true
+union all
 select d.job_id, l.queue, d.task, 'dead', l.priority::int, d.args, d.headers, d.attempt,
-       d.attempt - tallybook._moves(d.job_id, d.attempt), d.failures::int,
+       d.attempt - tallybook._moves(d.job_id, d.attempt) - (d.reason = 'expired')::int, d.failures::int,
        d.crashes::int, d.max_attempts::int, d.unique_key, d.enqueued_at, null, null, d.died_at, null, null,
-       d.reason, d.errors -> -1 ->> 'message', d.errors, false
+       d.reason, d.errors -> -1 ->> 'message', d.errors, false,
+       d.order_key, d.expires_at, tallybook.summary(d.task, d.args), null,
+       (select p.done from tallybook.progress p where p.job_id = d.job_id),
+       (select p.message from tallybook.progress p where p.job_id = d.job_id), d.options
   from tallybook.dead d
   join tallybook.lane l on l.lane_id = d.lane_id
 union all
 select e.job_id, l.queue, e.task,
        case when o.state is not null then o.state::text when c.lease is not null then 'running'
             when t.cancelled then 'cancelled' else 'available' end,
-       l.priority::int, e.args, e.headers, e.attempt,
+       l.priority::int,
+       g.args,
+       e.headers, e.attempt,
        e.attempt - (c.lease is null)::int - tallybook._moves(e.job_id, e.attempt),
        e.failures::int, e.crashes::int,
        e.max_attempts::int, e.unique_key, e.enqueued_at, coalesce(e.run_at, e.enqueued_at),
        c.claimed_at, o.ended_at, c.worker_id, w.name,
        coalesce(o.error ->> 'message', t.reason), e.errors -> -1 ->> 'message', e.errors,
        o.state is null and c.lease is null and l.part <> ''
-         and not exists (select from tallybook.worker k where k.ended_at is null and l.part = any (k.parts) and l.queue = any (k.queues))
+         and not exists (select from tallybook.worker k where k.ended_at is null and l.part = any (k.parts) and l.queue = any (k.queues)),
+       e.order_key, e.expires_at, tallybook.summary(e.task, g.args), o.result,
+       (select p.done from tallybook.progress p where p.job_id = e.job_id),
+       (select p.message from tallybook.progress p where p.job_id = e.job_id), e.options
   from tallybook.entry e
   join tallybook.lane l on l.lane_id = e.lane_id
   left join lateral (  -- one at a time: a join reads all outcomes while the planner does not know how many there are
-    select o.state, o.error, o.ended_at from tallybook.outcome o
+    select o.state, o.error, o.ended_at, o.result from tallybook.outcome o
      where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq limit 1) o on true
   left join lateral (select t.cancelled, t.reason from tallybook.tombstone t
                       where o.state is null and t.job_id = e.job_id and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once) and t.cancelled limit 1) t on true
   left join lateral tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq) c on true
+  cross join lateral (select case when e.unique_key is null then e.args else coalesce((
+                        select a.args from tallybook.amendment a where a.job_id = e.job_id), e.args) end as args) g
   left join tallybook.worker w on w.id = c.worker_id
  where (o.state is null or o.state in ('completed', 'cancelled'))
    and (o.state is distinct from 'cancelled' and t.cancelled is not true
         -- Scalar, with a limit: "not exists" is hashed, with all rows of both tables, where the planner takes them for small.
         or coalesce((select false from tallybook.entry n where n.job_id = e.job_id and n.attempt > e.attempt limit 1), true)
-           and coalesce((select false from tallybook.scheduled n where n.job_id = e.job_id limit 1), true));
+           and coalesce((select false from tallybook.scheduled n where n.job_id = e.job_id limit 1), true)
+           and coalesce((select false from tallybook.waiting n where n.job_id = e.job_id limit 1), true));
 comment on view tallybook.job is 'Every job of every state. A look-up by id is an index look-up.';

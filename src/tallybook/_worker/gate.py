@@ -1,0 +1,154 @@
+"""Between a claim and the start of its jobs: those that must not start, or not yet.
+
+A claim hands out what stands in line. What has happened to a job since it was put there is read after the claim has
+committed: it was cancelled, it has expired, it was given a later time, a producer is just changing it, or another job
+with its order key has its turn. All of that is rare; for the rest this is one look at a null.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from tallybook._worker.finisher import Finisher
+from tallybook._worker.jobs import Book, Running
+from tallybook._worker.runner import Runner
+from tallybook.errors import QueueUnavailable
+
+log = logging.getLogger("tallybook.worker")
+
+CANCELLED, EXPIRED, PUT_OFF, BUSY = 1, 2, 4, 8
+_FIRST_WAIT, _LONGEST_WAIT = 0.02, 1.0
+
+
+class Gate:
+    """Lets jobs through to the runner when they may start."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        finisher: Finisher,
+        book: Book,
+        ask: Callable[[str, Sequence[bytes | None]], Awaitable[list[tuple[Any, ...]]]],
+    ) -> None:
+        self._runner = runner
+        self._finisher = finisher
+        self._book = book
+        self._ask = ask
+        self._waiting: dict[int, Running] = {}
+        self._looks: set[asyncio.Task[None]] = set()
+        self.moved = asyncio.Event()
+        """Set when a job has left."""
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs are held here."""
+        return len(self._waiting)
+
+    def admit(self, rows: list[tuple[int | None, Running]]) -> list[Running]:
+        """Those that may start now; the others end, or start later by themselves."""
+        start: list[Running] = []
+        later: list[Running] = []
+        for flags, job in rows:
+            if flags is None and job.order_key is None:
+                start.append(job)
+            elif flags is None or not self._ended(flags, job):
+                later.append(job)
+        if later:
+            for job in later:
+                self._waiting[job.job_id] = job
+            look = asyncio.create_task(self._look(later), name="tallybook-gate")
+            self._looks.add(look)
+            look.add_done_callback(self._looks.discard)
+        return start
+
+    def _ended(self, flags: int, job: Running) -> bool:
+        """Whether the attempt is over before it began."""
+        if flags & CANCELLED:
+            self._finisher.cancelled(job, None)
+        elif flags & EXPIRED:
+            self._finisher.expire(job)
+        elif flags & BUSY:
+            return False
+        elif flags & PUT_OFF:
+            self._finisher.put_off(job)
+        else:
+            return False
+        self._let_go(job)
+        return True
+
+    def _let_go(self, job: Running) -> None:
+        self._waiting.pop(job.job_id, None)
+        self.moved.set()
+        self._book.freed(job)
+
+    async def _look(self, jobs: list[Running]) -> None:
+        """Ask again and again until each of these has started or ended."""
+        wait = 0.0
+        asked = False
+        while jobs := [job for job in jobs if self._waiting.get(job.job_id) is job]:
+            try:
+                if asked:  # the first answer came with the claim
+                    await asyncio.sleep(wait)
+                    jobs = await self._again(jobs)
+                asked = True
+                jobs = await self._turns(jobs)
+            except QueueUnavailable:  # the worker stops: give_back deals with them
+                return
+            wait = min(max(wait * 1.5, _FIRST_WAIT), _LONGEST_WAIT)
+
+    async def _again(self, jobs: list[Running]) -> list[Running]:
+        left = []
+        for job in jobs:
+            rows = await self._ask("leased", (job.lease.lease.encode(), b"%d" % job.job_id))
+            if not rows:  # a crash of the server has taken the claim back: it is claimed again
+                self._let_go(job)
+                self._book.ended(job.lease, 1)
+                continue
+            fresh = Running(rows[0], job.lease, job.worker_name)
+            flags = rows[0][8]
+            job.args, job.busy = fresh.args, bool(flags and flags & BUSY)
+            if flags is None or not self._ended(flags, job):
+                left.append(job)
+        return left
+
+    async def _turns(self, jobs: list[Running]) -> list[Running]:
+        """Start what may start; what is left has to be asked for again."""
+        left = [job for job in jobs if job.busy]
+        free = [job for job in jobs if not job.busy and job.order_key is None]
+        ordered = [job for job in jobs if not job.busy and job.order_key is not None]
+        if ordered:
+            params = (
+                _array([job.lease.lease for job in ordered]),
+                _array([job.job_id for job in ordered]),
+                _array([job.attempt for job in ordered]),
+            )
+            ((ready, busy),) = await self._ask("turn", params)
+            for job in ordered:
+                if job.job_id in ready:
+                    free.append(job)
+                elif job.job_id in busy:
+                    left.append(job)
+                else:  # put aside until the one before it has ended; its attempt is over
+                    self._let_go(job)
+                    self._book.ended(job.lease, 1)
+        for job in free:
+            del self._waiting[job.job_id]
+        if free:
+            self.moved.set()
+            self._runner.start(free)
+        return left
+
+    def give_back(self) -> list[Running]:
+        """What waits here, for a worker that stops; it is not started any more."""
+        left = list(self._waiting.values())
+        self._waiting.clear()
+        for look in self._looks:
+            look.cancel()
+        return left
+
+
+def _array(values: Sequence[object]) -> bytes:
+    return ("{" + ",".join(map(str, values)) + "}").encode()

@@ -1,0 +1,103 @@
+-- _amend(job_id, on_conflict, args, priority, run_at): change a queued job as a conflict of unique keys asks for.
+--
+-- True: done, or the job runs, and what runs keeps its args, priority and time. False: it went elsewhere between two looks.
+-- A job that is scheduled or waiting is updated in place. One that stands in line is not (an entry is never updated): an
+-- amendment is written, which whoever claims it reads; for another lane or time promote moves it after the commit.
+-- Who is about to start the job waits for the caller's transaction (class 1413565447, see _queued_still).
+-- p_queued: the caller has that lock, and has seen the job queued.
+-- Errors: TB003 at another isolation level than READ COMMITTED, if the job stands in line.
+create or replace function tallybook._amend(p_job_id bigint, p_on_conflict text, p_args jsonb, p_priority int, p_run_at timestamptz,
+  p_queued boolean default false)
+returns boolean language plpgsql as $$
+declare
+  s record; e record;
+begin
+  if p_on_conflict = 'raise_priority' and p_priority is null then p_priority := 2; end if;
+  perform pg_advisory_xact_lock_shared(1413565447, hashint8(p_job_id));
+  select x.job_id, x.lane_id, l.queue, l.priority, l.part into s
+    from tallybook.scheduled x join tallybook.lane l on l.lane_id = x.lane_id where x.job_id = p_job_id for update of x;
+  if found then
+    case p_on_conflict
+      when 'replace_args' then
+        update tallybook.scheduled x set args = p_args where x.job_id = p_job_id;
+        update tallybook.amendment a set args = p_args where a.job_id = p_job_id;
+      when 'push_run_at' then update tallybook.scheduled x set run_at = p_run_at where x.job_id = p_job_id;
+      else
+        if p_priority < s.priority then
+          update tallybook.scheduled x set lane_id = (select n.lane_id from tallybook._lane(s.queue, p_priority, s.part) n)
+           where x.job_id = p_job_id;
+        end if;
+    end case;
+    if p_run_at < clock_timestamp() + interval '10 s' then perform tallybook._wake(' promote'); end if;
+    return true;
+  end if;
+  select x.job_id, l.queue, l.priority, l.part into s
+    from tallybook.waiting x join tallybook.lane l on l.lane_id = x.lane_id where x.job_id = p_job_id for update of x;
+  if found then
+    case p_on_conflict
+      when 'replace_args' then
+        update tallybook.waiting x set args = p_args where x.job_id = p_job_id;
+        update tallybook.amendment a set args = p_args where a.job_id = p_job_id;
+      when 'push_run_at' then update tallybook.waiting x set run_at = p_run_at where x.job_id = p_job_id;
+      else
+        if p_priority < s.priority then
+          update tallybook.waiting x set lane_id = (select n.lane_id from tallybook._lane(s.queue, p_priority, s.part) n)
+           where x.job_id = p_job_id;
+        end if;
+    end case;
+    return true;
+  end if;
+  select x.lane_id, l.priority, tallybook._taken(x.lane_id, x.retention, x.xid, x.seq)
+           or exists (select from tallybook.tombstone t where t.job_id = x.job_id and t.attempt = x.attempt and t.taken) as taken,
+         exists (select from tallybook.outcome o
+                  where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq) as ended
+    into e
+    from tallybook.entry x join tallybook.lane l on l.lane_id = x.lane_id
+   where x.job_id = p_job_id order by x.attempt desc limit 1;
+  if not found or e.ended then return false; end if;
+  -- Taken: it runs, unless this transaction has held the lock since before that; then its start waits for us.
+  if e.taken and not p_queued and not exists (
+       select from tallybook.amendment a
+        where a.job_id = p_job_id and a.xmin = pg_current_xact_id()::xid) then
+    return true;
+  end if;
+  if p_on_conflict = 'raise_priority' and p_priority >= e.priority then return true; end if;
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception 'on_conflict % needs READ COMMITTED', p_on_conflict
+      using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || p_job_id || ' has started since.';
+  end if;
+  insert into tallybook.amendment as a (job_id, args, priority, run_at)
+  values (p_job_id, case when p_on_conflict = 'replace_args' then p_args end,
+          case when p_on_conflict = 'raise_priority' then p_priority end,
+          case when p_on_conflict = 'push_run_at' then p_run_at end)
+  on conflict on constraint amendment_pkey do update
+    set args = coalesce(excluded.args, a.args), priority = least(excluded.priority, a.priority), run_at = coalesce(excluded.run_at, a.run_at);
+  if p_on_conflict <> 'replace_args' then perform tallybook._wake(' promote'); end if;
+  return true;
+end $$;
+
+-- _amended(entry): the entry with the args that it has been given since, for its next attempt. The amendment has been
+-- used up then, unless a producer is changing it right now: that one is for the next attempt.
+create or replace function tallybook._amended(e tallybook.entry) returns tallybook.entry
+language plpgsql as $$
+begin
+  if e.unique_key is not null then  -- only those are amended
+    e.args := coalesce((select a.args from tallybook.amendment a where a.job_id = e.job_id), e.args);
+    delete from tallybook.amendment a
+     where a.job_id = (select x.job_id from tallybook.amendment x where x.job_id = e.job_id for update skip locked);
+  end if;
+  return e;
+end $$;
+
+-- _look(job_id): what whoever is about to start an attempt that has a unique key has to know.
+--
+-- busy: a producer that relied on this job being queued, or has changed it, is still in its transaction: look again
+-- soon. Else what it was changed to, read by a newer snapshot than the probe (hence volatile).
+create or replace function tallybook._look(p_job_id bigint, out busy boolean, out args jsonb, out run_at timestamptz)
+language plpgsql as $$
+begin
+  busy := not (pg_try_advisory_lock(1413565447, hashint8(p_job_id)) and pg_advisory_unlock(1413565447, hashint8(p_job_id)));
+  if not busy then
+    select a.args, a.run_at into args, run_at from tallybook.amendment a where a.job_id = p_job_id;
+  end if;
+end $$;

@@ -1,0 +1,14 @@
+-- _check_options(order_key, expires_at, options): raises TB005 for what no job may carry.
+create or replace function tallybook._check_options(p_order_key text, p_expires_at timestamptz, p_options jsonb) returns void
+language plpgsql immutable as $$
+begin
+  if p_order_key is not null and octet_length(p_order_key) not between 1 and 512 then
+    raise exception 'an order key has 1 to 512 bytes, this one has %', octet_length(p_order_key) using errcode = 'TB005';
+  end if;
+  if p_expires_at = '-infinity' then
+    raise exception 'expires_at is minus infinity' using errcode = 'TB005', hint = 'Leave it out for a job that does not expire.';
+  end if;
+  if p_options is not null and (jsonb_typeof(p_options) <> 'object' or octet_length(p_options::text) > 8000) then
+    raise exception 'options are one JSON object of at most 8,000 bytes' using errcode = 'TB005';
+  end if;
+end $$;

@@ -1,0 +1,72 @@
+-- cancel_many(...): cancel every open job that matches all that is given, at most max_jobs. One of the filters is needed.
+--
+--   states  of scheduled (retrying ones included), waiting, available, running; null: all of them
+--   args    is contained in the job's args
+-- Returns how many will not start, and how many run and were told. As with cancel, only intents are written.
+-- Errors: TB005 without a filter. Reads scheduled, waiting, entry, claim; writes tombstone.
+create or replace function tallybook.cancel_many(queue text default null, task text default null, unique_key text default null,
+  order_key text default null, args jsonb default null, states text[] default null, reason text default null,
+  max_jobs int default 10000, out cancelled int, out cancelling int)
+language plpgsql as $$
+declare
+  v_id bigint; v_said text;
+begin
+  if queue is null and task is null and unique_key is null and order_key is null and args is null then
+    raise exception 'cancel_many needs a filter' using errcode = 'TB005', hint = 'Name a queue, a task, a key or args.';
+  end if;
+  if not states <@ array['scheduled', 'waiting', 'available', 'running'] then
+    raise exception 'states % are unknown', states using errcode = 'TB005', hint = 'They are scheduled, waiting, available, running.';
+  end if;
+  cancelled := 0; cancelling := 0;
+  for v_id in select o.job_id from tallybook._open_jobs(cancel_many.queue, cancel_many.task, cancel_many.unique_key,
+                cancel_many.order_key, cancel_many.args, cancel_many.states) o order by o.job_id limit max_jobs loop
+    v_said := tallybook.cancel(v_id, reason);
+    cancelled := cancelled + (v_said = 'cancelled')::int;
+    cancelling := cancelling + (v_said = 'cancelling')::int;
+  end loop;
+end $$;
+
+-- _open_jobs(filters): the open jobs that match. A key is looked up by its index; everything else is read from where the
+-- open jobs of these queues are, so that it does not matter how many have ended.
+create or replace function tallybook._open_jobs(p_queue text, p_task text, p_unique_key text, p_order_key text, p_args jsonb,
+  p_states text[]) returns table (job_id bigint, state text)
+language plpgsql stable
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+  return query
+  with found as (
+    select s.job_id, 'scheduled' as state, l.queue, s.task, s.unique_key, s.order_key, s.args, s.attempt
+      from tallybook.scheduled s join tallybook.lane l on l.lane_id = s.lane_id
+     where p_states is null or 'scheduled' = any (p_states)
+    union all
+    select w.job_id, 'waiting', l.queue, w.task, w.unique_key, w.order_key, w.args, w.attempt
+      from tallybook.waiting w join tallybook.lane l on l.lane_id = w.lane_id
+     where p_states is null or 'waiting' = any (p_states)
+    union all
+    select e.job_id, 'available', l.queue, e.task, e.unique_key, e.order_key, e.args, e.attempt
+      from tallybook.lane l
+      left join lateral (select c.lo, c.pos_xid from tallybook.claim c
+                          where c.lane_id = l.lane_id and c.retention = l.retention order by c.number desc limit 1) h on true
+      join tallybook.entry e on e.lane_id = l.lane_id and e.retention = l.retention
+       and e.xid >= least(coalesce(h.lo, l.born), coalesce(h.pos_xid, l.born))
+     where (p_queue is null or l.queue = p_queue) and (p_states is null or 'available' = any (p_states))
+       and not tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
+       and not exists (select from tallybook.outcome o
+                        where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq)
+       and not exists (select from tallybook.tombstone t where t.job_id = e.job_id and t.attempt = e.attempt and t.taken)
+    union all
+    select e.job_id, 'running', l.queue, e.task, e.unique_key, e.order_key, e.args, e.attempt
+      from tallybook.worker k, lateral tallybook._open_attempts(k.id, k.open_from) a
+      join tallybook.entry e on e.lane_id = a.lane_id and e.retention = a.retention and e.xid = a.xid and e.seq = a.seq
+      join tallybook.lane l on l.lane_id = e.lane_id
+     where k.ended_at is null and (p_states is null or 'running' = any (p_states))
+  )
+  select f.job_id, f.state from found f
+   where (p_queue is null or f.queue = p_queue) and (p_task is null or f.task = p_task)
+     and (p_unique_key is null or f.unique_key = p_unique_key) and (p_order_key is null or f.order_key = p_order_key)
+     and (p_args is null or f.args @> p_args)
+     and not exists (select from tallybook.tombstone t
+                      where t.job_id = f.job_id and t.cancelled and (t.attempt = f.attempt or t.attempt < f.attempt and not t.once));
+end $$;

@@ -1,0 +1,33 @@
+-- result(job_id): how a job ended, for whoever waits for it. No row: there is no such job, or it is not committed yet.
+--   state   completed, cancelled, dead; null: it has not ended
+--   result  what the handler returned, null if nothing; error: why there is none
+create or replace function tallybook.result(job_id bigint, out task text, out state text, out result jsonb, out error jsonb)
+returns setof record language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+  v_job_id bigint := result.job_id; e record;
+begin
+  select x.retention, x.xid, x.seq, x.task into e
+    from tallybook.entry x where x.job_id = v_job_id order by x.attempt desc limit 1;
+  if found then
+    task := e.task;
+    select o.state::text, o.result, o.error into state, result, error from tallybook.outcome o
+     where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq;
+  end if;
+  if state is distinct from 'completed' then
+    if task is null then
+      select s.task into task from tallybook.scheduled s where s.job_id = v_job_id;
+    end if;
+    -- Cancelled, or dead: said by where it is. Anything else goes on.
+    select d.task, 'dead', d.errors -> -1 into task, state, error from tallybook.dead d where d.job_id = v_job_id;
+    if not found then
+      select j.task, case when j.state = 'cancelled' then j.state end, jsonb_build_object('message', j.reason)
+        into task, state, error from tallybook.job j where j.id = v_job_id;
+    end if;
+    result := null;
+    if state is null then error := null; end if;
+  end if;
+  if task is not null then return next; end if;
+end $$;

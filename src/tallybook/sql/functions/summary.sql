@@ -1,0 +1,15 @@
+-- summary(task, args): one line that says what a job is about, by its task's template; null: the task has none.
+-- {name} stands for that arg; an arg that is not there stays as it is written.
+create or replace function tallybook.summary(task text, args jsonb) returns text
+language plpgsql stable as $$
+declare
+  v_text text;
+begin
+  select t.summary into v_text from tallybook.task t
+   where t.summary is not null and (t.name = summary.task or summary.task = any (t.aliases)) limit 1;
+  if v_text is null then return null; end if;
+  -- Piece by piece, so that an arg with braces in it is not filled in again.
+  return left((select string_agg(case when m.r[1] ~ '^\{\w+\}$' then coalesce(args ->> trim(both '{}' from m.r[1]), m.r[1]) else m.r[1] end,
+                                 '' order by m.n)
+                 from regexp_matches(v_text, '(\{\w+\}|[^{]+|\{)', 'g') with ordinality m(r, n)), 300);
+end $$;

@@ -1,0 +1,52 @@
+-- turn(leases, job_ids, attempts): of claimed jobs with an order key, those whose turn it is. Ask it before you start one.
+--
+-- Of all jobs with one order key one runs at a time, in the order in which they came into line. A job has its turn until
+-- it has ended for good: backoff, snooze and rescue hold the line. Any other is put aside (state waiting) and comes back
+-- by itself when the one before it has ended; its attempt is over for the caller then.
+--   ready  start these
+--   busy   the line of their key is being moved at this moment: ask again soon
+-- All that is in neither is not the caller's any more. Needs READ COMMITTED (TB003). Locks: keys (class 1413565448), tried only.
+-- Reads claim, entry, order_line; writes order_turn, order_line, waiting, outcome.
+create or replace function tallybook.turn(leases uuid[], job_ids bigint[], attempts int[], out ready bigint[], out busy bigint[])
+language plpgsql as $$
+declare
+  h record; l record; e tallybook.entry; v_generation bigint; v_holder bigint; v_mine boolean;
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception 'turn needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not know whose turn it is.';
+  end if;
+  ready := '{}'; busy := '{}';
+  <<jobs>>
+  for h in select f.lease, k.job_id, k.attempt, k.order_key
+             from unnest(leases, job_ids, attempts) f(lease, job_id, attempt),
+                  lateral tallybook._held(array[f.lease], array[f.job_id], array[f.attempt]) k
+            order by k.job_id loop
+    if h.order_key is null then ready := ready || h.job_id; continue; end if;
+    if not pg_try_advisory_xact_lock(1413565448, hashtext(h.order_key)) then busy := busy || h.job_id; continue; end if;
+    v_generation := 0; v_holder := null; v_mine := null;
+    select t.generation, t.job_id into v_generation, v_holder
+      from tallybook.order_turn t where t.key = h.order_key order by t.generation desc limit 1;
+    if v_holder = h.job_id then ready := ready || h.job_id; continue; end if;
+    if v_holder is null or not tallybook._job_open(v_holder) then
+      v_mine := true;  -- unless somebody is before it
+      for l in select n.seq, n.job_id from tallybook.order_line n where n.key = h.order_key order by n.seq loop
+        exit when l.job_id = h.job_id;
+        if tallybook._job_open(l.job_id) then v_mine := false; exit; end if;
+        delete from tallybook.order_line n where n.key = h.order_key and n.seq = l.seq;  -- cancelled before its turn
+      end loop;
+      if v_mine then
+        insert into tallybook.order_turn (key, generation, job_id) values (h.order_key, coalesce(v_generation, 0) + 1, h.job_id);
+        delete from tallybook.order_line n where n.job_id = h.job_id;
+        ready := ready || h.job_id;
+        continue;
+      end if;
+    end if;
+    e := tallybook._end(h.lease, h.job_id, h.attempt, 'moved', null);
+    continue when e.job_id is null;
+    insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
+                                   headers, unique_key, errors, expires_at, order_key, options)
+    values (e.job_id, clock_timestamp(), e.enqueued_at, e.run_at, e.lane_id, e.attempt + 1, e.failures, e.crashes, e.max_attempts, e.task,
+            e.args, e.headers, e.unique_key, e.errors, e.expires_at, e.order_key, e.options);
+    if v_mine is false then perform tallybook._release(h.order_key); end if;  -- who is first may be waiting, too
+  end loop;
+end $$;
