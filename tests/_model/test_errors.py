@@ -21,7 +21,6 @@ EXAMPLES = [
     errors.UnknownQueue("mial", ["mail"]),
     errors.UnknownJob(7),
     errors.LeaseLost(7, 2),
-    errors.KeyTaken(4711),
     errors.WorkerEnded("worker w1 has ended"),
     errors.ForeignCursor("the cursor is of another cluster"),
     errors.QueueUnavailable("db:5432", "connection refused"),
@@ -29,6 +28,7 @@ EXAMPLES = [
     errors.SchemaMissing("shop"),
     errors.SchemaTooOld(1, 2),
     errors.SchemaTooNew(3, 2),
+    errors.KeyTaken(4711),
 ]
 
 
