@@ -2,7 +2,7 @@
 
 from tallybook._app import App
 from tallybook._model.backoff import Constant, Exponential, Linear
-from tallybook._model.job import Job, JobCall, JobInfo
+from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
 from tallybook._task import Task
 from tallybook._worker.context import Context
@@ -12,14 +12,17 @@ __version__ = "0.1.0"
 __all__ = [
     "App",
     "Cancel",
+    "Cancelled",
     "Constant",
     "Context",
     "Dead",
+    "DeadLetter",
     "Exponential",
     "Job",
     "JobCall",
     "JobInfo",
     "Linear",
+    "Retried",
     "Snooze",
     "Task",
     "__version__",

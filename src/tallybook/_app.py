@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 from tallybook._db import calls
 from tallybook._db.source import Source
 from tallybook._model.backoff import Backoff
-from tallybook._model.job import Job, JobCall, JobInfo
-from tallybook._model.options import Options, text_problem
+from tallybook._model.job import Job, JobCall
+from tallybook._model.options import Options
+from tallybook._operations import Operations
 from tallybook._task import ContextTask, Task, run, run_sync
-from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument, UnknownJob
+from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
 
 if TYPE_CHECKING:
     from tallybook._worker import DrainReport, WorkerReport
@@ -38,7 +39,7 @@ class _Decorator(Protocol):
     def __call__(self, fn: Callable[P, R], /) -> Task[P, R]: ...
 
 
-class App(Source):
+class App(Operations, Source):
     """The tasks of one program under one name. No connection, no work at import.
 
     `dsn` is used where no connection is at hand; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.
@@ -70,6 +71,7 @@ class App(Source):
         retry: Backoff | None = None,
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
+        store_result: bool = True,
     ) -> _Decorator: ...
 
     def task(
@@ -83,13 +85,15 @@ class App(Source):
         retry: Backoff | None = None,
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
+        store_result: bool = True,
     ) -> Any:
         """Make a task of a function, async or plain; it stays callable as the function that it is.
 
         `name` is what its jobs carry, by default the function's own, without its module. `queue` and `priority` (0 to
         32767, lower runs first) are those of its jobs; `retry` is the backoff after a failure, by default exponential
         from 5 s with jitter, at most 6 h; `max_attempts` failures (1 to 32767, by default 5) make a job dead. `unique`
-        allows one live job per value of all args (True) or of these (a tuple of names). All but name, retry and
+        allows one live job per value of all args (True) or of these (a tuple of names). What the handler returns is kept,
+        up to 1 MB of JSON, for `app.result`, unless `store_result` is False. All but name, retry and
         max_attempts can be changed per job by `with_`. Raises DuplicateTask, ConfigError, SignatureError.
 
             @app.task(queue="mail", retry=Exponential(timedelta(minutes=5)))
@@ -104,7 +108,7 @@ class App(Source):
         options = Options(queue, priority, unique, max_attempts=max_attempts)
 
         def declare(fn: Callable[..., Any]) -> Task[..., Any]:
-            return self._declare(Task(self, fn, name=name, options=options, retry=retry))
+            return self._declare(Task(self, fn, name=name, options=options, retry=retry, store_result=store_result))
 
         return declare if fn is None else declare(fn)
 
@@ -156,43 +160,6 @@ class App(Source):
         listed = _listed(jobs)
         return run_sync(conn, calls.enqueue_many(listed)) if listed else []
 
-    async def cancel(self, conn: object, job: int | Job, reason: str | None = None) -> str:
-        """Say that a job shall not run; what that means for it: "cancelled", "cancelling" if it runs, or how it ended.
-
-        Inside `conn`'s transaction. Raises UnknownJob.
-
-            state = await app.cancel(conn, job.id, "the order was withdrawn")
-        """
-        return await run(conn, calls.cancel(_id(job), _reason(reason)))
-
-    def cancel_sync(self, conn: object, job: int | Job, reason: str | None = None) -> str:
-        """Say that a job shall not run; cancel without an event loop."""
-        return run_sync(conn, calls.cancel(_id(job), _reason(reason)))
-
-    async def retry(self, conn: object, job: int | Job) -> int:
-        """Give a dead or cancelled job another attempt, at once; the number of that attempt.
-
-        Raises UnknownJob, and InvalidArgument for a job in another state or whose unique key another job has now.
-
-            attempt = await app.retry(conn, 4711)
-        """
-        return await run(conn, calls.retry(_id(job)))
-
-    def retry_sync(self, conn: object, job: int | Job) -> int:
-        """Give a dead or cancelled job another attempt; retry without an event loop."""
-        return run_sync(conn, calls.retry(_id(job)))
-
-    async def get(self, conn: object, job: int | Job) -> JobInfo:
-        """Read one job as it is now. Raises UnknownJob.
-
-        (await app.get(conn, job)).state
-        """
-        return await run(conn, calls.get(_id(job)))
-
-    def get_sync(self, conn: object, job: int | Job) -> JobInfo:
-        """Read one job as it is now; get without an event loop."""
-        return run_sync(conn, calls.get(_id(job)))
-
     async def run_worker(
         self, *, queues: Mapping[str, int] | Iterable[str] | None = None, **options: Any
     ) -> WorkerReport:
@@ -230,21 +197,6 @@ def _listed(jobs: Iterable[JobCall]) -> list[JobCall]:
         if type(job) is not JobCall:
             raise InvalidArgument(f"job {at} is of type {type(job).__name__}", hint="Describe it by task.job(...)")
     return listed
-
-
-def _id(job: int | Job) -> int:
-    job_id = job.id if isinstance(job, Job) else job
-    if isinstance(job_id, bool) or not isinstance(job_id, int):
-        raise InvalidArgument(f"a job id is a whole number, not of type {type(job_id).__name__}")
-    if not 0 < job_id < 1 << 63:
-        raise UnknownJob(job_id)
-    return job_id
-
-
-def _reason(reason: str | None) -> str | None:
-    if reason is not None and (problem := text_problem(reason)):
-        raise InvalidArgument(f"the reason {problem}")
-    return reason
 
 
 def _hook(option: str, fn: Any) -> Any:

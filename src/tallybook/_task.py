@@ -14,10 +14,11 @@ import functools
 import hashlib
 import inspect
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 from tallybook._db import aio, calls, sync
 from tallybook._db.calls import Call
@@ -25,9 +26,10 @@ from tallybook._db.source import Source
 from tallybook._model.backoff import DEFAULT, Backoff
 from tallybook._model.job import Job, JobCall
 from tallybook._model.options import Options, Unique, check_name
-from tallybook._model.payload import encode
+from tallybook._model.payload import compile_decoder, encode
+from tallybook._model.plain import Unfit
 from tallybook._model.signature import ArgsModel
-from tallybook.errors import ConfigError
+from tallybook.errors import ConfigError, PayloadError, SignatureError
 
 if TYPE_CHECKING:
     from tallybook._app import App
@@ -39,6 +41,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
+OnConflict = Literal["skip", "raise", "replace_args", "raise_priority", "push_run_at"]
 
 
 async def run(conn: object, call: Call[T]) -> T:
@@ -70,7 +73,9 @@ class Task(Generic[P, R_co]):
         name: str | None,
         options: Options,
         retry: Backoff | None,
+        store_result: bool = True,
     ) -> None:
+        self.store_result = store_result
         functools.update_wrapper(self, _checked(fn))
         self.app = app
         self.fn = fn
@@ -103,6 +108,30 @@ class Task(Generic[P, R_co]):
         """Call the function here and now, as a unit test does; no job, no connection."""
         result: R_co = self.fn(*args, **kwargs)
         return result
+
+    def result_text(self, value: object) -> str | None:
+        """What of a handler's return value is kept: JSON text; "!" and why not; None where the task keeps none."""
+        if not self.store_result:
+            return None
+        try:
+            return encode(value, task=self.name, what="result")
+        except PayloadError as error:
+            logging.getLogger("tallybook.worker").warning("%s", error)
+            return f"!{error.reason} at {error.path}"
+
+    def read_result(self, found: Any) -> R_co:
+        """A kept result as the function's return annotation says; as plain JSON values where it cannot be read so."""
+        try:
+            returns = self.args.returns
+            read = None if returns is type(None) else compile_decoder(returns, task=self.name)
+        except SignatureError:
+            read = None
+        if found is None or read is None:
+            return cast("R_co", found)
+        try:
+            return cast("R_co", read(found))
+        except Unfit as error:
+            raise PayloadError(error.path, error.reason, task=self.name, what="result", verb="read") from None
 
     async def enqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Put one job in, in `conn`'s transaction: workers see it when that commits, never if it rolls back.
@@ -142,6 +171,10 @@ class Task(Generic[P, R_co]):
         unique: Unique | None = None,
         max_attempts: int | None = None,
         headers: Mapping[str, object] | None = None,
+        on_conflict: OnConflict | None = None,
+        unique_while: Literal["running", "queued"] | None = None,
+        order_key: str | None = None,
+        expires_at: datetime | None = None,
     ) -> BoundTask[P]:
         """The task with options for its next jobs; None leaves what the task declares. ConfigError for a wrong value.
 
@@ -149,6 +182,11 @@ class Task(Generic[P, R_co]):
         `priority` is 0 to 32767, lower runs first. `unique` is a key: as long as a job of this task that has it is not
         ended, another is not put in, and `Job.created` is False. True derives the key from all args, a tuple of names
         from these; False is none. A derived key is the SHA-256 of the args as Python encodes them, without defaults.
+        With `unique_while="queued"` it holds only until its job starts. `on_conflict` says what happens if a job has the
+        key: "skip", "raise" (KeyTaken), or, while that job has not started, a change to it: "replace_args",
+        "raise_priority" (if this call's runs earlier), "push_run_at" (to this call's time).
+        Of all jobs with one `order_key` one runs at a time, in the order in which they came into line. After `expires_at`
+        (aware) no attempt starts: the job is dead then, with the reason expired.
 
             await send_welcome.with_(delay="5 min", unique="u:42").enqueue(conn, 42)
         """
@@ -160,6 +198,10 @@ class Task(Generic[P, R_co]):
             "unique": unique,
             "max_attempts": max_attempts,
             "headers": None if headers is None else _headers(self.name, headers),
+            "on_conflict": on_conflict,
+            "unique_while": unique_while,
+            "order_key": order_key,
+            "expires_at": expires_at,
         }
         return BoundTask(self, self._bound.options.replaced(given))
 

@@ -12,6 +12,10 @@
     ├── UnknownTask                      no function for this task name here
     ├── UnknownQueue                     no such queue
     ├── UnknownJob                       TB002: no such job, or its history is pruned
+    ├── ResultTimeout (TimeoutError)     the job has not ended in time; it goes on
+    ├── ResultMissing                    the job completed, and its result could not be kept
+    ├── JobDied                          the job is dead: there will be no result
+    ├── JobCancelled                     the job was cancelled: there will be no result
     ├── KeyTaken                         TB008: another live job has the unique key, and on_conflict is "raise"
     ├── LeaseLost                        TB001: the attempt is not this worker's any more
     ├── WorkerEnded                      TB006: the worker is unknown to the server, or was declared ended
@@ -40,11 +44,15 @@ __all__ = [
     "DuplicateTask",
     "ForeignCursor",
     "InvalidArgument",
+    "JobCancelled",
+    "JobDied",
     "KeyTaken",
     "LeaseLost",
     "NotSupported",
     "PayloadError",
     "QueueUnavailable",
+    "ResultMissing",
+    "ResultTimeout",
     "SchemaError",
     "SchemaMissing",
     "SchemaTooNew",
@@ -248,6 +256,51 @@ class KeyTaken(TallybookError):
         error = super().of_server(sqlstate, message, None, hint)
         error.job = int(detail) if detail and detail.isdigit() else None
         return error
+
+
+class ResultTimeout(TallybookError, TimeoutError):
+    """The job has not ended in the time that the caller would wait; it goes on. `job` is its id."""
+
+    job: int | None = None
+
+    def __init__(self, job: int, seconds: float) -> None:
+        super().__init__(f"job {job} has not ended within {seconds:g} s", hint="It goes on: ask again, or wait longer")
+        self.job = job
+
+
+class ResultMissing(TallybookError):
+    """The job completed, and what its handler returned could not be kept; `reason` says why."""
+
+    job: int | None = None
+    reason: str | None = None
+
+    def __init__(self, job: int, reason: str) -> None:
+        super().__init__(f"job {job} completed, but {reason}")
+        self.job, self.reason = job, reason
+
+
+class JobDied(TallybookError):
+    """The job is dead, so it has no result; `error_type` and `error_message` are those of its last failure."""
+
+    job: int | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+
+    def __init__(self, job: int, error_type: str | None, error_message: str | None) -> None:
+        said = ": ".join(part for part in (error_type, error_message) if part)
+        super().__init__(f"job {job} is dead: {said or 'no error is known'}")
+        self.job, self.error_type, self.error_message = job, error_type, error_message
+
+
+class JobCancelled(TallybookError):
+    """The job was cancelled, so it has no result; `reason` is what was said."""
+
+    job: int | None = None
+    reason: str | None = None
+
+    def __init__(self, job: int, reason: str | None) -> None:
+        super().__init__(f"job {job} was cancelled" + (f": {reason}" if reason else ""))
+        self.job, self.reason = job, reason
 
 
 class LeaseLost(TallybookError):

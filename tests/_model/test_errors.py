@@ -29,6 +29,10 @@ EXAMPLES = [
     errors.SchemaTooOld(1, 2),
     errors.SchemaTooNew(3, 2),
     errors.KeyTaken(4711),
+    errors.ResultTimeout(7, 10),
+    errors.ResultMissing(7, "its result was not kept: it is no JSON"),
+    errors.JobDied(7, "ValueError", "no such user"),
+    errors.JobCancelled(7, "the order was withdrawn"),
 ]
 
 

@@ -12,6 +12,7 @@ from typing import Any, Never
 import click
 
 from tallybook._cli import errors
+from tallybook._cli.dead import dead
 from tallybook._cli.demo import demo
 from tallybook._cli.dev import dev
 from tallybook._cli.enqueue import enqueue
@@ -60,7 +61,7 @@ def version() -> None:
     click.echo(f"tallybook {__version__}")
 
 
-for _command in (dev, migrate, worker, enqueue, job, queue, info, demo, uninstall, version):
+for _command in (dev, migrate, worker, enqueue, job, queue, dead, info, demo, uninstall, version):
     cli.add_command(_command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 __all__ = [
     "DURATION",
     "Conn",
+    "agreed",
     "connect",
     "conninfo",
     "dsn_option",
+    "json_object",
     "json_option",
     "print_json",
     "print_pairs",
@@ -66,6 +69,26 @@ class _Duration(click.ParamType[timedelta]):
 
 
 DURATION = _Duration()
+
+
+def json_object(option: str, text: str) -> dict[str, Any]:
+    """The JSON object that an option holds; a usage error that names the option for anything else."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(f"{option} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise click.UsageError(f"{option} is one JSON object, like '{{\"user_id\": 42}}'")
+    return found
+
+
+def agreed(question: str, yes: bool) -> bool:
+    """Whether the person agrees; without a terminal to ask on, only --yes does."""
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} Say --yes where nobody can be asked")
+    return click.confirm(question, err=True)
 
 
 def conninfo(dsn: str | None) -> str:

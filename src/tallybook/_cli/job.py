@@ -8,15 +8,28 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
+import psycopg
 
-from tallybook._cli.common import Conn, connect, dsn_option, json_option, print_json, print_pairs, print_table
+from tallybook._cli.common import (
+    Conn,
+    agreed,
+    connect,
+    dsn_option,
+    json_object,
+    json_option,
+    print_json,
+    print_pairs,
+    print_table,
+)
 from tallybook._cli.errors import problem, say
 from tallybook._cli.text import clean, local
-from tallybook._db import calls, sync
+from tallybook._db import calls, filters, sync
 from tallybook.errors import TallybookError, UnknownJob
 
 __all__ = ["job"]
 
+OPEN_STATES = ("scheduled", "waiting", "available", "running")
+MANY = 2**31 - 1
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "completed", "cancelled", "dead")
 _LARGEST = 2**63 - 1
 
@@ -76,8 +89,13 @@ def _note(row: dict[str, Any]) -> str:
         "running": f"on {row['worker']} since {local(row['started_at'])}",
         "dead": f"{row['reason']}: {row['last_error']}",
         "cancelled": row["reason"] or "",
+        "waiting": row["reason"] or "",
     }
-    return notes.get(row["state"], "")
+    note = notes.get(row["state"], "")
+    if row["state"] == "running" and (row.get("progress") is not None or row.get("progress_message")):
+        done = "" if row["progress"] is None else f"{row['progress']:.0%} "
+        note = f"{done}{row['progress_message'] or ''}, {note}"
+    return f"{row['summary']} - {note}".removesuffix(" - ") if row.get("summary") else note
 
 
 def _short(text: str, most: int = 100) -> str:
@@ -154,17 +172,57 @@ def _print_error(error: object) -> None:
 
 
 @job.command()
-@click.argument("job_ids", metavar="ID...", type=int, nargs=-1, required=True)
+@click.argument("job_ids", metavar="[ID...]", type=int, nargs=-1)
 @dsn_option
 @click.option("--reason", help="Why; shown with the job.")
+@click.option("--queue", help="Instead of ids: all open jobs of this queue.")
+@click.option("--task", help="Of this task.")
+@click.option("--key", "unique", help="With this unique key.")
+@click.option("--order-key", help="With this order key.")
+@click.option("--args", metavar="JSON", help="Whose args contain this JSON object.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(OPEN_STATES),
+    metavar="STATE",
+    help=f"In this state; can be repeated: {', '.join(OPEN_STATES)}.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
-def cancel(job_ids: Sequence[int], dsn: str | None, reason: str | None, as_json: bool) -> None:
-    """Say that jobs shall not run; what runs is told to stop. Each job for itself."""
+def cancel(job_ids: Sequence[int], dsn: str | None, reason: str | None, yes: bool, as_json: bool, **which: Any) -> None:
+    """Say that jobs shall not run; what runs is told to stop.
+
+    Either these jobs, each for itself, or all open ones that match every filter given.
+    """
+    filtered = any(which.values())
+    if filtered == bool(job_ids):
+        raise click.UsageError("give either ids or filters (--queue, --task, --key, --order-key, --args)")
+    if filtered:
+        _cancel_many(dsn, reason, yes, as_json, which)
+        return
 
     def one(conn: Conn, job_id: int) -> str:
         return sync.run(conn, calls.cancel(_within(job_id), reason))
 
     _each(job_ids, dsn, one, as_json, "state", _cancelled)
+
+
+def _cancel_many(dsn: str | None, reason: str | None, yes: bool, as_json: bool, which: dict[str, Any]) -> None:
+    args = None if which["args"] is None else json_object("--args", which["args"])
+    states = which.pop("states") or None
+    call = filters.cancel_many(**{**which, "args": args}, states=states, reason=reason, max_jobs=MANY)
+    # Only intents are written, and they hold up nobody: so they can be counted first, and taken back.
+    with connect(dsn) as conn, conn.transaction() as transaction:
+        done = sync.run(conn, call)
+        total = done.cancelled + done.cancelling
+        if total and not agreed(f"cancel {total} jobs, {done.cancelling} of them running?", yes):
+            click.echo("nothing done", err=True)
+            raise psycopg.Rollback(transaction)
+    if as_json:
+        print_json(json.dumps({"cancelled": done.cancelled, "cancelling": done.cancelling}))
+        return
+    click.echo(f"{done.cancelled} jobs will not start, {done.cancelling} run and their workers are told")
 
 
 _CANCELLED = {

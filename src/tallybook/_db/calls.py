@@ -51,6 +51,13 @@ select tallybook.enqueue(queue => cast(%(queue)s as text), task => cast(%(task)s
   priority => cast(cast(%(priority)s as text) as int),
   max_attempts => cast(cast(%(max_attempts)s as text) as int), headers => cast(cast(%(headers)s as text) as jsonb))"""
 
+_ENQUEUE_MORE = (
+    _ENQUEUE.removesuffix(")")
+    + """,
+  order_key => cast(%(order_key)s as text), expires_at => cast(cast(%(expires_at)s as text) as timestamptz),
+  options => cast(cast(%(options)s as text) as jsonb))"""
+)
+
 # Delays are added here because the server's clock is the one that promotes; PostgreSQL skips a branch not taken.
 _ENQUEUE_MANY = """\
 select cast(to_json(r) as text) from tallybook.enqueue_many(
@@ -64,7 +71,12 @@ select cast(to_json(r) as text) from tallybook.enqueue_many(
   priorities => cast(cast(%(priorities)s as text) as int[]),
   unique_keys => cast(cast(%(unique_keys)s as text) as text[]),
   max_attempts => cast(cast(%(max_attempts)s as text) as int[]),
-  headers => cast(cast(%(headers)s as text) as text[])) as r"""
+  headers => cast(cast(%(headers)s as text) as text[]),
+  on_conflicts => cast(cast(%(on_conflicts)s as text) as text[]),
+  unique_whiles => cast(cast(%(unique_whiles)s as text) as text[]),
+  order_keys => cast(cast(%(order_keys)s as text) as text[]),
+  expires_ats => cast(cast(%(expires_ats)s as text) as timestamptz[]),
+  options => cast(cast(%(options)s as text) as text[])) as r"""
 
 _GET = """\
 select cast(to_json(j) as text) from tallybook.job as j where j.id = cast(cast(%(job_id)s as text) as bigint)"""
@@ -94,7 +106,10 @@ def enqueue(job: JobCall) -> Call[Job]:
         "max_attempts": None if options.max_attempts is None else str(options.max_attempts),
         "headers": options.headers,
     }
-    return Call("enqueue", _ENQUEUE, params, Job)
+    if options.order_key is None and options.expires_at is None and options.more is None:
+        return Call("enqueue", _ENQUEUE, params, Job)
+    more = {"order_key": options.order_key, "expires_at": options.expires_text, "options": options.more}
+    return Call("enqueue", _ENQUEUE_MORE, {**params, **more}, Job)
 
 
 def enqueue_many(jobs: Sequence[JobCall]) -> Call[list[Job]]:
@@ -120,7 +135,10 @@ def enqueue_many(jobs: Sequence[JobCall]) -> Call[list[Job]]:
     return Call("enqueue_many", _ENQUEUE_MANY, params, _jobs)
 
 
-_MANY = ("queues", "tasks", "args", "run_ats", "delays", "priorities", "unique_keys", "max_attempts", "headers")
+_MANY = (
+    "queues", "tasks", "args", "run_ats", "delays", "priorities", "unique_keys", "max_attempts", "headers",
+    "on_conflicts", "unique_whiles", "order_keys", "expires_ats", "options",
+)  # fmt: skip
 
 
 def _columns(options: Options) -> tuple[tuple[str, str | None], ...]:
@@ -131,6 +149,11 @@ def _columns(options: Options) -> tuple[tuple[str, str | None], ...]:
         ("delays", options.delay_text),
         ("max_attempts", None if options.max_attempts is None else str(options.max_attempts)),
         ("headers", options.headers),
+        ("on_conflicts", None if options.on_conflict == "skip" else options.on_conflict),
+        ("unique_whiles", None if options.unique_while == "running" else options.unique_while),
+        ("order_keys", options.order_key),
+        ("expires_ats", options.expires_text),
+        ("options", options.more),
     )
 
 
@@ -177,12 +200,13 @@ def _job_info(job_id: int, found: str | None) -> JobInfo:
         raise UnknownJob(job_id)
     # A view of a newer release may have columns that this one does not know.
     columns = {name: value for name, value in json.loads(found).items() if name in _COLUMNS}
-    for name in ("enqueued_at", "run_at", "started_at", "ended_at"):
-        columns[name] = _instant(columns[name])
+    for name in ("enqueued_at", "run_at", "started_at", "ended_at", "expires_at"):
+        columns[name] = instant(columns.get(name))
     return JobInfo(**columns)
 
 
-def _instant(text: str | None) -> datetime | None:
+def instant(text: str | None) -> datetime | None:
+    """An instant of the server's JSON, in UTC; one that Python does not know becomes the nearest that it knows."""
     if text is None:
         return None
     try:

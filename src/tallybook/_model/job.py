@@ -8,7 +8,7 @@ from typing import Any
 
 from tallybook._model.options import Options
 
-__all__ = ["Job", "JobCall", "JobInfo"]
+__all__ = ["Cancelled", "DeadLetter", "Job", "JobCall", "JobInfo", "Retried"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +71,54 @@ class JobInfo:
     """Its error history, oldest first."""
     unserved: bool
     """Whether no living worker knows its task."""
+    order_key: str | None = None
+    expires_at: datetime | None = None
+    """No attempt starts after it."""
+    summary: str | None = None
+    """What it is about, in one line, where its task has a template for it."""
+    result: Any = None
+    """What its handler returned, as plain JSON values."""
+    progress: float | None = None
+    """From 0 to 1, as its handler said."""
+    progress_message: str | None = None
+    options: dict[str, Any] | None = None
+    """Rarely used settings of this one job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A job that is dead, as `app.dead_letters` lists it."""
+
+    job: int
+    died_at: datetime
+    queue: str
+    task: str
+    reason: str
+    """failed, crashed, expired or killed."""
+    failures: int
+    crashes: int
+    attempt: int
+    enqueued_at: datetime
+    args: dict[str, Any]
+    summary: str | None
+    error: dict[str, Any] | None
+    """The last one: type, message, traceback and when."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """What a cancel of many jobs came to."""
+
+    cancelled: int
+    """These will not start."""
+    cancelling: int
+    """These run, and their workers are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """What a retry of many dead letters came to."""
+
+    retried: int
+    refused: int
+    """Another live job has their unique key."""

@@ -11,10 +11,13 @@ from typing import Any, cast
 from tallybook._model.durations import parse_duration
 from tallybook.errors import ConfigError
 
-__all__ = ["Options", "Unique", "check_name", "text_problem"]
+__all__ = ["ON_CONFLICT", "Options", "Unique", "check_name", "text_problem"]
 
 Unique = str | bool | tuple[str, ...]
 """A key; or True: derived from all args; or the names of the args that it is derived from."""
+
+ON_CONFLICT = ("skip", "raise", "replace_args", "raise_priority", "push_run_at")
+"""What an enqueue does to the live job that has its unique key."""
 
 _LONGEST_DELAY = timedelta(days=366_000)  # about a thousand years; an interval cannot hold what a timedelta can
 
@@ -31,6 +34,12 @@ class Options:
     max_attempts: int | None = None
     headers: str | None = None
     """As JSON text."""
+    on_conflict: str = "skip"
+    unique_while: str = "running"
+    order_key: str | None = None
+    expires_at: datetime | None = None
+    more: str | None = None
+    """Rarely used settings that travel with the job (its retry policy, the version of its args), as JSON text."""
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue, 64)
@@ -40,14 +49,28 @@ class Options:
         if isinstance(self.unique, list):
             object.__setattr__(self, "unique", tuple(self.unique))
         _check_unique(self.unique)
+        if self.on_conflict not in ON_CONFLICT:
+            raise ConfigError("on_conflict", self.on_conflict, f"is one of {', '.join(ON_CONFLICT)}")
+        if self.unique_while not in ("running", "queued"):
+            raise ConfigError("unique_while", self.unique_while, "is running or queued")
+        if self.unique in (None, False) and (self.on_conflict != "skip" or self.unique_while != "running"):
+            option = "on_conflict" if self.on_conflict != "skip" else "unique_while"
+            raise ConfigError(option, getattr(self, option), "there is no unique key", hint="Give unique=..., too")
+        if self.on_conflict == "push_run_at" and self.run_at is None and self.delay is None:
+            hint = "Give the delay or run_at to which the job is pushed"
+            raise ConfigError("on_conflict", self.on_conflict, "there is no time to push it to", hint=hint)
+        if self.order_key is not None:
+            _check_key("order_key", self.order_key)
 
     def replaced(self, given: Mapping[str, Any]) -> Options:
         """These options with those of `given` that are not None. `delay` may be text; it excludes `run_at`."""
         given = {name: value for name, value in given.items() if value is not None}
         if "run_at" in given:
-            _check_instant(given["run_at"])
+            _check_instant("run_at", given["run_at"])
             if "delay" in given:
                 raise ConfigError("delay", given["delay"], "run_at is given too", hint="Give one of them")
+        if "expires_at" in given:
+            _check_instant("expires_at", given["expires_at"])
         if "delay" in given:
             given["delay"] = parse_duration(given["delay"], option="delay")
             if given["delay"] > _LONGEST_DELAY:
@@ -58,6 +81,11 @@ class Options:
     def run_at_text(self) -> str | None:
         """`run_at` as every server reads it, whatever its DateStyle and time zone."""
         return self.run_at.astimezone(UTC).isoformat() if self.run_at else None
+
+    @property
+    def expires_text(self) -> str | None:
+        """`expires_at` like `run_at_text`."""
+        return self.expires_at.astimezone(UTC).isoformat() if self.expires_at else None
 
     @property
     def delay_text(self) -> str | None:
@@ -97,23 +125,29 @@ def _check_number(option: str, value: object, least: int, hint: str | None = Non
         raise ConfigError(option, value, f"goes from {least} to 32767", hint=hint)
 
 
-def _check_instant(value: object) -> None:
+def _check_instant(option: str, value: object) -> None:
     if not isinstance(value, datetime) or value.utcoffset() is None:
-        raise ConfigError("run_at", value, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
+        raise ConfigError(option, value, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
     try:
         value.astimezone(UTC)
     except OverflowError:
-        raise ConfigError("run_at", value, "out of range in UTC") from None
+        raise ConfigError(option, value, "out of range in UTC") from None
+
+
+def _check_key(option: str, key: object) -> None:
+    if not isinstance(key, str):
+        raise ConfigError(option, key, "not a text")
+    if problem := text_problem(key):
+        raise ConfigError(option, key, problem)
+    if not 1 <= len(key.encode()) <= 512:
+        raise ConfigError(option, key, f"a key has 1 to 512 bytes, this one has {len(key.encode())}")
 
 
 def _check_unique(unique: object) -> None:
     if unique is None or isinstance(unique, bool):
         return
     if isinstance(unique, str):
-        if problem := text_problem(unique):
-            raise ConfigError("unique", unique, problem)
-        if not 1 <= len(unique.encode()) <= 512:
-            raise ConfigError("unique", unique, f"a key has 1 to 512 bytes, this one has {len(unique.encode())}")
+        _check_key("unique", unique)
         return
     if not isinstance(unique, tuple) or not all(isinstance(name, str) for name in cast("tuple[object, ...]", unique)):
         hint = "Write unique=('user_id',), or True for all args"

@@ -90,6 +90,11 @@ class ArgsModel:
         """The names that args may have; with `**kwargs` any other as well."""
         return self._plan.names
 
+    @cached_property
+    def returns(self) -> Any:
+        """The annotation of what the function returns; Any where there is none, or none that can be resolved."""
+        return self._hints(["return"]).get("return", Any)
+
     def check(self) -> None:
         """Do now what else the first use would do; SignatureError if the signature cannot be served."""
         _ = self._plan

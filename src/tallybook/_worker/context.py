@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import MutableMapping
+from collections.abc import Coroutine, MutableMapping
 from contextvars import ContextVar
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from tallybook._worker.jobs import Running
+    from tallybook._worker.verbs import Verbs
+
+T = TypeVar("T")
 
 _log = logging.getLogger("tallybook.job")
 
@@ -49,9 +53,10 @@ class Context:
     `state` is shared by all jobs of the process; lifespans fill it.
     """
 
-    __slots__ = ("_log", "_running", "state")
+    __slots__ = ("_log", "_running", "_verbs", "state")
 
-    def __init__(self, state: SimpleNamespace, running: Running | None = None) -> None:
+    def __init__(self, state: SimpleNamespace, running: Running | None = None, verbs: Verbs | None = None) -> None:
+        self._verbs = verbs
         self.state = state
         self._running = running
         self._log: JobLogger | None = None
@@ -117,6 +122,61 @@ class Context:
         if self._log is None:
             self._log = JobLogger(self._job())
         return self._log
+
+    async def progress(self, done: float | None = None, message: str | None = None) -> None:
+        """Say how far this attempt is: `done` from 0 to 1 (None: unknown), `message` a line for people.
+
+        Shown by `tallybook job show` and in tallybook.job. Each call is one statement: say it when something has changed
+        for a person who looks. Raises LeaseLost if the attempt is not this worker's any more: then stop.
+
+            await ctx.progress(0.4, "page 4 of 10")
+        """
+        await self._said().progress(self._job(), done, message)
+
+    def progress_sync(self, done: float | None = None, message: str | None = None) -> None:
+        """Say how far this attempt is; progress for plain handlers."""
+        self._wait(self._said().progress(self._job(), done, message))
+
+    async def get_checkpoint(self) -> Any:
+        """Read the job's last checkpoint, of whichever attempt; None: there is none.
+
+        page = (await ctx.get_checkpoint() or {"page": 0})["page"]
+        """
+        return await self._said().get_checkpoint(self._job())
+
+    def get_checkpoint_sync(self) -> Any:
+        """Read the job's last checkpoint; get_checkpoint for plain handlers."""
+        return self._wait(self._said().get_checkpoint(self._job()))
+
+    async def set_checkpoint(self, value: object) -> None:
+        """Keep one JSON value, at most 1 MB, from which the job's next attempt can go on, whatever ends this one.
+
+        Durable when it returns. Raises PayloadError, and LeaseLost if the attempt is not this worker's any more.
+
+            await ctx.set_checkpoint({"page": 4})
+        """
+        await self._said().set_checkpoint(self._job(), value)
+
+    def set_checkpoint_sync(self, value: object) -> None:
+        """Keep a checkpoint; set_checkpoint for plain handlers."""
+        self._wait(self._said().set_checkpoint(self._job(), value))
+
+    def _said(self) -> Verbs:
+        if self._verbs is None:
+            raise RuntimeError("only in the handler of a running job")
+        return self._verbs
+
+    def _wait(self, said: Coroutine[Any, Any, T]) -> T:
+        loop = self._said().loop
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:  # it would wait for itself
+            said.close()
+            raise RuntimeError("an async handler writes `await` and the form without _sync")
+        assert loop is not None
+        return asyncio.run_coroutine_threadsafe(said, loop).result()
 
     def __repr__(self) -> str:
         running = self._running

@@ -50,7 +50,9 @@ async def drain(
                 worker.runner.start(jobs)
                 left = None if left is None else left - len(jobs)
             if not jobs and not worker.book.running and not worker.finisher.waiting:
-                if await _gate_moved(worker, until):
+                if worker.claimer.gate.waiting and not await _gate_moved(worker, until):
+                    break  # a producer's open transaction: its jobs are given back
+                if worker.claimer.gate.waiting or worker.book.running:
                     continue
                 await worker.finisher.drained()
                 if worker.book.leases:
@@ -59,7 +61,7 @@ async def drain(
                 # What just ended may have put more in line.
                 promoted, _ = await worker.promoter.look()
                 jobs = await worker.claimer.claim(expect_work=True, most=left)
-                if not promoted and not jobs:
+                if not promoted and not jobs and not worker.claimer.gate.waiting:
                     break
                 worker.runner.start(jobs)
                 left = None if left is None else left - len(jobs)
@@ -88,8 +90,6 @@ async def _gate_moved(worker: Worker, until: float | None) -> bool:
     """Whether a job that was not to start yet has started or ended; it is waited for a second, not for a producer."""
     gate = worker.claimer.gate
     before = gate.waiting
-    if not before:
-        return False
     gate.moved.clear()
     with suppress(TimeoutError):
         async with asyncio.timeout(min(1.0, _left(until))):

@@ -26,6 +26,7 @@ from tallybook._worker.context import Context, current_job
 from tallybook._worker.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
 from tallybook._worker.threads import DaemonThreads
+from tallybook._worker.verbs import Verbs
 from tallybook.errors import PayloadError, SignatureError
 
 if TYPE_CHECKING:
@@ -73,7 +74,10 @@ class _InContext:
 class Runner:
     """Starts what was claimed and hands each end to the finisher."""
 
-    def __init__(self, app: App, book: Book, finisher: Finisher, *, threads: int, worker_name: str) -> None:
+    def __init__(
+        self, app: App, book: Book, finisher: Finisher, verbs: Verbs, *, threads: int, worker_name: str
+    ) -> None:
+        self._verbs = verbs
         self._app = app
         self._book = book
         self._finisher = finisher
@@ -87,6 +91,7 @@ class Runner:
 
     async def open(self) -> None:
         """Enter the app's lifespans, in the order in which they were declared."""
+        self._verbs.loop = asyncio.get_running_loop()
         context = Context(self.state)
         for hook in self._app.lifespans:
             await self._lifespan.enter_async_context(asynccontextmanager(hook)(context))
@@ -192,7 +197,7 @@ class Runner:
             elif isinstance(value, Outcome):
                 self._outcome(job, value)
             else:
-                self._finisher.complete(job)
+                self._completed(job, known, value)
         except Exception as error:  # whatever it is, the attempt has an end and the slot is free
             described = describe(raised or error, attempt=job.attempt, worker=self._worker_name)
             self._finisher.fail(job, described, delay=None, limit=known.max_attempts, final=False)
@@ -208,7 +213,7 @@ class Runner:
         context = contextvars.copy_context()
         context.run(current_job.set, job)
         if known.wants_context or self._app.arounds:
-            ctx = Context(self.state, job)
+            ctx = Context(self.state, job, self._verbs)
             if known.wants_context:
                 positional = [ctx, *positional]
             if self._app.arounds:
@@ -256,6 +261,14 @@ class Runner:
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         finally:
             job.handle = handle
+
+    def _completed(self, job: Running, known: Task[Any, Any], value: Any) -> None:
+        if value is None:
+            self._finisher.complete(job)
+        elif (result := known.result_text(value)) is not None:
+            self._finisher.complete_with(job, result)
+        else:
+            self._finisher.complete(job)
 
     def _outcome(self, job: Running, outcome: Outcome) -> None:
         match outcome:

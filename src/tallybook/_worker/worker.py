@@ -26,6 +26,7 @@ from tallybook._worker.jobs import Book
 from tallybook._worker.runner import Runner
 from tallybook._worker.settings import WorkerSettings
 from tallybook._worker.sleeper import CANCEL, Sleeper
+from tallybook._worker.verbs import Verbs
 from tallybook.errors import QueueUnavailable
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ class Worker:
         self.finishes = Link(dsn, settings.name)
         self.upkeep = Link(dsn, settings.name)
         self.finisher = Finisher(self.finishes, self.book, on_scheduled=self._on_scheduled)
-        self.runner = Runner(app, self.book, self.finisher, threads=settings.slots, worker_name=settings.name)
+        self.handlers = Link(dsn, settings.name)
+        self.runner = Runner(
+            app, self.book, self.finisher, Verbs(self.handlers), threads=settings.slots, worker_name=settings.name
+        )
         self.sleeper = (
             Sleeper(dsn, settings.name, list(settings.queues), on_word=self._on_word) if settings.notify else None
         )
@@ -286,7 +290,7 @@ class Worker:
         await self.runner.close()
         if self.sleeper:
             await self.sleeper.close()
-        for link in (self.claimer.link, self.finishes, self.upkeep):
+        for link in (self.claimer.link, self.finishes, self.upkeep, self.handlers):
             await link.close()
 
 

@@ -1,0 +1,209 @@
+"""Options of one job and the verbs over many: conflicts of keys, order, expiry, dead letters, cancel by filter."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tallybook import App, Context
+from tallybook._cli import cli
+from tallybook.errors import ConfigError, InvalidArgument, JobDied, KeyTaken
+from tallybook.testing import drain_async, travel
+
+pytestmark = pytest.mark.anyio
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def app(dsn: str) -> App:
+    return App("shop", dsn=dsn)
+
+
+@pytest.fixture
+def ran(app: App) -> list[Any]:
+    """What the task `note` was run with, in order."""
+    ran: list[Any] = []
+
+    @app.task
+    async def note(what: Any) -> None:
+        ran.append(what)
+
+    @app.task(max_attempts=1, queue="charges")
+    async def breaks(user: int, why: str = "boom") -> None:
+        raise RuntimeError(why)
+
+    return ran
+
+
+def run(*words: str, dsn: str, code: int = 0, typed: str | None = None) -> str:
+    """The output of a `tallybook` command."""
+    result = CliRunner().invoke(cli, [*words, "--dsn", dsn], input=typed)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+async def test_a_conflict_of_keys_ends_as_the_call_says(app: App, dsn: str, db: Any, ran: list[Any]) -> None:
+    """S1-07: the job that has the key is left alone, replaced in its args, raised in its priority, pushed, or reported."""
+    note = app.tasks["note"]
+    keyed = note.with_(unique="k", priority=5)
+    first = keyed.enqueue_sync(db, "first")
+    assert keyed.enqueue_sync(db, "skipped") == type(first)(first.id, False)
+    with pytest.raises(KeyTaken, match="has the unique key") as taken:
+        note.with_(unique="k", on_conflict="raise").enqueue_sync(db, "x")
+    assert taken.value.job == first.id
+    assert note.with_(unique="k", on_conflict="replace_args").enqueue_sync(db, "second").id == first.id
+    assert note.with_(unique="k", on_conflict="raise_priority", priority=1).enqueue_sync(db, "x").id == first.id
+    pushed = note.with_(unique="k", on_conflict="push_run_at", delay=HOUR).enqueue_sync(db, "x")
+    assert (pushed.id, pushed.created) == (first.id, False)
+    note.enqueue_sync(db, "meanwhile")
+    await drain_async(app, dsn=dsn)
+    found = await app.get(app, first)
+    assert (found.state, found.priority, found.args, ran) == ("scheduled", 1, {"what": "second"}, ["meanwhile"])
+    travel(dsn, HOUR)
+    await drain_async(app, dsn=dsn)
+    assert ran == ["meanwhile", "second"]
+
+
+async def test_a_user_request_overtakes_the_background_job_that_has_its_key(
+    app: App, dsn: str, db: Any, ran: list[Any]
+) -> None:
+    """S1-07: an enqueue with priority 1 on a key that a background job of priority 2 has is not lost: that job is raised."""
+    note = app.tasks["note"]
+    note.with_(queue="prices").enqueue_sync(db, "older background job")
+    note.with_(queue="prices", unique="asset:7").enqueue_sync(db, "asset 7")
+    note.with_(queue="prices", unique="asset:7", priority=1, on_conflict="raise_priority").enqueue_sync(db, "asset 7")
+    await drain_async(app, dsn=dsn)
+    assert ran == ["asset 7", "older background job"]
+
+
+async def test_a_key_while_queued_is_free_when_its_job_has_started(app: App, dsn: str, db: Any) -> None:
+    """S1-05: with unique_while queued, what changes while a job runs gets a run of its own, and one only."""
+    ids: list[Any] = []
+
+    @app.task
+    async def refresh() -> None:
+        if not ids:
+            again = refresh.with_(unique="r", unique_while="queued")
+            ids.extend([again.enqueue_sync(db), again.enqueue_sync(db), refresh.with_(unique="r").enqueue_sync(db)])
+
+    first = refresh.with_(unique="r").enqueue_sync(db)
+    await drain_async(app, dsn=dsn)
+    assert [job.created for job in ids] == [True, False, False]
+    assert ids[0].id == ids[1].id != first.id
+    assert db.execute("select count(*) from tallybook.job where state = 'completed'").fetchone() == (2,)
+
+
+async def test_jobs_with_an_order_key_run_one_after_the_other(app: App, dsn: str, db: Any) -> None:
+    """I7 F49: of one order key one job runs at a time, in the order of enqueue, whatever their priorities and queues."""
+    log: list[str] = []
+
+    @app.task
+    async def step(ctx: Context, account: int, n: int) -> None:
+        log.append(f"{account}:{n} begins")
+        await asyncio.sleep(0.001)
+        log.append(f"{account}:{n} ends")
+
+    for n in range(8):
+        for account in (1, 2):
+            step.with_(order_key=f"account:{account}", priority=8 - n, queue=f"q{n % 2}").enqueue_sync(db, account, n)
+    await drain_async(app, dsn=dsn, queues={"q0": 10, "q1": 10})
+    for account in (1, 2):
+        lines = [line for line in log if line.startswith(f"{account}:")]
+        assert lines == [f"{account}:{n} {what}" for n in range(8) for what in ("begins", "ends")]
+
+
+async def test_a_job_that_did_not_start_in_time_is_dead(app: App, dsn: str, db: Any, ran: list[Any]) -> None:
+    """S2-08: after expires_at no attempt starts; the job lies with the dead, reason expired, and a person can retry it."""
+    late = app.tasks["note"].with_(expires_at=datetime.now(UTC) - timedelta(seconds=1)).enqueue_sync(db, "late")
+    app.tasks["note"].with_(expires_at=datetime.now(UTC) + HOUR).enqueue_sync(db, "in time")
+    await drain_async(app, dsn=dsn)
+    found = await app.get(app, late)
+    assert (found.state, found.reason, found.attempts, found.failures, ran) == ("dead", "expired", 0, 0, ["in time"])
+    with pytest.raises(JobDied, match="Expired"):
+        await app.result(late)
+    await app.retry(app, late)
+    await drain_async(app, dsn=dsn)
+    assert ran == ["in time", "late"]
+
+
+async def test_dead_letters_are_listed_retried_and_dropped_by_filter(
+    app: App, dsn: str, db: Any, ran: list[Any]
+) -> None:
+    """S2-08 S4-14: poison leaves the queue; people list it, newest first, retry one or all that match, or drop it."""
+    breaks = app.tasks["breaks"]
+    jobs = [breaks.enqueue_sync(db, user, why=f"Timeout {user}") for user in range(4)]
+    await drain_async(app, dsn=dsn)
+    letters = await app.dead_letters(app)
+    assert [letter.job for letter in letters] == [job.id for job in reversed(jobs)]
+    newest = letters[0]
+    assert (newest.task, newest.queue, newest.reason, newest.failures) == ("breaks", "charges", "failed", 1)
+    assert newest.error is not None and newest.error["message"] == "Timeout 3" and newest.args["user"] == 3
+    assert [one.job for one in app.dead_letters_sync(app, text="timeout 2")] == [jobs[2].id]
+    assert [one.job for one in await app.dead_letters(app, before=letters[1].died_at)] == [jobs[1].id, jobs[0].id]
+    assert await app.dead_letters(app, reason="crashed") == []
+    done = await app.retry_dead(app, args={"user": 1})
+    assert (done.retried, done.refused) == (1, 0)
+    assert await app.drop_dead(app, jobs[2]) and not await app.drop_dead(app, jobs[2])
+    assert await app.drop_dead_many(app, task="breaks") == 2
+    assert await app.dead_letters(app) == []
+    assert (await app.get(app, jobs[1])).state == "available"
+    with pytest.raises(ConfigError, match="reason"):
+        await app.dead_letters(app, reason="tired")
+
+
+async def test_jobs_are_cancelled_by_key_and_by_filter(app: App, dsn: str, db: Any, ran: list[Any]) -> None:
+    """S4-14: every open job that matches all that is given is cancelled, in whatever state it is; others are not."""
+    note = app.tasks["note"]
+    for state in ("available", "scheduled"):
+        options = {"delay": HOUR} if state == "scheduled" else {}
+        note.with_(**options).enqueue_sync(db, {"customer": 1})
+        note.with_(unique=f"{state}:2", **options).enqueue_sync(db, {"customer": 2})
+    with pytest.raises(InvalidArgument, match="needs a filter"):
+        await app.cancel_many(app)
+    done = await app.cancel_many(app, task="note", args={"what": {"customer": 1}}, reason="left")
+    assert (done.cancelled, done.cancelling) == (2, 0)
+    assert app.cancel_many_sync(db, unique="scheduled:2").cancelled == 1
+    assert (await app.cancel_many(app, queue="default", states=["scheduled"])).cancelled == 0
+    await drain_async(app, dsn=dsn)
+    assert ran == [{"customer": 2}]
+
+
+async def test_the_command_line_has_the_same_verbs(app: App, dsn: str, db: Any, ran: list[Any]) -> None:
+    """S2-08 S4-14: tallybook dead list, show, retry, drop; tallybook job cancel with filters; each asks before it acts on many."""
+    jobs = [app.tasks["breaks"].enqueue_sync(db, user) for user in range(3)]
+    await drain_async(app, dsn=dsn)
+    assert "RuntimeError: boom" in run("dead", "list", "--task", "breaks", dsn=dsn)
+    assert '"reason": "failed"' in run("dead", "list", "--json", "--last", "1 hour", dsn=dsn)
+    assert "raise RuntimeError(why)" in run("dead", "show", str(jobs[0].id), dsn=dsn)
+    assert "back in line, attempt 2" in run("dead", "retry", str(jobs[0].id), dsn=dsn)
+    assert "give ids, or filters" in run("dead", "drop", dsn=dsn, code=2)
+    assert "Say --yes" in run("dead", "drop", "--all", dsn=dsn, code=2)
+    assert "2 jobs are back in line" in run("dead", "retry", "--task", "breaks", "--yes", dsn=dsn)
+    assert "3 jobs will not start" in run("job", "cancel", "--queue", "charges", "--yes", dsn=dsn)
+    assert "either ids or filters" in run("job", "cancel", "7", "--queue", "x", dsn=dsn, code=2)
+    assert "--args is not JSON" in run("job", "cancel", "--args", "{", "--yes", dsn=dsn, code=2)
+    await drain_async(app, dsn=dsn)
+    assert "no such dead letters" in run("dead", "list", dsn=dsn)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"on_conflict": "skipp", "unique": "k"}, "is one of skip"),
+        ({"on_conflict": "raise"}, "there is no unique key"),
+        ({"unique_while": "queued"}, "there is no unique key"),
+        ({"unique": "k", "on_conflict": "push_run_at"}, "no time to push it to"),
+        ({"unique": "k", "unique_while": "ever"}, "is running or queued"),
+        ({"order_key": ""}, "1 to 512 bytes"),
+        ({"order_key": "a\0b"}, "NUL"),
+        ({"expires_at": datetime(2026, 1, 1)}, "not an aware datetime"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused_at_once(app: App, ran: list[Any], options: Any, says: str) -> None:
+    """A wrong option is a ConfigError that names it, before anything is sent."""
+    with pytest.raises(ConfigError, match=says):
+        app.tasks["note"].with_(**options)
