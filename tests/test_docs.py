@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 
 import tallybook.errors
 from tallybook._cli import cli
+from tallybook._model.backoff import from_json, to_json
 from tallybook._model.durations import parse_duration
 from tallybook._task import Task
 from tallybook._worker.settings import SLOTS, WorkerSettings
@@ -393,6 +395,30 @@ def test_task_options_are_those_of_the_functions() -> None:
     assert defaults["priority"] == str(declared["priority"].default)
     for_one = words(table(part, "option of `with_`, for one job"))
     assert sorted(for_one) == sorted(set(inspect.signature(Task.with_).parameters) - {"self"})
+
+
+def test_retry_policies_wait_as_the_table_says() -> None:
+    """S2-07 S4-11: each policy in docs/retries.md waits as long as its row says, and has the JSON form of its row."""
+    known = {name: getattr(tallybook, name) for name in ("Exponential", "Linear", "Constant")}
+    rows = table(text("docs/retries.md"), "`retry=`")
+    for code, waits, form in rows:
+        call = ast.parse(code.strip("`"), mode="eval").body
+        assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+        given = {argument.arg: _value(argument.value) for argument in call.keywords if argument.arg}
+        policy = known[call.func.id](*map(_value, call.args), **given)
+        found = [policy.delay(failures) / timedelta(minutes=1) for failures in range(1, 6)]
+        assert ", ".join(f"{wait:g}" for wait in found) + " min" == waits, code
+        assert to_json(policy) == json.loads(form.strip("`")) and from_json(to_json(policy)) == policy
+    assert {row[0].strip("`").split("(")[0] for row in rows} == set(known)
+
+
+def _value(node: ast.expr) -> Any:
+    """A number, or timedelta(minutes=5)."""
+    if isinstance(node, ast.Call):
+        return timedelta(
+            **{argument.arg: ast.literal_eval(argument.value) for argument in node.keywords if argument.arg}
+        )
+    return ast.literal_eval(node)
 
 
 def test_environment_variables_are_those_of_the_code() -> None:

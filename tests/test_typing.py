@@ -20,6 +20,20 @@ async def send(user_id: int, *, lang: str = "en") -> str: return lang
 @app.task(queue="mail", retry=Constant(timedelta(seconds=1)), max_attempts=3, unique=("order_id",))
 def charge(order_id: int) -> float: return 1.0
 
+def by_error(failures: int, error: BaseException) -> timedelta | None: return None
+
+app.retry_policy("patient", Constant(timedelta(minutes=1)))
+app.retry_policy("ours", by_error)
+
+@app.task(retry="patient", no_retry=(ValueError, KeyError))
+async def named(n: int) -> None: ...
+
+@app.task(retry=lambda failures: timedelta(seconds=failures), no_retry=ValueError)
+async def by_function() -> None: ...
+
+@app.task(retry=by_error)
+def by_its_error() -> None: ...
+
 @app.task
 async def sync_orders(ctx: Context, since: str) -> None: ...
 
@@ -56,6 +70,9 @@ send.job(42, 43)  # too many
 send.with_(delay="5 min").enqueue_sync(app, "42")  # wrong type behind with_
 send.with_(colour="red")  # unknown option of a job
 app.task(colour="red")  # unknown option of a task
+app.task(retry=5)  # no policy
+app.task(no_retry="ValueError")  # a name is no class
+app.retry_policy("x", lambda failures: "5 min")  # a text is no timedelta
 charge("7")  # wrong type of a plain call
 sync_orders.job(object(), "2030")  # a Context is no argument of a job
 report.job(1)  # nor with options given

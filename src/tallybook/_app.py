@@ -8,13 +8,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from tallybook._db import calls
 from tallybook._db.source import Source
-from tallybook._model.backoff import Backoff
+from tallybook._model.backoff import Backoff, Retry, as_policy
 from tallybook._model.job import Job, JobCall
-from tallybook._model.options import Options
+from tallybook._model.no_retry import NoRetry, checked
+from tallybook._model.options import Options, check_name
 from tallybook._operations import Operations
 from tallybook._task import ContextTask, Task, run, run_sync
 from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
@@ -55,6 +57,7 @@ class App(Operations, Source):
         self.tasks: dict[str, Task[..., Any]] = {}
         self.lifespans: list[Callable[[Any], AsyncIterator[Any]]] = []
         self.arounds: list[Callable[[Any], AsyncIterator[Any]]] = []
+        self.retry_policies: dict[str, Backoff] = {}
 
     @overload
     def task(self, fn: Callable[Concatenate[Context, P], R], /) -> ContextTask[P, R]: ...
@@ -68,7 +71,8 @@ class App(Operations, Source):
         name: str | None = None,
         queue: str = "default",
         priority: int = 2,
-        retry: Backoff | None = None,
+        retry: Retry | str | None = None,
+        no_retry: NoRetry = (),
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
         store_result: bool = True,
@@ -82,7 +86,8 @@ class App(Operations, Source):
         name: str | None = None,
         queue: str = "default",
         priority: int = 2,
-        retry: Backoff | None = None,
+        retry: Retry | str | None = None,
+        no_retry: NoRetry = (),
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
         store_result: bool = True,
@@ -90,11 +95,15 @@ class App(Operations, Source):
         """Make a task of a function, async or plain; it stays callable as the function that it is.
 
         `name` is what its jobs carry, by default the function's own, without its module. `queue` and `priority` (0 to
-        32767, lower runs first) are those of its jobs; `retry` is the backoff after a failure, by default exponential
-        from 5 s with jitter, at most 6 h; `max_attempts` failures (1 to 32767, by default 5) make a job dead. `unique`
-        allows one live job per value of all args (True) or of these (a tuple of names). What the handler returns is kept,
-        up to 1 MB of JSON, for `app.result`, unless `store_result` is False. All but name, retry and
-        max_attempts can be changed per job by `with_`. Raises DuplicateTask, ConfigError, SignatureError.
+        32767, lower runs first) are those of its jobs; `max_attempts` failures (1 to 32767, by default 5) make a job
+        dead. `unique` allows one live job per value of all args (True) or of these (a tuple of names). What the handler
+        returns is kept, up to 1 MB of JSON, for `app.result`, unless `store_result` is False. All but name, no_retry and
+        store_result can be changed per job by `with_`. Raises DuplicateTask, ConfigError, SignatureError.
+
+        `retry` is the backoff after a failure, by default exponential from 5 s with jitter, at most 6 h: a policy; the
+        name of one that `retry_policy` declares, before or after the task; or a function of (failures) or (failures,
+        error) that returns a timedelta, or None for no other attempt. After an exception of a class in `no_retry`
+        there is none either: the job is dead at once.
 
             @app.task(queue="mail", retry=Exponential(timedelta(minutes=5)))
             async def send_welcome(user_id: int, *, lang: str = "en") -> None: ...
@@ -102,13 +111,17 @@ class App(Operations, Source):
         if isinstance(unique, str):
             hint = f"Write unique=({unique!r},) for one job per value of that argument, or with_(unique=...) for a key"
             raise ConfigError("unique", unique, "one key for all jobs of a task", hint=hint)
-        if retry is not None and not callable(getattr(retry, "delay", None)):
-            hint = "Write retry=Exponential(timedelta(minutes=5))"
-            raise ConfigError("retry", retry, "not a retry policy", hint=hint)
+        if isinstance(retry, str):
+            check_name("retry", retry, 64)
+        elif retry is not None:
+            retry = as_policy(retry)
+        no_retry = checked(no_retry)
         options = Options(queue, priority, unique, max_attempts=max_attempts)
 
         def declare(fn: Callable[..., Any]) -> Task[..., Any]:
-            return self._declare(Task(self, fn, name=name, options=options, retry=retry, store_result=store_result))
+            return self._declare(
+                Task(self, fn, name=name, options=options, retry=retry, no_retry=no_retry, store_result=store_result)
+            )
 
         return declare if fn is None else declare(fn)
 
@@ -118,6 +131,36 @@ class App(Operations, Source):
             raise DuplicateTask(declared.name, _place(first.fn), _place(declared.fn))
         self.tasks[declared.name] = declared
         return declared
+
+    def retry_policy(self, name: str, policy: Retry) -> Backoff:
+        """Give a retry policy a name that tasks and jobs say: `retry="patient"`. Returns the policy.
+
+        The name may be said before it is declared; a worker that starts checks those of its tasks. ConfigError for a
+        name that has a policy already, and for anything that is no policy (see `task`).
+
+            app.retry_policy("patient", Exponential(timedelta(minutes=5)))
+        """
+        check_name("retry_policy", name, 64)
+        if name in self.retry_policies:
+            raise ConfigError("retry_policy", name, "declared twice", hint="Give one of them another name")
+        self.retry_policies[name] = found = as_policy(policy, option=f"retry_policy {name!r}")
+        return found
+
+    def policy(self, name: str, *, task: str | None = None) -> Backoff:
+        """The retry policy that `retry_policy` has declared under this name. ConfigError: there is none."""
+        found = self.retry_policies.get(name)
+        if found is not None:
+            return found
+        near = get_close_matches(name, self.retry_policies, 3)
+        known = " or ".join(map(repr, near)) or ", ".join(map(repr, sorted(self.retry_policies)))
+        hint = f"Did you mean {known}?" if near else f"It has {known or 'none'}; declare it by app.retry_policy(...)"
+        option = "retry" if task is None else f"retry of task {task!r}"
+        raise ConfigError(option, name, f"app {self.name!r} has no retry policy of that name", hint=hint)
+
+    def check_policies(self) -> None:
+        """ConfigError unless every policy that a task names is declared: what a worker asks when it starts."""
+        for task in self.tasks.values():
+            _ = task.retry
 
     def lifespan(self, fn: Hook) -> Hook:
         """Open what handlers share, once per worker process: an async generator function that yields once.

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 from tallybook._db import aio, calls, sync
 from tallybook._db.calls import Call
 from tallybook._db.source import Source
-from tallybook._model.backoff import DEFAULT, Backoff
+from tallybook._model.backoff import DEFAULT, Backoff, Retry, as_policy
 from tallybook._model.job import Job, JobCall
+from tallybook._model.no_retry import NoRetry
+from tallybook._model.no_retry import checked as _classes
 from tallybook._model.options import Options, Unique, check_name
 from tallybook._model.payload import compile_decoder, encode
 from tallybook._model.plain import Unfit
@@ -58,8 +60,9 @@ class Task(Generic[P, R_co]):
     """A function that jobs run, made by `@app.task`. Calling it calls the function, nothing else.
 
     `name` is in every row of its jobs and is the contract with SQL producers and with older releases of the program.
-    `fn` is the function, `is_async` whether it is a coroutine function; `queue`, `priority`, `retry`, `max_attempts`
-    (None: 5) are as declared; `args` binds, and reads back, its arguments.
+    `fn` is the function, `is_async` whether it is a coroutine function; `queue`, `priority`, `max_attempts` (None: 5),
+    `retry_name` (where its retry policy is a named one), `no_retry` are as declared; `args` binds, and reads back, its
+    arguments.
     """
 
     __wrapped__: Callable[..., Any]
@@ -72,7 +75,8 @@ class Task(Generic[P, R_co]):
         *,
         name: str | None,
         options: Options,
-        retry: Backoff | None,
+        retry: Retry | str | None,
+        no_retry: NoRetry = (),
         store_result: bool = True,
     ) -> None:
         self.store_result = store_result
@@ -84,7 +88,9 @@ class Task(Generic[P, R_co]):
         self.is_async = inspect.iscoroutinefunction(fn)
         self.options = options
         self.max_attempts = options.max_attempts
-        self.retry = DEFAULT if retry is None else retry
+        self.retry_name = retry if isinstance(retry, str) else None
+        self._retry = DEFAULT if retry is None or isinstance(retry, str) else as_policy(retry)
+        self.no_retry = _classes(no_retry)
         self.args = ArgsModel(fn, task=self.name, is_special=_is_context)
         # What the task declares is looked up when an attempt fails; in the row there is only what a job asked for.
         self._bound: BoundTask[P] = BoundTask(self, replace(options, max_attempts=None))
@@ -98,6 +104,11 @@ class Task(Generic[P, R_co]):
     def priority(self) -> int:
         """Of its jobs unless `with_(priority=...)` says otherwise; lower runs first."""
         return self.options.priority
+
+    @property
+    def retry(self) -> Backoff:
+        """Its retry policy. ConfigError where the task names one that the app has not declared (yet)."""
+        return self._retry if self.retry_name is None else self.app.policy(self.retry_name, task=self.name)
 
     @functools.cached_property
     def wants_context(self) -> bool:
@@ -175,6 +186,7 @@ class Task(Generic[P, R_co]):
         unique_while: Literal["running", "queued"] | None = None,
         order_key: str | None = None,
         expires_at: datetime | None = None,
+        retry: Backoff | str | None = None,
     ) -> BoundTask[P]:
         """The task with options for its next jobs; None leaves what the task declares. ConfigError for a wrong value.
 
@@ -187,6 +199,7 @@ class Task(Generic[P, R_co]):
         "raise_priority" (if this call's runs earlier), "push_run_at" (to this call's time).
         Of all jobs with one `order_key` one runs at a time, in the order in which they came into line. After `expires_at`
         (aware) no attempt starts: the job is dead then, with the reason expired.
+        `retry` is an Exponential, Constant or Linear, or the name of a policy of the app's; code does not travel in a row.
 
             await send_welcome.with_(delay="5 min", unique="u:42").enqueue(conn, 42)
         """
@@ -202,6 +215,7 @@ class Task(Generic[P, R_co]):
             "unique_while": unique_while,
             "order_key": order_key,
             "expires_at": expires_at,
+            "retry": retry,
         }
         return BoundTask(self, self._bound.options.replaced(given))
 
@@ -212,10 +226,11 @@ class Task(Generic[P, R_co]):
 class BoundTask(Generic[P]):
     """A task with options for its next jobs, made by `task.with_(...)`; it can be kept and used many times."""
 
-    __slots__ = ("_args", "_keyed", "_name", "options")
+    __slots__ = ("_app", "_args", "_keyed", "_name", "options")
 
     def __init__(self, owner: Task[P, Any], options: Options) -> None:
         self.options = options
+        self._app = owner.app
         self._name = owner.name
         self._args = owner.args
         self._keyed = options.unique is not None and options.unique is not False
@@ -230,6 +245,8 @@ class BoundTask(Generic[P]):
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
         """Describe a job with these options; see Task.job."""
+        if isinstance(self.options.retry, str):
+            self._app.policy(self.options.retry)  # a slip of the pen is found here, not when the job fails
         bound = self._args.bind(args, kwargs)
         text = encode(bound, task=self._name)
         return JobCall(self._name, text, self._key(text) if self._keyed else None, self.options)

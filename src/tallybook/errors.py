@@ -116,9 +116,10 @@ class PayloadError(TallybookError, ValueError):
     """Args or a result cannot be stored as JSON, or what is stored is not what the task's annotations ask for.
 
     `path` is where, like `$.items[3].name` (`$` is the whole value); `reason` is what is wrong there; `task` is the
-    task's name; `what` is "args", "result", ... Another attempt would end the same, so it is not retried by default.
+    task's name; `what` is "args", "result", ... Another attempt would end the same, so it is not retried.
     """
 
+    no_retry = True
     path: str | None = None
     reason: str | None = None
     task: str | None = None
@@ -130,8 +131,12 @@ class PayloadError(TallybookError, ValueError):
 
 
 class SignatureError(TallybookError, TypeError):
-    """A call does not fit the task's signature, or the signature is one that Tallybook cannot serve."""
+    """A call does not fit the task's signature, or the signature is one that Tallybook cannot serve.
 
+    Like a PayloadError it is not retried: what does not fit now does not fit the next time.
+    """
+
+    no_retry = True
     task: str | None = None
     reason: str | None = None
 

@@ -1,5 +1,6 @@
 """How long a failed job waits (backoff.py)."""
 
+import json
 import math
 from dataclasses import FrozenInstanceError
 from datetime import timedelta
@@ -8,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallybook._model.backoff import DEFAULT, Constant, Exponential, Linear
+from tallybook._model.backoff import (
+    DEFAULT,
+    Constant,
+    Exponential,
+    Linear,
+    as_policy,
+    delay_after,
+    from_json,
+    to_json,
+)
 from tallybook.errors import ConfigError
 
 MINUTE = timedelta(minutes=1)
@@ -88,6 +98,7 @@ def test_delay_of_zero_stays_zero():
         (lambda: Exponential(MINUTE, factor=math.inf), "Exponential.factor"),
         (lambda: Exponential(MINUTE, factor="2"), "Exponential.factor"),
         (lambda: Exponential(timedelta(days=1)), "Exponential.cap"),
+        (lambda: Exponential(jitter="no"), "Exponential.jitter"),
         (lambda: Constant(None), "Constant.every"),
         (lambda: Linear(MINUTE, step=-MINUTE), "Linear.step"),
     ],
@@ -105,3 +116,168 @@ def test_policies_are_values():
     assert len({Linear(MINUTE), Linear(MINUTE)}) == 1
     with pytest.raises((FrozenInstanceError, TypeError)):
         Exponential().factor = 3
+
+
+durations = st.timedeltas(timedelta(0), timedelta(days=400_000))
+
+
+@st.composite
+def written(draw):
+    first, cap = sorted((draw(durations), draw(durations)))
+    factor = draw(st.one_of(st.floats(1, 1e308), st.integers(1, 10**400)))
+    return draw(
+        st.sampled_from(
+            [
+                Constant(first),
+                Linear(first, cap=cap),
+                Linear(first, draw(durations), cap),
+                Exponential(first, factor=factor, cap=cap, jitter=draw(st.booleans())),
+            ]
+        )
+    )
+
+
+@given(written(), st.integers(1, 10**6))
+def test_a_policy_travels_as_json(policy, failures):
+    """S2-07: what a policy is written as reads as an equal policy, to the microsecond, and never overflows."""
+    back = from_json(json.loads(json.dumps(to_json(policy))))
+    assert back == policy
+    assert timedelta(0) <= back.delay(failures)
+
+
+def test_the_json_form():
+    """The form that docs/retries.md shows; what is left out has the default of the class."""
+    full = {"exponential": {"first": "5 min", "factor": 2, "cap": "6 hours", "jitter": False}}
+    assert to_json(Exponential(5 * MINUTE)) == full
+    assert from_json({"exponential": {"first": "300 s"}}) == Exponential(5 * MINUTE)
+    assert from_json({"exponential": {}}) == Exponential()
+    assert from_json({"constant": {"every": "30 s"}}) == Constant(timedelta(seconds=30))
+    assert to_json(Linear(MINUTE)) == {"linear": {"first": "1 min", "cap": "6 hours"}}
+    assert from_json({"linear": {"first": "1 min", "step": "0 s", "cap": "PT2H"}}).delay(9) == MINUTE
+
+
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.just("5 min")),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.one_of(
+                st.text(max_size=3),
+                st.sampled_from(
+                    ["exponential", "constant", "linear", "first", "factor", "cap", "jitter", "every", "step"]
+                ),
+            ),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.one_of(values, st.dictionaries(st.sampled_from(["exponential", "constant", "linear"]), values, max_size=1)))
+def test_any_json_is_a_policy_or_a_config_error(value):
+    """S2-07: whatever a row holds, it is read as a policy or refused by name, and nothing else happens."""
+    try:
+        policy = from_json(value)
+    except ConfigError as error:
+        assert error.option is not None
+    else:
+        assert from_json(to_json(policy)) == policy
+
+
+@pytest.mark.parametrize(
+    ("value", "option"),
+    [
+        ("standard", "retry"),
+        ({}, "retry"),
+        ({"constant": {}, "linear": {}}, "retry"),
+        ({"quadratic": {"first": "5 min"}}, "retry"),
+        ({"constant": {}}, "retry.constant"),
+        ({"constant": "5 min"}, "retry.constant"),
+        ({"constant": {"every": "5 min", "cap": "1 h"}}, "retry.constant.cap"),
+        ({"constant": {"every": 300}}, "retry.constant.every"),
+        ({"constant": {"every": "300"}}, "retry.constant.every"),
+        ({"linear": {"cap": "1 h"}}, "retry.linear"),
+        ({"exponential": {"first": "1 day"}}, "Exponential.cap"),
+        ({"exponential": {"factor": "2"}}, "Exponential.factor"),
+        ({"exponential": {"jitter": 1}}, "retry.exponential.jitter"),
+    ],
+)
+def test_wrong_json_is_named(value, option):
+    """S2-07: what does not fit is named by its path; nothing is guessed."""
+    with pytest.raises(ConfigError) as caught:
+        from_json(value)
+    assert caught.value.option == option
+
+
+class Own:
+    def delay(self, failures, rng=None):
+        return MINUTE
+
+
+@pytest.mark.parametrize("policy", [lambda failures: MINUTE, Own(), as_policy(lambda failures: MINUTE)])
+def test_code_does_not_travel(policy):
+    """S2-07: a policy that is code has no JSON form; the hint says to give it a name."""
+    with pytest.raises(ConfigError, match=r"app\.retry_policy"):
+        to_json(policy)
+
+
+class Callable2:
+    def __call__(self, failures, error):
+        return failures * MINUTE if isinstance(error, ValueError) else None
+
+
+def with_default(failures, cap=5):
+    assert cap == 5
+    return MINUTE
+
+
+def with_error(failures, error=None):
+    assert error is not None
+    return MINUTE
+
+
+@pytest.mark.parametrize(
+    ("policy", "after", "delay"),
+    [
+        (lambda failures: failures * MINUTE, 3, 3 * MINUTE),
+        (lambda failures: None, 1, None),
+        (lambda failures, error: None if isinstance(error, ValueError) else MINUTE, 1, None),
+        (Callable2(), 2, 2 * MINUTE),
+        (Callable2().__call__, 2, 2 * MINUTE),
+        (with_default, 1, MINUTE),
+        (with_error, 1, MINUTE),
+        (lambda *args: MINUTE * len(args), 1, MINUTE),
+        (Own(), 1, MINUTE),
+        (Constant(MINUTE), 1, MINUTE),
+    ],
+)
+def test_a_function_is_a_policy(policy, after, delay):
+    """S2-07: a function of the failures, or of the failures and the error, is a policy; None is "not again"."""
+    assert delay_after(as_policy(policy), after, ValueError()) == delay
+
+
+async def later(failures):
+    return MINUTE
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        MINUTE,
+        5,
+        "standard",
+        Exponential,
+        Own,
+        lambda: MINUTE,
+        lambda a, b, c: MINUTE,
+        lambda *, failures: MINUTE,
+        later,
+    ],
+)
+def test_what_is_no_policy(wrong):
+    """S2-07: a number, a class, a function of other arguments and an async one are refused when they are declared."""
+    with pytest.raises(ConfigError) as caught:
+        as_policy(wrong)
+    assert caught.value.option == "retry"

@@ -438,6 +438,26 @@ def test_errors_are_kept(db: Connection) -> None:
     assert all(datetime.fromisoformat(error["at"]) for error in errors)
 
 
+def test_when_and_where_an_attempt_was_made_is_kept(db: Connection) -> None:
+    """S4-13: an error has its attempt's beginning and end and its worker, also where a worker in SQL says none of it."""
+    job, worker = one(db, "select tallybook.enqueue('mail', 'send', max_attempts => 2)"), start(db)
+    fail_once(db, worker, job, 1)
+    claim(db, worker)
+    db.execute("update tallybook.worker set seen_at = '-infinity'")
+    assert one(db, "select lost from tallybook.rescue()") == 1
+    found = db.execute(
+        "select w.name, a.started_at, a.error ->> 'worker', (a.error ->> 'started_at')::timestamptz, a.error - 'at' <> a.error,"
+        " a.state from tallybook.attempt a join tallybook.worker w on w.id = a.worker_id"
+        " where a.job_id = %s and a.error is not null order by a.attempt",
+        [job],
+    ).fetchall()
+    assert [row[5] for row in found] == ["failed", "lost"]
+    for name, started_at, said_name, said_start, ended, _ in found:
+        assert (said_name, said_start, ended) == (name, started_at, True)
+    errors = one(db, "select array(select e from jsonb_array_elements(errors) e) from tallybook.job")
+    assert [error["started_at"] <= error["at"] for error in errors] == [True, True]
+
+
 def test_error_history_is_bounded(db: Connection) -> None:
     """S4-13: of a job that fails for ever the first 10 errors and the newest 40 are kept."""
     job, worker = one(db, "select tallybook.enqueue('mail', 'send', max_attempts => 100)"), start(db)

@@ -109,6 +109,7 @@ def _check(app: App) -> None:
         log.warning("app %r has no tasks: is the module that defines them imported?", app.name)
     for task in app.tasks.values():
         _ = task.wants_context  # SignatureError now, not at its first job
+    app.check_policies()
 
 
 async def _run(app: App, dsn: str, settings: WorkerSettings) -> int:

@@ -106,9 +106,9 @@ def enqueue(job: JobCall) -> Call[Job]:
         "max_attempts": None if options.max_attempts is None else str(options.max_attempts),
         "headers": options.headers,
     }
-    if options.order_key is None and options.expires_at is None and options.more is None:
+    more = {"order_key": options.order_key, "expires_at": options.expires_text, "options": options.options_text}
+    if not any(more.values()):
         return Call("enqueue", _ENQUEUE, params, Job)
-    more = {"order_key": options.order_key, "expires_at": options.expires_text, "options": options.more}
     return Call("enqueue", _ENQUEUE_MORE, {**params, **more}, Job)
 
 
@@ -153,7 +153,7 @@ def _columns(options: Options) -> tuple[tuple[str, str | None], ...]:
         ("unique_whiles", None if options.unique_while == "running" else options.unique_while),
         ("order_keys", options.order_key),
         ("expires_ats", options.expires_text),
-        ("options", options.more),
+        ("options", options.options_text),
     )
 
 

@@ -6,30 +6,58 @@ is 1 after the first. Snoozes, rate limits and crashes are no failures and do no
     Exponential(timedelta(minutes=5))    5, 10, 20, 40, 80 min, ... at most 6 hours
     Constant(timedelta(seconds=30))      30 s, always
     Linear(timedelta(minutes=1))         1, 2, 3, ... min, at most 6 hours
+
+The three classes have a form in JSON, in which one travels in a job's row, from any language:
+
+    {"exponential": {"first": "5 min", "factor": 2, "cap": "6 h", "jitter": false}}
+    {"constant": {"every": "30 s"}}
+    {"linear": {"first": "1 min", "step": "1 min", "cap": "6 h"}}
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
+from tallybook._model.durations import format_duration, parse_duration
 from tallybook.errors import ConfigError
 
-__all__ = ["DEFAULT", "Backoff", "Constant", "Exponential", "Linear"]
+__all__ = [
+    "DEFAULT",
+    "Backoff",
+    "ByFunction",
+    "Constant",
+    "Exponential",
+    "Linear",
+    "Retry",
+    "as_policy",
+    "delay_after",
+    "from_json",
+    "to_json",
+]
 
 _SIX_HOURS = timedelta(hours=6)
+_HINT = "Write retry=Exponential(timedelta(minutes=5)), the name of a policy, or a function of (failures, error)"
 
 
 class Backoff(Protocol):
     """Anything that says how long to wait; the classes here, or the user's own."""
 
-    def delay(self, failures: int, rng: Callable[[], float] = random.random) -> timedelta:
-        """The delay after the `failures`-th failure; `rng` returns a number in [0, 1) and is there for tests."""
+    def delay(self, failures: int, rng: Callable[[], float] = random.random) -> timedelta | None:
+        """The delay after the `failures`-th failure, None for no other attempt.
+
+        `rng` returns a number in [0, 1) and is there for tests; the worker passes `failures` only.
+        """
         ...
+
+
+Retry = Backoff | Callable[[int], timedelta | None] | Callable[[int, BaseException], timedelta | None]
+"""What a policy may be declared as: a value with `delay`, or a function of (failures) or (failures, error)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +78,10 @@ class Exponential:
         _check("Exponential", first=self.first, cap=self.cap)
         if isinstance(self.factor, bool) or not isinstance(self.factor, int | float):
             raise ConfigError("Exponential.factor", self.factor, "not a number")
-        if not (self.factor >= 1 and math.isfinite(self.factor)):
+        if not (self.factor >= 1 and (isinstance(self.factor, int) or math.isfinite(self.factor))):
             raise ConfigError("Exponential.factor", self.factor, "must be a finite number, at least 1")
+        if not isinstance(self.jitter, bool):
+            raise ConfigError("Exponential.jitter", self.jitter, "not True or False")
 
     def delay(self, failures: int, rng: Callable[[], float] = random.random) -> timedelta:
         """The delay after the `failures`-th failure (1 is the first); never more than `cap`, whatever the number."""
@@ -96,6 +126,116 @@ class Linear:
             return min(self.first + step * (max(failures, 1) - 1), self.cap)
         except OverflowError:
             return self.cap
+
+
+@dataclass(frozen=True, slots=True)
+class ByFunction:
+    """A policy that is a function of the user's: of (failures), or of (failures, error)."""
+
+    function: Callable[..., timedelta | None]
+    wants_error: bool
+
+    def delay(
+        self, failures: int, rng: Callable[[], float] = random.random, *, error: BaseException | None = None
+    ) -> timedelta | None:
+        """What the function says; None is "not again"."""
+        return self.function(failures, error) if self.wants_error else self.function(failures)
+
+
+def as_policy(retry: object, *, option: str = "retry") -> Backoff:
+    """The policy that a user's `retry` is: an object with `delay` as it is, a function wrapped; else ConfigError.
+
+    A function gets the error where its second parameter has no default, or is called `error`.
+    """
+    if isinstance(retry, type):
+        raise ConfigError(option, retry, "a class, not a policy", hint=f"Write {retry.__name__}(...)")
+    if callable(getattr(retry, "delay", None)):
+        return retry  # type: ignore[return-value]
+    if not callable(retry):
+        raise ConfigError(option, retry, "not a retry policy", hint=_HINT)
+    if inspect.iscoroutinefunction(retry):
+        raise ConfigError(option, retry, "an async function: a policy answers at once", hint=_HINT)
+    return ByFunction(retry, _wants_error(option, retry))
+
+
+def _wants_error(option: str, function: Callable[..., Any]) -> bool:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a builtin without a signature
+        return False
+    by_place = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    wants = len(by_place) > 1 and (by_place[1].default is inspect.Parameter.empty or by_place[1].name == "error")
+    try:
+        inspect.signature(function).bind(*([1, None] if wants else [1]))
+    except TypeError:
+        raise ConfigError(option, function, "it is called with (failures) or (failures, error)", hint=_HINT) from None
+    return wants
+
+
+def delay_after(policy: Backoff, failures: int, error: BaseException) -> timedelta | None:
+    """What `policy` says after the `failures`-th failure, which was `error`; None: not again. Raises what it raises."""
+    return policy.delay(failures, error=error) if isinstance(policy, ByFunction) else policy.delay(failures)
+
+
+_FORMS: dict[str, type[Exponential | Constant | Linear]] = {
+    "exponential": Exponential,
+    "constant": Constant,
+    "linear": Linear,
+}
+_KEYS = {
+    "exponential": ("first", "factor", "cap", "jitter"),
+    "constant": ("every",),
+    "linear": ("first", "step", "cap"),
+}
+_REQUIRED = {"exponential": None, "constant": "every", "linear": "first"}
+
+
+def to_json(policy: object) -> dict[str, dict[str, object]]:
+    """One of the three classes as a JSON object, with every value, so that it means the same to any release.
+
+    ConfigError for anything else: code does not travel in a row, its name does.
+    """
+    for form, cls in _FORMS.items():
+        if type(policy) is cls:
+            given = {key: getattr(policy, key) for key in _KEYS[form]}
+            return {form: {key: _plain(value) for key, value in given.items() if value is not None}}
+    hint = "Declare it with app.retry_policy('ours', ...) and write retry='ours'; its name travels in the row"
+    raise ConfigError("retry", policy, "not one of Exponential, Constant, Linear", hint=hint)
+
+
+def _plain(value: object) -> object:
+    return format_duration(value) if isinstance(value, timedelta) else value
+
+
+def from_json(value: object) -> Backoff:
+    """The policy that a JSON object says. What is left out has the default of the class. ConfigError for all else."""
+    if not isinstance(value, dict) or len(value) != 1:
+        raise ConfigError("retry", value, "not one of exponential, constant, linear with its options")
+    ((form, options),) = value.items()
+    cls = _FORMS.get(form)
+    if cls is None:
+        raise ConfigError("retry", form, "no such policy", hint=f"There are {', '.join(_FORMS)}")
+    if not isinstance(options, dict):
+        raise ConfigError(f"retry.{form}", options, "its options are one object")
+    required = _REQUIRED[form]
+    if required is not None and required not in options:
+        raise ConfigError(f"retry.{form}", options, f"{required} is missing")
+    return cls(**{key: _read(form, key, given) for key, given in options.items()})
+
+
+def _read(form: str, key: object, given: object) -> Any:
+    option = f"retry.{form}.{key}"
+    if key not in _KEYS[form]:
+        raise ConfigError(option, given, "no such option", hint=f"There are {', '.join(_KEYS[form])}")
+    if key == "factor":
+        return given
+    if key == "jitter":
+        if not isinstance(given, bool):
+            raise ConfigError(option, given, "not true or false")
+        return given
+    if not isinstance(given, str):
+        raise ConfigError(option, given, "not a duration", hint="Write '5 min'")
+    return parse_duration(given, option=option)
 
 
 def _check(policy: str, **durations: timedelta) -> None:

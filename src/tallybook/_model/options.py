@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
+from tallybook._model.backoff import Backoff, as_policy, to_json
 from tallybook._model.durations import parse_duration
 from tallybook.errors import ConfigError
 
@@ -38,14 +40,18 @@ class Options:
     unique_while: str = "running"
     order_key: str | None = None
     expires_at: datetime | None = None
-    more: str | None = None
-    """Rarely used settings that travel with the job (its retry policy, the version of its args), as JSON text."""
+    retry: str | Backoff | None = None
+    """The name of a policy, or one that can travel in the row."""
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue, 64)
         _check_number("priority", self.priority, 0, "0 runs first, 2 is the default")
         if self.max_attempts is not None:
             _check_number("max_attempts", self.max_attempts, 1)
+        if isinstance(self.retry, str):
+            check_name("retry", self.retry, 64)
+        elif self.retry is not None:
+            to_json(as_policy(self.retry))
         if isinstance(self.unique, list):
             object.__setattr__(self, "unique", tuple(self.unique))
         _check_unique(self.unique)
@@ -76,6 +82,13 @@ class Options:
             if given["delay"] > _LONGEST_DELAY:
                 raise ConfigError("delay", given["delay"], "longer than a thousand years")
         return replace(self, **given)
+
+    @property
+    def options_text(self) -> str | None:
+        """What few jobs ask for, as the JSON text of one object; None where a job asks for none of it."""
+        if self.retry is None:
+            return None
+        return json.dumps({"retry": self.retry if isinstance(self.retry, str) else to_json(self.retry)})
 
     @property
     def run_at_text(self) -> str | None:

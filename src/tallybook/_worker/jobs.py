@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+log = logging.getLogger("tallybook.worker")
 
 
 @dataclass(slots=True)
@@ -54,7 +57,7 @@ class Running:
         self.max_attempts: int | None = row[7]
         self.busy = bool(row[8] and row[8] & 8)
         self.order_key: str | None = row[9]
-        self.options: dict[str, Any] | None = json.loads(row[10]) if row[10] else None
+        self.options: dict[str, Any] | None = _options(row[10], self.job_id) if row[10] else None
         self.queue = lease.queue
         self.lease = lease
         self.worker_name = worker_name
@@ -63,6 +66,16 @@ class Running:
 
     def __repr__(self) -> str:
         return f"<{self.task_name} {self.job_id} attempt {self.attempt}>"
+
+
+def _options(text: str, job_id: int) -> dict[str, Any]:
+    """What a job asks for. SQL may have put in what Python cannot read: 5000 digits, 1000 levels; it must not stop a claim."""
+    try:
+        found: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        log.error("job %s: its options cannot be read, it runs without them: %s", job_id, error)
+        return {}
+    return found
 
 
 @dataclass(slots=True)

@@ -25,9 +25,10 @@ from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._worker.context import Context, current_job
 from tallybook._worker.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
+from tallybook._worker.retrying import after_failure
 from tallybook._worker.threads import DaemonThreads
 from tallybook._worker.verbs import Verbs
-from tallybook.errors import PayloadError, SignatureError
+from tallybook.errors import PayloadError
 
 if TYPE_CHECKING:
     from tallybook._app import App, Task
@@ -289,7 +290,7 @@ class Runner:
                 raise TypeError(f"{type(outcome).__name__} is none of Snooze, Cancel, Dead")
 
     def _raised(self, job: Running, known: Task[Any, Any], error: BaseException) -> None:
-        if isinstance(error, asyncio.CancelledError):
+        if issubclass(type(error), asyncio.CancelledError):  # isinstance asks the error, which may raise anything
             if job.handle is not None:
                 job.handle.uncancel()
             if job.cancel_reason is not None:
@@ -299,9 +300,9 @@ class Runner:
                 self._finisher.snooze(job, timedelta(0))
                 return
         described = describe(error, attempt=job.attempt, worker=self._worker_name)
-        # Args that do not fit the signature will not fit it next time either.
-        final = isinstance(error, PayloadError | SignatureError)
-        delay = _delay(known, job.failures + 1)
+        then = after_failure(job, known, error)
+        if then.problem is not None:
+            described["note"] = then.problem
         log.warning(
             "%s %s: attempt %s failed: %s: %s",
             known.name,
@@ -311,17 +312,4 @@ class Runner:
             described["message"],
             extra={"job": job.job_id, "task_name": known.name, "queue": job.queue, "attempt": job.attempt},
         )
-        self._finisher.fail(job, described, delay=delay, limit=known.max_attempts, final=final)
-
-
-def _delay(known: Task[Any, Any], failures: int) -> timedelta | None:
-    """The retry policy's delay; None, the server's own, where a policy of the user's raises or returns nonsense."""
-    try:
-        delay = known.retry.delay(failures)
-    except Exception:
-        log.exception("the retry policy of task %r failed", known.name)
-        return None
-    if not isinstance(delay, timedelta):
-        log.error("the retry policy of task %r returned a %s, not a timedelta", known.name, type(delay).__name__)
-        return None
-    return min(max(delay, timedelta(0)), _LONGEST)
+        self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)

@@ -77,6 +77,7 @@ class Worker:
             worker_id=self._id,
             on_many=self._beat_now,
         )
+        app.check_policies()
         self._app = app
         self._aborted = asyncio.Event()
         self._services: list[asyncio.Task[None]] = []

@@ -1,6 +1,7 @@
 -- fail(lease, job_id, attempt, error, ...): end one attempt as failed: backoff, or a dead letter when it is out of attempts.
 --
---   error         what went wrong, as one JSON object: message, and what else is known (type, traceback)
+--   error         what went wrong, as one JSON object: message, and what else is known (type, traceback); kept with attempt,
+--                 worker, started_at and at, the attempt's end
 --   retry_in      delay before the next attempt; null: backoff(failures)
 --   max_attempts  the task's own limit, for a job that was enqueued without one; null: 5
 --   final         true: no further attempt whatever is left
@@ -21,7 +22,9 @@ begin
    where x.job_id = fail.job_id and x.attempt = fail.attempt limit 1;
   v_failures := v_held.failures + 1;
   v_dead := final or v_failures >= coalesce(v_held.max_attempts, fail.max_attempts, 5);
-  v_error := jsonb_build_object('attempt', fail.attempt, 'at', fail.at) || coalesce(error, '{"message": "failed"}');
+  select jsonb_build_object('attempt', fail.attempt, 'started_at', k.claimed_at, 'at', fail.at, 'worker', k.worker)
+         || coalesce(error, '{"message": "failed"}')
+    into v_error from tallybook._claimed(lease) k;
   e := tallybook._end(lease, fail.job_id, fail.attempt, case when v_dead then 'dead' else 'failed' end::tallybook.ending, v_error);
   if e.job_id is null then return 'refused'; end if;
   if v_dead then

@@ -59,6 +59,7 @@ begin
     for c in select h.* from tallybook._open_attempts(w.id, w.open_from) h order by h.job_id, h.attempt loop
       begin
         v_error := jsonb_build_object('attempt', c.attempt, 'at', at, 'type', 'WorkerLost', 'worker', w.name,
+                                      'started_at', (select k.claimed_at from tallybook._claim_of(c.lane_id, c.retention, c.xid, c.seq) k),
                                       'message', format('worker %s died, or could not be reached', w.name));
         insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state, error)
         values (c.xid, c.seq, c.job_id, at, c.retention, 'lost', v_error)

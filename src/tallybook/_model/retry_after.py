@@ -1,0 +1,139 @@
+"""Retry-After: what an exception says about when another attempt makes sense.
+
+Looked for on the exception, on its `__cause__`, and on the members of an exception group, no deeper:
+
+    error.retry_after                        seconds, a timedelta, an aware datetime, or the header's text
+    error.response.headers["Retry-After"]    httpx, requests and what is built on them: seconds, or a date
+    error.headers["Retry-After"]             aiohttp, urllib
+
+A date in the header counts from the `Date` of the same response where there is one, so that the two clocks need not
+agree. At most 24 hours: longer is a mistake, or no reason to keep a job waiting unseen. What makes no sense (negative,
+past, not a number, a naive datetime, any other text) is as if it were not there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from itertools import islice
+
+__all__ = ["LONGEST", "retry_after"]
+
+LONGEST = timedelta(hours=24)
+"""No Retry-After puts a job off for longer than this; its retry policy may."""
+
+_LONGEST_TEXT = 100
+_MEMBERS = 100
+_SECONDS = re.compile(r"[0-9]{1,20}(?:\.[0-9]{1,20})?")
+
+
+def retry_after(error: BaseException, now: datetime) -> timedelta | None:
+    """How long from `now` (aware) the exception asks to wait, at most LONGEST; None where it asks for nothing.
+
+    What it says itself goes before what its cause says; of several members of a group the longest counts. Never raises,
+    whatever the exception does when it is looked at.
+    """
+    found = _of_one(error, now)
+    if found is None:
+        others = [_of_one(other, now) for other in _around(error)]
+        found = max((other for other in others if other is not None), default=None)
+    return found
+
+
+def _around(error: BaseException) -> list[BaseException]:
+    found: list[BaseException] = []
+    try:
+        if error.__cause__ is not None:
+            found.append(error.__cause__)
+    except BaseException:  # a property of a crafted exception may raise anything, here and below
+        pass
+    try:
+        if isinstance(error, BaseExceptionGroup):
+            found.extend(islice(error.exceptions, _MEMBERS))
+    except BaseException:
+        pass
+    return found
+
+
+def _of_one(error: BaseException, now: datetime) -> timedelta | None:
+    ways: tuple[Callable[[BaseException, datetime], timedelta | None], ...] = (_attribute, _response, _own_headers)
+    for way in ways:
+        try:
+            found = way(error, now)
+        except BaseException:
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def _attribute(error: BaseException, now: datetime) -> timedelta | None:
+    return _wait(getattr(error, "retry_after", None), None, now)
+
+
+def _response(error: BaseException, now: datetime) -> timedelta | None:
+    return _of_headers(getattr(getattr(error, "response", None), "headers", None), now)
+
+
+def _own_headers(error: BaseException, now: datetime) -> timedelta | None:
+    return _of_headers(getattr(error, "headers", None), now)
+
+
+def _of_headers(headers: object, now: datetime) -> timedelta | None:
+    said = _header(headers, "Retry-After")
+    return None if said is None else _wait(said, _header(headers, "Date"), now)
+
+
+def _header(headers: object, name: str) -> object:
+    """One header by its name in any case; the mappings of the libraries find it at once, a plain dict may not."""
+    get = getattr(headers, "get", None)
+    if not callable(get):
+        return None
+    if (found := get(name)) is None and isinstance(headers, Mapping):
+        items: Iterator[tuple[object, object]] = islice(headers.items(), 1000)
+        found = next((value for key, value in items if isinstance(key, str) and key.lower() == name.lower()), None)
+    return found
+
+
+def _wait(said: object, date: object, now: datetime) -> timedelta | None:
+    wait: timedelta | None = None
+    if isinstance(said, timedelta):
+        wait = said
+    elif isinstance(said, datetime):
+        wait = said - now if said.utcoffset() is not None else None
+    elif isinstance(said, int | float | Decimal) and not isinstance(said, bool):
+        wait = _seconds(said)
+    elif isinstance(said, str | bytes):
+        text = _text(said)
+        if _SECONDS.fullmatch(text):
+            wait = _seconds(Decimal(text))
+        elif (at := _http_date(text)) is not None:
+            wait = at - (_http_date(_text(date)) or now)
+    return min(wait, LONGEST) if wait is not None and wait >= timedelta(0) else None
+
+
+def _text(said: object) -> str:
+    """A header's value; empty, which is no date and no number, for what is none."""
+    if isinstance(said, bytes):
+        said = said[: _LONGEST_TEXT + 1].decode("latin-1")
+    return said.strip() if isinstance(said, str) and len(said) <= _LONGEST_TEXT else ""
+
+
+def _seconds(number: float | Decimal) -> timedelta | None:
+    if not number >= 0 or number == math.inf:
+        return None
+    return timedelta(seconds=float(min(number, LONGEST.total_seconds())))
+
+
+def _http_date(text: str) -> datetime | None:
+    """A date in one of the three forms of HTTP, aware; None for any other text."""
+    from email.utils import parsedate_to_datetime
+
+    try:
+        found = parsedate_to_datetime(text)
+    except Exception:  # it raises what its parts raise: ValueError, TypeError, IndexError, OverflowError
+        return None
+    return found if found.utcoffset() is not None else found.replace(tzinfo=UTC)

@@ -1,0 +1,79 @@
+"""What comes after a failure: another attempt, and when, or none."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from tallybook._model.backoff import Backoff, delay_after, from_json
+from tallybook._model.no_retry import is_final
+from tallybook._model.retry_after import retry_after
+from tallybook.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tallybook._app import Task
+    from tallybook._worker.jobs import Running
+
+__all__ = ["Next", "after_failure"]
+
+log = logging.getLogger("tallybook.worker")
+
+# "For ever" has to be an instant that PostgreSQL knows.
+_LONGEST = timedelta(days=36_500)
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """`final`: no other attempt. Else one after `delay`; None: after the server's own backoff.
+
+    `problem`: why the policy that the job asked for was not asked, for people who look at the failure.
+    """
+
+    delay: timedelta | None = None
+    final: bool = False
+    problem: str | None = None
+
+
+_NEVER = Next(final=True)
+
+
+def _policy(job: Running, known: Task[Any, Any]) -> tuple[Backoff, str | None]:
+    """The job's own policy, else its task's; that one too, and what is wrong, where the job asks for one that is none."""
+    said = job.options.get("retry") if job.options else None
+    if said is None:
+        return known.retry, None
+    try:
+        return (known.app.policy(said) if isinstance(said, str) else from_json(said)), None
+    except ConfigError as error:  # any program may have written the row
+        problem = f"the retry policy that the job asks for is not used: {error}"
+        log.error("%s %s: %s", known.name, job.job_id, problem)
+        return known.retry, problem
+
+
+def after_failure(job: Running, known: Task[Any, Any], error: BaseException) -> Next:
+    """What the retry policy says about this failure, no earlier than a Retry-After of the error; never raises.
+
+    A policy of the user's that raises, or returns nonsense, leaves it to the server's own backoff.
+    """
+    if is_final(error, known.no_retry):
+        return _NEVER
+    delay: timedelta | None = None
+    problem: str | None = None
+    try:
+        policy, problem = _policy(job, known)
+        delay = delay_after(policy, job.failures + 1, error)
+    except BaseException:  # sys.exit() in it as well: this runs on the worker's loop
+        log.exception("the retry policy of task %r failed", known.name)
+    else:
+        if delay is None:
+            return Next(final=True, problem=problem)
+        if not isinstance(delay, timedelta):
+            log.error("the retry policy of task %r returned a %s, not a timedelta", known.name, type(delay).__name__)
+            delay = None
+    wait = retry_after(error, datetime.now(UTC))
+    if wait is not None:
+        # Where the policy is broken the server's backoff would be drawn without regard to the wait.
+        delay = wait if delay is None else max(delay, wait)
+    return Next(None if delay is None else min(max(delay, timedelta(0)), _LONGEST), problem=problem)

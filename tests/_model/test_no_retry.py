@@ -1,0 +1,95 @@
+"""Exceptions after which another attempt cannot help (no_retry.py)."""
+
+import pytest
+
+from tallybook._model.no_retry import checked, is_final
+from tallybook.errors import ConfigError, PayloadError, SignatureError
+
+CLASSES = (ValueError, KeyError)
+
+
+class Marked(Exception):
+    no_retry = True
+
+
+class HalfMarked(Exception):
+    no_retry = "yes"
+
+
+class HostileMark(Exception):
+    @property
+    def no_retry(self):
+        raise KeyboardInterrupt
+
+
+class HostileGroup(ExceptionGroup):
+    @property
+    def exceptions(self):
+        raise SystemExit
+
+
+class Bottomless(ExceptionGroup):
+    @property
+    def exceptions(self):
+        return (self, self)
+
+
+def nested(error, depth):
+    for _ in range(depth):
+        error = ExceptionGroup("x", [error])
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "final"),
+    [
+        (ValueError(), True),
+        (UnicodeError(), True),
+        (TypeError(), False),
+        (SystemExit(1), False),
+        (Marked(), True),
+        (HalfMarked(), False),
+        (PayloadError("$", "no", task="t"), True),
+        (SignatureError("t", "no"), True),
+        (ExceptionGroup("x", [ValueError(), KeyError()]), True),
+        (ExceptionGroup("x", [ValueError(), TypeError()]), False),
+        (ExceptionGroup("x", [ValueError(), ExceptionGroup("y", [Marked(), KeyError()])]), True),
+        (ExceptionGroup("x", [ValueError(), ExceptionGroup("y", [OSError(), KeyError()])]), False),
+        (nested(ValueError(), 5_000), True),
+        (nested(TypeError(), 5_000), False),
+        (HostileMark(), False),
+        (HostileGroup("x", [ValueError()]), False),
+        (Bottomless("x", [ValueError()]), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_final_is_what_is_of_a_class_or_says_so(error, final):
+    """An error of a class, a marked one, and a group of nothing else is final; what cannot be looked at is not."""
+    assert is_final(error, CLASSES) is final
+
+
+def test_a_cause_does_not_count():
+    """What an error was raised from is not the error: the handler has chosen to raise another one."""
+    error = OSError()
+    error.__cause__ = ValueError()
+    assert not is_final(error, CLASSES)
+
+
+def test_a_group_can_be_named_itself():
+    """A class of groups may be among the classes."""
+    assert is_final(ExceptionGroup("x", [OSError()]), (ExceptionGroup,))
+    assert not is_final(OSError(), ())
+
+
+@pytest.mark.parametrize("wrong", ["ValueError", ValueError(), (ValueError, int), (ValueError, "x"), 3, None])
+def test_wrong_classes_are_refused(wrong):
+    """What is no class of exceptions is a ConfigError that names the option."""
+    with pytest.raises(ConfigError) as caught:
+        checked(wrong)
+    assert caught.value.option == "no_retry"
+
+
+def test_one_class_and_any_collection_are_taken():
+    """One class alone, a tuple, a list and a set."""
+    assert checked(ValueError) == checked([ValueError]) == checked({ValueError}) == (ValueError,)
+    assert checked(()) == ()

@@ -1,0 +1,120 @@
+"""What is kept of a failure: of any exception, through a real worker on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from support.workers import Jobs, eventually, working
+from tallybook import App, Constant
+
+pytestmark = pytest.mark.anyio
+
+HOUR = timedelta(hours=1)
+SECOND = timedelta(seconds=1)
+NOW = Constant(timedelta(0))
+
+
+@pytest.fixture
+def app() -> App:
+    return App("shop")
+
+
+@pytest.fixture
+def jobs(app: App, db: Any) -> Jobs:
+    return Jobs(app, db)
+
+
+class Hostile(Exception):
+    """Everything that is asked of it ends the program."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise SystemExit(3)
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+    __repr__ = __str__
+
+
+def _deep() -> Exception:
+    error: Exception = ValueError("0")
+    for number in range(1, 3000):
+        newer = ValueError(str(number))
+        newer.__context__ = error
+        error = newer
+    return error
+
+
+HOSTILE: dict[str, Callable[[], BaseException]] = {
+    "unprintable": Hostile,
+    "SystemExit": lambda: SystemExit(1),
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "a base group": lambda: BaseExceptionGroup("x", [SystemExit(1), Hostile()]),
+    "a long chain": _deep,
+    "ten megabytes, NUL and a lone surrogate": lambda: ValueError("\0\ud800" * 3_000_000),
+}
+
+
+@pytest.mark.parametrize("how", ["on the loop", "on a thread"])
+@pytest.mark.parametrize("kind", HOSTILE)
+async def test_any_exception_is_kept_as_a_failure(app: App, dsn: str, db: Any, jobs: Jobs, kind: str, how: str) -> None:
+    """F29: an exception that cannot be shown, in whatever way, fails its job with a record, and the worker goes on."""
+
+    async def on_loop() -> None:
+        raise HOSTILE[kind]()
+
+    def on_thread() -> None:
+        raise HOSTILE[kind]()
+
+    odd = app.task(retry=Constant(HOUR), no_retry=LookupError)(on_loop if how == "on the loop" else on_thread)
+
+    @app.task
+    async def fine() -> None:
+        pass
+
+    job = odd.enqueue_sync(db)
+    async with working(app, dsn) as worker:
+        info = await jobs.becomes(job, "retrying", seconds=5)
+        await jobs.ends(fine.enqueue_sync(db), seconds=5)
+        await eventually(lambda: worker.book.free == {"default": 10}, "all slots are free")
+    assert info.failures == 1
+    (error,) = info.errors or [{}]
+    assert error["type"] and "traceback" in error and error["attempt"] == 1
+    assert db.execute("select max(octet_length(errors::text)) < 18000 from tallybook.job").fetchone() == (True,)
+
+
+async def test_each_failure_is_kept_with_when_and_where(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S4-13: type, message, traceback, attempt, worker, beginning and end of each failure; as the view attempt has them."""
+    ran: list[tuple[datetime, datetime]] = []
+
+    @app.task(retry=NOW, max_attempts=2)
+    async def broken() -> None:
+        began = datetime.now(UTC)
+        await asyncio.sleep(0.05)
+        ran.append((began, datetime.now(UTC)))
+        raise ValueError(f"no luck {len(ran)}")
+
+    job = broken.enqueue_sync(db)
+    async with working(app, dsn, name="w1"):
+        (info,) = await jobs.ends(job)
+    errors = info.errors or []
+    assert [(error["type"], error["message"], error["attempt"], error["worker"]) for error in errors] == [
+        ("ValueError", "no luck 1", 1, "w1"),
+        ("ValueError", "no luck 2", 2, "w1"),
+    ]
+    for error, (began, ended) in zip(errors, ran, strict=True):
+        assert datetime.fromisoformat(error["started_at"]) <= began < ended <= datetime.fromisoformat(error["at"])
+        assert "raise ValueError" in error["traceback"]
+    rows = db.execute(
+        "select started_at, ended_at, worker, error from tallybook.attempt where job_id = %s order by attempt", [job.id]
+    ).fetchall()
+    assert [row[3] for row in rows] == errors
+    for started_at, ended_at, worker, error in rows:
+        assert worker == "w1"
+        assert started_at == datetime.fromisoformat(error["started_at"])
+        assert abs(ended_at - datetime.fromisoformat(error["at"])) < SECOND

@@ -1,0 +1,380 @@
+"""Retries: what comes after a failure and when, through a real worker or drain on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.workers import Jobs
+from tallybook import App, Constant, Context, Exponential, Linear, Snooze
+from tallybook.errors import ConfigError
+from tallybook.testing import drain_async, travel
+
+pytestmark = pytest.mark.anyio
+
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def app() -> App:
+    return App("shop")
+
+
+@pytest.fixture
+def jobs(app: App, db: Any) -> Jobs:
+    return Jobs(app, db)
+
+
+def waits(info: Any) -> timedelta:
+    """From the end of the last attempt to the beginning of the next one."""
+    return info.run_at - datetime.fromisoformat(info.errors[-1]["at"])
+
+
+async def test_five_ten_twenty_forty_eighty_minutes(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S4-11 S4-12: waits of 5, 10, 20, 40, 80 min, not a minute less, 5, 15, 35, 75, 155 in total; the sixth failure is dead."""
+    runs: list[int] = []
+
+    @app.task(retry=Exponential(5 * MINUTE), max_attempts=6)
+    async def send(ctx: Context) -> None:
+        runs.append(ctx.failures)
+        raise ConnectionError("no route")
+
+    job = send.enqueue_sync(db)
+    found = []
+    for number in range(1, 6):
+        assert (await drain_async(app, dsn=dsn)).retrying == 1
+        info = jobs(job)
+        assert (info.state, info.failures, info.attempts) == ("retrying", number, number)
+        found.append(waits(info))
+        travel(dsn, found[-1] - MINUTE)
+        assert (await drain_async(app, dsn=dsn)).processed == 0
+        travel(dsn, MINUTE)
+    assert [wait / MINUTE for wait in found] == [5, 10, 20, 40, 80]
+    assert [total / MINUTE for total in itertools.accumulate(found)] == [5, 15, 35, 75, 155]
+    assert (await drain_async(app, dsn=dsn)).dead == 1
+    info = jobs(job)
+    assert (info.state, info.reason, info.failures, info.attempts) == ("dead", "failed", 6, 6)
+    assert runs == [0, 1, 2, 3, 4, 5]
+    travel(dsn, timedelta(days=1))
+    assert (await drain_async(app, dsn=dsn)).processed == 0
+
+
+async def test_the_third_failure_is_final(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S1-24: a failure is counted and goes back in line; the third is final, and the row and its error text are kept."""
+
+    @app.task(retry=Constant(MINUTE), max_attempts=3)
+    def import_row(row: int) -> None:
+        raise ValueError(f"row {row} has no price")
+
+    job = import_row.enqueue_sync(db, 7)
+    seen = []
+    for _ in range(3):
+        await drain_async(app, dsn=dsn)
+        info = jobs(job)
+        seen.append((info.state, info.failures))
+        travel(dsn, MINUTE)
+    assert seen == [("retrying", 1), ("retrying", 2), ("dead", 3)]
+    assert (info.args, info.last_error, info.reason) == ({"row": 7}, "row 7 has no price", "failed")
+    assert (await drain_async(app, dsn=dsn)).processed == 0
+    assert jobs(job) == info
+
+
+async def test_tasks_share_a_named_policy(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S2-07: tasks that name one policy wait alike, whichever is declared first; it may be a function."""
+
+    @app.task(retry="standard")
+    async def early() -> None:
+        raise ValueError
+
+    standard = app.retry_policy("standard", Linear(7 * MINUTE))
+    app.retry_policy("ours", lambda failures: 11 * MINUTE)
+
+    @app.task(retry="standard")
+    async def late() -> None:
+        raise ValueError
+
+    @app.task(retry="ours")
+    async def other() -> None:
+        raise ValueError
+
+    put = [task.enqueue_sync(db) for task in (early, late, other)]
+    await drain_async(app, dsn=dsn)
+    assert [waits(jobs(job)) / MINUTE for job in put] == [7, 7, 11]
+    assert early.retry == late.retry == standard == Linear(7 * MINUTE)
+
+
+async def test_a_policy_that_is_not_declared_stops_the_worker_at_its_start(app: App, dsn: str, db: Any) -> None:
+    """S2-07: a name that nobody has declared is a ConfigError with the near names, before any job is claimed."""
+    app.retry_policy("standard", Exponential())
+    app.retry_policy("patient", Exponential(HOUR))
+
+    @app.task(retry="standrad")
+    async def send() -> None:
+        raise AssertionError("it must not run")
+
+    send.enqueue_sync(db)
+    with pytest.raises(ConfigError, match="Did you mean 'standard'") as caught:
+        await app.drain(dsn=dsn)
+    assert (caught.value.option, caught.value.value) == ("retry of task 'send'", "standrad")
+    with pytest.raises(ConfigError, match="no retry policy of that name"):
+        await app.run_worker(dsn=dsn, install_signals=False)
+    assert db.execute("select state, attempts from tallybook.job").fetchall() == [("available", 0)]
+    with pytest.raises(ConfigError, match="It has 'patient', 'standard'"):
+        app.policy("x")
+    with pytest.raises(ConfigError, match="It has none"):
+        App("empty").policy("x")
+
+
+def test_wrong_declarations_of_policies(app: App) -> None:
+    """S2-07: a name that is taken, an empty one and what is no policy are refused when they are declared."""
+    app.retry_policy("standard", Exponential())
+    wrong: list[tuple[str, Any]] = [("standard", Exponential()), ("", Exponential()), ("x", "standard"), ("x", MINUTE)]
+    for name, policy in wrong:
+        with pytest.raises(ConfigError, match="retry_policy"):
+            app.retry_policy(name, policy)
+    options: list[dict[str, Any]] = [
+        {"retry": ""},
+        {"retry": MINUTE},
+        {"retry": Exponential},
+        {"no_retry": "ValueError"},
+    ]
+    for option in options:
+        with pytest.raises(ConfigError) as caught:
+            app.task(**option)(lambda: None)
+        assert caught.value.option in option
+    assert list(app.retry_policies) == ["standard"]
+
+
+async def test_a_function_decides(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S2-07: a function of (failures, error) says how long to wait, and by None that the job is dead, attempts left or not."""
+    heard: list[tuple[int, str]] = []
+
+    def by_kind(failures: int, error: BaseException) -> timedelta | None:
+        heard.append((failures, str(error)))
+        return failures * HOUR if isinstance(error, ConnectionError) else None
+
+    @app.task(retry=by_kind)
+    async def send(ctx: Context) -> None:
+        raise ConnectionError(str(ctx.failures)) if ctx.failures < 2 else KeyError("gone")
+
+    job = send.enqueue_sync(db)
+    for number in (1, 2):
+        await drain_async(app, dsn=dsn)
+        assert waits(jobs(job)) == number * HOUR
+        travel(dsn, number * HOUR)
+    assert (await drain_async(app, dsn=dsn)).dead == 1
+    info = jobs(job)
+    assert (info.state, info.reason, info.failures, info.last_error) == ("dead", "failed", 3, "'gone'")
+    assert heard == [(1, "0"), (2, "1"), (3, "'gone'")]
+
+
+async def test_a_call_chooses_its_policy(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S2-07: one job has another policy than its task, a value or a name, put in alone, in a batch, keyed or by SQL."""
+    app.retry_policy("patient", lambda failures: failures * HOUR)
+
+    @app.task(retry=Constant(MINUTE), max_attempts=9)
+    async def send() -> None:
+        raise ValueError
+
+    own = Linear(7 * MINUTE, cap=HOUR)
+    put = [
+        send.enqueue_sync(db),
+        send.with_(retry="patient").enqueue_sync(db),
+        send.with_(retry=own).enqueue_sync(db),
+        await send.with_(retry=own, unique="one").enqueue(app_at(app, dsn)),
+        send.with_(retry=own, delay=MINUTE).enqueue_sync(db),
+        *app.enqueue_many_sync(db, [send.job(), send.with_(retry=own).job(), send.with_(retry="patient").job()]),
+        *app.enqueue_many_sync(db, [send.with_(retry=own, delay=MINUTE).job()] * 2),
+    ]
+    by_sql = [
+        db.execute("select tallybook.enqueue('default', 'send', options => %s)", [options]).fetchone()[0]
+        for options in ('{"retry": "patient"}', '{"retry": {"linear": {"first": "7 min"}}}', '{"retry": null}', "{}")
+    ]
+    travel(dsn, MINUTE)
+    await drain_async(app, dsn=dsn)
+    found = [waits(jobs(job)) / MINUTE for job in [*put, *by_sql]]
+    assert found == [1, 60, 7, 7, 7, 1, 7, 60, 7, 7, 60, 7, 1, 1]
+
+
+def app_at(app: App, dsn: str) -> App:
+    app.dsn = dsn
+    return app
+
+
+async def test_the_choice_of_a_call_holds_for_all_its_attempts(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S2-07: the policy that a job asked for is its own after failures, a snooze, a lost worker, and a person's retry."""
+
+    @app.task(retry=Constant(MINUTE), max_attempts=5)
+    async def send(ctx: Context) -> Any:
+        if ctx.attempt == 2:
+            return Snooze(MINUTE)
+        raise ValueError
+
+    job = send.with_(retry=Linear(7 * MINUTE)).enqueue_sync(db)
+    await drain_async(app, dsn=dsn)
+    assert waits(jobs(job)) == 7 * MINUTE
+    travel(dsn, 7 * MINUTE)
+    await drain_async(app, dsn=dsn)
+    travel(dsn, MINUTE)
+    await drain_async(app, dsn=dsn)
+    assert waits(jobs(job)) == 14 * MINUTE
+    travel(dsn, 14 * MINUTE)
+    db.execute("select promoted from tallybook.promote()")
+    (worker,) = db.execute("select tallybook.worker_start('gone', '{default}')").fetchone()
+    (taken,) = db.execute(
+        "select jobs from tallybook.claim(%s, '{default}', '{1}', gen_random_uuid())", [worker]
+    ).fetchone()
+    db.execute("select tallybook.worker_stop(%s)", [worker])
+    await drain_async(app, dsn=dsn)
+    info = jobs(job)
+    assert (taken, info.attempts, info.failures, info.crashes) == (1, 5, 3, 1)
+    assert waits(info) == 21 * MINUTE
+    for minutes in (21, 28):
+        travel(dsn, minutes * MINUTE)
+        await drain_async(app, dsn=dsn)
+    assert jobs(job).state == "dead"
+    app.retry_sync(db, job)
+    await drain_async(app, dsn=dsn)
+    assert waits(jobs(job)) == 7 * MINUTE
+
+
+async def test_a_call_cannot_choose_what_nobody_has_declared(app: App, db: Any) -> None:
+    """S2-07: a name that is not declared, and code, are refused before anything is sent, with a hint."""
+    app.retry_policy("patient", Constant(HOUR))
+
+    @app.task
+    async def send() -> None:
+        pass
+
+    with pytest.raises(ConfigError, match="Did you mean 'patient'"):
+        send.with_(retry="patent").enqueue_sync(db)
+    with pytest.raises(ConfigError, match=r"app\.retry_policy"):
+        send.with_(retry=lambda failures: HOUR)  # type: ignore[arg-type]
+    for wrong in ("", HOUR, Exponential):
+        with pytest.raises(ConfigError):
+            send.with_(retry=wrong)  # type: ignore[arg-type]
+    assert db.execute("select count(*) from tallybook.job").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    "retry",
+    ['"patent"', "5", "[]", '{"constant": {"every": 5}}', '{"linear": {}}', '{"exponential": {"factor": 0.5}}', '""'],
+)
+async def test_a_policy_that_is_none_is_not_used_and_said(app: App, dsn: str, db: Any, jobs: Jobs, retry: str) -> None:
+    """S2-07: where SQL has put in a policy that is none, the task's own holds, and the failure says so."""
+    app.retry_policy("patient", Constant(HOUR))
+
+    @app.task(retry=Constant(MINUTE))
+    async def send() -> None:
+        raise ValueError
+
+    job = db.execute(f"select tallybook.enqueue('default', 'send', options => '{{\"retry\": {retry}}}')").fetchone()[0]
+    await drain_async(app, dsn=dsn)
+    info = jobs(job)
+    assert waits(info) == MINUTE
+    assert info.errors and "the retry policy that the job asks for is not used" in info.errors[0]["note"]
+
+
+@pytest.mark.parametrize("retry", ["9" * 5000, "[" * 3000 + "]" * 3000], ids=["5000 digits", "3000 levels"])
+async def test_no_options_can_stop_the_worker(app: App, dsn: str, db: Any, retry: str) -> None:
+    """S5-09: options that PostgreSQL takes and Python cannot read stop no claim: the job runs as its task says."""
+
+    @app.task(retry=Constant(MINUTE))
+    async def send() -> None:
+        raise ValueError
+
+    options = f'{{"retry": {retry}}}'
+    db.execute("select tallybook.enqueue('default', 'send', options => %s)", [options])
+    assert (await drain_async(app, dsn=dsn)).retrying == 1
+    found = db.execute("select run_at - (errors -> 0 ->> 'at')::timestamptz from tallybook.job").fetchall()
+    assert found == [(MINUTE,)]
+
+
+class Rejected(Exception):
+    """As a library marks it."""
+
+    no_retry = True
+
+
+def _group(*errors: Exception) -> Exception:
+    return ExceptionGroup("calls", list(errors))
+
+
+@pytest.mark.parametrize(
+    ("make", "state"),
+    [
+        (lambda: KeyError("gone"), "dead"),
+        (lambda: ValueError("no"), "dead"),
+        (lambda: Rejected("no"), "dead"),
+        (lambda: _group(ValueError("no"), KeyError("gone")), "dead"),
+        (lambda: _group(ValueError("no"), OSError("may pass")), "retrying"),
+        (lambda: OSError("may pass"), "retrying"),
+    ],
+)
+async def test_what_must_not_be_retried_is_dead(
+    app: App, dsn: str, db: Any, jobs: Jobs, make: Callable[[], Exception], state: str
+) -> None:
+    """S2-07: an exception of no_retry, or one that is marked, makes its job dead at its first failure; others go on."""
+
+    @app.task(retry=Constant(HOUR), no_retry=(ValueError, LookupError))
+    async def send() -> None:
+        raise make()
+
+    job = send.enqueue_sync(db)
+    await drain_async(app, dsn=dsn)
+    info = jobs(job)
+    assert (info.state, info.failures, info.attempts) == (state, 1, 1)
+    assert info.reason == ("failed" if state == "dead" else None)
+    assert info.errors is not None and len(info.errors) == 1
+
+
+class TooManyRequests(Exception):
+    def __init__(self, headers: dict[str, str]) -> None:
+        self.response = SimpleNamespace(headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("policy", "said", "wait"),
+    [
+        (Constant(MINUTE), "3600", HOUR),
+        (Constant(2 * HOUR), "3600", 2 * HOUR),
+        (Constant(MINUTE), "999999999", timedelta(days=1)),
+        (Constant(timedelta(days=3)), "999999999", timedelta(days=3)),
+        (Constant(MINUTE), "soon", MINUTE),
+        (lambda failures: 1 / 0, "3600", HOUR),
+    ],
+)
+async def test_retry_after_is_honoured(
+    app: App, dsn: str, db: Any, jobs: Jobs, policy: Any, said: str, wait: timedelta
+) -> None:
+    """S2-07: the next attempt is not before what the server said, at most a day, and not before the policy's delay."""
+
+    @app.task(retry=policy)
+    async def fetch() -> None:
+        raise RuntimeError("cannot fetch") from TooManyRequests({"retry-after": said})
+
+    job = fetch.enqueue_sync(db)
+    await drain_async(app, dsn=dsn)
+    assert waits(jobs(job)) == wait
+
+
+async def test_retry_after_gives_no_further_attempt(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S4-12: what a server says about later does not help a job that has no attempt left, or must not be retried."""
+
+    @app.task(max_attempts=1)
+    async def last() -> None:
+        raise TooManyRequests({"Retry-After": "5"})
+
+    @app.task(retry=lambda failures: None)
+    async def never() -> None:
+        raise TooManyRequests({"Retry-After": "5"})
+
+    put = [last.enqueue_sync(db), never.enqueue_sync(db)]
+    await drain_async(app, dsn=dsn)
+    assert [jobs(job).state for job in put] == ["dead", "dead"]
