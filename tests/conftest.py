@@ -17,8 +17,10 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from support.clusters import cluster
+from support.shop import Shop
 from tallybook._db.migrate import migrate
-from tallybook.embedded import temporary_server
+from tallybook.embedded import Server, temporary_server
 
 SETTINGS = {"max_prepared_transactions": "20", "max_connections": "200"}
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -132,3 +134,24 @@ def db(connect: Connect) -> Connection:
 def anyio_backend() -> str:
     """Coroutine tests run on asyncio only."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[Callable[[str], Server]]:
+    """Clusters with identifiers of their own, started when first asked for, by name: see support/shop.py."""
+    running: dict[str, Server] = {}
+    with ExitStack() as stack:
+
+        def get(name: str) -> Server:
+            if name not in running:
+                running[name] = stack.enter_context(cluster(epoch=1 if name == "far" else 0))
+            return running[name]
+
+        yield get
+
+
+@pytest.fixture
+def shop(clusters: Callable[[str], Server]) -> Iterator[Callable[..., Shop]]:
+    """A database on the cluster of this name."""
+    with ExitStack() as stack:
+        yield lambda name, **options: Shop(clusters(name), stack, **options)

@@ -81,6 +81,18 @@ def test_info_tells_what_is_installed(run: Run, dsn: str, empty_dsn: str) -> Non
     assert "run `tallybook migrate`" in nowhere.output
 
 
+def test_migrate_rebases_what_came_from_another_cluster(run: Run, dsn: str) -> None:
+    """Moving house: info says that a database came from another cluster, migrate makes its jobs claimable and says so."""
+    assert json.loads(run("info", "--json", to=dsn).output)["cluster"] == "this one"
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("select tallybook.enqueue('mail', 'send')")
+        conn.execute("update tallybook.installation set system_identifier = 1")
+        assert "came from another cluster" in run("info", to=dsn).output
+        assert "1 lanes rebased, 1 jobs put in line again" in run("migrate", to=dsn).output
+        assert conn.execute("select attempt, attempts, state from tallybook.job").fetchall() == [(2, 0, "available")]
+    assert json.loads(run("info", "--json", to=dsn).output)["cluster"] == "this one"
+
+
 def test_uninstall_asks(run: Run, dsn: str) -> None:
     """S3-42: uninstall removes nothing while nobody has confirmed it, all with --yes, and then finds nothing to do."""
     refused = run("uninstall", to=dsn)

@@ -11,6 +11,7 @@ import click
 from tallybook._cli.common import DURATION, Conn, connect, dsn_option, json_option, print_json, print_pairs
 from tallybook._cli.errors import Problem
 from tallybook._db import migrate as schema
+from tallybook._upkeep.rebase import rebase
 
 __all__ = ["info", "migrate", "uninstall"]
 
@@ -23,7 +24,8 @@ __all__ = ["info", "migrate", "uninstall"]
 def migrate(dsn: str | None, only_sql: bool, node: int | None, wait: timedelta | None) -> None:
     """Install or upgrade the schema.
 
-    Safe to run twice, and from several places at once. One transaction: it is all there, or nothing.
+    Safe to run twice, and from several places at once. One transaction: it is all there, or nothing. Where the
+    database came from another cluster, its jobs are made claimable in this one.
     """
     if only_sql:
         click.echo(schema.script(node=node or 0), nl=False)
@@ -32,6 +34,7 @@ def migrate(dsn: str | None, only_sql: bool, node: int | None, wait: timedelta |
         before = schema.info(conn)
         done = schema.migrate(conn, node=node or 0, on_step=lambda name: click.echo(f"applying {name}"))
         after = schema.info(conn)
+        moved = rebase(conn)
         where = f"schema tallybook (version {after.version}) of database {conn.info.dbname!r}"
     if not done:
         click.echo(f"nothing to do: {where} is up to date")
@@ -41,6 +44,8 @@ def migrate(dsn: str | None, only_sql: bool, node: int | None, wait: timedelta |
         click.echo(f"replaced the functions and views of {where}")
     else:
         click.echo(f"upgraded {where} from version {before.version}")
+    if moved.rebased:
+        click.echo(str(moved))
     if node is not None and node != after.node:
         hint = "It is part of the ids of all jobs that are there. A new number needs a new installation"
         raise Problem(f"the node number stays {after.node}: it is set at the first installation", hint=hint)
@@ -49,11 +54,12 @@ def migrate(dsn: str | None, only_sql: bool, node: int | None, wait: timedelta |
 _INFO = """\
 select jsonb_build_object(
   'installed_at', i.installed_at, 'migrated_at', i.migrated_at,
+  'cluster', case when i.system_identifier = c.system_identifier then 'this one' else 'another one' end,
   'queues', (select count(*) from tallybook.queue),
   'workers', (select count(*) from tallybook.worker w where w.ended_at is null),
   'bytes', (select sum(pg_total_relation_size(c.oid)) from pg_class c
              where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'r'))::text
-  from tallybook.installation i"""
+  from tallybook.installation i, pg_control_system() c"""
 
 
 @click.command()
@@ -82,6 +88,8 @@ def info(dsn: str | None, as_json: bool) -> None:
     else:
         print_pairs([(name.replace("_", " "), _shown(value)) for name, value in values.items()])
         click.echo(_verdict(found))
+        if values.get("cluster") == "another one":
+            click.echo("this database came from another cluster: run `tallybook migrate`, or start a worker")
     if found.version != found.expected:
         sys.exit(1)
 

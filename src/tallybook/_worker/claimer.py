@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import psycopg
 
 from tallybook._db.link import Link
 from tallybook._db.roundtrip import RoundTrips
+from tallybook._upkeep import rebase
 from tallybook._worker.finisher import Finisher
 from tallybook._worker.gate import Gate
 from tallybook._worker.jobs import Book, Lease, Running
 from tallybook._worker.runner import Runner
 from tallybook._worker.settings import WorkerSettings
 from tallybook._worker.sleeper import Sleeper, jittered
-from tallybook.errors import QueueUnavailable, WorkerEnded
+from tallybook.errors import ForeignCursor, QueueUnavailable, WorkerEnded
 
 log = logging.getLogger("tallybook.worker")
 
@@ -60,6 +61,7 @@ class Claimer:
         *,
         worker_id: Callable[[], int],
         on_many: Callable[[], object],
+        on_foreign: Callable[[], Awaitable[bool]],
     ) -> None:
         self.link = Link(dsn, settings.name, on_connect=self._prepare, on_close=self._forget)
         self._trips: RoundTrips | None = None
@@ -70,6 +72,8 @@ class Claimer:
         self._sleeper = sleeper
         self._worker_id = worker_id
         self._on_many = on_many
+        self._on_foreign = on_foreign
+        self._foreign = 0
         self.gate = Gate(runner, finisher, book, self._ask)
         self._order = list(settings.queues)
         self._most_unsaid = max(2000, 2 * settings.slots)
@@ -81,6 +85,7 @@ class Claimer:
         self._unclear = 0
 
     async def _prepare(self, conn: psycopg.AsyncConnection[Any]) -> None:
+        await rebase.on_connect(conn)  # no claim is made where the cursors are of another cluster
         self._trips = RoundTrips(conn, _STATEMENTS)
         await self._trips.open()
 
@@ -160,10 +165,21 @@ class Claimer:
 
     async def claim(self, *, expect_work: bool, most: int | None = None) -> list[Running]:
         """One batch, at most `most` jobs; empty: there is no work for a free slot."""
-        while (jobs := await self._claim(expect_work=expect_work, most=most)) is None:
+        while (jobs := await self._claim_or_rebase(expect_work=expect_work, most=most)) is None:
             expect_work = True
             if self.stopping.is_set():
                 return []
+        return jobs
+
+    async def _claim_or_rebase(self, *, expect_work: bool, most: int | None) -> list[Running] | None:
+        try:
+            jobs = await self._claim(expect_work=expect_work, most=most)
+        except ForeignCursor:
+            self._foreign += 1
+            if not await self._on_foreign() and self._foreign > 3:  # others may have been quicker; but not for ever
+                raise
+            return None
+        self._foreign = 0
         return jobs
 
     async def _claim(self, *, expect_work: bool, most: int | None) -> list[Running] | None:

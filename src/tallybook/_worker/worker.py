@@ -17,6 +17,7 @@ import psycopg
 
 from tallybook._db import migrate
 from tallybook._db.link import Link, dsn_for_people
+from tallybook._upkeep import rebase
 from tallybook._upkeep.promote import Promoter
 from tallybook._upkeep.rescue import Rescuer
 from tallybook._worker.claimer import Claimer
@@ -55,7 +56,7 @@ class Worker:
         self.dsn = dsn
         self.book = Book(dict(settings.queues))
         self.finishes = Link(dsn, settings.name)
-        self.upkeep = Link(dsn, settings.name)
+        self.upkeep = Link(dsn, settings.name, on_connect=rebase.on_connect)
         self.finisher = Finisher(self.finishes, self.book, on_scheduled=self._on_scheduled)
         self.handlers = Link(dsn, settings.name)
         self.runner = Runner(
@@ -66,6 +67,7 @@ class Worker:
         )
         self.promoter = Promoter(self.upkeep, on_promoted=self._wake)
         self.rescuer = Rescuer(self.upkeep, lease=settings.lease, every=settings.rescue_look, on_rescued=self._wake)
+        self.rebaser = rebase.Rebaser(self.upkeep, on_rebased=self._wake)
         self.heartbeat: Heartbeat | None = None
         self.claimer = Claimer(
             dsn,
@@ -76,6 +78,7 @@ class Worker:
             self.sleeper,
             worker_id=self._id,
             on_many=self._beat_now,
+            on_foreign=self._foreign,
         )
         app.check_policies()
         self._app = app
@@ -93,6 +96,10 @@ class Worker:
         assert self.heartbeat is not None
         self.heartbeat.worker_id = worker_id
         self._wake()  # the last wake-up may have gone into a claim that was refused
+
+    async def _foreign(self) -> bool:
+        # The database was replaced under the claimer's connection, or its data came without the row in installation.
+        return (await self.rebaser.look(cursors=True)).rebased
 
     def _beat_now(self) -> None:
         if self.heartbeat:
@@ -175,6 +182,7 @@ class Worker:
                 self._serve(self.sleeper.run(), "listener")
             self._serve(self.promoter.run(), "promote")
             self._serve(self.rescuer.run(), "rescue")
+            self._serve(self.rebaser.run(), "rebase")
             await self._claim()
             return await self._finish()
         except asyncio.CancelledError:  # the program that runs us ends: what a second stop does

@@ -111,3 +111,7 @@ drop function if exists tallybook.complete_many(uuid[], bigint[], int[]);
 drop function if exists tallybook.worker_start(text, text[], text[], boolean, timestamptz, interval);
 drop function if exists tallybook._held(uuid[], bigint[], int[]);
 drop function if exists tallybook._bury(tallybook.entry, text, timestamptz, int, int, jsonb);
+
+-- Moving house: see functions/rebase.sql.
+comment on column tallybook.lane.retired_at is 'Since when nobody lines up here: the database has moved to another cluster, and the lane has a successor.';
+comment on column tallybook.lane.born is 'No entry of this lane can have a lower transaction id: where its first window opens. Of a retired lane: all below is over.';

@@ -1,0 +1,34 @@
+-- _left_running(): what the workers of another cluster had claimed and not ended when the copy of this database was made.
+--
+-- A claim says how many it took. Its interval may hold more by now: jobs that were put in here, under transaction ids that
+-- happen to lie between the other cluster's. Their numbers (seq) are higher than any that came with the copy, so the first
+-- `jobs` by number are what was claimed. That relies on the sequence job_id: it came with the copy, or was set before
+-- anything was put in. Where it is wrong, a job that was waiting is shown as started once; it is in line either way.
+-- Ended workers have nothing open, see rescue. Reads worker, claim, entry, outcome.
+create or replace function tallybook._left_running() returns table (xid xid8, seq bigint, worker text)
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_nestloop = on set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+begin
+  return query
+  select e.xid, e.seq, w.name
+    from tallybook.worker w
+    join tallybook.claim c on c.worker_id = w.id and c.id >= w.open_from, lateral (
+      select i.xid, i.seq, row_number() over (order by i.seq) as n from (
+        select e.xid, e.seq from tallybook.entry e
+         where c.one_xid is null and c.closed = '{}' and e.lane_id = c.lane_id and e.retention = c.retention
+           and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
+           and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
+           and e.xid <> all (c.holes) and e.seq <> all (c.skipped)
+        union all
+        select e.xid, e.seq
+          from unnest(case when c.one_xid is not null then array[c.one_xid] else c.closed end) x(xid), tallybook.entry e
+         where e.lane_id = c.lane_id and e.retention = c.retention and e.xid = x.xid
+           and case when c.one_xid is not null then e.seq = c.one_seq
+                    else (e.xid, e.seq) > (c.from_xid, c.from_seq) and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq) end
+           and e.seq <> all (c.skipped)) i) e
+   where w.ended_at is null and e.n <= c.jobs
+     and not exists (select from tallybook.outcome o where o.retention = c.retention and o.entry_xid = e.xid and o.entry_seq = e.seq);
+end $$;

@@ -1,0 +1,205 @@
+"""rebase, by SQL alone, on databases that have come from another cluster by a real dump."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.clusters import next_xid
+from support.house import claim, furnish, one, put
+from support.shop import BELIEVE, Shop, catch_up, moved
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+def test_without_the_rebase_a_lower_counter_loses_jobs(
+    shop: Callable[..., Shop], tmp_path: Path, claimed: bool
+) -> None:
+    """Negative control: a cluster that takes the lanes for its own never sees their jobs, or raises TB004 for a cursor."""
+    old, new = shop("far"), shop("fresh", empty=True)
+    put(old.db)
+    if claimed:
+        claim(old.db, one(old.db, "select tallybook.worker_start('old', '{default}')"), "default", 10)
+    moved(old, new, tmp_path)
+    new.db.execute(BELIEVE)
+    put(new.db)
+    worker = one(new.db, "select tallybook.worker_start('new', '{default}')")
+    if claimed:
+        with pytest.raises(psycopg.Error) as refused:
+            claim(new.db, worker, "default", 10)
+        assert refused.value.sqlstate == "TB004"
+    else:
+        assert claim(new.db, worker, "default", 10)[1] == []
+        assert one(new.db, "select count(*) from tallybook.job where state = 'available'") == 2
+    assert new.db.execute("select rebased, moved + lost from tallybook.rebase(cursors => true)").fetchone() == (True, 2)
+
+
+def test_without_the_rebase_jobs_between_the_ids_of_the_dump_are_lost(
+    shop: Callable[..., Shop], tmp_path: Path
+) -> None:
+    """Negative control: what was put in below a cursor is not seen by its lane once the counter has passed the cursor."""
+    old, new = shop("near"), shop("fresh", empty=True)
+    catch_up(old, new, 5000)
+    put(old.db)
+    worker = one(old.db, "select tallybook.worker_start('old', '{default}')")
+    assert len(claim(old.db, worker, "default", 10)[1]) == 1
+    moved(old, new, tmp_path)
+    new.db.execute(BELIEVE)
+    lost = put(new.db)
+    catch_up(new, old, 1000)
+    worker = one(new.db, "select tallybook.worker_start('new', '{default}')")
+    assert claim(new.db, worker, "default", 10)[1] == []  # no error either: the counter is ahead of every cursor
+    new.db.execute("update tallybook.installation set system_identifier = 1")
+    found = new.db.execute("select rebased, moved, lost from tallybook.rebase()").fetchone()
+    assert found == (True, 1, 1)
+    assert lost in claim(new.db, one(new.db, "select tallybook.worker_start('new', '{default}')"), "default", 10)[1]
+
+
+def test_many_at_once_rebase_once(shop: Callable[..., Shop], tmp_path: Path) -> None:
+    """Rebase: of eight sessions that start at one moment one does it, the others wait for it and find it done."""
+    old, new = shop("far"), shop("fresh", empty=True)
+    for _ in range(300):
+        put(old.db)
+    moved(old, new, tmp_path)
+    found: list[Any] = []
+    together = threading.Barrier(8)
+
+    def start() -> None:
+        conn = new.connect()
+        together.wait()
+        found.append(conn.execute("select rebased, moved from tallybook.rebase()").fetchone())
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [(False, 0)] * 7 + [(True, 300)]
+    assert one(new.db, "select count(*) from tallybook.job where state = 'available'") == 300
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read"])
+def test_a_transaction_older_than_the_rebase_loses_no_job(
+    shop: Callable[..., Shop], tmp_path: Path, level: str
+) -> None:
+    """Rebase waits for no producer, and what an older transaction commits later is brought over, once."""
+    old, new = shop("far"), shop("fresh", empty=True)
+    put(old.db)
+    moved(old, new, tmp_path)
+    before, after = new.connect(), new.connect()
+    for producer in (before, after):
+        producer.execute(f"begin isolation level {level}")
+        producer.execute("select count(*) from tallybook.lane")  # its snapshot, where it has but one
+    late = [put(before)]
+    cancelled = put(before)
+    before.execute("select tallybook.cancel(%s)", (cancelled,))
+    assert one(new.db, "select moved from tallybook.rebase()") == 1
+    late.append(put(after))
+    before.execute("commit")
+    after.execute("commit")
+    worker = one(new.db, "select tallybook.worker_start('new', '{default}')")
+    seen = set(claim(new.db, worker, "default", 10)[1])
+    assert late[0] in seen or one(new.db, "select state from tallybook.job where id = %s", late[0]) == "available"
+    for _ in range(3):
+        one(new.db, "select late from tallybook.rebase()")
+        while jobs := claim(new.db, worker, "default", 10)[1]:
+            assert seen.isdisjoint(jobs)
+            seen |= set(jobs)
+    assert {*late} < seen and cancelled not in seen and len(seen) == 3
+    assert one(new.db, "select state from tallybook.job where id = %s", cancelled) == "cancelled"
+
+
+def test_without_the_later_looks_a_late_job_is_lost(shop: Callable[..., Shop], tmp_path: Path) -> None:
+    """Negative control: a job that was put into a lane which is retired by then is claimed by nobody."""
+    old, new = shop("far"), shop("fresh", empty=True)
+    put(old.db)
+    moved(old, new, tmp_path)
+    producer = new.connect()
+    producer.execute("begin")
+    late = put(producer)
+    new.db.execute("select tallybook.rebase()")
+    worker = one(new.db, "select tallybook.worker_start('new', '{default}')")
+    producer.execute("commit")
+    assert late not in claim(new.db, worker, "default", 10)[1]
+    assert claim(new.db, worker, "default", 10)[1] == []
+    assert one(new.db, "select late from tallybook.rebase()") == 1
+    assert claim(new.db, worker, "default", 10)[1] == [late]
+
+
+def test_the_counter_climbs_through_the_old_ids(shop: Callable[..., Shop], tmp_path: Path) -> None:
+    """Rebase: when the new cluster reaches the transaction ids of the dump, nothing of the old lanes is run again."""
+    old, new = shop("near"), shop("fresh", empty=True)
+    catch_up(old, new, 5000)
+    jobs = {put(old.db) for _ in range(5)}
+    moved(old, new, tmp_path)
+    worker = one(new.db, "select tallybook.worker_start('new', '{default}')")
+    assert set(claim(new.db, worker, "default", 10)[1]) == jobs
+    catch_up(new, old, 1000)
+    assert one(new.db, "select late from tallybook.rebase()") == 0
+    assert one(new.db, "select min(born::text::bigint) from tallybook.lane where retired_at is not null") > next_xid(
+        old.db
+    )
+    assert claim(new.db, worker, "default", 10)[1] == []
+
+
+def test_every_column_of_a_job_moves(shop: Callable[..., Shop], tmp_path: Path) -> None:
+    """Rebase: of an entry only what places it in its line changes. A new column of entry has to be added here and there."""
+    old, new = shop("far"), shop("fresh", empty=True)
+    options = {"unique_key": "k", "max_attempts": 7, "headers": '{"trace": "x"}', "priority": 3}
+    options |= {"order_key": "o", "expires_at": "2900-01-01", "options": '{"version": 2}'}
+    job = put(old.db, **options)
+    worker = one(old.db, "select tallybook.worker_start('old', '{default}')")
+    lease, _ = claim(old.db, worker, "default", 1)
+    old.db.execute(
+        "select tallybook.fail(%s::uuid, %s::bigint, 1, '{\"message\": \"no\"}', retry_in => '0 s')", (lease, job)
+    )
+    moved(old, new, tmp_path)
+    new.db.execute("select tallybook.rebase()")
+    before, after = (
+        row[0]
+        for row in new.db.execute(
+            "select to_jsonb(e) from tallybook.entry e where attempt > 1 order by attempt"
+        ).fetchall()
+    )
+    assert None not in before.values(), f"a column without a value is not tested: {before}"
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"xid", "seq", "lane_id", "attempt"}
+
+
+def test_numbers_that_did_not_come_along_are_set(shop: Callable[..., Shop], tmp_path: Path) -> None:
+    """Rebase, logical replication: sequences that start anew are set past every number in use."""
+    old, new = shop("far"), shop("fresh", empty=True)
+    furnish(old.db, old.connect)
+    moved(old, new, tmp_path)
+    numbers = (
+        "select (select max(greatest(job_id, seq)) from tallybook.entry), (select max(id) from tallybook.claim),"
+        " (select max(id) from tallybook.worker), (select max(lane_id) from tallybook.lane)"
+    )
+    job, claimed, worker, lane = new.db.execute(numbers).fetchone() or (0, 0, 0, 0)
+    for name in ("job_id", "claim_id", "worker_id_seq", "lane_lane_id_seq"):
+        new.db.execute(f"alter sequence tallybook.{name} restart")
+    assert one(new.db, "select tallybook.worker_start('new', '{default}')") == worker + 1
+    assert one(new.db, "select min(lane_id) from tallybook.lane where retired_at is null") == lane + 1
+    assert put(new.db) > job
+    claim(new.db, worker + 1, "default", 1)
+    assert one(new.db, "select min(id) from tallybook.claim where worker_id = %s", worker + 1) == claimed + 1
+
+
+def test_a_rebase_needs_read_committed(shop: Callable[..., Shop], tmp_path: Path) -> None:
+    """TB003: an old snapshot would overlook jobs; where nothing is to do any level will do."""
+    old, new = shop("far"), shop("fresh", empty=True)
+    put(old.db)
+    moved(old, new, tmp_path)
+    for conn in (old.connect(), new.connect()):
+        conn.execute("begin isolation level repeatable read")
+        if conn.info.host == old.db.info.host:
+            conn.execute("select tallybook.rebase()")
+        else:
+            with pytest.raises(psycopg.Error) as refused:
+                conn.execute("select tallybook.worker_start('new', '{default}')")
+            assert refused.value.sqlstate == "TB003"
+        conn.execute("rollback")

@@ -1,0 +1,111 @@
+"""Clusters that know nothing of one another: each of an initdb of its own, with a system identifier of its own.
+
+    with cluster(epoch=1) as old, cluster() as new:          # the next transaction id: 4,294,968,000 and 700
+        dump_and_restore(old.dsn("shop"), new.create_database("shop"))
+
+The embedded servers of the other tests are copies of one cluster and have one identifier.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from tallybook._embedded.account import server_account
+from tallybook._embedded.binaries import binaries
+from tallybook._embedded.settings import NOT_DURABLE
+from tallybook._embedded.template import SUPERUSER, environment, reachable_binaries
+from tallybook.embedded import Server
+
+
+def _run(program: Path, *arguments: str) -> None:
+    account = server_account()
+    identity: dict[str, Any] = {}
+    if account is not None:
+        identity = {"user": account.uid, "group": account.gid, "extra_groups": []}
+    done = subprocess.run(
+        [program, *arguments], env=environment(), cwd="/", capture_output=True, text=True, check=False, **identity
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@contextmanager
+def cluster(version: int | None = None, *, epoch: int = 0, **settings: str) -> Iterator[Server]:
+    """A running server on a fresh cluster, whose next transaction id lies in this epoch (2^32 ids each)."""
+    account = server_account()
+    programs = reachable_binaries(binaries(version), account)
+    home = Path(tempfile.mkdtemp(prefix="tallybook-cluster-"))
+    try:
+        home.chmod(0o711)
+        data = home / "data"
+        data.mkdir(mode=0o700)
+        if account is not None:
+            account.owns(data)
+        _run(
+            programs / "initdb",
+            f"--username={SUPERUSER}",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--auth=trust",
+            "--no-sync",
+            "-D",
+            str(data),
+        )
+        if epoch:
+            _run(programs / "pg_resetwal", "--epoch", str(epoch), "-D", str(data))
+        given = {**NOT_DURABLE, "max_prepared_transactions": "20", "max_connections": "100", **settings}
+        server = Server(data, version, given)
+        with server:
+            yield server
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def next_xid(conn: psycopg.Connection[Any]) -> int:
+    """The transaction id that the server gives out next, and takes."""
+    row = conn.execute("select pg_current_xact_id()::text::bigint").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def burn(conn: psycopg.Connection[Any], ids: int) -> None:
+    """Use up so many transaction ids: each subtransaction that writes takes one."""
+    conn.execute("create temp table if not exists burnt (n int)")
+    conn.execute(
+        "create or replace procedure pg_temp.burn(ids int) language plpgsql as $$ begin"
+        " for i in 1 .. ids loop begin insert into burnt values (i); raise 'undo'; exception when raise_exception then end;"
+        " end loop; end $$"
+    )
+    conn.execute("call pg_temp.burn(%s)", (ids,))
+
+
+def dump(dsn: str, file: Path, *options: str, version: int | None = None) -> None:
+    """pg_dump into a file, custom format unless told otherwise; of this version, which must not be older than the server."""
+    _tool(version, "pg_dump", "--format=custom", f"--file={file}", *options, f"--dbname={dsn}")
+
+
+def restore(file: Path, dsn: str, *options: str, version: int | None = None) -> None:
+    """pg_restore of a custom dump; the first error ends it."""
+    _tool(version, "pg_restore", "--exit-on-error", "--no-owner", *options, f"--dbname={dsn}", str(file))
+
+
+def psql(file: Path, dsn: str, *, version: int | None = None) -> None:
+    """psql of a text dump; the first error ends it."""
+    _tool(version, "psql", "--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1", f"--file={file}", f"--dbname={dsn}")
+
+
+def _tool(version: int | None, name: str, *arguments: str) -> None:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
+    command: Sequence[str | Path] = [binaries(version) / name, *arguments]
+    done = subprocess.run(
+        command, env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr

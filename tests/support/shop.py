@@ -1,0 +1,80 @@
+"""Databases on clusters of their own, that move from one to another.
+
+The transaction ids of the clusters: `far` lies an epoch ahead, `near` and `fresh` begin at 700. A test that needs `near`
+some ids ahead of `fresh` uses them up: what is put in on `fresh` can get ids that lie between those of the dump then.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from support.clusters import burn, dump, next_xid, restore
+from support.house import QUEUES, one
+from support.waiting import wait_until
+from support.worker_process import TABLES, Workers
+from tallybook._db.migrate import migrate
+from tallybook.embedded import Server
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+OPEN = (
+    "select count(*) from tallybook.job where state in ('available', 'running', 'waiting')"
+    " or state = 'scheduled' and run_at < now() + interval '1 day'"
+)
+BELIEVE = "update tallybook.installation set system_identifier = (select system_identifier from pg_control_system())"
+WAYS = {
+    "to a lower counter": ("far", "fresh"),
+    "to a higher counter": ("fresh", "far"),
+    "into the ids of the dump": ("near", "fresh"),
+}
+
+
+class Shop:
+    """One database, and connections to it."""
+
+    def __init__(self, server: Server, stack: ExitStack, *, empty: bool = False) -> None:
+        self.dsn = server.create_database(f"shop_{secrets.token_hex(4)}")
+        self._stack = stack
+        self.db = self.connect()
+        if not empty:
+            migrate(self.db)
+            self.db.execute(TABLES)
+
+    def connect(self) -> Connection:
+        conn = psycopg.connect(self.dsn, autocommit=True)
+        self._stack.callback(conn.close)
+        return conn
+
+
+def catch_up(shop: Shop, other: Shop, ids: int) -> None:
+    """Use up transaction ids until this cluster's counter is so many ahead of the other's."""
+    burn(shop.db, max(0, next_xid(other.db) + ids - next_xid(shop.db)))
+
+
+def moved(old: Shop, new: Shop, folder: Path, *options: str) -> None:
+    """The whole database by pg_dump and pg_restore."""
+    dump(old.dsn, folder / "shop.dump", *options)
+    restore(folder / "shop.dump", new.dsn)
+
+
+def worked_off(new: Shop, *, count: int = 1) -> list[str]:
+    """Run so many real workers until nothing is left to do; what they said."""
+    with Workers(new.dsn, new.db) as workers:
+        started = [workers.start(wait=False, queues=QUEUES) for _ in range(count)]
+        wait_until(
+            lambda: one(new.db, "select count(*) from tallybook.worker where ended_at is null"), "a worker is there"
+        )
+        wait_until(lambda: one(new.db, OPEN) == 0, f"all jobs have ended: {open_jobs(new)}", seconds=30)
+        for worker in started:
+            worker.signal(signal.SIGTERM)
+        assert [worker.ends() for worker in started] == [0] * count
+        return [worker.process.stderr.read() if worker.process.stderr else "" for worker in started]
+
+
+def open_jobs(shop: Shop) -> list[Any]:
+    return shop.db.execute("select id, state, queue, priority from tallybook.job where state = 'available'").fetchall()
