@@ -10,6 +10,9 @@ from pathlib import Path
 RIGHT = """
 from datetime import timedelta
 from typing import Any
+import psycopg
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 from tallybook import App, Constant, Context, Job, JobCall, Task
 
 app = App("shop", dsn="host=db")
@@ -42,6 +45,25 @@ def report(ctx: Context) -> bytes: return b""
 
 @app.task
 async def sweep() -> None: ...
+
+@app.task(atomic=True)
+async def pay(tx: psycopg.AsyncConnection[Any], invoice_id: int, *, note: str = "") -> str: return note
+
+@app.task(atomic=True, queue="mail")
+def book(tx: Session, ctx: Context, invoice_id: int) -> int: return 1
+
+@app.task(atomic=True)
+async def close(tx: AsyncSession) -> None: ...
+
+async def use_atomic(conn: object, ctx: Context, tx: psycopg.AsyncConnection[Any], session: Session) -> None:
+    job: Job = await pay.enqueue(conn, 42, note="x")
+    job = book.with_(priority=1).enqueue_sync(conn, 42)
+    job = await close.enqueue(conn)
+    text: str = await pay(tx, 42)
+    number: int = book(session, ctx, 42)
+    one: Task[..., Any] = pay
+    await ctx.complete(conn)
+    ctx.complete_sync(conn)
 
 async def use(conn: object, ctx: Context) -> None:
     job: Job = await send.enqueue(conn, 42, lang="de")
@@ -79,6 +101,10 @@ report.job(1)  # nor with options given
 charge.enqueue(app, order_id="7")  # wrong type by name
 app.enqueue_many_sync(app, [send])  # a task is no job
 send.enqueue_sync(app, 42).ident  # no such attribute
+pay.job("42")  # an atomic task's arguments are checked as well
+book.job(object(), 42)  # neither its transaction nor its Context is an argument
+pay(object(), 42)  # a direct call needs a transaction of the right kind
+app.task(atomic=3)  # neither True nor an alias
 """
 
 

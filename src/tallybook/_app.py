@@ -9,7 +9,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from tallybook._db import calls
 from tallybook._db.source import Source
@@ -18,7 +18,7 @@ from tallybook._model.job import Job, JobCall
 from tallybook._model.no_retry import NoRetry, checked
 from tallybook._model.options import Options, check_name
 from tallybook._operations import Operations
-from tallybook._task import ContextTask, Task, run, run_sync
+from tallybook._task import AtomicContextTask, AtomicTask, ContextTask, Task, run, run_sync
 from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ __all__ = ["App", "Task"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Tx = TypeVar("Tx")
 Hook = TypeVar("Hook", bound=Callable[[Any], AsyncIterator[Any]])
 
 
@@ -41,10 +42,21 @@ class _Decorator(Protocol):
     def __call__(self, fn: Callable[P, R], /) -> Task[P, R]: ...
 
 
+class _AtomicDecorator(Protocol):
+    """The same for `app.task(atomic=True)`: the first parameter is the transaction, and no argument of a job."""
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Tx, Context, P], R], /) -> AtomicContextTask[Tx, P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Tx, P], R], /) -> AtomicTask[Tx, P, R]: ...
+
+
 class App(Operations, Source):
     """The tasks of one program under one name. No connection, no work at import.
 
     `dsn` is used where no connection is at hand; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.
+    `session` makes the SQLAlchemy sessions of atomic tasks, a `sessionmaker` or an `async_sessionmaker`, or both in a
+    tuple; without it the worker has an engine of its own for them.
 
         app = App("shop")
 
@@ -52,8 +64,18 @@ class App(Operations, Source):
         async def send_welcome(user_id: int) -> None: ...
     """
 
-    def __init__(self, name: str, *, dsn: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        dsn: str | None = None,
+        session: Callable[[], Any] | tuple[Callable[[], Any], ...] = (),
+    ) -> None:
         super().__init__(name, dsn)
+        self.sessions = session if isinstance(session, tuple) else (session,)
+        for maker in self.sessions:
+            if not callable(maker):
+                raise ConfigError("session", maker, "not a sessionmaker", hint="Write session=sessionmaker(engine)")
         self.tasks: dict[str, Task[..., Any]] = {}
         self.lifespans: list[Callable[[Any], AsyncIterator[Any]]] = []
         self.arounds: list[Callable[[Any], AsyncIterator[Any]]] = []
@@ -76,7 +98,23 @@ class App(Operations, Source):
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
         store_result: bool = True,
+        atomic: Literal[False] = False,
     ) -> _Decorator: ...
+    @overload
+    def task(
+        self,
+        /,
+        *,
+        atomic: Literal[True] | str,
+        name: str | None = None,
+        queue: str = "default",
+        priority: int = 2,
+        retry: Retry | str | None = None,
+        no_retry: NoRetry = (),
+        max_attempts: int | None = None,
+        unique: bool | tuple[str, ...] | None = None,
+        store_result: bool = True,
+    ) -> _AtomicDecorator: ...
 
     def task(
         self,
@@ -91,14 +129,17 @@ class App(Operations, Source):
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
         store_result: bool = True,
+        atomic: bool | str = False,
     ) -> Any:
         """Make a task of a function, async or plain; it stays callable as the function that it is.
 
         `name` is what its jobs carry, by default the function's own, without its module. `queue` and `priority` (0 to
         32767, lower runs first) are those of its jobs; `max_attempts` failures (1 to 32767, by default 5) make a job
         dead. `unique` allows one live job per value of all args (True) or of these (a tuple of names). What the handler
-        returns is kept, up to 1 MB of JSON, for `app.result`, unless `store_result` is False. All but name, no_retry and
-        store_result can be changed per job by `with_`. Raises DuplicateTask, ConfigError, SignatureError.
+        returns is kept, up to 1 MB of JSON, for `app.result`, unless `store_result` is False. `atomic` runs the function
+        in a transaction that it gets first, of the library that the annotation says, and that carries its end (a text:
+        of Django, with this alias): see docs/atomic.md. All but name, no_retry, store_result and atomic can be changed
+        per job by `with_`. Raises DuplicateTask, ConfigError, SignatureError.
 
         `retry` is the backoff after a failure, by default exponential from 5 s with jitter, at most 6 h: a policy; the
         name of one that `retry_policy` declares, before or after the task; or a function of (failures) or (failures,
@@ -120,7 +161,16 @@ class App(Operations, Source):
 
         def declare(fn: Callable[..., Any]) -> Task[..., Any]:
             return self._declare(
-                Task(self, fn, name=name, options=options, retry=retry, no_retry=no_retry, store_result=store_result)
+                Task(
+                    self,
+                    fn,
+                    name=name,
+                    options=options,
+                    retry=retry,
+                    no_retry=no_retry,
+                    store_result=store_result,
+                    atomic=atomic,
+                )
             )
 
         return declare if fn is None else declare(fn)

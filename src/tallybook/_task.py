@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 
 from tallybook._db import aio, calls, sync
 from tallybook._db.calls import Call
+from tallybook._db.kinds import transaction_kind
 from tallybook._db.source import Source
 from tallybook._model.backoff import DEFAULT, Backoff, Retry, as_policy
 from tallybook._model.job import Job, JobCall
@@ -37,13 +38,14 @@ if TYPE_CHECKING:
     from tallybook._app import App
     from tallybook._worker.context import Context
 
-__all__ = ["BoundTask", "ContextTask", "Task", "run", "run_sync"]
+__all__ = ["AtomicContextTask", "AtomicTask", "BoundTask", "ContextTask", "Task", "run", "run_sync"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 OnConflict = Literal["skip", "raise", "replace_args", "raise_priority", "push_run_at"]
+Tx = TypeVar("Tx")
 
 
 async def run(conn: object, call: Call[T]) -> T:
@@ -78,6 +80,7 @@ class Task(Generic[P, R_co]):
         retry: Retry | str | None,
         no_retry: NoRetry = (),
         store_result: bool = True,
+        atomic: bool | str = False,
     ) -> None:
         self.store_result = store_result
         functools.update_wrapper(self, _checked(fn))
@@ -91,7 +94,8 @@ class Task(Generic[P, R_co]):
         self.retry_name = retry if isinstance(retry, str) else None
         self._retry = DEFAULT if retry is None or isinstance(retry, str) else as_policy(retry)
         self.no_retry = _classes(no_retry)
-        self.args = ArgsModel(fn, task=self.name, is_special=_is_context)
+        self.atomic = _checked_atomic(atomic)
+        self.args = ArgsModel(fn, task=self.name, is_special=_is_given, check_specials=self._check_given)
         # What the task declares is looked up when an attempt fails; in the row there is only what a job asked for.
         self._bound: BoundTask[P] = BoundTask(self, replace(options, max_attempts=None))
 
@@ -112,8 +116,41 @@ class Task(Generic[P, R_co]):
 
     @functools.cached_property
     def wants_context(self) -> bool:
-        """Whether its function takes a Context first. SignatureError if the function cannot be served."""
-        return bool(self.args.specials)
+        """Whether its function takes a Context, first or after its transaction. SignatureError if it cannot be served."""
+        return any(map(_is_context, self.args.specials))
+
+    @functools.cached_property
+    def transaction(self) -> str:
+        """The kind of transaction that its function takes first, where it is atomic; else empty."""
+        return next(filter(None, map(transaction_kind, self.args.specials)), "")
+
+    def _check_given(self, annotations: Sequence[Any]) -> None:
+        kinds = ["Context" if _is_context(annotation) else transaction_kind(annotation) for annotation in annotations]
+        if not self.atomic:
+            if kinds not in ([], ["Context"]):
+                raise SignatureError(
+                    self.name, "it takes a transaction, or a Context twice; a transaction needs @app.task(atomic=True)"
+                )
+            return
+        kind = kinds[0] if kinds else ""
+        if kind in ("", "Context") or kinds[1:] not in ([], ["Context"]):
+            raise SignatureError(
+                self.name,
+                "an atomic task takes its transaction first, by the annotation: psycopg.AsyncConnection or Connection,"
+                " asyncpg.Connection, SQLAlchemy's Session or AsyncSession, or Django's BaseDatabaseWrapper;"
+                " then, if it likes, a Context",
+            )
+        if kind.startswith("async") != self.is_async:
+            takes = (
+                "an async one, so it has to be `async def`"
+                if kind.startswith("async")
+                else "a plain one, so no `async`"
+            )
+            raise SignatureError(self.name, f"its transaction is {takes}")
+        if isinstance(self.atomic, str) and kind != "django":
+            raise SignatureError(
+                self.name, f"atomic={self.atomic!r} names a database of Django's, and it takes another"
+            )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the function here and now, as a unit test does; no job, no connection."""
@@ -281,14 +318,36 @@ if TYPE_CHECKING:
         def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
             """Call the function here and now, with a Context."""
 
+    class AtomicTask(Task[P, R_co], Generic[Tx, P, R_co]):
+        """A Task whose function takes its transaction first: a direct call gives one, an enqueue does not."""
+
+        def __call__(self, tx: Tx, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
+            """Call the function here and now, in a transaction of yours."""
+
+    class AtomicContextTask(Task[P, R_co], Generic[Tx, P, R_co]):
+        """A Task whose function takes its transaction and a Context."""
+
+        def __call__(self, tx: Tx, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
+            """Call the function here and now, in a transaction of yours and with a Context."""
+
 else:
-    ContextTask = Task
+    ContextTask = AtomicTask = AtomicContextTask = Task
 
 
 def _is_context(annotation: Any) -> bool:
     from tallybook._worker.context import Context
 
     return annotation is Context
+
+
+def _is_given(annotation: Any) -> bool:
+    return _is_context(annotation) or transaction_kind(annotation) != ""
+
+
+def _checked_atomic(atomic: object) -> bool | str:
+    if isinstance(atomic, bool) or (isinstance(atomic, str) and atomic):
+        return atomic
+    raise ConfigError("atomic", atomic, "neither True nor False", hint="Or the alias of a Django database")
 
 
 def _headers(task: str, headers: Mapping[str, object]) -> str:

@@ -18,6 +18,7 @@
     ├── JobCancelled                     the job was cancelled: there will be no result
     ├── KeyTaken                         TB008: another live job has the unique key, and on_conflict is "raise"
     ├── LeaseLost                        TB001: the attempt is not this worker's any more
+    ├── TransactionError                 the transaction that an attempt's end belongs to did not end as it must
     ├── WorkerEnded                      TB006: the worker is unknown to the server, or was declared ended
     ├── ForeignCursor                    TB004: the cursors were written by another cluster; rebase first
     ├── QueueUnavailable                 the server cannot be reached
@@ -59,6 +60,7 @@ __all__ = [
     "SchemaTooOld",
     "SignatureError",
     "TallybookError",
+    "TransactionError",
     "UnknownJob",
     "UnknownQueue",
     "UnknownTask",
@@ -320,6 +322,17 @@ class LeaseLost(TallybookError):
             hint="Another worker may be running the job: undo what you can, and do not record an outcome",
         )
         self.job, self.attempt = job, attempt
+
+
+class TransactionError(TallybookError):
+    """The transaction that carries an attempt's end did not end as it must.
+
+    The handler of an atomic task has committed or rolled back the transaction that it was given, or a handler has
+    returned although the transaction in which it called `ctx.complete` was not committed. The first is not retried: another
+    attempt would do the same, and have its effects once more.
+    """
+
+    no_retry = True
 
 
 class WorkerEnded(TallybookError):

@@ -28,6 +28,7 @@ EXAMPLES = [
     errors.SchemaMissing("shop"),
     errors.SchemaTooOld(1, 2),
     errors.SchemaTooNew(3, 2),
+    errors.TransactionError("the handler has ended its transaction", hint="Leave COMMIT to the worker"),
     errors.KeyTaken(4711),
     errors.ResultTimeout(7, 10),
     errors.ResultMissing(7, "its result was not kept: it is no JSON"),

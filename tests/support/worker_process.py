@@ -77,12 +77,12 @@ def stuck() -> None:
 class WorkerProcess:
     """One of them."""
 
-    def __init__(self, dsn: str, name: str, options: dict[str, Any]) -> None:
+    def __init__(self, dsn: str, name: str, options: dict[str, Any], module: str = "support.worker_process") -> None:
         self.name = name
         settings = {**QUICK, "name": name, **options}
         paths = [str(ROOT / "tests"), str(ROOT / "src")]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "support.worker_process", dsn, json.dumps(settings)],
+            [sys.executable, "-m", module, dsn, json.dumps(settings)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stderr=subprocess.PIPE,
             text=True,
@@ -108,8 +108,9 @@ class WorkerProcess:
 class Workers:
     """The worker processes of one test; all are gone at its end."""
 
-    def __init__(self, dsn: str, db: Any = None) -> None:
+    def __init__(self, dsn: str, db: Any = None, *, module: str = "support.worker_process") -> None:
         self._dsn = dsn
+        self._module = module
         self._stack = ExitStack()
         self._number = 0
         self.db = db
@@ -125,7 +126,7 @@ class Workers:
     def start(self, *, wait: bool = True, **options: Any) -> WorkerProcess:
         """Start one more, and wait until it is on record."""
         self._number += 1
-        worker = WorkerProcess(self._dsn, f"w{self._number}", options)
+        worker = WorkerProcess(self._dsn, f"w{self._number}", options, self._module)
 
         def end() -> None:
             said = worker.kill()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_origin
 
 from tallybook._db.calls import Call
 from tallybook.errors import ConnectionNotSupported, TallybookError, UnknownJob, from_sqlstate
 
-__all__ = ["kind_of", "refusal", "refused"]
+__all__ = ["chain", "kind_of", "refusal", "refused", "transaction_kind"]
 
 _KINDS = {
     "psycopg.Connection": "psycopg",
@@ -49,6 +49,13 @@ def kind_of(conn: object) -> str:
     return _kind(type(conn)) or _kind(conn.__class__)
 
 
+def transaction_kind(annotation: object) -> str:
+    """The kind of transaction that a parameter with this annotation is given, "" for every other annotation."""
+    cls = get_origin(annotation) or annotation
+    kind = _kind(cls) if isinstance(cls, type) else ""
+    return "" if kind in ("pool", "django alias") else kind
+
+
 def refused(conn: object, verb: str, *, sync: bool, postgres: bool = True) -> ConnectionNotSupported:
     """The error for an object that `verb`, or its `_sync` form, cannot use."""
     kind, accepted, other = kind_of(conn), *((_SYNC, verb) if sync else (_ASYNC, f"{verb}_sync"))
@@ -63,17 +70,22 @@ def refused(conn: object, verb: str, *, sync: bool, postgres: bool = True) -> Co
     return ConnectionNotSupported(conn, accepted)
 
 
-def refusal(error: BaseException, call: Call[Any]) -> TallybookError | None:
-    """What the server refused in Tallybook's own words (SQLSTATE TB0xx); None for any other error of a driver.
-
-    SQLAlchemy and Django wrap the driver's error, and some of its data is only in the innermost one.
-    """
+def chain(error: BaseException) -> list[BaseException]:
+    """`error` and what it wraps, the driver's own error last."""
     seen: list[BaseException] = []
     inner: BaseException | None = error
     while inner is not None and len(seen) < 5:
         seen.append(inner)
         inner = getattr(inner, "orig", None) or inner.__cause__
-    for inner in reversed(seen):
+    return seen
+
+
+def refusal(error: BaseException, call: Call[Any]) -> TallybookError | None:
+    """What the server refused in Tallybook's own words (SQLSTATE TB0xx); None for any other error of a driver.
+
+    SQLAlchemy and Django wrap the driver's error, and some of its data is only in the innermost one.
+    """
+    for inner in reversed(chain(error)):
         sqlstate = getattr(inner, "sqlstate", None) or getattr(inner, "pgcode", None)
         if isinstance(sqlstate, str) and sqlstate.startswith("TB"):
             diag = getattr(inner, "diag", inner)

@@ -65,17 +65,24 @@ def _shown(parameters: list[inspect.Parameter]) -> str:
 class ArgsModel:
     """The args of one task, from its function. Cheap to create; the work is done at first use.
 
-    `is_special(annotation)` says whether a leading parameter with this annotation is given by the worker.
+    `is_special(annotation)` says whether a leading parameter with this annotation is given by the worker;
+    `check_specials` is given their annotations, and raises SignatureError where they cannot be served together.
     SignatureError at once for `*args`, at first use for what cannot be served otherwise: an annotation that cannot be
     resolved, a special parameter that does not come first.
     """
 
     def __init__(
-        self, function: Callable[..., Any], *, task: str, is_special: Callable[[Any], bool] = lambda annotation: False
+        self,
+        function: Callable[..., Any],
+        *,
+        task: str,
+        is_special: Callable[[Any], bool] = lambda annotation: False,
+        check_specials: Callable[[Sequence[Any]], object] = lambda annotations: None,
     ) -> None:
         self.function = function
         self.task = task
         self._is_special = is_special
+        self._check_specials = check_specials
         code = getattr(function, "__code__", None)
         if code is not None and code.co_flags & inspect.CO_VARARGS and not hasattr(function, "__wrapped__"):
             self._refuse_var_positional()
@@ -153,6 +160,7 @@ class ArgsModel:
         for parameter in rest:
             if parameter.kind is not _VAR_KEYWORD and self._special(parameter, hints, anywhere=True):
                 raise SignatureError(self.task, f"parameter {parameter.name!r} is given by the worker: put it first")
+        self._check_specials([hints[parameter.name] for parameter in specials])
         return self._planned(specials, rest, hints)
 
     def _planned(

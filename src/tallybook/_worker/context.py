@@ -9,6 +9,12 @@ from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tallybook._db import aio, sync
+from tallybook._db.calls import Call
+from tallybook._db.ends import complete
+from tallybook._model.payload import encode
+from tallybook.errors import LeaseLost, NotSupported
+
 if TYPE_CHECKING:
     from tallybook._worker.jobs import Running
     from tallybook._worker.verbs import Verbs
@@ -53,11 +59,19 @@ class Context:
     `state` is shared by all jobs of the process; lifespans fill it.
     """
 
-    __slots__ = ("_log", "_running", "_verbs", "state")
+    __slots__ = ("_atomic", "_log", "_running", "_verbs", "state")
 
-    def __init__(self, state: SimpleNamespace, running: Running | None = None, verbs: Verbs | None = None) -> None:
+    def __init__(
+        self,
+        state: SimpleNamespace,
+        running: Running | None = None,
+        verbs: Verbs | None = None,
+        *,
+        atomic: bool = False,
+    ) -> None:
         self._verbs = verbs
         self.state = state
+        self._atomic = atomic
         self._running = running
         self._log: JobLogger | None = None
 
@@ -122,6 +136,37 @@ class Context:
         if self._log is None:
             self._log = JobLogger(self._job())
         return self._log
+
+    async def complete(self, conn: object, *, result: object = None) -> None:
+        """End this attempt as completed in `conn`'s transaction, together with what else is written there.
+
+        For a handler that is not atomic and chooses the moment; commit soon, and before it returns. `conn` is as in
+        Task.enqueue, the App apart. Raises LeaseLost, and nothing is written, where the job is not this worker's any
+        more: roll back. A handler that raises after the commit has completed all the same; one that returns without it
+        has failed. `result` is kept for `app.result`, what the handler returns is not. Raises PayloadError if it is no JSON.
+
+            async with conn.transaction():
+                await conn.execute("insert into payment values (%s)", [ctx.args["order_id"]])
+                await ctx.complete(conn)
+        """
+        job, call = self._completing(result)
+        if not await aio.run(conn, call):
+            raise LeaseLost(job.job_id, job.attempt)
+
+    def complete_sync(self, conn: object, *, result: object = None) -> None:
+        """End this attempt as completed in `conn`'s transaction; complete for plain handlers."""
+        job, call = self._completing(result)
+        if not sync.run(conn, call):
+            raise LeaseLost(job.job_id, job.attempt)
+
+    def _completing(self, result: object) -> tuple[Running, Call[bool]]:
+        job = self._job()
+        if self._atomic:
+            hint = "Return: its end commits with the transaction that it was given"
+            raise NotSupported("ctx.complete in an atomic task", hint=hint)
+        text = None if result is None else encode(result, task=job.task_name, what="result")
+        job.in_doubt = True
+        return job, complete((job.lease.lease, job.job_id, job.attempt), text)
 
     async def progress(self, done: float | None = None, message: str | None = None) -> None:
         """Say how far this attempt is: `done` from 0 to 1 (None: unknown), `message` a line for people.

@@ -11,7 +11,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +18,7 @@ import psycopg
 
 from tallybook._db.link import Link
 from tallybook._worker.jobs import Book, Running
+from tallybook._worker.settle import End, Settler
 from tallybook.errors import QueueUnavailable
 
 log = logging.getLogger("tallybook.worker")
@@ -43,22 +43,12 @@ _MOVE = "select tallybook.move(%s::uuid, %s::bigint, %s::int)"
 _LARGEST_FLUSH = 2000
 
 
-@dataclass(slots=True)
-class End:
-    """An end other than completed: the statement that says it."""
-
-    running: Running
-    verb: str
-    sql: str
-    params: tuple[Any, ...]
-    wake_in: timedelta | None = None
-
-
 class Finisher:
     """Collects ends and flushes them over one connection of its own."""
 
     def __init__(self, link: Link, book: Book, *, on_scheduled: Callable[[timedelta], None]) -> None:
         self._link = link
+        self.settler = Settler(Link(link.dsn, link.name), self.ended)
         self._book = book
         self._on_scheduled = on_scheduled
         self._completed: list[Running] = []
@@ -114,13 +104,23 @@ class Finisher:
 
     def _end(self, running: Running, verb: str, sql: str, rest: tuple[Any, ...], wake: timedelta | None = None) -> None:
         params = (running.lease.lease, running.job_id, running.attempt, *rest)
-        self._ends.append(End(running, verb, sql, params, wake))
+        end = End(running, verb, sql, params, wake)
+        if running.in_doubt:
+            self.settler.settle(end)
+            return
+        self._ends.append(end)
         self._idle.clear()
         self._work.set()
 
     async def drained(self) -> None:
         """Wait until every end that was given is in the database."""
         await self._idle.wait()
+        await self.settler.settled()
+
+    def ended(self, running: Running, verb: str, said: str, wake_in: timedelta | None = None) -> None:
+        """The attempt's end was said elsewhere: in an atomic task's own transaction, or by the settler."""
+        self._count(running.job_id, verb, said, wake_in)
+        self._seen([running])
 
     async def run(self) -> None:
         """Flush for ever; cancelled from outside once `drained` has returned."""
@@ -190,12 +190,15 @@ class Finisher:
                 cursors.append((end, await conn.execute(end.sql, end.params)))
         for end, cursor in cursors:
             (said,) = await cursor.fetchone() or ("refused",)
-            if said == "refused":
-                self._refused(end.running.job_id, end.verb)
-                continue
-            self.counts[said] += 1
-            if end.wake_in is not None and said == "scheduled":
-                self._on_scheduled(end.wake_in)
+            self._count(end.running.job_id, end.verb, said, end.wake_in)
+
+    def _count(self, job_id: int, verb: str, said: str, wake_in: timedelta | None) -> None:
+        if said == "refused":
+            self._refused(job_id, verb)
+            return
+        self.counts[said] += 1
+        if wake_in is not None and said == "scheduled":
+            self._on_scheduled(wake_in)
 
     def _refused(self, job_id: int, verb: str) -> None:
         self.counts["refused"] += 1

@@ -34,6 +34,8 @@ class Running:
         "failures",
         "handle",
         "headers",
+        "in_doubt",
+        "interrupt",
         "job_id",
         "lease",
         "max_attempts",
@@ -63,6 +65,10 @@ class Running:
         self.worker_name = worker_name
         self.handle: asyncio.Task[None] | None = None
         self.cancel_reason: str | None = None
+        self.in_doubt = False
+        """Its end may be in the database already, or be on its way there, in a transaction other than the finisher's."""
+        self.interrupt: Callable[[], object] | None = None
+        """Cancels what its thread waits for in the database."""
 
     def __repr__(self) -> str:
         return f"<{self.task_name} {self.job_id} attempt {self.attempt}>"

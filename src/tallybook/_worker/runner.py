@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tallybook._model.failure import describe, safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
+from tallybook._worker.atomic import Atomic, Ended
 from tallybook._worker.context import Context, current_job
 from tallybook._worker.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
 from tallybook._worker.retrying import after_failure
 from tallybook._worker.threads import DaemonThreads
 from tallybook._worker.verbs import Verbs
-from tallybook.errors import PayloadError
+from tallybook.errors import PayloadError, TransactionError
 
 if TYPE_CHECKING:
     from tallybook._app import App, Task
@@ -76,13 +77,22 @@ class Runner:
     """Starts what was claimed and hands each end to the finisher."""
 
     def __init__(
-        self, app: App, book: Book, finisher: Finisher, verbs: Verbs, *, threads: int, worker_name: str
+        self,
+        app: App,
+        book: Book,
+        finisher: Finisher,
+        verbs: Verbs,
+        *,
+        threads: int,
+        worker_name: str,
+        atomic: Atomic,
     ) -> None:
         self._verbs = verbs
         self._app = app
         self._book = book
         self._finisher = finisher
         self._worker_name = worker_name
+        self._atomic = atomic
         self._threads = DaemonThreads(threads, "tallybook-job")
         self._ready: deque[tuple[Running, Task[Any, Any]]] = deque()
         self._relays: set[asyncio.Task[None]] = set()
@@ -120,15 +130,19 @@ class Runner:
         job = self._book.running.get(job_id)
         if job is not None and job.cancel_reason is None:
             job.cancel_reason = reason or ""
-            if job.handle is not None and not job.handle.done():
-                job.handle.cancel()
+            self._stop(job)
+
+    def _stop(self, job: Running) -> None:
+        if job.handle is not None and not job.handle.done():
+            job.handle.cancel()
+        elif job.interrupt is not None:  # a network round trip
+            asyncio.get_running_loop().run_in_executor(None, job.interrupt)
 
     def abort(self) -> None:
         """Cancel every running handler; what ends by that is given back without a failure."""
         self.aborting = True
         for job in list(self._book.running.values()):
-            if job.handle is not None and not job.handle.done():
-                job.handle.cancel()
+            self._stop(job)
 
     def lost(self) -> None:
         """All of this worker's jobs were given to others: stop them; no end of theirs will be accepted."""
@@ -197,12 +211,27 @@ class Runner:
                 self._raised(job, known, raised)
             elif isinstance(value, Outcome):
                 self._outcome(job, value)
+            elif isinstance(value, Ended):
+                self._finisher.ended(job, value.verb, value.said, value.wake_in)
+            elif job.in_doubt:
+                self._completed_itself(job, known)
             else:
                 self._completed(job, known, value)
         except Exception as error:  # whatever it is, the attempt has an end and the slot is free
             described = describe(raised or error, attempt=job.attempt, worker=self._worker_name)
             self._finisher.fail(job, described, delay=None, limit=known.max_attempts, final=False)
         self._book.freed(job)
+
+    def _completed_itself(self, job: Running, known: Task[Any, Any]) -> None:
+        # It is a failure only where the settler finds that the transaction was not committed.
+        error = TransactionError(
+            "the handler returned, but the transaction in which it called ctx.complete is not committed",
+            hint="Commit it before the handler returns",
+        )
+        error.no_retry = False  # nothing has stayed
+        described = describe(error, attempt=job.attempt, worker=self._worker_name)
+        then = after_failure(job, known, error)
+        self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
 
     async def _call(self, job: Running, known: Task[Any, Any]) -> Any:
         try:  # what SQL put in may be more than Python reads: 5000 digits, 1000 levels
@@ -213,15 +242,16 @@ class Runner:
         positional, named = known.args.load(job.args)
         context = contextvars.copy_context()
         context.run(current_job.set, job)
+        fn = self._atomic.wrap(job, known) if known.atomic else known.fn
         if known.wants_context or self._app.arounds:
-            ctx = Context(self.state, job, self._verbs)
+            ctx = Context(self.state, job, self._verbs, atomic=bool(known.atomic))
             if known.wants_context:
                 positional = [ctx, *positional]
             if self._app.arounds:
-                return await _InContext(self._around(job, ctx, known, positional, named), context)
+                return await _InContext(self._around(job, ctx, known, fn, positional, named), context)
         if known.is_async:
-            return await _InContext(known.fn(*positional, **named), context)
-        value = await self._in_thread(job, context, known.fn, positional, named)
+            return await _InContext(fn(*positional, **named), context)
+        value = await self._in_thread(job, context, fn, positional, named)
         if inspect.iscoroutine(value):  # an async function behind a plain decorator
             value = await _InContext(value, context)
         return value
@@ -231,6 +261,7 @@ class Runner:
         job: Running,
         ctx: Context,
         known: Task[Any, Any],
+        fn: Callable[..., Any],
         positional: list[Any],
         named: dict[str, Any],
     ) -> Any:
@@ -238,8 +269,8 @@ class Runner:
             for hook in self._app.arounds:
                 await hooks.enter_async_context(asynccontextmanager(hook)(ctx))
             if known.is_async:
-                return await known.fn(*positional, **named)
-            value = await self._in_thread(job, contextvars.copy_context(), known.fn, positional, named)
+                return await fn(*positional, **named)
+            value = await self._in_thread(job, contextvars.copy_context(), fn, positional, named)
             return await value if inspect.iscoroutine(value) else value
 
     async def _in_thread(

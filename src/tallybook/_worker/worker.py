@@ -20,6 +20,7 @@ from tallybook._db.link import Link, dsn_for_people
 from tallybook._upkeep import rebase
 from tallybook._upkeep.promote import Promoter
 from tallybook._upkeep.rescue import Rescuer
+from tallybook._worker.atomic import Atomic
 from tallybook._worker.claimer import Claimer
 from tallybook._worker.finisher import Finisher
 from tallybook._worker.heartbeat import Heartbeat
@@ -59,8 +60,15 @@ class Worker:
         self.upkeep = Link(dsn, settings.name, on_connect=rebase.on_connect)
         self.finisher = Finisher(self.finishes, self.book, on_scheduled=self._on_scheduled)
         self.handlers = Link(dsn, settings.name)
+        self.atomic = Atomic(app, dsn, settings.name)
         self.runner = Runner(
-            app, self.book, self.finisher, Verbs(self.handlers), threads=settings.slots, worker_name=settings.name
+            app,
+            self.book,
+            self.finisher,
+            Verbs(self.handlers),
+            threads=settings.slots,
+            worker_name=settings.name,
+            atomic=self.atomic,
         )
         self.sleeper = (
             Sleeper(dsn, settings.name, list(settings.queues), on_word=self._on_word) if settings.notify else None
@@ -297,6 +305,8 @@ class Worker:
                     conn = await self.upkeep.connect()
                     await conn.execute("select tallybook.worker_stop(%s::int)", (self.heartbeat.worker_id,))
         await self.runner.close()
+        await self.atomic.close()
+        await self.finisher.settler.close()
         if self.sleeper:
             await self.sleeper.close()
         for link in (self.claimer.link, self.finishes, self.upkeep, self.handlers):

@@ -1,0 +1,182 @@
+"""Transactions for atomic tasks in SQLAlchemy's words: a Session, an AsyncSession, or the Connection of one.
+
+The sessions are the user's own where the App was given a maker, else those of an engine that the worker has for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from tallybook._db.kinds import kind_of
+from tallybook._db.link import CONNECT
+from tallybook._db.transactions import KEEPALIVES, MARK, RESET, Begun, own_to_commit
+from tallybook.errors import ConfigError
+
+__all__ = ["AsyncSessions", "Sessions"]
+
+Maker = Callable[[], Any]
+
+
+def _made(makers: tuple[Maker, ...], kind: str) -> Maker | None:
+    """The first of the user's makers whose sessions are of this kind; None where there is no maker at all."""
+    for maker in makers:
+        if kind_of(maker()) == kind:
+            return maker
+    if makers:
+        what = "an AsyncSession" if kind.startswith("async") else "a Session"
+        hint = "Give both as a tuple: App(..., session=(sessionmaker(engine), async_sessionmaker(async_engine)))"
+        raise ConfigError("session", makers[0], f"a task's annotation asks for {what}, and none is made", hint=hint)
+    return None
+
+
+# No limit, and all are kept: see transactions.py.
+_POOL: dict[str, Any] = {"pool_size": 0, "pool_reset_on_return": None}
+
+
+def _clean(engine: Any) -> None:
+    """What one job has set in its session is not there for the next one; the user's own engines are left alone."""
+    from sqlalchemy import event
+
+    def reset(conn: Any, record: Any, state: Any) -> None:
+        if not state.terminate_only:
+            conn.rollback()
+            cursor = conn.cursor()
+            cursor.execute(RESET)
+            cursor.close()
+            conn.commit()
+
+    event.listen(engine, "reset", reset)
+
+
+class _Guard:
+    """Refuses a handler's own commit before it has happened. A rollback is found out afterwards, by the mark."""
+
+    def __init__(self, session: Any) -> None:
+        from sqlalchemy import event
+
+        self.open = False
+        event.listen(session, "before_commit", self._before_commit)
+
+    def _before_commit(self, session: Any) -> None:
+        if not self.open and session.get_nested_transaction() is None:
+            raise own_to_commit("commit()")
+
+
+class Sessions:
+    """sqlalchemy.orm.Session, or sqlalchemy.Connection."""
+
+    def __init__(self, dsn: str, name: str, makers: tuple[Maker, ...], *, connection: bool) -> None:
+        self._connection = connection
+        self._engine: Any = None
+        self._maker = _made(makers, "sqlalchemy session") or self._own(dsn, {**CONNECT, "application_name": name})
+
+    def _own(self, dsn: str, options: dict[str, Any]) -> Maker:
+        from sqlalchemy import create_engine
+        from sqlalchemy.orm import sessionmaker
+
+        def connect() -> Any:
+            conn = psycopg.connect(dsn, **options)
+            conn.execute(KEEPALIVES)
+            conn.autocommit = False
+            return conn
+
+        self._engine = create_engine("postgresql+psycopg://", creator=connect, **_POOL)
+        _clean(self._engine)
+        return sessionmaker(self._engine)
+
+    def begin(self) -> Begun:
+        from sqlalchemy import text
+
+        session = self._maker()
+        try:
+            guard = _Guard(session)
+            session.begin()
+            conn = session.connection()
+            session.execute(text(MARK))
+        except BaseException:
+            session.invalidate()
+            raise
+        driver = conn.connection.driver_connection
+        return Begun(conn if self._connection else session, (session, guard), driver)
+
+    def flush(self, begun: Begun) -> None:
+        begun.handle[0].flush()
+
+    def commit(self, begun: Begun) -> None:
+        session, guard = begun.handle
+        guard.open = True
+        session.commit()
+
+    def rollback(self, begun: Begun) -> None:
+        begun.handle[0].rollback()
+
+    def keep(self, begun: Begun) -> None:
+        begun.handle[0].close()
+
+    def drop(self, begun: Begun) -> None:
+        begun.handle[0].invalidate()
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.dispose()
+
+
+class AsyncSessions:
+    """sqlalchemy.ext.asyncio.AsyncSession, or AsyncConnection."""
+
+    def __init__(self, dsn: str, name: str, makers: tuple[Maker, ...], *, connection: bool) -> None:
+        self._connection = connection
+        self._engine: Any = None
+        made = _made(makers, "async sqlalchemy session")
+        self._maker = made or self._own(dsn, {**CONNECT, "application_name": name})
+
+    def _own(self, dsn: str, options: dict[str, Any]) -> Maker:
+        from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+
+        async def connect() -> Any:
+            conn = await psycopg.AsyncConnection.connect(dsn, **options)
+            await conn.execute(KEEPALIVES)
+            await conn.set_autocommit(False)
+            return conn
+
+        self._engine = create_async_engine("postgresql+psycopg://", async_creator=connect, **_POOL)
+        _clean(self._engine.sync_engine)
+        return async_sessionmaker(self._engine)
+
+    async def begin(self) -> Begun:
+        from sqlalchemy import text
+
+        session = self._maker()
+        try:
+            guard = _Guard(session.sync_session)
+            await session.begin()
+            conn = await session.connection()
+            await session.execute(text(MARK))
+        except BaseException:
+            await session.invalidate()
+            raise
+        return Begun(conn if self._connection else session, (session, guard))
+
+    async def flush(self, begun: Begun) -> None:
+        await begun.handle[0].flush()
+
+    async def commit(self, begun: Begun) -> None:
+        session, guard = begun.handle
+        guard.open = True
+        await session.commit()
+
+    async def rollback(self, begun: Begun) -> None:
+        await begun.handle[0].rollback()
+
+    async def keep(self, begun: Begun) -> None:
+        await begun.handle[0].close()
+
+    async def drop(self, begun: Begun) -> None:
+        await begun.handle[0].invalidate()
+
+    async def close(self) -> None:
+        if self._engine is not None:
+            await self._engine.dispose()

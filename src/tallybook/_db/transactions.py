@@ -1,0 +1,400 @@
+"""Transactions for atomic tasks, one small class per library: begin, commit, roll back, and what becomes of the connection.
+
+Each transaction is marked as it begins, by SET LOCAL, which the handler's own COMMIT or ROLLBACK takes away: see _atomic.sql.
+The mark is no query, so the handler may still choose the isolation level. Nothing else is set on it.
+
+Connections that were used well are kept for the next job. There is no limit of their own: as many are open as atomic tasks
+run at once, which the worker's slots limit. A limit would be met by what a time-out has abandoned, and wait for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import urlencode
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import tuple_row
+
+from tallybook._db.kinds import chain
+from tallybook._db.link import CONNECT, is_gone
+from tallybook.errors import TransactionError
+
+__all__ = [
+    "KEEPALIVES",
+    "MARK",
+    "RESET",
+    "AsyncLibrary",
+    "AsyncPsycopg",
+    "Asyncpg",
+    "Begun",
+    "Django",
+    "Library",
+    "Psycopg",
+    "asyncpg_url",
+    "conflicts",
+    "gone",
+    "interrupted",
+    "own_to_commit",
+]
+
+Conn = TypeVar("Conn")
+
+MARK = "set local tallybook.atomic = on"
+_BEGIN = "begin; set local tallybook.atomic = on"
+# The server finds out about a worker that was cut off within 25 s and ends its transaction, and with it its locks.
+KEEPALIVES = (
+    "set tcp_keepalives_idle = 10; set tcp_keepalives_interval = 5; set tcp_keepalives_count = 3;"
+    " set tcp_user_timeout = 15000"
+)
+# What one job has set in its session is not there for the next one.
+RESET = (
+    "reset session authorization; reset all; close all; unlisten *; discard temp;"
+    f" select pg_advisory_unlock_all(); {KEEPALIVES}"
+)
+
+
+@dataclass(slots=True)
+class Begun:
+    """A transaction that was begun: what the handler gets, and what it is ended on."""
+
+    given: Any
+    handle: Any
+    driver: Any = None
+    """A connection that another thread may cancel."""
+
+
+class AsyncLibrary(Protocol):
+    """How an asynchronous library's transactions are handled."""
+
+    async def begin(self) -> Begun: ...
+    async def flush(self, begun: Begun) -> None: ...
+    async def commit(self, begun: Begun) -> None: ...
+    async def rollback(self, begun: Begun) -> None: ...
+    async def keep(self, begun: Begun) -> None: ...
+    async def drop(self, begun: Begun) -> None: ...
+    async def close(self) -> None: ...
+
+
+class Library(Protocol):
+    """The same for a synchronous one; all but `close` are called in the job's thread."""
+
+    def begin(self) -> Begun: ...
+    def flush(self, begun: Begun) -> None: ...
+    def commit(self, begun: Begun) -> None: ...
+    def rollback(self, begun: Begun) -> None: ...
+    def keep(self, begun: Begun) -> None: ...
+    def drop(self, begun: Begun) -> None: ...
+    def close(self) -> None: ...
+
+
+def gone(error: BaseException) -> bool:
+    """Whether this says, in any library's words, that the connection or the server is not there."""
+    for inner in chain(error):
+        state = getattr(inner, "sqlstate", None)
+        if is_gone(inner) or (isinstance(state, str) and state.startswith(("08", "57P", "53"))):
+            return True
+        if type(inner).__module__.startswith("asyncpg") and type(inner).__name__ == "InterfaceError":
+            return True  # "connection is closed"
+    return False
+
+
+def conflicts(error: BaseException) -> bool:
+    """Whether the server has ended a transaction for another one's sake: the same again is likely to succeed."""
+    return _state(error) in ("40001", "40P01")
+
+
+def interrupted(error: BaseException) -> bool:
+    """Whether a statement was cancelled."""
+    return _state(error) == "57014"
+
+
+def _state(error: BaseException) -> str | None:
+    states = (getattr(inner, "sqlstate", None) or getattr(inner, "pgcode", None) for inner in chain(error))
+    return next((state for state in states if isinstance(state, str)), None)
+
+
+def own_to_commit(what: str) -> TransactionError:
+    """The error for a handler that would end its transaction."""
+    return TransactionError(
+        f"the handler of an atomic task called {what}",
+        detail="Its transaction commits when the handler returns, together with the job's end, and rolls back when it raises",
+        hint="Use a savepoint inside it, or a task that is not atomic",
+    )
+
+
+class _GivenAsync(psycopg.AsyncConnection[Any]):
+    async def commit(self) -> None:
+        raise own_to_commit("commit()")
+
+    async def rollback(self) -> None:
+        raise own_to_commit("rollback()")
+
+
+class _Given(psycopg.Connection[Any]):
+    def commit(self) -> None:
+        raise own_to_commit("commit()")
+
+    def rollback(self) -> None:
+        raise own_to_commit("rollback()")
+
+
+class _Idle(Generic[Conn]):
+    """Connections that wait for the next job. After close nothing is kept."""
+
+    def __init__(self) -> None:
+        self._conns: list[Conn] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def take(self) -> Conn | None:
+        with self._lock:
+            return self._conns.pop() if self._conns else None
+
+    def put(self, conn: Conn) -> bool:
+        with self._lock:
+            if not self._closed:
+                self._conns.append(conn)
+            return not self._closed
+
+    def close(self) -> list[Conn]:
+        with self._lock:
+            self._closed = True
+            conns, self._conns = self._conns, []
+            return conns
+
+
+class AsyncPsycopg:
+    """psycopg.AsyncConnection."""
+
+    def __init__(self, dsn: str, name: str) -> None:
+        self._dsn, self._options = dsn, {**CONNECT, "application_name": name}
+        self._idle: _Idle[_GivenAsync] = _Idle()
+
+    async def begin(self) -> Begun:
+        while (conn := self._idle.take()) is not None:
+            try:
+                await conn.execute(_BEGIN)
+                return Begun(conn, conn)
+            except psycopg.Error as error:
+                await conn.close()
+                if not gone(error):
+                    raise
+        conn = await _GivenAsync.connect(self._dsn, **self._options)
+        try:
+            await conn.execute(KEEPALIVES)
+            await conn.execute(_BEGIN)
+        except BaseException:
+            await conn.close()
+            raise
+        return Begun(conn, conn)
+
+    async def flush(self, begun: Begun) -> None:
+        """Everything was sent."""
+
+    async def commit(self, begun: Begun) -> None:
+        await psycopg.AsyncConnection.commit(begun.handle)
+
+    async def rollback(self, begun: Begun) -> None:
+        await psycopg.AsyncConnection.rollback(begun.handle)
+
+    async def keep(self, begun: Begun) -> None:
+        conn: _GivenAsync = begun.handle
+        await conn.execute(RESET)
+        conn.row_factory, conn.cursor_factory = tuple_row, psycopg.AsyncCursor
+        if not self._idle.put(conn):
+            await conn.close()
+
+    async def drop(self, begun: Begun) -> None:
+        await begun.handle.close()
+
+    async def close(self) -> None:
+        for conn in self._idle.close():
+            await conn.close()
+
+
+class Psycopg:
+    """psycopg.Connection."""
+
+    def __init__(self, dsn: str, name: str) -> None:
+        self._dsn, self._options = dsn, {**CONNECT, "application_name": name}
+        self._idle: _Idle[_Given] = _Idle()
+
+    def begin(self) -> Begun:
+        while (conn := self._idle.take()) is not None:
+            try:
+                conn.execute(_BEGIN)
+                return Begun(conn, conn, conn)
+            except psycopg.Error as error:
+                conn.close()
+                if not gone(error):
+                    raise
+        conn = _Given.connect(self._dsn, **self._options)
+        try:
+            conn.execute(KEEPALIVES)
+            conn.execute(_BEGIN)
+        except BaseException:
+            conn.close()
+            raise
+        return Begun(conn, conn, conn)
+
+    def flush(self, begun: Begun) -> None:
+        """Everything was sent."""
+
+    def commit(self, begun: Begun) -> None:
+        psycopg.Connection.commit(begun.handle)
+
+    def rollback(self, begun: Begun) -> None:
+        psycopg.Connection.rollback(begun.handle)
+
+    def keep(self, begun: Begun) -> None:
+        conn: _Given = begun.handle
+        conn.execute(RESET)
+        conn.row_factory, conn.cursor_factory = tuple_row, psycopg.Cursor
+        if not self._idle.put(conn):
+            conn.close()
+
+    def drop(self, begun: Begun) -> None:
+        begun.handle.close()
+
+    def close(self) -> None:
+        for conn in self._idle.close():
+            conn.close()
+
+
+class Asyncpg:
+    """asyncpg.Connection."""
+
+    def __init__(self, dsn: str, name: str) -> None:
+        self._url, self._options = asyncpg_url(dsn), {"timeout": 10, "server_settings": {"application_name": name}}
+        self._idle: _Idle[Any] = _Idle()
+
+    async def begin(self) -> Begun:
+        import asyncpg
+
+        while (conn := self._idle.take()) is not None:
+            try:
+                return await self._begun(conn)
+            except Exception as error:
+                conn.terminate()
+                if not gone(error):
+                    raise
+        conn = await asyncpg.connect(self._url, **self._options)
+        try:
+            await conn.execute(KEEPALIVES)
+            return await self._begun(conn)
+        except BaseException:
+            conn.terminate()
+            raise
+
+    async def _begun(self, conn: Any) -> Begun:
+        # Its own way: inside a transaction that was begun by a statement, conn.transaction() would be refused.
+        transaction = conn.transaction()
+        await transaction.start()
+        await conn.execute(MARK)
+        return Begun(conn, transaction)
+
+    async def flush(self, begun: Begun) -> None:
+        """Everything was sent."""
+
+    async def commit(self, begun: Begun) -> None:
+        await begun.handle.commit()
+
+    async def rollback(self, begun: Begun) -> None:
+        await begun.handle.rollback()
+
+    async def keep(self, begun: Begun) -> None:
+        await begun.given.execute(RESET)
+        if not self._idle.put(begun.given):
+            await begun.given.close(timeout=5)
+
+    async def drop(self, begun: Begun) -> None:
+        begun.given.terminate()
+
+    async def close(self) -> None:
+        for conn in self._idle.close():
+            conn.terminate()
+
+
+class Django:
+    """A Django connection, inside `transaction.atomic()`. Django keeps a connection per thread, by its own settings."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    def begin(self) -> Begun:
+        from django.db import connections, transaction
+
+        conn = connections[self._alias]
+        conn.close_if_unusable_or_obsolete()
+        atomic = transaction.atomic(using=self._alias, durable=True)
+        atomic.__enter__()
+        try:
+            with conn.cursor() as cursor:
+                cursor.execute(MARK)
+        except BaseException as error:
+            with suppress(Exception):
+                atomic.__exit__(type(error), error, None)
+            conn.close()
+            raise
+        return Begun(conn, atomic, conn.connection)
+
+    def flush(self, begun: Begun) -> None:
+        """Everything was sent."""
+
+    def commit(self, begun: Begun) -> None:
+        begun.handle.__exit__(None, None, None)
+
+    def rollback(self, begun: Begun) -> None:
+        error = RuntimeError("rolled back")  # what `atomic` is told; it looks at the type only
+        begun.handle.__exit__(type(error), error, None)
+
+    def keep(self, begun: Begun) -> None:
+        begun.given.close_if_unusable_or_obsolete()
+
+    def drop(self, begun: Begun) -> None:
+        begun.given.close()
+
+    def close(self) -> None:
+        """Nothing is held here: the connections are Django's."""
+
+
+# What asyncpg reads from a URL; everything else would be taken for a setting of the server's.
+_ASYNCPG = frozenset(
+    (
+        "host",
+        "port",
+        "dbname",
+        "user",
+        "password",
+        "passfile",
+        "service",
+        "sslmode",
+        "sslcert",
+        "sslkey",
+        "sslrootcert",
+        "sslcrl",
+        "sslpassword",
+        "sslnegotiation",
+        "ssl_min_protocol_version",
+        "ssl_max_protocol_version",
+        "target_session_attrs",
+        "krbsrvname",
+        "options",
+    )
+)
+
+
+def asyncpg_url(dsn: str) -> str:
+    """A libpq connection string in asyncpg's words: several hosts, sockets, TLS files and settings included."""
+    given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
+    if "hostaddr" in given:
+        given["host"] = given["hostaddr"]
+    hosts, ports = given.get("host", "").split(","), given.get("port", "").split(",")
+    if ports != [""]:  # libpq takes one port for all hosts, and none for the default
+        ports = ports * len(hosts) if len(ports) == 1 else ports
+        given["port"] = ",".join(port or "5432" for port in ports)
+    return "postgresql://?" + urlencode({name: value for name, value in given.items() if name in _ASYNCPG})

@@ -1,0 +1,117 @@
+"""Ends of attempts that may have ended already, in a transaction whose fate this worker does not know.
+
+A connection can be lost at COMMIT, and a handler can call `ctx.complete` in a transaction of its own and never end it. So
+such an end is never said blindly. First the server is asked how the attempt ended; if it has not, the end is said like any
+other: it waits for a transaction that is still about to commit another one, and which of the two came first is the truth.
+The finisher's connection is not used for it: behind one such transaction the ends of all other jobs would wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+
+from tallybook._db.link import Link
+from tallybook._worker.jobs import Running
+from tallybook.errors import QueueUnavailable
+
+log = logging.getLogger("tallybook.worker")
+
+_ENDED = "select tallybook.ended(%s::uuid, %s::bigint, %s::int)"
+# As the rescuer's: a look, not a wait, since others may be waiting behind.
+_LOOK = "set local lock_timeout = '200ms'"
+_COULD_NOT = (
+    "select tallybook.fail(%s::uuid, %s::bigint, %s::int,"
+    " jsonb_build_object('message', 'its end (' || %s::text || ') could not be stored', 'type', %s::text))"
+)
+_LOUD_AFTER = 2
+
+
+@dataclass(slots=True)
+class End:
+    """An end other than completed: the statement that says it. Its first parameters are lease, job and attempt."""
+
+    running: Running
+    verb: str
+    sql: str
+    params: tuple[Any, ...]
+    wake_in: timedelta | None = None
+
+
+class Settler:
+    """Finds out how attempts in doubt have ended, and ends those that have not. Nothing is opened before the first."""
+
+    def __init__(self, link: Link, on_end: Callable[[Running, str, str, timedelta | None], object]) -> None:
+        self._link = link
+        self._on_end = on_end
+        self._open: set[asyncio.Task[None]] = set()
+
+    def settle(self, end: End) -> None:
+        """End this attempt so, unless it has ended already."""
+        settling = asyncio.get_running_loop().create_task(self._settle(end), name="tallybook-settle")
+        self._open.add(settling)
+        settling.add_done_callback(self._open.discard)
+
+    async def settled(self) -> None:
+        """Wait until none is in doubt."""
+        while self._open:
+            await asyncio.wait(self._open)
+
+    async def close(self) -> None:
+        """Give up what is still in doubt: others will rescue it."""
+        for settling in self._open:
+            settling.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+        await self._link.close()
+
+    async def _settle(self, end: End) -> None:
+        looks = 0
+        while True:
+            try:
+                said = await self._link.run(partial(self._say, end))
+                break
+            except pg.LockNotAvailable:
+                looks += 1
+                if looks == _LOUD_AFTER:
+                    log.warning(
+                        "job %s: a transaction that completes it is open and holds up its end", end.running.job_id
+                    )
+            except QueueUnavailable:
+                return  # the worker stops and cannot reach the server: it will be rescued
+            except Exception as error:
+                log.error("job %s: its end (%s) cannot be stored: %s", end.running.job_id, end.verb, error)
+                if end.sql == _COULD_NOT:
+                    await asyncio.sleep(1)
+                end = End(end.running, "fail", _COULD_NOT, (*end.params[:3], end.verb, type(error).__name__))
+        verb = "complete" if said == "completed" else end.verb
+        self._on_end(end.running, verb, said, end.wake_in)
+
+    async def _say(self, end: End, conn: psycopg.AsyncConnection[tuple[Any, ...]]) -> str:
+        if said := await self._found(conn, end):
+            return said
+        async with conn.transaction():
+            await conn.execute(_LOOK)
+            row = await (await conn.execute(end.sql, end.params)).fetchone()
+        said = row[0] if row else "refused"
+        if said == "refused":  # in between the other transaction has committed, or somebody else has ended it
+            return await self._found(conn, end) or said
+        return str(said)
+
+    async def _found(self, conn: psycopg.AsyncConnection[tuple[Any, ...]], end: End) -> str | None:
+        row = await (await conn.execute(_ENDED, end.params[:3])).fetchone()
+        state = row[0] if row else None
+        if state == "running":
+            return None
+        if state != "completed":
+            return "refused"
+        if end.verb != "complete":
+            log.info("job %s: completed by its own transaction", end.running.job_id)
+        return "completed"

@@ -1,0 +1,88 @@
+"""A worker as a process of its own, with atomic tasks; started by `Workers(dsn, db, module="support.atomic_process")`.
+
+Its option `die` is where it kills itself, at the first atomic job that comes so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+from sqlalchemy.orm import Session
+
+from tallybook import App, Constant, Context
+from tallybook._db.transactions import AsyncPsycopg, Begun
+
+TABLES = """
+create table if not exists effect (job_id bigint, n int, attempt int, worker text,
+                                   constraint "one effect a job" primary key (job_id));
+create table if not exists began (job_id bigint, attempt int, worker text);
+create table if not exists gate (open boolean);
+"""
+
+app = App("shop")
+
+
+@app.task(queue="later")
+def follow(n: int) -> None:
+    """Never runs: nobody serves its queue."""
+
+
+@app.task(atomic=True, max_attempts=30, retry=Constant(timedelta(milliseconds=100)))
+async def pay(tx: psycopg.AsyncConnection[Any], ctx: Context, n: int) -> None:
+    """One effect, and one job that follows."""
+    await tx.execute("insert into effect values (%s, %s, %s, %s)", (ctx.job_id, n, ctx.attempt, ctx.worker))
+    await follow.enqueue(tx, n)
+
+
+@app.task(atomic=True, max_attempts=30, retry=Constant(timedelta(milliseconds=100)))
+def pay_in_thread(tx: Session, ctx: Context, n: int) -> None:
+    """The same on a thread, by SQLAlchemy."""
+    row = {"job": ctx.job_id, "n": n, "attempt": ctx.attempt, "worker": ctx.worker}
+    tx.connection().exec_driver_sql("insert into effect values (%(job)s, %(n)s, %(attempt)s, %(worker)s)", row)
+    follow.enqueue_sync(tx, n)
+
+
+@app.task(atomic=True)
+async def pay_slowly(tx: psycopg.AsyncConnection[Any], ctx: Context, n: int) -> None:
+    """Says that it began, and has its effect when the gate is open."""
+    row = (ctx.job_id, ctx.attempt, ctx.worker)
+    async with await psycopg.AsyncConnection.connect(sys.argv[1], autocommit=True) as other:
+        await other.execute("insert into began values (%s, %s, %s)", row)
+        while not await (await other.execute("select from gate")).fetchall():  # noqa: ASYNC110  the gate is a table
+            await asyncio.sleep(0.02)
+    await tx.execute("insert into effect values (%s, %s, %s, %s)", (ctx.job_id, n, ctx.attempt, ctx.worker))
+
+
+def die(where: str) -> None:
+    """Kill this process before or after the COMMIT of the first atomic job."""
+    commit = AsyncPsycopg.commit
+
+    async def deadly(self: AsyncPsycopg, begun: Begun) -> None:
+        if where == "after":
+            await commit(self, begun)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    AsyncPsycopg.commit = deadly  # type: ignore[method-assign]
+
+
+def main(dsn: str, settings: str) -> None:
+    from tallybook._worker import run_worker
+
+    options = {
+        key: timedelta(seconds=value) if isinstance(value, float) else value
+        for key, value in json.loads(settings).items()
+    }
+    if where := options.pop("die", None):
+        die(str(where))
+    asyncio.run(run_worker(app, dsn=dsn, queues="default", **options))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

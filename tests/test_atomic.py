@@ -1,0 +1,506 @@
+"""Atomic tasks: what a handler writes, the jobs that it puts in and its end are committed together, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from support.atomic_kinds import KINDS, TABLE, Then, psycopg_async, psycopg_plain
+from support.callers import django_alias
+from support.workers import Jobs, eventually, working
+from tallybook import App, Cancel, Context, Dead, Snooze, Task
+from tallybook.errors import ConfigError, NotSupported, SignatureError
+
+pytestmark = pytest.mark.anyio
+
+SLOW_BEAT = {"heartbeat": timedelta(seconds=60), "lease": timedelta(seconds=300)}
+Declare = Callable[[App, Then], Task[[int], Any]]
+
+
+@pytest.fixture
+def app(dsn: str, db: Any) -> App:
+    db.execute(TABLE)
+    return App("shop", dsn=dsn)
+
+
+@pytest.fixture
+def jobs(app: App, db: Any) -> Jobs:
+    return Jobs(app, db)
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
+def declare(request: pytest.FixtureRequest, dsn: str) -> Iterator[Declare]:
+    if request.param.__name__ != "django":
+        yield request.param
+        return
+    from django.db import connections
+
+    with django_alias(dsn):
+        connections["shop"].close()  # this thread's; the handlers' threads have their own
+        yield request.param
+
+
+def effects(db: Any) -> list[tuple[int, int]]:
+    """Job and attempt of every effect that is committed."""
+    return [(row[0], row[1]) for row in db.execute("select job_id, attempt from effect order by 1, 2")]
+
+
+def followers(db: Any) -> int:
+    row = db.execute("select count(*) from tallybook.job where task = 'follow' and state = 'available'").fetchone()
+    return int(row[0])
+
+
+# Every library
+
+
+async def test_writes_follow_up_jobs_and_the_end_commit_together(
+    app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare
+) -> None:
+    """S5-03 P4: the handler's writes, the jobs that it puts in and its end are one transaction, of whatever library."""
+    seen: list[Any] = []
+
+    def look(tx: Any, ctx: Context) -> str:
+        with psycopg.connect(dsn, autocommit=True) as other:
+            seen.append((effects(other), followers(other), app.get_sync(other, ctx.job_id).state))
+        return None
+
+    work = declare(app, look)
+    async with working(app, dsn, queues="default") as worker:
+        (ended,) = await jobs.ends(work.enqueue_sync(db, 1))
+        await eventually(lambda: worker.finisher.counts["completed"] == 1, "it is counted")
+        assert worker.book.free == {"default": 10}
+    assert seen == [([], 0, "running")]
+    assert (ended.state, ended.attempts, ended.failures) == ("completed", 1, 0)
+    assert (effects(db), followers(db)) == ([(ended.id, 1)], 1)
+
+
+async def test_an_error_rolls_all_of_it_back_and_counts(
+    app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare
+) -> None:
+    """S5-04 S5-06: what raises leaves nothing behind but its failure, recorded apart; the next attempt's effect is the only one."""
+
+    def fail_once(tx: Any, ctx: Context) -> None:
+        if ctx.attempt == 1:
+            raise ValueError("not yet")
+
+    work = declare(app, fail_once)
+    async with working(app, dsn, queues="default"):
+        (ended,) = await jobs.ends(work.enqueue_sync(db, 1))
+    assert (ended.state, ended.attempts, ended.failures, ended.last_error) == ("completed", 2, 1, "not yet")
+    assert (effects(db), followers(db)) == ([(ended.id, 2)], 1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [(Snooze(timedelta(hours=1)), "scheduled"), (Cancel("enough"), "cancelled"), (Dead("no"), "dead")],
+)
+@pytest.mark.parametrize("raised", [False, True], ids=["returned", "raised"])
+async def test_other_ends_commit_when_returned_and_roll_back_when_raised(
+    app: App, dsn: str, db: Any, jobs: Jobs, outcome: Any, state: str, raised: bool
+) -> None:
+    """S5-03: a returned Snooze, Cancel or Dead commits with the handler's writes; a raised one undoes them and is recorded."""
+
+    def end(tx: Any, ctx: Context) -> Any:
+        if raised:
+            raise outcome
+        return outcome
+
+    for declare in (psycopg_async, psycopg_plain):
+        tasks = App("shop")
+        work = declare(tasks, end)
+        async with working(tasks, dsn, queues="default") as worker:
+            job = work.enqueue_sync(db, 1)
+            info = await jobs.becomes(job, state)
+            await eventually(lambda: worker.finisher.counts[state] == 1, "it is counted")
+            assert worker.book.free == {"default": 10}
+        assert [row for row in effects(db) if row[0] == job.id] == ([] if raised else [(job.id, 1)])
+        assert info.failures == (1 if state == "dead" else 0)
+
+
+async def test_the_stale_workers_commit_is_refused(app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare) -> None:
+    """P4 P5 F8: an attempt that was given to another worker commits nothing; the effect there is one, the other's."""
+    work = declare(app, robbed(dsn))
+    async with working(app, dsn, queues="default", **SLOW_BEAT) as worker:
+        job = work.enqueue_sync(db, 1)
+        await eventually(lambda: worker.finisher.counts["refused"] == 1, "its end is refused")
+        assert effects(db) == []
+    info = jobs(job)
+    assert (info.state, info.attempt, info.crashes) == ("available", 2, 1)
+    async with working(app, dsn, queues="default"):
+        await jobs.ends(job)
+    assert (effects(db), followers(db)) == ([(job.id, 2)], 1)
+
+
+async def test_control_without_the_fence_there_is_a_second_effect(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """Negative control: with a `tallybook.complete` that accepts everything the stale worker's effect is there as well."""
+    db.execute("alter table effect drop constraint effect_pkey")
+    db.execute(
+        "create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int, result jsonb default null)"
+        " returns boolean language sql as"
+        " $$ select tallybook.complete_many(array[lease], array[job_id], array[attempt]) is not null $$"
+    )
+    work = psycopg_async(app, robbed(dsn))
+    async with working(app, dsn, queues="default", **SLOW_BEAT):
+        job = work.enqueue_sync(db, 1)
+        await eventually(lambda: effects(db), "the stale effect is there")
+    async with working(app, dsn, queues="default"):
+        await jobs.ends(job)
+    assert effects(db) == [(job.id, 1), (job.id, 2)]
+
+
+def robbed(dsn: str) -> Then:
+    """A handler whose first attempt is given to others behind its back."""
+
+    def then(tx: Any, ctx: Context) -> None:
+        if ctx.attempt > 1:
+            return
+        with psycopg.connect(dsn, autocommit=True) as other:
+            other.execute("update tallybook.worker set seen_at = '-infinity' where ended_at is null")
+            assert other.execute("select lost from tallybook.rescue() where lost = 1").fetchall()
+
+    return then
+
+
+# What a handler must not do
+
+
+async def test_a_commit_of_the_handlers_own_is_refused(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """P4: commit() on what the handler was given raises before it commits; the job is dead at once, with a clear error."""
+
+    @app.task(atomic=True)
+    async def on_psycopg(tx: psycopg.AsyncConnection[Any]) -> None:
+        await tx.execute("insert into effect values (1)")
+        await tx.commit()
+
+    @app.task(atomic=True)
+    def on_plain(tx: psycopg.Connection[Any]) -> None:
+        tx.execute("insert into effect values (2)")
+        tx.commit()
+
+    @app.task(atomic=True)
+    def on_session(tx: Session) -> None:
+        with tx.begin_nested():
+            tx.execute(sa.text("insert into effect values (3)"))
+        tx.commit()
+
+    @app.task(atomic=True)
+    async def on_async_session(tx: AsyncSession) -> None:
+        await tx.execute(sa.text("insert into effect values (4)"))
+        await tx.commit()
+
+    put = [task.enqueue_sync(db) for task in (on_psycopg, on_plain, on_session, on_async_session)]
+    async with working(app, dsn):
+        ended = await jobs.ends(*put)
+    assert [(info.state, info.attempts) for info in ended] == [("dead", 1)] * 4
+    assert all("called commit()" in (info.last_error or "") for info in ended)
+    assert effects(db) == []
+
+
+async def test_leaving_the_transaction_is_found_out(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """P4: COMMIT or ROLLBACK said as SQL, even with a BEGIN behind it: the job is not completed but dead, with a clear error."""
+    left = ["commit", "rollback", "commit; begin", "rollback; begin; select 1"]
+
+    @app.task(atomic=True)
+    async def on_psycopg(tx: psycopg.AsyncConnection[Any], text: str) -> None:
+        await tx.execute(text)  # type: ignore[call-overload]
+
+    @app.task(atomic=True)
+    def on_session(tx: Session, text: str) -> None:
+        tx.rollback()
+
+    put = [on_psycopg.enqueue_sync(db, text) for text in left] + [on_session.enqueue_sync(db, "")]
+    async with working(app, dsn):
+        ended = await jobs.ends(*put)
+    assert [(info.state, info.attempts) for info in ended] == [("dead", 1)] * 5
+    assert all("has ended the transaction" in (info.last_error or "") for info in ended)
+
+
+async def test_a_transaction_in_error_fails(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S5-04: an error of the database that the handler has caught fails the attempt; a caught one in a savepoint does not."""
+
+    @app.task(atomic=True, max_attempts=1)
+    async def caught(tx: psycopg.AsyncConnection[Any], ctx: Context, savepoint: bool) -> None:
+        await tx.execute("insert into effect values (%s)", (ctx.job_id,))
+        with contextlib.suppress(psycopg.Error):
+            async with tx.transaction() if savepoint else contextlib.nullcontext():
+                await tx.execute("select 1/0")
+
+    put = [caught.enqueue_sync(db, False), caught.enqueue_sync(db, True)]
+    async with working(app, dsn):
+        bad, good = await jobs.ends(*put)
+    assert (bad.state, good.state) == ("dead", "completed")
+    assert [job for job, _ in effects(db)] == [good.id]
+
+
+def test_what_an_atomic_task_takes() -> None:
+    """S5-03: a signature that cannot be served is refused when it is first used, with what to write instead."""
+    app = App("shop")
+
+    @app.task(atomic=True)
+    async def none(n: int) -> None: ...
+
+    @app.task(atomic=True)
+    async def context_first(ctx: Context, tx: psycopg.AsyncConnection[Any]) -> None: ...
+
+    @app.task(atomic=True)
+    async def plain_in_async(tx: psycopg.Connection[Any]) -> None: ...
+
+    @app.task(atomic=True)
+    def async_in_plain(tx: AsyncSession) -> None: ...
+
+    @app.task
+    async def not_atomic(tx: psycopg.AsyncConnection[Any]) -> None: ...
+
+    @app.task(atomic="shop")
+    async def no_alias(tx: psycopg.AsyncConnection[Any]) -> None: ...
+
+    for task in app.tasks.values():
+        with pytest.raises(SignatureError, match=f"task '{task.name}'.*transaction|names a database"):
+            task.job()
+    with pytest.raises(ConfigError, match="atomic"):
+        app.task(atomic="")(none.fn)
+    with pytest.raises(ConfigError, match="session"):
+        App("shop", session="postgresql://")  # type: ignore[arg-type]
+
+
+# Cancel, conflicts, connections
+
+
+async def test_a_cancel_rolls_back(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S5-04: a cancel ends what an async handler waits for, and the query of a plain one; nothing of it is committed."""
+
+    @app.task(atomic=True)
+    async def on_loop(tx: psycopg.AsyncConnection[Any], ctx: Context) -> None:
+        await tx.execute("insert into effect values (%s)", (ctx.job_id,))
+        await tx.execute("select pg_sleep(60)")
+
+    @app.task(atomic=True)
+    def in_thread(tx: psycopg.Connection[Any], ctx: Context) -> None:
+        tx.execute("insert into effect values (%s)", (ctx.job_id,))
+        tx.execute("select pg_sleep(60)")
+
+    @app.task(atomic=True)
+    def in_session(tx: Session, ctx: Context) -> None:
+        tx.execute(sa.text("select pg_sleep(60)"))
+
+    async with working(app, dsn) as worker:
+        put = [task.enqueue_sync(db) for task in (on_loop, in_thread, in_session)]
+        sleeping = (
+            "select count(*) = 3 from pg_stat_activity"
+            " where query like '%pg_sleep%' and state = 'active' and pid <> pg_backend_pid()"
+        )
+        await eventually(lambda: db.execute(sleeping).fetchone()[0], "all run")
+        for job in put:
+            app.cancel_sync(db, job, "not wanted")
+        ended = await jobs.ends(*put, seconds=5)
+        assert [(info.state, info.reason) for info in ended] == [("cancelled", "not wanted")] * 3
+        await eventually(lambda: worker.book.free == {"default": 10}, "the slots are free")
+        assert not db.execute(sleeping).fetchone()[0]
+    assert effects(db) == []
+
+
+async def test_a_conflict_runs_the_handler_again_at_once(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """F18 F19: after 40001 or 40P01 the handler runs again in the same attempt, with fresh args; at most four times."""
+    ran: list[Any] = []
+
+    @app.task(atomic=True, max_attempts=1)
+    async def on_loop(tx: psycopg.AsyncConnection[Any], ctx: Context, items: list[int], times: int) -> None:
+        ran.append([*items, ctx.attempt])
+        items.append(9)
+        await tx.execute("insert into effect values (%s)", (ctx.job_id,))
+        if sum(1 for run in ran if run[0] == items[0]) <= times:
+            await tx.execute("do $$ begin raise 'conflict' using errcode = '40001'; end $$")
+
+    @app.task(atomic=True, max_attempts=1)
+    def in_thread(tx: psycopg.Connection[Any], items: list[int]) -> None:
+        ran.append(items)
+        if len(ran) == 1:
+            tx.execute("do $$ begin raise 'conflict' using errcode = '40P01'; end $$")
+
+    async with working(app, dsn):
+        ended = await jobs.ends(on_loop.enqueue_sync(db, [1], 2))
+        assert (ended[0].state, ended[0].failures, ran) == ("completed", 0, [[1, 1]] * 3)
+        ran.clear()
+        ended = await jobs.ends(on_loop.enqueue_sync(db, [2], 9))
+        assert (ended[0].state, len(ran)) == ("dead", 4)
+        ran.clear()
+        ended = await jobs.ends(in_thread.enqueue_sync(db, [3]))
+        assert (ended[0].state, ran) == ("completed", [[3], [3]])
+    assert len(effects(db)) == 1
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+async def test_the_handler_chooses_the_isolation_level(app: App, dsn: str, db: Any, jobs: Jobs, level: str) -> None:
+    """S5-03 F19: the level may be set as the transaction's first statement; it is READ COMMITTED otherwise."""
+    found: list[str] = []
+
+    @app.task(atomic=True)
+    async def set_level(tx: psycopg.AsyncConnection[Any], ctx: Context) -> None:
+        await tx.execute(psycopg.sql.SQL("set transaction isolation level {}").format(psycopg.sql.SQL(level)))
+        await tx.execute("insert into effect values (%s)", (ctx.job_id,))
+        found.extend(await (await tx.execute("show transaction_isolation")).fetchone() or ())
+
+    @app.task(atomic=True)
+    async def plain(tx: psycopg.AsyncConnection[Any]) -> None:
+        found.extend(await (await tx.execute("show transaction_isolation")).fetchone() or ())
+
+    async with working(app, dsn):
+        for task in (set_level, plain):
+            assert (await jobs.ends(task.enqueue_sync(db)))[0].state == "completed"
+    assert found == [level, "read committed"]
+
+
+async def test_a_connection_is_kept_and_clean(app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare) -> None:
+    """S5-03: the next job gets the same connection; of psycopg and asyncpg with nothing left that the last one has set."""
+    pids: list[Any] = []
+
+    def look(tx: Any, ctx: Context) -> None:
+        with psycopg.connect(dsn, autocommit=True) as other:
+            pids.extend(
+                other.execute("select pid from pg_stat_activity where state = 'idle in transaction'").fetchone() or ()
+            )
+
+    work = declare(app, look)
+    async with working(app, dsn, queues={"default": 1}) as worker:
+        for n in range(3):
+            await jobs.ends(work.enqueue_sync(db, n))
+            await eventually(lambda: worker.book.free == {"default": 1}, "its slot is free")
+    assert len(pids) == 3
+    if declare.__name__ != "django":  # it keeps connections by its own settings, here none
+        assert len(set(pids)) == 1
+    left = db.execute("select count(*) from pg_stat_activity where state like 'idle in transaction%'").fetchone()
+    assert left == (0,)
+
+
+@pytest.mark.parametrize("library", ["psycopg", "session", "async session"])
+async def test_what_a_job_has_set_is_gone_for_the_next(app: App, dsn: str, db: Any, jobs: Jobs, library: str) -> None:
+    """S5-03: settings, row factories and session locks of one job are not there for the next one on its connection."""
+    found: list[Any] = []
+    look = (
+        "select pg_backend_pid(), coalesce(current_setting('app.tenant', true), ''),"
+        " (select count(*) from pg_locks where locktype = 'advisory' and objid = 77)"
+    )
+    leave = "select set_config('app.tenant', 'acme', false), pg_advisory_lock(77)"
+
+    @app.task(atomic=True, name="psycopg")
+    async def on_psycopg(tx: psycopg.AsyncConnection[Any]) -> None:
+        found.append(await (await tx.execute(look)).fetchone())
+        await tx.execute(leave)
+        tx.row_factory = psycopg.rows.dict_row
+
+    @app.task(atomic=True, name="session")
+    def on_session(tx: Session) -> None:
+        found.append(tuple(tx.execute(sa.text(look)).one()))
+        tx.execute(sa.text(leave))
+
+    @app.task(atomic=True, name="async session")
+    async def on_async_session(tx: AsyncSession) -> None:
+        found.append(tuple((await tx.execute(sa.text(look))).one()))
+        await tx.execute(sa.text(leave))
+
+    async with working(app, dsn) as worker:
+        for _ in range(2):
+            await jobs.ends(app.tasks[library].enqueue_sync(db))
+            await eventually(lambda: worker.book.free == {"default": 10}, "its slot is free")
+    assert found == [(found[0][0], "", 0)] * 2
+
+
+async def test_sessions_of_the_users_own(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S5-03: App(session=...) makes the sessions, one maker or two; a kind that none makes fails with a clear error."""
+    engine = sa.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
+    other = create_async_engine("postgresql+psycopg://", async_creator=lambda: psycopg.AsyncConnection.connect(dsn))
+    mine, async_mine = sessionmaker(engine, info={"mine": 1}), async_sessionmaker(other, info={"mine": 2})
+    found: list[Any] = []
+
+    for session, state in (((mine, async_mine), "completed"), (mine, "dead")):
+        tasks = App("shop", session=session)
+
+        @tasks.task(atomic=True)
+        def plain(tx: Session) -> None:
+            found.append(tx.info["mine"])
+
+        @tasks.task(atomic=True, max_attempts=1)
+        async def on_loop(tx: AsyncSession) -> None:
+            found.append(tx.info["mine"])
+
+        async with working(tasks, dsn):
+            one, two = await jobs.ends(plain.enqueue_sync(db), on_loop.enqueue_sync(db))
+        assert (one.state, two.state) == ("completed", state)
+    assert sorted(found) == [1, 1, 2]
+    assert "asks for an AsyncSession" in (two.last_error or "")
+    engine.dispose()
+    await other.dispose()
+
+
+async def test_a_session_of_another_database_fails(app: App, dsn: str, db: Any, empty_dsn: str, jobs: Jobs) -> None:
+    """P4: a transaction in a database without the job ends as a failure, and never leaves the job running for ever."""
+    engine = sa.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(empty_dsn))
+    tasks = App("shop", session=sessionmaker(engine))
+
+    @tasks.task(atomic=True, max_attempts=1)
+    def plain(tx: Session) -> None: ...
+
+    async with working(tasks, dsn):
+        (ended,) = await jobs.ends(plain.enqueue_sync(db))
+    assert ended.state == "dead" and "tallybook" in (ended.last_error or "")
+    engine.dispose()
+
+
+async def test_hooks_and_drain_serve_atomic_tasks(app: App, db: Any) -> None:
+    """S5-03: around_job is around the whole transaction, drain counts it, and ctx.complete has no place in it."""
+    told: list[Any] = []
+
+    @app.around_job
+    async def around(ctx: Context) -> Any:
+        told.append(effects(db))
+        yield
+        told.append(effects(db))
+
+    @app.task(atomic=True)
+    async def work(tx: psycopg.AsyncConnection[Any], ctx: Context) -> None:
+        await tx.execute("insert into effect values (1, 1)")
+        with pytest.raises(NotSupported):
+            await ctx.complete(tx)
+
+    work.enqueue_sync(db)
+    done = await app.drain()
+    assert (done.completed, told) == (1, [[], [(1, 1)]])
+
+
+async def test_results_and_order_keys_go_with_the_transaction(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S5-03: what an atomic handler returns is its result; the next job of its order key starts after the commit."""
+    ran: list[tuple[int, int]] = []
+
+    @app.task(atomic=True)
+    async def on_loop(tx: psycopg.AsyncConnection[Any], n: int) -> dict[str, int]:
+        await tx.execute("insert into effect values (%s)", (n,))
+        ran.append((n, len(effects(db))))
+        return {"n": n}
+
+    @app.task(atomic=True)
+    def in_thread(tx: psycopg.Connection[Any]) -> Any:
+        return object()
+
+    @app.task
+    async def itself(ctx: Context) -> None:
+        async with await psycopg.AsyncConnection.connect(dsn) as conn:
+            await ctx.complete(conn, result=[1, 2])
+
+    put = app.enqueue_many_sync(db, [on_loop.with_(order_key="k").job(n) for n in range(5)])
+    async with working(app, dsn):
+        odd, own = in_thread.enqueue_sync(db), itself.enqueue_sync(db)
+        ended = await jobs.ends(*put, odd, own)
+        assert [await app.result(job) for job in put] == [{"n": n} for n in range(5)]
+        assert await app.result(own) == [1, 2]
+    assert [info.state for info in ended] == ["completed"] * 7
+    assert ran == [(n, n) for n in range(5)]
+    row = db.execute("select error ->> 'message' from tallybook.outcome where error is not null").fetchone()
+    assert row[0].startswith("its result was not kept")

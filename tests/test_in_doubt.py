@@ -1,0 +1,248 @@
+"""Ends whose fate the worker does not know: a connection lost at COMMIT, and `ctx.complete` in a handler's own transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.atomic_kinds import TABLE, psycopg_async
+from support.workers import Jobs, eventually, working
+from tallybook import App, Constant, Context, Snooze
+from tallybook._db.transactions import AsyncPsycopg, Begun
+from tallybook.errors import LeaseLost
+
+pytestmark = pytest.mark.anyio
+
+LOST = psycopg.OperationalError("the connection is lost")
+AGAIN = Constant(timedelta(0))
+
+
+@pytest.fixture
+def app(dsn: str, db: Any) -> App:
+    db.execute(TABLE)
+    return App("shop", dsn=dsn)
+
+
+@pytest.fixture
+def jobs(app: App, db: Any) -> Jobs:
+    return Jobs(app, db)
+
+
+def attempts(db: Any) -> list[int]:
+    return [row[0] for row in db.execute("select attempt from effect order by 1")]
+
+
+# A connection that is lost at COMMIT
+
+
+@pytest.mark.parametrize("when", ["before", "after", "late"])
+async def test_a_connection_lost_at_commit(
+    app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """P4 F7: whether the COMMIT got through, did not, or is still on its way: the effect is there once, and so is the end."""
+    commits: list[Any] = []
+    commit = AsyncPsycopg.commit
+
+    async def cut(self: AsyncPsycopg, begun: Begun) -> None:
+        if commits:
+            return await commit(self, begun)
+        commits.append(begun.handle)
+        if when == "after":
+            await commit(self, begun)
+        if when == "late":  # the server is still busy with it when the worker begins to ask
+            monkeypatch.setattr(AsyncPsycopg, "drop", keep_open)
+            commits.append(asyncio.create_task(commit_late(begun)))
+        raise LOST
+
+    async def keep_open(self: AsyncPsycopg, begun: Begun) -> None:
+        monkeypatch.undo()
+
+    async def commit_late(begun: Begun) -> None:
+        def waits() -> Any:
+            return db.execute("select from pg_stat_activity where wait_event_type = 'Lock'").fetchall()
+
+        await eventually(waits, "the worker's own end meets it")
+        await psycopg.AsyncConnection.commit(begun.handle)
+        await begun.handle.close()
+
+    monkeypatch.setattr(AsyncPsycopg, "commit", cut)
+    work = psycopg_async(app, lambda tx, ctx: None)
+    async with working(app, dsn, queues="default") as worker:
+        job = work.enqueue_sync(db, 1)
+        (ended,) = await jobs.ends(job)
+        await eventually(lambda: worker.finisher.counts["completed"] == 1, "it is counted as completed, once")
+        await worker.finisher.drained()
+        assert worker.finisher.counts["refused"] == 0
+    if when == "before":
+        assert (ended.failures, ended.last_error, attempts(db)) == (1, str(LOST), [2])
+    else:
+        assert (ended.failures, ended.attempts, attempts(db)) == (0, 1, [1])
+
+
+async def test_control_a_blind_second_end_is_refused(
+    app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: with a fence that forgets, the job whose COMMIT got through runs again, and its effect is doubled."""
+    db.execute("alter table effect drop constraint effect_pkey")
+    for name in ("brief", "default", "long"):
+        db.execute(f'drop index tallybook."an attempt of {name} ends once"')
+    db.execute(
+        "create or replace function tallybook.ended(lease uuid, job_id bigint, attempt int) returns text"
+        " language sql as $$ select 'running' $$"
+    )
+    text = db.execute("select pg_get_functiondef('tallybook._end'::regproc)").fetchone()[0]
+    db.execute(text.replace("on conflict do nothing", ""))
+    commit = AsyncPsycopg.commit
+    cuts: list[int] = []
+
+    async def cut(self: AsyncPsycopg, begun: Begun) -> None:
+        await commit(self, begun)
+        if not cuts:
+            cuts.append(1)
+            raise LOST
+
+    monkeypatch.setattr(AsyncPsycopg, "commit", cut)
+    work = psycopg_async(app, lambda tx, ctx: None)
+    async with working(app, dsn, queues="default"):
+        work.enqueue_sync(db, 1)
+        await eventually(lambda: attempts(db) == [1, 2], "the second effect shows")
+
+
+async def test_a_connection_that_dies_in_the_handler_is_a_failure(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """F6 S5-06: a backend that is terminated under the handler: an ordinary failure, tried again on a new connection."""
+
+    def die_once(tx: Any, ctx: Context) -> None:
+        if ctx.attempt == 1:
+            with psycopg.connect(dsn, autocommit=True) as other:
+                other.execute("select pg_terminate_backend(%s, 5000)", (tx.info.backend_pid,))
+
+    work = psycopg_async(app, die_once)
+    async with working(app, dsn, queues="default"):
+        (ended,) = await jobs.ends(work.enqueue_sync(db, 1))
+    assert (ended.state, ended.attempts, ended.failures, attempts(db)) == ("completed", 2, 1, [2])
+
+
+async def test_idle_connections_that_died_cost_no_attempt(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """F6: connections that were closed while nothing ran are replaced before a handler starts."""
+    work = psycopg_async(app, lambda tx, ctx: None)
+    async with working(app, dsn, queues="default"):
+        await jobs.ends(*[work.enqueue_sync(db, n) for n in range(5)])
+        db.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+            " where pid <> pg_backend_pid() and datname = current_database()"
+        )
+        ended = await jobs.ends(*[work.enqueue_sync(db, n) for n in range(5)])
+    assert [(info.state, info.failures) for info in ended] == [("completed", 0)] * 5
+
+
+# ctx.complete
+
+
+async def test_a_handler_that_chooses_the_moment(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S5-03 P4: ctx.complete is part of the handler's own transaction; what comes after the commit changes nothing."""
+    seen: list[str] = []
+
+    @app.task
+    async def on_loop(ctx: Context, then: str) -> Any:
+        async with await psycopg.AsyncConnection.connect(dsn) as conn:
+            await conn.execute("insert into effect values (%s, %s)", (ctx.job_id, ctx.attempt))
+            await ctx.complete(conn)
+            seen.append(app.get_sync(db, ctx.job_id).state)
+        if then == "raise":
+            raise ValueError("after the commit")
+        return Snooze(timedelta(hours=1)) if then == "snooze" else None
+
+    @app.task
+    def in_thread(ctx: Context, then: str) -> None:
+        with psycopg.connect(dsn) as conn:
+            conn.execute("insert into effect values (%s, %s)", (ctx.job_id, ctx.attempt))
+            ctx.complete_sync(conn)
+
+    put = [on_loop.enqueue_sync(db, then) for then in ("return", "raise", "snooze")] + [in_thread.enqueue_sync(db, "")]
+    async with working(app, dsn) as worker:
+        ended = await jobs.ends(*put)
+        await eventually(lambda: worker.finisher.counts["completed"] == 4, "all are counted as completed")
+        assert worker.book.free == {"default": 10} and not worker.book.leases
+    assert seen == ["running"] * 3
+    assert [(info.state, info.attempts, info.failures) for info in ended] == [("completed", 1, 0)] * 4
+    assert attempts(db) == [1] * 4
+
+
+async def test_a_completion_that_was_rolled_back_is_a_failure(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S5-06: a handler that returns without having committed its completion has failed, with a clear error, and runs again."""
+
+    @app.task(retry=AGAIN)
+    async def work(ctx: Context) -> None:
+        async with await psycopg.AsyncConnection.connect(dsn) as conn:
+            await conn.execute("insert into effect values (%s, %s)", (ctx.job_id, ctx.attempt))
+            await ctx.complete(conn)
+            if ctx.attempt == 1:
+                await conn.rollback()
+
+    async with working(app, dsn):
+        (ended,) = await jobs.ends(work.enqueue_sync(db))
+    assert (ended.state, ended.failures, attempts(db)) == ("completed", 1, [2])
+    assert "ctx.complete is not committed" in (ended.last_error or "")
+
+
+async def test_a_completion_left_open_holds_up_nobody_else(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """P4: a transaction with a completion that nobody ends yet: other jobs end as usual, and this one as it ends."""
+    open_one: list[Any] = []
+
+    @app.task(retry=AGAIN)
+    async def forgets(ctx: Context) -> None:
+        if not open_one:
+            open_one.append(await psycopg.AsyncConnection.connect(dsn))
+            await ctx.complete(open_one[0])
+
+    @app.task(max_attempts=1)
+    async def fails() -> None:
+        raise ValueError
+
+    async with working(app, dsn) as worker:
+        job = forgets.enqueue_sync(db)
+        await eventually(lambda: open_one and not worker.book.running, "the handler is over")
+        for _ in range(3):
+            await jobs.ends(fails.enqueue_sync(db), seconds=3)
+        assert jobs(job).state == "running"
+        await open_one[0].commit()
+        (ended,) = await jobs.ends(job)
+        assert (ended.state, ended.attempts) == ("completed", 1)
+        await open_one[0].close()
+
+
+async def test_a_completion_of_a_lost_attempt_is_refused(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """P5 F8: ctx.complete raises LeaseLost where the job was given to others, and the handler's writes go with it."""
+    told: list[Any] = []
+    go_on = threading.Event()
+
+    @app.task
+    def work(ctx: Context) -> None:
+        with psycopg.connect(dsn) as conn:
+            conn.execute("insert into effect values (%s, %s)", (ctx.job_id, ctx.attempt))
+            if ctx.attempt == 1:
+                go_on.wait(10)
+            try:
+                ctx.complete_sync(conn)
+            except LeaseLost as error:
+                told.append((error.job, error.attempt))
+                raise
+
+    slow = {"heartbeat": timedelta(seconds=60), "lease": timedelta(seconds=300)}
+    async with working(app, dsn, **slow) as worker:
+        job = work.enqueue_sync(db)
+        await jobs.becomes(job, "running")
+        await eventually(lambda: worker.book.running, "it runs")
+        db.execute("update tallybook.worker set seen_at = '-infinity'")
+        db.execute("select tallybook.rescue()")
+        go_on.set()
+        await eventually(lambda: worker.finisher.counts["refused"] == 1, "its end is refused")
+    assert (told, attempts(db)) == ([(job.id, 1)], [])
+    async with working(app, dsn):
+        (ended,) = await jobs.ends(job)
+    assert (ended.state, ended.crashes, ended.failures, attempts(db)) == ("completed", 1, 0, [2])
