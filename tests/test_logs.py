@@ -48,7 +48,7 @@ def lines(request: pytest.FixtureRequest) -> Iterator[Lines]:
 @pytest.fixture
 def job() -> Iterator[Running]:
     """A job called `50%` that runs in this context."""
-    running = Running((42, 3, "50%", {}, None, 2, 0, None), Lease("x", 1, "mail"), "w")
+    running = Running((42, 3, "50%", {}, None, 2, 0, None, None, None, None), Lease("x", 1, "mail"), "w")
     token = current_job.set(running)
     yield running
     current_job.reset(token)
