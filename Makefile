@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all check acceptance bench bench-peers clean
+.PHONY: help setup demo test test-all check acceptance bench bench-ab bench-peers clean
 help:
 	@echo 'make setup       the environment in .venv, with all that development needs'
 	@echo 'make demo        the main job, for real, on an embedded PostgreSQL (DEMO_INPUT=file.csv for your own rows)'
@@ -12,7 +12,8 @@ help:
 	@echo 'make test-all    all tests on every PostgreSQL that is there'
 	@echo 'make check       ruff, mypy --strict, import-linter'
 	@echo 'make acceptance  every row of the mission with the tests that show it'
-	@echo 'make bench       figures; BENCH=cost|enqueue|drain|claimers|latency|pinned|idle, SCALE=0.1 for a short run'
+	@echo 'make bench       figures; BENCH=cost|enqueue|drain|claimers|latency|pinned|idle|outage|poison|rescue, SCALE=0.1 for a short run'
+	@echo 'make bench-ab BASE=rev  drain, latency and cost of this commit beside those of another, PAIRS=10 times'
 	@echo 'make bench-peers the queues that the figures are held against, in an environment of their own'
 	@echo 'make clean       the environments and caches away'
 
@@ -44,6 +45,10 @@ acceptance: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python -m bench $(BENCH)
+
+bench-ab: $(READY)
+	@test -n '$(BASE)' || { echo 'make bench-ab BASE=rev: which commit to compare with?' >&2; exit 2; }
+	@$(BIN)/python -m bench.ab '$(BASE)' $(BENCH)
 
 bench-peers: $(READY)
 	@$(BIN)/python -m bench.peers.setup

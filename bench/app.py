@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
-from tallybook import App
+from tallybook import App, Context
 
 app = App("bench")
 seen: dict[str, Any] = {"done": 0, "first": 0.0, "last": 0.0}
 starts: dict[int, float] = {}
+ends: list[float] = []
 
 
 @app.task
@@ -26,3 +28,17 @@ async def noop(to: str, n: int) -> None:
 async def note(n: int) -> None:
     """When the handler of job n started."""
     starts[n] = time.time()
+
+
+@app.task
+async def rest(to: str, n: int) -> None:
+    """Ten milliseconds, and when they were over."""
+    await asyncio.sleep(0.01)
+    ends.append(time.time())
+
+
+@app.task
+async def hold(ctx: Context) -> None:
+    """For ever in a worker whose name says that it is to be killed, a moment in any other."""
+    if ctx.worker.startswith("victim"):
+        await asyncio.Event().wait()

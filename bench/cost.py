@@ -1,16 +1,25 @@
-"""What a job costs the server from enqueue to done: WAL, dead rows, statements and CPU; batches of 100, history kept."""
+"""What a job costs from enqueue to done, history kept: WAL, dead rows, statements and CPU.
+
+Twice: by the verbs alone, in batches of 100 over one connection, where every byte is exact; and by a real worker process
+with 500 slots, whose own CPU and whose statements count as well.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 import uuid
-from pathlib import Path
 from typing import Any
 
 import psycopg
 
+from bench.cpu import HERE, server_cpu, thread_cpu
 from bench.figures import SCALE, at_most, plain
-from bench.server import database, load, server, start_worker, wal
+from bench.processes import Process
+from bench.server import database, load, server, start_worker, vacuum, wal
+from tallybook.embedded import Server
+
+_SLOTS = 500
 
 
 def drain(conn: psycopg.Connection[Any], worker: int, batch: int) -> int:
@@ -34,12 +43,6 @@ def drain(conn: psycopg.Connection[Any], worker: int, batch: int) -> int:
         done += len(rows)
 
 
-def cpu_us(pid: int) -> float | None:
-    """CPU time of one backend so far, in microseconds; None where there is no /proc."""
-    path = Path(f"/proc/{pid}/schedstat")
-    return int(path.read_text().split()[0]) / 1000 if path.exists() else None
-
-
 def statements(conn: psycopg.Connection[Any]) -> int:
     """Transactions of this database so far; here every statement is one."""
     conn.execute("select pg_stat_force_next_flush()")
@@ -48,25 +51,29 @@ def statements(conn: psycopg.Connection[Any]) -> int:
     return int(row[0])
 
 
-def run() -> None:
-    """Print the figures."""
-    jobs = max(1000, int(20_000 * SCALE))
-    with server() as running, database(running) as dsn, psycopg.connect(dsn, autocommit=True) as conn:
+def _no_vacuum(conn: psycopg.Connection[Any]) -> None:
+    """What is dead stays to be counted, and no vacuum's CPU is taken for a job's."""
+    for table in ("entry", "claim", "outcome"):
+        conn.execute(f"alter table tallybook.{table}_default_1 set (autovacuum_enabled = off)")
+
+
+def by_verbs(running: Server, jobs: int) -> None:
+    """One connection that claims and completes in batches of 100."""
+    with database(running) as dsn, psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("set synchronous_commit = off")  # counts bytes, not time
-        for table in ("entry", "claim", "outcome"):  # no vacuum in between: what is dead stays to be counted
-            conn.execute(f"alter table tallybook.{table}_default_1 set (autovacuum_enabled = off)")
+        _no_vacuum(conn)
         worker = start_worker(conn, ["default"])
         load(conn, 1000, batch=100)
         drain(conn, worker, 100)  # first touches write full pages; they are no cost of a job
         pid = conn.info.backend_pid
-        cpu = cpu_us(pid)
+        cpu = thread_cpu(pid) if HERE else 0.0
         said = statements(conn)
         at = wal(conn)
         load(conn, jobs, batch=100)
         between = wal(conn)
         assert drain(conn, worker, 100) == jobs
         end = wal(conn)
-        after = cpu_us(pid)
+        used = (thread_cpu(pid) - cpu) / jobs * 1e6 if HERE else None
         conn.execute("select pg_stat_force_next_flush()")
         dead = conn.execute(
             "select coalesce(sum(n_dead_tup), 0)::int from pg_stat_user_tables where schemaname = 'tallybook'"
@@ -77,5 +84,43 @@ def run() -> None:
         at_most("cost", "wal_bytes_per_job", (end - at) / jobs, "B", 500, parts).show()
         at_most("cost", "dead_tuples_per_job", dead[0] / jobs, "rows", 0, f"{jobs} jobs, autovacuum off").show()
         plain("cost", "statements_per_job", (statements(conn) - said) / jobs, "statements", "batches of 100").show()
-        used = None if cpu is None or after is None else (after - cpu) / jobs
         plain("cost", "server_cpu_per_job", used, "us", f"one backend, {os.cpu_count()} cores").show()
+
+
+def by_worker(running: Server, jobs: int) -> None:
+    """One worker process of the product, from the start of its claims to its end."""
+    with database(running) as dsn:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            _no_vacuum(conn)
+            load(conn, jobs)
+        vacuum(dsn)
+        assert running.pid is not None
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            said = statements(conn)
+            with Process("drain", dsn, str(_SLOTS)) as worker:
+                cpu = server_cpu(running.pid) if HERE else 0.0
+                worker.go()
+                answer = worker.answer()
+            assert answer["completed"] == jobs, answer
+            _alone(conn)  # its sessions tell their statements, and their CPU, when they end
+            used = (server_cpu(running.pid) - cpu) / jobs * 1e6 if HERE else None
+            told = (statements(conn) - said) / jobs
+    shown = f"{jobs} no-op jobs, {_SLOTS} slots"
+    plain("cost", "worker_cpu_per_job", answer["cpu_s"] / jobs * 1e6, "us", f"the worker's process, {shown}").show()
+    plain("cost", "worker_server_cpu_per_job", used, "us", "all processes of the server meanwhile").show()
+    plain("cost", "worker_statements_per_job", told, "statements", f"transactions, the start included, {shown}").show()
+
+
+def _alone(conn: psycopg.Connection[Any]) -> None:
+    others = "select from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    until = time.monotonic() + 10
+    while conn.execute(others).fetchall() and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def run() -> None:
+    """Print the figures."""
+    jobs = max(1000, int(20_000 * SCALE))
+    with server() as running:
+        by_verbs(running, jobs)
+        by_worker(running, jobs)

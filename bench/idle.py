@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections import Counter
 from pathlib import Path
 
+from bench.cpu import process_cpu
 from bench.figures import SCALE, at_most, say
 from bench.processes import Process
 from bench.server import SETTINGS, database
@@ -23,13 +23,13 @@ def run() -> None:
     with (
         temporary_server(18, settings=SETTINGS | logging, durable=True) as running,
         database(running) as dsn,
-        Process("latency", dsn) as worker,
+        Process("serve", dsn) as worker,
     ):
         time.sleep(3)
         log = Path(running.log_path)
-        size, cpu, start = log.stat().st_size, _cpu(worker.pid), time.perf_counter()
+        size, cpu, start = log.stat().st_size, process_cpu(worker.pid), time.perf_counter()
         time.sleep(seconds)
-        passed, used = time.perf_counter() - start, _cpu(worker.pid) - cpu
+        passed, used = time.perf_counter() - start, process_cpu(worker.pid) - cpu
         said = Counter(_STATEMENT.findall(log.read_text("utf-8", "replace")[size:]))
         worker.go()
         worker.answer()
@@ -37,8 +37,3 @@ def run() -> None:
         say(f"  idle: {count / passed:.2f}/s {text[:90]}")
     at_most("idle", "statements_per_s", sum(said.values()) / passed, "1/s", 2, f"over {passed:.0f} s").show()
     at_most("idle", "core_percent", 100 * used / passed, "%", 1, f"process CPU {used:.2f} s").show()
-
-
-def _cpu(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -17,7 +17,7 @@ def ours(running: Server, rate: float, seconds: float) -> tuple[float, float]:
     """p50 and p99 in ms of one run on a fresh database; the producer is this process, evenly paced."""
     count = int(rate * seconds)
     committed: list[float] = []
-    with database(running) as dsn, Process("latency", dsn) as worker, psycopg.connect(dsn, autocommit=True) as conn:
+    with database(running) as dsn, Process("serve", dsn) as worker, psycopg.connect(dsn, autocommit=True) as conn:
         for _ in range(10):  # warm
             conn.execute("select tallybook.enqueue('default', 'note', '{\"n\": -1}')")
             time.sleep(0.05)

@@ -10,13 +10,17 @@ from typing import Any
 
 
 class Process:
-    """One `bench.worker_process`; a context manager that leaves nothing behind."""
+    """One `bench.worker_process`; a context manager that leaves nothing behind.
 
-    def __init__(self, *arguments: str) -> None:
+    quiet: what it logs is not shown, where thousands of failures are what is measured.
+    """
+
+    def __init__(self, *arguments: str, quiet: bool = False) -> None:
         self._child = subprocess.Popen(
             [sys.executable, "-m", "bench.worker_process", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if quiet else None,
             text=True,
         )
 
@@ -36,7 +40,7 @@ class Process:
         return self._child.pid
 
     def go(self) -> None:
-        """Let it work (drain), or end (latency)."""
+        """Let it work (drain), or end (serve)."""
         assert self._child.stdin is not None
         self._child.stdin.write("go\n")
         self._child.stdin.flush()

@@ -1,6 +1,6 @@
 """One worker process of a benchmark: says ready, waits for go, works, says what it did.
 
-drain: ends by itself when nothing has come for a while. latency: ends when its standard input closes.
+drain: ends by itself when nothing has come for a while. serve: ends when it is told to, or its standard input closes.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
+from typing import Any
 
+import bench.zoo  # noqa: F401  its tasks are the app's
 from bench import app as bench_app
-from tallybook._worker.settings import WorkerSettings
+from tallybook._worker.settings import SLOTS, WorkerSettings
 from tallybook._worker.worker import Worker
 
 
@@ -27,6 +30,7 @@ async def _drain(dsn: str, slots: int) -> dict[str, object]:
     worker.claimer.run = gated  # type: ignore[method-assign]
     running = asyncio.create_task(worker.run())
     await asyncio.to_thread(sys.stdin.readline)
+    cpu = time.process_time()
     go.set()
     before, still = -1, 0
     while still < 15 and not running.done():  # nothing new for 0.3 s
@@ -36,21 +40,28 @@ async def _drain(dsn: str, slots: int) -> dict[str, object]:
         before = done
     worker.stop()
     report = await running
-    return {**bench_app.seen, "completed": report.completed}
+    return {**bench_app.seen, "completed": report.completed, "cpu_s": time.process_time() - cpu}
 
 
-async def _latency(dsn: str) -> dict[str, object]:
-    worker = Worker(bench_app.app, dsn, WorkerSettings())
+async def _serve(dsn: str, options: dict[str, Any]) -> dict[str, object]:
+    """A worker with these settings (durations in words), until told to end."""
+    options["queues"] = {"default": options.pop("slots", SLOTS)}
+    worker = Worker(bench_app.app, dsn, WorkerSettings(**options))
     running = asyncio.create_task(worker.run())
-    while worker.sleeper is None or not worker.sleeper.clear:  # noqa: ASYNC110
+    while not worker.claimer.claimed and (worker.sleeper is None or not worker.sleeper.clear):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     worker.stop()
-    await running
-    return {"starts": bench_app.starts}
+    report = await running
+    return {"starts": bench_app.starts, "ends": bench_app.ends, "completed": report.completed}
+
+
+async def main(what: str, dsn: str, given: str) -> None:
+    """Work, and say what was done."""
+    said = await (_drain(dsn, int(given)) if what == "drain" else _serve(dsn, json.loads(given)))
+    print(json.dumps(said), flush=True)
 
 
 if __name__ == "__main__":
-    what, dsn = sys.argv[1:3]
-    print(json.dumps(asyncio.run(_drain(dsn, int(sys.argv[3])) if what == "drain" else _latency(dsn))), flush=True)
+    asyncio.run(main(*sys.argv[1:3], *(sys.argv[3:] or ["{}"])))

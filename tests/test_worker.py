@@ -12,6 +12,7 @@ import pytest
 
 from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, Cancel, Constant, Context, Dead, Snooze
+from tallybook._worker.jobs import Book, Lease
 
 pytestmark = pytest.mark.anyio
 
@@ -283,3 +284,18 @@ async def test_a_handlers_follow_up_runs_next(app: App, dsn: str, db: Any, jobs:
     async with working(app, dsn, **SLEEPY):
         step.enqueue_sync(db, 5)
         await eventually(lambda: ran == [5, 4, 3, 2, 1, 0], "all steps ran")
+
+
+def test_the_watermark_hides_no_claim_after_the_numbers_were_set_back() -> None:
+    """F5: a crash of the server can set the claims' numbers back; no open claim lies below what the heartbeat then says."""
+    book = Book({"default": 10})
+    before = Lease("a", 1000, "default")
+    book.opened(before, 1)
+    book.forget()  # the connection was lost
+    assert book.open_from == 1000  # still to be ended
+    book.opened(Lease("b", 968, "default"), 1)
+    assert book.open_from == 968
+    book.ended(before)
+    book.forget()
+    book.leases.clear()
+    assert book.open_from == 0  # nothing is known of the next number

@@ -99,6 +99,7 @@ class Claimer:
         return await self.link.run(call)
 
     def _forget(self) -> None:
+        self._book.forget()
         if self._trips:
             self._trips.close()
 

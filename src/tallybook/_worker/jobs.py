@@ -99,11 +99,14 @@ class Book:
     @property
     def open_from(self) -> int:
         """The watermark: no claim of this process with a lower id has an attempt whose end was not seen committed."""
-        # Ids grow with each claim of this process, so the first that is left is the lowest.
+        # A crash of the server can set the numbers back, so the first that is open need not be the lowest, and what was
+        # claimed last before it says nothing about the next one: see `forget`.
         last = self.last_claim  # before the look: a claim that is opened after it has a higher number
-        for claim_id in tuple(self.leases):
-            return claim_id
-        return last + 1
+        return min(tuple(self.leases), default=last + 1 if last else 0)
+
+    def forget(self) -> None:
+        """The connection of the claims was lost: the next claim's number may be lower than the last one's."""
+        self.last_claim = 0
 
     def opened(self, lease: Lease, jobs: int) -> None:
         """A claim came back with so many jobs."""

@@ -1,7 +1,8 @@
 -- leased(lease): read the jobs that a claim took. Run it after the claim has committed; it takes no lock that is kept.
 --
 -- cancelled: the job was cancelled after the claim looked. Do not start it: end it with cancelled(). That this is read
--- after the claim's commit is what makes a cancel exact that commits before its job starts.
+-- after the claim's commit is what makes a cancel exact that commits before its job starts. One that names a later attempt
+-- counts as well: this one was lost meanwhile, and its worker does not know it yet.
 -- expired: no attempt may start any more. End it with expire().
 -- busy: a producer's open transaction is about to change the job, or relies on its being queued: ask again soon, with job.
 -- put_off: it was given a later time since. End it with put_off().
@@ -27,7 +28,7 @@ begin
     return query
     select e.job_id, e.attempt, e.task, coalesce(k.args, e.args), e.headers, v_queue, v_priority, e.failures::int, e.crashes::int, e.max_attempts::int,
            e.unique_key, e.enqueued_at, e.run_at,
-           v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once) and t.cancelled),
+           v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled),
            e.expires_at <= clock_timestamp(), k.busy, k.run_at > clock_timestamp(), e.order_key, e.options
       from unnest(case when c.one_xid is not null then array[c.one_xid] else c.closed end) x(xid) cross join tallybook.entry e
            left join lateral tallybook._look(e.job_id) k on e.unique_key is not null
@@ -40,7 +41,7 @@ begin
     return query
     select e.job_id, e.attempt, e.task, coalesce(k.args, e.args), e.headers, v_queue, v_priority, e.failures::int, e.crashes::int, e.max_attempts::int,
            e.unique_key, e.enqueued_at, e.run_at,
-           v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once) and t.cancelled),
+           v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled),
            e.expires_at <= clock_timestamp(), k.busy, k.run_at > clock_timestamp(), e.order_key, e.options
       from tallybook.entry e
            left join lateral tallybook._look(e.job_id) k on e.unique_key is not null

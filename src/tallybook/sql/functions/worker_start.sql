@@ -4,8 +4,9 @@
 --   lease    how long it may be silent before the others take it for dead
 --   catalogue  what its tasks are, as JSON: [{"name", "app", "definition", ...}]; kept in tallybook.task for people
 --   session  it holds the advisory lock (1413565443, id) in shared mode on the session that renews, so that its death is seen at once
--- Makes the queues that are not there yet. Where the database came from another cluster it is rebased first, so that no
--- worker of this cluster ever meets a cursor of that one. Writes worker, queue; see rebase.
+-- Commits durably, whatever the session says: a crash that forgot it would give its id to another worker as well, and who
+-- of the two died first would never be rescued. Makes the queues that are not there yet. Where the database came from another
+-- cluster it is rebased first, so that no worker of this cluster ever meets a cursor of that one. Writes worker, queue; see rebase.
 create or replace function tallybook.worker_start(name text, queues text[], tasks text[] default '{}', session boolean default false,
   at timestamptz default clock_timestamp(), lease interval default '30 s',
   catalogue jsonb default null)
@@ -13,6 +14,7 @@ returns int language plpgsql as $$
 declare
   v_id int;
 begin
+  perform set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') = 'off';
   perform tallybook._check_name('queue', q, 64) from unnest(queues) q;
   perform tallybook.rebase(at => worker_start.at);
   insert into tallybook.queue (name) select distinct q from unnest(queues) q order by q on conflict do nothing;

@@ -1,0 +1,75 @@
+"""What the explicit-state model (tests/support/protocol_model.py) found in the SQL, on the real server."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from tallybook._db.migrate import migrate
+from tallybook.embedded import temporary_server
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+START = "select tallybook.worker_start(%s, '{q}', at => clock_timestamp())"
+# What worker_start did before: the row alone, with the commit that its session has.
+ROW = """
+insert into tallybook.worker (name, queues, tasks, parts, session, started_at, seen_at)
+values (%s, '{q}', '{}', '{}', false, clock_timestamp(), clock_timestamp()) returning id"""
+
+
+def one(db: Connection, query: Any, *params: object) -> Any:
+    """The first column of the first row."""
+    row = db.execute(query, params).fetchone()
+    assert row is not None
+    return row[0]
+
+
+@pytest.mark.parametrize(("start", "again"), [(START, False), (ROW, True)], ids=["worker_start", "control"])
+def test_a_crash_gives_a_workers_number_to_nobody_else(start: str, again: bool) -> None:
+    """F5: a worker went on record in a session that commits asynchronously, the server is killed: its number stays its own.
+
+    The control, a row that is not committed durably, shows the same number given twice.
+    """
+    with temporary_server(settings={"wal_writer_delay": "10s", "synchronous_commit": "on"}) as server:
+        dsn = server.create_database("crash")
+        with psycopg.connect(dsn, autocommit=True) as db:
+            migrate(db)
+            db.execute("checkpoint")  # the next number drawn is logged anew
+            db.execute("set synchronous_commit = off")
+            before = one(db, start, "before")
+            server.kill()
+        server.start()
+        with psycopg.connect(dsn, autocommit=True) as db:
+            assert (one(db, start, "after") == before) is again
+
+
+@pytest.mark.parametrize("cancel_first", [True, False])
+def test_a_zombie_that_reads_late_does_not_start_what_was_cancelled(db: Connection, cancel_first: bool) -> None:
+    """F8, I16: a worker claims, is given up before it has read its jobs, and a user cancels one: it is told so when it reads.
+
+    Whether the cancel met its attempt or the next one. A job that nobody cancelled is read as ever.
+    """
+    worker, lease = one(db, START, "zombie"), uuid4()
+    job, other = (one(db, "select tallybook.enqueue('q', 'work')") for _ in range(2))
+    assert one(db, "select jobs from tallybook.claim(%s, '{q}', '{9}', %s)", worker, lease) == 2
+    if cancel_first:
+        assert one(db, "select tallybook.cancel(%s)", job) == "cancelling"
+    assert one(db, "select tallybook.worker_stop(%s)", worker) == 2, "given up: both go back in line"
+    if not cancel_first:
+        assert one(db, "select tallybook.cancel(%s)", job) == "cancelled"
+    read = db.execute("select job_id, attempt, cancelled from tallybook.leased(%s)", [lease]).fetchall()
+    assert read == [(job, 1, True), (other, 1, False)]
+    assert one(db, "select tallybook.cancelled(%s, %s, 1)", lease, job) == "refused", "another's attempt by now"
+
+
+def test_a_cancel_that_was_undone_by_retry_does_not_reach_back(db: Connection) -> None:
+    """A cancel of one attempt alone (retried since) stops no other attempt that is read late."""
+    worker, lease = one(db, START, "late"), uuid4()
+    job = one(db, "select tallybook.enqueue('q', 'work')")
+    assert one(db, "select tallybook.cancel(%s)", job) == "cancelled"
+    assert one(db, "select tallybook.retry(%s)", job) == 2
+    assert one(db, "select jobs from tallybook.claim(%s, '{q}', '{9}', %s)", worker, lease) == 1
+    read = db.execute("select job_id, attempt, cancelled from tallybook.leased(%s)", [lease]).fetchall()
+    assert read == [(job, 2, False)]
