@@ -33,6 +33,16 @@ async def meet(ctx: Context, me: str, other: str) -> None:
     while not pathlib.Path(other).exists():
         await asyncio.sleep(0.02)
 """
+# Does not end, and its worker has one slot: that is one too many.
+STUCK = """
+import time
+from tallybook import App
+app = App("shop")
+
+@app.task(timeout="100 ms")
+def stuck() -> None:
+    time.sleep(600)
+"""
 READY = " serves "
 QUICK = ("--heartbeat", "400 ms", "--lease", "2 s")
 
@@ -147,6 +157,22 @@ def test_supervisor_replaces_a_child(shop: Path, dsn: str) -> None:
         parent.send(signal.SIGTERM)
         assert parent.ended() == 0
         assert not any(map(is_alive, before))
+
+
+def test_supervisor_replaces_a_worker_that_is_used_up(tmp_path: Path, dsn: str) -> None:
+    """F25: a child that stops since its threads are lost to handlers that do not end has code 3; a new one takes over."""
+    (tmp_path / "shop.py").write_text(STUCK)
+    with worker(tmp_path, dsn, "--processes", "2", "--queues", "default=1") as parent:
+        parent.says(READY, times=2)
+        put(dsn, "default", "stuck")
+        parent.says("the worker stops, to be started again")
+        parent.says("ended with code 3; a new one in 1 s")
+        parent.says(READY, times=3)
+        assert rows(dsn, "select failures, crashes, last_error from tallybook.job") == [
+            (1, 0, "deadline of 100 ms passed")
+        ]
+        parent.send(signal.SIGTERM)
+        assert parent.ended() == 0
 
 
 def test_supervisor_passes_the_second_signal_on(shop: Path, dsn: str) -> None:

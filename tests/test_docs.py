@@ -361,8 +361,8 @@ def test_every_sqlstate_of_the_functions_is_listed() -> None:
 
 def shown(field: Field[Any]) -> str:
     """The default as docs/configuration.md writes it."""
-    if field.default is MISSING:
-        return {"queues": "see below", "name": "host:pid:random"}[field.name]
+    if field.default is MISSING or field.default is None:
+        return {"queues": "see below", "name": "host:pid:random", "max_abandoned": "its slots"}[field.name]
     return str(field.default).lower() if isinstance(field.default, bool) else field.default
 
 

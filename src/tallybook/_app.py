@@ -6,7 +6,7 @@ Making one and declaring tasks opens no connection, reads no setting and resolve
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 from tallybook._db import calls
 from tallybook._db.source import Source
 from tallybook._model.backoff import Backoff, Retry, as_policy
+from tallybook._model.execution import Execution
 from tallybook._model.job import Job, JobCall
 from tallybook._model.no_retry import NoRetry, checked
 from tallybook._model.options import Options, check_name
@@ -99,6 +100,10 @@ class App(Operations, Source):
         unique: bool | tuple[str, ...] | None = None,
         store_result: bool = True,
         atomic: Literal[False] = False,
+        timeout: timedelta | str | None = None,
+        process: bool = False,
+        memory: str | None = None,
+        env: Sequence[str] = (),
     ) -> _Decorator: ...
     @overload
     def task(
@@ -114,6 +119,7 @@ class App(Operations, Source):
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
         store_result: bool = True,
+        timeout: timedelta | str | None = None,
     ) -> _AtomicDecorator: ...
 
     def task(
@@ -130,6 +136,10 @@ class App(Operations, Source):
         unique: bool | tuple[str, ...] | None = None,
         store_result: bool = True,
         atomic: bool | str = False,
+        timeout: timedelta | str | None = None,
+        process: bool = False,
+        memory: str | None = None,
+        env: Sequence[str] = (),
     ) -> Any:
         """Make a task of a function, async or plain; it stays callable as the function that it is.
 
@@ -138,13 +148,19 @@ class App(Operations, Source):
         dead. `unique` allows one live job per value of all args (True) or of these (a tuple of names). What the handler
         returns is kept, up to 1 MB of JSON, for `app.result`, unless `store_result` is False. `atomic` runs the function
         in a transaction that it gets first, of the library that the annotation says, and that carries its end (a text:
-        of Django, with this alias): see docs/atomic.md. All but name, no_retry, store_result and atomic can be changed
+        of Django, with this alias): see docs/atomic.md. Queue, priority, retry, max_attempts and unique can be changed
         per job by `with_`. Raises DuplicateTask, ConfigError, SignatureError.
 
         `retry` is the backoff after a failure, by default exponential from 5 s with jitter, at most 6 h: a policy; the
         name of one that `retry_policy` declares, before or after the task; or a function of (failures) or (failures,
         error) that returns a timedelta, or None for no other attempt. After an exception of a class in `no_retry`
         there is none either: the job is dead at once.
+
+        `timeout` (a timedelta, or text like "30 s") is the deadline of one attempt: an async handler is cancelled then, a
+        plain one told by `ctx.timed_out`; what has not ended 5 s later is abandoned, the attempt has failed. With
+        `process=True` a plain function runs in a child process of the worker and is killed at its deadline; `memory`
+        ("512 MB") limits its address space, `env` names variables with credentials of the database that it gets all the
+        same.
 
             @app.task(queue="mail", retry=Exponential(timedelta(minutes=5)))
             async def send_welcome(user_id: int, *, lang: str = "en") -> None: ...
@@ -160,18 +176,21 @@ class App(Operations, Source):
         options = Options(queue, priority, unique, max_attempts=max_attempts)
 
         def declare(fn: Callable[..., Any]) -> Task[..., Any]:
-            return self._declare(
-                Task(
-                    self,
-                    fn,
-                    name=name,
-                    options=options,
-                    retry=retry,
-                    no_retry=no_retry,
-                    store_result=store_result,
-                    atomic=atomic,
-                )
+            execution = Execution.checked(fn, timeout=timeout, process=process, memory=memory, env=env)
+            if process and atomic:
+                raise ConfigError("process", fn, "an atomic task runs in the worker, which has its transaction")
+            declared: Task[..., Any] = Task(
+                self,
+                fn,
+                name=name,
+                options=options,
+                retry=retry,
+                no_retry=no_retry,
+                store_result=store_result,
+                atomic=atomic,
+                execution=execution,
             )
+            return self._declare(declared)
 
         return declare if fn is None else declare(fn)
 

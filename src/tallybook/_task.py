@@ -25,6 +25,7 @@ from tallybook._db.calls import Call
 from tallybook._db.kinds import transaction_kind
 from tallybook._db.source import Source
 from tallybook._model.backoff import DEFAULT, Backoff, Retry, as_policy
+from tallybook._model.execution import PLAIN, Execution
 from tallybook._model.job import Job, JobCall
 from tallybook._model.no_retry import NoRetry
 from tallybook._model.no_retry import checked as _classes
@@ -63,8 +64,8 @@ class Task(Generic[P, R_co]):
 
     `name` is in every row of its jobs and is the contract with SQL producers and with older releases of the program.
     `fn` is the function, `is_async` whether it is a coroutine function; `queue`, `priority`, `max_attempts` (None: 5),
-    `retry_name` (where its retry policy is a named one), `no_retry` are as declared; `args` binds, and reads back, its
-    arguments.
+    `retry_name` (where its retry policy is a named one), `no_retry`, `execution` (timeout, process, memory, env) are as
+    declared; `args` binds, and reads back, its arguments.
     """
 
     __wrapped__: Callable[..., Any]
@@ -81,6 +82,7 @@ class Task(Generic[P, R_co]):
         no_retry: NoRetry = (),
         store_result: bool = True,
         atomic: bool | str = False,
+        execution: Execution = PLAIN,
     ) -> None:
         self.store_result = store_result
         functools.update_wrapper(self, _checked(fn))
@@ -94,6 +96,8 @@ class Task(Generic[P, R_co]):
         self.retry_name = retry if isinstance(retry, str) else None
         self._retry = DEFAULT if retry is None or isinstance(retry, str) else as_policy(retry)
         self.no_retry = _classes(no_retry)
+        self.execution = execution
+        self.guarded = execution is not PLAIN
         self.atomic = _checked_atomic(atomic)
         self.args = ArgsModel(fn, task=self.name, is_special=_is_given, check_specials=self._check_given)
         # What the task declares is looked up when an attempt fails; in the row there is only what a job asked for.

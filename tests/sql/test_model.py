@@ -440,10 +440,11 @@ class Ledger(RuleBasedStateMachine):
         got = self.row("select * from tallybook.rescue(%s, max_crashes => 2, at => %s)", LEASE_TIME, self.now)
         self.written += 1
         assert got == (len(lost), suspects)
+        alone = {job.id for job in lost if sum(other.worker == job.worker for other in lost) == 1}
         for job in sorted(lost, key=lambda job: job.id):
             job.crashes += 1
             job.errors.append("worker w died, or could not be reached")
-            if job.crashes >= 2:
+            if job.crashes >= (2 if job.id in alone else 6):
                 self.end(job, "dead", "crashed")
             else:
                 self.go_on(job, self.now)

@@ -804,3 +804,78 @@ def in_threads(works: list[Callable[[], None]]) -> None:
         thread.join()
     if errors:
         raise errors[0]
+
+
+# Crash and put_back.
+
+
+def test_a_crash_ends_one_attempt_as_lost(db: Connection) -> None:
+    """F24 P8: `crash` counts a crash and no failure; the job waits 1 s, then 2 s, and is dead as crashed at the third."""
+    job = one(db, "select tallybook.enqueue('mail', 'send')")
+    worker = start(db)
+    now = one(db, "select clock_timestamp()")
+    said = []
+    for attempt in (1, 2, 3):
+        lease = claim(db, worker)
+        arguments = [lease, job, attempt, '{"type": "ProcessDied"}', now]
+        said.append(one(db, "select tallybook.crash(%s, %s, %s, %s, at => %s)", *arguments))
+        run_at = db.execute("select run_at from tallybook.scheduled where job_id = %s", [job]).fetchone()
+        if run_at:
+            assert run_at[0] == now + timedelta(seconds=2 ** (attempt - 1))
+            now = run_at[0]
+            db.execute("select tallybook.promote(at => %s)", [now])
+    assert said == ["scheduled", "scheduled", "dead"]
+    assert see(db, "state, reason, attempts, failures, crashes") == [("dead", "crashed", 3, 0, 3)]
+    ends = db.execute("select state, error ->> 'type' from tallybook.attempt where job_id = %s order by attempt", [job])
+    assert ends.fetchall() == [("lost", "ProcessDied")] * 3
+
+
+def test_a_crash_is_refused_to_whoever_lost_the_attempt(db: Connection) -> None:
+    """P5: after a rescue, or said twice, `crash` changes nothing."""
+    job = one(db, "select tallybook.enqueue('mail', 'send')")
+    worker = start(db)
+    lease = claim(db, worker)
+    assert one(db, "select tallybook.worker_stop(%s)", worker) == 1
+    assert one(db, "select tallybook.crash(%s, %s, 1, '{}')", lease, job) == "refused"
+    assert one(db, "select tallybook.put_back(%s, %s, 1)", lease, job) == "refused"
+    lease = claim(db, start(db))
+    assert one(db, "select tallybook.crash(%s, %s, 2, '{}')", lease, job) == "scheduled"
+    assert one(db, "select tallybook.crash(%s, %s, 2, '{}')", lease, job) == "refused"
+    assert see(db, "state, crashes") == [("scheduled", 2)]
+
+
+def test_what_was_put_back_was_not_started(db: Connection) -> None:
+    """`put_back` gives back an attempt that never began: at once or later, and none of the counts goes up."""
+    job = one(db, "select tallybook.enqueue('mail', 'send')")
+    worker = start(db)
+    lease = claim(db, worker)
+    assert one(db, "select tallybook.put_back(%s, %s, 1)", lease, job) == "available"
+    lease = claim(db, worker)
+    assert one(db, "select tallybook.put_back(%s, %s, 2, '1 hour')", lease, job) == "scheduled"
+    assert see(db, "state, attempt, attempts, failures, crashes") == [("scheduled", 3, 0, 0, 0)]
+
+
+def test_a_job_is_buried_only_for_what_it_did_alone(db: Connection) -> None:
+    """F24: of jobs that were lost together none is dead at three crashes; one that was alone is; all are at nine."""
+    jobs = [one(db, "select tallybook.enqueue('mail', 'send')") for _ in range(2)]
+    for crashes in range(1, 9):
+        worker = start(db)
+        claim(db, worker)
+        assert one(db, "select tallybook.worker_stop(%s)", worker) == 2
+        assert see(db, "state, crashes") == [("available", crashes)] * 2
+    worker = start(db)
+    lease = claim(db, worker)
+    assert one(db, "select tallybook.complete(%s, %s, 9)", lease, jobs[0])
+    assert one(db, "select tallybook.worker_stop(%s)", worker) == 1
+    assert see(db, "id, state, reason, crashes") == [(jobs[0], "completed", None, 8), (jobs[1], "dead", "crashed", 9)]
+
+
+def test_jobs_that_are_lost_together_end_as_well(db: Connection) -> None:
+    """P8: workers that know nothing of suspects do not run a job that kills them for ever: nine crashes are the end."""
+    for _ in range(2):
+        one(db, "select tallybook.enqueue('mail', 'send')")
+    for _ in range(9):
+        worker = start(db)
+        claim(db, worker)
+        assert one(db, "select tallybook.worker_stop(%s)", worker) == 2
+    assert see(db, "state, reason, crashes") == [("dead", "crashed", 9)] * 2

@@ -17,7 +17,7 @@ from tallybook._cli.common import DURATION, connect, conninfo, dsn_option
 from tallybook._cli.loading import app_option, load_app
 from tallybook._db.link import Link
 from tallybook._model.durations import format_duration
-from tallybook._worker import logs, supervisor
+from tallybook._worker import children, logs, supervisor
 from tallybook._worker.settings import WorkerSettings, app_queues, parse_queues
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def worker(
 
     SIGTERM or Ctrl-C lets running jobs finish, a second one gives them back.
 
-    Exit code 0 after a stop, 2 if something it was told is wrong, 1 for the rest.
+    Exit code 0 after a stop, 2 if something it was told is wrong, 3 if it stopped by itself since too many handlers did
+    not end after their deadline and it wants to be started again, 1 for the rest.
     """
     patience = (durations["stop_timeout"] or WorkerSettings.stop_timeout) + _AFTER_STOP
     supervisor.watch_parent(patience)
@@ -109,6 +110,7 @@ def _check(app: App) -> None:
         log.warning("app %r has no tasks: is the module that defines them imported?", app.name)
     for task in app.tasks.values():
         _ = task.wants_context  # SignatureError now, not at its first job
+        children.check(task)
     app.check_policies()
 
 
@@ -124,7 +126,7 @@ async def _run(app: App, dsn: str, settings: WorkerSettings) -> int:
         report.completed, report.failed, report.dead, report.released,
         extra={"event": "stopped"},
     )  # fmt: skip
-    return 0
+    return supervisor.WORN_OUT if report.worn_out else 0
 
 
 async def _reachable(dsn: str, name: str) -> bool:

@@ -60,7 +60,7 @@ def _clean(text: str) -> str:
 def _kind(exc: BaseException) -> str:
     try:
         module, name = type(exc).__module__, type(exc).__qualname__
-        return _clean(name if module in ("builtins", "__main__") else f"{module}.{name}")
+        return _clean(name if module in ("builtins", "__main__", "__mp_main__") else f"{module}.{name}")
     except BaseException:  # a metaclass may do anything
         return "<unknown type>"
 

@@ -41,6 +41,7 @@ from tallybook._db.transactions import (
 )
 from tallybook._model.failure import safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
+from tallybook._worker.deadline import Leavable
 from tallybook._worker.jobs import Running
 from tallybook.errors import LeaseLost, QueueUnavailable, SignatureError, TransactionError
 
@@ -120,7 +121,8 @@ class Atomic:
         begun = await self._begin(library)
         well = False
         try:
-            value = await known.fn(begun.given, *positional, **named)
+            handler = known.fn(begun.given, *positional, **named)
+            value = await (handler if job.guard is None else Leavable(handler, job))
             verb, call, wake_in = _end(job, known, value)
             await library.flush(begun)
             job.in_doubt = True

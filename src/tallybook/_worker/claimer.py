@@ -19,6 +19,7 @@ from tallybook._worker.jobs import Book, Lease, Running
 from tallybook._worker.runner import Runner
 from tallybook._worker.settings import WorkerSettings
 from tallybook._worker.sleeper import Sleeper, jittered
+from tallybook._worker.suspects import Suspects
 from tallybook.errors import ForeignCursor, QueueUnavailable, WorkerEnded
 
 log = logging.getLogger("tallybook.worker")
@@ -67,17 +68,19 @@ class Claimer:
         self._trips: RoundTrips | None = None
         self._settings = settings
         self._book = book
-        self._runner = runner
         self._finisher = finisher
         self._sleeper = sleeper
         self._worker_id = worker_id
         self._on_many = on_many
         self._on_foreign = on_foreign
         self._foreign = 0
-        self.gate = Gate(runner, finisher, book, self._ask)
         self._order = list(settings.queues)
         self._most_unsaid = max(2000, 2 * settings.slots)
         self.stopping = asyncio.Event()
+        self.suspects = Suspects(
+            book, runner, finisher, patience=settings.suspect_wait, stopping=self.stopping, on_found=self.wake
+        )
+        self.gate = Gate(self.suspects, finisher, book, self._ask)
         self.awake = asyncio.Event()
         book.room = self.wake
         self.claimed = 0
@@ -116,21 +119,23 @@ class Claimer:
             await self._room()
             if self.stopping.is_set():
                 return
+            await self.suspects.start_found()
             woken = False
             self.awake.clear()
             if self._sleeper:
                 woken = self._sleeper.woken.is_set()
                 self._sleeper.woken.clear()
-            jobs = await self.claim(expect_work=woken or in_a_row > 0)
+            jobs = await self.claim(expect_work=woken or in_a_row > 0, most=self.suspects.most())
             if jobs:
                 in_a_row += 1
-                self._runner.start(jobs)
+                await self.suspects.start(jobs)
                 if in_a_row == _BUSY and self._sleeper:
                     await self._sleeper.disarm()
                 # Handlers that never wait end in this turn of the loop, and their slots are claimed for at once.
                 await asyncio.sleep(0)
                 continue
             in_a_row = 0
+            self.suspects.careful = False
             await self._sleep()
 
     async def _room(self) -> None:

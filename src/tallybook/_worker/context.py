@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, MutableMapping
 from contextvars import ContextVar
+from datetime import datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -127,8 +128,23 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether this job was told to stop; a handler in a thread looks here, an async one is cancelled."""
-        return self._job().cancel_reason is not None
+        """Whether this job was told to stop, by a person or by its deadline.
+
+        A plain handler looks here; an async one is cancelled.
+        """
+        return self._job().cancel_reason is not None or self.timed_out
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether this attempt's deadline has passed: it has only the grace left."""
+        guard = self._job().guard
+        return guard is not None and guard.timed_out
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When this attempt's time is over, by the worker's clock; None for a task without a timeout."""
+        guard = self._job().guard
+        return None if guard is None else guard.deadline
 
     @property
     def log(self) -> JobLogger:

@@ -43,11 +43,12 @@ async def drain(
         while (left is None or left > 0) and (until is None or time.monotonic() < until):
             if worker._failed:
                 raise worker._failed
+            await worker.claimer.suspects.start_found(until=until)
             await worker.promoter.look()
             await worker.rescuer.look()
-            jobs = await worker.claimer.claim(expect_work=True, most=left)
+            jobs = await worker.claimer.claim(expect_work=True, most=worker.claimer.suspects.most(left))
             if jobs:
-                worker.runner.start(jobs)
+                await worker.claimer.suspects.start(jobs, until=until)
                 left = None if left is None else left - len(jobs)
             if not jobs and not worker.book.running and not worker.finisher.waiting:
                 if worker.claimer.gate.waiting and not await _gate_moved(worker, until):
@@ -60,10 +61,10 @@ async def drain(
                     continue
                 # What just ended may have put more in line.
                 promoted, _ = await worker.promoter.look()
-                jobs = await worker.claimer.claim(expect_work=True, most=left)
+                jobs = await worker.claimer.claim(expect_work=True, most=worker.claimer.suspects.most(left))
                 if not promoted and not jobs and not worker.claimer.gate.waiting:
                     break
-                worker.runner.start(jobs)
+                await worker.claimer.suspects.start(jobs, until=until)
                 left = None if left is None else left - len(jobs)
                 continue
             await _turn(worker, until)

@@ -38,6 +38,8 @@ _SNOOZE = "select tallybook.snooze(%s::uuid, %s::bigint, %s::int, %s::interval)"
 _EXPIRE = "select tallybook.expire(%s::uuid, %s::bigint, %s::int)"
 _PUT_OFF = "select tallybook.put_off(%s::uuid, %s::bigint, %s::int)"
 _CANCELLED = "select tallybook.cancelled(%s::uuid, %s::bigint, %s::int, %s::text)"
+_CRASH = "select tallybook.crash(%s::uuid, %s::bigint, %s::int, %s::jsonb)"
+_PUT_BACK = "select tallybook.put_back(%s::uuid, %s::bigint, %s::int, %s::interval)"
 _MOVE = "select tallybook.move(%s::uuid, %s::bigint, %s::int)"
 
 _LARGEST_FLUSH = 2000
@@ -84,6 +86,14 @@ class Finisher:
     def cancelled(self, running: Running, reason: str | None) -> None:
         """Ended as cancelled."""
         self._end(running, "cancel", _CANCELLED, (reason,))
+
+    def crash(self, running: Running, error: dict[str, Any]) -> None:
+        """The attempt took its own process with it: again after the server's delay, or dead as crashed."""
+        self._end(running, "crash", _CRASH, (json.dumps(error),), timedelta(seconds=1))
+
+    def put_back(self, running: Running, delay: timedelta) -> None:
+        """Give back what was claimed and never started."""
+        self._end(running, "put_back", _PUT_BACK, (delay,), delay)
 
     def complete_with(self, running: Running, result: str) -> None:
         """The handler returned something, as JSON text."""

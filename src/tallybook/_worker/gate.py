@@ -14,7 +14,7 @@ from typing import Any
 
 from tallybook._worker.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
-from tallybook._worker.runner import Runner
+from tallybook._worker.suspects import Suspects
 from tallybook.errors import QueueUnavailable
 
 log = logging.getLogger("tallybook.worker")
@@ -28,12 +28,12 @@ class Gate:
 
     def __init__(
         self,
-        runner: Runner,
+        suspects: Suspects,
         finisher: Finisher,
         book: Book,
         ask: Callable[[str, Sequence[bytes | None]], Awaitable[list[tuple[Any, ...]]]],
     ) -> None:
-        self._runner = runner
+        self._suspects = suspects
         self._finisher = finisher
         self._book = book
         self._ask = ask
@@ -138,12 +138,12 @@ class Gate:
             del self._waiting[job.job_id]
         if free:
             self.moved.set()
-            self._runner.start(free)
+            self._suspects.admit(free)
         return left
 
     def give_back(self) -> list[Running]:
         """What waits here, for a worker that stops; it is not started any more."""
-        left = list(self._waiting.values())
+        left = [*self._waiting.values(), *self._suspects.take()]
         self._waiting.clear()
         for look in self._looks:
             look.cancel()

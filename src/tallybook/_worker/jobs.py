@@ -7,7 +7,10 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tallybook._worker.deadline import Guard
 
 log = logging.getLogger("tallybook.worker")
 
@@ -32,6 +35,7 @@ class Running:
         "cancel_reason",
         "crashes",
         "failures",
+        "guard",
         "handle",
         "headers",
         "in_doubt",
@@ -65,6 +69,7 @@ class Running:
         self.worker_name = worker_name
         self.handle: asyncio.Task[None] | None = None
         self.cancel_reason: str | None = None
+        self.guard: Guard | None = None
         self.in_doubt = False
         """Its end may be in the database already, or be on its way there, in a transaction other than the finisher's."""
         self.interrupt: Callable[[], object] | None = None

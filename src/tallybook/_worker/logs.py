@@ -30,6 +30,13 @@ def setup(format: Literal["text", "json"] | str = "text", level: int | str = "in
     root.setLevel(level.upper() if isinstance(level, str) else level)
 
 
+def current() -> dict[str, Any]:
+    """How this process logs, for a child process to do the same."""
+    root = logging.getLogger()
+    as_json = any(isinstance(handler.formatter, JsonFormatter) for handler in root.handlers)
+    return {"log_format": "json" if as_json else "text", "log_level": root.level}
+
+
 class JobFilter(logging.Filter):
     """Marks each record that is made while a job runs with `job`, `task_name`, `queue`, `attempt`; drops none."""
 

@@ -17,13 +17,16 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from tallybook._model.failure import describe, safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._worker.atomic import Atomic, Ended
+from tallybook._worker.children import Children, ChildResult, FailedInChild, ProcessDied, check
 from tallybook._worker.context import Context, current_job
+from tallybook._worker.deadline import Guard, deadline_passed
 from tallybook._worker.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
 from tallybook._worker.retrying import after_failure
@@ -41,6 +44,8 @@ _TURN = 0.005
 # "For ever" has to be an instant that PostgreSQL knows.
 _LONGEST = timedelta(days=36_500)
 _LONGEST_REASON = 4000
+# What was abandoned and can be ended has ended by then, in seconds.
+_A_MOMENT = 0.05
 
 
 class _InContext:
@@ -70,6 +75,10 @@ class _InContext:
                 run(coroutine.close)
                 raise
             except BaseException as thrown:
+                job = self._context.get(current_job)
+                if job is not None and job.guard is not None and job.guard.left and not job.guard.inner:
+                    run(job.guard.close, coroutine)  # whatever it makes of a cancel, it does not go on
+                    raise
                 error = thrown
 
 
@@ -86,6 +95,8 @@ class Runner:
         threads: int,
         worker_name: str,
         atomic: Atomic,
+        grace: timedelta = timedelta(seconds=5),
+        on_abandoned: Callable[[], object] = lambda: None,
     ) -> None:
         self._verbs = verbs
         self._app = app
@@ -97,11 +108,20 @@ class Runner:
         self._ready: deque[tuple[Running, Task[Any, Any]]] = deque()
         self._relays: set[asyncio.Task[None]] = set()
         self._lifespan = AsyncExitStack()
+        self._children = Children(worker_name, threads, verbs)
+        self._grace = grace.total_seconds()
+        self._on_abandoned = on_abandoned
+        self._left: set[asyncio.Task[None]] = set()
+        self._unclosed = 0
+        self.abandoned = 0
+        """How many handlers did not end after their deadline and the grace."""
         self.state = SimpleNamespace()
         self.aborting = False
 
     async def open(self) -> None:
         """Enter the app's lifespans, in the order in which they were declared."""
+        for known in self._app.tasks.values():
+            check(known)
         self._verbs.loop = asyncio.get_running_loop()
         context = Context(self.state)
         for hook in self._app.lifespans:
@@ -109,6 +129,7 @@ class Runner:
 
     async def close(self) -> None:
         """Leave the lifespans; threads that still run are left behind."""
+        await self._children.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._lifespan.aclose()
 
@@ -131,6 +152,8 @@ class Runner:
         if job is not None and job.cancel_reason is None:
             job.cancel_reason = reason or ""
             self._stop(job)
+            if job.guard is not None:
+                job.guard.told()
 
     def _stop(self, job: Running) -> None:
         if job.handle is not None and not job.handle.done():
@@ -143,6 +166,58 @@ class Runner:
         self.aborting = True
         for job in list(self._book.running.values()):
             self._stop(job)
+            if job.guard is not None:
+                job.guard.aborted()
+
+    def isolated(self, job: Running) -> bool:
+        """Whether what this job does to its process it does to no other job."""
+        known = self._app.tasks.get(job.task_name)
+        return known is not None and known.execution.process
+
+    @property
+    def still_abandoned(self) -> int:
+        """How many abandoned handlers are still there: threads, coroutines that cannot be closed."""
+        return self._threads.abandoned + len(self._left) + self._unclosed
+
+    def leave(self, job: Running) -> None:
+        """Wait no more for a handler whose attempt has its end: close its coroutine, replace its thread, kill its process."""
+        guard = job.guard = job.guard or Guard(job)
+        guard.left = True
+        guard.clear()
+        relay = guard.relay or job.handle
+        if guard.child is not None:
+            guard.child.kill()
+        if guard.thread is not None and self._threads.abandon(guard.thread):
+            guard.thread = None
+        elif relay is not None and not relay.done():
+            self._left.add(relay)
+            relay.add_done_callback(partial(self._gone, guard))
+        if relay is not None and not relay.done():
+            relay.cancel()
+
+    def _gone(self, guard: Guard, relay: asyncio.Task[None]) -> None:
+        self._left.discard(relay)
+        self._unclosed += guard.unclosed
+
+    def _overdue(self, job: Running) -> None:
+        """Neither the cancel nor the grace has ended this attempt: it is failed, and its handler abandoned."""
+        known = self._app.tasks[job.task_name]
+        if self._book.running.get(job.job_id) is not job or known.execution.timeout is None:
+            return
+        self.abandoned += 1
+        log.warning(
+            "%s %s did not end within %g s after its deadline: it is abandoned, whatever it still does does not count",
+            known.name,
+            job.job_id,
+            self._grace,
+            extra={"event": "abandoned", "job": job.job_id, "task_name": known.name},
+        )
+        self._raised(job, known, deadline_passed(known.execution.timeout))
+        self._book.freed(job)
+        self.leave(job)
+        if self._threads.abandoned:
+            self._on_abandoned()  # before the claimer takes a job for the free slot
+        asyncio.get_running_loop().call_later(_A_MOMENT, self._on_abandoned)
 
     def lost(self) -> None:
         """All of this worker's jobs were given to others: stop them; no end of theirs will be accepted."""
@@ -171,7 +246,10 @@ class Runner:
             if self._told_before_it_began(job):
                 continue
             job.handle = me
-            await self._one(job, known)
+            if known.guarded:
+                await self._guarded(job, known, me)
+            else:
+                await self._one(job, known)
             if handed_on[0]:
                 return
             if me is not None and me.cancelling():
@@ -193,6 +271,18 @@ class Runner:
         self._book.freed(job)
         return True
 
+    async def _guarded(self, job: Running, known: Task[Any, Any], me: asyncio.Task[None] | None) -> None:
+        execution = known.execution
+        job.guard = guard = Guard(job, execution.timeout, self._grace, self._stop, self._overdue)
+        guard.relay = me
+        guard.inner = bool(known.atomic) and known.is_async
+        if not execution.process:  # a process has to start before its job does
+            guard.start()
+        try:
+            await self._one(job, known)
+        finally:
+            guard.clear()
+
     async def _one(self, job: Running, known: Task[Any, Any]) -> None:
         value: Any = None
         raised: BaseException | None = None
@@ -203,7 +293,7 @@ class Runner:
         except Outcome as outcome:
             value = outcome
         except BaseException as error:
-            raised = error
+            raised = error if job.guard is None else job.guard.explained(error)
         if self._book.running.get(job.job_id) is not job:
             return  # given back at the stop: its end and its slot are dealt with
         try:
@@ -216,6 +306,8 @@ class Runner:
             elif job.in_doubt:
                 self._completed_itself(job, known)
             else:
+                if job.guard is not None and job.guard.timed_out:
+                    log.warning("%s %s was told to stop at its deadline and completed after it", known.name, job.job_id)
                 self._completed(job, known, value)
         except Exception as error:  # whatever it is, the attempt has an end and the slot is free
             described = describe(raised or error, attempt=job.attempt, worker=self._worker_name)
@@ -251,6 +343,8 @@ class Runner:
                 return await _InContext(self._around(job, ctx, known, fn, positional, named), context)
         if known.is_async:
             return await _InContext(fn(*positional, **named), context)
+        if known.execution.process:
+            return await self._in_child(job, known)
         value = await self._in_thread(job, context, fn, positional, named)
         if inspect.iscoroutine(value):  # an async function behind a plain decorator
             value = await _InContext(value, context)
@@ -270,8 +364,18 @@ class Runner:
                 await hooks.enter_async_context(asynccontextmanager(hook)(ctx))
             if known.is_async:
                 return await fn(*positional, **named)
+            if known.execution.process:
+                return await self._in_child(job, known)
             value = await self._in_thread(job, contextvars.copy_context(), fn, positional, named)
             return await value if inspect.iscoroutine(value) else value
+
+    async def _in_child(self, job: Running, known: Task[Any, Any]) -> Any:
+        # Its end is the process's end: a cancel is told to that, see Guard.
+        handle, job.handle = job.handle, None
+        try:
+            return await self._children.run(job, known)
+        finally:
+            job.handle = handle
 
     async def _in_thread(
         self,
@@ -290,11 +394,19 @@ class Runner:
         # A thread cannot be cancelled, and its job is not over before its code is: it is told by ctx.cancelled.
         handle, job.handle = job.handle, None
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+            future = self._threads.submit(call)
+            if job.guard is not None:
+                job.guard.thread = future
+            return await asyncio.wrap_future(future)
         finally:
             job.handle = handle
 
     def _completed(self, job: Running, known: Task[Any, Any], value: Any) -> None:
+        if isinstance(value, ChildResult):
+            value = value.text if known.store_result else None
+            if value is not None:
+                self._finisher.complete_with(job, value)
+                return
         if value is None:
             self._finisher.complete(job)
         elif (result := known.result_text(value)) is not None:
@@ -330,8 +442,15 @@ class Runner:
             if self.aborting:
                 self._finisher.snooze(job, timedelta(0))
                 return
-        described = describe(error, attempt=job.attempt, worker=self._worker_name)
-        then = after_failure(job, known, error)
+        if type(error) is ProcessDied:
+            log.error("%s %s: %s", known.name, job.job_id, error, extra={"event": "crashed", "job": job.job_id})
+            self._finisher.crash(job, error.described(job))
+            return
+        if type(error) is FailedInChild:
+            described, then = error.described, error.then or after_failure(job, known, error)
+        else:
+            described = describe(error, attempt=job.attempt, worker=self._worker_name)
+            then = after_failure(job, known, error)
         if then.problem is not None:
             described["note"] = then.problem
         log.warning(

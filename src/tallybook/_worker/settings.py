@@ -45,7 +45,11 @@ class WorkerSettings:
     stop_timeout: timedelta = timedelta(seconds=25)
     """How long a stop waits for running jobs."""
     abort_timeout: timedelta = timedelta(seconds=5)
-    """How long aborted handlers have to end before their jobs are given back."""
+    """How long handlers have to end that were aborted, cancelled, or are past their deadline."""
+    suspect_wait: timedelta = timedelta(seconds=60)
+    """How long claiming rests until the process is idle, for a job that has to run alone."""
+    max_abandoned: int | None = None
+    """So many handlers that do not end after their deadline make the worker stop, to be started again; None: its slots."""
 
     def __post_init__(self) -> None:
         if not self.queues:
@@ -55,15 +59,22 @@ class WorkerSettings:
                 raise ConfigError("queues", f"{queue}={slots}", "slots go from 1 to 100000")
             if not queue or queue.strip() != queue or len(queue.encode()) > 64:
                 raise ConfigError("queues", queue, "a queue name has 1 to 64 bytes and no space at its ends")
-        for option in ("poll", "heartbeat", "lease", "rescue_look", "stop_timeout", "abort_timeout"):
+        for option in ("poll", "heartbeat", "lease", "rescue_look", "stop_timeout", "abort_timeout", "suspect_wait"):
             object.__setattr__(self, option, parse_duration(getattr(self, option), option=option))
         for option in ("poll", "heartbeat", "lease", "rescue_look"):
             if getattr(self, option) <= timedelta(0):
                 raise ConfigError(option, getattr(self, option), "has to be more than nothing")
+        if self.max_abandoned is not None and self.max_abandoned < 1:
+            raise ConfigError("max_abandoned", self.max_abandoned, "goes from 1 up")
         if self.lease < 2 * self.heartbeat:
             raise ConfigError(
                 "lease", self.lease, "has to be at least twice the heartbeat", hint="Or one late beat costs all jobs"
             )
+
+    @property
+    def most_abandoned(self) -> int:
+        """`max_abandoned`, or as many as there are slots."""
+        return self.slots if self.max_abandoned is None else self.max_abandoned
 
     @property
     def slots(self) -> int:

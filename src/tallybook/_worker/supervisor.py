@@ -32,6 +32,8 @@ DSN_OF_PARENT = "TALLYBOOK_PARENT_DSN"
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _LIVED = 60.0  # who ran so long did not die of how it was started
 WRONG = 2
+WORN_OUT = 3
+"""It stopped by itself, since handlers that do not end have used it up: a new one is started like for one that died."""
 
 
 def watch_parent(patience: timedelta) -> None:

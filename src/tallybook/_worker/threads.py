@@ -1,6 +1,8 @@
 """Threads for plain handlers that do not keep the process: those of ThreadPoolExecutor are joined at its exit.
 
 A plain handler cannot be ended. After an abort its job was given back, and the process has to end whatever it does.
+After its deadline and the grace it is abandoned: it keeps its thread for as long as it wants to, another thread takes its
+place, and when it ends at last its own thread ends with it.
 """
 
 from __future__ import annotations
@@ -15,32 +17,58 @@ _Item = tuple[Future[Any], Callable[[], Any]]
 
 
 class DaemonThreads(Executor):
-    """At most so many daemon threads, started when they are needed."""
+    """At most so many daemon threads, and those that were abandoned; started when they are needed."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
         self._started = 0
+        self._number = 0
         self._idle = threading.Semaphore(0)
         self._work: SimpleQueue[_Item | None] = SimpleQueue()
+        self._abandoned: set[Future[Any]] = set()
+        self._lock = threading.Lock()  # abandon and the end of what is abandoned; no job waits for it otherwise
+
+    @property
+    def abandoned(self) -> int:
+        """How many threads still do what was abandoned."""
+        return len(self._abandoned)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a call in one of the threads; from the event loop only."""
         future: Future[Any] = Future()
         self._work.put((future, lambda: fn(*args, **kwargs)))
         if not self._idle.acquire(blocking=False) and self._started < self._most:
-            self._started += 1
-            threading.Thread(target=self._run, name=f"{self._name}-{self._started}", daemon=True).start()
+            self._start()
         return future
+
+    def _start(self) -> None:
+        self._started += 1
+        self._number += 1
+        threading.Thread(target=self._run, name=f"{self._name}-{self._number}", daemon=True).start()
+
+    def abandon(self, future: Future[Any]) -> bool:
+        """Count no more on the thread that runs this; from the event loop only. False: it had not begun, or has ended."""
+        with self._lock:
+            if future.cancel() or future.done():
+                return False
+            self._abandoned.add(future)
+        self._started -= 1
+        if not self._work.empty():  # somebody may have been waiting for that thread
+            self._start()
+        return True
 
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
             future, call = item
             if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:
-                    future.set_exception(error)
+                result, raised = _outcome(call)
+                with self._lock:  # as one step: who abandons it comes before its end, or sees that it has ended
+                    future.set_exception(raised) if raised is not None else future.set_result(result)
+                    if future in self._abandoned:
+                        self._abandoned.discard(future)
+                        return
+                del result, raised
             del item, future, call  # or they live until the next job
             self._idle.release()
 
@@ -51,3 +79,10 @@ class DaemonThreads(Executor):
                 item[0].cancel()
         for _ in range(self._started):
             self._work.put(None)
+
+
+def _outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return call(), None
+    except BaseException as error:
+        return None, error

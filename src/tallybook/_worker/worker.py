@@ -20,6 +20,7 @@ from tallybook._db.link import Link, dsn_for_people
 from tallybook._upkeep import rebase
 from tallybook._upkeep.promote import Promoter
 from tallybook._upkeep.rescue import Rescuer
+from tallybook._worker import children
 from tallybook._worker.atomic import Atomic
 from tallybook._worker.claimer import Claimer
 from tallybook._worker.finisher import Finisher
@@ -29,7 +30,8 @@ from tallybook._worker.runner import Runner
 from tallybook._worker.settings import WorkerSettings
 from tallybook._worker.sleeper import CANCEL, Sleeper
 from tallybook._worker.verbs import Verbs
-from tallybook.errors import QueueUnavailable
+from tallybook._worker.watchdog import Watchdog
+from tallybook.errors import NotSupported, QueueUnavailable
 
 if TYPE_CHECKING:
     from tallybook._app import App
@@ -47,6 +49,10 @@ class WorkerReport:
     dead: int
     released: int
     """Jobs that were given back unfinished at the stop."""
+    abandoned: int = 0
+    """Handlers that did not end after their deadline and the grace."""
+    worn_out: bool = False
+    """It stopped by itself, since too many abandoned handlers were left: start the process again."""
 
 
 class Worker:
@@ -59,6 +65,9 @@ class Worker:
         self.finishes = Link(dsn, settings.name)
         self.upkeep = Link(dsn, settings.name, on_connect=rebase.on_connect)
         self.finisher = Finisher(self.finishes, self.book, on_scheduled=self._on_scheduled)
+        if children.importing_main:
+            hint = "Write `if __name__ == '__main__':` before what starts it"
+            raise NotSupported("a worker is started while a process of another one imports this program", hint=hint)
         self.handlers = Link(dsn, settings.name)
         self.atomic = Atomic(app, dsn, settings.name)
         self.runner = Runner(
@@ -68,6 +77,8 @@ class Worker:
             Verbs(self.handlers),
             threads=settings.slots,
             worker_name=settings.name,
+            grace=settings.abort_timeout,
+            on_abandoned=self._abandoned,
             atomic=self.atomic,
         )
         self.sleeper = (
@@ -89,6 +100,8 @@ class Worker:
             on_foreign=self._foreign,
         )
         app.check_policies()
+        self.watchdog: Watchdog | None = None
+        self.worn_out = False
         self._app = app
         self._aborted = asyncio.Event()
         self._services: list[asyncio.Task[None]] = []
@@ -116,6 +129,17 @@ class Worker:
     def _wake(self) -> None:
         self.claimer.wake()
 
+    def _abandoned(self) -> None:
+        left = self.runner.still_abandoned
+        if left >= self.settings.most_abandoned and not self.claimer.stopping.is_set():
+            log.error(
+                "%s abandoned handlers are still there: the worker stops, to be started again",
+                left,
+                extra={"event": "worn out"},
+            )
+            self.worn_out = True
+            self.stop()
+
     def _on_word(self, word: str) -> None:
         if word == CANCEL:
             self._beat_now()
@@ -142,6 +166,8 @@ class Worker:
         )
         await asyncio.to_thread(self.heartbeat.register)
         self.heartbeat.start()
+        self.watchdog = Watchdog(loop)
+        self.watchdog.start()
         self._serve(self.finisher.run(), "finisher")
 
     def _check_schema(self) -> None:
@@ -265,9 +291,13 @@ class Worker:
         for job in left:  # a thread cannot be ended: whatever it still does, its end will be refused
             self.finisher.snooze(job, timedelta(0))
             self.book.freed(job)
+            self.runner.leave(job)
         await self._told()
         counts = self.finisher.counts
-        return WorkerReport(counts["completed"], counts["scheduled"], counts["dead"], len(left) + counts["available"])
+        released = len(left) + counts["available"]
+        return WorkerReport(
+            counts["completed"], counts["scheduled"], counts["dead"], released, self.runner.abandoned, self.worn_out
+        )
 
     async def _told(self) -> None:
         """Wait until the database knows every end; not for ever where it cannot be reached."""
@@ -293,6 +323,8 @@ class Worker:
         return True
 
     async def _close(self) -> None:
+        if self.watchdog:
+            self.watchdog.stop()
         for service in self._services:
             service.cancel()
         await asyncio.gather(*self._services, return_exceptions=True)

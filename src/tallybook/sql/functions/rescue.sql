@@ -4,8 +4,9 @@
 -- Dead is: no heartbeat for its own lease (lease_time, where that is given), and still none at a look a third of it later (the server itself may have been away);
 -- or, for one that holds a session, its session gone and still gone at a look grace later (a worker that lost its connection
 -- takes the lock again by then). No running job is taken from a worker that beats, however long it runs.
--- An attempt of a dead worker ends as lost and its job goes back in line with one more crash; at max_crashes it becomes a
--- dead letter with the reason crashed. What a zombie still tries is refused: the outcome is there.
+-- An attempt of a dead worker ends as lost and its job goes back in line with one more crash; at max_crashes, and if the
+-- worker held nothing else, it becomes a dead letter with the reason crashed (see _lost). What a zombie still tries is
+-- refused: the outcome is there.
 -- Worker by worker with a try of its gate, so that a claim in flight is never scanned past; job by job in the order of
 -- their ids with a lock timeout, so that one zombie's uncommitted end does not hold up the others. A dead worker stays on
 -- record until nothing of it is open.
@@ -56,7 +57,7 @@ begin
     perform from tallybook.worker k where k.id = w.id and k.ended_at is null and k.seen_at = w.seen_at for update skip locked;
     continue when not found;
     v_left := false;
-    for c in select h.* from tallybook._open_attempts(w.id, w.open_from) h order by h.job_id, h.attempt loop
+    for c in select h.*, count(*) over () = 1 as alone from tallybook._open_attempts(w.id, w.open_from) h order by h.job_id, h.attempt loop
       begin
         v_error := jsonb_build_object('attempt', c.attempt, 'at', at, 'type', 'WorkerLost', 'worker', w.name,
                                       'started_at', (select k.claimed_at from tallybook._claim_of(c.lane_id, c.retention, c.xid, c.seq) k),
@@ -67,12 +68,7 @@ begin
         continue when not found;
         select x.* into strict e from tallybook.entry x
          where x.lane_id = c.lane_id and x.retention = c.retention and x.xid = c.xid and x.seq = c.seq;
-        e := tallybook._amended(e);
-        if e.crashes + 1 >= max_crashes then
-          perform tallybook._bury(e, 'crashed', at, e.failures, e.crashes + 1, tallybook._errors(e.errors, v_error));
-        else
-          perform tallybook._back(e, at, at, e.failures, e.crashes + 1, tallybook._errors(e.errors, v_error));
-        end if;
+        perform tallybook._lost(tallybook._amended(e), v_error, at, max_crashes, c.alone, interval '0');
         lost := lost + 1;
       exception when lock_not_available then
         v_left := true;

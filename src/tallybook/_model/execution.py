@@ -1,0 +1,92 @@
+"""How an attempt is run: with a deadline, in a process of its own, with so much memory."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from tallybook._model.durations import parse_duration
+from tallybook.errors import ConfigError
+
+__all__ = ["PLAIN", "Execution", "parse_size"]
+
+_UNITS = {"": 0, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
+_LONGEST = timedelta(days=3650)  # more is a mistake, and no timer of an event loop counts so far
+_LEAST = 32 << 20  # Python itself does not start with less
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What a task says about how it is run. ConfigError, which names the option, for a wrong value."""
+
+    timeout: timedelta | None = None
+    """The deadline of one attempt, counted from its start."""
+    process: bool = False
+    """In a child process of the worker: what it does to its process it does to no other job."""
+    memory: int | None = None
+    """The address space of that process, in bytes."""
+    env: tuple[str, ...] = ()
+    """Environment variables with credentials of the database that the child gets all the same."""
+
+    @classmethod
+    def checked(
+        cls,
+        fn: Callable[..., Any],
+        *,
+        timeout: timedelta | str | None,
+        process: bool,
+        memory: int | str | None,
+        env: Sequence[str],
+    ) -> Execution:
+        """The options of `@app.task` for this function."""
+        if timeout is not None:
+            timeout = parse_duration(timeout, option="timeout")
+            if timeout <= timedelta(0):
+                raise ConfigError("timeout", timeout, "has to be more than nothing")
+            if timeout > _LONGEST:
+                raise ConfigError("timeout", timeout, "longer than ten years")
+        if not isinstance(process, bool):
+            raise ConfigError("process", process, "not True or False")
+        if not process:
+            for option, value in (("memory", memory), ("env", env)):
+                if value:
+                    hint = f"Write @app.task(process=True, {option}=...)"
+                    raise ConfigError(option, value, "is for tasks that run in a process of their own", hint=hint)
+            return cls(timeout) if timeout is not None else PLAIN
+        _check_function(fn)
+        if isinstance(env, str) or not all(isinstance(name, str) and name for name in env):
+            raise ConfigError("env", env, "not a sequence of names", hint="Write env=('TALLYBOOK_DSN',)")
+        return cls(timeout, True, None if memory is None else parse_size(memory, option="memory"), tuple(sorted(env)))
+
+
+PLAIN = Execution()
+
+
+def _check_function(fn: Callable[..., Any]) -> None:
+    if inspect.iscoroutinefunction(fn):
+        hint = "Write `def`; the process runs one job at a time, so there is nothing to wait for beside it"
+        raise ConfigError("process", fn, "an async function runs on the worker's loop", hint=hint)
+    name = getattr(fn, "__qualname__", "<lambda>")
+    if "<lambda>" in name or "<locals>" in name:
+        hint = "Define it at the top of a module: the child process imports it by its name"
+        raise ConfigError("process", name, "a function inside another, or a lambda, cannot be imported", hint=hint)
+
+
+def parse_size(value: int | str, *, option: str) -> int:
+    """Bytes: `512 MB`, `1.5 GB` (a MB is 1024 kB, as in PostgreSQL's settings). ConfigError, for a bare number as well."""
+    hint = "Write '512 MB' or '2 GB'"
+    found = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    if found is None:
+        raise ConfigError(option, value, "not a size", hint=hint)
+    number, unit = found.groups()
+    if not _UNITS.get(unit):
+        raise ConfigError(option, value, f"unknown unit {unit!r}" if unit else "a size needs a unit", hint=hint)
+    size = int(float(number) * _UNITS[unit])
+    if not _LEAST <= size < 1 << 62:
+        raise ConfigError(option, value, "goes from 32 MB up", hint=hint)
+    return size

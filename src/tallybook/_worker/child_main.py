@@ -1,0 +1,301 @@
+"""The program of a child process: runs one plain handler at a time for the worker that started it.
+
+It learns over its socket what to run, finds the function by its module and name, and says how it ended. Nothing else
+goes over that socket: stdout and stderr are the worker's, stdin is empty. It has no connection to the database.
+
+It ends with its worker, however that dies: Linux sends it SIGKILL, and everywhere a thread reads the socket, which
+closes with the worker. What would end it kindly (SIGTERM, Ctrl-C) is the worker's to hear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ctypes
+import faulthandler
+import importlib
+import inspect
+import json
+import logging
+import os
+import resource
+import runpy
+import signal
+import socket
+import sys
+import threading
+import types
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+from tallybook import errors
+from tallybook._model.failure import describe, safe_text
+from tallybook._model.no_retry import is_final
+from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
+from tallybook._model.payload import encode
+from tallybook._model.retry_after import retry_after
+from tallybook._model.signature import ArgsModel
+from tallybook._worker import children, logs
+from tallybook._worker.context import Context, current_job
+from tallybook._worker.deadline import Guard
+from tallybook._worker.frames import pack, receive
+from tallybook._worker.jobs import Lease, Running
+from tallybook._worker.retrying import after_failure
+from tallybook._worker.verbs import Verbs
+from tallybook.errors import PayloadError
+
+__all__ = ["main"]
+
+log = logging.getLogger("tallybook.worker")
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+class _Verbs(Verbs):
+    """What a handler may say about its attempt: its worker says it to the database, and the answer comes back."""
+
+    def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
+        self._send = send
+        self._number = 0
+        self._asked: dict[int, Future[Any]] = {}
+
+    @cached_property
+    def loop(self) -> asyncio.AbstractEventLoop:  # type: ignore[override]
+        """Where the forms with _sync wait: a loop in a thread of its own, from the first use on."""
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, name="tallybook-verbs", daemon=True).start()
+        return loop
+
+    async def progress(self, job: Running, done: float | None, message: str | None) -> None:
+        await self._ask("progress", done, message)
+
+    async def set_checkpoint(self, job: Running, value: object) -> None:
+        await self._ask("set_checkpoint", json.loads(encode(value, task=job.task_name, what="checkpoint")))
+
+    async def get_checkpoint(self, job: Running) -> Any:
+        return await self._ask("get_checkpoint")
+
+    async def _ask(self, verb: str, *values: object) -> Any:
+        future: Future[Any] = Future()
+        self._number += 1
+        number = self._number
+        self._asked[number] = future
+        self._send({"kind": "ask", "verb": verb, "id": number, "values": values})
+        return await asyncio.wrap_future(future)
+
+    def answered(self, message: dict[str, Any]) -> None:
+        """From the thread that listens."""
+        future = self._asked.pop(message["id"])
+        if "error" not in message:
+            future.set_result(message["value"])
+            return
+        kind: type[errors.TallybookError] = getattr(errors, message["error"], errors.TallybookError)
+        error = kind.__new__(kind)  # its own arguments are not known here, its text is
+        errors.TallybookError.__init__(error, message["message"])
+        future.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a module has under a function's name; `task` where it is a Task."""
+
+    fn: Callable[..., Any]
+    args: ArgsModel
+    task: Any
+
+
+class _Child:
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.verbs = _Verbs(self.send)
+        self._sending = threading.Lock()  # the handler's own threads may report, too
+        self._jobs: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self._running: Running | None = None
+        self._told = False
+        self._found: dict[tuple[str, str], _Found] = {}
+
+    def send(self, message: dict[str, Any]) -> None:
+        with self._sending:
+            self._sock.sendall(pack(message))
+
+    def listen(self) -> None:
+        """Read what the worker says, in a thread: it may say something while a handler runs."""
+        while (message := receive(self._sock)) is not None:
+            if message["kind"] == "run":
+                self._told = False
+                self._jobs.put(message)
+            elif message["kind"] == "answer":
+                self.verbs.answered(message)
+            elif message["kind"] == "cancel":
+                self._told = True  # the job may not have begun
+                if (running := self._running) is not None:
+                    running.cancel_reason = ""
+        if self._running is not None:
+            os._exit(1)  # nobody is there for what it does
+        self._jobs.put(None)
+
+    def serve(self) -> None:
+        while (message := self._jobs.get()) is not None:
+            try:
+                found = self._find(message["module"], message["name"], message["task"])
+            except BaseException as error:
+                self.send({"kind": "broken", **_described(error, message)})
+                continue
+            self.send({"kind": "started"})
+            self.send(self._run(found, message))
+
+    def _find(self, module: str, name: str, task: str) -> _Found:
+        if (module, name) not in self._found:
+            found: Any = importlib.import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part)
+            if isinstance(getattr(found, "args", None), ArgsModel):  # a Task; its class is above this layer
+                self._found[module, name] = _Found(found.fn, found.args, found)
+            elif inspect.isfunction(found):
+                model = ArgsModel(found, task=task, is_special=lambda kind: kind is Context)
+                self._found[module, name] = _Found(found, model, None)
+            else:
+                raise TypeError(f"{module}.{name} is neither a task nor a function")
+        return self._found[module, name]
+
+    def _run(self, found: _Found, message: dict[str, Any]) -> dict[str, Any]:
+        row = [message[word] for word in ("job_id", "attempt", "task", "args", "headers", "failures", "crashes")]
+        running = Running(
+            (*row, message["max_attempts"], None, None, message["options"]),
+            Lease("", 0, message["queue"]),
+            message["worker"],
+        )
+        running.guard = Guard(running)
+        if message["timeout"] is not None:
+            running.guard.deadline = datetime.now(UTC) + timedelta(seconds=message["timeout"])
+        context = contextvars.copy_context()
+        context.run(current_job.set, running)
+        self._running = running
+        if self._told:
+            running.cancel_reason = ""
+        try:
+            positional, named = found.args.load(running.args)
+            if found.args.specials:
+                positional = [Context(SimpleNamespace(), running, self.verbs), *positional]
+            _limit_memory(message["memory"])
+            value = context.run(_call, found.fn, positional, named)
+        except Outcome as outcome:
+            _limit_memory(None)
+            value = outcome
+        except BaseException as error:
+            _limit_memory(None)  # or there is none left to say what happened
+            memory = issubclass(type(error), MemoryError)
+            return {"kind": "failed", "memory": memory, **_described(error, message), **_then(error, running, found)}
+        finally:
+            _limit_memory(None)
+            self._running = None
+        return {"kind": "ended", **_ended(value, message["task"])}
+
+
+def _call(function: Callable[..., Any], positional: list[Any], named: dict[str, Any]) -> Any:
+    value = function(*positional, **named)
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+def _ended(value: Any, task: str) -> dict[str, Any]:
+    match value:
+        case Snooze():
+            until, delay = value.until, value.delay
+            return {
+                "snooze": None if delay is None else [delay.days, delay.seconds, delay.microseconds],
+                "until": None if until is None else until.astimezone(UTC).isoformat(),
+            }
+        case Cancel():
+            return {"cancel": safe_text(value.reason)}
+        case Dead():
+            return {"dead": safe_text(value.reason)}
+    try:
+        return {"value": None if value is None else encode(value, task=task, what="result")}
+    except PayloadError as error:
+        log.warning("%s", error)
+        return {"value": f"!{error.reason} at {error.path}"}
+
+
+def _described(error: BaseException, message: dict[str, Any]) -> dict[str, Any]:
+    return {"error": describe(error, attempt=message["attempt"], worker=message["worker"])}
+
+
+def _then(error: BaseException, running: Running, found: _Found) -> dict[str, Any]:
+    """What comes after a failure, as far as only this process can say it: here is the exception itself."""
+    said = (running.options or {}).get("retry")
+    try:
+        if found.task is None:
+            raise errors.ConfigError("retry", said, "not declared here")
+        _ = found.task.retry if said is None else isinstance(said, str) and found.task.app.policy(said)
+    except errors.ConfigError:  # a policy by a name that the module of the task does not declare: the worker knows it
+        if is_final(error, found.task.no_retry if found.task is not None else ()):
+            return {"then": {"delay": None, "final": True, "problem": None}}
+        wait = retry_after(error, datetime.now(UTC))
+        return {"retry_after": None if wait is None else wait.total_seconds()}
+    then = after_failure(running, found.task, error)
+    delay = None if then.delay is None else then.delay.total_seconds()
+    return {"then": {"delay": delay, "final": then.final, "problem": then.problem}}
+
+
+def _limit_memory(size: int | None) -> None:
+    """Let this process have so much address space from now on; the hard limit of the user's is kept."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = hard if size is None else size if hard == resource.RLIM_INFINITY else min(size, hard)
+    if wanted != soft:
+        resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+
+
+def _die_with_parent() -> None:
+    """On Linux the kernel ends this process with its worker, even while C code holds the interpreter."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def _adopt_main(hello: dict[str, Any]) -> None:
+    """Make the worker's main module importable as `__main__`, without running what its `if __name__` guards."""
+    if hello["main_name"]:
+        content = runpy.run_module(hello["main_name"], run_name="__mp_main__", alter_sys=True)
+    elif hello["main_path"]:
+        content = runpy.run_path(hello["main_path"], run_name="__mp_main__")
+    else:
+        return
+    module = types.ModuleType("__mp_main__")
+    module.__dict__.update(content)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+
+
+def main(number: int) -> None:
+    """Serve the worker at the other end of this socket until it closes."""
+    sock = socket.socket(fileno=number)
+    sock.set_inheritable(False)  # what a handler starts does not hold it open
+    _die_with_parent()
+    for ours in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # a handler, not SIG_IGN: that one would be inherited by what it starts
+        signal.signal(ours, lambda *_: None)
+    faulthandler.enable()
+    hello = receive(sock)
+    if hello is None:
+        return
+    sys.argv = hello["argv"]
+    logs.setup(hello["log_format"], hello["log_level"])
+    child = _Child(sock)
+    threading.Thread(target=child.listen, name="tallybook-parent", daemon=True).start()
+    try:
+        if hello["main_name"] or hello["main_path"]:
+            children.importing_main = True
+            _adopt_main(hello)
+            children.importing_main = False
+    except BaseException as error:
+        child.send({"kind": "unusable", **_described(error, {"attempt": 0, "worker": hello["worker"]})})
+        return
+    child.send({"kind": "ready"})
+    child.serve()

@@ -1,0 +1,381 @@
+"""Child processes for plain handlers: what a job does to its process it does to no other.
+
+One child runs one job at a time and is used again for the next; there are never more than the worker has slots. It is
+started as a new program (never forked from this process, which has threads and connections), gets the job as JSON over a
+socket of its own, and finds the function by importing its module. A deadline ends it by SIGKILL. A child that dies by
+itself ends the attempt as crashed, at once; the jobs beside it do not notice.
+
+    worker -> child   run, cancel, answer
+    child -> worker   ready | unusable, then for each job: started | broken, ask, and ended | failed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from tallybook._model.failure import safe_text
+from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
+from tallybook._worker import frames, logs
+from tallybook._worker.deadline import deadline_passed
+from tallybook._worker.jobs import Running
+from tallybook._worker.retrying import Next
+from tallybook._worker.supervisor import how
+from tallybook._worker.verbs import Verbs
+from tallybook.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tallybook._app import Task
+
+__all__ = ["Child", "Children", "FailedInChild", "ProcessDied", "check"]
+
+log = logging.getLogger("tallybook.worker")
+
+# Credentials of the database: a handler in a process of its own gets them only if its task says so.
+CREDENTIALS = (
+    "TALLYBOOK_DSN",
+    "TALLYBOOK_PARENT_DSN",
+    "TALLYBOOK_TEST_DSN",
+    "PGPASSWORD",
+    "PGPASSFILE",
+    "PGSERVICEFILE",
+)
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
+    " from tallybook._worker.child_main import main; main(int(sys.argv[2]))"
+)
+importing_main = False
+"""True in a child while it loads the program's main module: that must not start another worker."""
+_START_LIMIT = 60.0
+"""Seconds until a child has imported what it needs."""
+_LAST_WORDS = 0.5
+_END_LIMIT = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChildResult:
+    """What a handler returned in its process, as JSON text, or "!" and why it has none; None: nothing."""
+
+    text: str | None
+
+
+class FailedInChild(Exception):
+    """What a handler raised in its process; `described` is what is kept of it.
+
+    `then` is what comes after, where it was decided in the process: a policy may look at the exception itself. Otherwise
+    `retry_after` is what the exception says about that, in seconds.
+    """
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.described: dict[str, Any] = answer["error"]
+        super().__init__(f"{self.described.get('type')}: {self.described.get('message')}")
+        self.retry_after: float | None = answer.get("retry_after")
+        self.then: Next | None = None
+        if (then := answer.get("then")) is not None:
+            seconds = then["delay"]
+            self.then = Next(None if seconds is None else timedelta(seconds=seconds), then["final"], then["problem"])
+
+
+class ProcessDied(Exception):
+    """The process died under its job: `code` is its exit code, or the number of the signal below 0."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"its process {how(code)}")
+        self.code = code
+
+    def described(self, job: Running) -> dict[str, Any]:
+        """What is kept of it."""
+        return {"type": "ProcessDied", "message": str(self), "exit_code": self.code, "worker": job.worker_name}
+
+
+def check(task: Task[Any, Any]) -> None:
+    """ConfigError unless a child process can find the task's function by the name of its module and its own."""
+    if not task.execution.process:
+        return
+    fn = task.fn
+    module: Any = sys.modules.get(fn.__module__)
+    if fn.__module__ == "__main__" and not any(_main_module()):
+        hint = "Put it into a file"
+        raise ConfigError(
+            "process", task.name, "its function was typed in, so that no process can import it", hint=hint
+        )
+    found = module
+    for part in fn.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is not task and found is not fn:
+        where = f"{fn.__module__}.{fn.__qualname__}"
+        hint = "Leave the name that follows `def` to the task, or give the function one of its own"
+        raise ConfigError("process", task.name, f"{where} is not its function, so no process finds it", hint=hint)
+
+
+def _main_module() -> tuple[str | None, str | None]:
+    """The name (python -m) or the file of the main module, for a child to load it under another name."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name:
+        return spec.name, None
+    path = getattr(main, "__file__", None)
+    return None, os.path.abspath(path) if path and os.path.exists(path) else None  # noqa: PTH100, PTH110 - as given
+
+
+class Child:
+    """One child process."""
+
+    def __init__(self, env: tuple[str, ...]) -> None:
+        self.env = env
+        self.killed = False
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._exit: asyncio.Task[int] | None = None
+
+    async def start(self, worker_name: str, *, with_main: bool) -> None:
+        """Start the process and send it what it has to know; does not wait until it is ready."""
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",
+                "-c",
+                _PROGRAM,
+                json.dumps(sys.path),
+                str(theirs.fileno()),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={name: value for name, value in os.environ.items() if name not in CREDENTIALS or name in self.env},
+                process_group=0,  # Ctrl-C in the terminal is for the worker; and it is killed with what it has started
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._exit = asyncio.ensure_future(self._process.wait())
+        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        name, path = _main_module() if with_main else (None, None)
+        self._send({"argv": sys.argv, "main_name": name, "main_path": path, "worker": worker_name, **logs.current()})
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can be given another job."""
+        return not self.killed and self._exit is not None and not self._exit.done()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._writer is not None
+        with suppress(ConnectionError, RuntimeError):  # its death is seen elsewhere
+            self._writer.write(frames.pack(message))
+
+    def run(self, message: dict[str, Any]) -> None:
+        """Give it a job."""
+        self._send({"kind": "run", **message})
+
+    def tell_cancel(self) -> None:
+        """Tell the handler that it shall stop: ctx.cancelled."""
+        self._send({"kind": "cancel"})
+
+    def answer(self, message: dict[str, Any]) -> None:
+        """Answer what its handler has asked."""
+        self._send({"kind": "answer", **message})
+
+    def kill(self) -> None:
+        """End it, and whatever it has started, now."""
+        self.killed = True
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def next(self) -> dict[str, Any]:
+        """Its next message. ProcessDied when it is dead; it is not waited for what others hold its socket open for."""
+        assert self._reader is not None and self._exit is not None
+        reading = asyncio.ensure_future(self._read())
+        try:
+            await asyncio.wait((reading, self._exit), return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():  # dead: what it said last may still be on its way
+                await asyncio.wait((reading,), timeout=_LAST_WORDS)
+            if reading.done() and not reading.exception():
+                return reading.result()
+            if reading.done() and not isinstance(reading.exception(), EOFError | ConnectionError):
+                self.kill()  # no message of ours
+            # It has closed its socket: then it is ending, or has to.
+            if not (await asyncio.wait((self._exit,), timeout=_LAST_WORDS))[0]:
+                self.kill()
+            raise ProcessDied(await self._exit)
+        finally:
+            if not reading.done():
+                reading.cancel()
+            elif not reading.cancelled():
+                reading.exception()
+
+    async def _read(self) -> dict[str, Any]:
+        assert self._reader is not None
+        head = await self._reader.readexactly(frames.HEAD)
+        return frames.unpack(await self._reader.readexactly(frames.size(head)))
+
+    async def close(self) -> None:
+        """Let it end by itself, which it does when its socket closes; kill it if that takes long."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._exit is not None:
+            await asyncio.wait((self._exit,), timeout=0 if self.killed else _END_LIMIT)
+            self.kill()
+            await self._exit
+
+
+class Children:
+    """The child processes of one worker."""
+
+    def __init__(self, worker_name: str, most: int, verbs: Verbs) -> None:
+        self._worker_name = worker_name
+        self._most = most
+        self._verbs = verbs
+        self._answers: set[asyncio.Task[None]] = set()
+        self._idle: list[Child] = []
+        self._all: set[Child] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def run(self, job: Running, task: Task[Any, Any]) -> Any:
+        """Run one job in a child: what its handler returned. Raises FailedInChild, ProcessDied, TimeoutError, an Outcome."""
+        guard = job.guard
+        assert guard is not None
+        child = await self._take(task)
+        guard.child = child
+        answer = None
+        try:
+            if guard.left or job.cancel_reason is not None:
+                raise asyncio.CancelledError
+            child.run(_message(job, task))
+            async with asyncio.timeout(_START_LIMIT):
+                answer = await child.next()
+            if answer["kind"] == "started":  # the time that an import takes is not the job's
+                guard.start()
+                while (answer := await child.next())["kind"] not in ("ended", "failed"):
+                    answering = asyncio.ensure_future(self._answer(job, child, answer))
+                    self._answers.add(answering)
+                    answering.add_done_callback(self._answers.discard)
+        except ProcessDied:
+            if child.killed:  # by us: say for what
+                if guard.timed_out and guard.timeout is not None and job.cancel_reason is None:
+                    raise deadline_passed(guard.timeout) from None
+                raise asyncio.CancelledError from None
+            raise
+        finally:
+            guard.child = None
+            guard.clear()
+            self._back(child, answer)
+        if answer["kind"] == "ended":
+            return _value(answer)
+        raise FailedInChild(answer)
+
+    async def _answer(self, job: Running, child: Child, question: dict[str, Any]) -> None:
+        """Do for a handler what needs the database: its progress, its checkpoints."""
+        verb = {
+            "progress": self._verbs.progress,
+            "set_checkpoint": self._verbs.set_checkpoint,
+            "get_checkpoint": self._verbs.get_checkpoint,
+        }[question["verb"]]
+        try:
+            value = await verb(job, *question["values"])  # type: ignore[operator]
+        except Exception as error:
+            child.answer({"id": question["id"], "error": type(error).__name__, "message": safe_text(error)})
+        else:
+            child.answer({"id": question["id"], "value": value})
+
+    def _back(self, child: Child, answer: dict[str, Any] | None) -> None:
+        """Keep a child for the next job, if it is as good as new."""
+        if answer is None or answer["kind"] not in ("ended", "failed", "broken"):
+            child.kill()  # nobody waits for it any more
+        # What a broken one has imported is incomplete, and what filled the memory may still be there.
+        if child.usable and answer is not None and answer["kind"] != "broken" and not answer.get("memory"):
+            self._idle.append(child)
+        else:
+            self._discard(child)
+
+    async def _take(self, task: Task[Any, Any]) -> Child:
+        wanted = task.execution.env
+        for child in reversed(self._idle):
+            if child.env == wanted and child.usable:
+                self._idle.remove(child)
+                return child
+        for child in [child for child in self._idle if not child.usable]:
+            self._idle.remove(child)
+            self._discard(child)
+        if self._idle and len(self._all) >= self._most:
+            self._discard(self._idle.pop(0))
+        child = Child(wanted)
+        self._all.add(child)
+        try:
+            await child.start(self._worker_name, with_main=task.fn.__module__ == "__main__")
+            async with asyncio.timeout(_START_LIMIT):
+                first = await child.next()
+        except BaseException as error:
+            child.kill()
+            self._discard(child)
+            if isinstance(error, TimeoutError):
+                raise TimeoutError(f"its process was not ready after {_START_LIMIT:g} s") from None
+            raise
+        if first["kind"] != "ready":
+            self._discard(child)
+            raise FailedInChild(first)
+        return child
+
+    def _discard(self, child: Child) -> None:
+        self._all.discard(child)
+        ending = asyncio.ensure_future(child.close())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        """End all of them."""
+        for child in list(self._all):
+            if child not in self._idle:
+                child.kill()
+            self._discard(child)
+        self._idle.clear()
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+
+def _message(job: Running, task: Task[Any, Any]) -> dict[str, Any]:
+    timeout = task.execution.timeout
+    return {
+        "module": task.fn.__module__,
+        "name": task.fn.__qualname__,
+        "task": task.name,
+        "job_id": job.job_id,
+        "attempt": job.attempt,
+        "args": job.args,
+        "headers": job.headers,
+        "failures": job.failures,
+        "crashes": job.crashes,
+        "max_attempts": job.max_attempts,
+        "options": json.dumps(job.options) if job.options else None,
+        "queue": job.queue,
+        "worker": job.worker_name,
+        "memory": task.execution.memory,
+        "timeout": None if timeout is None else timeout.total_seconds(),
+    }
+
+
+def _value(answer: dict[str, Any]) -> Any:
+    outcome: Outcome
+    if answer.get("snooze") is not None:
+        days, seconds, microseconds = answer["snooze"]
+        outcome = Snooze(timedelta(days, seconds, microseconds))
+    elif answer.get("until") is not None:
+        outcome = Snooze(until=datetime.fromisoformat(answer["until"]))
+    elif "cancel" in answer:
+        outcome = Cancel(answer["cancel"])
+    elif "dead" in answer:
+        outcome = Dead(answer["dead"])
+    else:
+        return ChildResult(answer["value"])
+    return outcome

@@ -1,0 +1,173 @@
+"""The deadline of one attempt, and how an attempt is left that does not end by itself.
+
+An async handler is cancelled at its deadline, a plain one in a thread is told by ctx.timed_out, one in a process of its
+own is killed. Who has not ended within the grace after that is abandoned: its attempt is failed, so that whatever it
+still does has no end (the fence refuses it), its slot is free, and what can be let go of is let go of: a coroutine that
+waits is closed, a thread is replaced.
+
+Only tasks with a timeout or a process of their own have a Guard; all others pay one look at an attribute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from tallybook._model.durations import format_duration
+
+if TYPE_CHECKING:
+    from tallybook._worker.children import Child
+    from tallybook._worker.jobs import Running
+
+
+class Guard:
+    """What can be done about one running attempt beyond cancelling its asyncio task."""
+
+    __slots__ = (
+        "_grace",
+        "_job",
+        "_on_overdue",
+        "_stop",
+        "_timer",
+        "child",
+        "deadline",
+        "inner",
+        "left",
+        "relay",
+        "thread",
+        "timed_out",
+        "timeout",
+        "unclosed",
+    )
+
+    def __init__(
+        self,
+        job: Running,
+        timeout: timedelta | None = None,
+        grace: float = 0.0,
+        stop: Callable[[Running], None] = lambda job: None,
+        on_overdue: Callable[[Running], None] | None = None,
+    ) -> None:
+        self._job = job
+        self._grace = grace
+        self._stop = stop
+        self._on_overdue = on_overdue
+        self._timer: asyncio.TimerHandle | None = None
+        self.timeout = timeout
+        self.deadline: datetime | None = None
+        self.timed_out = False
+        self.left = False
+        """Nobody waits for this attempt any more: its coroutine is closed at its next step."""
+        self.inner = False
+        """The handler's own coroutine is left and not what surrounds it, which has a transaction to roll back: see Leavable."""
+        self.unclosed = False
+        """Its coroutine swallows even the end that Python gives it."""
+        self.relay: asyncio.Task[None] | None = None
+        self.thread: Future[Any] | None = None
+        self.child: Child | None = None
+
+    def start(self) -> None:
+        """The time runs from now on."""
+        if self.timeout is not None and self._job.cancel_reason is None:
+            self.deadline = datetime.now(UTC) + self.timeout
+            self._set(self.timeout.total_seconds(), self._passed)
+
+    def clear(self) -> None:
+        """The attempt has ended: no timer is left behind."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set(self, seconds: float, call: Callable[[], None]) -> None:
+        self.clear()
+        self._timer = asyncio.get_running_loop().call_later(seconds, call)
+
+    def _passed(self) -> None:
+        self.timed_out = True
+        if self.child is not None:
+            self.child.kill()
+            return
+        self._stop(self._job)
+        self._set(self._grace, self._overdue)
+
+    def _overdue(self) -> None:
+        self._timer = None
+        if self._on_overdue is not None:
+            self._on_overdue(self._job)
+
+    def told(self) -> None:
+        """The job was cancelled: a child process is told, and killed after the grace."""
+        if self.child is not None:
+            self.child.tell_cancel()
+            self._set(self._grace, self.child.kill)
+
+    def aborted(self) -> None:
+        """The worker stops now: a child process is told; when the worker's patience is over, `leave` kills it."""
+        if self.child is not None:
+            self.child.tell_cancel()
+
+    def close(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """End a coroutine that nobody waits for. One that refuses is kept, suspended, as long as the process lives."""
+        try:
+            coroutine.close()
+        except RuntimeError:
+            # Were it collected, Python would try once more, at the latest at its exit, where a handler that swallows
+            # everything finds no loop to wait in and spins for ever.
+            self.unclosed = True
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(coroutine))
+
+    def explained(self, error: BaseException) -> BaseException:
+        """What ended the attempt: the deadline, where the error is the cancel that it was told with."""
+        if not self.timed_out or self.timeout is None:
+            return error
+        if issubclass(type(error), asyncio.CancelledError) and self._job.cancel_reason is None:
+            return deadline_passed(self.timeout).with_traceback(error.__traceback__)
+        with suppress(BaseException):  # a crafted exception may raise anything
+            error.add_note(f"(after the {_of(self.timeout)} had passed)")
+        return error
+
+
+class Leavable:
+    """Awaits a handler's coroutine until it ends, or its attempt is left: then it is closed, and who awaits it goes on."""
+
+    __slots__ = ("_coroutine", "_job")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], job: Running) -> None:
+        self._coroutine = coroutine
+        self._job = job
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        coroutine = self._coroutine
+        value: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                waits_for = coroutine.send(value) if error is None else coroutine.throw(error)
+            except StopIteration as end:
+                return end.value
+            value = error = None
+            try:
+                value = yield waits_for
+            except GeneratorExit:
+                coroutine.close()
+                raise
+            except BaseException as thrown:
+                guard = self._job.guard
+                if guard is not None and guard.left:
+                    guard.close(coroutine)
+                    raise
+                error = thrown
+
+
+def deadline_passed(timeout: timedelta) -> TimeoutError:
+    """The error of an attempt that its deadline ended."""
+    return TimeoutError(f"{_of(timeout)} passed")
+
+
+def _of(timeout: timedelta) -> str:
+    return f"deadline of {format_duration(timeout)}"

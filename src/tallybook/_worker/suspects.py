@@ -1,0 +1,160 @@
+"""Suspects: jobs that were there when their process died, and are one such crash from being dead. They run alone.
+
+A worker that dies takes all its running jobs with it, and nobody knows which of them did it. So at first all of them are
+run again as they come. One that was there once too often is run while nothing else is in this process's hands: if it
+kills the process once more, it was alone, and is dead as crashed; if it does not, it is done. The database has the same
+rule (see _lost.sql): it buries a job for a crash only if its worker held nothing else.
+
+While a suspect waits for the process to become idle, and while it runs, nothing is claimed. A process that does not
+become idle gives it back, to be tried later or by another worker. Tasks with a process of their own are alone anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from tallybook._worker.finisher import Finisher
+from tallybook._worker.jobs import Book, Running
+
+if TYPE_CHECKING:
+    from tallybook._worker.runner import Runner
+
+log = logging.getLogger("tallybook.worker")
+
+CRASH_LIMIT = 3
+"""So many crashes make a job dead: the default of rescue and crash."""
+# A suspect that could not run alone here: again after so many seconds, spread so that they do not all come at once.
+_AGAIN = (3.0, 6.0)
+# A process that did not become idle once is not made to wait for it again within so many times that wait.
+_BUSY_FOR = 10
+
+
+class Suspects:
+    """Starts what a claim brought; a suspect only when it is alone."""
+
+    def __init__(
+        self,
+        book: Book,
+        runner: Runner,
+        finisher: Finisher,
+        *,
+        patience: timedelta,
+        stopping: asyncio.Event,
+        on_found: Callable[[], object],
+    ) -> None:
+        self._book = book
+        self._runner = runner
+        self._finisher = finisher
+        self._patience = patience.total_seconds()
+        self._stopping = stopping
+        self._busy_until = 0.0
+        self._found: list[Running] = []
+        self._on_found = on_found
+        self.careful = False
+        """The line may hold more suspects: claim one job at a time."""
+
+    def most(self, limit: int | None = None) -> int | None:
+        """How many jobs the next claim may take of `limit`; None: as many as there are slots."""
+        return 1 if self.careful and limit != 0 else limit
+
+    def admit(self, jobs: list[Running]) -> None:
+        """Start these jobs, for who cannot wait; a suspect among them is kept for `take`."""
+        suspects = self.among(jobs)
+        if suspects:
+            self._found.extend(suspects)
+            held = set(map(id, suspects))
+            jobs = [job for job in jobs if id(job) not in held]
+            self._book.changed.set()
+            self._on_found()
+        self._runner.start(jobs)
+
+    def take(self) -> list[Running]:
+        """The suspects that `admit` has kept, for who gives them back."""
+        found, self._found = self._found, []
+        return found
+
+    async def start_found(self, *, until: float | None = None) -> None:
+        """Start what `admit` has kept."""
+        if self._found:
+            await self.start(self.take(), until=until)
+
+    def among(self, jobs: list[Running]) -> list[Running]:
+        """Those of these jobs that have to run alone."""
+        return [job for job in jobs if job.crashes >= CRASH_LIMIT - 1 and not self._runner.isolated(job)]
+
+    async def start(self, jobs: list[Running], *, until: float | None = None) -> None:
+        """Start these jobs; with a suspect among them, return when it has ended or was given back.
+
+        `until`, on the monotonic clock: give the suspect back when it comes before the process is idle.
+        """
+        suspects = self.among(jobs)
+        if not suspects:
+            self.careful = False
+            self._runner.start(jobs)
+            return
+        held = set(map(id, suspects))
+        self._runner.start([job for job in jobs if id(job) not in held])
+        first, *others = suspects
+        for job in others:  # in its hands they would die with it
+            self._give_back(job, timedelta(0))
+        self.careful = bool(others) or self.careful
+        if not await self._idle_but_for(first, until):
+            later = 0.0 if self._stopping.is_set() else random.uniform(*_AGAIN)
+            self._give_back(first, timedelta(seconds=later))
+            self.careful = False
+            return
+        log.warning(
+            "%s %s was there when %s workers died: it runs alone now, nothing is claimed beside it",
+            first.task_name,
+            first.job_id,
+            first.crashes,
+            extra={"event": "suspect", "job": first.job_id},
+        )
+        self._runner.start([first])
+        await self._until(lambda: first.job_id not in self._book.running, None)
+
+    def _give_back(self, job: Running, delay: timedelta) -> None:
+        self._finisher.put_back(job, delay)
+        self._book.freed(job)
+
+    async def _idle_but_for(self, job: Running, until: float | None) -> bool:
+        """Whether, in time, no other attempt of this process was left: none runs, and the ends of all are on record."""
+
+        def alone() -> bool:
+            leases = self._book.leases.values()
+            return not self._book.running and sum(lease.left for lease in leases) == 1
+
+        if alone():
+            return True
+        now = time.monotonic()
+        limit = min(now + (self._patience if now >= self._busy_until else 0.0), until or now + self._patience)
+        if await self._until(alone, limit):
+            return not self._stopping.is_set()
+        if now >= self._busy_until and not self._stopping.is_set() and until is None:
+            log.warning(
+                "%s %s has to run alone, but this process was not idle for %g s: it is given back, and others go first",
+                job.task_name,
+                job.job_id,
+                self._patience,
+            )
+            self._busy_until = time.monotonic() + _BUSY_FOR * self._patience
+        return False
+
+    async def _until(self, condition: Callable[[], bool], limit: float | None) -> bool:
+        while not condition():
+            left = None if limit is None else limit - time.monotonic()
+            if self._stopping.is_set() or (left is not None and left <= 0):
+                return False
+            self._book.changed.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._book.changed.wait()
+            except TimeoutError:
+                return condition()
+        return True

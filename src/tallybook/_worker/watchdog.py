@@ -1,0 +1,89 @@
+"""Tells who blocks the event loop: a handler that computes, or sleeps, without awaiting holds up all async handlers.
+
+The heartbeat has a thread of its own, so no lease is lost by it; but nothing else moves. One thread asks the loop for a
+sign twice a second and, where none comes for a second, logs what the loop's thread is doing, once per blocking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import traceback
+from types import FrameType
+
+log = logging.getLogger("tallybook.worker")
+
+_EVERY = 0.5
+_PATIENCE = 1.0
+_ALSO = 0.2  # the whole process may have been stopped: then the loop answers as soon as this thread runs again
+_FRAMES = 30
+
+
+class Watchdog(threading.Thread):
+    """Watches one event loop from outside. Start it in the loop's own thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, patience: float = _PATIENCE) -> None:
+        super().__init__(name="tallybook-watchdog", daemon=True)
+        self._loop = loop
+        self._patience = patience
+        self._thread = threading.get_ident()
+        self._ended = threading.Event()
+        self.blocked = 0
+        """How often the loop was blocked."""
+
+    def run(self) -> None:
+        """Until stopped, or until the loop is closed."""
+        while not self._ended.wait(_EVERY):
+            sign = threading.Event()
+            asked = time.monotonic()
+            try:
+                self._loop.call_soon_threadsafe(sign.set)
+            except RuntimeError:  # closed
+                return
+            if sign.wait(self._patience) or sign.wait(_ALSO) or self._ended.is_set():
+                continue
+            self.blocked += 1
+            self._tell(time.monotonic() - asked)
+            while not sign.wait(_EVERY):
+                if self._ended.is_set():
+                    return
+            log.warning("the event loop goes on after %.1f s", time.monotonic() - asked)
+
+    def _tell(self, seconds: float) -> None:
+        frame = sys._current_frames().get(self._thread)
+        try:
+            name, stack = _job_of(frame), "".join(_lines(frame))
+        finally:
+            del frame  # or the handler's locals live as long as this one
+        log.warning(
+            "%s blocks the event loop for %.1f s already: nothing else runs meanwhile. Await, or make it a plain"
+            " function or a process\n%s",
+            name,
+            seconds,
+            stack,
+            extra={"event": "blocked"},
+        )
+
+    def stop(self) -> None:
+        """Let the thread end; does not wait for it."""
+        self._ended.set()
+
+
+def _lines(frame: FrameType | None) -> list[str]:
+    frames = list(traceback.walk_stack(frame))[:_FRAMES]
+    return traceback.StackSummary.extract(iter(frames[::-1]), lookup_lines=True).format()
+
+
+def _job_of(frame: FrameType | None) -> str:
+    """Whose code the thread runs: the job that the runner's own frame below it is about."""
+    from tallybook._worker.runner import Runner
+
+    while frame is not None:
+        if frame.f_code is Runner._one.__code__:
+            job = frame.f_locals.get("job")
+            return f"{job.task_name} {job.job_id}" if job is not None else "a job"
+        frame = frame.f_back
+    return "something"

@@ -1,0 +1,19 @@
+-- _lost(entry, error, at, max_crashes, alone, delay): go on with a job whose attempt took its process with it, or was lost
+-- with it: back in line with one more crash, or a dead letter with the reason crashed. Returns available, scheduled or dead.
+--
+-- A job is buried only for what it did alone: of several that were lost together nobody knows which it was. A worker
+-- therefore runs a job that is one crash from its limit while nothing else runs (see suspects.py). Three times the limit
+-- buries it in any case, for workers that run such jobs side by side for ever.
+create or replace function tallybook._lost(e tallybook.entry, p_error jsonb, p_at timestamptz, p_max_crashes int, p_alone boolean,
+  p_delay interval) returns text
+language plpgsql as $$
+declare
+  v_crashes int := e.crashes + 1; v_errors jsonb := tallybook._errors(e.errors, p_error);
+begin
+  if v_crashes >= p_max_crashes and (p_alone or v_crashes >= 3 * p_max_crashes) then
+    perform tallybook._bury(e, 'crashed', p_at, e.failures, v_crashes, v_errors);
+    return 'dead';
+  end if;
+  perform tallybook._back(e, p_at + p_delay, p_at, e.failures, v_crashes, v_errors);
+  return case when p_delay > interval '0' then 'scheduled' else 'available' end;
+end $$;

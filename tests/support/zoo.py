@@ -1,0 +1,360 @@
+"""Handlers that misbehave, in a module that a child process can import; and a worker for them, as a process of its own.
+
+Run as a program it is that worker: `python -m support.zoo DSN '{"lease": 2.0, ...}'`. TALLYBOOK_TEST_ALONE=no takes the
+guard away that runs suspects alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from support.waiting import wait_until
+from support.worker_process import QUICK, ROOT
+from tallybook import App, Cancel, Constant, Context, Dead, Snooze
+from tallybook.errors import ConfigError
+
+app = App("zoo")
+LATER = Constant(timedelta(hours=1))
+NOW = Constant(timedelta(0))
+
+
+@dataclass
+class Order:
+    id: int
+    due: date
+
+
+# In a process of their own.
+
+
+@app.task(process=True, retry=LATER)
+def work(ctx: Context, a: int, when: datetime, order: Order, *, word: str = "x") -> dict[str, Any]:
+    """Writes what it got, and where it ran, into a file."""
+    seen = {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "args": [a, when.isoformat(), order.id, order.due.isoformat(), word],
+        "ctx": [ctx.job_id, ctx.task, ctx.attempt, ctx.queue, ctx.worker, ctx.headers, ctx.cancelled, ctx.timed_out],
+        "deadline": str(ctx.deadline),
+        "stdin": sys.stdin.read(),
+        "env": sorted(name for name in os.environ if name.startswith(("TALLYBOOK", "PG"))),
+    }
+    print("this is stdout, not the protocol")
+    os.write(1, b"nor is this\n")
+    ctx.log.info("page %s", 4)
+    Path(word).write_text(json.dumps(seen))
+    return seen
+
+
+@app.task(process=True, retry=LATER, timeout="20 s")
+def where(ctx: Context, path: str, seconds: float = 0.0) -> None:
+    """Leaves its process's number, then works for a while."""
+    Path(path).write_text(str(os.getpid()))
+    assert ctx.deadline is not None and ctx.deadline > datetime.now(UTC)
+    time.sleep(seconds)
+
+
+@app.task(process=True, retry=LATER)
+def listens(ctx: Context, path: str) -> None:
+    """Ends when it is told to."""
+    Path(path).write_text(str(os.getpid()))
+    while not ctx.cancelled:
+        time.sleep(0.01)
+
+
+@app.task(process=True, retry=LATER, env=("TALLYBOOK_DSN", "PGPASSWORD"))
+def trusted(path: str) -> None:
+    """May know the database."""
+    names = sorted(name for name in os.environ if name in ("TALLYBOOK_DSN", "PGPASSWORD", "PGPASSFILE"))
+    Path(path).write_text(json.dumps(names))
+
+
+@app.task(process=True, retry=LATER)
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+@app.task(process=True, retry=LATER)
+def exits(code: int) -> None:
+    os._exit(code)
+
+
+@app.task(process=True, retry=LATER)
+def killed() -> None:
+    """What the kernel does to whoever takes the last memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(process=True, retry=LATER)
+def closes_everything() -> None:
+    """Closes the socket to its worker, so that its end cannot be heard."""
+    os.closerange(3, 256)
+
+
+@app.task(process=True, retry=LATER)
+def leaves_a_heir() -> None:
+    """Leaves somebody behind who holds its socket open, and dies."""
+    if os.fork() == 0:
+        time.sleep(5)
+        os._exit(0)
+    os._exit(7)
+
+
+@app.task(process=True, retry=LATER, memory="512 MB")
+def hoards(path: str) -> None:
+    """Takes memory until there is none."""
+    Path(path).write_text(str(os.getpid()))
+    kept = []
+    while True:
+        kept.append(bytearray(16 << 20))
+
+
+@app.task(process=True, retry=LATER, memory="512 MB")
+def is_modest(path: str) -> None:
+    Path(path).write_text(str(os.getpid()))
+
+
+@app.task(process=True, retry=LATER, timeout="300 ms")
+def spins(path: str, child: bool = False) -> None:
+    """An endless loop; with a program of its own that sleeps beside it."""
+    started = subprocess.Popen(["sleep", "60"]) if child else None
+    Path(path).write_text(json.dumps([os.getpid(), started.pid if started else 0]))
+    while True:
+        pass
+
+
+@app.task(process=True, retry=LATER)
+def deaf(ctx: Context, path: str) -> None:
+    """Never ends, whatever it is told, SIGTERM included."""
+    Path(path).write_text(str(os.getpid()))
+    while True:
+        time.sleep(1)
+
+
+@app.task(process=True, retry=LATER)
+def raises(kind: str) -> None:
+    match kind:
+        case "ValueError":
+            try:
+                raise KeyError("inner")
+            except KeyError as error:
+                raise ValueError("no luck") from error
+        case "SystemExit":
+            raise SystemExit(3)
+        case "KeyboardInterrupt":
+            raise KeyboardInterrupt
+        case "GeneratorExit":
+            raise GeneratorExit
+        case "unprintable":
+            raise Unprintable
+        case "group":
+            raise BaseExceptionGroup("many", [KeyboardInterrupt(), ValueError("a\0b \ud800")])
+        case "recursion":
+            raises(kind)
+
+
+def by_error(failures: int, error: BaseException) -> timedelta | None:
+    """A policy that looks at the exception: its own class, which only exists where it was raised."""
+    return timedelta(minutes=7 * failures) if type(error) is Unprintable else None
+
+
+@app.task(process=True, retry=by_error, no_retry=(KeyError,))
+def decides(kind: str) -> None:
+    """What comes after depends on what it raises."""
+    if kind == "retry-after":
+        error = Unprintable()
+        error.retry_after = 3600  # type: ignore[attr-defined]
+        raise error
+    raise {"policy": Unprintable, "no_retry": KeyError, "none": ValueError}[kind]
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@app.task(process=True, retry=NOW)
+def goes_on(ctx: Context) -> list[int]:
+    """Fails once, after a checkpoint; goes on from there."""
+    start = ctx.get_checkpoint_sync() or {"page": 0}
+    ctx.progress_sync(0.5, f"page {start['page']}")
+    if ctx.attempt == 1:
+        ctx.set_checkpoint_sync({"page": 4})
+        raise ValueError("half way")
+    try:
+        ctx.progress_sync(7.0)
+    except ConfigError:
+        return [ctx.attempt, start["page"]]
+    return []
+
+
+@app.task(process=True, retry=LATER)
+def says(outcome: str) -> Any:
+    """Returns, or raises, an outcome, or something that JSON does not know."""
+    match outcome:
+        case "snooze":
+            return Snooze(timedelta(hours=1))
+        case "until":
+            raise Snooze(until=datetime.now(UTC) + timedelta(hours=2))
+        case "cancel":
+            return Cancel("nothing left")
+        case "dead":
+            raise Dead("for good")
+    return object()
+
+
+# In the worker's own process.
+
+
+@app.task(timeout="300 ms", retry=LATER)
+async def sleeps() -> None:
+    await asyncio.sleep(60)
+
+
+@app.task(timeout="300 ms", retry=LATER)
+async def swallows() -> None:
+    """Makes nothing of a cancel, ever."""
+    while True:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+
+@app.task(timeout="300 ms", retry=LATER)
+async def swallows_all() -> None:
+    while True:
+        with suppress(BaseException):
+            await asyncio.sleep(60)
+
+
+@app.task
+async def swallows_for_ever() -> None:
+    """The same, without a deadline."""
+    await swallows.fn()
+
+
+@app.task(timeout="300 ms", retry=LATER)
+def turns() -> None:
+    """An endless loop in a thread; it lets go of the interpreter now and then."""
+    while True:
+        time.sleep(0.001)
+
+
+@app.task(retry=LATER)
+async def blocks(seconds: float) -> None:
+    time.sleep(seconds)  # noqa: ASYNC251 - the mistake that this is about
+
+
+@app.task
+async def fine(n: int = 0) -> None:
+    await asyncio.sleep(0.01)
+
+
+@app.task(retry=NOW)
+async def poison() -> None:
+    """Takes its worker with it, after the others have begun."""
+    await asyncio.sleep(0.1)
+    os._exit(9)
+
+
+@app.task(retry=NOW)
+async def neighbour(n: int) -> None:
+    """Runs long enough to be there when somebody kills the process."""
+    await asyncio.sleep(0.3)
+
+
+class ZooWorker:
+    """A worker process that runs the zoo; started again by nobody."""
+
+    def __init__(self, dsn: str, env: dict[str, str] | None = None, **options: Any) -> None:
+        paths = [str(ROOT / "tests"), str(ROOT / "src")]
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "support.zoo", dsn, json.dumps({**QUICK, **options})],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(env or {})},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        self.lines.extend(iter(self.process.stderr.readline, ""))
+
+    @property
+    def said(self) -> str:
+        """All that it has logged."""
+        return "".join(self.lines)
+
+    def ends(self, seconds: float = 20.0) -> int:
+        """Wait until it has ended: its exit code."""
+        return self.process.wait(seconds)
+
+    def kill(self) -> None:
+        """End it whatever it does."""
+        self.process.kill()
+        self.process.wait()
+        self._reading.join(5)
+
+
+@contextmanager
+def zoo(dsn: str, env: dict[str, str] | None = None, **options: Any) -> Iterator[ZooWorker]:
+    """One such worker while the block runs."""
+    worker = ZooWorker(dsn, env, **options)
+    try:
+        yield worker
+    finally:
+        worker.kill()
+        sys.stderr.write(f"--- worker\n{worker.said[-4000:]}\n")
+
+
+def number_in(path: Path) -> int:
+    """The process's number that a handler has left there."""
+    wait_until(lambda: path.exists() and path.read_text(), f"{path.name} is written")
+    return int(path.read_text())
+
+
+def is_gone(pid: int) -> bool:
+    """Whether no such process runs (a zombie does not)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+def main(dsn: str, settings: str) -> None:
+    from tallybook._worker import logs, run_worker, supervisor, suspects
+
+    if os.environ.get("TALLYBOOK_TEST_ALONE") == "no":  # the negative control: all of them start at once
+        suspects.Suspects.among = lambda self, jobs: []  # type: ignore[method-assign]
+    import faulthandler
+
+    faulthandler.register(signal.SIGUSR1)
+    logs.setup()
+    options = {
+        key: timedelta(seconds=value) if isinstance(value, float) else value
+        for key, value in json.loads(settings).items()
+    }
+    report = asyncio.run(run_worker(app, dsn=dsn, **options))
+    sys.exit(supervisor.WORN_OUT if report.worn_out else 0)
+
+
+if __name__ == "__main__":
+    from support import zoo as importable  # its tasks are found by this module's name, not as __main__
+
+    importable.main(*sys.argv[1:])

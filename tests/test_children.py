@@ -1,0 +1,352 @@
+"""Tasks with a process of their own: what a job does to its process it does to no other job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import zoo
+from support.waiting import wait_until
+from support.workers import Jobs, eventually, working
+from support.zoo import is_gone, number_in
+from tallybook import App, JobInfo
+from tallybook.errors import ConfigError
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def jobs(db: Any) -> Jobs:
+    return Jobs(zoo.app, db)
+
+
+async def failed(jobs: Jobs, job: Any) -> dict[str, Any]:
+    """The error of the only attempt, which has failed."""
+    info = await jobs.becomes(job, "retrying", seconds=20)
+    assert (info.failures, info.crashes) == (1, 0)
+    assert info.errors is not None
+    return info.errors[0]
+
+
+async def test_a_job_runs_in_a_process_that_is_used_again(
+    dsn: str,
+    db: Any,
+    jobs: Jobs,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F28 S25: args, typed, and the Context arrive; stdin is empty, stdout no protocol, and no credentials are there."""
+    monkeypatch.setenv("TALLYBOOK_DSN", dsn)
+    monkeypatch.setenv("PGPASSWORD", "secret")
+    caplog.set_level("INFO")  # children log like their worker
+    at, order = datetime(2026, 1, 2, 3, tzinfo=UTC), zoo.Order(7, date(2026, 5, 1))
+    names = [tmp_path / "one", tmp_path / "two"]
+    async with working(zoo.app, dsn, queues={"default": 1}) as worker:
+        put = [zoo.work.with_(headers={"trace": "t"}).enqueue_sync(db, 3, at, order, word=str(name)) for name in names]
+        infos = await jobs.ends(*put)
+    assert [info.state for info in infos] == ["completed"] * 2
+    first, second = (json.loads(name.read_text()) for name in names)
+    assert first["parent"] == os.getpid() != first["pid"]
+    assert first["pid"] == second["pid"]
+    assert first["args"] == [3, at.isoformat(), 7, "2026-05-01", str(names[0])]
+    assert first["ctx"] == [put[0].id, "work", 1, "default", worker.settings.name, {"trace": "t"}, False, False]
+    assert (first["stdin"], first["deadline"]) == ("", "None")
+    assert not {"TALLYBOOK_DSN", "PGPASSWORD", "PGPASSFILE"} & set(first["env"])
+    out, err = capfd.readouterr()
+    assert "this is stdout" in out and "nor is this" in out
+    assert f"[work {put[0].id}] page 4" in err
+    await eventually(lambda: is_gone(first["pid"]), "the child has ended with the worker")
+
+
+async def test_a_task_may_ask_for_credentials(
+    dsn: str, db: Any, jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S25: `env` names what the child gets all the same, and nothing else comes with it."""
+    for name in ("TALLYBOOK_DSN", "PGPASSWORD", "PGPASSFILE"):
+        monkeypatch.setenv(name, dsn if name == "TALLYBOOK_DSN" else "x")
+    async with working(zoo.app, dsn):
+        await jobs.ends(zoo.trusted.enqueue_sync(db, str(tmp_path / "env")))
+    assert json.loads((tmp_path / "env").read_text()) == ["PGPASSWORD", "TALLYBOOK_DSN"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("ValueError", "ValueError", "no luck"),
+        ("SystemExit", "SystemExit", "3"),
+        ("KeyboardInterrupt", "KeyboardInterrupt", ""),
+        ("GeneratorExit", "GeneratorExit", ""),
+        ("unprintable", "support.zoo.Unprintable", "<unprintable>"),
+        ("group", "BaseExceptionGroup", "many (2 sub-exceptions)"),
+        ("recursion", "RecursionError", "maximum recursion depth exceeded"),
+    ],
+)
+async def test_what_it_raises_comes_back(dsn: str, db: Any, jobs: Jobs, kind: str, name: str, message: str) -> None:
+    """F29: type, message and traceback of whatever a handler raises in its process; it is a failure, and retried."""
+    async with working(zoo.app, dsn) as worker:
+        error = await failed(jobs, zoo.raises.enqueue_sync(db, kind))
+    assert error["type"] == name
+    assert error["message"].startswith(message)
+    assert (error["attempt"], error["worker"]) == (1, worker.settings.name)
+    assert "zoo.py" in error["traceback"]
+    if kind == "ValueError":
+        assert "KeyError: 'inner'" in error["traceback"]
+
+
+async def test_what_comes_after_a_failure_is_decided_by_the_exception_itself(dsn: str, db: Any, jobs: Jobs) -> None:
+    """S2-07: a policy function, `no_retry` and Retry-After see the exception that was raised in the process."""
+    kinds = ("policy", "retry-after", "no_retry", "none")
+    async with working(zoo.app, dsn):
+        put = {kind: zoo.decides.enqueue_sync(db, kind) for kind in kinds}
+        infos = {kind: await jobs.becomes(job, "retrying", "dead", seconds=20) for kind, job in put.items()}
+    assert [info.state for info in infos.values()] == ["retrying", "retrying", "dead", "dead"]
+    for kind, minutes in (("policy", 7), ("retry-after", 60)):
+        run_at = infos[kind].run_at
+        assert run_at is not None
+        assert timedelta(minutes=minutes - 1) < run_at - datetime.now(UTC) <= timedelta(minutes=minutes)
+
+
+async def test_outcomes_come_back(dsn: str, db: Any, jobs: Jobs) -> None:
+    """Snooze, Cancel and Dead mean the same in a process; a value that has no JSON form is dropped, the job completes."""
+    async with working(zoo.app, dsn):
+        put = {word: zoo.says.enqueue_sync(db, word) for word in ("snooze", "until", "cancel", "dead", "nothing")}
+        assert (await jobs.becomes(put["snooze"], "scheduled")).failures == 0
+        until = (await jobs.becomes(put["until"], "scheduled")).run_at
+        assert until is not None and timedelta(hours=1.9) < until - datetime.now(UTC) < timedelta(hours=2)
+        assert (await jobs.becomes(put["cancel"], "cancelled")).reason == "nothing left"
+        assert (await jobs.becomes(put["dead"], "dead")).reason == "failed"
+        await jobs.becomes(put["nothing"], "completed")
+
+
+async def test_results_progress_and_checkpoints_go_through(dsn: str, db: Any, jobs: Jobs) -> None:
+    """S4-13 S4-17: what a handler in a process returns is kept; its progress and its checkpoint reach the database."""
+    job = zoo.goes_on.enqueue_sync(db)
+    async with working(zoo.app, dsn):
+        (info,) = await jobs.ends(job)
+    assert (info.state, info.failures) == ("completed", 1)
+    assert (info.progress, info.progress_message) == (0.5, "page 4")
+    assert db.execute("select result from tallybook.result(%s)", (job.id,)).fetchone() == ([2, 4],)
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "how"),
+    [
+        (zoo.segfault.job(), -signal.SIGSEGV, "was ended by SIGSEGV"),
+        (zoo.exits.job(0), 0, "ended with code 0"),
+        (zoo.exits.job(9), 9, "ended with code 9"),
+        (zoo.killed.job(), -signal.SIGKILL, "was ended by SIGKILL"),
+        (zoo.closes_everything.job(), 1, "ended with code 1"),
+        (zoo.leaves_a_heir.job(), 7, "ended with code 7"),
+    ],
+)
+async def test_a_process_that_dies_is_a_crash_of_its_job_alone(
+    dsn: str, db: Any, jobs: Jobs, tmp_path: Path, call: Any, code: int, how: str
+) -> None:
+    """F24: a segfault, an exit or a kill ends its own attempt as crashed, at once; its neighbour does not notice."""
+    async with working(zoo.app, dsn) as worker:
+        beside = zoo.where.enqueue_sync(db, str(tmp_path / "beside"), 1.0)
+        await eventually((tmp_path / "beside").exists, "the neighbour runs")
+        (job,) = zoo.app.enqueue_many_sync(db, [call])
+        info = await jobs.becomes(job, "scheduled", seconds=10)
+        (neighbour,) = await jobs.ends(beside)
+        await eventually(lambda: worker.book.free == {"default": 10}, "all slots are free")
+    assert (info.crashes, info.failures) == (1, 0)
+    assert info.errors is not None
+    error = info.errors[0]
+    assert (error["type"], error["exit_code"], error["message"]) == ("ProcessDied", code, f"its process {how}")
+    assert (neighbour.state, neighbour.attempts, neighbour.crashes) == ("completed", 1, 0)
+
+
+async def test_a_job_that_crashes_three_processes_is_dead(dsn: str, db: Any, jobs: Jobs) -> None:
+    """P8 F24: after three processes that died with it a job is dead with reason crashed; no failure is counted."""
+    async with working(zoo.app, dsn):
+        (info,) = await jobs.ends(zoo.exits.enqueue_sync(db, 1), seconds=20)
+    assert (info.state, info.reason, info.crashes, info.failures, info.attempts) == ("dead", "crashed", 3, 0, 3)
+    assert [error["type"] for error in info.errors or []] == ["ProcessDied"] * 3
+
+
+async def test_memory_is_limited_per_task(dsn: str, db: Any, jobs: Jobs, tmp_path: Path) -> None:
+    """F28: a handler that takes more than its `memory` fails with MemoryError; the next job has a fresh process."""
+    async with working(zoo.app, dsn, queues={"default": 1}):
+        error = await failed(jobs, zoo.hoards.enqueue_sync(db, str(tmp_path / "hoards")))
+        await jobs.ends(zoo.is_modest.enqueue_sync(db, str(tmp_path / "modest")))
+    assert error["type"] == "MemoryError"
+    assert number_in(tmp_path / "hoards") != number_in(tmp_path / "modest")
+
+
+async def test_a_deadline_kills_the_process_and_what_it_started(dsn: str, db: Any, jobs: Jobs, tmp_path: Path) -> None:
+    """F25: an endless loop is killed at its deadline, with the programs it has started; the attempt failed, by TimeoutError."""
+    path = tmp_path / "spins"
+    async with working(zoo.app, dsn) as worker:
+        began = time.monotonic()
+        error = await failed(jobs, zoo.spins.enqueue_sync(db, str(path), True))
+        pid, started = json.loads(path.read_text())
+        await eventually(lambda: is_gone(pid) and is_gone(started), "both are gone")
+        assert worker.runner.still_abandoned == 0
+        assert worker.book.free == {"default": 10}
+    assert time.monotonic() - began < 10
+    assert (error["type"], error["message"]) == ("TimeoutError", "deadline of 300 ms passed")
+
+
+async def test_cancel_is_told_and_then_kills(dsn: str, db: Any, jobs: Jobs, tmp_path: Path) -> None:
+    """F45: a cancelled job's handler sees ctx.cancelled; one that goes on is killed after the grace: both are cancelled."""
+    async with working(zoo.app, dsn, abort_timeout=timedelta(seconds=0.5)) as worker:
+        paths = tmp_path / "listens", tmp_path / "deaf"
+        put = zoo.listens.enqueue_sync(db, str(paths[0])), zoo.deaf.enqueue_sync(db, str(paths[1]))
+        for path in paths:
+            await eventually(path.exists, f"{path.name} runs")
+        for job in put:
+            zoo.app.cancel_sync(db, job, "enough")
+        completed = await jobs.becomes(put[0], "completed")
+        cancelled = await jobs.becomes(put[1], "cancelled")
+        await eventually(lambda: is_gone(number_in(paths[1])), "the deaf one is killed")
+        assert worker.book.free == {"default": 10}
+    assert (completed.failures, cancelled.failures, cancelled.crashes) == (0, 0, 0)
+
+
+async def test_an_abort_gives_back_and_ends_the_process(dsn: str, db: Any, jobs: Jobs, tmp_path: Path) -> None:
+    """P9: at the second stop a job in a process is given back, without failure or crash, and its process is killed."""
+    path = tmp_path / "deaf"
+    job = zoo.deaf.enqueue_sync(db, str(path))
+    async with working(zoo.app, dsn, abort_timeout=timedelta(seconds=0.3)) as worker:
+        await eventually(path.exists, "it runs")
+        worker.stop()
+        worker.stop()
+    info = jobs(job)
+    assert (info.state, info.failures, info.crashes) == ("available", 0, 0)
+    assert is_gone(number_in(path))
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_children_end_with_a_worker_that_is_killed(dsn: str, db: Any, tmp_path: Path, busy: bool) -> None:
+    """F24: SIGKILL of the worker ends its child processes, working ones and idle ones; the job is rescued elsewhere."""
+    path = tmp_path / "where"
+    with zoo.zoo(dsn) as worker:
+        job = zoo.deaf.enqueue_sync(db, str(path)) if busy else zoo.where.enqueue_sync(db, str(path))
+        pid = number_in(path)
+        if not busy:
+            wait_until(lambda: zoo.app.get_sync(db, job).state == "completed", "it has ended")
+        assert not is_gone(pid)
+        worker.process.send_signal(signal.SIGKILL)
+        wait_until(lambda: is_gone(pid), "the child is gone", seconds=5)
+
+
+def test_a_child_without_the_kernels_help_ends_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where PR_SET_PDEATHSIG does not exist, the socket that closes with the worker ends the child."""
+    import socket
+
+    ours, theirs = socket.socketpair()
+    program = (
+        "import sys; from tallybook._worker import child_main; child_main._die_with_parent = lambda: None;"
+        " child_main.main(int(sys.argv[1]))"
+    )
+    path = tmp_path / "deaf"
+    from tallybook._worker.frames import pack, receive
+
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(theirs.fileno())],
+        pass_fds=(theirs.fileno(),),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (zoo.ROOT / "tests", zoo.ROOT / "src")))},
+    ) as child:
+        theirs.close()
+        hello = {"argv": [], "main_name": None, "main_path": None, "worker": "w", "log_format": "text", "log_level": 20}
+        ours.sendall(pack(hello))
+        assert receive(ours) == {"kind": "ready"}
+        words = {"task": "deaf", "job_id": 1, "attempt": 1, "headers": None, "failures": 0, "crashes": 0, "queue": "q"}
+        rest = {
+            "max_attempts": None,
+            "options": None,
+            "worker": "w",
+            "memory": None,
+            "timeout": None,
+            "args": {"path": str(path)},
+        }
+        ours.sendall(pack({"kind": "run", "module": "support.zoo", "name": "deaf", **words, **rest}))
+        assert receive(ours) == {"kind": "started"}
+        assert number_in(path) == child.pid
+        ours.close()
+        assert child.wait(5) == 1
+
+
+MAIN = """
+import asyncio, os, sys
+from tallybook import App
+
+app = App("script", dsn=sys.argv[1])
+
+@app.task(process=True)
+def leave(path: str) -> None:
+    with open(path, "w") as file:
+        file.write(f"{__name__} {os.getpid() != int(sys.argv[2])}")
+
+{guard}asyncio.run(app.drain())
+"""
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_script_can_be_its_own_app(dsn: str, db: Any, tmp_path: Path, guarded: bool) -> None:
+    """Tasks of the main module run like those of multiprocessing; a script that starts its worker unguarded is told so."""
+    script = tmp_path / "script.py"
+    script.write_text(MAIN.replace("{guard}", "if __name__ == '__main__': " if guarded else ""))
+    job = App("other").task(name="leave")(lambda path: None).enqueue_sync(db, str(tmp_path / "left"))
+    run = subprocess.run(
+        [sys.executable, str(script), dsn, "0"], capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": str(zoo.ROOT / "src")},
+    )  # fmt: skip
+    info: JobInfo = zoo.app.get_sync(db, job)
+    if guarded:
+        assert (run.returncode, info.state) == (0, "completed"), run.stderr
+        assert (tmp_path / "left").read_text() == "__mp_main__ True"
+    else:
+        assert info.state == "retrying", run.stderr
+        assert "if __name__ == '__main__'" in str(info.errors)
+
+
+def test_wrong_declarations_say_what_to_do() -> None:
+    """ConfigError, with a hint, for a function that no process can import and for options that do not fit."""
+    app = App("shop")
+
+    async def waits() -> None: ...
+
+    with pytest.raises(ConfigError, match="an async function runs on the worker's loop"):
+        app.task(process=True)(waits)
+    with pytest.raises(ConfigError, match="a function inside another, or a lambda"):
+        app.task(process=True, name="x")(lambda: None)
+
+    def inside() -> None: ...
+
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        app.task(process=True)(inside)
+    with pytest.raises(ConfigError, match="process of their own"):
+        app.task(memory="512 MB")(inside)
+    for size in (512, "512", "5 MiB", "1 MB", "lots"):
+        with pytest.raises(ConfigError, match="memory"):
+            app.task(process=True, memory=size)(is_gone)  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="env"):
+        app.task(process=True, env="TALLYBOOK_DSN")(is_gone)
+    for timeout in ("0 s", timedelta(seconds=-1), 30, "30"):
+        with pytest.raises(ConfigError, match="timeout"):
+            app.task(timeout=timeout)(inside)  # type: ignore[call-overload]
+
+
+async def test_a_function_that_its_name_does_not_find_is_refused_at_the_start(dsn: str) -> None:
+    """A worker does not start with a task whose function a child would not find by its name."""
+    app = App("shop")
+
+    def other() -> None: ...
+
+    other.__qualname__ = "is_gone"
+    app.task(process=True)(other)
+    with pytest.raises(ConfigError, match="is not its function"):
+        await app.drain(dsn=dsn)
