@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all check acceptance bench bench-ab bench-peers clean
+.PHONY: help setup demo test test-all check acceptance bench bench-ab bench-peers chaos clean
 help:
 	@echo 'make setup       the environment in .venv, with all that development needs'
 	@echo 'make demo        the main job, for real, on an embedded PostgreSQL (DEMO_INPUT=file.csv for your own rows)'
@@ -15,6 +15,7 @@ help:
 	@echo 'make bench       figures; BENCH=cost|enqueue|drain|claimers|latency|pinned|idle|outage|poison|rescue, SCALE=0.1 for a short run'
 	@echo 'make bench-ab BASE=rev  drain, latency and cost of this commit beside those of another, PAIRS=10 times'
 	@echo 'make bench-peers the queues that the figures are held against, in an environment of their own'
+	@echo 'make chaos       120 s of faults on real processes, and what became of every job; SECONDS=30, MINUTES=10, SEED=7, BREAK=fence'
 	@echo 'make clean       the environments and caches away'
 
 $(READY): pyproject.toml
@@ -52,6 +53,13 @@ bench-ab: $(READY)
 
 bench-peers: $(READY)
 	@$(BIN)/python -m bench.peers.setup
+
+# How long: MINUTES, else SECONDS. BREAK takes a fence away (the run must fail), NEMESES=a,b chooses, DISK names a small file system.
+CHAOS = --seconds $(if $(MINUTES),$$(( $(MINUTES) * 60 )),$(or $(SECONDS),120)) $(if $(SEED),--seed $(SEED)) \
+	$(if $(BREAK),--break $(BREAK)) $(if $(NEMESES),--nemeses $(NEMESES)) $(if $(DISK),--disk '$(DISK)') $(if $(RATE),--rate $(RATE))
+
+chaos: $(READY)
+	@$(BIN)/python -m chaos $(CHAOS)
 
 clean:
 	rm -rf $(VENV) .peers .cache

@@ -17,12 +17,19 @@ from tallybook._db.link import Link
 
 log = logging.getLogger("tallybook.worker")
 
-_RESCUE = "select lost, suspects from tallybook.rescue(grace => %s::interval)"
+_RESCUE = (
+    "select lost, suspects, (select count(*) from tallybook.worker where ended_at is null)"
+    " from tallybook.rescue(grace => %s::interval)"
+)
 _GRACE = timedelta(seconds=1)
+# Every look asks for each worker, so the work of all looks grows with the number of workers only as long as each looks
+# less often the more there are. One of them looks twice a second that way, until `every` is reached.
+_SHARE = 0.5
+_SOONEST = 1.0
 
 
 class Rescuer:
-    """Looks every few seconds, and again after the grace where a session has gone."""
+    """Looks every few seconds, more often where workers are few, and again after the grace where a session has gone."""
 
     def __init__(self, link: Link, *, lease: timedelta, every: timedelta, on_rescued: Callable[[], None]) -> None:
         self._link = link
@@ -31,6 +38,7 @@ class Rescuer:
         self._on_rescued = on_rescued
         self._conn: object = None
         self._since = -math.inf
+        self._living = 1
 
     async def look(self) -> tuple[int, int]:
         """One call: how many attempts were lost, how many workers are suspects."""
@@ -43,7 +51,7 @@ class Rescuer:
             settled = time.monotonic() - self._since > self._lease.total_seconds()
             return await (await conn.execute(_RESCUE, (_GRACE if settled else self._lease,))).fetchone()
 
-        lost, suspects = await self._link.run(call)
+        lost, suspects, self._living = await self._link.run(call)
         if lost:
             log.warning("%s jobs of dead workers are back in line", lost)
             self._on_rescued()
@@ -53,4 +61,8 @@ class Rescuer:
         """For ever."""
         while True:
             _, suspects = await self.look()
-            await asyncio.sleep(1.05 if suspects else self._every * random.uniform(0.75, 1.0))
+            await asyncio.sleep(1.05 if suspects else self._pause())
+
+    def _pause(self) -> float:
+        # Wide apart at random: workers that were started together must not look together.
+        return min(self._every, max(_SOONEST, _SHARE * self._living)) * random.uniform(0.5, 1.0)

@@ -25,10 +25,19 @@ log = logging.getLogger("tallybook.worker")
 # Whoever lost his session is looked for by the others: no long backoff here.
 _COMES_BACK = 1.0
 _START = (
-    "select tallybook.worker_start(%s::text, %s::text[], %s::text[], session => %s::boolean, lease => %s::interval)"
+    "select tallybook.worker_start(%s::text, %s::text[], %s::text[], session => %s::boolean, lease => %s::interval),"
+    " tallybook._timeline()"
 )
 _HOLD = "select pg_advisory_lock_shared(1413565443, %s::int)"
-_RENEW = "select job_id, reason from tallybook.renew(%s::int, %s::bigint, %s::bigint[])"
+_LET_GO = "select pg_advisory_unlock_shared(1413565443, %s::int)"
+_STOP = "select tallybook.worker_stop(%s::int)"
+# After a failover the server may have lost ends that this worker was told had happened. It must not say that all of its
+# claims up to some number are over then: nobody would ever look for what was lost. So the timeline is looked at in the
+# same statement, and the worker starts anew on another one; its old self's open attempts are rescued from what is on record.
+_RENEW = (
+    "select r.job_id, r.reason from tallybook._on_timeline(%s::text)"
+    " left join lateral tallybook.renew(%s::int, %s::bigint, %s::bigint[]) r on true where r.job_id is not null"
+)
 
 
 class Heartbeat(threading.Thread):
@@ -56,6 +65,7 @@ class Heartbeat(threading.Thread):
         self._ear.setblocking(False)
         self._mouth.setblocking(False)
         self._beats_as = 0
+        self._timeline = ""
         self._stopping = False
         self.worker_id = 0
 
@@ -80,7 +90,7 @@ class Heartbeat(threading.Thread):
         params = (settings.name, list(settings.queues), self._tasks, settings.notify, settings.lease)
         row = conn.execute(_START, params).fetchone()
         assert row is not None
-        self._beats_as = row[0]
+        self._beats_as, self._timeline = row
         self._hold(conn)
         return self._beats_as
 
@@ -126,7 +136,7 @@ class Heartbeat(threading.Thread):
             except (psycopg.Error, OSError) as error:
                 if isinstance(error, psycopg.Error) and error.sqlstate == "TB006":
                     if not self._stopping:  # or it would be on record for ever after its worker_stop
-                        self._come_back()
+                        self._come_back(error)
                     continue
                 if self._conn is not None and is_gone(error, self._conn):
                     self._conn.close()
@@ -140,18 +150,30 @@ class Heartbeat(threading.Thread):
 
     def _beat(self) -> None:
         assert self._conn is not None
-        params = (self._beats_as, self._book.open_from, list(self._book.running))
+        params = (self._timeline, self._beats_as, self._book.open_from, list(self._book.running))
         for job_id, reason in self._conn.execute(_RENEW, params).fetchall():
             self._on_cancel(job_id, reason)
 
-    def _come_back(self) -> None:
-        """The others gave this worker up (it was stopped, or cut off, for longer than the lease): start as a new one."""
-        log.warning("worker %s was given up by the others, its jobs are theirs now; starting again", self.worker_id)
+    def _come_back(self, error: psycopg.Error) -> None:
+        """The others gave this worker up (it was stopped, or cut off, for longer than the lease), or the server failed over.
+
+        Start as a new one.
+        """
+        old = self._beats_as
+        log.warning(
+            "worker %s is not on record any more, its jobs are others' now; starting again: %s",
+            old,
+            error.diag.message_primary,
+        )
         try:
             assert self._conn is not None
             self._on_given_up(self._register(self._conn))
-        except (psycopg.Error, OSError) as error:
-            log.warning("cannot start again yet: %s", str(error).strip())
+            # Where the server failed over the old self is on record still: what it left open goes back in line now.
+            if self._settings.notify:
+                self._conn.execute(_LET_GO, (old,))
+            self._conn.execute(_STOP, (old,))
+        except (psycopg.Error, OSError) as failure:
+            log.warning("cannot start again yet: %s", str(failure).strip())
             self._wait(_COMES_BACK)
 
     def stop(self) -> None:

@@ -41,7 +41,7 @@ class WorkerSettings:
     lease: timedelta = timedelta(seconds=30)
     """After this time without a heartbeat a worker is dead to the others."""
     rescue_look: timedelta = timedelta(seconds=5)
-    """How often this worker looks for the work of dead ones."""
+    """How often at least this worker looks for the work of dead ones; more often where workers are few."""
     stop_timeout: timedelta = timedelta(seconds=25)
     """How long a stop waits for running jobs."""
     abort_timeout: timedelta = timedelta(seconds=5)

@@ -12,12 +12,20 @@ create or replace function tallybook.worker_start(name text, queues text[], task
   catalogue jsonb default null)
 returns int language plpgsql as $$
 declare
-  v_id int;
+  v_id int; v_first int := (('x' || tallybook._timeline())::bit(32)::int - 1) % 1000 * 1000000;
 begin
   perform set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') = 'off';
   perform tallybook._check_name('queue', q, 64) from unnest(queues) q;
   perform tallybook.rebase(at => worker_start.at);
   insert into tallybook.queue (name) select distinct q from unnest(queues) q order by q on conflict do nothing;
+  -- A failover can set the numbers back, and two that live under one number could never be told from each other: each
+  -- timeline has its own million. The gate of a number that nobody has yet keeps apart who comes first.
+  if v_first > 0 and not exists (select from tallybook.worker w where w.id > v_first) then
+    perform pg_advisory_xact_lock(1413565442, v_first);
+    if not exists (select from tallybook.worker w where w.id > v_first) then
+      perform setval(pg_get_serial_sequence('tallybook.worker', 'id'), v_first);
+    end if;
+  end if;
   insert into tallybook.worker (name, queues, tasks, parts, session, lease, started_at, seen_at)
   values (worker_start.name, worker_start.queues, worker_start.tasks, array(
             select 'task:' || t from unnest(worker_start.tasks) t

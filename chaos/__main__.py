@@ -1,0 +1,229 @@
+"""`python -m chaos`: producers, workers and a server as real processes, faults, and the count of what became of every job.
+
+    make chaos                          120 s
+    make chaos MINUTES=10 SEED=7        the figure
+    make chaos SECONDS=30               for CI
+    make chaos BREAK=fence              a negative control: must end with code 1 (BREAK=holes too)
+    make chaos NEMESES=pause_worker,failover    only these
+    make chaos DISK=/mnt/small          servers on this (small) file system instead of a tmpfs
+
+Two workers and a producer reach the server through our fault proxy, the others by a DSN that names both hosts. The last
+line is JSON, see judge.py for its keys. Exit code 1 on any loss, unexpected job or second effect, and where not all
+ended or a worker did not come back; 2 for options that are wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from chaos.breaks import BREAKS
+from chaos.crew import GO, HOLD, Crew
+from chaos.judge import OPEN, STUCK, Judge, Verdict
+from chaos.nemesis import NEMESES, Stage, schedule
+from chaos.places import Place, enter_namespace
+from chaos.proxy import Proxy
+from chaos.servers import Servers
+
+_DISK = 3 << 30
+# Producers hold while so many acknowledged jobs have not been started: a rescued job goes behind them.
+_BACKLOG = 150
+_LONGEST_DRAIN = 300.0
+
+
+class Run:
+    """One run."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.started = time.monotonic()
+        self.stage: Stage | None = None
+
+    def say(self, text: str) -> None:
+        """A line with the time."""
+        print(f"chaos {time.monotonic() - self.started:6.1f} s  {text}", flush=True)
+
+    async def run(self) -> int:
+        """Faults, drain, judgement: the exit code."""
+        options = self.options
+        minutes = f"{options.seconds / 60:g} minutes" if options.seconds >= 120 else f"{options.seconds:g} s"
+        self.say(f"{minutes}, seed {options.seed} (again: make chaos SECONDS={options.seconds:g} SEED={options.seed})")
+        place = Place(options.disk, _DISK)
+        if place.small:
+            self.say(f"the disk cannot be filled here: {place.small}")
+        code = 1
+        try:
+            async with self._standing(place) as stage:
+                self.stage = stage
+                progress = asyncio.create_task(self._progress())
+                try:
+                    await self._attack(stage)
+                    ended = await self._drain(stage)
+                finally:
+                    progress.cancel()
+                code = await self._judge(stage, ended)
+        finally:
+            place.close(keep=code != 0)
+            if code:
+                print(f"chaos: logs are kept in {place.path}", file=sys.stderr)
+        return code
+
+    @asynccontextmanager
+    async def _standing(self, place: Place) -> AsyncIterator[Stage]:
+        """Server, proxies and processes; all gone at the end."""
+        rng = random.Random(self.options.seed)
+        servers = Servers(place)
+        crew: Crew | None = None
+        try:
+            await asyncio.to_thread(servers.start, self.options.broken)
+            async with (
+                Proxy(servers.socket) as proxy,
+                Proxy(servers.socket, unacked=None, keepalive=None) as replication,
+            ):
+                servers.replication = replication
+                lazy = servers.dsn(durable=False), servers.dsn(port=proxy.port, durable=False)
+                workers = [(lazy[number % 2], bool(number % 2)) for number in range(self.options.workers)]
+                producers = [servers.dsn(), servers.dsn(port=proxy.port), servers.dsn()][: self.options.producers]
+                crew = Crew(place, workers, producers, seed=self.options.seed, rate=self.options.rate)
+                try:
+                    crew.start()
+                    yield Stage(servers, proxy, crew, place, rng, self.say)
+                finally:
+                    crew.end()
+        finally:
+            await asyncio.to_thread(servers.stop)
+
+    async def _attack(self, stage: Stage) -> None:
+        await stage.healthy("the start")
+        self.say(f"{len(stage.crew.workers)} workers and {self.options.producers} producers are at work")
+        # Pacing starts with the attack: the time that is asked for is a time of faults.
+        pacing = asyncio.create_task(self._pace(stage))
+        until = time.monotonic() + self.options.seconds
+        draw = schedule(self.options.nemeses, stage.rng)
+        await asyncio.sleep(1)
+        try:
+            while time.monotonic() < until and not pacing.done():
+                await stage.strike(draw())
+        finally:
+            pacing.cancel()
+        with suppress(asyncio.CancelledError):
+            await pacing
+
+    async def _pace(self, stage: Stage) -> None:
+        while True:
+            acknowledged, runs = await asyncio.to_thread(stage.crew.counts)
+            stage.crew.pace(HOLD if acknowledged - runs > _BACKLOG else GO)
+            await asyncio.sleep(0.05)
+
+    async def _progress(self) -> None:
+        stage = self.stage
+        assert stage is not None
+        while True:
+            await asyncio.sleep(5)
+            acknowledged, runs = await asyncio.to_thread(stage.crew.counts)
+            with suppress(Exception):  # the server may be down; the next line comes soon
+                (_, _, completed), *_ = await asyncio.to_thread(stage.servers.ask, OPEN, (), seconds=1.0)
+                self._completed = f"{completed} completed"
+            self.say(f"{acknowledged} enqueued, {runs} started, {self._completed}; {stage.now}")
+
+    _completed = "0 completed"
+
+    async def _drain(self, stage: Stage) -> bool:
+        """All faults are off: wait until every job has ended; False where nothing moves any more."""
+        stage.now = "draining"
+        self.say("all faults are off, draining")
+        await stage.crew.end_producers()
+        stall = 12.0 if self.options.broken else 30.0
+        last, since, until = (-1, -1, -1), time.monotonic(), time.monotonic() + _LONGEST_DRAIN
+        while True:
+            (found,) = await stage.ask(OPEN)
+            now = time.monotonic()
+            if found[:2] == (0, 0):
+                return True
+            if found != last:
+                last, since = found, now
+            if now - since > stall or now > until:
+                self.say(f"{found[0]} jobs are open and {found[1]} scheduled, and nothing moves")
+                for state, count, first in await stage.ask(STUCK):
+                    self.say(f"{count} jobs are {state}; the first is {first}")
+                return False
+            await asyncio.sleep(0.5)
+
+    async def _judge(self, stage: Stage, ended: bool) -> int:
+        left = await stage.crew.end_workers()
+        judge = await asyncio.to_thread(
+            Judge, stage.servers.ask, stage.crew.journals(), stage.crew.runs(), stage.crew.kills, stage.faults
+        )
+        verdict = await asyncio.to_thread(judge.verdict)
+        wrong = [
+            *verdict.wrong,
+            *stage.problems,
+            *left,
+            *(f"a process died by itself: {end}" for end in stage.crew.deaths),
+        ]
+        if not ended:
+            wrong.append("not all jobs have ended")
+        self._report(stage, verdict, wrong)
+        numbers = verdict.numbers
+        bad = bool(numbers["lost"] or numbers["unexpected"] or numbers["second_effects"] or wrong)
+        print(json.dumps(numbers), flush=True)
+        return 1 if bad else 0
+
+    def _report(self, stage: Stage, verdict: Verdict, wrong: list[str]) -> None:
+        noted = stage.servers.log_lines("deadlock detected", "PANIC", "cannot be rescued")
+        self.say("server's log: " + ", ".join(f"{count} x {what!r}" for what, count in noted.items()))
+        self.say("proxy: " + ", ".join(f"{count} {what}" for what, count in sorted(stage.proxy.counts.items())))
+        self.say(
+            f"{len(stage.faults)} faults, {len(stage.crew.kills)} workers killed, {stage.servers.promotions} promotions"
+        )
+        for note in [*verdict.notes, *(f"NOT RUN: {what}" for what in stage.not_run)]:
+            self.say(note)
+        for what in wrong:
+            self.say(f"WRONG: {what}")
+        print("\n".join(verdict.histogram), flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long faults go on (120)")
+    parser.add_argument("--seed", type=int, default=None, help="of the order and the details of the faults (random)")
+    parser.add_argument("--break", dest="broken", choices=sorted(BREAKS), help="take a fence away: the run must fail")
+    parser.add_argument("--nemeses", type=_names, default=list(NEMESES), help=f"of {','.join(NEMESES)}")
+    parser.add_argument("--workers", type=int, choices=(2, 3, 4), default=4)
+    parser.add_argument("--producers", type=int, choices=(1, 2, 3), default=3)
+    parser.add_argument("--rate", type=float, default=600.0, help="jobs a second that producers try to reach (600)")
+    parser.add_argument("--disk", type=Path, help="a directory on a small file system, instead of a tmpfs")
+    options = parser.parse_args()
+    if options.seed is None:
+        options.seed = secrets.randbelow(1_000_000)
+    return options
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in NEMESES]:
+        raise argparse.ArgumentTypeError(f"no nemesis {', '.join(unknown)}; there are {', '.join(NEMESES)}")
+    return names
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    options = _options()
+    enter_namespace()
+    os.environ.pop("TALLYBOOK_DSN", None)
+    return asyncio.run(Run(options).run())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,87 @@
+"""The application under attack. Its workers are `tallybook worker -A chaos.app:app`.
+
+Every start of a handler leaves a line in a file of its process: key, job, attempt, time. A file outlives whatever
+happens to process and server, and is no part of what is tested.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from tallybook import App, Constant, Context
+
+app = App("chaos")
+
+# A handler that finds its database away fails; there will be many outages, and none may use up a job's attempts.
+_SOON = Constant(timedelta(seconds=0.5))
+_MANY = 1000
+_EFFECT = "insert into effect (job_id, attempt, key, worker) values (%s, %s, %s, %s)"
+
+
+@app.lifespan
+async def files(ctx: Any) -> AsyncIterator[None]:
+    """The process's file of runs."""
+    name = Path(os.environ["CHAOS_RUNS"]) / f"{os.getpid()}-{time.time_ns()}"
+    ctx.state.runs = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        yield
+    finally:
+        os.close(ctx.state.runs)
+
+
+def _note(ctx: Context, key: int) -> None:
+    os.write(ctx.state.runs, b"%d %d %d %.3f\n" % (key, ctx.job_id, ctx.attempt, time.time()))
+
+
+def _pause() -> float:
+    """Mostly short; a tenth takes long enough to be met by a fault."""
+    return random.uniform(1.5, 2.5) if random.random() < 0.1 else random.uniform(0.0, 0.1)
+
+
+@app.task(retry=_SOON, max_attempts=_MANY)
+async def plain(ctx: Context, key: int) -> None:
+    """At least once."""
+    _note(ctx, key)
+
+
+@app.task(retry=_SOON, max_attempts=_MANY)
+async def flaky(ctx: Context, key: int) -> None:
+    """Fails the first time."""
+    _note(ctx, key)
+    if ctx.failures == 0:
+        raise RuntimeError("the first attempt of this one always fails")
+
+
+@app.task(atomic=True, queue="effects", retry=_SOON, max_attempts=_MANY)
+async def effect(tx: psycopg.AsyncConnection[Any], ctx: Context, key: int) -> None:
+    """Exactly one effect: it commits together with the end of the attempt."""
+    _note(ctx, key)
+    await asyncio.sleep(_pause())
+    await tx.execute(_EFFECT, (ctx.job_id, ctx.attempt, key, ctx.worker))
+    await asyncio.sleep(_pause() / 10)
+
+
+@app.task(atomic=True, queue="effects", retry=_SOON, max_attempts=_MANY)
+def effect_in_thread(tx: psycopg.Connection[Any], ctx: Context, key: int) -> None:
+    """The same in a thread, which nobody can cancel: a zombie goes through with it."""
+    _note(ctx, key)
+    time.sleep(_pause())
+    tx.execute(_EFFECT, (ctx.job_id, ctx.attempt, key, ctx.worker))
+
+
+_KINDS = [effect] * 3 + [effect_in_thread] * 2 + [flaky] * 2 + [plain] * 43
+
+
+def task_of(key: int) -> Any:
+    """The task that a key's job is of: a tenth has effects, one in 25 fails once, one in 50 comes a second later."""
+    task = _KINDS[key % len(_KINDS)]
+    return task.with_(delay=timedelta(seconds=1)) if key % len(_KINDS) == 10 else task

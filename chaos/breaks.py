@@ -1,0 +1,38 @@
+"""Fences taken away, in the run's own database: a run on them must fail, or the harness is good for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import psycopg
+
+
+def _replace(conn: psycopg.Connection[Any], function: str, old: str, new: str) -> None:
+    """Change one function of the schema; an error where it does not hold what is to be changed."""
+    row = conn.execute(
+        "select pg_get_functiondef(p.oid) from pg_proc p"
+        " where p.pronamespace = 'tallybook'::regnamespace and p.proname = %s",
+        (function,),
+    ).fetchone()
+    if row is None or old not in row[0]:
+        raise SystemExit(f"chaos: tallybook.{function} has no {old!r} any more; mend chaos/breaks.py")
+    conn.execute(row[0].replace(old, new))
+
+
+def _holes(conn: psycopg.Connection[Any]) -> None:
+    """The cursor forgets which transactions were running when its window was opened."""
+    _replace(
+        conn,
+        "_take",
+        "if h.holes <> '{}' or pg_snapshot_xmin(s) <> pg_snapshot_xmax(s) or v_own is not null then",
+        "if false then",
+    )
+
+
+def _fence(conn: psycopg.Connection[Any]) -> None:
+    """complete says yes to everybody, whoever has ended the attempt."""
+    _replace(conn, "complete", " = '{}'", " is not null")
+
+
+BREAKS: Mapping[str, Callable[[psycopg.Connection[Any]], None]] = {"fence": _fence, "holes": _holes}

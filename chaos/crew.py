@@ -1,0 +1,213 @@
+"""The processes: workers that come back when they die, and producers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.places import Place
+
+ROOT = Path(__file__).parent.parent
+LEASE = 4.0
+HEARTBEAT = 1.0
+_SLOTS = "default=20,effects=8"
+_KEYS_EACH = 10**9
+_LOOK = 0.05
+_SECONDS_TO_STOP = 40.0
+GO, HOLD, END = b"1", b"0", b"2"
+
+
+# Linux: no process of a run outlives the run, however that ends.
+_WITH_US = [found, "--pdeathsig", "KILL"] if (found := shutil.which("setpriv")) else []
+
+
+def _start(words: list[str], log: Path, **env: str) -> subprocess.Popen[bytes]:
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [*_WITH_US, sys.executable, "-m", *words],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))), **env},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+        )
+
+
+@dataclass
+class Worker:
+    """One place in the crew: a process at a time, each under a name of its own."""
+
+    number: int
+    dsn: str
+    proxied: bool
+    generation: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    stopped: bool = False
+    """By SIGSTOP."""
+
+    @property
+    def name(self) -> str:
+        return f"w{self.number}.{self.generation}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A SIGKILL to a worker that held a session, while the server was up and had been for the length of a lease."""
+
+    worker: str
+    at: float
+
+
+class Crew:
+    """All processes of a run."""
+
+    def __init__(
+        self, place: Place, dsns: list[tuple[str, bool]], producer_dsns: list[str], *, seed: int, rate: float
+    ) -> None:
+        self._place = place
+        self.workers = [Worker(number, dsn, proxied) for number, (dsn, proxied) in enumerate(dsns, 1)]
+        self._producer_dsns = producer_dsns
+        self._producers: list[subprocess.Popen[bytes]] = []
+        self._seed = seed
+        self._rate = rate / len(producer_dsns)
+        self._pace = place.path / "pace"
+        self._pace.write_bytes(HOLD)
+        self._keeper: asyncio.Task[None] | None = None
+        self.kills: list[Kill] = []
+        self.deaths: list[str] = []
+        """Ends of workers that nobody here has asked for."""
+        self._tails: dict[Path, int] = {}
+        self._acknowledged = 0
+        self._started: set[bytes] = set()
+
+    def start(self) -> None:
+        """Everybody; producers hold until they are paced."""
+        for worker in self.workers:
+            self._begin(worker)
+        for number, dsn in enumerate(self._producer_dsns, 1):
+            words = ["chaos.producer", dsn, str(self.journal(number)), str(number * _KEYS_EACH),
+                     str(self._seed * 1000 + number), str(self._rate), str(self._pace)]  # fmt: skip
+            self._producers.append(_start(words, self._place.logs / f"producer-{number}.log"))
+        self._keeper = asyncio.create_task(self._keep())
+
+    def journal(self, number: int) -> Path:
+        return self._place.runs / f"journal-{number}"
+
+    def journals(self) -> list[Path]:
+        return [self.journal(number) for number in range(1, len(self._producer_dsns) + 1)]
+
+    def _begin(self, worker: Worker) -> None:
+        worker.generation += 1
+        times = ["--lease", f"{LEASE} s", "--heartbeat", f"{HEARTBEAT} s", "--stop-timeout", "10 s"]
+        whom = ["--dsn", worker.dsn, "--name", worker.name, "--queues", _SLOTS]
+        words = ["tallybook", "worker", "-A", "chaos.app:app", *whom, *times]
+        log = self._place.logs / f"worker-{worker.number}.log"
+        worker.process = _start(words, log, CHAOS_RUNS=str(self._place.runs))
+
+    async def _keep(self) -> None:
+        """Start again who has died, half a second later."""
+        while True:
+            for worker in self.workers:
+                if worker.process is not None and (code := worker.process.poll()) is not None:
+                    if code != -signal.SIGKILL:
+                        self.deaths.append(f"{worker.name} ended with code {code}")
+                    await asyncio.sleep(0.5)
+                    self._begin(worker)
+            await asyncio.sleep(_LOOK)
+
+    def kill(self, worker: Worker) -> None:
+        """SIGKILL, and remember when."""
+        self.kills.append(Kill(worker.name, time.time()))
+        os.kill(worker.pid, signal.SIGKILL)
+
+    def stop(self, worker: Worker) -> None:
+        worker.stopped = True
+        os.kill(worker.pid, signal.SIGSTOP)
+
+    def go_on(self, worker: Worker) -> None:
+        worker.stopped = False
+        os.kill(worker.pid, signal.SIGCONT)
+
+    def pace(self, word: bytes) -> None:
+        """Tell the producers: GO, HOLD or END."""
+        with self._pace.open("r+b") as file:
+            file.write(word)
+
+    async def end_producers(self) -> None:
+        """Return when they have written their last word; one that hangs is killed, its last try is unknown then."""
+        self.pace(END)
+        await _all_gone(self._producers)
+        for process in self._producers:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            elif process.returncode:
+                self.deaths.append(f"a producer ended with code {process.returncode}")
+
+    async def end_workers(self) -> list[str]:
+        """SIGTERM to all: who did not end with code 0 in time."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+        for worker in self.workers:
+            if worker.process is not None and worker.process.poll() is None:
+                worker.process.terminate()
+        await _all_gone([worker.process for worker in self.workers if worker.process is not None])
+        return [
+            f"{worker.name} did not stop: {worker.process.poll()}"
+            for worker in self.workers
+            if worker.process is not None and worker.process.poll() != 0
+        ]
+
+    def end(self) -> None:
+        """Nobody is left."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+        for process in [*self._producers, *(worker.process for worker in self.workers if worker.process is not None)]:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def counts(self) -> tuple[int, int]:
+        """How many jobs were acknowledged, and how many were started; reads on from where the last look ended."""
+        for path in self._place.runs.iterdir():
+            text, self._tails[path] = _read_on(path, self._tails.get(path, 0))
+            if path.name.startswith("journal"):
+                self._acknowledged += sum(int(line.split()[2]) for line in text if line.startswith(b"K"))
+            else:
+                self._started.update(line.split(b" ", 1)[0] for line in text)
+        return self._acknowledged, len(self._started)
+
+    def runs(self) -> list[Path]:
+        """The files of runs."""
+        return [path for path in self._place.runs.iterdir() if not path.name.startswith("journal")]
+
+
+async def _all_gone(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Return when all have ended, or have had the time to."""
+    until = time.monotonic() + _SECONDS_TO_STOP
+    while any(process.poll() is None for process in processes):
+        if time.monotonic() > until:
+            return
+        await asyncio.sleep(_LOOK)
+
+
+def _read_on(path: Path, start: int) -> tuple[list[bytes], int]:
+    """The whole lines after `start`, and where they end."""
+    with path.open("rb") as file:
+        file.seek(start)
+        text = file.read()
+    end = text.rfind(b"\n") + 1
+    return text[:end].splitlines(), start + end

@@ -1,0 +1,111 @@
+"""One producer: enqueues, and writes down before and after what it tried and what it was told.
+
+    python -m chaos.producer DSN LOG FIRST_KEY SEED RATE PACE
+
+Lines of LOG, each on disk before anything else happens: `A first count` it is about to try these keys, in one
+transaction; `K first count` the commit was acknowledged; `R first count` it never asked for a commit. A try without a
+word about its end has an unknown outcome. PACE is a file of one byte: 1 go on, 0 hold, 2 end.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+
+import psycopg
+
+from chaos.app import app, task_of
+
+_MOST = 160
+
+
+class Journal:
+    """The log."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, word: str, first: int, count: int) -> None:
+        """One line, on disk when this returns."""
+        os.write(self._file, f"{word} {first} {count}\n".encode())
+        os.fdatasync(self._file)
+
+
+class Producer:
+    """Its loop."""
+
+    def __init__(self, dsn: str, journal: Journal, first_key: int, seed: int, rate: float, pace: str) -> None:
+        self._dsn = dsn
+        self._journal = journal
+        self._key = first_key
+        self._random = random.Random(seed)
+        self._rate = rate
+        self._pace = os.open(pace, os.O_RDONLY)
+        self._conn: psycopg.Connection[tuple[object, ...]] | None = None
+
+    def run(self) -> None:
+        """Until told to end."""
+        allowance, last = 0.0, time.monotonic()
+        while (word := os.pread(self._pace, 1, 0)) != b"2":
+            now = time.monotonic()
+            # After an outage it makes up for what it has missed, but not at any speed.
+            allowance, last = min(allowance + (now - last) * self._rate, 20 * self._rate), now
+            if word == b"0" or allowance < _MOST:
+                time.sleep(0.02)
+                continue
+            count = 1 if self._random.random() < 0.1 else self._random.randint(2, _MOST)
+            allowance -= count
+            first, self._key = self._key, self._key + count
+            self._journal.write("A", first, count)
+            try:
+                self._try(first, count)
+            except psycopg.Error as error:
+                print(
+                    f"{time.time():.1f} {first}: {type(error).__name__} {error}".rstrip(), file=sys.stderr, flush=True
+                )
+                if self._conn is not None:
+                    self._conn.close()
+                self._conn = None
+                time.sleep(self._random.uniform(0.05, 0.4))
+
+    def _try(self, first: int, count: int) -> None:
+        # What fails before the commit was asked for cannot have happened; from there on only an answer tells.
+        asked = False
+        try:
+            if self._conn is None or self._conn.closed:
+                self._conn = psycopg.connect(self._dsn, application_name="chaos producer")
+            if count == 1:
+                task_of(first).enqueue_sync(self._conn, first)
+            else:
+                keys = range(first, first + count)
+                app.enqueue_many_sync(self._conn, [task_of(key).job(key) for key in keys])
+            self._linger()
+            if self._random.random() < 0.03:
+                self._conn.rollback()
+                self._journal.write("R", first, count)
+                return
+            asked = True
+            self._conn.commit()
+        except psycopg.Error:
+            if not asked:
+                self._journal.write("R", first, count)
+            raise
+        self._journal.write("K", first, count)
+
+    def _linger(self) -> None:
+        """Now and then commit late: claims go on meanwhile and must come back for these jobs."""
+        chance = self._random.random()
+        if chance < 0.02:
+            time.sleep(self._random.uniform(1.0, 3.0))
+        elif chance < 0.25:
+            time.sleep(self._random.uniform(0.01, 0.2))
+
+
+def main(dsn: str, log: str, first_key: str, seed: str, rate: str, pace: str) -> None:
+    Producer(dsn, Journal(log), int(first_key), int(seed), float(rate), pace).run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
