@@ -2,6 +2,9 @@
 
 TALLYBOOK_TEST_DSN names a server that is there already (tools/run_tests.py starts one and shares it between the
 processes of pytest-xdist); without it each process starts one of its own, of the version in TALLYBOOK_TEST_PG.
+
+With TALLYBOOK_TEST_POOLER, the DSN of a PgBouncer in transaction mode in front of that server, the tests go through it
+(`tools/run_tests.py --pooled`). Those marked `direct(reason)` are skipped then, and named with their reason.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any, Protocol
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from support.clusters import cluster
 from support.shop import Shop
@@ -60,6 +63,26 @@ class GivenServer:
             conn.execute(statement)
 
 
+POOLER = os.environ.get("TALLYBOOK_TEST_POOLER")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Through a pooler: leave out what never meets it, and skip, with the reason, what needs a session of its own."""
+    if not POOLER:
+        return
+    meets = [item for item in items if {"dsn", "empty_dsn"} & set(getattr(item, "fixturenames", ()))]
+    config.hook.pytest_deselected(items=[item for item in items if item not in meets])
+    items[:] = meets
+    for item in items:
+        if mark := item.get_closest_marker("direct"):
+            item.add_marker(pytest.mark.skip(reason=f"direct: {mark.args[0]}"))
+
+
+def _through(direct: str) -> str:
+    """The same database by the pooler, if there is one."""
+    return make_conninfo(POOLER, dbname=str(conninfo_to_dict(direct)["dbname"])) if POOLER else direct
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[Databases]:
     """The run's server; a process of pytest-xdist has one of its own unless one was given."""
@@ -98,7 +121,7 @@ def empty_dsn(server: Databases) -> Iterator[str]:
     """A fresh database without the schema: its conninfo."""
     name = _fresh_name("empty")
     dsn = server.create_database(name)
-    yield dsn
+    yield _through(dsn)
     _drop(server, name, dsn)
 
 
@@ -107,7 +130,7 @@ def dsn(server: Databases, template: str) -> Iterator[str]:
     """A fresh database with Tallybook installed: its conninfo."""
     name = _fresh_name("test")
     dsn = server.create_database(name, template)
-    yield dsn
+    yield _through(dsn)
     _drop(server, name, dsn)
 
 
@@ -117,6 +140,8 @@ def connect(dsn: str) -> Iterator[Connect]:
     with ExitStack() as stack:
 
         def open_one(**kwargs: Any) -> Connection:
+            if POOLER:  # it would not know a statement that was prepared on another session
+                kwargs.setdefault("prepare_threshold", None)
             conn = psycopg.connect(dsn, **{"autocommit": True, **kwargs})
             stack.callback(conn.close)
             return conn

@@ -358,6 +358,7 @@ async def test_the_handler_chooses_the_isolation_level(app: App, dsn: str, db: A
     assert found == [level, "read committed"]
 
 
+@pytest.mark.direct("looks at the session that a worker keeps for its handlers")
 async def test_a_connection_is_kept_and_clean(app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare) -> None:
     """S5-03: the next job gets the same connection; of psycopg and asyncpg with nothing left that the last one has set."""
     pids: list[Any] = []
@@ -380,6 +381,7 @@ async def test_a_connection_is_kept_and_clean(app: App, dsn: str, db: Any, jobs:
     assert left == (0,)
 
 
+@pytest.mark.direct("looks at the session that a worker keeps for its handlers")
 @pytest.mark.parametrize("library", ["psycopg", "session", "async session"])
 async def test_what_a_job_has_set_is_gone_for_the_next(app: App, dsn: str, db: Any, jobs: Jobs, library: str) -> None:
     """S5-03: settings, row factories and session locks of one job are not there for the next one on its connection."""

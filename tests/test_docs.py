@@ -186,6 +186,7 @@ def test_the_tutorials_files_run(tmp_path: Path, dsn: str, db: Any) -> None:
     assert db.execute(jobs).fetchall() == [("2", "completed", 2), ("2", "scheduled", 0)]
 
 
+@pytest.mark.direct("makes databases from a template, which a pooler keeps open")
 def test_the_tutorials_test_passes(tmp_path: Path, dsn: str) -> None:
     """The test that the tutorial shows passes under pytest, with the fixture that Tallybook brings."""
     project(tmp_path, "docs/tutorial.md")
@@ -362,7 +363,13 @@ def test_every_sqlstate_of_the_functions_is_listed() -> None:
 def shown(field: Field[Any]) -> str:
     """The default as docs/configuration.md writes it."""
     if field.default is MISSING or field.default is None:
-        return {"queues": "see below", "name": "host:pid:random", "max_abandoned": "its slots"}[field.name]
+        undeclared = {
+            "queues": "see below",
+            "name": "host:pid:random",
+            "max_abandoned": "its slots",
+            "direct_dsn": "none",
+        }
+        return undeclared[field.name]
     return str(field.default).lower() if isinstance(field.default, bool) else field.default
 
 

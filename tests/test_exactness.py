@@ -19,6 +19,7 @@ CLAIM = "select jobs from tallybook.claim(%s, '{mail}', '{9}', gen_random_uuid()
 SEED = int(os.environ.get("TALLYBOOK_SEED") or random.randrange(1_000_000))
 
 
+@pytest.mark.direct("kills processes and waits for the end of their sessions")
 def test_every_committed_job_ends_exactly_once(dsn: str) -> None:
     """S1-10: with random commits, rollbacks, savepoints, open and prepared transactions, cancels, SIGKILL: none lost or twice."""
     run = Crowd(dsn, SEED).run()
@@ -29,6 +30,7 @@ def test_every_committed_job_ends_exactly_once(dsn: str) -> None:
     assert run.counts["zombie_attempts"] > 0
 
 
+@pytest.mark.direct("kills processes and waits for the end of their sessions")
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_every_committed_job_ends_exactly_once_for_long(dsn: str) -> None:
@@ -38,6 +40,7 @@ def test_every_committed_job_ends_exactly_once_for_long(dsn: str) -> None:
     assert run.findings == []
 
 
+@pytest.mark.direct("kills processes and waits for the end of their sessions")
 def test_control_a_claim_that_ignores_holes_loses_jobs(dsn: str, db: Connection) -> None:
     """Negative control: with the holes emptied, the same run finds lost jobs."""
     replace_in(db, "_take", "h.lo := v_old_hi;", "h.holes := '{}'; h.closed := '{}'; h.lo := v_old_hi;")
@@ -45,6 +48,7 @@ def test_control_a_claim_that_ignores_holes_loses_jobs(dsn: str, db: Connection)
     assert kinds(run.findings) >= {"lost", "an attempt without outcome"}
 
 
+@pytest.mark.direct("kills processes and waits for the end of their sessions")
 def test_control_an_end_without_the_fence_ends_twice(dsn: str, db: Connection) -> None:
     """Negative control: with the outcome's unique index dropped, the same run finds attempts that ended twice."""
     for name in ("brief", "default", "long"):
@@ -124,6 +128,7 @@ def test_no_producer_waits_for_another(db: Connection, connect: Callable[..., Co
     assert [state for (state,) in states] == ["running", "running", "scheduled", "running", "running"]
 
 
+@pytest.mark.direct("watches which session waits for which")
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_same_unique_key_waits_for_its_holder(db: Connection, connect: Callable[..., Connection], end: str) -> None:
     """S1-05: a second producer of a unique key waits for the first; it gets its id, or its own if that rolled back."""

@@ -57,7 +57,13 @@ def handlers(app: App, anyio_backend: str) -> Handlers:
     return Handlers(app)
 
 
-@pytest.mark.parametrize("options", [SLEEPY, {"notify": False, "poll": SHORT}], ids=["woken", "polling"])
+WOKEN = pytest.mark.direct("a sleeping worker is woken on its session")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(SLEEPY, marks=WOKEN, id="woken"), pytest.param({"notify": False, "poll": SHORT}, id="polling")],
+)
 async def test_an_idle_worker_starts_a_job_at_once(
     app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers, options: Any
 ) -> None:
@@ -100,6 +106,7 @@ async def test_pause_stops_claims_and_resume_wakes(app: App, dsn: str, db: Any, 
         await jobs.ends(waits, seconds=5)
 
 
+@WOKEN
 async def test_a_running_job_is_told_at_once_that_it_is_cancelled(
     app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers
 ) -> None:
@@ -199,6 +206,7 @@ async def test_a_plain_handler_keeps_its_job_until_it_returns(app: App, dsn: str
         assert (await jobs.ends(job))[0].state in ("cancelled", "completed")
 
 
+@WOKEN
 async def test_stop_with_nothing_running_ends_quickly(app: App, dsn: str, handlers: Handlers) -> None:
     """A sleeping worker stops at once, and is off the record."""
     async with working(app, dsn, **SLEEPY) as worker:

@@ -103,6 +103,7 @@ def test_a_thread_that_does_not_end_does_not_keep_the_process(workers: Workers) 
     assert (info.state, info.failures, info.crashes) == ("available", 0, 0)
 
 
+@pytest.mark.direct("a killed worker is missed by the end of its session")
 def test_jobs_of_a_killed_worker_are_rescued(workers: Workers) -> None:
     """S1-11 S4-20: SIGKILL: another worker runs the job within seconds; its unique key is not stuck.
 
@@ -208,7 +209,7 @@ import psycopg
 
 async def consume(dsn, name):
     taken = []
-    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=1) as conn:
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=None) as conn:
         (worker,) = await (await conn.execute("select tallybook.worker_start(%s, array['default'])", (name,))).fetchone()
         ready.release()
         await start.wait()

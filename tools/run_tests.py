@@ -1,7 +1,8 @@
 """What `make test` and `make test-all` run: pytest on every PostgreSQL that is there, one server for each.
 
 Without --all: everything but what is marked slow on 18, then what is marked servers on 16 and on 15. With --all:
-everything on every version. Other arguments go to pytest as they are. Ends with what could not run, by name.
+everything on every version, and once more on 18 through a PgBouncer in transaction mode. Other arguments go to pytest as
+they are. Ends with what could not run, by name; under CI (the variable is set) a missing PgBouncer is a failure.
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support import pooler
 from tallybook.embedded import EmbeddedError, EmbeddedUnavailable, temporary_server
 
 VERSIONS = (18, 16, 15)
@@ -27,6 +33,7 @@ class Result:
     """One version's run: pytest's exit code and its closing line, or why there was none."""
 
     version: int
+    pooled: bool = False
     code: int | None = None
     seconds: float = 0.0
     closing_line: str = ""
@@ -36,23 +43,33 @@ class Result:
     def failed(self) -> bool:
         return bool(self.code) or (self.code is None and not self.not_run)
 
+    @property
+    def name(self) -> str:
+        return f"PostgreSQL {self.version}" + (" through PgBouncer" if self.pooled else "")
+
 
 def main() -> int:
     options, extra = _arguments()
-    results = [_run(version, options, extra) for version in options.versions]
+    runs = [] if options.pooled else [Result(version) for version in options.versions]
+    if options.pooled or (options.all and VERSIONS[0] in options.versions):
+        runs.append(Result(VERSIONS[0], pooled=True))
+    results = [_run(result, options, extra) for result in runs]
     missing = [result for result in results if result.not_run]
     print("\n--- tests ---")
     for result in results:
         if not result.not_run:
-            print(f"PostgreSQL {result.version}: {result.closing_line} [exit code {result.code}]")
+            print(f"{result.name}: {result.closing_line} [exit code {result.code}]")
     for result in missing:
-        print(f"not run: PostgreSQL {result.version} ({result.not_run})")
+        print(f"not run: {result.name} ({result.not_run})")
     if not missing:
-        print(f"not run: nothing; PostgreSQL {', '.join(map(str, options.versions))} were all there")
-    failed = [result for result in results if result.failed]
+        print(f"not run: nothing; {', '.join(result.name for result in results)} were all there")
+    failed = [result for result in results if result.failed or (result.pooled and result.not_run and os.getenv("CI"))]
     nothing_ran = len(missing) == len(results)
     if not options.all:
-        print("left out: tests marked slow, and on 16 and 15 those not marked servers (make test-all runs them)")
+        print(
+            "left out: tests marked slow, on 16 and 15 those not marked servers, and all through PgBouncer"
+            " (make test-all runs them)"
+        )
     outcome = "FAILED" if failed or nothing_ran else "passed"
     print(f"tests: {outcome} in {sum(result.seconds for result in results):.0f} s")
     return 1 if outcome == "FAILED" else 0
@@ -66,19 +83,26 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--on", dest="versions", type=int, action="append", choices=VERSIONS, help="only this version; may be repeated"
     )
+    parser.add_argument("--pooled", action="store_true", help="only the run through PgBouncer")
     options, extra = parser.parse_known_args()
     options.versions = options.versions or list(VERSIONS)
     return options, extra
 
 
-def _run(version: int, options: argparse.Namespace, extra: list[str]) -> Result:
-    started = time.monotonic()
-    result = Result(version)
+def _run(result: Result, options: argparse.Namespace, extra: list[str]) -> Result:
+    started, version = time.monotonic(), result.version
+    if result.pooled and not pooler.installed():
+        result.not_run = f"not installed: {pooler.PACKAGE}"
+        return result
     try:
-        with temporary_server(version, settings=SETTINGS) as server:
-            print(f"\n--- PostgreSQL {version} ---", flush=True)
+        with ExitStack() as stack:
+            server = stack.enter_context(temporary_server(version, settings=SETTINGS))
+            print(f"\n--- {result.name} ---", flush=True)
             environment = {"TALLYBOOK_TEST_DSN": server.dsn(), "TALLYBOOK_TEST_PG": str(version)}
-            _pytest(_selection(version, options) + extra, options, environment, result)
+            if result.pooled:
+                between = stack.enter_context(pooler.Pooler(server.dsn()))
+                environment["TALLYBOOK_TEST_POOLER"] = between.dsn("postgres")
+            _pytest(_selection(result, options) + extra, options, environment, result)
     except EmbeddedUnavailable:
         result.not_run = "not installed" + (f": {PACKAGES[version]}" if version in PACKAGES else "")
     except EmbeddedError as error:
@@ -88,10 +112,12 @@ def _run(version: int, options: argparse.Namespace, extra: list[str]) -> Result:
     return result
 
 
-def _selection(version: int, options: argparse.Namespace) -> list[str]:
+def _selection(result: Result, options: argparse.Namespace) -> list[str]:
+    if result.pooled:  # what is left out there is named, with its reason
+        return ["-rsfE"]
     if options.all:
         return []
-    return ["-m", "not slow" if version == VERSIONS[0] else "servers and not slow"]
+    return ["-m", "not slow" if result.version == VERSIONS[0] else "servers and not slow"]
 
 
 def _pytest(selection: list[str], options: argparse.Namespace, environment: dict[str, str], result: Result) -> None:

@@ -22,6 +22,7 @@
     ├── WorkerEnded                      TB006: the worker is unknown to the server, or was declared ended
     ├── ForeignCursor                    TB004: the cursors were written by another cluster; rebase first
     ├── QueueUnavailable                 the server cannot be reached
+    ├── CommitUnknown                    the connection was lost at a commit, and what became of it cannot be found out
     └── SchemaError                      TB007: program and database are of different versions
         ├── SchemaMissing                there is no schema `tallybook` in this database
         ├── SchemaTooOld                 migrate the database
@@ -40,6 +41,7 @@ from difflib import get_close_matches
 from typing import Self
 
 __all__ = [
+    "CommitUnknown",
     "ConfigError",
     "ConnectionNotSupported",
     "DuplicateTask",
@@ -352,6 +354,23 @@ class QueueUnavailable(TallybookError):
     def __init__(self, server: str, reason: str, *, hint: str | None = None) -> None:
         super().__init__(f"cannot reach PostgreSQL at {server}: {reason}", hint=hint)
         self.server, self.reason = server, reason
+
+
+class CommitUnknown(TallybookError):
+    """The connection was lost while `verb` was committed: it may have happened or not, and `server` does not tell.
+
+    Only verbs on a connection of the App's own raise it; what enqueues does so only if the server stays away.
+    """
+
+    verb: str | None = None
+    server: str | None = None
+
+    def __init__(self, verb: str, server: str) -> None:
+        super().__init__(
+            f"{verb}: the connection to PostgreSQL at {server} was lost, and whether it was committed is not known",
+            hint="Look before you say it again. A job with a unique key can be enqueued again safely",
+        )
+        self.verb, self.server = verb, server
 
 
 class SchemaError(TallybookError):

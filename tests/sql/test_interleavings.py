@@ -20,6 +20,8 @@ import pytest
 from support.interleave import Connection, Interleaver, Schedule, Step, interleavings, sample
 from tallybook._db.migrate import routines
 
+pytestmark = pytest.mark.direct("watches which session waits for which")
+
 FAR = "clock_timestamp() + interval '1 day'"
 FINAL = {"completed", "cancelled", "dead"}
 

@@ -170,6 +170,7 @@ def claimed_around_a_claim_that_waited(
     return jobs, jobs_of(db, first, second) + drain(db)
 
 
+@pytest.mark.direct("watches which session waits for which")
 @pytest.mark.parametrize("later", [False, True])
 def test_a_claim_that_waited_for_its_lane_passes_over_nothing(db: Connection, connect: Any, later: bool) -> None:
     """Review 1, S1-10: what a claim saw before it waited for its lane does not make it pass over what came meanwhile."""
@@ -186,6 +187,7 @@ create or replace function tallybook._next(p_lane_id int, p_retention "char", p_
    order by e.xid limit 1 $$"""
 
 
+@pytest.mark.direct("watches which session waits for which")
 def test_control_a_claim_that_looks_at_its_own_entry(db: Connection, connect: Any) -> None:
     """Review 1, control: where a claim believes what it saw of its own entry, the other's second job is lost."""
     replace(db, "_take", "and p_next is distinct from pg_current_xact_id_if_assigned() then", "then")
@@ -196,6 +198,7 @@ def test_control_a_claim_that_looks_at_its_own_entry(db: Connection, connect: An
 # --- 2: a claim that is said twice ---------------------------------------------------------------------------------
 
 
+@pytest.mark.direct("watches which session waits for which")
 def test_a_lease_that_is_said_twice_is_one_claim(db: Connection, connect: Any) -> None:
     """Review 2: a claim said again on a new connection waits for the first one, still under way, and has its answer."""
     worker, jobs = start_worker(db), enqueue(db, n=4)
@@ -303,6 +306,7 @@ def test_a_suspicion_from_before_an_outage_proves_nothing_after_it(db: Connectio
     assert rescue(db, back + seconds(11)) == (1, 0)
 
 
+@pytest.mark.direct("a worker holds a lock of its session")
 def test_a_session_that_comes_back_has_its_grace_again(db: Connection, connect: Any) -> None:
     """Review 12: a session that is back is no longer gone; when it is lost again, it has a grace again."""
     worker, start = start_worker(db, session=True), now(db)
@@ -384,6 +388,7 @@ def test_a_claim_that_meets_only_cancelled_jobs_says_so(db: Connection) -> None:
     assert claim(db, worker, n=1).claim_id is None
 
 
+@pytest.mark.direct("watches which session waits for which")
 def test_pause_is_exact(db: Connection, connect: Any) -> None:
     """Review 17, S3-38: a claim that waited for its lane while the queue was paused takes nothing."""
     worker, jobs = start_worker(db), enqueue(db)

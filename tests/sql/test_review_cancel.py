@@ -137,6 +137,7 @@ def test_a_job_taken_by_id_and_retried_has_one_attempt(db: Connection, end: str)
     assert state(db, job) == "completed"
 
 
+@pytest.mark.direct("watches which session waits for which")
 def test_a_cancel_that_meets_the_end_of_a_job_taken_by_id(db: Connection, connect: Any) -> None:
     """Review 5, S4-08: a cancel that comes too late for a job taken by id does not put it back in line."""
     worker, (before, job) = start_worker(db), enqueue(db, n=2)
@@ -152,6 +153,7 @@ def test_a_cancel_that_meets_the_end_of_a_job_taken_by_id(db: Connection, connec
     assert drain(db) == [(before, 1)]
 
 
+@pytest.mark.direct("watches which session waits for which")
 @pytest.mark.parametrize("later", [False, True])
 def test_a_cancel_that_waited_for_a_claim_by_id_is_kept(db: Connection, connect: Any, later: bool) -> None:
     """Review 5b: a cancel that meets a claim by id, of a job in line or one that is due, is never lost."""
@@ -167,6 +169,7 @@ def test_a_cancel_that_waited_for_a_claim_by_id_is_kept(db: Connection, connect:
     assert one(db, "select cancelled from tallybook.leased(%s)", lease)
 
 
+@pytest.mark.direct("watches which session waits for which")
 def test_a_cancel_whose_tombstone_goes_while_it_looks_is_kept(db: Connection, connect: Any) -> None:
     """Review 5c: a cancel of a job taken by id is kept although the cursor comes by at the same moment."""
     worker, (job,) = start_worker(db), enqueue(db)
@@ -282,6 +285,7 @@ def test_the_key_of_a_cancelled_job_is_free_at_any_level(
 # --- 8: transactions that stay open --------------------------------------------------------------------------------
 
 
+@pytest.mark.direct("watches which session waits for which")
 def test_a_claim_by_id_that_waits_for_a_cancel_gives_up(db: Connection, quick: Any, connect: Any) -> None:
     """Review 8: claim_job waits two seconds for an open cancel, holds no lane meanwhile, and answers false."""
     business, other, by_id = quick(autocommit=False), quick(), connect()

@@ -224,6 +224,7 @@ def test_claim_returns_no_args(db: Connection) -> None:
     assert len(row) == 3
 
 
+@pytest.mark.direct("watches which session waits for which")
 def test_a_frozen_client_holds_up_no_claim(db: Connection, quick: Any) -> None:
     """Trap 2: a client that stops reading while its jobs are sent to it does not hold the lane."""
     frozen, other, worker = quick(), quick(), start_worker(db)
@@ -297,11 +298,13 @@ def _opposite_orders(db: Connection, connect: Any) -> None:
     assert len(drain(db, "a")) + len(drain(db, "b")) <= 1
 
 
+@pytest.mark.direct("watches which session waits for which")
 def test_two_lanes_in_opposite_order(db: Connection, connect: Any) -> None:
     """Trap 3: two claimers that come to two lanes in opposite order do not deadlock."""
     _opposite_orders(db, connect)
 
 
+@pytest.mark.direct("watches which session waits for which")
 def test_control_two_lanes_in_opposite_order(db: Connection, connect: Any) -> None:
     """Trap 3, control: a claim that waits for every lane, not only for its first, deadlocks in the same steps."""
     replace(
@@ -333,6 +336,7 @@ def test_claimers_over_two_queues_do_not_deadlock(db: Connection, connect: Any) 
     assert sorted([*found, *drain(db, "a"), *drain(db, "b")]) == sorted(jobs)
 
 
+@pytest.mark.direct("counts the locks of one session")
 def test_idle_lanes_take_no_lock(db: Connection, connect: Any) -> None:
     """Trap 3: of 60 lanes a claim locks only the one that it takes from, and none if all are idle."""
     claimer = cast(Connection, connect())
@@ -394,6 +398,7 @@ def test_an_open_cancel_holds_up_no_rescue(db: Connection, quick: Any) -> None:
     assert states(db, jobs) == ["available", "available"]
 
 
+@pytest.mark.direct("watches which session waits for which")
 def test_an_open_cancel_of_a_job_that_is_claimed_by_id_holds_up_no_claim(db: Connection, quick: Any) -> None:
     """Trap 4: who claims a job by its id while an open transaction cancels it does not hold up its lane's claims."""
     business, by_id, other, worker = quick(), quick(), quick(), start_worker(db)
@@ -580,6 +585,7 @@ def test_rescue_reads_from_the_watermark_on(db: Connection) -> None:
 # --- 7 -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.direct("watches which session waits for which")
 def test_ends_go_in_the_order_of_job_ids(db: Connection, connect: Any) -> None:
     """Trap 7: a batch of ends given in any order goes by job id, so that two of them cannot deadlock."""
     blocker, batch, other = (cast(Connection, connect()) for _ in range(3))
@@ -659,6 +665,7 @@ def test_a_cancel_outlives_the_attempt_that_it_met(db: Connection, how: str) -> 
     assert states(db, jobs) == ["cancelled"]
 
 
+@pytest.mark.direct("watches which session waits for which")
 def test_a_cancel_that_meets_a_claim_by_id_is_kept(db: Connection, quick: Any) -> None:
     """Trap 8: a cancel that waited for a claim by id looks again: the job runs, and its worker is told."""
     by_id, business, worker, jobs = quick(), quick(), start_worker(db), enqueue(db)
@@ -686,6 +693,7 @@ def test_a_cancel_after_a_failure_looks_again(db: Connection) -> None:
     assert states(db, jobs) == ["cancelled", "completed"]
 
 
+@pytest.mark.direct("a sleeping worker holds a session")
 def test_a_producer_that_looked_before_the_sleeper_lay_down(db: Connection, quick: Any) -> None:
     """Trap 8: arm returns false until a producer that looked before, and will wake nobody, has ended."""
     producer, sleeper = quick(), quick()
@@ -701,6 +709,7 @@ def test_a_producer_that_looked_before_the_sleeper_lay_down(db: Connection, quic
     assert advisory_locks(db, sleeper) == 0
 
 
+@pytest.mark.direct("a sleeping worker holds a session")
 def test_arming_during_a_probe_holds_nothing(db: Connection, quick: Any) -> None:
     """Trap 8: a call of arm that meets a producer's probe gives back what it took, so that it can be tried again."""
     probing, sleeper = quick(), quick()
@@ -713,6 +722,7 @@ def test_arming_during_a_probe_holds_nothing(db: Connection, quick: Any) -> None
     assert advisory_locks(db, sleeper, ASLEEP) == 3
 
 
+@pytest.mark.direct("a sleeping worker holds a session")
 def test_only_a_sleeper_is_woken(db: Connection, quick: Any) -> None:
     """Trap 8: a producer that finds a sleeper notifies at its commit; one that finds none sends nothing."""
     sleeper, producer = quick(), quick()
@@ -742,6 +752,7 @@ def test_a_probe_leaves_no_lock(db: Connection, quick: Any) -> None:
     assert advisory_locks(db, producer) == 0
 
 
+@pytest.mark.direct("a sleeping worker holds a session")
 def test_notify_off_can_be_prepared(db: Connection, quick: Any) -> None:
     """Trap 8: with notifications off a transaction that enqueued, with a sleeper there, can be prepared."""
     sleeper, producer = quick(), quick()

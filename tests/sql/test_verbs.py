@@ -555,6 +555,7 @@ def test_a_cancel_outlives_the_attempt_it_met(db: Connection, end: str) -> None:
     assert see(db, "state") == [("cancelled",)]
 
 
+@pytest.mark.direct("watches which session waits for which")
 def test_a_cancel_that_meets_a_claim_by_id_is_not_lost(db: Connection, connect: Callable[..., Connection]) -> None:
     """S4-14: a cancel that waited for a claim by id says cancelling, and the worker is told."""
     job, worker = one(db, "select tallybook.enqueue('mail', 'send')"), start(db)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -15,6 +17,14 @@ from psycopg.rows import dict_row
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
+
+# What users of PgBouncer in transaction mode have to tell their drivers: prepare nothing that outlives a transaction.
+POOLED = bool(os.environ.get("TALLYBOOK_TEST_POOLER"))
+NO_PREPARE: dict[str, Any] = {"prepare_threshold": None} if POOLED else {}
+_ASYNCPG_DIALECT: dict[str, Any] = {
+    "prepared_statement_cache_size": 0,
+    "prepared_statement_name_func": lambda: f"__asyncpg_{uuid.uuid4()}__",
+}
 
 
 @dataclass
@@ -41,7 +51,7 @@ class AsyncCaller:
 
 @contextmanager
 def psycopg_plain(dsn: str, **options: Any) -> Iterator[Caller]:
-    with psycopg.connect(dsn, **options) as conn:
+    with psycopg.connect(dsn, **NO_PREPARE, **options) as conn:
         yield Caller(conn, conn.execute, conn.transaction, conn.commit, conn.rollback)
 
 
@@ -59,7 +69,9 @@ def psycopg_client_cursor(dsn: str) -> AbstractContextManager[Caller]:
 
 @contextmanager
 def _engine(dsn: str) -> Iterator[sa.Engine]:
-    engine = sa.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn), poolclass=NullPool)
+    engine = sa.create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(dsn, **NO_PREPARE), poolclass=NullPool
+    )
     yield engine
     engine.dispose()
 
@@ -162,13 +174,13 @@ SYNC = [
 
 @asynccontextmanager
 async def psycopg_async(dsn: str) -> AsyncIterator[AsyncCaller]:
-    async with await psycopg.AsyncConnection.connect(dsn, row_factory=dict_row) as conn:
+    async with await psycopg.AsyncConnection.connect(dsn, row_factory=dict_row, **NO_PREPARE) as conn:
         yield AsyncCaller(conn, conn.execute, conn.transaction, conn.commit, conn.rollback)
 
 
 @asynccontextmanager
 async def psycopg_async_raw_cursor(dsn: str) -> AsyncIterator[AsyncCaller]:
-    async with await psycopg.AsyncConnection.connect(dsn, cursor_factory=psycopg.AsyncRawCursor) as conn:
+    async with await psycopg.AsyncConnection.connect(dsn, cursor_factory=psycopg.AsyncRawCursor, **NO_PREPARE) as conn:
         yield AsyncCaller(conn, conn.execute, conn.transaction, conn.commit, conn.rollback)
 
 
@@ -176,7 +188,10 @@ def asyncpg_options(dsn: str) -> dict[str, Any]:
     """The conninfo in asyncpg's words."""
     given = conninfo_to_dict(dsn)
     words = {"host": "host", "port": "port", "user": "user", "password": "password", "dbname": "database"}
-    return {words[name]: value for name, value in given.items() if name in words}
+    options: dict[str, Any] = {words[name]: value for name, value in given.items() if name in words}
+    if POOLED:
+        options["statement_cache_size"] = 0
+    return options
 
 
 async def _asyncpg_caller(conn: Any) -> AsyncCaller:
@@ -205,9 +220,12 @@ async def _async_engine(dsn: str, driver: str) -> AsyncIterator[Any]:
     async def connect() -> Any:
         if driver == "asyncpg":
             return await asyncpg.connect(**asyncpg_options(dsn))
-        return await psycopg.AsyncConnection.connect(dsn)
+        return await psycopg.AsyncConnection.connect(dsn, **NO_PREPARE)
 
-    engine = create_async_engine(f"postgresql+{driver}://", async_creator=connect, poolclass=NullPool)
+    told = _ASYNCPG_DIALECT if POOLED and driver == "asyncpg" else {}
+    engine = create_async_engine(
+        f"postgresql+{driver}://", async_creator=connect, poolclass=NullPool, connect_args=told
+    )
     yield engine
     await engine.dispose()
 

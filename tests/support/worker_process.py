@@ -40,7 +40,9 @@ app = App("shop")
 
 @app.lifespan
 async def connection(ctx: Context) -> AsyncIterator[None]:
-    async with await psycopg.AsyncConnection.connect(sys.argv[1], autocommit=True) as ctx.state.conn:
+    # As behind a pooler in transaction mode any program has to: nothing is prepared.
+    options: Any = {"autocommit": True, "prepare_threshold": None}
+    async with await psycopg.AsyncConnection.connect(sys.argv[1], **options) as ctx.state.conn:
         yield
 
 

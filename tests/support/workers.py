@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,8 +16,9 @@ from tallybook._worker.worker import Worker
 
 T = TypeVar("T")
 
-# Longer than any test: what happens does not happen by polling.
-SLEEPY = {"poll": timedelta(seconds=60)}
+# Longer than any test: what happens does not happen by polling. Behind a pooler nothing else is left.
+POOLED = bool(os.environ.get("TALLYBOOK_TEST_POOLER"))
+SLEEPY = {"poll": timedelta(seconds=0.1) if POOLED else timedelta(seconds=60)}
 # A worker that is given up after two seconds without a heartbeat, and gives up others as quickly.
 QUICK = {
     "lease": timedelta(seconds=2),

@@ -58,7 +58,7 @@ def dev(target: str, dsn: str | None, data: Path, queues: str | None, no_reload:
         words = ["worker", "-A", target, "--stop-timeout", "2 s"]
         words += ["--queues", queues] if queues else []
         # By the environment, since a password on a command line is seen by everybody on the machine.
-        child = Child(words, env={"TALLYBOOK_DSN": found, DSN_OF_PARENT: found})
+        child = Child(words, env={"TALLYBOOK_DSN": found, DSN_OF_PARENT: found, "TALLYBOOK_DIRECT_DSN": ""})
         code = asyncio.run(_Dev(child, None if no_reload else root).run())
     sys.exit(code)
 

@@ -38,7 +38,8 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
 )
 @click.option("--processes", type=click.IntRange(1, 512), default=1, show_default=True, help="How many processes.")
 @click.option("--name", help="Shown wherever the worker appears. [host:pid:random]")
-@click.option("--no-notify", is_flag=True, help="Only poll, hold no session: behind a pooler in transaction mode.")
+@click.option("--no-notify", is_flag=True, help="Only poll, hold no session.")
+@click.option("--direct-dsn", metavar="DSN", help="Past a pooler, for the session; else TALLYBOOK_DIRECT_DSN.")
 @click.option("--poll", type=DURATION, metavar="DURATION", help="How often to look when idle. [1 s]")
 @click.option("--heartbeat", type=DURATION, metavar="DURATION", help="How often to say that it lives. [10 s]")
 @click.option("--lease", type=DURATION, metavar="DURATION", help="Without a heartbeat for so long it is dead. [30 s]")
@@ -52,6 +53,7 @@ def worker(
     processes: int,
     name: str | None,
     no_notify: bool,
+    direct_dsn: str | None,
     log_format: str,
     log_level: str,
     **durations: timedelta | None,
@@ -69,6 +71,7 @@ def worker(
     dsn = dsn or inherited
     logs.setup(log_format, log_level)
     given: dict[str, Any] = {"name": name, "queues": parse_queues(queues), "notify": not no_notify, **durations}
+    given["direct_dsn"] = conninfo(direct_dsn) if direct_dsn else None
     settings = WorkerSettings(**{option: value for option, value in given.items() if value is not None})
     if dsn:
         conninfo(dsn)  # an error here, not N times below
@@ -120,7 +123,7 @@ async def _run(app: App, dsn: str, settings: WorkerSettings) -> int:
     if not await _reachable(dsn, settings.name):
         return 0
     options: dict[str, Any] = {field: getattr(settings, field) for field in settings.__dataclass_fields__}
-    report = await _worker.run_worker(app, dsn=dsn, **options)
+    report = await _worker.run_worker(app, dsn=dsn, install_signals=True, **options)
     log.info(
         "stopped: %s completed, %s failed, %s dead, %s given back",
         report.completed, report.failed, report.dead, report.released,

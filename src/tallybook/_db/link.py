@@ -1,23 +1,25 @@
 """A connection that comes back: every statement of a worker goes through one.
 
 All verbs of a worker may be said twice (they name the lease), so what fails with the connection is said again on a new
-one. The table of reliability.md, section 8, in one place: gone connections and lacking resources are waited out with
-jittered backoff, contention is tried again at once a few times, everything else is the caller's.
+one, for as long as it takes. What an error means says policy.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import errors as pg
 
+from tallybook._db.limit import Limit, NoAnswer
+from tallybook._db.policy import Action, Outage, action_for, backoff, first_line, is_final, is_gone
 from tallybook.errors import QueueUnavailable, from_sqlstate
+
+__all__ = ["CONNECT", "SESSION", "Link", "backoff", "dsn_for_people", "is_final", "is_gone", "own"]
 
 T = TypeVar("T")
 log = logging.getLogger("tallybook.db")
@@ -33,37 +35,21 @@ CONNECT: dict[str, Any] = {
     "tcp_user_timeout": 15_000,
 }
 
-# Settings that a role or a database may have and that no statement of a worker can live with.
+# Settings that a role or a database may have and that no statement of a worker can live with. Nothing is set, and no row
+# comes back, where the session is not the one that this connection opened: see pooler.py.
 SESSION = """\
 select set_config(s.name, v.value, false)
   from (values ('statement_timeout', '0'), ('lock_timeout', '0'), ('transaction_timeout', '0'), ('idle_session_timeout', '0'),
                ('idle_in_transaction_session_timeout', '10s'), ('default_transaction_isolation', 'read committed'),
                ('default_transaction_read_only', 'off'), ('datestyle', 'ISO'), ('intervalstyle', 'postgres')) v(name, value)
-  join pg_settings s on lower(s.name) = v.name"""
+  join pg_settings s on lower(s.name) = v.name
+ where pg_backend_pid() = %s::int"""
 
-_CONTENTION = (pg.SerializationFailure, pg.DeadlockDetected, pg.LockNotAvailable, pg.QueryCanceled)
-_RESOURCES = ("53", "57P03", "25006", "25P03")
-
-
-def is_gone(error: BaseException, conn: Any = None) -> bool:
-    """Whether this error says that the connection or the server is not there (any more)."""
-    if isinstance(error, psycopg.Error):
-        state = error.sqlstate
-        if state is None:
-            return isinstance(error, psycopg.OperationalError) or bool(conn is not None and conn.closed)
-        if state in ("57014",):
-            return False
-        return state.startswith(("08", "57P", "58", *_RESOURCES)) or bool(conn is not None and conn.closed)
-    return isinstance(error, OSError)
-
-
-def is_final(error: BaseException) -> bool:
-    """Whether waiting will not help: a wrong password, database or host name in the DSN."""
-    state = getattr(error, "sqlstate", None)
-    if state:
-        return str(state).startswith(("28", "3D", "0P"))
-    text = str(error)
-    return any(part in text for part in ("password authentication failed", "no password supplied", "does not exist"))
+_AT_ONCE = 5
+_COMES_BACK = (Action.RECONNECT, Action.WAIT, Action.AGAIN)
+# A verb that has not answered by then is said again on a new connection; it may only be slow, so the next limit is longer.
+_ANSWER, _LONGEST_ANSWER = 30.0, 600.0
+_ON_CONNECT = 120.0  # it may rebase the lanes after a move; one that takes longer is found done by the next connection
 
 
 def dsn_for_people(dsn: str) -> str:
@@ -74,12 +60,6 @@ def dsn_for_people(dsn: str) -> str:
         return "the given DSN"
     shown = " ".join(f"{key}={parts[key]}" for key in ("host", "port", "dbname", "user") if parts.get(key))
     return shown or "the server of the PG* variables"
-
-
-def backoff(failures: int) -> float:
-    """Seconds until the next try to connect: 0.1 to 10, full jitter on the upper half."""
-    most: float = min(10.0, 0.1 * 2 ** min(failures, 10))
-    return most * random.uniform(0.5, 1.0)
 
 
 class Link:
@@ -96,11 +76,23 @@ class Link:
         self.dsn = dsn
         self.name = name
         self.conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
+        self.pooled = False
+        """Whether a pooler in transaction mode was found between; known once there was a connection."""
         self._on_connect = on_connect
         self._on_close = on_close
         self._lock = asyncio.Lock()
+        self._answer = _ANSWER
         self.giving_up = asyncio.Event()
         """Set by a stop: what cannot reach the server now raises instead of waiting."""
+
+    @cached_property
+    def _server(self) -> str:
+        return dsn_for_people(self.dsn)
+
+    @cached_property
+    def _outage(self) -> Outage:
+        # The first try on a new connection is silent: a server that was restarted answers it.
+        return Outage(f"database {self._server}", quiet=1)
 
     async def connect(self) -> psycopg.AsyncConnection[tuple[Any, ...]]:
         """The connection, a new one if there is none; a single try, errors are the driver's."""
@@ -109,12 +101,17 @@ class Link:
         conn = await psycopg.AsyncConnection.connect(
             self.dsn, **CONNECT, application_name=f"tallybook {self.name}"[:63]
         )
-        conn.prepare_threshold = 2
+        conn.prepare_threshold = None
         try:
-            # Users' roles may have timeouts that a worker must not die of; its own transactions never stay open.
-            await conn.execute(SESSION)
+            with Limit(conn, 10.0):
+                # Users' roles may have timeouts that a worker must not die of; its own transactions never stay open.
+                found = await conn.execute(SESSION, (conn.info.backend_pid,))
+                self.pooled = found.rowcount == 0
+                if not self.pooled:
+                    conn.prepare_threshold = 2
             if self._on_connect:
-                await self._on_connect(conn)
+                with Limit(conn, _ON_CONNECT):
+                    await self._on_connect(conn)
         except BaseException:
             await self._drop(conn)
             raise
@@ -123,55 +120,75 @@ class Link:
 
     async def first(self) -> None:
         """Connect while starting: waits for a server that is not up, raises QueueUnavailable for a DSN that is wrong."""
-        failures = 0
+        outage = Outage(f"cannot reach {self._server}, waiting for it")
         while True:
             try:
                 await self.connect()
+                outage.over()
                 return
             except (psycopg.Error, OSError) as error:
                 if isinstance(error, psycopg.ProgrammingError) or is_final(error):
-                    raise QueueUnavailable(dsn_for_people(self.dsn), str(error).strip()) from error
+                    raise QueueUnavailable(self._server, str(error).strip()) from error
                 if not is_gone(error):
                     raise
-                failures += 1
-                if failures in (1, 10):
-                    log.warning("cannot reach %s: %s; waiting for it", dsn_for_people(self.dsn), _first_line(error))
-                await self._pause(backoff(failures), error)
+                await self._pause(max(0.05, outage.failed(error)), error)
+
+    async def until(self, what: Callable[[], T]) -> T:
+        """What `what` returns in a thread, with a connection of its own; again for as long as it finds no server."""
+        while True:
+            try:
+                found = await asyncio.to_thread(what)
+            except (psycopg.Error, OSError) as error:
+                if action_for(error) not in _COMES_BACK:
+                    raise own(error) from error
+                await self._pause(self._outage.failed(error), error)
+            else:
+                self._outage.over()
+                return found
 
     async def run(self, call: Callable[[psycopg.AsyncConnection[tuple[Any, ...]]], Awaitable[T]]) -> T:
-        """What `call` returns on this connection; said again on a new one for as long as connections fail.
+        """What `call` returns on this connection; said again, on a new one if need be, until the server has answered it.
 
-        Contention (40001, 40P01, 55P03, 57014) is tried five times. The server's TB errors come as Tallybook's.
+        Contention (40001, 40P01, 55P03, 57014) is tried five times at once and then with backoff, like all that only time
+        can mend. The server's TB errors come as Tallybook's; all others are raised as they are.
         """
-        failures = contention = 0
+        contention = 0
         while True:
             try:
                 async with self._lock:
-                    return await call(await self.connect())
-            except _CONTENTION:
-                contention += 1
-                if contention >= 5:
-                    raise
-                await asyncio.sleep(backoff(0))
+                    conn = await self.connect()
+                    with Limit(conn, self._answer) as limit:
+                        said = await call(conn)
             except (psycopg.Error, OSError) as error:
-                if not is_gone(error, self.conn):
+                action = action_for(error, self.conn)
+                if action is Action.AGAIN and contention < _AT_ONCE:
+                    contention += 1
+                    await asyncio.sleep(backoff(0))
+                elif action in _COMES_BACK:
+                    await self._lost(error, action)
+                else:
                     raise own(error) from error
-                await self._lost(error, failures)
-                failures += 1
+            else:
+                if self._outage.failures:
+                    self._outage.over()
+                if not limit.passed:
+                    self._answer = _ANSWER
+                return said
 
-    async def _lost(self, error: BaseException, failures: int) -> None:
-        if self.conn is not None:
+    async def _lost(self, error: BaseException, action: Action) -> None:
+        pause = self._outage.failed(error, self.conn)
+        if self.conn is not None and (action is Action.RECONNECT or self.conn.closed):
+            if isinstance(error, NoAnswer):
+                self._answer = min(2 * self._answer, _LONGEST_ANSWER)
             await self._drop(self.conn)
-        if failures in (1, 10):  # the first try on a new connection is silent: a restarted server answers it
-            log.warning("lost %s: %s; trying again", dsn_for_people(self.dsn), _first_line(error))
-        await self._pause(backoff(failures) if failures else 0, error)
+        await self._pause(pause, error)
 
     async def _pause(self, seconds: float, error: BaseException) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.giving_up.wait()
         if self.giving_up.is_set():
-            raise QueueUnavailable(dsn_for_people(self.dsn), _first_line(error)) from error
+            raise QueueUnavailable(self._server, first_line(error)) from error
 
     async def close(self) -> None:
         """Close it for good."""
@@ -195,7 +212,3 @@ def own(error: BaseException) -> BaseException:
         )
         return found or error
     return error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -19,12 +19,15 @@ _OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
 
 class RoundTrips:
-    """Prepared statements by name over one connection. One call at a time."""
+    """Statements by name over one connection, prepared unless a pooler is between. One call at a time."""
 
-    def __init__(self, conn: psycopg.AsyncConnection[Any], statements: dict[str, str]) -> None:
+    def __init__(
+        self, conn: psycopg.AsyncConnection[Any], statements: dict[str, str], *, prepared: bool = True
+    ) -> None:
         self._conn = conn
         self._pg = conn.pgconn
         self._statements = statements
+        self._prepared = prepared
         self._answer: asyncio.Future[list[Any]] | None = None
         self._results: list[Any] = []
         self._left = 0
@@ -37,6 +40,8 @@ class RoundTrips:
         self._pg.enter_pipeline_mode()
         self._loop.add_reader(self._socket, self._readable)
         self._watching = True
+        if not self._prepared:  # a pooler may run each transaction on another session, which does not know the name
+            return
         for name, text in self._statements.items():
             self._pg.send_prepare(name.encode(), text.encode())
         self._raise_first(await self._wait(1))
@@ -57,7 +62,10 @@ class RoundTrips:
             for place, (name, params) in enumerate(calls):
                 if place:
                     self._pg.pipeline_sync()
-                self._pg.send_query_prepared(name.encode(), params)
+                if self._prepared:
+                    self._pg.send_query_prepared(name.encode(), params)
+                else:
+                    self._pg.send_query_params(self._statements[name].encode(), params)
         except psycopg.Error:
             self._unwatch()
             raise

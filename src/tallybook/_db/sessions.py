@@ -12,7 +12,8 @@ import psycopg
 
 from tallybook._db.kinds import kind_of
 from tallybook._db.link import CONNECT
-from tallybook._db.transactions import KEEPALIVES, MARK, RESET, Begun, own_to_commit
+from tallybook._db.pooler import settle, settle_async
+from tallybook._db.transactions import MARK, RESET, Begun, own_to_commit
 from tallybook.errors import ConfigError
 
 __all__ = ["AsyncSessions", "Sessions"]
@@ -79,7 +80,7 @@ class Sessions:
 
         def connect() -> Any:
             conn = psycopg.connect(dsn, **options)
-            conn.execute(KEEPALIVES)
+            settle(conn)
             conn.autocommit = False
             return conn
 
@@ -138,7 +139,7 @@ class AsyncSessions:
 
         async def connect() -> Any:
             conn = await psycopg.AsyncConnection.connect(dsn, **options)
-            await conn.execute(KEEPALIVES)
+            await settle_async(conn)
             await conn.set_autocommit(False)
             return conn
 

@@ -10,9 +10,9 @@ import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tallybook._db import aio, sync
 from tallybook._db.calls import Call
 from tallybook.errors import ConfigError, QueueUnavailable, SchemaMissing
 
@@ -33,6 +33,7 @@ class Source:
         self.dsn = dsn
         self._pool: AsyncConnectionPool[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
 
     def conninfo(self, dsn: str | None = None) -> str:
         """The connection string in force: `dsn`, the App's own, TALLYBOOK_DSN, or libpq's PG* variables (empty).
@@ -53,15 +54,19 @@ class Source:
             raise ConfigError("dsn", "(not shown)", "not a connection string", hint=hint) from None
 
     @asynccontextmanager
-    async def open(self, *, dsn: str | None = None, max_size: int = 4) -> AsyncIterator[None]:
+    async def open(
+        self, *, dsn: str | None = None, max_size: int = 4, timeout: timedelta = timedelta(seconds=30)
+    ) -> AsyncIterator[None]:
         """Keep a small pool of connections while the block runs, at most `max_size`, for verbs that are given the App.
 
-        Opening it inside itself uses the outer pool. QueueUnavailable if the server cannot be reached at the start.
+        Who finds all of them taken waits at most `timeout`, then gets QueueUnavailable. Opening it inside itself uses the
+        outer pool; a process that was forked from this one does not use it, and may open its own. QueueUnavailable if the
+        server cannot be reached at the start.
 
             async with app.open():
                 await send_welcome.enqueue(app, 42)
         """
-        if self._pool is not None and self._loop is asyncio.get_running_loop():
+        if self._own_pool() is not None:
             yield
             return
         from psycopg_pool import AsyncConnectionPool
@@ -69,39 +74,62 @@ class Source:
         from tallybook._db.link import CONNECT
 
         conninfo = self.conninfo(dsn)
-        async with self._connect(conninfo):  # the pool itself would only say that it took too long
-            pass
-        name = f"tallybook {self.name}"
-        pool = AsyncConnectionPool(conninfo, min_size=1, max_size=max_size, open=False, name=name, kwargs=CONNECT)
+        async with self._connect(conninfo) as conn:  # the pool itself would only say that it took too long
+            pooled = await _is_pooled(conn)
+        pool = AsyncConnectionPool(
+            conninfo,
+            min_size=1,
+            max_size=max_size,
+            timeout=timeout.total_seconds(),
+            open=False,
+            name=f"tallybook {self.name}",
+            # Behind a pooler in transaction mode each transaction may run on another session.
+            kwargs={**CONNECT, "prepare_threshold": None if pooled else 5},
+        )
         async with pool:
-            self._pool, self._loop = pool, asyncio.get_running_loop()
+            self._pool, self._loop, self._pid = pool, asyncio.get_running_loop(), os.getpid()
             try:
                 yield
             finally:
-                self._pool = self._loop = None
+                if self._pid == os.getpid():
+                    self._pool = self._loop = None
+
+    def _own_pool(self) -> AsyncConnectionPool[Any] | None:
+        """The pool, if it is this process's and this loop's. One that was inherited by a fork is left alone: its sockets
+        are the parent's, and even closing it would speak on them.
+        """
+        if self._pool is None or self._pid != os.getpid() or self._loop is not asyncio.get_running_loop():
+            return None
+        return self._pool
 
     async def _run(self, call: Call[T]) -> T:
         from psycopg.errors import InvalidSchemaName
 
-        async with self._connection() as conn:
-            try:
-                return await aio.run(conn, call)
-            except InvalidSchemaName as error:
-                raise SchemaMissing(conn.info.dbname) from error
+        from tallybook._db import certain
+        from tallybook._db.link import dsn_for_people
+
+        conninfo = self.conninfo()
+        try:
+            return await certain.run(self._connection, call, dsn_for_people(conninfo))
+        except InvalidSchemaName as error:
+            raise SchemaMissing(_database(conninfo)) from error
 
     def _run_sync(self, call: Call[T]) -> T:
         from psycopg.errors import InvalidSchemaName
 
-        with self._connect_sync(self.conninfo()) as conn:
-            try:
-                return sync.run(conn, call)
-            except InvalidSchemaName as error:
-                raise SchemaMissing(conn.info.dbname) from error
+        from tallybook._db import certain
+        from tallybook._db.link import dsn_for_people
+
+        conninfo = self.conninfo()
+        try:
+            return certain.run_sync(lambda: self._connect_sync(conninfo), call, dsn_for_people(conninfo))
+        except InvalidSchemaName as error:
+            raise SchemaMissing(_database(conninfo)) from error
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-        pool = self._pool
-        if pool is None or self._loop is not asyncio.get_running_loop():
+        pool = self._own_pool()
+        if pool is None:
             async with self._connect(self.conninfo()) as conn:
                 yield conn
             return
@@ -112,7 +140,11 @@ class Source:
         try:
             conn = await pool.getconn()
         except PoolTimeout as error:
-            raise QueueUnavailable(dsn_for_people(self.conninfo()), str(error)) from error
+            within = f"within {pool.timeout:g} s"
+            reason = f"no connection could be made {within}"
+            if pool.get_stats().get("pool_size", 0) >= pool.max_size:
+                reason = f"all {pool.max_size} connections of the app's pool were taken {within}"
+            raise QueueUnavailable(dsn_for_people(self.conninfo()), reason) from error
         try:
             yield conn
         finally:
@@ -147,3 +179,17 @@ class Source:
 
 def _reason(error: Exception) -> str:
     return str(error).strip().splitlines()[0].removeprefix("connection failed: ")
+
+
+async def _is_pooled(conn: psycopg.AsyncConnection[Any]) -> bool:
+    from tallybook._db.pooler import IS_SESSION
+
+    row = await (await conn.execute(IS_SESSION, (conn.info.backend_pid,))).fetchone()
+    return row != (True,)
+
+
+def _database(conninfo: str) -> str:
+    from psycopg.conninfo import conninfo_to_dict
+
+    parts = conninfo_to_dict(conninfo)
+    return str(parts.get("dbname") or os.environ.get("PGDATABASE") or parts.get("user") or "?")

@@ -21,6 +21,7 @@ from psycopg.rows import tuple_row
 
 from tallybook._db.kinds import chain
 from tallybook._db.link import CONNECT, is_gone
+from tallybook._db.pooler import ask_asyncpg, settle, settle_async
 from tallybook.errors import TransactionError
 
 __all__ = [
@@ -185,7 +186,7 @@ class AsyncPsycopg:
                     raise
         conn = await _GivenAsync.connect(self._dsn, **self._options)
         try:
-            await conn.execute(KEEPALIVES)
+            await settle_async(conn)
             await conn.execute(_BEGIN)
         except BaseException:
             await conn.close()
@@ -234,7 +235,7 @@ class Psycopg:
                     raise
         conn = _Given.connect(self._dsn, **self._options)
         try:
-            conn.execute(KEEPALIVES)
+            settle(conn)
             conn.execute(_BEGIN)
         except BaseException:
             conn.close()
@@ -284,7 +285,10 @@ class Asyncpg:
                     raise
         conn = await asyncpg.connect(self._url, **self._options)
         try:
-            await conn.execute(KEEPALIVES)
+            if "statement_cache_size" not in self._options and not await ask_asyncpg(conn):
+                await conn.close()
+                self._options["statement_cache_size"] = 0
+                conn = await asyncpg.connect(self._url, **self._options)
             return await self._begun(conn)
         except BaseException:
             conn.terminate()

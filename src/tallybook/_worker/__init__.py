@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from tallybook._worker import signals
 from tallybook._worker.drain import DrainReport
 from tallybook._worker.drain import drain as _drain
 from tallybook._worker.settings import WorkerSettings, app_queues, parse_queues
-from tallybook._worker.worker import Worker, WorkerReport, signals
+from tallybook._worker.worker import Worker, WorkerReport
 
 if TYPE_CHECKING:
     from tallybook._app import App
@@ -33,14 +36,20 @@ async def run_worker(
     *,
     dsn: str | None = None,
     queues: Mapping[str, int] | Iterable[str] | str | None = None,
-    install_signals: bool = True,
+    install_signals: bool | None = None,
     **options: Any,
 ) -> WorkerReport:
-    """Run a worker in this process until SIGTERM or SIGINT; `options` are those of WorkerSettings."""
-    worker = Worker(app, _dsn(app, dsn), WorkerSettings(queues=_served(app, queues), **options))
-    if not install_signals:
-        return await worker.run()
-    with signals(worker):
+    """Run a worker in this process until it is told to stop; `options` are those of WorkerSettings.
+
+    `install_signals`: True: SIGTERM and SIGINT stop it; None: those of the two do that nobody else in this process
+    handles, so that a web server that the worker lives in keeps its own; False: none.
+    """
+    dsn = _dsn(app, dsn)
+    if direct := options.get("direct_dsn") or os.environ.get("TALLYBOOK_DIRECT_DSN"):
+        options["direct_dsn"] = app.conninfo(direct)
+    worker = Worker(app, dsn, WorkerSettings(queues=_served(app, queues), **options))
+    caught = (signals.BOTH if install_signals else signals.unclaimed()) if install_signals is not False else ()
+    with signals.stop_on(caught, worker.stop) if caught else nullcontext():
         return await worker.run()
 
 

@@ -89,7 +89,7 @@ class Claimer:
 
     async def _prepare(self, conn: psycopg.AsyncConnection[Any]) -> None:
         await rebase.on_connect(conn)  # no claim is made where the cursors are of another cluster
-        self._trips = RoundTrips(conn, _STATEMENTS)
+        self._trips = RoundTrips(conn, _STATEMENTS, prepared=not self.link.pooled)
         await self._trips.open()
 
     async def _ask(self, name: str, params: Sequence[bytes | None]) -> list[tuple[Any, ...]]:
@@ -105,6 +105,10 @@ class Claimer:
         self._book.forget()
         if self._trips:
             self._trips.close()
+
+    def only_poll(self) -> None:
+        """There is no session to be woken on; before `run`."""
+        self._sleeper = None
 
     def wake(self) -> None:
         """Look now."""

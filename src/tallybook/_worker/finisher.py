@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, LiteralString, cast
 
 import psycopg
 
@@ -43,6 +43,8 @@ _PUT_BACK = "select tallybook.put_back(%s::uuid, %s::bigint, %s::int, %s::interv
 _MOVE = "select tallybook.move(%s::uuid, %s::bigint, %s::int)"
 
 _LARGEST_FLUSH = 2000
+# In one statement: its columns are limited, and so is what a plan of that size costs.
+_MOST_VERBS = 200
 
 
 class Finisher:
@@ -139,7 +141,7 @@ class Finisher:
             self._work.clear()
             while self._completed or self._ends:
                 completed, self._completed = self._completed[:_LARGEST_FLUSH], self._completed[_LARGEST_FLUSH:]
-                ends, self._ends = self._ends[:_LARGEST_FLUSH], self._ends[_LARGEST_FLUSH:]
+                ends, self._ends = self._ends[:_MOST_VERBS], self._ends[_MOST_VERBS:]
                 if completed:
                     await self._link.run(lambda conn, jobs=completed: self._flush_completed(conn, jobs))  # type: ignore[misc]
                     self._seen(completed)
@@ -193,13 +195,14 @@ class Finisher:
             self._refused(job_id, "complete")
 
     async def _flush_ends(self, conn: psycopg.AsyncConnection[tuple[Any, ...]], ends: list[End]) -> None:
-        # One transaction: a flush that is said again after a lost connection finds all of it done, or nothing.
-        cursors = []
-        async with conn.pipeline(), conn.transaction():
-            for end in sorted(ends, key=lambda end: (end.running.job_id, end.running.attempt)):
-                cursors.append((end, await conn.execute(end.sql, end.params)))
-        for end, cursor in cursors:
-            (said,) = await cursor.fetchone() or ("refused",)
+        # One statement: a flush that is said again after a lost connection finds all of it done, or nothing. Of several, even
+        # in one transaction, a process that is frozen between them leaves the outcomes locked, and the server's limit for
+        # idle transactions does not count in a pipeline: nobody could rescue these jobs.
+        ordered = sorted(ends, key=lambda end: (end.running.job_id, end.running.attempt))
+        verbs = cast("LiteralString", "select " + ", ".join(end.sql.removeprefix("select ") for end in ordered))
+        cursor = await conn.execute(verbs, [value for end in ordered for value in end.params])
+        answers = await cursor.fetchone() or ()
+        for end, said in zip(ordered, answers, strict=True):
             self._count(end.running.job_id, end.verb, said, end.wake_in)
 
     def _count(self, job_id: int, verb: str, said: str, wake_in: timedelta | None) -> None:

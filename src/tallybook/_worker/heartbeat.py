@@ -16,7 +16,9 @@ from typing import Any
 
 import psycopg
 
-from tallybook._db.link import CONNECT, backoff, dsn_for_people, is_gone
+from tallybook._db.limit import ThreadLimit
+from tallybook._db.link import CONNECT, dsn_for_people
+from tallybook._db.policy import Outage, first_line, is_gone
 from tallybook._worker.jobs import Book
 from tallybook._worker.settings import WorkerSettings
 
@@ -24,6 +26,8 @@ log = logging.getLogger("tallybook.worker")
 
 # Whoever lost his session is looked for by the others: no long backoff here.
 _COMES_BACK = 1.0
+# So long an answer may take: a beat that hangs in a dead network leaves time for two others within the lease.
+_LEAST_ANSWER, _MOST_ANSWER = 1.0, 5.0
 _START = (
     "select tallybook.worker_start(%s::text, %s::text[], %s::text[], session => %s::boolean, lease => %s::interval),"
     " tallybook._timeline()"
@@ -50,11 +54,14 @@ class Heartbeat(threading.Thread):
         tasks: Sequence[str],
         book: Book,
         *,
+        session: bool,
         on_cancel: Callable[[int, str | None], object],
         on_given_up: Callable[[int], object],
     ) -> None:
         super().__init__(name="tallybook-heartbeat", daemon=True)
         self._dsn = dsn
+        self._session = session
+        self._answer = min(_MOST_ANSWER, max(_LEAST_ANSWER, settings.lease.total_seconds() / 6))
         self._settings = settings
         self._tasks = list(tasks)
         self._book = book
@@ -70,9 +77,12 @@ class Heartbeat(threading.Thread):
         self.worker_id = 0
 
     def register(self) -> int:
-        """Connect and put the worker on record; once, before the thread starts. Errors are the driver's."""
-        conn = self._connect()
-        self.worker_id = self._register(conn)
+        """Connect and put the worker on record, before the thread starts; a single try, errors are the driver's."""
+        conn = self._conn
+        if conn is None or conn.closed:
+            conn = self._connect()
+        with ThreadLimit(conn, 2 * _MOST_ANSWER):
+            self.worker_id = self._register(conn)
         return self.worker_id
 
     def _connect(self) -> psycopg.Connection[Any]:
@@ -80,14 +90,15 @@ class Heartbeat(threading.Thread):
         conn.prepare_threshold = None
         # A heartbeat may be lost in a crash of the server: so may the worker's whole memory of it.
         # Behind a pooler the session is shared with others: nothing is set on it there.
-        if self._settings.notify:
-            conn.execute("set statement_timeout = '10s'; set synchronous_commit = off")
+        if self._session:
+            with ThreadLimit(conn, self._answer):
+                conn.execute("set statement_timeout = '10s'; set synchronous_commit = off")
         self._conn = conn
         return conn
 
     def _register(self, conn: psycopg.Connection[Any]) -> int:
         settings = self._settings
-        params = (settings.name, list(settings.queues), self._tasks, settings.notify, settings.lease)
+        params = (settings.name, list(settings.queues), self._tasks, self._session, settings.lease)
         row = conn.execute(_START, params).fetchone()
         assert row is not None
         self._beats_as, self._timeline = row
@@ -95,8 +106,9 @@ class Heartbeat(threading.Thread):
         return self._beats_as
 
     def _hold(self, conn: psycopg.Connection[Any]) -> None:
-        if self._settings.notify:  # with a session; behind a pooler there is none to hold it
-            conn.execute(_HOLD, (self._beats_as,))
+        if self._session:  # behind a pooler there is none to hold it
+            with ThreadLimit(conn, self._answer):
+                conn.execute(_HOLD, (self._beats_as,))
 
     def beat_now(self) -> None:
         """Do not wait for the next beat."""
@@ -125,25 +137,24 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         """Beat until stopped; comes back after any outage."""
-        failures = 0
+        # The first failure is silent: a server that was restarted answers the next try.
+        outage = Outage(f"no heartbeat, database {dsn_for_people(self._dsn)}", quiet=1, longest=_COMES_BACK)
         while not self._stopping:
             pause = self._settings.heartbeat.total_seconds()
             try:
                 if self._conn is None or self._conn.closed:
                     self._hold(self._connect())
                 self._beat()
-                failures = 0
+                if outage.failures:
+                    outage.over()
             except (psycopg.Error, OSError) as error:
                 if isinstance(error, psycopg.Error) and error.sqlstate == "TB006":
                     if not self._stopping:  # or it would be on record for ever after its worker_stop
                         self._come_back(error)
                     continue
+                pause = outage.failed(error, self._conn)
                 if self._conn is not None and is_gone(error, self._conn):
                     self._conn.close()
-                failures += 1
-                if failures in (2, 10):
-                    log.warning("no heartbeat: cannot reach %s: %s", dsn_for_people(self._dsn), str(error).strip())
-                pause = min(_COMES_BACK, backoff(failures - 1))
             self._wait(pause)
         if self._conn is not None:
             self._conn.close()
@@ -151,7 +162,9 @@ class Heartbeat(threading.Thread):
     def _beat(self) -> None:
         assert self._conn is not None
         params = (self._timeline, self._beats_as, self._book.open_from, list(self._book.running))
-        for job_id, reason in self._conn.execute(_RENEW, params).fetchall():
+        with ThreadLimit(self._conn, self._answer):
+            cancelled = self._conn.execute(_RENEW, params).fetchall()
+        for job_id, reason in cancelled:
             self._on_cancel(job_id, reason)
 
     def _come_back(self, error: psycopg.Error) -> None:
@@ -167,13 +180,16 @@ class Heartbeat(threading.Thread):
         )
         try:
             assert self._conn is not None
-            self._on_given_up(self._register(self._conn))
+            with ThreadLimit(self._conn, 2 * _MOST_ANSWER):
+                worker_id = self._register(self._conn)
+            self._on_given_up(worker_id)
             # Where the server failed over the old self is on record still: what it left open goes back in line now.
-            if self._settings.notify:
-                self._conn.execute(_LET_GO, (old,))
-            self._conn.execute(_STOP, (old,))
+            with ThreadLimit(self._conn, 2 * _MOST_ANSWER):
+                if self._session:
+                    self._conn.execute(_LET_GO, (old,))
+                self._conn.execute(_STOP, (old,))
         except (psycopg.Error, OSError) as failure:
-            log.warning("cannot start again yet: %s", str(failure).strip())
+            log.warning("cannot start again yet: %s", first_line(failure))
             self._wait(_COMES_BACK)
 
     def stop(self) -> None:

@@ -33,7 +33,10 @@ class WorkerSettings:
     name: str = field(default_factory=default_name)
     """Shown wherever the worker appears."""
     notify: bool = True
-    """Sleep on a listening session and be woken; False: only poll (a pooler in transaction mode is between)."""
+    """Hold a session: sleep on it and be woken, be missed at once when it ends. False, or behind a pooler in transaction
+    mode, which is noticed: only poll, and be missed after the lease."""
+    direct_dsn: str | None = None
+    """Past a pooler, to the same database: the session is held there; None: TALLYBOOK_DIRECT_DSN, else none."""
     poll: timedelta = timedelta(seconds=1)
     """How often an idle worker looks for jobs, jittered by half; the backstop behind notifications."""
     heartbeat: timedelta = timedelta(seconds=10)

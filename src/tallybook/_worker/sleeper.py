@@ -16,14 +16,20 @@ from typing import Any
 
 import psycopg
 
-from tallybook._db.link import CONNECT, backoff, is_gone
+from tallybook._db.limit import Limit
+from tallybook._db.link import CONNECT, dsn_for_people
+from tallybook._db.policy import Outage
 
 log = logging.getLogger("tallybook.worker")
 
 PROMOTE = " promote"
 CANCEL = " cancel"
-_PING_EVERY = 10.0  # a listening connection only reads: without a question it would not notice that its peer is gone
-_PING_LIMIT = 5.0
+# A listening connection only reads: without a question it would not notice that its peer is gone, or that somebody (a
+# pooler's reset) has ended its listening. Every and limit together are the longest that it may be deaf.
+_PING_EVERY = 8.0
+_PING_LIMIT = 4.0
+_ARM_LIMIT = 2.0  # the claimer waits for this one
+_PING = "select exists (select from pg_listening_channels() c where c = 'tallybook')"
 
 
 class Sleeper:
@@ -44,24 +50,23 @@ class Sleeper:
 
     async def run(self) -> None:
         """Keep the session alive for ever."""
-        failures = 0
+        # It said nothing itself when it was lost, but for the poll nothing is late: the first few failures are silent.
+        outage = Outage(f"cannot listen, database {dsn_for_people(self._dsn)}", quiet=3)
         while True:
             try:
                 await self._connect()
-                failures = 0
+                outage.over()
                 while True:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(_PING_EVERY):
                             await self._ended.wait()
                     self._ended.clear()
-                    async with asyncio.timeout(_PING_LIMIT):
-                        await self._ask("select 1", ())
-            except (psycopg.Error, OSError, TimeoutError) as error:
+                    if await self._ask(_PING, ()) != (True,):
+                        raise psycopg.OperationalError("the session does not listen any more")
+            except (psycopg.Error, OSError) as error:
+                pause = outage.failed(error, self._conn)
                 await self._drop()
-                if isinstance(error, psycopg.Error) and not is_gone(error):
-                    log.warning("the listening session failed: %s", str(error).strip())
-                failures += 1
-                await asyncio.sleep(backoff(failures))
+                await asyncio.sleep(pause)
 
     async def _connect(self) -> None:
         conn = await psycopg.AsyncConnection.connect(
@@ -69,9 +74,14 @@ class Sleeper:
         )
         conn.add_notify_handler(self._heard)
         conn.prepare_threshold = None
-        await conn.execute("set statement_timeout = 0; listen tallybook")
-        # Promotions are heard as long as the session lives: a busy worker, which has got up, has them to do, too.
-        await conn.execute("select pg_advisory_lock_shared(1413565444, hashtext(%s))", (PROMOTE,))
+        try:
+            with Limit(conn, _PING_LIMIT):
+                await conn.execute("set statement_timeout = 0; set idle_session_timeout = 0; listen tallybook")
+                # Promotions are heard as long as the session lives: a busy worker, which has got up, has them to do, too.
+                await conn.execute("select pg_advisory_lock_shared(1413565444, hashtext(%s))", (PROMOTE,))
+        except BaseException:
+            await conn.close()
+            raise
         self._conn = conn
         self._watch(True)
         self.woken.set()  # look at once: what was committed meanwhile woke nobody
@@ -117,15 +127,16 @@ class Sleeper:
         elif word in self._queues:
             self.woken.set()
 
-    async def _ask(self, sql: str, params: tuple[Any, ...]) -> Any:
+    async def _ask(self, sql: str, params: tuple[Any, ...], *, limit: float = _PING_LIMIT) -> Any:
         async with self._lock:
             conn = self._conn
             if conn is None:
                 return None
             self._watch(False)  # psycopg watches the socket itself while it waits for an answer
             try:
-                cursor = await conn.execute(sql, params)
-                return await cursor.fetchone()
+                with Limit(conn, limit):
+                    cursor = await conn.execute(sql, params)
+                    return await cursor.fetchone()
             finally:
                 self._watch(True)
                 self._readable()
@@ -134,7 +145,9 @@ class Sleeper:
         """Lie down, or look at the gates again. True: from now on every producer that commits will wake this worker."""
         try:
             said = await self._ask(
-                "select armed, clear from tallybook.arm(%s::text[], %s::boolean)", (self._queues, self.armed)
+                "select armed, clear from tallybook.arm(%s::text[], %s::boolean)",
+                (self._queues, self.armed),
+                limit=_ARM_LIMIT,
             )
             self.armed, self.clear = said or (False, False)
         except (psycopg.Error, OSError):
@@ -146,7 +159,7 @@ class Sleeper:
         if self.armed:
             self.armed = self.clear = False
             try:
-                await self._ask("select tallybook.disarm(%s::text[])", (self._queues,))
+                await self._ask("select tallybook.disarm(%s::text[])", (self._queues,), limit=_ARM_LIMIT)
             except (psycopg.Error, OSError):
                 log.debug("disarm failed; the session is made again")
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
@@ -20,7 +18,7 @@ from tallybook._db.link import Link, dsn_for_people
 from tallybook._upkeep import rebase
 from tallybook._upkeep.promote import Promoter
 from tallybook._upkeep.rescue import Rescuer
-from tallybook._worker import children
+from tallybook._worker import children, sessions
 from tallybook._worker.atomic import Atomic
 from tallybook._worker.claimer import Claimer
 from tallybook._worker.finisher import Finisher
@@ -81,8 +79,11 @@ class Worker:
             on_abandoned=self._abandoned,
             atomic=self.atomic,
         )
+        self._session_dsn = settings.direct_dsn or dsn
         self.sleeper = (
-            Sleeper(dsn, settings.name, list(settings.queues), on_word=self._on_word) if settings.notify else None
+            Sleeper(self._session_dsn, settings.name, list(settings.queues), on_word=self._on_word)
+            if settings.notify
+            else None
         )
         self.promoter = Promoter(self.upkeep, on_promoted=self._wake)
         self.rescuer = Rescuer(self.upkeep, lease=settings.lease, every=settings.rescue_look, on_rescued=self._wake)
@@ -152,19 +153,24 @@ class Worker:
     async def start(self) -> None:
         """Connect, check the schema, go on record, open the lifespans. Waits for a server that is not up."""
         await self.upkeep.first()
-        await asyncio.to_thread(self._check_schema)
+        await self.upkeep.until(self._check_schema)
+        session = await sessions.hold(self.upkeep, self.settings)
+        if not session:
+            self.sleeper = None
+            self.claimer.only_poll()
         await self.claimer.link.first()
         await self.runner.open()
         loop = asyncio.get_running_loop()
         self.heartbeat = Heartbeat(
-            self.dsn,
+            self._session_dsn if session else self.dsn,
             self.settings,
             list(self._app.tasks),
             self.book,
+            session=session,
             on_cancel=lambda job, reason: loop.call_soon_threadsafe(self.runner.cancel, job, reason),
             on_given_up=lambda worker_id: loop.call_soon_threadsafe(self._given_up, worker_id),
         )
-        await asyncio.to_thread(self.heartbeat.register)
+        await self.upkeep.until(self.heartbeat.register)
         self.heartbeat.start()
         self.watchdog = Watchdog(loop)
         self.watchdog.start()
@@ -343,17 +349,3 @@ class Worker:
             await self.sleeper.close()
         for link in (self.claimer.link, self.finishes, self.upkeep, self.handlers):
             await link.close()
-
-
-@contextlib.contextmanager
-def signals(worker: Worker) -> Iterator[None]:
-    """SIGTERM and SIGINT stop the worker, a second one aborts."""
-    loop = asyncio.get_running_loop()
-    caught = (signal.SIGTERM, signal.SIGINT)
-    for number in caught:
-        loop.add_signal_handler(number, worker.stop)
-    try:
-        yield
-    finally:
-        for number in caught:
-            loop.remove_signal_handler(number)

@@ -3,7 +3,8 @@
 --
 -- Dead is: no heartbeat for its own lease (lease_time, where that is given), and still none at a look a third of it later (the server itself may have been away);
 -- or, for one that holds a session, its session gone and still gone at a look grace later (a worker that lost its connection
--- takes the lock again by then). No running job is taken from a worker that beats, however long it runs.
+-- takes the lock again by then). After a start of the server everybody has a whole lease to be heard again. No running job is
+-- taken from a worker that beats, however long it runs.
 -- An attempt of a dead worker ends as lost and its job goes back in line with one more crash; at max_crashes, and if the
 -- worker held nothing else, it becomes a dead letter with the reason crashed (see _lost). What a zombie still tries is
 -- refused: the outcome is there.
@@ -39,6 +40,12 @@ begin
         end if;
         continue;
       end if;
+    end if;
+    -- Not heard since the server started: nobody could be. Its silence counts from there, and its session proves nothing.
+    if w.seen_at > '-infinity' and w.seen_at < pg_postmaster_start_time()
+       and at between pg_postmaster_start_time() and pg_postmaster_start_time() + v_lease then
+      suspects := suspects + 1;
+      continue;
     end if;
     if w.seen_at > '-infinity' then
       if w.gone_at is null or w.gone_at < pg_postmaster_start_time() then  -- a note from before an outage proves nothing

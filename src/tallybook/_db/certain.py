@@ -1,0 +1,202 @@
+"""A verb on a connection of the app's own, said so that it happens once, also when its connection is lost.
+
+What enqueues is said in a transaction whose number is known before its COMMIT is sent. Lost earlier, it did not happen,
+and is said again. Lost at COMMIT nobody knows: then, on a new connection, that transaction is waited for, and its jobs
+are there or they are not. A number and a job's id can be given out again after a crash of the server, so the job must
+also not be younger than that transaction. Verbs that may be said twice are; for all others CommitUnknown is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from tallybook._db import aio, sync
+from tallybook._db.calls import Call
+from tallybook._db.kinds import refusal
+from tallybook._db.policy import Action, action_for, backoff, first_line
+from tallybook._model.job import Job
+from tallybook.errors import CommitUnknown, QueueUnavailable
+
+__all__ = ["run", "run_sync"]
+
+T = TypeVar("T")
+
+PATIENCE = 10.0
+"""Seconds for which a verb is said again before its caller hears of it."""
+_CONTENTIONS = 3
+_ENQUEUES = ("enqueue", "enqueue_many")
+_TWICE = ("cancel", "dead_letters", "get", "pause", "result", "resume")
+# The subquery is volatile, so it is run first: the time is not before that of its jobs.
+_MARKED = "select r.said, cast(pg_current_xact_id() as text), cast(clock_timestamp() as text) from ({}) as r(said)"
+_STATUS = "select pg_xact_status(%s::text::xid8)"
+_THERE = "select count(*) from tallybook.job j where j.id = any (%s::bigint[]) and j.enqueued_at <= %s::timestamptz"
+_NOT_ASSIGNED = "22023"  # this server has not given out that number: a standby that never had the transaction
+
+
+class _Saying(Generic[T]):
+    """One verb, from the first try to its result."""
+
+    def __init__(self, call: Call[T], server: str) -> None:
+        self.call = call
+        self.server = server
+        self.enqueues = call.verb in _ENQUEUES
+        self.mark: tuple[str, str] | None = None
+        """Transaction number and time, set before the COMMIT is sent."""
+        self.said: Any = None
+        self.committing = False
+        self._sent = False
+        self._until = time.monotonic() + PATIENCE
+        self._failures = 0
+
+    def begin(self) -> None:
+        """A new try on a connection that is there."""
+        self.mark, self.committing, self._sent = None, False, True
+
+    def commit(self, row: Any) -> None:
+        """From here on nobody knows, until it is answered."""
+        self.said, self.mark, self.committing = self.call.row(row[0]), row[1:], True
+
+    @cached_property
+    def marked(self) -> str:
+        """The statement, whose row also has the transaction's number and the time."""
+        return _MARKED.format(self.call.sql)
+
+    @property
+    def ids(self) -> list[int]:
+        """The jobs that this transaction has put in; none where each met its unique key, and may have changed another."""
+        listed: list[Job] = self.said if isinstance(self.said, list) else [self.said]
+        return [job.id for job in listed if job.created]
+
+    def failed(self, error: psycopg.Error | OSError | QueueUnavailable) -> float:
+        """Seconds to wait before it is said again; raises what the caller has to hear."""
+        if isinstance(error, QueueUnavailable):  # no connection: for the first one nobody has to wait
+            action = Action.RECONNECT if self._sent else Action.CALLER
+        else:
+            action = action_for(error)
+        lost = action in (Action.RECONNECT, Action.WAIT)
+        over = time.monotonic() > self._until or (action is Action.AGAIN and self._failures >= _CONTENTIONS)
+        if lost and self._sent and not self.enqueues and self.call.verb not in _TWICE:
+            raise CommitUnknown(self.call.verb, self.server) from error
+        if self.committing and (over or action is Action.CALLER):
+            raise CommitUnknown(self.call.verb, self.server) from error
+        if isinstance(error, QueueUnavailable) and (over or not lost):
+            raise error
+        if lost and over:
+            raise QueueUnavailable(self.server, first_line(error)) from error
+        if not lost and (over or action is not Action.AGAIN):
+            raise error
+        self._failures += 1
+        return min(backoff(self._failures - 1), 1.0)
+
+
+async def run(connection: Callable[[], AbstractAsyncContextManager[Any]], call: Call[T], server: str) -> T:
+    """The result of `call`, once. QueueUnavailable, CommitUnknown; all else as aio.run."""
+    saying = _Saying(call, server)
+    while True:
+        try:
+            async with connection() as conn:
+                if not (saying.committing and await _is_there(conn, saying)):
+                    saying.begin()
+                    await _say(conn, saying)
+                return saying.said  # type: ignore[no-any-return]
+        except (psycopg.Error, OSError, QueueUnavailable) as error:
+            pause = saying.failed(error)
+        await asyncio.sleep(pause)
+
+
+async def _say(conn: psycopg.AsyncConnection[Any], saying: _Saying[T]) -> None:
+    if not saying.enqueues:
+        saying.said = await aio.run(conn, saying.call)
+        return
+    try:
+        async with conn.pipeline():  # one round trip to the row, one for the commit
+            await conn.execute("begin isolation level read committed")
+            async with conn.cursor(row_factory=tuple_row) as cursor:
+                await cursor.execute(saying.marked, saying.call.params)
+                saying.commit(await cursor.fetchone())
+                await cursor.execute("commit")
+    except BaseException as error:
+        await _leave(conn)
+        if ours := refusal(error, saying.call):
+            raise ours from error
+        raise
+
+
+async def _leave(conn: psycopg.AsyncConnection[Any]) -> None:
+    if not conn.closed and conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        await conn.rollback()
+
+
+async def _is_there(conn: psycopg.AsyncConnection[Any], saying: _Saying[Any]) -> bool:
+    assert saying.mark is not None
+    try:
+        status = await (await conn.execute(_STATUS, (saying.mark[0],))).fetchone()
+    except psycopg.Error as error:
+        if error.sqlstate == _NOT_ASSIGNED:
+            return False
+        raise
+    _check_ended(status)
+    if not saying.ids:
+        return bool(status == ("committed",))
+    there = await (await conn.execute(_THERE, (saying.ids, saying.mark[1]))).fetchone()
+    return bool(there == (len(saying.ids),))
+
+
+def run_sync(connection: Callable[[], AbstractContextManager[Any]], call: Call[T], server: str) -> T:
+    """The same on synchronous connections."""
+    saying = _Saying(call, server)
+    while True:
+        try:
+            with connection() as conn:
+                if not (saying.committing and _is_there_sync(conn, saying)):
+                    saying.begin()
+                    _say_sync(conn, saying)
+                return saying.said  # type: ignore[no-any-return]
+        except (psycopg.Error, OSError, QueueUnavailable) as error:
+            pause = saying.failed(error)
+        time.sleep(pause)
+
+
+def _say_sync(conn: psycopg.Connection[Any], saying: _Saying[T]) -> None:
+    if not saying.enqueues:
+        saying.said = sync.run(conn, saying.call)
+        return
+    try:
+        with conn.pipeline():
+            conn.execute("begin isolation level read committed")
+            with conn.cursor(row_factory=tuple_row) as cursor:
+                cursor.execute(saying.marked, saying.call.params)
+                saying.commit(cursor.fetchone())
+                cursor.execute("commit")
+    except psycopg.Error as error:  # the connection is not used again
+        if ours := refusal(error, saying.call):
+            raise ours from error
+        raise
+
+
+def _is_there_sync(conn: psycopg.Connection[Any], saying: _Saying[Any]) -> bool:
+    assert saying.mark is not None
+    try:
+        status = conn.execute(_STATUS, (saying.mark[0],)).fetchone()
+    except psycopg.Error as error:
+        if error.sqlstate == _NOT_ASSIGNED:
+            return False
+        raise
+    _check_ended(status)
+    if not saying.ids:
+        return bool(status == ("committed",))
+    there = conn.execute(_THERE, (saying.ids, saying.mark[1])).fetchone()
+    return bool(there == (len(saying.ids),))
+
+
+def _check_ended(status: Any) -> None:
+    if status == ("in progress",):  # the server has not noticed that its client is gone, or waits for a standby
+        raise psycopg.OperationalError("the transaction has not ended yet")

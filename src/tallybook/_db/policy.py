@@ -1,0 +1,153 @@
+"""What an error of the database means for whoever met it: one table by SQLSTATE, used by every connection of Tallybook.
+
+All verbs of a worker may be said twice (they name the lease), so what fails with its connection is said again on a new
+one, and what met contention on the same one. The rows are those of the promise in docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import random
+import time
+from typing import Any
+
+import psycopg
+
+__all__ = ["TABLE", "Action", "Outage", "action_for", "backoff", "first_line", "is_final", "is_gone"]
+
+log = logging.getLogger("tallybook.db")
+
+
+class Action(enum.Enum):
+    """What to do about an error."""
+
+    RECONNECT = "the connection is gone, or of no use: drop it, back off, say it again on a new one"
+    AGAIN = "contention or a time limit: say it again on the same connection, after a moment"
+    WAIT = "the server lacks something: say it again after a second or more"
+    PAYLOAD = "the values do not fit: never say it again"
+    OURS = "a refusal in Tallybook's own words: the error that stands for it"
+    FINAL = "waiting does not help while starting: a wrong password, user, or database"
+    CALLER = "the caller's: a mistake in a statement, a violated constraint, ..."
+
+
+# The longest prefix decides. Connection failures mostly have no SQLSTATE at all: see action_for.
+TABLE: dict[str, Action] = {
+    "08": Action.RECONNECT,  # connection exceptions
+    "57P": Action.RECONNECT,  # terminated, crashed, starting up, database dropped, idle too long
+    "58": Action.RECONNECT,  # the server's own input and output
+    "25006": Action.RECONNECT,  # read-only: a primary that was demoted
+    "25P03": Action.RECONNECT,  # idle in transaction for too long
+    "25P04": Action.RECONNECT,  # transaction_timeout ends the session
+    "26000": Action.RECONNECT,  # a prepared statement that is not there: the session is another one than it was
+    "40001": Action.AGAIN,  # serialization failure
+    "40003": Action.RECONNECT,  # statement completion unknown
+    "40P01": Action.AGAIN,  # deadlock
+    "55P03": Action.AGAIN,  # lock_timeout
+    "57014": Action.AGAIN,  # statement_timeout, or cancelled by an operator
+    "53": Action.WAIT,  # disk full, out of memory, too many connections, ...
+    "22P02": Action.PAYLOAD,
+    "22P05": Action.PAYLOAD,
+    "22003": Action.PAYLOAD,
+    "54000": Action.PAYLOAD,
+    "54001": Action.PAYLOAD,
+    "23514": Action.PAYLOAD,
+    "TB": Action.OURS,
+    "28": Action.FINAL,
+    "3D": Action.FINAL,
+    "0P": Action.FINAL,
+}
+
+# libpq gives no SQLSTATE for a connection that the server refused. Text is all there is, and it may be translated: it
+# only decides about how long to wait, and about ending a start that cannot succeed.
+_FINAL_TEXTS = ("password authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry")
+_FULL_TEXTS = ("too many clients", "too many connections", "remaining connection slots", "no more connections allowed")
+
+
+def action_for(error: BaseException, conn: Any = None) -> Action:
+    """What to do about this error of a driver or a socket; `conn` is the connection that it was met on."""
+    if not isinstance(error, psycopg.Error):
+        return Action.RECONNECT if isinstance(error, OSError) else Action.CALLER
+    state = error.sqlstate
+    if state:
+        found = next((TABLE[state[:n]] for n in range(5, 1, -1) if state[:n] in TABLE), Action.CALLER)
+        if found is Action.CALLER and conn is not None and conn.closed:
+            return Action.RECONNECT
+        return found
+    if any(text in str(error) for text in _FULL_TEXTS):
+        return Action.WAIT
+    if isinstance(error, psycopg.OperationalError) or (conn is not None and conn.closed):
+        return Action.RECONNECT
+    return Action.CALLER
+
+
+def is_gone(error: BaseException, conn: Any = None) -> bool:
+    """Whether this error says that the connection or the server is not there (any more), or is of no use now."""
+    return action_for(error, conn) in (Action.RECONNECT, Action.WAIT)
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether waiting will not help: a wrong password, database or host name in the DSN. Asked while starting only."""
+    if getattr(error, "sqlstate", None):
+        return action_for(error) is Action.FINAL
+    text = str(error)
+    return any(part in text for part in _FINAL_TEXTS)
+
+
+def backoff(failures: int, *, least: float = 0.0) -> float:
+    """Seconds until the next try: 0.1 to 10, doubling, the upper half of it by chance, so that no two come together."""
+    most: float = min(10.0, max(0.1 * 2 ** min(failures, 10), 2 * least))
+    return most * random.uniform(0.5, 1.0)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what it says, or its name."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+class Outage:
+    """The failures in a row of one connection: how long to wait, and when to say so.
+
+    Said at the first failure, at each tenth, and from the thirtieth on every five minutes; and when it is over, if it
+    was said. `quiet` failures at the start are not worth a line: a restarted server answers the next try.
+    """
+
+    EVERY, MANY, SELDOM = 10, 30, 300.0
+
+    def __init__(self, what: str, *, quiet: int = 0, longest: float = 10.0) -> None:
+        self._what = what
+        self._quiet = quiet
+        self._longest = longest
+        self._began = self._said_at = 0.0
+        self._said = False
+        self.failures = 0
+
+    def failed(self, error: BaseException, conn: Any = None) -> float:
+        """One more: the seconds to wait before the next try."""
+        now = time.monotonic()
+        if not self.failures:
+            self._began = now
+        self.failures += 1
+        seen = self.failures - self._quiet
+        if self._is_due(seen, now):
+            self._said, self._said_at = True, now
+            more = f" ({self.failures} times in {now - self._began:.0f} s)" if self.failures > 1 else ""
+            log.warning("%s: %s; trying again%s", self._what, first_line(error), more)
+        if action_for(error, conn) is Action.WAIT:
+            return min(backoff(self.failures, least=1.0), max(1.0, self._longest))
+        if self.failures == 1:  # at once, but not all workers of a server that was restarted in the same moment
+            return random.uniform(0.0, 0.05)
+        return min(backoff(self.failures - 1), self._longest)
+
+    def _is_due(self, seen: int, now: float) -> bool:
+        if seen < 1:
+            return False
+        if seen >= self.MANY:
+            return now - self._said_at >= self.SELDOM or seen == self.MANY
+        return seen == 1 or seen % self.EVERY == 0
+
+    def over(self) -> None:
+        """It works again."""
+        if self._said:
+            log.info("%s: back after %.0f s", self._what, time.monotonic() - self._began)
+        self.failures, self._said = 0, False

@@ -1,0 +1,43 @@
+"""Which signals stop a worker: a program's own handlers are left alone unless it asks for ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+BOTH = (signal.SIGTERM, signal.SIGINT)
+
+
+def unclaimed() -> tuple[signal.Signals, ...]:
+    """Those of SIGTERM and SIGINT that do what they do in any program; none outside of the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return ()
+    return tuple(number for number in BOTH if _is_default(number))
+
+
+def _is_default(number: signal.Signals) -> bool:
+    handler = signal.getsignal(number)
+    if handler in (signal.SIG_DFL, signal.default_int_handler):
+        return True
+    # asyncio.run takes SIGINT, to cancel its main coroutine; that is nobody's own handler either.
+    owner = getattr(getattr(handler, "func", None), "__self__", None)
+    return isinstance(owner, asyncio.Runner)
+
+
+@contextlib.contextmanager
+def stop_on(numbers: tuple[signal.Signals, ...], stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` at each of these signals; what was there before is there again afterwards."""
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            if handler is not None:  # one that was not set by Python cannot be set again from here
+                signal.signal(number, handler)

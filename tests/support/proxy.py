@@ -1,0 +1,108 @@
+"""A small TCP proxy between a test and its server, which can fail in the ways that networks do.
+
+with Proxy(dsn) as proxy:
+    psycopg.connect(proxy.dsn)
+    proxy.silent = True            # sockets stay open, what is sent goes nowhere
+    proxy.cut()                    # every connection is closed; new ones are taken
+    proxy.cut_at(b"commit")        # the client that sends this is cut off, after the server has it
+    proxy.cut_at(b"commit", deliver=False)   # ... and the server never sees it
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from typing import Self
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+
+class Proxy:
+    """Listens on 127.0.0.1; `dsn` leads through it to the same database."""
+
+    def __init__(self, dsn: str) -> None:
+        given = conninfo_to_dict(dsn)
+        host, self._port = str(given["host"]), str(given.get("port") or 5432)
+        self._target = f"{host}/.s.PGSQL.{self._port}" if host.startswith("/") else (host, int(self._port))
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.dsn = make_conninfo(dsn, host="127.0.0.1", port=self._listening.getsockname()[1], sslmode="disable")
+        self.silent = False
+        self.refusing = False
+        self.accepted = 0
+        self.times_cut = 0
+        self._cut_at: tuple[bytes, bool] | None = None
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listening.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """Close every connection."""
+        with self._lock:
+            pairs, self._open = self._open, set()
+        for one in pairs:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def cut_at(self, words: bytes, *, deliver: bool = True) -> None:
+        """Cut off the next client that sends these bytes; with `deliver` the server gets them first."""
+        self._cut_at = (words, deliver)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listening.accept()
+            except OSError:
+                return
+            self.accepted += 1
+            if self.refusing:
+                client.close()
+                continue
+            if isinstance(self._target, str):
+                server = socket.socket(socket.AF_UNIX)
+            else:
+                server = socket.socket()
+            try:
+                server.connect(self._target)
+            except OSError:
+                client.close()
+                continue
+            with self._lock:
+                self._open |= {client, server}
+            threading.Thread(target=self._pump, args=(client, server, True), daemon=True).start()
+            threading.Thread(target=self._pump, args=(server, client, False), daemon=True).start()
+
+    def _pump(self, source: socket.socket, to: socket.socket, from_client: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if self.silent:
+                    continue
+                if from_client and self._cut_at and self._cut_at[0] in data:
+                    deliver, self._cut_at = self._cut_at[1], None
+                    self.times_cut += 1
+                    self._end(source)  # before the server can have answered
+                    if not deliver:
+                        self._end(to)
+                        return
+                    to.sendall(data)
+                    with suppress(
+                        OSError
+                    ):  # what it answers goes nowhere; closed when it has answered, as the kernel would
+                        to.settimeout(0.5)
+                        to.recv(1)
+                    self._end(to)
+                    return
+                to.sendall(data)
+        self._end(to)
+
+    def _end(self, one: socket.socket) -> None:
+        with suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,146 @@
+"""The server goes away for good and its standby takes over; and the first seconds after a server has started."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from support.waiting import wait_until
+from support.worker_process import Workers, app, rest
+from tallybook._db.migrate import migrate
+from tallybook._embedded.account import server_account
+from tallybook._embedded.template import reachable_binaries
+from tallybook.embedded import Server, binaries, temporary_server
+
+
+@dataclass
+class Pair:
+    """A primary with its streaming standby."""
+
+    primary: Server
+    standby: Server
+
+    def dsn(self, *servers: Server) -> str:
+        """The database shop on the one of these servers that takes writes."""
+        parts = [conninfo_to_dict(server.dsn("shop")) for server in servers]
+        hosts = ",".join(str(part["host"]) for part in parts)
+        ports = ",".join(str(part["port"]) for part in parts)
+        return make_conninfo(
+            host=hosts, port=ports, user=str(parts[0]["user"]), dbname="shop", target_session_attrs="read-write"
+        )
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Two servers; what is committed on the first is on the second."""
+    account = server_account()
+    folder = Path(tempfile.mkdtemp(prefix="tbstandby-"))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        user: dict[str, Any] = {}
+        if account is not None:
+            shutil.chown(folder, account.uid, account.gid)
+            user = {"user": account.uid, "group": account.gid, "extra_groups": []}
+        primary = stack.enter_context(temporary_server(18))
+        with psycopg.connect(primary.create_database("shop")) as conn:
+            migrate(conn)
+        programs = reachable_binaries(binaries(18), account)
+        copy = [programs / "pg_basebackup", "-d", primary.dsn("postgres"), "-D", folder / "data", "-R", "-c", "fast"]
+        subprocess.run(copy, check=True, timeout=60, capture_output=True, cwd=folder, **user)
+        standby = stack.enter_context(Server(folder / "data", 18, {"fsync": "off"}))
+        with psycopg.connect(primary.dsn("postgres"), autocommit=True) as conn:
+            streams = "select count(*) from pg_stat_replication where state = 'streaming'"
+            wait_until(lambda: conn.execute(streams).fetchone() == (1,), "the standby streams")
+            conn.execute("alter system set synchronous_standby_names = '*'")
+            conn.execute("select pg_reload_conf()")
+            shown = "select count(*) from pg_stat_replication where sync_state = 'sync'"
+            wait_until(lambda: conn.execute(shown).fetchone() == (1,), "it is synchronous")
+        yield Pair(primary, standby)
+
+
+@pytest.mark.slow
+def test_a_worker_follows_a_failover(pair: Pair) -> None:
+    """F13 F14 P1 P10: primary killed, standby promoted: a worker with both hosts goes on within 10 s, nothing is lost.
+
+    Negative control: beside it a worker whose DSN has the old primary only does nothing more.
+    """
+    both, one = pair.dsn(pair.primary, pair.standby), pair.dsn(pair.primary)
+    app.dsn = both
+    with ExitStack() as stack:
+        db = psycopg.connect(both, autocommit=True)
+        workers = stack.enter_context(Workers(both, db))
+        lonely = stack.enter_context(Workers(one, db))
+        worker = workers.start(queues={"default": 10})
+        lonely.start(queues={"lonely": 10})
+        put = []
+        for n in range(300):
+            put.append(rest.enqueue_sync(app, n))
+        first = rest.with_(queue="lonely").enqueue_sync(app, 0)
+        wait_until(lambda: app.get_sync(db, first).state == "completed", "the lonely one works")
+        pair.primary.kill()
+        with psycopg.connect(pair.standby.dsn("shop"), autocommit=True) as conn:
+            conn.execute("select pg_promote()")
+        promoted = time.monotonic()
+        with psycopg.connect(both, autocommit=True) as db:
+            workers.db = lonely.db = db
+            later = [rest.enqueue_sync(app, n) for n in range(1000, 1020)]
+            alone = rest.with_(queue="lonely").enqueue_sync(app, 1)
+            wait_until(lambda: app.get_sync(db, later[0]).state == "completed", "it goes on", seconds=10)
+            took = time.monotonic() - promoted
+            for job in [*put, *later]:
+                wait_until(lambda job=job: app.get_sync(db, job).state == "completed", f"{job} ends", seconds=30)  # type: ignore[misc]
+            ends = "select count(*), count(distinct (entry_xid, entry_seq)) from tallybook.outcome where state = 'completed'"
+            assert db.execute(ends).fetchone() == (321, 321)
+            assert app.get_sync(db, alone).state == "available"
+            assert worker.process.poll() is None
+            print(f"went on {took:.1f} s after the promotion")
+            assert took < 10
+
+
+def test_after_a_start_of_the_server_everybody_has_a_lease_to_come_back() -> None:
+    """F4 F5 P6: a worker that starts right after the server robs none whose session is slow to come back.
+
+    Who was heard after the start and is gone again has the short grace; who stays silent is rescued after its lease.
+    """
+    with temporary_server() as server:
+        dsn = server.create_database("shop")
+        claim = "select jobs from tallybook.claim(%s, array['default'], array[1], gen_random_uuid())"
+        with psycopg.connect(dsn) as conn:
+            migrate(conn)
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute("select tallybook.enqueue('default', 'note') from generate_series(1, 2)")
+            start = "select tallybook.worker_start(%s, array['default'], session => true, lease => '30 s')"
+            silent, heard = (conn.execute(start, (name,)).fetchone()[0] for name in ("silent", "heard"))  # type: ignore[index]
+            for worker in (silent, heard):
+                assert conn.execute(claim, (worker,)).fetchone() == (1,)
+        server.kill()
+        server.start()
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            (started,) = conn.execute("select pg_postmaster_start_time()").fetchone() or (None,)
+            conn.execute("select tallybook.renew(%s, 0)", (heard,))
+
+            def look(seconds: float, *, grace: str = "1 s") -> tuple[int, str]:
+                at = started + timedelta(seconds=seconds)
+                (lost,) = conn.execute(
+                    "select lost from tallybook.rescue(grace => %s, at => %s)", (grace, at)
+                ).fetchone() or (0,)
+                names = conn.execute("select name from tallybook.worker where ended_at is null order by 1").fetchall()
+                return lost, ",".join(name for (name,) in names)
+
+            assert look(3) == (0, "heard,silent")  # noticed
+            assert look(5) == (1, "silent")  # the one that was heard, and holds no session any more
+            assert look(29) == (0, "silent")
+            assert look(31) == (0, "silent")  # noticed
+            assert look(43) == (1, "")

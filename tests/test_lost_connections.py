@@ -1,0 +1,435 @@
+"""Connections that are lost, silent or refused, in the middle of everything: what goes on, and what is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, suppress
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from support.proxy import Proxy
+from support.workers import SLEEPY, Jobs, eventually, working
+from tallybook import App, Job
+from tallybook._db import calls, certain, link
+from tallybook._db.link import Link
+from tallybook._db.migrate import migrate
+from tallybook._worker import heartbeat, sleeper
+from tallybook.embedded import temporary_server
+from tallybook.errors import CommitUnknown, QueueUnavailable, WrongIsolationLevel
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.direct("the proxy of these tests stands before the server itself"),
+]
+COMMIT = b"\x00commit\x00"  # not the "read committed" of its BEGIN
+LONG = {"lease": timedelta(seconds=30), "heartbeat": timedelta(seconds=10), "rescue_look": timedelta(seconds=5)}
+
+
+@pytest.fixture
+def app() -> App:
+    return App("shop")
+
+
+@pytest.fixture
+def note(app: App) -> Any:
+    @app.task
+    async def note(n: int = 0) -> None:
+        pass
+
+    return note
+
+
+@pytest.fixture
+def jobs(app: App, db: Any) -> Jobs:
+    return Jobs(app, db)
+
+
+@pytest.fixture
+def proxy(dsn: str) -> Iterator[Proxy]:
+    with Proxy(dsn) as proxy:
+        yield proxy
+
+
+async def test_a_half_open_listener_is_noticed_within_15_seconds(
+    app: App, note: Any, db: Any, jobs: Jobs, proxy: Proxy
+) -> None:
+    """F11 P10: a network that swallows everything is noticed by a question on the listening session; it is made again."""
+    async with working(app, proxy.dsn, **SLEEPY, **LONG) as worker:
+        assert worker.sleeper is not None
+        await eventually(lambda: worker.sleeper and worker.sleeper.clear, "the worker sleeps")
+        first = worker.sleeper._conn
+        proxy.silent = True
+        began = time.monotonic()
+        await eventually(lambda: worker.sleeper and worker.sleeper._conn is not first, "it was noticed", seconds=15)
+        assert time.monotonic() - began < 15
+        proxy.silent = False
+        proxy.cut()
+        await jobs.ends(note.enqueue_sync(db), seconds=15)
+
+
+@pytest.mark.slow
+async def test_without_the_question_a_half_open_listener_stays_deaf(
+    app: App, db: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F11, negative control: a session that only listens does not notice, longer than one that asks twice takes."""
+    monkeypatch.setattr(sleeper, "_PING_EVERY", 3600.0)
+    async with working(app, proxy.dsn, **SLEEPY, **LONG) as worker:
+        assert worker.sleeper is not None
+        await eventually(lambda: worker.sleeper and worker.sleeper.clear, "the worker sleeps")
+        first = worker.sleeper._conn
+        proxy.silent = True
+        with pytest.raises(AssertionError, match="not within"):
+            await eventually(lambda: worker.sleeper and worker.sleeper._conn is not first, "it was noticed", seconds=13)
+        proxy.silent = False
+        proxy.cut()
+
+
+async def test_a_session_that_does_not_listen_any_more_is_made_again(
+    app: App, note: Any, db: Any, jobs: Jobs, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F11: a session that was reset (by a pooler, say) answers, but hears nothing: the question asks for that, too."""
+    monkeypatch.setattr(sleeper, "_PING_EVERY", 0.2)
+    async with working(app, dsn, **SLEEPY) as worker:
+        assert worker.sleeper is not None
+        await eventually(lambda: worker.sleeper and worker.sleeper.clear, "the worker sleeps")
+        with suppress(psycopg.ProgrammingError):  # it has no row
+            await worker.sleeper._ask("unlisten *", ())
+        first = worker.sleeper._conn
+        await eventually(lambda: worker.sleeper and worker.sleeper._conn is not first, "it was noticed")
+
+
+async def test_a_blackhole_costs_no_job_and_heals_by_itself(
+    app: App, note: Any, db: Any, jobs: Jobs, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F10 P10: nothing goes through for longer than the lease; afterwards every connection comes back by itself."""
+    monkeypatch.setattr(link, "_ANSWER", 3.0)  # 30 s by default: no test waits so long
+    async with working(app, proxy.dsn) as worker:
+        await jobs.ends(note.enqueue_sync(db))
+        proxy.silent = True
+        put = [note.enqueue_sync(db, n) for n in range(20)]
+        beats = "select extract(epoch from clock_timestamp() - max(seen_at))::float8 from tallybook.worker"
+        await eventually(lambda: db.execute(beats).fetchone()[0] > 2.5, "its lease is over")
+        proxy.silent = False
+        assert all(job.state == "completed" for job in await jobs.ends(*put, seconds=40))
+        assert worker.finisher.counts["refused"] == 0
+
+
+async def test_a_slow_network_costs_no_lease(app: App, db: Any, dsn: str) -> None:
+    """F12: an answer that takes long, but less than the limit, does not cut the heartbeat's connection."""
+    settings = {"lease": timedelta(seconds=12), "heartbeat": timedelta(seconds=0.3)}
+    async with working(app, dsn, **settings) as worker:
+        beat = await eventually(
+            lambda: worker.heartbeat and worker.heartbeat.worker_id and worker.heartbeat, "it is on"
+        )
+        assert beat._answer == 2.0
+        first = beat._conn
+        with psycopg.connect(dsn) as blocker:
+            blocker.execute("select from tallybook.worker for update")
+            await asyncio.sleep(1.2)  # the time that the answer takes
+        seen = "select seen_at from tallybook.worker"
+        before = db.execute(seen).fetchone()
+        await eventually(lambda: db.execute(seen).fetchone() > before, "it beats")
+        assert beat._conn is first
+
+
+async def test_terminated_sessions_are_replaced(app: App, note: Any, db: Any, jobs: Jobs, dsn: str) -> None:
+    """F6 P10: an operator terminates all sessions of a worker, again and again: every job ends once."""
+    end = (
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where application_name like 'tallybook %' and pid <> pg_backend_pid() and datname = current_database()"
+    )
+    async with working(app, dsn) as worker:
+        put = []
+        for turn in range(5):
+            put += [note.enqueue_sync(db, turn * 100 + n) for n in range(30)]
+            db.execute(end)
+            await asyncio.sleep(0.05)
+        ended = await jobs.ends(*put, seconds=30)
+    assert {(job.state, job.failures) for job in ended} == {("completed", 0)}
+    assert worker.finisher.counts["completed"] >= 1
+
+
+def limit_the_role(dsn: str) -> None:
+    """What administrators set for roles and databases, and no worker can live with."""
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        name = sql.Identifier(admin.info.dbname)
+        for setting in ("statement_timeout = 150", "lock_timeout = 50", "default_transaction_isolation = serializable"):
+            admin.execute(sql.SQL("alter database {} set " + setting).format(name))
+
+
+async def test_time_limits_of_the_role_are_no_failure_of_a_job(
+    app: App, note: Any, db: Any, jobs: Jobs, dsn: str
+) -> None:
+    """F20: time-outs and an isolation level of the role: the worker's sessions set them aside; an end waits, none fails."""
+    put = [note.enqueue_sync(db, n) for n in range(50)]
+    limit_the_role(dsn)
+    with psycopg.connect(dsn) as blocker:
+        blocker.execute("set statement_timeout = 0; lock table tallybook.outcome in share mode")
+        async with working(app, dsn) as worker:
+            await eventually(lambda: worker.claimer.claimed == 50, "they run")
+            await asyncio.sleep(0.5)  # longer than both limits
+            blocker.commit()
+            ended = await jobs.ends(*put)
+    assert {(job.state, job.failures) for job in ended} == {("completed", 0)}
+
+
+async def test_not_set_aside_the_limits_of_the_role_stop_a_worker(
+    app: App, note: Any, db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F20, negative control: with the role's isolation level in force nothing can be claimed."""
+    note.enqueue_sync(db)
+    limit_the_role(dsn)
+    monkeypatch.setattr(link, "SESSION", "select 1 where pg_backend_pid() = %s::int")
+    with pytest.raises(WrongIsolationLevel):
+        async with working(app, dsn) as worker:
+            await eventually(lambda: worker.claimer.stopping.is_set() or worker._failed, "it stops", seconds=5)
+
+
+FAIL_WITH = "do $$ begin raise exception 'x' using errcode = '{}'; end $$"
+
+
+@pytest.mark.parametrize(("state", "times"), [("55P03", 7), ("40P01", 7), ("40001", 7), ("57014", 7), ("53100", 2)])
+async def test_what_only_time_can_mend_is_said_again(dsn: str, state: str, times: int) -> None:
+    """F15 F18 F19 F20: contention, a time limit, a full disk: said again until it works, on the same connection."""
+    one, tries = Link(dsn, "test"), 0
+    used = set()
+
+    async def call(conn: Any) -> int:
+        nonlocal tries
+        tries += 1
+        used.add(conn.info.backend_pid)
+        if tries <= times:
+            await conn.execute(FAIL_WITH.format(state))
+        return tries
+
+    try:
+        assert await one.run(call) == times + 1
+        assert len(used) == 1
+    finally:
+        await one.close()
+
+
+async def test_a_full_disk_is_an_unavailable_queue_to_who_enqueues(
+    app: App, db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F15: an enqueue that the server has no room for is said again for a while, then QueueUnavailable with its reason."""
+    monkeypatch.setattr(certain, "PATIENCE", 0.5)
+    db.execute("""create function public.no_room() returns bigint language plpgsql as
+        $$ begin raise exception 'could not extend file' using errcode = '53100'; end $$""")
+    app.dsn = dsn
+    call = calls.Call("enqueue", "select public.no_room()", {}, Job)
+    with pytest.raises(QueueUnavailable, match="could not extend file"):
+        await app._run(call)
+    with pytest.raises(QueueUnavailable, match="could not extend file"):
+        app._run_sync(call)
+
+
+async def test_a_server_without_free_connections_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    """F16: 53300 from the real server: a worker that finds no slot waits, says so, and goes on when there are some."""
+    app = App("shop")
+
+    @app.task
+    async def note() -> None:
+        pass
+
+    with ExitStack() as stack:
+        server = stack.enter_context(temporary_server(settings={"max_connections": "12"}))
+        dsn = server.create_database("shop")
+        with psycopg.connect(dsn) as conn:
+            migrate(conn)
+        db = stack.enter_context(psycopg.connect(dsn, autocommit=True))
+        job = note.enqueue_sync(db)
+        taken = []
+        with pytest.raises(psycopg.OperationalError, match="too many clients"):
+            while True:
+                taken.append(stack.enter_context(psycopg.connect(dsn)))
+        async with working(app, dsn):
+            await eventually(lambda: "too many clients" in caplog.text, "it is told")
+            assert len(caplog.records) == 1
+            for conn in taken:
+                conn.close()
+            assert (await Jobs(app, db).ends(job, seconds=25))[0].state == "completed"
+
+
+async def test_many_idle_workers_and_one_job(app: App, note: Any, db: Any, jobs: Jobs, dsn: str) -> None:
+    """F48: all that sleep are woken, one gets the job, and the others lie down again instead of asking on and on."""
+    asked = 0
+
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(working(app, dsn, **SLEEPY)) for _ in range(12)]
+        for worker in workers:
+            await eventually(lambda worker=worker: worker.sleeper and worker.sleeper.clear, "it sleeps")  # type: ignore[misc]
+            original = worker.claimer.claim
+
+            async def claim(original: Any = original, **options: Any) -> Any:
+                nonlocal asked
+                asked += 1
+                return await original(**options)
+
+            worker.claimer.claim = claim  # type: ignore[method-assign]
+        await jobs.ends(note.enqueue_sync(db))
+        for worker in workers:
+            await eventually(lambda worker=worker: worker.sleeper and worker.sleeper.clear, "it sleeps")  # type: ignore[misc]
+    assert sum(worker.claimer.claimed for worker in workers) == 1
+    assert asked <= 5 * len(workers)
+
+
+@pytest.mark.parametrize("deliver", [True, False], ids=["committed", "not committed"])
+@pytest.mark.parametrize("pool", [True, False], ids=["pool", "no pool"])
+async def test_a_commit_whose_answer_is_lost_is_resolved(
+    app: App, note: Any, db: Any, proxy: Proxy, deliver: bool, pool: bool
+) -> None:
+    """F7 P1: enqueue by the app, cut off at its COMMIT: one job, whether the server had it or not; the id is the job's."""
+    app.dsn = proxy.dsn
+    if pool:
+        async with app.open():
+            await note.enqueue(app, 0)
+            proxy.cut_at(COMMIT, deliver=deliver)
+            job = await note.enqueue(app, 1)
+    else:
+        await note.enqueue(app, 0)
+        proxy.cut_at(COMMIT, deliver=deliver)
+        job = await note.enqueue(app, 1)
+    assert proxy.times_cut == 1
+    found = db.execute("select id from tallybook.job where args = '{\"n\": 1}'").fetchall()
+    assert found == [(job.id,)]
+
+
+@pytest.mark.parametrize("deliver", [True, False], ids=["committed", "not committed"])
+def test_a_lost_commit_is_resolved_without_a_loop(app: App, note: Any, db: Any, proxy: Proxy, deliver: bool) -> None:
+    """F7: the same by enqueue_sync, and for many jobs at once, keyed ones among them."""
+    app.dsn = proxy.dsn
+    proxy.cut_at(COMMIT, deliver=deliver)
+    report = app.enqueue_many_sync(app, [note.with_(unique=str(n)).job(n) for n in range(3)])
+    assert proxy.times_cut == 1
+    assert [job.created for job in report] == [True] * 3
+    assert db.execute("select id from tallybook.job order by id").fetchall() == [(job.id,) for job in report]
+
+
+async def test_said_again_blindly_a_lost_commit_is_two_jobs(
+    app: App, note: Any, db: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F7, negative control: without the look whether it was committed there are two jobs."""
+
+    async def never(conn: object, saying: object) -> bool:
+        return False
+
+    monkeypatch.setattr(certain, "_is_there", never)
+    app.dsn = proxy.dsn
+    proxy.cut_at(COMMIT)
+    await note.enqueue(app, 1)
+    assert db.execute("select count(*) from tallybook.job").fetchone() == (2,)
+
+
+async def test_a_commit_that_cannot_be_resolved_is_an_error(
+    app: App, note: Any, db: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F7: the server does not come back in time: CommitUnknown, which names the verb, and never a guess."""
+    monkeypatch.setattr(certain, "PATIENCE", 0.5)
+    app.dsn = proxy.dsn
+    async with app.open(max_size=1, timeout=timedelta(seconds=0.5)):
+        await note.enqueue(app, 0)
+        proxy.cut_at(COMMIT)
+        proxy.refusing = True
+        with pytest.raises(CommitUnknown) as caught:
+            await note.enqueue(app, 1)
+    assert caught.value.verb == "enqueue"
+    assert "again" in (caught.value.hint or "")
+
+
+async def test_a_job_younger_than_the_lost_commit_is_not_taken_for_it(app: App, note: Any, db: Any, dsn: str) -> None:
+    """F7: after a crash the server may give number and id out again: a job that is younger is another's."""
+    app.dsn = dsn
+    job = await note.enqueue(app, 1)
+    (xid, at) = db.execute(
+        "select xmin::text, (enqueued_at - interval '1 us')::text from tallybook.entry where job_id = %s", (job.id,)
+    ).fetchone()
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
+        for mark, there in (((xid, at), False), ((xid, "infinity"), True), (("999999999999", at), False)):
+            saying: Any = certain._Saying(calls.get(1), "x")
+            saying.said, saying.mark = job, mark
+            assert await certain._is_there(conn, saying) is there
+
+
+async def test_a_full_server_is_waited_for_without_a_storm(
+    app: App, note: Any, db: Any, jobs: Jobs, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F16 P10: a server that refuses connections: the worker lives, tries with growing pauses, and goes on when it may."""
+    async with working(app, proxy.dsn) as worker:
+        await jobs.ends(note.enqueue_sync(db))
+        proxy.refusing = True
+        proxy.cut()
+        before = proxy.accepted
+        await asyncio.sleep(4)  # the length of the outage
+        tries = proxy.accepted - before
+        proxy.refusing = False
+        job = note.enqueue_sync(db)
+        assert (await jobs.ends(job, seconds=25))[0].state == "completed"
+        assert not worker._failed
+    assert 5 <= tries <= 60  # five connections, each about ten times in 4 s
+
+
+async def test_a_wrong_password_while_running_is_told_and_waited_for(
+    app: App, note: Any, db: Any, jobs: Jobs, dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P10: the role may not log in any more: told by name of the server, and when it may again the worker goes on."""
+    (name,) = db.execute("select current_database()").fetchone()
+    role = f"role_{name[-12:]}"
+    db.execute(f"create role {role} login superuser")
+    try:
+        caplog.set_level(logging.INFO, "tallybook")
+        async with working(app, psycopg.conninfo.make_conninfo(dsn, user=role)):
+            await jobs.ends(note.enqueue_sync(db))
+            db.execute(f"alter role {role} nologin")
+            db.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename = %s", (role,))
+            await eventually(lambda: "is not permitted to log in" in caplog.text, "it is told")
+            told = caplog.text
+            assert name in told
+            db.execute(f"alter role {role} login")
+            assert (await jobs.ends(note.enqueue_sync(db), seconds=25))[0].state == "completed"
+            await eventually(lambda: "back after" in caplog.text, "its end is told")
+    finally:
+        db.execute(f"drop owned by {role}; drop role {role}")
+
+
+async def test_handlers_that_take_the_pool_do_not_stop_the_worker(app: App, db: Any, jobs: Jobs, dsn: str) -> None:
+    """F41: 20 slots whose handlers enqueue by a pool of 2: the worker's own calls have connections of their own; all end."""
+
+    @app.task
+    async def child(n: int) -> None:
+        pass
+
+    @app.task
+    async def parent(n: int) -> None:
+        for _ in range(3):
+            await child.enqueue(app, n)
+
+    async with app.open(dsn=dsn, max_size=2), working(app, dsn, queues={"default": 20}):
+        app.enqueue_many_sync(db, [parent.job(n) for n in range(60)])
+        done = "select count(*) from tallybook.outcome where state = 'completed'"
+        await eventually(lambda: db.execute(done).fetchone() == (240,), "all have ended", seconds=30)
+    assert db.execute("select count(*) from tallybook.job where failures > 0").fetchone() == (0,)
+
+
+async def test_a_taken_pool_is_told_after_a_bound(app: App, note: Any, dsn: str) -> None:
+    """F41: who finds all connections taken gets QueueUnavailable after the time-out, with the reason; then it works again."""
+    async with app.open(dsn=dsn, max_size=1, timeout=timedelta(seconds=0.3)):
+        async with app._connection():
+            began = time.monotonic()
+            with pytest.raises(QueueUnavailable, match="all 1 connections of the app's pool were taken"):
+                await note.enqueue(app, 1)
+            assert time.monotonic() - began < 5
+        await note.enqueue(app, 1)
+
+
+def test_the_limits_leave_room_in_the_lease() -> None:
+    """F10 F12: a beat that hangs is cut early enough for two more within the lease, by default."""
+    assert heartbeat._MOST_ANSWER * 2 + 10 <= 30
+    assert sleeper._PING_EVERY + sleeper._PING_LIMIT < 15
