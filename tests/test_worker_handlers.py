@@ -11,10 +11,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
+import psycopg
 import pytest
 
 from support.workers import Jobs, eventually, working
 from tallybook import App, Cancel, Constant, Context, Dead, Snooze
+from tallybook._worker.finisher import Finisher
 
 pytestmark = pytest.mark.anyio
 
@@ -399,3 +401,39 @@ async def test_every_log_line_of_a_job_names_it(
     (line,) = [record for record in caplog.records if record.name == "tallybook.job"]
     assert line.getMessage() == f"[talks {job.id}] page 4"
     assert line.job == job.id  # type: ignore[attr-defined]
+
+
+async def test_ends_are_told_in_one_statement(app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F8 P6: no flush leaves a transaction open between two statements, where a frozen worker would hold the outcomes locked."""
+    flushes: list[int] = []
+    flush = Finisher._flush_ends
+
+    async def watched(self: Finisher, conn: Any, ends: list[Any]) -> None:
+        executes = 0
+        execute = conn.execute
+
+        async def counted(*args: Any, **options: Any) -> Any:
+            nonlocal executes
+            executes += 1
+            assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+            return await execute(*args, **options)
+
+        monkeypatch.setattr(conn, "execute", counted)
+        await flush(self, conn, ends)
+        monkeypatch.setattr(conn, "execute", execute)
+        assert executes == 1
+        flushes.append(len(ends))
+
+    monkeypatch.setattr(Finisher, "_flush_ends", watched)
+
+    @app.task(retry=Constant(timedelta(hours=1)))
+    async def breaks() -> None:
+        raise ValueError
+
+    for _ in range(10):
+        breaks.enqueue_sync(db)
+    async with working(app, dsn):
+        await eventually(
+            lambda: db.execute("select count(*) from tallybook.scheduled").fetchone() == (10,), "ten in backoff"
+        )
+    assert sum(flushes) == 10 and max(flushes) > 1

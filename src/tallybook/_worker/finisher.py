@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, LiteralString, cast
+from typing import Any
 
 import psycopg
 
@@ -199,7 +199,7 @@ class Finisher:
         # in one transaction, a process that is frozen between them leaves the outcomes locked, and the server's limit for
         # idle transactions does not count in a pipeline: nobody could rescue these jobs.
         ordered = sorted(ends, key=lambda end: (end.running.job_id, end.running.attempt))
-        verbs = cast("LiteralString", "select " + ", ".join(end.sql.removeprefix("select ") for end in ordered))
+        verbs = "select " + ", ".join(end.sql.removeprefix("select ") for end in ordered)
         cursor = await conn.execute(verbs, [value for end in ordered for value in end.params])
         answers = await cursor.fetchone() or ()
         for end, said in zip(ordered, answers, strict=True):
