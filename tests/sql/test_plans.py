@@ -33,6 +33,9 @@ begin
     perform tallybook.enqueue_many(array_fill('mail'::text, '{1000}'), array_fill('send'::text, '{1000}'),
       array_fill('{"user_id": 42, "text": "a small payload, as most are"}'::text, '{1000}'),
       priorities => array(select 1 + n %% 2 from generate_series(1, 1000) n));
+    perform tallybook.enqueue('mail', 'send', unique_key => format('%%s-%%s', part, n), order_key => format('%%s-%%s', part, n))
+       from generate_series(1, 50) n;
+    perform tallybook.enqueue('mail', 'send', unique_key => 'k', run_at => now() + '1 day');
     perform tallybook.enqueue_many(array_fill('mail'::text, '{150}'), array_fill('send'::text, '{150}'),
       array_fill('{}'::text, '{150}'), run_ats => array(select now() + make_interval(mins => n) from generate_series(1, 150) n));
     commit;
@@ -41,6 +44,8 @@ begin
       select * into v_claim from tallybook.claim(v_worker, '{mail}', '{10}', v_lease);
       commit;
       exit when v_claim.claim_id is null;
+      perform tallybook.turn(array_agg(v_lease), array_agg(l.job_id), array_agg(l.attempt)) from tallybook.leased(v_lease) l
+        where l.order_key is not null having count(*) > 0;
       perform tallybook.fail(v_lease, l.job_id, 1, '{"message": "no luck"}', '0') from tallybook.leased(v_lease) l
         where l.attempt = 1 and l.job_id %% 10 = 0;
       perform tallybook.complete_many(array_agg(v_lease), array_agg(l.job_id), array_agg(l.attempt))
@@ -56,7 +61,7 @@ STAGE = """
 do $$
 declare
   v_worker int := tallybook.worker_start('new', '{mail}'); v_claim record;
-  v_one uuid := gen_random_uuid(); v_two uuid := gen_random_uuid();
+  v_one uuid := gen_random_uuid(); v_two uuid := gen_random_uuid(); v_three uuid := gen_random_uuid();
 begin
   insert into place select 'completed', max(e.job_id) from tallybook.entry e;
   insert into place select 'oldest', min(e.job_id) from tallybook.entry e;
@@ -79,6 +84,16 @@ begin
   perform tallybook.renew(v_worker, v_claim.claim_id);
   insert into place select 'running', min(l.job_id) from tallybook.leased(v_two) l;
   insert into place select 'available', max(e.job_id) from tallybook.entry e;
+  perform tallybook.enqueue('keyed', 'send', order_key => 'o', unique_key => format('o-%s', n)) from generate_series(1, 10) n;
+  commit;
+  perform tallybook.claim(v_worker, '{keyed}', '{10}', v_three);
+  commit;
+  perform tallybook.turn(array_agg(v_three), array_agg(l.job_id), array_agg(l.attempt)) from (
+    select * from tallybook.leased(v_three) order by job_id limit 5) l;
+  commit;
+  insert into place select 'waiting', min(w.job_id) from tallybook.waiting w;
+  insert into place select 'ordered', max(t.job_id) from tallybook.order_turn t where t.key = 'o';
+  insert into place values ('third', quote_literal(v_three) || '::uuid');
   insert into place values ('worker', v_worker), ('lease', quote_literal(v_two) || '::uuid');
 end $$"""
 
@@ -110,6 +125,23 @@ VERBS = {
     "leased": "select * from tallybook.leased(:lease)",
     "complete_many": "select tallybook.complete_many(array_agg(:lease::uuid), array_agg(job_id), array_agg(attempt))"
     " from tallybook.leased(:lease)",
+    "complete_many with results": "select tallybook.complete_many(array_agg(:lease::uuid), array_agg(job_id), array_agg(attempt),"
+    " array_agg('1'::text)) from tallybook.leased(:lease)",
+    "leased with keys": "select * from tallybook.leased(:third)",
+    "leased, one of them": "select * from tallybook.leased(:third, :ordered)",
+    "turn": "select tallybook.turn(array_agg(:third::uuid), array_agg(job_id), array_agg(attempt)) from tallybook.leased(:third)",
+    "complete what others wait for": "select tallybook.complete(:third, :ordered, 1)",
+    "result of the completed": "select * from tallybook.result(:completed)",
+    "result of what waits": "select * from tallybook.result(:waiting)",
+    "result of the dead": "select * from tallybook.result(:dead)",
+    "enqueue with an order key": "select tallybook.enqueue('mail', 'send', '{}', order_key => 'o')",
+    "replace_args": "select tallybook.enqueue('keyed', 'send', '{}', unique_key => 'o-10', on_conflict => 'replace_args')",
+    "cancel_many by unique key": "select tallybook.cancel_many(unique_key => 'o-3')",
+    "cancel_many by order key": "select tallybook.cancel_many(order_key => 'o')",
+    "cancel_many of a queue that has no history": "select tallybook.cancel_many(queue => 'keyed',"
+    " states => '{available,waiting,running}')",
+    "promote with waiting jobs": "select tallybook.promote(20, at => now() - interval '1 day')",
+    "rescue with waiting jobs": "select tallybook.rescue(only_worker => 0)",
     "complete": "select tallybook.complete(:lease, :running, 1)",
     "fail": "select tallybook.fail(:lease, :running, 1, '{}', '1 min')",
     "snooze": "select tallybook.snooze(:lease, :running, 1, '0')",

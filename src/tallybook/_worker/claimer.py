@@ -34,7 +34,7 @@ _STATEMENTS = {
         " nullif(cancelled::int + 2 * coalesce(expired::int, 0) + 4 * coalesce(put_off::int, 0) + 8 * coalesce(busy::int, 0), 0),"
         " order_key, options::text from tallybook.leased($1::uuid, $2::bigint)"
     ),
-    "turn": "select ready, busy from tallybook.turn($1::uuid[], $2::bigint[], $3::int[])",
+    "turn": "select ready, busy from tallybook.turn($1::uuid[], $2::bigint[], $3::int[], $4::boolean)",
 }
 # So many claims in a row with work: producers need not wake this worker.
 _BUSY = 8

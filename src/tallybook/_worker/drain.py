@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from tallybook._worker.jobs import Running
 from tallybook._worker.settings import WorkerSettings
 from tallybook._worker.worker import Worker
 
@@ -36,42 +37,51 @@ async def drain(
 ) -> DrainReport:
     """Promote, rescue, claim and run until nothing is due, or a limit is reached."""
     worker = Worker(app, dsn, settings)
+    gate, suspects = worker.claimer.gate, worker.claimer.suspects
     until = time.monotonic() + max_seconds if max_seconds is not None else None
-    left = max_jobs
+    started = 0
+
+    async def claim() -> list[Running]:
+        nonlocal started
+        most = None if max_jobs is None else max_jobs - started - gate.started - gate.waiting
+        if most is not None and most <= 0:
+            return []
+        jobs = await worker.claimer.claim(expect_work=True, most=suspects.most(most))
+        if jobs:
+            await suspects.start(jobs, until=until)
+        started += len(jobs)
+        return jobs
+
     try:
         await worker.start()
-        while (left is None or left > 0) and (until is None or time.monotonic() < until):
+        while until is None or time.monotonic() < until:
             if worker._failed:
                 raise worker._failed
-            await worker.claimer.suspects.start_found(until=until)
+            if max_jobs is not None and started + gate.started >= max_jobs:
+                break
+            await suspects.start_found(until=until)
             await worker.promoter.look()
             await worker.rescuer.look()
-            jobs = await worker.claimer.claim(expect_work=True, most=worker.claimer.suspects.most(left))
-            if jobs:
-                await worker.claimer.suspects.start(jobs, until=until)
-                left = None if left is None else left - len(jobs)
+            jobs = await claim()
             if not jobs and not worker.book.running and not worker.finisher.waiting:
-                if worker.claimer.gate.waiting and not await _gate_moved(worker, until):
-                    break  # a producer's open transaction: its jobs are given back
-                if worker.claimer.gate.waiting or worker.book.running:
-                    continue
+                before = (gate.started, gate.waiting)
                 await worker.finisher.drained()
-                if worker.book.leases:
+                if worker.book.leases and not gate.waiting:
                     await asyncio.sleep(0.01)
                     continue
                 # What just ended may have put more in line.
                 promoted, _ = await worker.promoter.look()
-                jobs = await worker.claimer.claim(expect_work=True, most=worker.claimer.suspects.most(left))
-                if not promoted and not jobs and not worker.claimer.gate.waiting:
-                    break
-                await worker.claimer.suspects.start(jobs, until=until)
-                left = None if left is None else left - len(jobs)
-                continue
+                if await claim() or promoted or worker.book.running or before != (gate.started, gate.waiting):
+                    continue
+                if gate.waiting and await _gate_moved(worker, until):
+                    continue
+                break  # what the gate still holds waits for somebody's open transaction: it is given back
             await _turn(worker, until)
         if not await worker._ended_within(_left(until), None):
             worker.runner.abort()
             await worker._ended_within(5.0, None)
-        for job in [*worker.claimer.gate.give_back(), *worker.book.running.values()]:
+        held = gate.give_back()
+        for job in [*held, *worker.book.running.values()]:
             worker.finisher.snooze(job, timedelta(0))
         await worker._told()
     except BaseException:
@@ -79,9 +89,14 @@ async def drain(
         raise
     finally:
         await worker._close()
+    return _report(worker, len(held))
+
+
+def _report(worker: Worker, held: int) -> DrainReport:
+    """What it has run; not what it held and gave back."""
     counts = worker.finisher.counts
     ended = {name: counts[name] for name in ("completed", "scheduled", "cancelled", "dead")}
-    ended["scheduled"] += counts["available"]  # again at once
+    ended["scheduled"] += max(0, counts["available"] - held)  # again at once
     return DrainReport(
         sum(ended.values()), ended["completed"], ended["scheduled"], ended["cancelled"], ended["dead"], counts["moved"]
     )
@@ -95,7 +110,7 @@ async def _gate_moved(worker: Worker, until: float | None) -> bool:
     with suppress(TimeoutError):
         async with asyncio.timeout(min(1.0, _left(until))):
             await gate.moved.wait()
-    return gate.waiting != before
+    return gate.waiting != before or gate.moved.is_set()
 
 
 async def _turn(worker: Worker, until: float | None) -> None:

@@ -43,7 +43,9 @@ _PUT_BACK = "select tallybook.put_back(%s::uuid, %s::bigint, %s::int, %s::interv
 _MOVE = "select tallybook.move(%s::uuid, %s::bigint, %s::int)"
 
 _LARGEST_FLUSH = 2000
-# In one statement: its columns are limited, and so is what a plan of that size costs.
+# Each order key of a flush is a lock of the server's until it commits, and the server has room for some thousands in all.
+_LARGEST_ORDERED = 200
+# In one statement: its columns are limited, and so is what a plan of that size costs. No more than _LARGEST_ORDERED.
 _MOST_VERBS = 200
 
 
@@ -140,7 +142,7 @@ class Finisher:
             await self._work.wait()
             self._work.clear()
             while self._completed or self._ends:
-                completed, self._completed = self._completed[:_LARGEST_FLUSH], self._completed[_LARGEST_FLUSH:]
+                completed, self._completed = _next_flush(self._completed)
                 ends, self._ends = self._ends[:_MOST_VERBS], self._ends[_MOST_VERBS:]
                 if completed:
                     await self._link.run(lambda conn, jobs=completed: self._flush_completed(conn, jobs))  # type: ignore[misc]
@@ -216,3 +218,10 @@ class Finisher:
     def _refused(self, job_id: int, verb: str) -> None:
         self.counts["refused"] += 1
         log.warning("job %s: %s refused: the attempt is not this worker's any more", job_id, verb)
+
+
+def _next_flush(jobs: list[Running]) -> tuple[list[Running], list[Running]]:
+    size = min(len(jobs), _LARGEST_FLUSH)
+    if size > _LARGEST_ORDERED and any(job.order_key is not None for job in jobs[:size]):
+        size = _LARGEST_ORDERED
+    return jobs[:size], jobs[size:]

@@ -21,6 +21,10 @@ log = logging.getLogger("tallybook.worker")
 
 CANCELLED, EXPIRED, PUT_OFF, BUSY = 1, 2, 4, 8
 _FIRST_WAIT, _LONGEST_WAIT = 0.02, 1.0
+# Then a job whose line is being moved by a transaction that stays open is put aside: it would only hold a slot.
+_PATIENCE = 1.0
+# Each key of one question is a lock of the server's, whose table of them has room for some thousands.
+_LARGEST_QUESTION = 100
 
 
 class Gate:
@@ -41,6 +45,8 @@ class Gate:
         self._looks: set[asyncio.Task[None]] = set()
         self.moved = asyncio.Event()
         """Set when a job has left."""
+        self.started = 0
+        """How many jobs have started from here."""
 
     @property
     def waiting(self) -> int:
@@ -86,7 +92,7 @@ class Gate:
 
     async def _look(self, jobs: list[Running]) -> None:
         """Ask again and again until each of these has started or ended."""
-        wait = 0.0
+        wait, until = 0.0, asyncio.get_running_loop().time() + _PATIENCE
         asked = False
         while jobs := [job for job in jobs if self._waiting.get(job.job_id) is job]:
             try:
@@ -94,9 +100,12 @@ class Gate:
                     await asyncio.sleep(wait)
                     jobs = await self._again(jobs)
                 asked = True
-                jobs = await self._turns(jobs)
+                jobs = await self._turns(jobs, patient=asyncio.get_running_loop().time() < until)
             except QueueUnavailable:  # the worker stops: give_back deals with them
                 return
+            except Exception:  # whatever it is, they are asked for again: nobody else knows of them
+                log.exception("%s claimed jobs cannot be started yet", len(jobs))
+                wait = _LONGEST_WAIT
             wait = min(max(wait * 1.5, _FIRST_WAIT), _LONGEST_WAIT)
 
     async def _again(self, jobs: list[Running]) -> list[Running]:
@@ -114,40 +123,50 @@ class Gate:
                 left.append(job)
         return left
 
-    async def _turns(self, jobs: list[Running]) -> list[Running]:
+    async def _turns(self, jobs: list[Running], *, patient: bool) -> list[Running]:
         """Start what may start; what is left has to be asked for again."""
         left = [job for job in jobs if job.busy]
-        free = [job for job in jobs if not job.busy and job.order_key is None]
+        self._start([job for job in jobs if not job.busy and job.order_key is None])
         ordered = [job for job in jobs if not job.busy and job.order_key is not None]
-        if ordered:
+        for first in range(0, len(ordered), _LARGEST_QUESTION):
+            some = ordered[first : first + _LARGEST_QUESTION]
             params = (
-                _array([job.lease.lease for job in ordered]),
-                _array([job.job_id for job in ordered]),
-                _array([job.attempt for job in ordered]),
+                _array([job.lease.lease for job in some]),
+                _array([job.job_id for job in some]),
+                _array([job.attempt for job in some]),
+                b"t" if patient else b"f",
             )
             ((ready, busy),) = await self._ask("turn", params)
-            for job in ordered:
-                if job.job_id in ready:
-                    free.append(job)
-                elif job.job_id in busy:
+            for job in some:
+                if job.job_id in busy:
                     left.append(job)
-                else:  # put aside until the one before it has ended; its attempt is over
+                elif job.job_id not in ready:  # put aside until the one before it has ended; its attempt is over
                     self._let_go(job)
                     self._book.ended(job.lease, 1)
-        for job in free:
-            del self._waiting[job.job_id]
-        if free:
-            self.moved.set()
-            self._suspects.admit(free)
+            self._start([job for job in some if job.job_id in ready])
         return left
 
+    def _start(self, jobs: list[Running]) -> None:
+        if jobs:
+            for job in jobs:
+                del self._waiting[job.job_id]
+            self.started += len(jobs)
+            self.moved.set()
+            self._suspects.admit(jobs)
+
     def give_back(self) -> list[Running]:
-        """What waits here, for a worker that stops; it is not started any more."""
+        """What waits here, for a worker that stops or was given up; it is not started any more."""
         left = [*self._waiting.values(), *self._suspects.take()]
         self._waiting.clear()
         for look in self._looks:
             look.cancel()
         return left
+
+    def forget(self) -> None:
+        """What waits here was given to others."""
+        for job in self.give_back():
+            self._let_go(job)
+            self._book.ended(job.lease, 1)
 
 
 def _array(values: Sequence[object]) -> bytes:

@@ -113,8 +113,7 @@ class Worker:
     def _given_up(self, worker_id: int) -> None:
         # In one step of the loop: no claim under the new number can come before the old one's jobs are told.
         self.runner.lost()
-        for job in self.claimer.gate.give_back():
-            self.book.freed(job)
+        self.claimer.gate.forget()
         assert self.heartbeat is not None
         self.heartbeat.worker_id = worker_id
         self._wake()  # the last wake-up may have gone into a claim that was refused

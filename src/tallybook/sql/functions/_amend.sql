@@ -13,15 +13,23 @@ declare
   s record; e record;
 begin
   if p_on_conflict = 'raise_priority' and p_priority is null then p_priority := 2; end if;
-  perform pg_advisory_xact_lock_shared(1413565447, hashint8(p_job_id));
+  if not p_queued then
+    if not tallybook._job_queued(p_job_id) and not exists (
+         select from tallybook.amendment a where a.job_id = p_job_id and a.xid = pg_current_xact_id_if_assigned()) then
+      return tallybook._job_open(p_job_id);  -- do not hold up what runs
+    end if;
+    perform pg_advisory_xact_lock_shared(1413565447, hashint8(p_job_id));
+  end if;
   select x.job_id, x.lane_id, l.queue, l.priority, l.part into s
     from tallybook.scheduled x join tallybook.lane l on l.lane_id = x.lane_id where x.job_id = p_job_id for update of x;
   if found then
     case p_on_conflict
       when 'replace_args' then
         update tallybook.scheduled x set args = p_args where x.job_id = p_job_id;
-        update tallybook.amendment a set args = p_args where a.job_id = p_job_id;
-      when 'push_run_at' then update tallybook.scheduled x set run_at = p_run_at where x.job_id = p_job_id;
+        update tallybook.amendment a set args = p_args, xid = default where a.job_id = p_job_id;
+      when 'push_run_at' then
+        update tallybook.scheduled x set run_at = p_run_at where x.job_id = p_job_id;
+        update tallybook.amendment a set run_at = null, xid = default where a.job_id = p_job_id and a.run_at is not null;
       else
         if p_priority < s.priority then
           update tallybook.scheduled x set lane_id = (select n.lane_id from tallybook._lane(s.queue, p_priority, s.part) n)
@@ -37,8 +45,10 @@ begin
     case p_on_conflict
       when 'replace_args' then
         update tallybook.waiting x set args = p_args where x.job_id = p_job_id;
-        update tallybook.amendment a set args = p_args where a.job_id = p_job_id;
-      when 'push_run_at' then update tallybook.waiting x set run_at = p_run_at where x.job_id = p_job_id;
+        update tallybook.amendment a set args = p_args, xid = default where a.job_id = p_job_id;
+      when 'push_run_at' then
+        update tallybook.waiting x set run_at = p_run_at where x.job_id = p_job_id;
+        update tallybook.amendment a set run_at = null, xid = default where a.job_id = p_job_id and a.run_at is not null;
       else
         if p_priority < s.priority then
           update tallybook.waiting x set lane_id = (select n.lane_id from tallybook._lane(s.queue, p_priority, s.part) n)
@@ -55,10 +65,14 @@ begin
     from tallybook.entry x join tallybook.lane l on l.lane_id = x.lane_id
    where x.job_id = p_job_id order by x.attempt desc limit 1;
   if not found or e.ended then return false; end if;
-  -- Taken: it runs, unless this transaction has held the lock since before that; then its start waits for us.
+  -- Taken: it runs, unless this transaction has changed it before that; then its start waits for us.
   if e.taken and not p_queued and not exists (
-       select from tallybook.amendment a
-        where a.job_id = p_job_id and a.xmin = pg_current_xact_id()::xid) then
+       select from tallybook.amendment a where a.job_id = p_job_id and a.xid = pg_current_xact_id_if_assigned()) then
+    return true;
+  end if;
+  -- What stands in line runs at once, unless it was pushed before.
+  if p_on_conflict = 'push_run_at' and p_run_at <= clock_timestamp()
+     and not exists (select from tallybook.amendment a where a.job_id = p_job_id) then
     return true;
   end if;
   if p_on_conflict = 'raise_priority' and p_priority >= e.priority then return true; end if;
@@ -71,20 +85,39 @@ begin
           case when p_on_conflict = 'raise_priority' then p_priority end,
           case when p_on_conflict = 'push_run_at' then p_run_at end)
   on conflict on constraint amendment_pkey do update
-    set args = coalesce(excluded.args, a.args), priority = least(excluded.priority, a.priority), run_at = coalesce(excluded.run_at, a.run_at);
+    set args = coalesce(excluded.args, a.args), priority = least(excluded.priority, a.priority),
+        run_at = coalesce(excluded.run_at, a.run_at), xid = excluded.xid;
   if p_on_conflict <> 'replace_args' then perform tallybook._wake(' promote'); end if;
   return true;
 end $$;
 
--- _amended(entry): the entry with the args that it has been given since, for its next attempt. The amendment has been
--- used up then, unless a producer is changing it right now: that one is for the next attempt.
+-- _amended(entry): the entry with the args and the lane that it has been given since, for its next attempt. A later time
+-- stays on record: a worker that stops or dies between the claim and the start must not make the job run before it. The rest
+-- has been used up then, unless a producer is changing it right now: that one is for the next attempt.
 create or replace function tallybook._amended(e tallybook.entry) returns tallybook.entry
 language plpgsql as $$
+declare
+  a tallybook.amendment; v_free boolean; l record;
 begin
-  if e.unique_key is not null then  -- only those are amended
-    e.args := coalesce((select a.args from tallybook.amendment a where a.job_id = e.job_id), e.args);
-    delete from tallybook.amendment a
-     where a.job_id = (select x.job_id from tallybook.amendment x where x.job_id = e.job_id for update skip locked);
+  if e.unique_key is null then return e; end if;  -- only those are amended
+  -- Locked before it is read, so that nothing is thrown away that was committed after the reading.
+  select x.* into a from tallybook.amendment x where x.job_id = e.job_id for update skip locked;
+  v_free := found;
+  if not v_free then
+    select x.* into a from tallybook.amendment x where x.job_id = e.job_id;
+    if not found then return e; end if;
+  end if;
+  e.args := coalesce(a.args, e.args);
+  if a.priority is not null then
+    select n.queue, n.part, n.priority into l from tallybook.lane n where n.lane_id = e.lane_id;
+    if a.priority < l.priority then
+      select n.lane_id, n.retention into e.lane_id, e.retention from tallybook._lane(l.queue, a.priority, l.part) n;
+    end if;
+  end if;
+  if v_free and a.run_at > clock_timestamp() then
+    update tallybook.amendment x set args = null, priority = null where x.job_id = e.job_id;
+  elsif v_free then
+    delete from tallybook.amendment x where x.job_id = e.job_id;
   end if;
   return e;
 end $$;

@@ -60,11 +60,13 @@ end $$;
 --
 -- The lock (class 1413565447, shared to the commit) is probed by whoever is about to start the job, which then waits for
 -- the caller: so what the caller's transaction writes is seen by the job that it has relied on. It is taken before the
--- look. With an older snapshot that look proves nothing; such a caller gets a job of its own.
+-- look that counts. With an older snapshot that look proves nothing; such a caller gets a job of its own.
+-- One lock a job is held to the commit: a batch of thousands needs room for them (max_locks_per_transaction).
 create or replace function tallybook._queued_still(p_job_id bigint) returns boolean
 language plpgsql as $$
 begin
   if current_setting('transaction_isolation') <> 'read committed' then return false; end if;
+  if not tallybook._job_queued(p_job_id) then return false; end if;  -- do not hold up what runs
   perform pg_advisory_xact_lock_shared(1413565447, hashint8(p_job_id));
   return tallybook._job_queued(p_job_id);
 end $$;

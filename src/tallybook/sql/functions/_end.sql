@@ -14,5 +14,7 @@ begin
   if not found then return null; end if;
   select e.* into strict v_entry from tallybook.entry e
    where e.lane_id = h.lane_id and e.retention = h.retention and e.xid = h.xid and e.seq = h.seq;
+  -- A cancelled job keeps what it was changed to: a person may retry it.
+  if p_state = 'cancelled' then return v_entry; end if;
   return tallybook._amended(v_entry);
 end $$;

@@ -1,14 +1,26 @@
--- _release(order_key): put the next job of an order key back in line, if it waits and nobody has the turn.
+-- _release(order_key, ended): put the next job of an order key back in line, if it waits and nobody has the turn.
 --
--- Said by every verb that ends a job with an order key for good, after the end, and by rescue for what was missed (an end
--- at another isolation level, a row that was locked). The lock is kept to the commit: who puts a job aside takes it, too,
--- so that no job is put aside after the look. Locks: the key (class 1413565448). Reads order_turn, order_line; writes entry.
-create or replace function tallybook._release(p_key text) returns void
-language plpgsql as $$
+-- Said by every verb that ends a job with an order key for good (ended), after the end, and by rescue and promote for what
+-- was missed: an end at another isolation level, a row or a key that was locked. The key's lock is kept to the commit:
+-- who puts a job aside takes it, too, so that no job is put aside after the look. It is never waited for without a limit: another's open
+-- transaction that has moved the same line (it completes a job of it, say) must not stop a worker that ends its jobs.
+-- Locks: the key (class 1413565448). Reads order_turn, order_line; writes entry, scheduled; deletes from waiting, order_line.
+create or replace function tallybook._release(p_key text, p_ended bigint default null) returns void
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
 declare
-  v_holder bigint; l record; w tallybook.waiting; v_lane record; v_now timestamptz := clock_timestamp();
+  v_holder bigint; l record; w tallybook.waiting; v_tries int := 1;
 begin
-  perform pg_advisory_xact_lock(1413565448, hashtext(p_key));
+  if p_ended is not null then  -- whose end frees the line tries for 0.2 s, the others for a moment
+    v_tries := case when tallybook._has_turn(p_key, p_ended) then 40 else 3 end;
+  end if;
+  while not pg_try_advisory_xact_lock(1413565448, hashtext(p_key)) loop
+    v_tries := v_tries - 1;
+    if v_tries = 0 then return; end if;
+    perform pg_sleep(0.005);
+  end loop;
   select t.job_id into v_holder from tallybook.order_turn t where t.key = p_key order by t.generation desc limit 1;
   if found and tallybook._job_open(v_holder) then return; end if;
   for l in select n.seq, n.job_id from tallybook.order_line n where n.key = p_key order by n.seq loop
@@ -19,54 +31,89 @@ begin
     delete from tallybook.waiting x
      where x.job_id = (select y.job_id from tallybook.waiting y where y.job_id = l.job_id for update skip locked)
     returning x.* into w;
-    if found then
-      select n.lane_id, n.retention, n.queue into v_lane from tallybook.lane n where n.lane_id = w.lane_id;
-      if w.run_at > v_now then  -- pushed to a later time while it waited: it lines up again then
-        delete from tallybook.order_line n where n.key = p_key and n.seq = l.seq;
-        insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
-                                         headers, unique_key, errors, expires_at, order_key, options)
-        values (w.job_id, w.run_at, w.enqueued_at, w.lane_id, w.attempt, w.failures, w.crashes, w.max_attempts, w.task, w.args,
-                w.headers, w.unique_key, w.errors, w.expires_at, w.order_key, w.options);
-        continue;
-      end if;
-      insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args,
-                                   headers, unique_key, run_at, errors, expires_at, order_key, options)
-      values (nextval('tallybook.job_id'), w.job_id, w.enqueued_at, w.lane_id, w.attempt, v_lane.retention, w.failures, w.crashes,
-              w.max_attempts, w.task, w.args, w.headers, w.unique_key, w.run_at, w.errors, w.expires_at, w.order_key, w.options);
-      perform tallybook._wake(v_lane.queue);
+    if not found then return; end if;  -- the first of the line comes by itself, if it does not wait
+    if w.run_at > clock_timestamp() then  -- pushed to a later time while it waited: it lines up again then
+      delete from tallybook.order_line n where n.job_id = w.job_id;
     end if;
-    return;  -- the first of the line comes by itself, if it does not wait
+    if tallybook._put_back(w) then return; end if;
   end loop;
+  -- Nobody is in line: should one wait all the same, it has lost its place.
+  delete from tallybook.waiting x
+   where x.job_id = (select y.job_id from tallybook.waiting y
+                      where y.order_key = p_key and tallybook._job_open(y.job_id) order by y.job_id limit 1 for update skip locked)
+  returning x.* into w;
+  if found then perform tallybook._put_back(w); end if;
 end $$;
 
--- _release_missed(): look after a sample of the keys that jobs wait for; what no end has released goes on by this.
-create or replace function tallybook._release_missed() returns void
+-- _put_back(waiting): a job that waited goes to its lane (true), or to scheduled if it was given a later time (false).
+create or replace function tallybook._put_back(w tallybook.waiting) returns boolean
 language plpgsql as $$
 declare
-  v_key text;
+  v_lane record;
 begin
-  for v_key in
-    with recursive keys as (
-      (select w.order_key from tallybook.waiting w order by w.order_key limit 1)
-      union all
-      select (select w.order_key from tallybook.waiting w where w.order_key > k.order_key order by w.order_key limit 1)
-        from keys k where k.order_key is not null
-    )
-    select k.order_key from keys k where k.order_key is not null order by random() limit 1000 loop
-    continue when not pg_try_advisory_xact_lock(1413565448, hashtext(v_key));  -- somebody is at it
-    perform tallybook._release(v_key);
+  if w.run_at > clock_timestamp() then
+    insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
+                                     headers, unique_key, errors, expires_at, order_key, options)
+    values (w.job_id, w.run_at, w.enqueued_at, w.lane_id, w.attempt, w.failures, w.crashes, w.max_attempts, w.task, w.args,
+            w.headers, w.unique_key, w.errors, w.expires_at, w.order_key, w.options);
+    perform tallybook._wake(' promote');
+    return false;
+  end if;
+  select n.retention, n.queue into v_lane from tallybook.lane n where n.lane_id = w.lane_id;
+  insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args,
+                               headers, unique_key, run_at, errors, expires_at, order_key, options)
+  values (nextval('tallybook.job_id'), w.job_id, w.enqueued_at, w.lane_id, w.attempt, v_lane.retention, w.failures, w.crashes,
+          w.max_attempts, w.task, w.args, w.headers, w.unique_key, w.run_at, w.errors, w.expires_at, w.order_key, w.options);
+  perform tallybook._wake(v_lane.queue);
+  return true;
+end $$;
+
+-- _release_missed(): what no end has released goes on by this. Walks up to 1000 of the keys that jobs wait for, from a random
+-- one on, and takes the locks of those only whose turn nobody has, 100 of them. Waiting jobs that were cancelled go to their
+-- lanes, where a claim meets and ends them.
+create or replace function tallybook._release_missed() returns void
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+declare
+  v_first text; v_key text; v_holder bigint; v_released int := 0; w tallybook.waiting; v_id bigint;
+begin
+  for v_id in select y.job_id from tallybook.tombstone t join tallybook.waiting y on y.job_id = t.job_id
+               where t.cancelled and (t.attempt = y.attempt or t.attempt < y.attempt and not t.once) limit 1000 loop
+    delete from tallybook.waiting x
+     where x.job_id = (select y.job_id from tallybook.waiting y where y.job_id = v_id for update skip locked) returning x.* into w;
+    if found then
+      w.run_at := least(w.run_at, clock_timestamp());
+      perform tallybook._put_back(w);
+    end if;
+  end loop;
+  select k.order_key into v_first from tallybook.waiting k
+   where k.job_id >= (select b.low + floor(random() * (b.high - b.low + 1))::bigint
+                        from (select min(x.job_id) as low, max(x.job_id) as high from tallybook.waiting x) b)
+   order by k.job_id limit 1;
+  v_key := v_first;
+  for step in 1..1000 loop
+    exit when v_key is null or v_released = 100;
+    select t.job_id into v_holder from tallybook.order_turn t where t.key = v_key order by t.generation desc limit 1;
+    if v_holder is null or not tallybook._job_open(v_holder) then
+      perform tallybook._release(v_key);
+      v_released := v_released + 1;
+    end if;
+    select n.order_key into v_key from (
+      select (select k.order_key from tallybook.waiting k where k.order_key > v_key order by k.order_key limit 1)) n(order_key);
+    if v_key is null and v_first is not null then
+      select k.order_key into v_key from tallybook.waiting k order by k.order_key limit 1;
+    end if;
+    exit when v_key = v_first;
   end loop;
 end $$;
 
--- _line_up(order_key, job_id): give a job that comes into line its place, the last one, unless it has one or its turn.
+-- _line_up(order_key, job_id): give a job that comes into line its place, the last one.
 create or replace function tallybook._line_up(p_key text, p_job_id bigint) returns void
-language plpgsql as $$
-begin
-  if not tallybook._has_turn(p_key, p_job_id)
-     and not exists (select from tallybook.order_line n where n.job_id = p_job_id) then
-    insert into tallybook.order_line (key, seq, job_id) values (p_key, nextval('tallybook.job_id'), p_job_id);
-  end if;
-end $$;
+language sql as $$
+  insert into tallybook.order_line (key, seq, job_id) values (p_key, nextval('tallybook.job_id'), p_job_id)
+$$;
 
 -- _has_turn(order_key, job_id): whether it is this job's turn.
 create or replace function tallybook._has_turn(p_key text, p_job_id bigint) returns boolean

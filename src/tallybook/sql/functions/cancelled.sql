@@ -7,6 +7,6 @@ declare
     case when reason is not null then jsonb_build_object('message', reason) end);
 begin
   if e.job_id is null then return 'refused'; end if;
-  if e.order_key is not null then perform tallybook._release(e.order_key); end if;
+  if e.order_key is not null then perform tallybook._release(e.order_key, job_id); end if;
   return 'cancelled';
 end $$;

@@ -15,7 +15,8 @@ begin
                     where c.lease = claim_job.lease and x.job_id = claim_job.job_id);
   end if;
   delete from tallybook.scheduled s
-   where s.job_id = claim_job.job_id and s.run_at <= claim_job.at
+   where s.job_id = (select x.job_id from tallybook.scheduled x  -- a producer that changes it may stay open
+                      where x.job_id = claim_job.job_id and x.run_at <= claim_job.at for update skip locked)
      and not exists (select from tallybook.tombstone t where t.job_id = s.job_id and (t.attempt = s.attempt or t.attempt < s.attempt and not t.once) and t.cancelled)
   returning s.*, (select l.retention from tallybook.lane l where l.lane_id = s.lane_id) as retention into e;
   if found then
@@ -24,7 +25,9 @@ begin
     values (nextval('tallybook.job_id'), e.job_id, e.enqueued_at, e.lane_id, e.attempt, e.retention, e.failures, e.crashes,
             e.max_attempts, e.task, e.args, e.headers, e.unique_key, e.run_at, e.errors,
             e.expires_at, e.order_key, e.options);
-    perform tallybook._line_up(e.order_key, e.job_id) where e.order_key is not null;
+    perform tallybook._line_up(e.order_key, e.job_id)
+      where e.order_key is not null and not tallybook._has_turn(e.order_key, e.job_id)
+        and not exists (select from tallybook.order_line n where n.job_id = e.job_id);
   end if;
   select x.lane_id, x.retention, x.xid, x.seq, x.attempt into e
     from tallybook.entry x where x.job_id = claim_job.job_id order by x.attempt desc limit 1;

@@ -9,9 +9,10 @@ end $$;
 -- dead_letters(...): the dead letters that match, newest first, at most max_jobs. A null argument matches all.
 --   text    is contained in the last error's type or message, whatever the case
 --   args    is contained in the job's args
---   before  died before: pass the last one's died_at to read on
+--   before  died before: pass the last one's died_at to read on, and as before_id its job_id: many can die at one instant
 create or replace function tallybook.dead_letters(queue text default null, task text default null, reason text default null,
-  text text default null, args jsonb default null, since timestamptz default null, before timestamptz default null, max_jobs int default 50)
+  text text default null, args jsonb default null, since timestamptz default null, before timestamptz default null, max_jobs int default 50,
+  before_id bigint default null)
 returns table (job_id bigint, died_at timestamptz, queue_name text, task_name text, why text, failures int, crashes int,
                attempt int, enqueued_at timestamptz, job_args jsonb, summary text, last_error jsonb)
 language plpgsql stable as $$
@@ -21,15 +22,34 @@ begin
   select d.job_id, d.died_at, l.queue, d.task, d.reason, d.failures::int, d.crashes::int, d.attempt, d.enqueued_at, d.args,
          tallybook.summary(d.task, d.args), d.errors -> -1
     from tallybook.dead d join tallybook.lane l on l.lane_id = d.lane_id
-   where (dead_letters.queue is null or l.queue = dead_letters.queue)
-     and (dead_letters.task is null or d.task = dead_letters.task)
-     and (dead_letters.reason is null or d.reason = dead_letters.reason)
-     and (dead_letters.text is null or strpos(lower(concat_ws(' ', d.errors -> -1 ->> 'type', d.errors -> -1 ->> 'message')), lower(dead_letters.text)) > 0)
-     and (dead_letters.args is null or d.args @> dead_letters.args)
-     and (dead_letters.since is null or d.died_at >= dead_letters.since)
-     and (dead_letters.before is null or d.died_at < dead_letters.before)
+   where tallybook._dead_matches(d, l.queue, dead_letters.queue, dead_letters.task, dead_letters.reason, dead_letters.text,
+                                 dead_letters.args, dead_letters.since)
+     and (dead_letters.before is null or d.died_at < dead_letters.before
+          or d.died_at = dead_letters.before and d.job_id < dead_letters.before_id)
    order by d.died_at desc, d.job_id desc limit dead_letters.max_jobs;
 end $$;
+
+-- _dead_matches(dead letter, its queue, filters): what the three verbs mean by their filters.
+create or replace function tallybook._dead_matches(d tallybook.dead, p_of_queue text, p_queue text, p_task text, p_reason text,
+  p_text text, p_args jsonb, p_since timestamptz) returns boolean
+language sql stable as $$
+  select (p_queue is null or p_of_queue = p_queue)
+     and (p_task is null or d.task = p_task)
+     and (p_reason is null or d.reason = p_reason)
+     and (p_text is null or strpos(lower(concat_ws(' ', d.errors -> -1 ->> 'type', d.errors -> -1 ->> 'message')), lower(p_text)) > 0)
+     and (p_args is null or d.args @> p_args)
+     and (p_since is null or d.died_at >= p_since)
+$$;
+
+-- _dead_ids(filters): the ids of those that match, oldest first.
+create or replace function tallybook._dead_ids(p_queue text, p_task text, p_reason text, p_text text, p_args jsonb,
+  p_since timestamptz, p_before timestamptz, p_max_jobs int) returns setof bigint
+language sql stable as $$
+  select d.job_id from tallybook.dead d join tallybook.lane l on l.lane_id = d.lane_id
+   where tallybook._dead_matches(d, l.queue, p_queue, p_task, p_reason, p_text, p_args, p_since)
+     and (p_before is null or d.died_at < p_before)
+   order by d.died_at, d.job_id limit p_max_jobs
+$$;
 
 -- retry_dead(...): give every dead letter that matches another attempt, oldest first, at most max_jobs. Returns how many, and
 -- how many not: another live job has their unique key. The filters are those of dead_letters.
@@ -41,9 +61,8 @@ declare
   v_id bigint;
 begin
   retried := 0; refused := 0;
-  for v_id in select f.job_id from (select d.job_id, d.died_at from tallybook.dead_letters(retry_dead.queue, retry_dead.task,
-                retry_dead.reason, retry_dead.text, retry_dead.args, retry_dead.since, retry_dead.before, null) d) f
-               order by f.died_at, f.job_id limit retry_dead.max_jobs loop
+  for v_id in select i from tallybook._dead_ids(retry_dead.queue, retry_dead.task, retry_dead.reason, retry_dead.text,
+                retry_dead.args, retry_dead.since, retry_dead.before, retry_dead.max_jobs) i loop
     begin
       perform tallybook.retry(v_id);
       retried := retried + 1;
@@ -60,10 +79,8 @@ returns int language plpgsql as $$
 declare
   v_n int;
 begin
-  delete from tallybook.dead d using (
-    select f.job_id from (select x.job_id, x.died_at from tallybook.dead_letters(drop_dead_many.queue, drop_dead_many.task,
-             drop_dead_many.reason, drop_dead_many.text, drop_dead_many.args, drop_dead_many.since, drop_dead_many.before, null) x) f
-     order by f.died_at, f.job_id limit drop_dead_many.max_jobs) k
+  delete from tallybook.dead d using tallybook._dead_ids(drop_dead_many.queue, drop_dead_many.task, drop_dead_many.reason,
+    drop_dead_many.text, drop_dead_many.args, drop_dead_many.since, drop_dead_many.before, drop_dead_many.max_jobs) k(job_id)
    where d.job_id = k.job_id;
   get diagnostics v_n = row_count;
   return v_n;

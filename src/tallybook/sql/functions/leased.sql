@@ -8,6 +8,7 @@
 -- put_off: it was given a later time since. End it with put_off().
 -- order_key: ask turn() before you start it.
 -- max_attempts null: what the task says. run_at null: it was to run at once.
+-- job: only this one of them. Of a job that is not busy nothing can change any more that a producer was told.
 -- No rows where no claim has that lease: it took nothing, or a crash of the server has taken it back.
 -- Reads claim, entry, tombstone; for jobs with a unique key amendment.
 create or replace function tallybook.leased(lease uuid, job bigint default null)
@@ -48,7 +49,7 @@ begin
      where e.lane_id = c.lane_id and e.retention = c.retention
        and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
        and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
-       and e.xid <> all (c.holes) and e.seq <> all (c.skipped)
+       and e.xid <> all (c.holes) and e.seq <> all (c.skipped) and (leased.job is null or e.job_id = leased.job)
      order by e.xid, e.seq;
   end if;
 end $$;

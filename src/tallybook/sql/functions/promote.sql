@@ -3,8 +3,9 @@
 -- Those of equal time go by fewer failures first. after: where the last call stopped, so that it does not walk over its
 -- own dead rows while an old snapshot holds back vacuum; every few seconds pass null, for what was committed late.
 -- Returns how many it moved, the run_at it came to, and when the next is due (null: nothing is scheduled).
--- Rows that another session has locked are left to it. It also moves jobs in line that were amended to another lane or time.
--- Reads lane; deletes from scheduled; writes entry.
+-- Rows that another session has locked are left to it. Without after it also moves jobs in line that were amended to another
+-- lane or time, and the lines of order keys whose first was cancelled.
+-- Reads lane, tombstone, amendment; deletes from scheduled; writes entry, order_line.
 create or replace function tallybook.promote(max_jobs int default 1000, after timestamptz default null,
   at timestamptz default clock_timestamp(), out promoted int, out last_run_at timestamptz, out next_run_at timestamptz)
 language plpgsql
@@ -13,13 +14,17 @@ as $$
 declare
   v_queues text[];
 begin
-  if exists (select from tallybook.waiting) then  -- what was cancelled while it held the line of its key
-    perform tallybook._release(d.order_key) from (
-      select distinct s.order_key from tallybook.tombstone t join tallybook.scheduled s on s.job_id = t.job_id
-       where t.cancelled and s.order_key is not null order by s.order_key limit 100) d
-     where pg_try_advisory_xact_lock(1413565448, hashtext(d.order_key));
+  if promote.after is null then  -- every few seconds, or when told to
+    if exists (select from tallybook.waiting) then  -- what was cancelled while it held the line of its key
+      perform tallybook._release(d.order_key) from (
+        select distinct k.order_key from tallybook.tombstone t, lateral (
+                 select s.order_key from tallybook.scheduled s where s.job_id = t.job_id
+                 union all
+                 (select e.order_key from tallybook.entry e where e.job_id = t.job_id order by e.attempt desc limit 1)) k
+         where t.cancelled and k.order_key is not null limit 100) d;
+    end if;
+    if exists (select from tallybook.amendment) then perform tallybook._apply_amendments(at); end if;
   end if;
-  if exists (select from tallybook.amendment) then perform tallybook._apply_amendments(at); end if;
   with due as materialized (
     select s.job_id from tallybook.scheduled s
      where s.run_at <= promote.at and s.run_at >= coalesce(promote.after, '-infinity')

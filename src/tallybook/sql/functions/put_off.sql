@@ -5,9 +5,9 @@ language plpgsql as $$
 declare
   v_run_at timestamptz; e tallybook.entry;
 begin
-  select a.run_at into v_run_at from tallybook.amendment a where a.job_id = put_off.job_id;
   e := tallybook._end(lease, job_id, attempt, 'moved', null);
   if e.job_id is null then return 'refused'; end if;
+  select a.run_at into v_run_at from tallybook.amendment a where a.job_id = put_off.job_id;
   perform tallybook._moved_to(e, v_run_at, at);
   return case when v_run_at > at then 'scheduled' else 'available' end;
 end $$;
@@ -16,43 +16,69 @@ end $$;
 create or replace function tallybook._moved_to(e tallybook.entry, p_run_at timestamptz, p_at timestamptz) returns void
 language plpgsql as $$
 begin
+  delete from tallybook.amendment a
+   where a.job_id = (select x.job_id from tallybook.amendment x
+                      where x.job_id = e.job_id and x.args is null and x.priority is null and x.run_at is not distinct from p_run_at
+                        for update skip locked);
   if p_run_at > p_at and e.order_key is not null then  -- it lines up again when it is due
     delete from tallybook.order_line n where n.job_id = e.job_id;
-    perform tallybook._release(e.order_key) where pg_try_advisory_xact_lock(1413565448, hashtext(e.order_key));  -- or rescue does
   end if;
   perform tallybook._back(e, p_run_at, p_at, e.failures, e.crashes, e.errors);
+  if p_run_at > p_at and e.order_key is not null then perform tallybook._release(e.order_key, e.job_id); end if;
 end $$;
 
 -- _apply_amendments(at): move the jobs in line that a conflict of unique keys gave another priority or time.
 --
 -- Each is taken out of its line like by claim_job: a tombstone, then its lane's lock, which is only tried. Who was claimed
--- meanwhile keeps its priority; its time is seen by leased.
+-- meanwhile keeps its priority for this attempt; its time is seen by leased. Who was put off meanwhile is changed where it is.
+-- In any order, so that some that cannot be moved now do not hold up the others. The tombstone may have to wait for a
+-- user's transaction that has cancelled the job; while that is so nothing more is moved, for lanes are locked already.
 create or replace function tallybook._apply_amendments(p_at timestamptz) returns void
-language plpgsql as $$
+language plpgsql
+set lock_timeout = '20ms'
+as $$
 declare
-  a record; e tallybook.entry; v_lane record; v_to record;
+  a record; e tallybook.entry; v_lane record;
 begin
-  for a in select x.job_id, x.priority, x.run_at from tallybook.amendment x
-            where x.priority is not null or x.run_at is not null order by x.job_id limit 200 for update skip locked loop
+  for a in select x.job_id, x.args, x.priority, x.run_at from tallybook.amendment x
+            where x.priority is not null or x.run_at is not null order by random() limit 200 for update skip locked loop
     select x.* into e from tallybook.entry x where x.job_id = a.job_id order by x.attempt desc limit 1;
     if not found or exists (select from tallybook.outcome o
                              where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq) then
-      delete from tallybook.amendment x where x.job_id = a.job_id and not tallybook._job_open(a.job_id);
+      select s.lane_id, l.queue, l.part, l.priority into v_lane from tallybook.scheduled s join tallybook.lane l on l.lane_id = s.lane_id
+       where s.job_id = a.job_id for update of s skip locked;
+      if found then
+        if a.priority < v_lane.priority then
+          select n.lane_id into v_lane.lane_id from tallybook._lane(v_lane.queue, a.priority, v_lane.part) n;
+        end if;
+        update tallybook.scheduled s set lane_id = v_lane.lane_id, args = coalesce(a.args, s.args), run_at = coalesce(a.run_at, s.run_at)
+         where s.job_id = a.job_id;
+        delete from tallybook.amendment x where x.job_id = a.job_id;
+      end if;
       continue;
     end if;
-    continue when not pg_try_advisory_xact_lock(1413565441, e.lane_id);
     continue when tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
                or exists (select from tallybook.tombstone t where t.job_id = a.job_id and (t.cancelled or t.attempt = e.attempt));
-    insert into tallybook.tombstone (job_id, attempt, taken) values (a.job_id, e.attempt, true) on conflict do nothing;
-    continue when not found;
+    if a.priority is null and a.run_at <= p_at then  -- its time has come while it stood in line
+      update tallybook.amendment x set run_at = null where x.job_id = a.job_id;
+      continue;
+    end if;
+    begin
+      insert into tallybook.tombstone (job_id, attempt, taken) values (a.job_id, e.attempt, true) on conflict do nothing;
+      continue when not found;
+    exception when lock_not_available then
+      return;
+    end;
+    if not pg_try_advisory_xact_lock(1413565441, e.lane_id)
+       or tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
+       or exists (select from tallybook.tombstone t where t.job_id = a.job_id and t.cancelled)
+       or exists (select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq) then
+      delete from tallybook.tombstone t where t.job_id = a.job_id and t.attempt = e.attempt and t.taken and not t.cancelled;
+      continue;
+    end if;
     insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state)
     values (e.xid, e.seq, e.job_id, clock_timestamp(), e.retention, 'moved');
     e := tallybook._amended(e);
-    if a.priority is not null then
-      select l.queue, l.part into v_lane from tallybook.lane l where l.lane_id = e.lane_id;
-      select * into v_to from tallybook._lane(v_lane.queue, a.priority, v_lane.part);
-      e.lane_id := v_to.lane_id; e.retention := v_to.retention;
-    end if;
     perform tallybook._moved_to(e, a.run_at, p_at);
   end loop;
 end $$;

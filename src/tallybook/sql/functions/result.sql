@@ -4,12 +4,13 @@
 create or replace function tallybook.result(job_id bigint, out task text, out state text, out result jsonb, out error jsonb)
 returns setof record language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
-  v_job_id bigint := result.job_id; e record;
+  v_job_id bigint := result.job_id; e tallybook.entry;
 begin
-  select x.retention, x.xid, x.seq, x.task into e
+  select x.* into e
     from tallybook.entry x where x.job_id = v_job_id order by x.attempt desc limit 1;
   if found then
     task := e.task;
@@ -25,6 +26,11 @@ begin
     if not found then
       select j.task, case when j.state = 'cancelled' then j.state end, jsonb_build_object('message', j.reason)
         into task, state, error from tallybook.job j where j.id = v_job_id;
+      if not found and e.task is not null then  -- a dead letter that was thrown away: its history is left
+        task := e.task; state := 'dead';
+        select o.error into error from tallybook.outcome o
+         where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq;
+      end if;
     end if;
     result := null;
     if state is null then error := null; end if;

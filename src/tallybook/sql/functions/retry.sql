@@ -14,7 +14,6 @@ begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'retry needs READ COMMITTED' using errcode = 'TB003';
   end if;
-  perform pg_advisory_xact_lock(1413565446, hashint8(job_id));  -- two people at once
   delete from tallybook.dead x where x.job_id = retry.job_id returning x.* into d;
   if found then
     e.job_id := d.job_id; e.enqueued_at := d.enqueued_at; e.lane_id := d.lane_id; e.attempt := d.attempt;
@@ -23,6 +22,7 @@ begin
     e.expires_at := d.expires_at; e.order_key := d.order_key; e.options := d.options;
     select l.retention into e.retention from tallybook.lane l where l.lane_id = d.lane_id;
   else
+    perform pg_advisory_xact_lock(1413565446, hashint8(job_id));  -- two people at once; for a dead letter its row does that
     select x.* into e from tallybook.entry x where x.job_id = retry.job_id order by x.attempt desc limit 1;
     v_behind := tallybook._behind(retry.job_id);
     if e.job_id is null and v_behind is null then
@@ -72,8 +72,14 @@ begin
   -- The intents go; what keeps an earlier attempt out of the line stays until the cursor has come by.
   delete from tallybook.tombstone t where t.job_id = retry.job_id and not t.taken and not t.once;
   update tallybook.tombstone t set cancelled = false where t.job_id = retry.job_id and t.cancelled and not t.once;
-  if e.order_key is not null then perform tallybook._line_up(e.order_key, e.job_id); end if;
+  -- A new place: whoever saw it dead or cancelled may be taking the old one away at this moment.
+  if e.order_key is not null then
+    delete from tallybook.order_line n
+     where (n.key, n.seq) in (select x.key, x.seq from tallybook.order_line x where x.job_id = retry.job_id for update skip locked);
+    perform tallybook._line_up(e.order_key, e.job_id);
+  end if;
   if v_back then return tallybook._behind(retry.job_id); end if;
+  e := tallybook._amended(e);
   e.expires_at := null;  -- a person wants it run now
   perform tallybook._back(e, retry.at, retry.at, 0, 0, e.errors);
   return e.attempt + 1;

@@ -3,31 +3,38 @@
 -- Of all jobs with one order key one runs at a time, in the order in which they came into line. A job has its turn until
 -- it has ended for good: backoff, snooze and rescue hold the line. Any other is put aside (state waiting) and comes back
 -- by itself when the one before it has ended; its attempt is over for the caller then.
---   ready  start these
---   busy   the line of their key is being moved at this moment: ask again soon
+--   ready    start these
+--   busy     the line of their key is being moved at this moment, by a transaction that may stay open: ask again soon
+--   patient  false: what would be busy is put aside, too, so that it holds no slot; rescue looks after it. Say it after a while
 -- All that is in neither is not the caller's any more. Needs READ COMMITTED (TB003). Locks: keys (class 1413565448), tried only.
--- Reads claim, entry, order_line; writes order_turn, order_line, waiting, outcome.
-create or replace function tallybook.turn(leases uuid[], job_ids bigint[], attempts int[], out ready bigint[], out busy bigint[])
-language plpgsql as $$
+-- Reads claim, entry, outcome, order_line; writes order_turn, order_line, waiting, outcome.
+create or replace function tallybook.turn(leases uuid[], job_ids bigint[], attempts int[], patient boolean default true,
+  out ready bigint[], out busy bigint[])
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
 declare
-  h record; l record; e tallybook.entry; v_generation bigint; v_holder bigint; v_mine boolean;
+  h record; l record; e tallybook.entry; v_generation bigint; v_holder bigint; v_locked boolean; v_mine boolean;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'turn needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not know whose turn it is.';
   end if;
   ready := '{}'; busy := '{}';
-  <<jobs>>
-  for h in select f.lease, k.job_id, k.attempt, k.order_key
+  for h in select f.lease, k.*
              from unnest(leases, job_ids, attempts) f(lease, job_id, attempt),
                   lateral tallybook._held(array[f.lease], array[f.job_id], array[f.attempt]) k
+            where not exists (select from tallybook.outcome o  -- rescued meanwhile: it is another's
+                               where o.retention = k.retention and o.entry_xid = k.xid and o.entry_seq = k.seq)
             order by k.job_id loop
     if h.order_key is null then ready := ready || h.job_id; continue; end if;
-    if not pg_try_advisory_xact_lock(1413565448, hashtext(h.order_key)) then busy := busy || h.job_id; continue; end if;
+    v_locked := pg_try_advisory_xact_lock(1413565448, hashtext(h.order_key));
     v_generation := 0; v_holder := null; v_mine := null;
     select t.generation, t.job_id into v_generation, v_holder
       from tallybook.order_turn t where t.key = h.order_key order by t.generation desc limit 1;
-    if v_holder = h.job_id then ready := ready || h.job_id; continue; end if;
-    if v_holder is null or not tallybook._job_open(v_holder) then
+    if v_locked and v_holder = h.job_id then ready := ready || h.job_id; continue; end if;
+    if not v_locked and (patient or v_holder = h.job_id) then busy := busy || h.job_id; continue; end if;
+    if v_locked and (v_holder is null or not tallybook._job_open(v_holder)) then
       v_mine := true;  -- unless somebody is before it
       for l in select n.seq, n.job_id from tallybook.order_line n where n.key = h.order_key order by n.seq loop
         exit when l.job_id = h.job_id;
@@ -47,6 +54,10 @@ begin
                                    headers, unique_key, errors, expires_at, order_key, options)
     values (e.job_id, clock_timestamp(), e.enqueued_at, e.run_at, e.lane_id, e.attempt + 1, e.failures, e.crashes, e.max_attempts, e.task,
             e.args, e.headers, e.unique_key, e.errors, e.expires_at, e.order_key, e.options);
+    -- One that had its turn, died and was retried has lost its place to whoever came meanwhile: it is the last.
+    if not exists (select from tallybook.order_line n where n.job_id = e.job_id) then
+      perform tallybook._line_up(e.order_key, e.job_id);
+    end if;
     if v_mine is false then perform tallybook._release(h.order_key); end if;  -- who is first may be waiting, too
   end loop;
 end $$;

@@ -42,6 +42,9 @@ end $$;
 -- on record, with nobody who serves it, for as long as jobs may have its name.
 create or replace function tallybook._register(p_catalogue jsonb, p_at timestamptz) returns void
 language sql as $$
+  -- A name that no job can have would be found when one has died, and its death could not be recorded.
+  select tallybook._check_name('queue', coalesce(c.on_dead_queue, 'default'), 64), tallybook._check_name('task name', c.on_dead_task, 200)
+    from jsonb_to_recordset(p_catalogue) c(on_dead_queue text, on_dead_task text) where c.on_dead_task is not null;
   insert into tallybook.task as t (name, app, summary, on_dead_task, on_dead_queue, version, aliases, definition, registered_at)
   select c.name, c.app, c.summary, c.on_dead_task, c.on_dead_queue, coalesce(c.version, 1), coalesce(c.aliases, '{}'),
          coalesce(c.definition, '{}'), p_at

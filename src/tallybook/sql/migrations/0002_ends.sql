@@ -7,6 +7,7 @@ alter table tallybook.entry add column expires_at timestamptz, add column order_
 alter table tallybook.scheduled add column expires_at timestamptz, add column order_key text, add column options jsonb;
 alter table tallybook.dead add column expires_at timestamptz, add column order_key text, add column options jsonb;
 alter table tallybook.outcome add column result jsonb;
+create index scheduled_of_order on tallybook.scheduled (order_key) where order_key is not null;
 comment on column tallybook.entry.expires_at is 'No attempt starts after this instant: the job is dead then, with the reason expired.';
 comment on column tallybook.entry.order_key is 'Of all jobs with this key one runs at a time, in the order in which they came.';
 comment on column tallybook.entry.options is 'Rarely used settings of this one job: its retry policy, the version of its args.';
@@ -69,8 +70,10 @@ create table tallybook.amendment (
   job_id   bigint primary key,
   args     jsonb,
   priority smallint,
-  run_at   timestamptz
+  run_at   timestamptz,
+  xid      xid8 not null default pg_current_xact_id()
 );
+comment on column tallybook.amendment.xid is 'The transaction that changed it last.';
 comment on table tallybook.amendment is 'Changed args, priority or run_at of a job that stands in line.';
 
 create table tallybook.progress (

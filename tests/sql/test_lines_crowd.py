@@ -1,0 +1,192 @@
+"""A crowd on a few order keys and unique keys: producers, workers that complete, fail, snooze and die, cancels, retries, rescue.
+
+The ledger is no witness of what ran when, so each worker writes it down: a start after its answer, an end before it is sent.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.hands import Hands, Job, put
+from tallybook._db.migrate import routines
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Connect = Callable[..., Connection]
+KEYS = [f"k{n}" for n in range(4)]
+SECONDS = 3.0
+
+
+@dataclass
+class Crowd:
+    """What they share."""
+
+    connect: Connect
+    over: float = field(default_factory=lambda: time.monotonic() + SECONDS)
+    running: dict[str, set[int]] = field(default_factory=lambda: {key: set() for key in KEYS})
+    did: dict[int, int] = field(default_factory=dict)
+    told: dict[int, int] = field(default_factory=dict)
+    jobs: list[int] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    first: dict[str, list[int]] = field(default_factory=lambda: {key: [] for key in KEYS})
+
+    def begins(self, job: Job) -> None:
+        key = job.order_key
+        with self.lock:
+            self.did[job.id] = job.args.get("n", 0)
+            if key is not None:
+                if others := self.running[key] - {job.id}:
+                    self.wrong.append(f"{job.id} started while {others} ran, key {key}")
+                self.running[key].add(job.id)
+                self.first[key].append(job.id)
+
+    def ends(self, job: Job) -> None:
+        with self.lock:
+            if job.order_key is not None:
+                self.running[job.order_key].discard(job.id)
+
+
+def produce(crowd: Crowd, number: int) -> None:
+    """One producer of one unique key; of the order keys all of them are."""
+    source, db = random.Random(number), crowd.connect(autocommit=False)
+    n = 0
+    while time.monotonic() < crowd.over:
+        said = []
+        for _ in range(source.randint(1, 3)):
+            if source.random() < 0.5:
+                crowd.jobs.append(put(db, order_key=source.choice(KEYS)))
+            else:
+                n += 1
+                job = put(
+                    db, unique_key=f"u{number}", unique_while="queued", on_conflict="replace_args", args={"n": n},
+                    order_key=source.choice([None, *KEYS]),
+                )  # fmt: skip
+                said.append((job, n))
+        time.sleep(source.random() * 0.02)
+        if source.random() < 0.2:
+            db.rollback()
+        else:
+            db.commit()
+            crowd.told.update(said)
+        time.sleep(source.random() * 0.01)
+
+
+def work(crowd: Crowd, number: int) -> None:
+    """A worker that dies now and then, and comes back."""
+    source, db = random.Random(100 + number), crowd.connect()
+    hands, held = Hands(db), list[Job]()
+    while time.monotonic() < crowd.over or held:
+        if source.random() < 0.02:  # it dies: what it has started is not running any more
+            for job in held:
+                crowd.ends(job)
+            hands.rescued()
+            hands, held = Hands(db), []
+        if time.monotonic() < crowd.over:
+            held += hands.claim(source.randint(1, 8))
+        free, busy = [], []
+        for job in held:
+            (now,) = hands.leased(job.lease, job.id) or [None]
+            assert now is not None
+            if now.cancelled:
+                hands.say("cancelled", now)
+            else:
+                (busy if now.busy else free).append(now)
+        ready, asked_again = hands.turn(free, patient=source.random() < 0.8) if free else ([], [])
+        held = busy + [job for job in free if job.id in asked_again]
+        for job in (job for job in free if job.id in ready):
+            crowd.begins(job)
+            time.sleep(source.random() * 0.002)
+            crowd.ends(job)
+            what = source.random()
+            if what < 0.8:
+                hands.complete(job)
+            elif what < 0.9:
+                hands.fail(job, source.choice(["0", "10 ms"]))
+            else:
+                hands.say("snooze", job, source.choice(["0", "10 ms"]))
+        time.sleep(0.002)
+
+
+def meddle(crowd: Crowd) -> None:
+    """Cancels, retries, promote and rescue."""
+    source, db = random.Random(7), crowd.connect()
+    while time.monotonic() < crowd.over:
+        if crowd.jobs and source.random() < 0.3:
+            job = source.choice(crowd.jobs[-50:])
+            for verb in ("cancel", "retry"):
+                if source.random() < 0.5:
+                    try:
+                        db.execute(f"select tallybook.{verb}(%s)", (job,))  # type: ignore[arg-type]
+                    except psycopg.Error as error:
+                        assert error.sqlstate in ("TB002", "TB005"), error
+        db.execute("select tallybook.promote()")
+        if source.random() < 0.2:
+            db.execute("select tallybook.rescue()")
+        time.sleep(0.005)
+
+
+def play(connect: Connect) -> Crowd:
+    crowd = Crowd(connect)
+
+    def guarded(call: Callable[..., None], *args: Any) -> None:
+        try:
+            call(crowd, *args)
+        except Exception as error:
+            crowd.wrong.append(f"{call.__name__}: {error!r}")
+
+    parts = [(produce, 1), (produce, 2), (work, 1), (work, 2), (work, 3), (meddle,)]
+    threads = [threading.Thread(target=guarded, args=part) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    hands = Hands(connect())
+    for _ in range(40):
+        hands.db.execute("select tallybook.promote(at => clock_timestamp() + interval '1 h')")
+        hands.db.execute("select tallybook.rescue()")
+        for _ in range(30):
+            jobs = hands.start()
+            for job in jobs:
+                crowd.begins(job)
+                crowd.ends(job)
+                hands.complete(job)
+            if not jobs:
+                break
+    left = hands.db.execute(
+        "select id, state, order_key from tallybook.job where state not in ('completed', 'cancelled', 'dead')"
+    ).fetchall()
+    crowd.wrong += [f"job {job} is {state} for ever, key {key}" for job, state, key in left]
+    states = dict(hands.db.execute("select id, state from tallybook.job").fetchall())
+    for job, n in crowd.told.items():
+        if states[job] == "completed" and crowd.did.get(job) != n:
+            crowd.wrong.append(f"work {n} was told to job {job}, which did {crowd.did.get(job)}")
+    return crowd
+
+
+@pytest.mark.slow
+def test_a_crowd_keeps_its_lines(connect: Connect) -> None:
+    """S1-07, S3-08, P3: no two of a key at once, nobody stuck, no work missed that a producer was promised."""
+    crowd = play(connect)
+    assert crowd.wrong == []
+    assert len(crowd.did) > 50
+
+
+@pytest.mark.slow
+def test_control_a_turn_for_everybody_is_seen(connect: Connect, db: Connection) -> None:
+    """Control: where turn does not ask whether its holder is open, the crowd sees jobs of one key overlap."""
+    text = dict(routines())["functions/turn.sql"]
+    guard = "or not tallybook._job_open(v_holder))"
+    assert guard in text
+    text = text.replace(guard, "or true)").replace(
+        "if tallybook._job_open(l.job_id) then v_mine := false; exit; end if;", ""
+    )
+    db.execute(text)  # type: ignore[arg-type]
+    assert any("started while" in wrong for wrong in play(connect).wrong)

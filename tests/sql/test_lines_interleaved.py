@@ -1,0 +1,328 @@
+"""Order keys and conflicts of unique keys under every order of concurrent steps, with controls that take a guard out.
+
+Each schedule has a queue and keys of its own. What started and ended is written down as a program outside would see it: a
+start after its answer, an end before its commit is sent, so an overlap that is found was one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from support.interleave import Connection, Interleaver, Step, StepFailed, interleavings, sample
+from tallybook._db.migrate import routines
+
+Rows = list[tuple[Any, ...]]
+
+
+@dataclass
+class Scene:
+    queue: str
+    workers: dict[str, int]
+    jobs: list[int] = field(default_factory=list)
+    claimed: dict[str, dict[int, tuple[UUID, int, bool, bool]]] = field(default_factory=dict)
+    """Per worker: job -> lease, attempt, cancelled, busy."""
+    running: dict[str, set[int]] = field(default_factory=dict)
+    starts: list[int] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    ordered: bool = True
+    relied: dict[Connection, list[tuple[int, int]]] = field(default_factory=dict)
+    told: list[tuple[int, int]] = field(default_factory=list)
+    """Which job a committed producer was told would do its work, and the number of that work."""
+    did: dict[int, int] = field(default_factory=dict)
+    """What number each job had when it started."""
+
+
+async def rows(conn: Connection, query: str, *params: object) -> Rows:
+    return await (await conn.execute(query, params)).fetchall()  # type: ignore[arg-type]
+
+
+def claim(name: str, max_jobs: int = 10) -> Step:
+    async def step(conn: Connection, scene: Scene) -> None:
+        while True:
+            lease = uuid4()
+            query = "select claim_id, jobs from tallybook.claim(%s, %s, %s, %s)"
+            ((claim_id, jobs),) = await rows(conn, query, scene.workers[name], [scene.queue], [max_jobs], lease)
+            if claim_id is None or jobs:
+                break
+        for job, attempt in await rows(conn, "select job_id, attempt from tallybook.leased(%s)", lease):
+            scene.claimed.setdefault(name, {})[job] = (lease, attempt, False, False)
+
+    return step
+
+
+def start(name: str) -> Step:
+    """Look again at all that is claimed and not started: cancelled ones end, the free ones ask for their turn."""
+
+    async def step(conn: Connection, scene: Scene) -> None:
+        mine = scene.claimed.setdefault(name, {})
+        free = []
+        for job, (lease, attempt, *_) in list(mine.items()):
+            if job in scene.running.get(name, set()):
+                continue
+            query = "select cancelled, coalesce(busy, false), args ->> 'n' from tallybook.leased(%s, %s)"
+            ((cancelled, busy, n),) = await rows(conn, query, lease, job)
+            if cancelled:
+                await rows(conn, "select tallybook.cancelled(%s, %s, %s)", lease, job, attempt)
+                del mine[job]
+            elif not busy:
+                free.append((lease, job, attempt, n))
+        if not free:
+            return
+        leases, jobs, attempts, numbers = map(list, zip(*free, strict=True))
+        ((ready, busy),) = await rows(
+            conn, "select ready, busy from tallybook.turn(%s, %s, %s)", leases, jobs, attempts
+        )
+        for job, n in zip(jobs, numbers, strict=True):
+            if job in ready:
+                if scene.ordered and (others := set().union(*scene.running.values()) if scene.running else set()):
+                    scene.wrong.append(f"job {job} started while {others} ran")
+                scene.running.setdefault(name, set()).add(job)
+                scene.starts.append(job)
+                scene.did[job] = int(n or 0)
+            elif job not in busy:
+                del mine[job]
+
+    return step
+
+
+def end(name: str, verb: str = "complete", *, begin: bool = False) -> Step:
+    async def step(conn: Connection, scene: Scene) -> None:
+        if begin:
+            await conn.execute("begin")
+        elif verb != "snooze":
+            forget(scene, name)
+        else:
+            scene.running[name] = set()
+        mine = scene.claimed.get(name, {})
+        for job in [job for job in mine if job in scene.starts and mine[job][1] >= 1]:
+            lease, attempt, *_ = mine[job]
+            if begin or job not in set().union(*scene.running.values(), set()):
+                more = ", '0'" if verb == "snooze" else ""
+                await rows(conn, f"select tallybook.{verb}(%s, %s, %s{more})", lease, job, attempt)
+                if not begin:
+                    del mine[job]
+
+    return step
+
+
+def forget(scene: Scene, name: str) -> None:
+    scene.ended += sorted(scene.running.pop(name, set()))
+
+
+def commit(name: str) -> Step:
+    async def step(conn: Connection, scene: Scene) -> None:
+        for job in scene.running.get(name, set()):
+            scene.claimed[name].pop(job, None)
+        forget(scene, name)
+        await conn.execute("commit")
+        scene.told += scene.relied.pop(conn, [])
+
+    return step
+
+
+def cancel(which: int, *, begin: bool = False) -> Step:
+    async def step(conn: Connection, scene: Scene) -> None:
+        if begin:
+            await conn.execute("begin")
+        await rows(conn, "select tallybook.cancel(%s)", scene.jobs[which])
+
+    return step
+
+
+def retry(which: int, *, begin: bool = False) -> Step:
+    async def step(conn: Connection, scene: Scene) -> None:
+        if begin:
+            await conn.execute("begin")
+        try:
+            await rows(conn, "select tallybook.retry(%s)", scene.jobs[which])
+        except psycopg.Error as error:
+            if error.sqlstate != "TB005":
+                raise
+            await conn.execute("rollback")
+
+    return step
+
+
+def produce(n: int, *, begin: bool = False) -> Step:
+    """Somebody wants work number n (and all before it) done by one queued job."""
+
+    async def step(conn: Connection, scene: Scene) -> None:
+        if begin:
+            await conn.execute("begin")
+        query = (
+            "select tallybook.enqueue(%s, 't', jsonb_build_object('n', %s::int), unique_key => %s,"
+            " unique_while => 'queued', on_conflict => 'replace_args')"
+        )
+        ((job,),) = await rows(conn, query, scene.queue, n, scene.queue)
+        if conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+            scene.told.append((job, n))
+        else:
+            scene.relied.setdefault(conn, []).append((job, n))
+
+    return step
+
+
+@dataclass(frozen=True)
+class Scenario:
+    sessions: Sequence[Sequence[Step]]
+    keyed: int = 0
+    unique: bool = False
+    heal: bool = False
+    """Whether a look of rescue is allowed to be needed."""
+
+
+async def _drain(conn: Connection, scene: Scene, *, heal: bool) -> None:
+    names = list(scene.workers)
+    for name in names:
+        if scene.running.get(name):
+            for job in scene.running[name]:
+                lease, attempt, *_ = scene.claimed[name].pop(job)
+                await rows(conn, "select tallybook.complete(%s, %s, %s)", lease, job, attempt)
+            forget(scene, name)
+    for _ in range(12):
+        if heal:
+            await conn.execute("select tallybook.rescue()")
+        await conn.execute("select tallybook.promote()")
+        for name in names:
+            for step in (claim(name), start(name)):
+                await step(conn, scene)  # type: ignore[operator, misc]
+            for job in list(scene.running.get(name, ())):
+                lease, attempt, *_ = scene.claimed[name].pop(job)
+                await rows(conn, "select tallybook.complete(%s, %s, %s)", lease, job, attempt)
+            forget(scene, name)
+
+
+_LEFT = """
+select j.id, j.state from tallybook.job j
+ where j.queue = %s and j.state not in ('completed', 'cancelled', 'dead')"""
+
+
+async def _play(dsn: str, scenario: Scenario, size: int) -> tuple[list[str], int]:
+    lengths = [len(session) for session in scenario.sessions]
+    schedules = list(interleavings(lengths))
+    if len(schedules) > size:
+        schedules = sample(lengths, size, 1)
+    found, played = [], 0
+    async with Interleaver(dsn, len(lengths)) as runner, await connect(dsn) as conn:
+        for number, schedule in enumerate(schedules):
+            queue = f"q{number}"
+            query = "select tallybook.worker_start('one', %s), tallybook.worker_start('two', %s)"
+            ((one, two),) = await rows(conn, query, [queue], [queue])
+            scene = Scene(queue, {"one": one, "two": two}, ordered=scenario.keyed > 0)
+            for _ in range(scenario.keyed):
+                query = "select tallybook.enqueue(%s, 't', order_key => %s)"
+                scene.jobs.append((await rows(conn, query, queue, queue))[0][0])
+            if scenario.unique:
+                await produce(1)(conn, scene)  # type: ignore[operator, misc]
+            try:
+                if not await runner.run(schedule, scenario.sessions, scene):
+                    continue
+            except StepFailed as error:
+                found.append(str(error))
+                continue
+            played += 1
+            await _drain(conn, scene, heal=scenario.heal)
+            left = await rows(conn, _LEFT, queue)
+            wrong = [*scene.wrong, *(f"job {job} is {state} for ever" for job, state in left)]
+            first = list(dict.fromkeys(scene.starts))
+            if scenario.keyed and not scenario.heal and first != sorted(first):
+                wrong.append(f"started in the order {first}")
+            wrong += [
+                f"work {n} was told to job {job}, which did {scene.did.get(job)}"
+                for job, n in dict(scene.told).items()  # the last that was said of each
+                if scene.did.get(job) != n
+            ]
+            found += [f"{schedule}: {what}" for what in wrong]
+    return found, played
+
+
+async def connect(dsn: str) -> Connection:
+    return await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=0)
+
+
+def play(dsn: str, scenario: Scenario, size: int = 30) -> tuple[list[str], int]:
+    return asyncio.run(_play(dsn, scenario, size))
+
+
+ONE: list[Step] = [claim("one"), start("one"), end("one")]
+TWO: list[Step] = [claim("two"), start("two"), end("two")]
+LATE: list[Step] = [claim("one", 1), start("one"), end("one", begin=True), commit("one")]
+SCENARIOS: dict[str, Scenario] = {
+    "two workers, one key": Scenario([ONE, TWO], keyed=3),
+    "an end that commits late": Scenario([LATE, [claim("two"), start("two"), start("two"), end("two")]], keyed=3),
+    "a snooze": Scenario([[claim("one"), start("one"), end("one", "snooze")], TWO], keyed=2),
+    "a cancel of who is next": Scenario(
+        [ONE, [cancel(1, begin=True), claim("two"), commit("two")]], keyed=3, heal=True
+    ),
+    "a cancel of the first": Scenario([ONE, TWO, [cancel(0)]], keyed=3, heal=True),
+    "a cancel that is retried": Scenario(
+        [ONE, [cancel(1), retry(1, begin=True), commit("two")], [start("two")]], keyed=3, heal=True
+    ),
+    "a producer and a worker": Scenario([[produce(2, begin=True), produce(3), commit("-")], ONE], unique=True),
+    "two producers and a worker": Scenario(
+        [[produce(2, begin=True), commit("-")], [produce(3, begin=True), commit("-")], ONE], unique=True
+    ),
+    "a producer, a snooze": Scenario(
+        [[produce(2, begin=True), commit("-")], [claim("one"), start("one"), end("one", "snooze"), claim("one")]],
+        unique=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_in_every_order(dsn: str, name: str) -> None:
+    """S1-07, S3-08: per key one runs at a time in the order of the line, nobody is stuck, and no work that a producer was
+    promised is missed."""
+    found, played = play(dsn, SCENARIOS[name])
+    assert not found
+    assert played >= 5
+
+
+def _without(dsn: str, function: str, *changes: tuple[str, str]) -> None:
+    text = dict(routines())[f"functions/{function}.sql"]
+    for old, new in changes:
+        assert old in text, f"the guard that this control removes is not in {function} any more"
+        text = text.replace(old, new)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(text)  # type: ignore[arg-type]
+
+
+CONTROLS: dict[str, tuple[str, str, tuple[str, str]]] = {
+    "a turn without the key's lock": (
+        "an end that commits late",
+        "turn",
+        ("v_locked := pg_try_advisory_xact_lock(1413565448, hashtext(h.order_key));", "v_locked := true;"),
+    ),
+    "a release without the key's lock": (
+        "an end that commits late",
+        "_release",
+        ("while not pg_try_advisory_xact_lock(1413565448, hashtext(p_key)) loop", "while false loop"),
+    ),
+    "a turn that does not ask whether its holder is open": (
+        "two workers, one key",
+        "turn",
+        ("or not tallybook._job_open(v_holder))", "or true)"),
+    ),
+    "a start that does not look for producers": (
+        "a producer and a worker",
+        "_amend",
+        ("busy := not (pg_try_advisory_lock(1413565447, hashint8(p_job_id)) and", "busy := false and not ("),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_control(dsn: str, name: str) -> None:
+    """Control: with a guard taken out the checker finds an overlap, a job that is stuck, or work that was missed."""
+    scenario, function, change = CONTROLS[name]
+    _without(dsn, function, change)
+    found, _ = play(dsn, SCENARIOS[scenario])
+    assert found

@@ -1,0 +1,142 @@
+"""A worker made of SQL alone, which does what a worker in any language has to do: claim, leased, turn, start, end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@dataclass
+class Job:
+    """One claimed attempt, as leased tells of it."""
+
+    lease: UUID
+    id: int
+    attempt: int
+    args: dict[str, Any]
+    cancelled: bool
+    expired: bool
+    busy: bool
+    put_off: bool
+    order_key: str | None
+
+
+class Hands:
+    """Claims on one autocommit connection; what it does not end is left open."""
+
+    def __init__(self, db: Connection, *queues: str, at: str = "clock_timestamp()") -> None:
+        self.db = db
+        self.queues = list(queues or ["q"])
+        query = f"select tallybook.worker_start('hands', %s, at => {at})"
+        self.worker: int = self.one(query, self.queues)
+
+    def one(self, query: str, *params: object) -> Any:
+        row = self.db.execute(query, params).fetchone()  # type: ignore[arg-type]
+        assert row is not None
+        return row[0]
+
+    def claim(self, max_jobs: int = 100) -> list[Job]:
+        """One batch; whatever leased says of each."""
+        while True:
+            lease = uuid4()
+            row = self.db.execute(
+                "select claim_id, jobs from tallybook.claim(%s, %s, %s, %s)",
+                (self.worker, self.queues, [max_jobs] * len(self.queues), lease),
+            ).fetchone()
+            assert row is not None
+            if row[0] is None:
+                return []
+            if row[1]:
+                return self.leased(lease)
+
+    def leased(self, lease: UUID, job: int | None = None) -> list[Job]:
+        rows = self.db.execute(
+            "select job_id, attempt, args, cancelled, coalesce(expired, false), coalesce(busy, false),"
+            " coalesce(put_off, false), order_key from tallybook.leased(%s, %s)",
+            (lease, job),
+        ).fetchall()
+        return [Job(lease, *row) for row in rows]
+
+    def turn(self, jobs: list[Job], *, patient: bool = True) -> tuple[list[int], list[int]]:
+        """Which may start, and which are to be asked for again."""
+        row = self.db.execute(
+            "select ready, busy from tallybook.turn(%s, %s, %s, %s)",
+            ([j.lease for j in jobs], [j.id for j in jobs], [j.attempt for j in jobs], patient),
+        ).fetchone()
+        assert row is not None
+        return row[0], row[1]
+
+    def start(self, max_jobs: int = 100) -> list[Job]:
+        """Claim, and ask for the turn: those that may start now. Whatever is held back otherwise gets its end."""
+        free = []
+        for job in self.claim(max_jobs):
+            if job.cancelled:
+                self.say("cancelled", job)
+            elif job.expired:
+                self.say("expire", job)
+            elif job.put_off:
+                self.say("put_off", job)
+            else:
+                assert not job.busy, f"job {job.id} is busy"
+                free.append(job)
+        ready, busy = self.turn(free) if free else ([], [])
+        assert not busy
+        return [job for job in free if job.id in ready]
+
+    def say(self, verb: str, job: Job, *more: Any) -> Any:
+        """End an attempt: complete, fail, snooze, expire, put_off, cancelled, move."""
+        params = (job.lease, job.id, job.attempt, *more)
+        return self.one(f"select tallybook.{verb}({', '.join(['%s'] * len(params))})", *params)
+
+    def complete(self, *jobs: Job) -> None:
+        for job in jobs:
+            assert self.say("complete", job) is True
+
+    def fail(self, job: Job, retry_in: str = "0", *, final: bool = False) -> str:
+        said: str = self.one(
+            "select tallybook.fail(%s, %s, %s, '{\"message\": \"no luck\"}', %s, final => %s)",
+            job.lease, job.id, job.attempt, retry_in, final,
+        )  # fmt: skip
+        return said
+
+    def rescued(self) -> None:
+        """Die: rescue takes what is open, and this worker is not on record any more."""
+        self.db.execute("update tallybook.worker set seen_at = '-infinity' where id = %s", (self.worker,))
+        self.db.execute("select tallybook.rescue(only_worker => %s)", (self.worker,))
+
+    def run_all(self, rounds: int = 100) -> list[int]:
+        """Start and complete until nothing is there: the order in which they started."""
+        order = []
+        for _ in range(rounds):
+            jobs = self.start()
+            if (
+                not jobs
+                and not self.db.execute("select promoted from tallybook.promote() where promoted > 0").fetchone()
+            ):
+                return order
+            order += [job.id for job in jobs]
+            self.complete(*jobs)
+        raise AssertionError("the queue does not become empty")
+
+
+def put(db: Connection, **more: Any) -> int:
+    """Enqueue into queue q, by name: put(db, order_key='k', args={...})."""
+    more = {"queue": "q", "task": "t", **more}
+    if "args" in more:
+        more["args"] = psycopg.types.json.Jsonb(more["args"])
+    names = ", ".join(f"{name} => %({name})s" for name in more)
+    row = db.execute(f"select tallybook.enqueue({names})", more).fetchone()  # type: ignore[arg-type]
+    assert row is not None
+    job: int = row[0]
+    return job
+
+
+def states(db: Connection, *jobs: int) -> list[str]:
+    """What the view says."""
+    rows = dict(db.execute("select id, state from tallybook.job where id = any (%s)", (list(jobs),)).fetchall())
+    return [rows.get(job, "gone") for job in jobs]

@@ -1,0 +1,182 @@
+"""Jobs that must not start yet, through the worker itself: changed by an open transaction, or behind another of their key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.hands import put
+from support.workers import Jobs, eventually, working
+from tallybook import App, Context
+
+pytestmark = pytest.mark.anyio
+Connect = Callable[..., psycopg.Connection[tuple[Any, ...]]]
+REPLACE: dict[str, Any] = {"task": "note", "unique_key": "k", "on_conflict": "replace_args"}
+
+
+class Handlers:
+    """One that notes what it was given, and one that runs until it is let go."""
+
+    def __init__(self, app: App) -> None:
+        self.ran: list[tuple[int, int]] = []
+        self.running: list[int] = []
+        self.overlaps: list[tuple[int, ...]] = []
+        self.go_on = asyncio.Event()
+
+        @app.task(name="note")
+        async def note(ctx: Context, n: int = 0) -> None:
+            self.ran.append((ctx.job_id, n))
+
+        @app.task(name="hold")
+        async def hold(ctx: Context) -> None:
+            self.running.append(ctx.job_id)
+            if len(self.running) > 1:
+                self.overlaps.append(tuple(self.running))
+            self.ran.append((ctx.job_id, 0))
+            try:
+                await self.go_on.wait()
+            finally:
+                self.running.remove(ctx.job_id)
+
+
+@pytest.fixture
+def app() -> App:
+    return App("shop")
+
+
+@pytest.fixture
+def handlers(app: App, anyio_backend: str) -> Handlers:
+    return Handlers(app)
+
+
+@pytest.fixture
+def jobs(app: App, db: Any) -> Jobs:
+    return Jobs(app, db)
+
+
+async def test_a_held_job_starts_with_the_new_args(
+    app: App, dsn: str, db: Any, connect: Connect, handlers: Handlers, jobs: Jobs
+) -> None:
+    """S1-07: its batch goes on without it; after the producer's commit it runs once, with what that has changed."""
+    job = put(db, **{**REPLACE, "args": {"n": 1}})
+    producer = connect(autocommit=False)
+    put(producer, **{**REPLACE, "args": {"n": 2}})
+    others = [put(db, task="note", args={"n": 7}) for _ in range(2)]
+    async with working(app, dsn, "q") as worker:
+        await jobs.ends(*others)
+        assert worker.claimer.gate.waiting == 1
+        producer.commit()
+        await jobs.ends(job)
+    assert sorted(handlers.ran) == sorted([(job, 2), *((other, 7) for other in others)])
+
+
+async def test_a_worker_that_stops_gives_held_jobs_back(
+    app: App, dsn: str, db: Any, connect: Connect, handlers: Handlers, jobs: Jobs
+) -> None:
+    """P9: without waiting for the producer, and nothing of the change is lost for the next worker."""
+    job = put(db, **{**REPLACE, "args": {"n": 1}})
+    producer = connect(autocommit=False)
+    put(producer, **{**REPLACE, "args": {"n": 2}})
+    async with working(app, dsn, "q") as worker:
+        await eventually(lambda: worker.claimer.gate.waiting, "it is held")
+    assert jobs(job).state == "available"
+    producer.commit()
+    async with working(app, dsn, "q"):
+        await jobs.ends(job)
+    assert handlers.ran == [(job, 2)]
+
+
+async def test_a_worker_that_was_given_up_starts_no_held_job(
+    app: App, dsn: str, db: Any, connect: Connect, handlers: Handlers, jobs: Jobs
+) -> None:
+    """P5: they are others' then; it comes back with all its slots, and its watermark moves on."""
+    job = put(db, **{**REPLACE, "args": {"n": 1}})
+    producer = connect(autocommit=False)
+    put(producer, **{**REPLACE, "args": {"n": 2}})
+    async with working(app, dsn, "q=3") as worker:
+        await eventually(lambda: worker.claimer.gate.waiting, "it is held")
+        first = worker.heartbeat.worker_id if worker.heartbeat else 0
+        db.execute("update tallybook.worker set seen_at = '-infinity' where id = %s", (first,))
+        db.execute("select tallybook.rescue(only_worker => %s)", (first,))
+        await eventually(lambda: worker.heartbeat and worker.heartbeat.worker_id != first, "it is back")
+        await eventually(lambda: worker.claimer.gate.waiting, "it has claimed the job again")
+        assert worker.book.free["q"] == 2
+        assert len(worker.book.leases) == 1
+        producer.commit()
+        await jobs.ends(job)
+        await eventually(lambda: worker.book.free["q"] == 3 and not worker.book.leases, "nothing is open")
+    assert handlers.ran == [(job, 2)]
+    assert jobs(job).attempt == 2
+
+
+async def test_one_of_a_key_runs_at_a_time(app: App, dsn: str, db: Any, handlers: Handlers, jobs: Jobs) -> None:
+    """Two workers with many slots: in their order, and the rest waits without a slot."""
+    ids = [put(db, task="hold", order_key="k") for _ in range(5)]
+    async with working(app, dsn, "q=10") as one, working(app, dsn, "q=10") as two:
+        await eventually(lambda: handlers.running, "the first runs")
+        await jobs.becomes(ids[-1], "waiting")
+        await eventually(lambda: one.book.free["q"] + two.book.free["q"] == 19, "the others hold no slot")
+        handlers.go_on.set()
+        await jobs.ends(*ids)
+    assert [job for job, _ in handlers.ran] == ids
+    assert not handlers.overlaps
+
+
+async def test_an_open_transaction_behind_a_key_costs_no_slot(
+    app: App, dsn: str, db: Any, connect: Connect, handlers: Handlers, jobs: Jobs
+) -> None:
+    """While somebody's transaction moves the line and stays open, its jobs are put aside after a moment; others run."""
+    somebody = connect(autocommit=False)
+    somebody.execute("select pg_advisory_xact_lock(1413565448, hashtext('k'))")
+    ordered = [put(db, task="note", order_key="k") for _ in range(2)]
+    async with working(app, dsn, "q=2"):
+        await jobs.becomes(ordered[0], "waiting")
+        other = put(db, task="note", order_key="another")
+        await jobs.ends(other)
+        somebody.commit()
+        await jobs.ends(*ordered)
+    assert [job for job, _ in handlers.ran] == [other, *ordered]
+
+
+async def test_a_drain_does_not_wait_for_a_producer(
+    app: App, dsn: str, db: Any, connect: Connect, handlers: Handlers, jobs: Jobs
+) -> None:
+    """It ends after a second without what is held, counts only what it ran, and runs a whole line of an order key."""
+    job = put(db, **{**REPLACE, "args": {"n": 1}})
+    producer = connect(autocommit=False)
+    put(producer, **{**REPLACE, "args": {"n": 2}})
+    line = [put(db, task="note", order_key="k") for _ in range(3)]
+    async with asyncio.timeout(30):
+        report = await app.drain(dsn=dsn, queues="q")
+    assert (report.processed, report.completed) == (3, 3)
+    assert [ran for ran, _ in handlers.ran] == line
+    assert jobs(job).state == "available"
+
+
+async def test_max_jobs_counts_jobs_that_had_to_wait_for_their_turn(
+    app: App, dsn: str, db: Any, handlers: Handlers
+) -> None:
+    """A drain of two runs two, though jobs with an order key start later than they are claimed."""
+    for n in range(4):
+        put(db, task="note", order_key=f"k{n}")
+    report = await app.drain(dsn=dsn, queues="q", max_jobs=2)
+    assert (report.completed, len(handlers.ran)) == (2, 2)
+
+
+async def test_an_expired_job_is_not_started(app: App, dsn: str, db: Any, handlers: Handlers, jobs: Jobs) -> None:
+    """It is dead with the reason expired, and its line goes on."""
+    late = put(db, task="note", order_key="k", expires_at=_past(db))
+    next_one = put(db, task="note", order_key="k")
+    async with working(app, dsn, "q", poll=timedelta(milliseconds=50)):
+        await jobs.ends(late, next_one)
+    assert (jobs(late).state, jobs(late).reason) == ("dead", "expired")
+    assert [job for job, _ in handlers.ran] == [next_one]
+
+
+def _past(db: Any) -> Any:
+    return db.execute("select clock_timestamp() - interval '1 s'").fetchone()[0]
