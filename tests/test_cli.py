@@ -156,7 +156,7 @@ def test_schema_of_another_version(run: Run, dsn: str, words: str, version: int 
         if version is None:
             conn.execute("drop schema tallybook cascade")
         else:
-            conn.execute("update tallybook.installation set version = %s", (version,))
+            conn.execute("update tallybook.installation set version = %s, works_from = %s", (version, version))
     result = run(*words.split(), to=dsn)
     assert result.exit_code == 2
     assert said in result.output

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
+from tallybook._catalogue import catalogue, check
 from tallybook._db import calls
 from tallybook._db.source import Source
 from tallybook._model.backoff import Backoff, Retry, as_policy
+from tallybook._model.contract import Contract
 from tallybook._model.execution import Execution
 from tallybook._model.job import Job, JobCall
 from tallybook._model.no_retry import NoRetry, checked
@@ -78,6 +81,8 @@ class App(Operations, Source):
             if not callable(maker):
                 raise ConfigError("session", maker, "not a sessionmaker", hint="Write session=sessionmaker(engine)")
         self.tasks: dict[str, Task[..., Any]] = {}
+        self.names: dict[str, Task[..., Any]] = {}
+        """Every name that its jobs may carry: those of the tasks and their aliases."""
         self.lifespans: list[Callable[[Any], AsyncIterator[Any]]] = []
         self.arounds: list[Callable[[Any], AsyncIterator[Any]]] = []
         self.retry_policies: dict[str, Backoff] = {}
@@ -99,6 +104,10 @@ class App(Operations, Source):
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
         store_result: bool = True,
+        version: int = 1,
+        aliases: tuple[str, ...] = (),
+        summary: str | None = None,
+        on_dead: Task[..., Any] | str | None = None,
         atomic: Literal[False] = False,
         timeout: timedelta | str | None = None,
         process: bool = False,
@@ -119,6 +128,10 @@ class App(Operations, Source):
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
         store_result: bool = True,
+        version: int = 1,
+        aliases: tuple[str, ...] = (),
+        summary: str | None = None,
+        on_dead: Task[..., Any] | str | None = None,
         timeout: timedelta | str | None = None,
     ) -> _AtomicDecorator: ...
 
@@ -135,6 +148,10 @@ class App(Operations, Source):
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
         store_result: bool = True,
+        version: int = 1,
+        aliases: tuple[str, ...] = (),
+        summary: str | None = None,
+        on_dead: Task[..., Any] | str | None = None,
         atomic: bool | str = False,
         timeout: timedelta | str | None = None,
         process: bool = False,
@@ -156,6 +173,12 @@ class App(Operations, Source):
         error) that returns a timedelta, or None for no other attempt. After an exception of a class in `no_retry`
         there is none either: the job is dead at once.
 
+        `version` (1 to 999) is that of its args: raise it when their names or meaning change, and say by `upgrade` how
+        older args become newer ones. Jobs that carry one of the `aliases` are its jobs, too: the old names of a renamed
+        task. `summary` is one line that job lists show, like "Welcome mail to {user_id}". `on_dead` is a task of this app
+        (or its name): when a job dies, one job of it is put in by the same transaction, with the args job, task, args,
+        failures and error. These four are checked as a whole when a worker starts.
+
         `timeout` (a timedelta, or text like "30 s") is the deadline of one attempt: an async handler is cancelled then, a
         plain one told by `ctx.timed_out`; what has not ended 5 s later is abandoned, the attempt has failed. With
         `process=True` a plain function runs in a child process of the worker and is killed at its deadline; `memory`
@@ -174,6 +197,7 @@ class App(Operations, Source):
             retry = as_policy(retry)
         no_retry = checked(no_retry)
         options = Options(queue, priority, unique, max_attempts=max_attempts)
+        contract = Contract(version, aliases, summary, self._follower(on_dead))
 
         def declare(fn: Callable[..., Any]) -> Task[..., Any]:
             execution = Execution.checked(fn, timeout=timeout, process=process, memory=memory, env=env)
@@ -189,17 +213,31 @@ class App(Operations, Source):
                 store_result=store_result,
                 atomic=atomic,
                 execution=execution,
+                contract=replace(contract, upgrades={}),  # each function has its own
             )
             return self._declare(declared)
 
         return declare if fn is None else declare(fn)
 
     def _declare(self, declared: Task[..., Any]) -> Task[..., Any]:
-        first = self.tasks.get(declared.name)
-        if first is not None:
-            raise DuplicateTask(declared.name, _place(first.fn), _place(declared.fn))
+        names = (declared.name, *declared.contract.aliases)
+        if declared.name in names[1:]:
+            raise ConfigError("aliases", declared.contract.aliases, f"{declared.name!r} is the task's own name")
+        for name in names:
+            if name in self.names:
+                raise DuplicateTask(name, _place(self.names[name].fn), _place(declared.fn))
         self.tasks[declared.name] = declared
+        self.names.update(dict.fromkeys(names, declared))
         return declared
+
+    def _follower(self, on_dead: object) -> str | None:
+        if not isinstance(on_dead, Task):
+            if on_dead is None or isinstance(on_dead, str):
+                return on_dead
+            raise ConfigError("on_dead", on_dead, "not a task", hint="Name a task, without options: on_dead=tell_admin")
+        if on_dead.app is not self:
+            raise ConfigError("on_dead", on_dead, f"a task of another app than {self.name!r}")
+        return on_dead.name
 
     def retry_policy(self, name: str, policy: Retry) -> Backoff:
         """Give a retry policy a name that tasks and jobs say: `retry="patient"`. Returns the policy.
@@ -230,6 +268,14 @@ class App(Operations, Source):
         """ConfigError unless every policy that a task names is declared: what a worker asks when it starts."""
         for task in self.tasks.values():
             _ = task.retry
+
+    def check_tasks(self) -> None:
+        """ConfigError unless summaries, upgrades and on_dead of all tasks fit: what a worker asks when it starts."""
+        check(self)
+
+    def catalogue(self) -> list[dict[str, Any]]:
+        """What each task is, as `tallybook task list` shows it and as workers put it on record."""
+        return catalogue(self)
 
     def lifespan(self, fn: Hook) -> Hook:
         """Open what handlers share, once per worker process: an async generator function that yields once.

@@ -32,6 +32,7 @@ class Operations:
     """Mixed into App."""
 
     tasks: dict[str, Task[..., Any]]
+    names: dict[str, Task[..., Any]]
 
     async def cancel(self, conn: object, job: int | Job, reason: str | None = None) -> str:
         """Say that a job shall not run; what that means for it: "cancelled", "cancelling" if it runs, or how it ended.
@@ -244,7 +245,7 @@ class Operations:
             raise JobCancelled(job_id, error.get("message"))
         if error:
             raise ResultMissing(job_id, str(error.get("message")))
-        known = self.tasks.get(ended.task)
+        known = self.names.get(ended.task)
         return ended.result if known is None else known.read_result(ended.result)
 
 

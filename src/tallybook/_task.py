@@ -25,6 +25,7 @@ from tallybook._db.calls import Call
 from tallybook._db.kinds import transaction_kind
 from tallybook._db.source import Source
 from tallybook._model.backoff import DEFAULT, Backoff, Retry, as_policy
+from tallybook._model.contract import Contract, Upgrade
 from tallybook._model.execution import PLAIN, Execution
 from tallybook._model.job import Job, JobCall
 from tallybook._model.no_retry import NoRetry
@@ -45,6 +46,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
+U = TypeVar("U", bound=Upgrade)
 OnConflict = Literal["skip", "raise", "replace_args", "raise_priority", "push_run_at"]
 Tx = TypeVar("Tx")
 
@@ -65,7 +67,7 @@ class Task(Generic[P, R_co]):
     `name` is in every row of its jobs and is the contract with SQL producers and with older releases of the program.
     `fn` is the function, `is_async` whether it is a coroutine function; `queue`, `priority`, `max_attempts` (None: 5),
     `retry_name` (where its retry policy is a named one), `no_retry`, `execution` (timeout, process, memory, env) are as
-    declared; `args` binds, and reads back, its arguments.
+    declared; `args` binds, and reads back, its arguments; `contract` has its version, aliases, summary and on_dead.
     """
 
     __wrapped__: Callable[..., Any]
@@ -81,10 +83,12 @@ class Task(Generic[P, R_co]):
         retry: Retry | str | None,
         no_retry: NoRetry = (),
         store_result: bool = True,
+        contract: Contract | None = None,
         atomic: bool | str = False,
         execution: Execution = PLAIN,
     ) -> None:
         self.store_result = store_result
+        self.contract = contract or Contract()
         functools.update_wrapper(self, _checked(fn))
         self.app = app
         self.fn = fn
@@ -101,7 +105,7 @@ class Task(Generic[P, R_co]):
         self.atomic = _checked_atomic(atomic)
         self.args = ArgsModel(fn, task=self.name, is_special=_is_given, check_specials=self._check_given)
         # What the task declares is looked up when an attempt fails; in the row there is only what a job asked for.
-        self._bound: BoundTask[P] = BoundTask(self, replace(options, max_attempts=None))
+        self._bound: BoundTask[P] = BoundTask(self, replace(options, max_attempts=None, version=self.contract.version))
 
     @property
     def queue(self) -> str:
@@ -117,6 +121,24 @@ class Task(Generic[P, R_co]):
     def retry(self) -> Backoff:
         """Its retry policy. ConfigError where the task names one that the app has not declared (yet)."""
         return self._retry if self.retry_name is None else self.app.policy(self.retry_name, task=self.name)
+
+    def upgrade(self, version: int) -> Callable[[U], U]:
+        """Declare what makes args of the next version of args of `version`: a plain function of a dict, returning one.
+
+        It gets what was enqueued, as JSON values by name, and is called in memory when such a job runs; the row stays as
+        it is. Steps follow one another: from 1 to 2, from 2 to 3. What it raises makes the job dead. ConfigError for a
+        version that is not below the task's.
+
+            @send_welcome.upgrade(1)
+            def _(args: dict) -> dict:
+                return {"user_id": args["id"], "lang": "en"}
+        """
+
+        def declare(fn: U) -> U:
+            self.contract.add_upgrade(self.name, version, fn)
+            return fn
+
+        return declare
 
     @functools.cached_property
     def wants_context(self) -> bool:

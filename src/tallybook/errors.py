@@ -8,7 +8,7 @@
     ├── NotSupported                     this combination is not offered
     ├── ConnectionNotSupported (TypeError)  the object passed as connection is none that Tallybook can use
     ├── WrongIsolationLevel              TB003: the caller's transaction has an isolation level that the verb refuses
-    ├── DuplicateTask                    two functions under one task name
+    ├── DuplicateTask                    two functions under one task name or alias
     ├── UnknownTask                      no function for this task name here
     ├── UnknownQueue                     no such queue
     ├── UnknownJob                       TB002: no such job, or its history is pruned
@@ -26,7 +26,8 @@
     └── SchemaError                      TB007: program and database are of different versions
         ├── SchemaMissing                there is no schema `tallybook` in this database
         ├── SchemaTooOld                 migrate the database
-        └── SchemaTooNew                 update the program
+        ├── SchemaTooNew                 update the program
+        └── SchemaBusy                   others hold the tables that a migration has to change
 
 Each error carries its data as attributes, and its text says what is wrong, where, and what to do about it. An error
 that comes from the server has the server's text; of its attributes only `sqlstate`, `detail` and `hint` are set then.
@@ -56,6 +57,7 @@ __all__ = [
     "QueueUnavailable",
     "ResultMissing",
     "ResultTimeout",
+    "SchemaBusy",
     "SchemaError",
     "SchemaMissing",
     "SchemaTooNew",
@@ -398,14 +400,27 @@ class SchemaTooOld(SchemaError):
 
 
 class SchemaTooNew(SchemaError):
-    """The database's schema is newer than this program knows."""
+    """The database's schema is newer than this program knows, and asks for a program that knows more."""
 
     def __init__(self, found: int, needed: int) -> None:
         super().__init__(
-            f"the schema is at version {found}, this program knows versions up to {needed}",
+            f"the schema is at version {found}, this program knows versions up to {needed} and cannot work with it",
             hint="Update the package tallybook here",
         )
         self.found, self.needed = found, needed
+
+
+class SchemaBusy(SchemaError):
+    """A migration did not get the tables that it has to change; `by` says who has them. Nothing was changed."""
+
+    by: str | None = None
+
+    def __init__(self, by: str) -> None:
+        super().__init__(
+            f"the schema cannot be migrated now: its tables are held by {by}",
+            hint="End that transaction, then migrate again",
+        )
+        self.by = by
 
 
 _BY_SQLSTATE: dict[str, type[TallybookError]] = {

@@ -28,6 +28,7 @@ EXAMPLES = [
     errors.SchemaMissing("shop"),
     errors.SchemaTooOld(1, 2),
     errors.SchemaTooNew(3, 2),
+    errors.SchemaBusy("psql (process 7, idle in transaction, for 9 s)"),
     errors.TransactionError("the handler has ended its transaction", hint="Leave COMMIT to the worker"),
     errors.KeyTaken(4711),
     errors.ResultTimeout(7, 10),

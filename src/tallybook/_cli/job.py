@@ -82,7 +82,8 @@ def _line(row: dict[str, Any]) -> tuple[object, ...]:
 def _note(row: dict[str, Any]) -> str:
     """The one thing that a person wants to know about a job in this state."""
     if row.get("unserved"):
-        return "unserved: no living worker knows its task"
+        version = (row.get("options") or {}).get("version")
+        return f"unserved: no living worker knows {'its task' if version is None else f'version {version} of its args'}"
     notes = {
         "scheduled": f"at {local(row['run_at'])}",
         "retrying": f"at {local(row['run_at'])}, after {row['last_error']}",

@@ -10,6 +10,7 @@ import click
 
 from tallybook._cli.common import DURATION, Conn, connect, dsn_option, json_option, print_json, print_pairs
 from tallybook._cli.errors import Problem
+from tallybook._cli.text import clean
 from tallybook._db import migrate as schema
 from tallybook._upkeep.rebase import rebase
 
@@ -24,19 +25,26 @@ __all__ = ["info", "migrate", "uninstall"]
 def migrate(dsn: str | None, only_sql: bool, node: int | None, wait: timedelta | None) -> None:
     """Install or upgrade the schema.
 
-    Safe to run twice, and from several places at once. One transaction: it is all there, or nothing. Where the
-    database came from another cluster, its jobs are made claimable in this one.
+    Safe to run twice, from several places at once, and while producers and workers go on. One transaction: it is all
+    there, or nothing. Where the database came from another cluster, its jobs are made claimable in this one.
     """
     if only_sql:
         click.echo(schema.script(node=node or 0), nl=False)
         return
     with connect(dsn, schema=False, wait=wait) as conn:
         before = schema.info(conn)
-        done = schema.migrate(conn, node=node or 0, on_step=lambda name: click.echo(f"applying {name}"))
+        done = schema.migrate(
+            conn,
+            node=node or 0,
+            on_step=lambda name: click.echo(f"applying {name}"),
+            on_wait=lambda by: click.echo(f"tables are in use by {clean(by)}; letting them by, then again", err=True),
+        )
         after = schema.info(conn)
         moved = rebase(conn)
         where = f"schema tallybook (version {after.version}) of database {conn.info.dbname!r}"
-    if not done:
+    if not done and after.version > after.expected:
+        click.echo(f"nothing to do: {where} is newer than this program ({after.expected}), which works with it")
+    elif not done:
         click.echo(f"nothing to do: {where} is up to date")
     elif before.version == 0:
         click.echo(f"installed {where}, node {after.node}".replace(" of database", " in database"))
@@ -90,7 +98,7 @@ def info(dsn: str | None, as_json: bool) -> None:
         click.echo(_verdict(found))
         if values.get("cluster") == "another one":
             click.echo("this database came from another cluster: run `tallybook migrate`, or start a worker")
-    if found.version != found.expected:
+    if not found.works:
         sys.exit(1)
 
 
@@ -104,7 +112,9 @@ def _verdict(found: schema.SchemaInfo) -> str:
     if found.version == 0:
         return "not installed: run `tallybook migrate`"
     if found.version > found.expected:
-        return "newer than this program: update the package tallybook here"
+        return "newer than this program: " + (
+            "they work together" if found.works else "update the package tallybook here"
+        )
     return "up to date" if found.current else "behind this program: run `tallybook migrate`"
 
 

@@ -115,6 +115,7 @@ def _check(app: App) -> None:
         _ = task.wants_context  # SignatureError now, not at its first job
         children.check(task)
     app.check_policies()
+    app.check_tasks()
 
 
 async def _run(app: App, dsn: str, settings: WorkerSettings) -> int:

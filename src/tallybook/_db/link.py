@@ -46,6 +46,9 @@ select set_config(s.name, v.value, false)
  where pg_backend_pid() = %s::int"""
 
 _AT_ONCE = 5
+# Somebody migrates: a function, or what it returns, was replaced between two steps of one statement. A few times only: these
+# codes have other causes, too, and those stay.
+_REPLACED = ("XX000", "0A000")
 _COMES_BACK = (Action.RECONNECT, Action.WAIT, Action.AGAIN)
 # A verb that has not answered by then is said again on a new connection; it may only be slow, so the next limit is longer.
 _ANSWER, _LONGEST_ANSWER = 30.0, 600.0
@@ -161,7 +164,10 @@ class Link:
                         said = await call(conn)
             except (psycopg.Error, OSError) as error:
                 action = action_for(error, self.conn)
-                if action is Action.AGAIN and contention < _AT_ONCE:
+                if getattr(error, "sqlstate", None) in _REPLACED and contention < _AT_ONCE:
+                    contention += 1
+                    await self._lost(error, Action.RECONNECT)
+                elif action is Action.AGAIN and contention < _AT_ONCE:
                     contention += 1
                     await asyncio.sleep(backoff(0))
                 elif action in _COMES_BACK:

@@ -2,22 +2,29 @@
 
 Numbered files in `sql/migrations` make tables and types, each once; functions and views are applied again as a whole
 whenever one of their files has changed. All of it happens in one transaction behind one transaction-level advisory lock,
-so two migrations at once follow each other, a failed one leaves nothing behind, and a pooler is no obstacle.
+so two migrations at once follow each other, a failed one leaves nothing behind, and a pooler is no obstacle. It may run
+under load: see schema_locks.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib import resources
-from typing import LiteralString, cast
+from typing import LiteralString
 
 import psycopg
 from psycopg import sql
 
-from tallybook.errors import SchemaMissing, SchemaTooNew, SchemaTooOld
+from tallybook._db.schema import installed, verdict
+from tallybook._db.schema_aside import aside, set_aside
+from tallybook._db.schema_locks import BUSY, altered, holders, take
+from tallybook.errors import SchemaBusy, SchemaTooNew
 
 _LOCK = "select pg_advisory_xact_lock(1413565440, 0)"
 _FOLDERS = ("functions", "views")
@@ -37,11 +44,18 @@ class SchemaInfo:
     """The number that makes this database's job ids its own."""
     server: str
     """PostgreSQL's version."""
+    works_from: int | None = None
+    """The lowest version that a release may expect to work with this schema; None: only its own."""
 
     @property
     def current(self) -> bool:
         """Whether a migration would change nothing."""
         return self.version == self.expected and self.functions_current
+
+    @property
+    def works(self) -> bool:
+        """Whether this release can work with it."""
+        return verdict(self.version, self.works_from, self.expected, "") is None
 
 
 def migrations() -> list[tuple[int, str, str]]:
@@ -77,7 +91,7 @@ def digest() -> str:
 def script(*, node: int = 0, since: int = 0) -> str:
     """The whole installation as one SQL text, for people who apply SQL by their own means."""
     parts = ["begin;", f"{_LOCK};", "set local check_function_bodies = off;"]
-    parts += [f"-- {name}\n{text.strip()}" for number, name, text in migrations() if number > since]
+    parts += [f"-- {name}\n{aside(text).strip()}" for number, name, text in migrations() if number > since]
     parts += [f"-- {name}\n{text.strip()}" for name, text in routines()]
     if since == 0:
         parts.append(_FIRST.format(version=latest(), functions=digest(), node=node, start=_start(node), end=_end(node)))
@@ -105,44 +119,70 @@ def _end(node: int) -> int:
 def info(conn: psycopg.Connection) -> SchemaInfo:
     """What is installed in this database."""
     server = conn.info.parameter_status("server_version") or "?"
-    row = None
-    if conn.execute("select to_regclass('tallybook.installation') is not null").fetchone() == (True,):
-        row = conn.execute("select version, functions, node from tallybook.installation").fetchone()
-    version, functions, node = cast("tuple[int, str, int]", row) if row else (0, "", 0)
-    return SchemaInfo(version, latest(), functions == digest(), node, server)
+    row = installed(conn) or {"version": 0, "functions": "", "node": 0}
+    current = row["functions"] == digest()
+    return SchemaInfo(row["version"], latest(), current, row["node"], server, row.get("works_from"))
 
 
 def check(conn: psycopg.Connection) -> SchemaInfo:
     """Like `info`; raises SchemaMissing, SchemaTooOld or SchemaTooNew unless this release can work with what is there."""
     found = info(conn)
-    if found.version == 0:
-        raise SchemaMissing(conn.info.dbname)
-    if found.version < found.expected:
-        raise SchemaTooOld(found.version, found.expected)
-    if found.version > found.expected:
-        raise SchemaTooNew(found.version, found.expected)
+    if error := verdict(found.version, found.works_from, found.expected, conn.info.dbname):
+        raise error
     return found
 
 
-def migrate(conn: psycopg.Connection, *, node: int = 0, on_step: Callable[[str], None] | None = None) -> list[str]:
-    """Install or upgrade the schema; returns what was done, an empty list if it was all there.
+def migrate(
+    conn: psycopg.Connection,
+    *,
+    node: int = 0,
+    on_step: Callable[[str], None] | None = None,
+    on_wait: Callable[[str], None] | None = None,
+    patience: timedelta = timedelta(minutes=5),
+) -> list[str]:
+    """Install or upgrade the schema; returns what was done, an empty list if there was nothing to do.
 
-    `node` (0 to 1023) is set once, at the first installation. Raises SchemaTooNew where a newer release has been here.
-    The connection must not be inside a transaction; it is left outside of one.
+    `node` (0 to 1023) is set once, at the first installation. The connection must not be inside a transaction; it is left
+    outside of one. Workers and producers may go on meanwhile: where their transactions hold the tables for longer than a
+    moment, they are let by, `on_wait` is told who they are, and it is tried again, for as long as `patience`; then
+    SchemaBusy. SchemaTooNew where a newer release has been here that this one cannot work with; a schema that it can work
+    with is left as it is.
     """
+    until, patient = time.monotonic() + patience.total_seconds(), False
+    while True:
+        try:
+            return _migrate(conn, node, on_step or (lambda name: None), patient)
+        except BUSY:
+            by, patient = holders(conn)
+        if time.monotonic() >= until:
+            raise SchemaBusy(by)
+        if on_wait:
+            on_wait(by)
+        time.sleep(random.uniform(0.5, 1.5))  # everybody who waited behind us goes first
+
+
+def _migrate(conn: psycopg.Connection, node: int, on_step: Callable[[str], None], patient: bool) -> list[str]:
     done: list[str] = []
     with conn.transaction():
-        conn.execute("set local client_min_messages = warning")
+        # A role's own time-outs are not meant for this. Another migration holds no lock but this one: wait for it.
+        conn.execute(
+            "set local client_min_messages = warning; set local statement_timeout = 0; set local lock_timeout = 0"
+        )
         conn.execute(_LOCK)
         found = info(conn)
         if found.version > found.expected:
+            if found.works:
+                return []
             raise SchemaTooNew(found.version, found.expected)
         if found.current:
             return []
+        if found.version:
+            for old in set_aside(conn):
+                conn.execute(sql.SQL("drop function {}").format(old))
+            take(conn, altered(text for number, _, text in migrations() if number > found.version), patient=patient)
         for name, text in _steps(found):
-            if on_step:
-                on_step(name)
-            conn.execute(_trusted(text))
+            on_step(name)
+            conn.execute(_trusted(aside(text)))
             done.append(name)
         first = found.version == 0
         last = _FIRST if first else _AGAIN

@@ -42,6 +42,8 @@ class Options:
     expires_at: datetime | None = None
     retry: str | Backoff | None = None
     """The name of a policy, or one that can travel in the row."""
+    version: int = 1
+    """Of the task's args."""
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue, 64)
@@ -86,9 +88,12 @@ class Options:
     @property
     def options_text(self) -> str | None:
         """What few jobs ask for, as the JSON text of one object; None where a job asks for none of it."""
-        if self.retry is None:
-            return None
-        return json.dumps({"retry": self.retry if isinstance(self.retry, str) else to_json(self.retry)})
+        said: dict[str, object] = {}
+        if self.retry is not None:
+            said["retry"] = self.retry if isinstance(self.retry, str) else to_json(self.retry)
+        if self.version != 1:
+            said["version"] = self.version
+        return json.dumps(said) if said else None
 
     @property
     def run_at_text(self) -> str | None:

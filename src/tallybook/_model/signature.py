@@ -97,6 +97,17 @@ class ArgsModel:
         """The names that args may have; with `**kwargs` any other as well."""
         return self._plan.names
 
+    @property
+    def is_open(self) -> bool:
+        """Whether args may have names beyond `names`, because the function has `**kwargs`."""
+        return self._plan.open
+
+    def described(self) -> list[tuple[inspect.Parameter, Any]]:
+        """Each parameter that takes an arg, with its resolved annotation (Parameter.empty: none), in their order."""
+        parameters = list(inspect.signature(self.function).parameters.values())[len(self.specials) :]
+        hints = self._hints([parameter.name for parameter in parameters])
+        return [(parameter, hints.get(parameter.name, _EMPTY)) for parameter in parameters]
+
     @cached_property
     def returns(self) -> Any:
         """The annotation of what the function returns; Any where there is none, or none that can be resolved."""

@@ -5,12 +5,13 @@ Its session also holds the advisory lock by which the others see at once that th
 
 from __future__ import annotations
 
+import json
 import logging
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,8 +20,10 @@ import psycopg
 from tallybook._db.limit import ThreadLimit
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.policy import Outage, first_line, is_gone
+from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._worker.jobs import Book
 from tallybook._worker.settings import WorkerSettings
+from tallybook.errors import SchemaError
 
 log = logging.getLogger("tallybook.worker")
 
@@ -29,8 +32,8 @@ _COMES_BACK = 1.0
 # So long an answer may take: a beat that hangs in a dead network leaves time for two others within the lease.
 _LEAST_ANSWER, _MOST_ANSWER = 1.0, 5.0
 _START = (
-    "select tallybook.worker_start(%s::text, %s::text[], %s::text[], session => %s::boolean, lease => %s::interval),"
-    " tallybook._timeline()"
+    "select tallybook.worker_start(%s::text, %s::text[], %s::text[], session => %s::boolean, lease => %s::interval,"
+    " catalogue => %s::jsonb), tallybook._timeline()"
 )
 _HOLD = "select pg_advisory_lock_shared(1413565443, %s::int)"
 _LET_GO = "select pg_advisory_unlock_shared(1413565443, %s::int)"
@@ -57,6 +60,9 @@ class Heartbeat(threading.Thread):
         session: bool,
         on_cancel: Callable[[int, str | None], object],
         on_given_up: Callable[[int], object],
+        on_schema: Callable[[SchemaError], object],
+        catalogue: Sequence[Mapping[str, Any]] = (),
+        expected: int,
     ) -> None:
         super().__init__(name="tallybook-heartbeat", daemon=True)
         self._dsn = dsn
@@ -67,6 +73,9 @@ class Heartbeat(threading.Thread):
         self._book = book
         self._on_cancel = on_cancel
         self._on_given_up = on_given_up
+        self._on_schema = on_schema
+        self._catalogue = json.dumps(catalogue)
+        self._expected = expected
         self._conn: psycopg.Connection[Any] | None = None
         self._ear, self._mouth = socket.socketpair()
         self._ear.setblocking(False)
@@ -98,7 +107,7 @@ class Heartbeat(threading.Thread):
 
     def _register(self, conn: psycopg.Connection[Any]) -> int:
         settings = self._settings
-        params = (settings.name, list(settings.queues), self._tasks, self._session, settings.lease)
+        params = (settings.name, list(settings.queues), self._tasks, self._session, settings.lease, self._catalogue)
         row = conn.execute(_START, params).fetchone()
         assert row is not None
         self._beats_as, self._timeline = row
@@ -145,6 +154,7 @@ class Heartbeat(threading.Thread):
                 if self._conn is None or self._conn.closed:
                     self._hold(self._connect())
                 self._beat()
+                self._look_at_schema(self._conn)
                 if outage.failures:
                     outage.over()
             except (psycopg.Error, OSError) as error:
@@ -155,6 +165,9 @@ class Heartbeat(threading.Thread):
                 pause = outage.failed(error, self._conn)
                 if self._conn is not None and is_gone(error, self._conn):
                     self._conn.close()
+                elif isinstance(error, psycopg.Error) and error.sqlstate in UNDEFINED:
+                    with suppress(psycopg.Error):
+                        self._look_at_schema(self._conn)
             self._wait(pause)
         if self._conn is not None:
             self._conn.close()
@@ -166,6 +179,15 @@ class Heartbeat(threading.Thread):
             cancelled = self._conn.execute(_RENEW, params).fetchall()
         for job_id, reason in cancelled:
             self._on_cancel(job_id, reason)
+
+    def _look_at_schema(self, conn: psycopg.Connection[Any] | None) -> None:
+        """One row: somebody may have migrated to a schema that this release cannot work with."""
+        if conn is None:
+            return
+        with ThreadLimit(conn, self._answer):
+            error = refusal(conn, self._expected)
+        if error is not None:
+            self._on_schema(error)
 
     def _come_back(self, error: psycopg.Error) -> None:
         """The others gave this worker up (it was stopped, or cut off, for longer than the lease), or the server failed over.

@@ -32,6 +32,7 @@ from tallybook._worker.jobs import Book, Running
 from tallybook._worker.retrying import after_failure
 from tallybook._worker.threads import DaemonThreads
 from tallybook._worker.verbs import Verbs
+from tallybook._worker.versions import is_newer, upgraded
 from tallybook.errors import PayloadError, TransactionError
 
 if TYPE_CHECKING:
@@ -136,9 +137,10 @@ class Runner:
     def start(self, jobs: list[Running]) -> None:
         """Start these jobs; each has its slot already."""
         for job in jobs:
-            known = self._app.tasks.get(job.task_name)
-            if known is None:
-                log.info("job %s: no task %r here, put aside for a worker that knows it", job.job_id, job.task_name)
+            known = self._app.names.get(job.task_name)
+            if known is None or (job.options and is_newer(job.options, known)):
+                what = f"task {job.task_name!r}" if known is None else f"such version of the args of {job.task_name!r}"
+                log.info("job %s: no %s here, put aside for a worker that knows it", job.job_id, what)
                 self._finisher.move(job)
                 self._book.freed(job)
                 continue
@@ -171,7 +173,7 @@ class Runner:
 
     def isolated(self, job: Running) -> bool:
         """Whether what this job does to its process it does to no other job."""
-        known = self._app.tasks.get(job.task_name)
+        known = self._app.names.get(job.task_name)
         return known is not None and known.execution.process
 
     @property
@@ -201,7 +203,7 @@ class Runner:
 
     def _overdue(self, job: Running) -> None:
         """Neither the cancel nor the grace has ended this attempt: it is failed, and its handler abandoned."""
-        known = self._app.tasks[job.task_name]
+        known = self._app.names[job.task_name]
         if self._book.running.get(job.job_id) is not job or known.execution.timeout is None:
             return
         self.abandoned += 1
@@ -331,6 +333,8 @@ class Runner:
             job.args, job.headers = json.loads(args), json.loads(headers) if headers else None
         except (ValueError, RecursionError) as error:
             raise PayloadError("$", f"it cannot be read: {error}", task=known.name, verb="read") from error
+        if job.options or known.contract.version != 1:
+            job.args = upgraded(job, known)
         positional, named = known.args.load(job.args)
         context = contextvars.copy_context()
         context.run(current_job.set, job)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from tallybook._db import migrate
-from tallybook._db.link import Link, dsn_for_people
+from tallybook._db.link import CONNECT, Link, dsn_for_people
+from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._upkeep import rebase
 from tallybook._upkeep.promote import Promoter
 from tallybook._upkeep.rescue import Rescuer
@@ -29,12 +30,16 @@ from tallybook._worker.settings import WorkerSettings
 from tallybook._worker.sleeper import CANCEL, Sleeper
 from tallybook._worker.verbs import Verbs
 from tallybook._worker.watchdog import Watchdog
-from tallybook.errors import NotSupported, QueueUnavailable
+from tallybook.errors import NotSupported, QueueUnavailable, SchemaError
 
 if TYPE_CHECKING:
     from tallybook._app import App
 
 log = logging.getLogger("tallybook.worker")
+
+_TWINS = """\
+select n.name, t.app, t.definition ->> 'queue' from tallybook.task t, unnest(t.aliases || t.name) n(name)
+ where t.app <> %s and n.name = any (%s) order by n.name"""
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,7 @@ class Worker:
             on_foreign=self._foreign,
         )
         app.check_policies()
+        app.check_tasks()
         self.watchdog: Watchdog | None = None
         self.worn_out = False
         self._app = app
@@ -163,11 +169,14 @@ class Worker:
         self.heartbeat = Heartbeat(
             self._session_dsn if session else self.dsn,
             self.settings,
-            list(self._app.tasks),
+            list(self._app.names),
             self.book,
             session=session,
             on_cancel=lambda job, reason: loop.call_soon_threadsafe(self.runner.cancel, job, reason),
             on_given_up=lambda worker_id: loop.call_soon_threadsafe(self._given_up, worker_id),
+            on_schema=lambda error: loop.call_soon_threadsafe(self._schema_changed, error),
+            catalogue=self._app.catalogue(),
+            expected=self._expected,
         )
         await self.upkeep.until(self.heartbeat.register)
         self.heartbeat.start()
@@ -177,7 +186,8 @@ class Worker:
 
     def _check_schema(self) -> None:
         with psycopg.connect(self.dsn, connect_timeout=10, autocommit=True) as conn:
-            migrate.check(conn)
+            self._expected = migrate.check(conn).expected
+            self._warn_of_twins(conn)
             known = [
                 row[0]
                 for row in conn.execute("select name from tallybook.queue union select queue from tallybook.lane")
@@ -187,6 +197,33 @@ class Worker:
                 log.warning(
                     "no job was ever put into queue %r; did you mean %r? It is served all the same", queue, near[0]
                 )
+
+    def _warn_of_twins(self, conn: psycopg.Connection[Any]) -> None:
+        """Two apps with one task name would run each other's jobs on one queue; the catalogue has one entry for both."""
+        for name, app, queue in conn.execute(_TWINS, (self._app.name, list(self._app.names))).fetchall():
+            both = " It has the same queue there: each runs jobs that are meant for the other." * (
+                queue == self._app.names[name].queue
+            )
+            log.warning(
+                "task %r is on record as one of app %r, not of app %r.%s Give one of them another name, unless the app was renamed",
+                name, app, self._app.name, both,
+            )  # fmt: skip
+
+    def _schema_changed(self, error: SchemaError) -> None:
+        if self._failed is None and not self.claimer.stopping.is_set():
+            log.critical("%s: the worker stops", error)
+            self._failed = error
+            self.claimer.stopping.set()
+            self.book.changed.set()
+            self._wake()
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """What is missing in the schema may be so because it is another one by now; then that is the error."""
+        if not isinstance(error, psycopg.Error) or error.sqlstate not in UNDEFINED:
+            return error
+        with contextlib.suppress(psycopg.Error), psycopg.connect(self.dsn, **CONNECT) as conn:
+            return refusal(conn, self._expected) or error
+        return error
 
     def _serve(self, service: Any, name: str) -> None:
         running = asyncio.create_task(service, name=f"tallybook-{name}")
@@ -203,6 +240,7 @@ class Worker:
             self._wake()
 
     _failed: BaseException | None = None
+    _expected = 0
     _starting: asyncio.Task[None] | None = None
 
     async def run(self) -> WorkerReport:
@@ -231,13 +269,14 @@ class Worker:
             if not self.claimer.stopping.is_set():
                 raise
             return WorkerReport(0, 0, 0, 0)  # told to stop before the server could be reached
-        except Exception:  # a defect of ours: what runs gets its end all the same
+        except Exception as error:  # a defect of ours: what runs gets its end all the same
             await self.give_back()
+            self._failed = self._failed or error
             raise
         finally:
             await self._close()
             if self._failed:
-                raise self._failed
+                raise await asyncio.to_thread(self._explained, self._failed)
 
     async def _begin(self) -> None:
         self._starting = asyncio.create_task(self.start(), name="tallybook-start")

@@ -4,10 +4,10 @@
 -- A job that is scheduled or waiting is updated in place. One that stands in line is not (an entry is never updated): an
 -- amendment is written, which whoever claims it reads; for another lane or time promote moves it after the commit.
 -- Who is about to start the job waits for the caller's transaction (class 1413565447, see _queued_still).
--- p_queued: the caller has that lock, and has seen the job queued.
+-- p_queued: the caller has that lock, and has seen the job queued. p_version: of p_args, as in the options of their job.
 -- Errors: TB003 at another isolation level than READ COMMITTED, if the job stands in line.
 create or replace function tallybook._amend(p_job_id bigint, p_on_conflict text, p_args jsonb, p_priority int, p_run_at timestamptz,
-  p_queued boolean default false)
+  p_queued boolean default false, p_version jsonb default null)
 returns boolean language plpgsql as $$
 declare
   s record; e record;
@@ -25,11 +25,17 @@ begin
   if found then
     case p_on_conflict
       when 'replace_args' then
+<<<<<<< HEAD
         update tallybook.scheduled x set args = p_args where x.job_id = p_job_id;
         update tallybook.amendment a set args = p_args, xid = default where a.job_id = p_job_id;
       when 'push_run_at' then
         update tallybook.scheduled x set run_at = p_run_at where x.job_id = p_job_id;
         update tallybook.amendment a set run_at = null, xid = default where a.job_id = p_job_id and a.run_at is not null;
+=======
+        update tallybook.scheduled x set args = p_args, options = tallybook._versioned(x.options, p_version) where x.job_id = p_job_id;
+        update tallybook.amendment a set args = p_args, version = p_version where a.job_id = p_job_id;
+      when 'push_run_at' then update tallybook.scheduled x set run_at = p_run_at where x.job_id = p_job_id;
+>>>>>>> w-upgrade
       else
         if p_priority < s.priority then
           update tallybook.scheduled x set lane_id = (select n.lane_id from tallybook._lane(s.queue, p_priority, s.part) n)
@@ -44,11 +50,17 @@ begin
   if found then
     case p_on_conflict
       when 'replace_args' then
+<<<<<<< HEAD
         update tallybook.waiting x set args = p_args where x.job_id = p_job_id;
         update tallybook.amendment a set args = p_args, xid = default where a.job_id = p_job_id;
       when 'push_run_at' then
         update tallybook.waiting x set run_at = p_run_at where x.job_id = p_job_id;
         update tallybook.amendment a set run_at = null, xid = default where a.job_id = p_job_id and a.run_at is not null;
+=======
+        update tallybook.waiting x set args = p_args, options = tallybook._versioned(x.options, p_version) where x.job_id = p_job_id;
+        update tallybook.amendment a set args = p_args, version = p_version where a.job_id = p_job_id;
+      when 'push_run_at' then update tallybook.waiting x set run_at = p_run_at where x.job_id = p_job_id;
+>>>>>>> w-upgrade
       else
         if p_priority < s.priority then
           update tallybook.waiting x set lane_id = (select n.lane_id from tallybook._lane(s.queue, p_priority, s.part) n)
@@ -80,13 +92,19 @@ begin
     raise exception 'on_conflict % needs READ COMMITTED', p_on_conflict
       using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || p_job_id || ' has started since.';
   end if;
-  insert into tallybook.amendment as a (job_id, args, priority, run_at)
+  insert into tallybook.amendment as a (job_id, args, priority, run_at, version)
   values (p_job_id, case when p_on_conflict = 'replace_args' then p_args end,
           case when p_on_conflict = 'raise_priority' then p_priority end,
-          case when p_on_conflict = 'push_run_at' then p_run_at end)
+          case when p_on_conflict = 'push_run_at' then p_run_at end,
+          case when p_on_conflict = 'replace_args' then p_version end)
   on conflict on constraint amendment_pkey do update
+<<<<<<< HEAD
     set args = coalesce(excluded.args, a.args), priority = least(excluded.priority, a.priority),
         run_at = coalesce(excluded.run_at, a.run_at), xid = excluded.xid;
+=======
+    set args = coalesce(excluded.args, a.args), version = case when excluded.args is null then a.version else excluded.version end,
+        priority = least(excluded.priority, a.priority), run_at = coalesce(excluded.run_at, a.run_at);
+>>>>>>> w-upgrade
   if p_on_conflict <> 'replace_args' then perform tallybook._wake(' promote'); end if;
   return true;
 end $$;
@@ -97,6 +115,7 @@ end $$;
 create or replace function tallybook._amended(e tallybook.entry) returns tallybook.entry
 language plpgsql as $$
 declare
+<<<<<<< HEAD
   a tallybook.amendment; v_free boolean; l record;
 begin
   if e.unique_key is null then return e; end if;  -- only those are amended
@@ -118,6 +137,18 @@ begin
     update tallybook.amendment x set args = null, priority = null where x.job_id = e.job_id;
   elsif v_free then
     delete from tallybook.amendment x where x.job_id = e.job_id;
+=======
+  v_given record;
+begin
+  if e.unique_key is not null then  -- only those are amended
+    select k.args, k.version into v_given from tallybook.amendment k where k.job_id = e.job_id and k.args is not null;
+    if found then
+      e.args := v_given.args;
+      e.options := tallybook._versioned(e.options, v_given.version);
+    end if;
+    delete from tallybook.amendment a
+     where a.job_id = (select x.job_id from tallybook.amendment x where x.job_id = e.job_id for update skip locked);
+>>>>>>> w-upgrade
   end if;
   return e;
 end $$;
@@ -126,11 +157,17 @@ end $$;
 --
 -- busy: a producer that relied on this job being queued, or has changed it, is still in its transaction: look again
 -- soon. Else what it was changed to, read by a newer snapshot than the probe (hence volatile).
-create or replace function tallybook._look(p_job_id bigint, out busy boolean, out args jsonb, out run_at timestamptz)
+create or replace function tallybook._look(p_job_id bigint, out busy boolean, out args jsonb, out run_at timestamptz, out version jsonb)
 language plpgsql as $$
 begin
   busy := not (pg_try_advisory_lock(1413565447, hashint8(p_job_id)) and pg_advisory_unlock(1413565447, hashint8(p_job_id)));
   if not busy then
-    select a.args, a.run_at into args, run_at from tallybook.amendment a where a.job_id = p_job_id;
+    select a.args, a.run_at, a.version into args, run_at, version from tallybook.amendment a where a.job_id = p_job_id;
   end if;
 end $$;
+
+-- _versioned(options, version): the options of a job whose args have been replaced by some of this version; null: the first.
+create or replace function tallybook._versioned(p_options jsonb, p_version jsonb) returns jsonb
+language sql immutable as $$
+  select nullif(coalesce(p_options, '{}') - 'version' || case when p_version is null then '{}' else jsonb_build_object('version', p_version) end, '{}')
+$$;

@@ -5,15 +5,13 @@
 create or replace function tallybook._bury(e tallybook.entry, p_reason text, p_at timestamptz, p_failures int, p_crashes int, p_errors jsonb)
 returns void language plpgsql as $$
 declare
-  t record;
+  t tallybook.task := tallybook._task_of(e.task);
 begin
   insert into tallybook.dead (job_id, died_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, reason, task, args,
                               headers, unique_key, errors, expires_at, order_key, options)
   values (e.job_id, p_at, e.enqueued_at, e.lane_id, e.attempt, p_failures, p_crashes, e.max_attempts, p_reason, e.task, e.args,
           e.headers, e.unique_key, p_errors, e.expires_at, e.order_key, e.options);
-  select k.on_dead_task, k.on_dead_queue into t from tallybook.task k
-   where (k.name = e.task or e.task = any (k.aliases)) and k.on_dead_task is not null limit 1;
-  if found and not exists (select from tallybook.task k where k.on_dead_task = e.task) then
+  if t.on_dead_task is not null and not exists (select from tallybook.task k where k.on_dead_task in (e.task, t.name)) then
     perform tallybook._put(nextval('tallybook.job_id'), coalesce(t.on_dead_queue, 'default'), t.on_dead_task,
       jsonb_build_object('job', e.job_id, 'task', e.task, 'args', e.args, 'failures', p_failures,
                          'error', coalesce(p_errors -> -1, '{}') || jsonb_build_object('reason', p_reason)),

@@ -34,7 +34,8 @@ begin
     perform tallybook._check_options(order_key, expires_at, options);
   end if;
   if unique_key is not null then
-    v_holder := tallybook._claim_key(task, unique_key, v_id, unique_while, on_conflict, args, priority, run_at);
+    v_holder := tallybook._claim_key(task, unique_key, v_id, unique_while, on_conflict, args, priority, run_at,
+                                       options -> 'version');
     if v_holder <> v_id then return v_holder; end if;
   end if;
   perform tallybook._put(v_id, queue, task, args, run_at, priority, unique_key, max_attempts, headers, clock_timestamp(),

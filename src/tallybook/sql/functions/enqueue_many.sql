@@ -47,7 +47,8 @@ begin
                                     on_conflict, unique_while, order_key, expires_at, options, n)
               where f.key is not null order by f.task, f.key, f.n loop
       job_ids[v.n] := tallybook._claim_key(v.task, v.key, v.id, coalesce(v.unique_while, 'running'),
-                        coalesce(v.on_conflict, 'skip'), v.args::jsonb, coalesce(v.priority, 2), v.run_at);
+                        coalesce(v.on_conflict, 'skip'), v.args::jsonb, coalesce(v.priority, 2), v.run_at,
+                        v.options::jsonb -> 'version');
       created[v.n] := job_ids[v.n] = v.id;
       if created[v.n] then
         perform tallybook._put(v.id, v.queue, v.task, v.args::jsonb, v.run_at, coalesce(v.priority, 2), v.key,

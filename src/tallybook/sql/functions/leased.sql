@@ -30,7 +30,8 @@ begin
     select e.job_id, e.attempt, e.task, coalesce(k.args, e.args), e.headers, v_queue, v_priority, e.failures::int, e.crashes::int, e.max_attempts::int,
            e.unique_key, e.enqueued_at, e.run_at,
            v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled),
-           e.expires_at <= clock_timestamp(), k.busy, k.run_at > clock_timestamp(), e.order_key, e.options
+           e.expires_at <= clock_timestamp(), k.busy, k.run_at > clock_timestamp(), e.order_key,
+           case when k.args is null then e.options else tallybook._versioned(e.options, k.version) end
       from unnest(case when c.one_xid is not null then array[c.one_xid] else c.closed end) x(xid) cross join tallybook.entry e
            left join lateral tallybook._look(e.job_id) k on e.unique_key is not null
      where e.lane_id = c.lane_id and e.retention = c.retention and e.xid = x.xid
@@ -43,7 +44,8 @@ begin
     select e.job_id, e.attempt, e.task, coalesce(k.args, e.args), e.headers, v_queue, v_priority, e.failures::int, e.crashes::int, e.max_attempts::int,
            e.unique_key, e.enqueued_at, e.run_at,
            v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled),
-           e.expires_at <= clock_timestamp(), k.busy, k.run_at > clock_timestamp(), e.order_key, e.options
+           e.expires_at <= clock_timestamp(), k.busy, k.run_at > clock_timestamp(), e.order_key,
+           case when k.args is null then e.options else tallybook._versioned(e.options, k.version) end
       from tallybook.entry e
            left join lateral tallybook._look(e.job_id) k on e.unique_key is not null
      where e.lane_id = c.lane_id and e.retention = c.retention

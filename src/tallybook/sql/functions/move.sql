@@ -1,7 +1,7 @@
 -- move(lease, job_id, attempt): put a job whose task this worker does not know aside, for workers that know it.
 --
--- The same for args of a version that it does not know. It goes to the part of its queue that only they walk: no failure is counted,
--- and the attempt, which never started, is not one of its attempts on view.
+-- The same for args of a version that it does not know. It goes to the part of its queue that only they walk, once: who
+-- walks it knows it. No failure is counted, and the attempt, which never started, is not one of its attempts on view.
 -- Returns moved, or refused. Reads claim, entry, lane; writes outcome, entry, at first use lane.
 create or replace function tallybook.move(lease uuid, job_id bigint, attempt int) returns text
 language plpgsql as $$
@@ -11,7 +11,9 @@ declare
 begin
   if e.job_id is null then return 'refused'; end if;
   select l.queue, l.priority into v_queue, v_priority from tallybook.lane l where l.lane_id = e.lane_id;
-  select * into v_lane from tallybook._lane(v_queue, v_priority, coalesce('version:' || (e.options ->> 'version') || ':', 'task:') || e.task);
+  select * into v_lane from tallybook._lane(v_queue, v_priority,
+    case when e.options ->> 'version' ~ '^([2-9]|[1-9][0-9]{1,2})$' then format('version:%s:%s', e.options ->> 'version', e.task)
+         else 'task:' || e.task end);
   insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args,
                                headers, unique_key, run_at, errors, expires_at, order_key, options)
   values (nextval('tallybook.job_id'), e.job_id, e.enqueued_at, v_lane.lane_id, e.attempt + 1, v_lane.retention, e.failures, e.crashes,

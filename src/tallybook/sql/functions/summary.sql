@@ -3,10 +3,8 @@
 create or replace function tallybook.summary(task text, args jsonb) returns text
 language plpgsql stable as $$
 declare
-  v_text text;
+  v_text text := (tallybook._task_of(summary.task)).summary;
 begin
-  select t.summary into v_text from tallybook.task t
-   where t.summary is not null and (t.name = summary.task or summary.task = any (t.aliases)) limit 1;
   if v_text is null then return null; end if;
   -- Piece by piece, so that an arg with braces in it is not filled in again.
   return left((select string_agg(case when m.r[1] ~ '^\{\w+\}$' then coalesce(args ->> trim(both '{}' from m.r[1]), m.r[1]) else m.r[1] end,

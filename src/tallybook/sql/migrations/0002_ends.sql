@@ -118,3 +118,10 @@ drop function if exists tallybook._bury(tallybook.entry, text, timestamptz, int,
 -- Moving house: see functions/rebase.sql.
 comment on column tallybook.lane.retired_at is 'Since when nobody lines up here: the database has moved to another cluster, and the lane has a successor.';
 comment on column tallybook.lane.born is 'No entry of this lane can have a lower transaction id: where its first window opens. Of a retired lane: all below is over.';
+
+-- Upgrades: replaced args bring the version of their form along.
+alter table tallybook.amendment add column version jsonb;
+comment on column tallybook.amendment.version is 'The version of the changed args; null with args: the first one.';
+drop function if exists tallybook._claim_key(text, text, bigint, text, text, jsonb, int, timestamptz);
+drop function if exists tallybook._amend(bigint, text, jsonb, int, timestamptz, boolean);
+drop function if exists tallybook._look(bigint);

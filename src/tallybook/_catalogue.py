@@ -1,0 +1,155 @@
+"""The catalogue: what the tasks of an app are, for people and for programs of other releases.
+
+Workers put it into tallybook.task when they start; `tallybook task list` shows it. What is checked here needs more than one
+task, or its annotations, so it is not checked where a task is declared, which is at import.
+"""
+
+from __future__ import annotations
+
+import inspect
+from difflib import get_close_matches
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from tallybook._model.backoff import ByFunction, to_json
+from tallybook._model.contract import DEATH, DEATH_SIGNATURE
+from tallybook._model.durations import format_duration
+from tallybook.errors import ConfigError, SignatureError
+
+if TYPE_CHECKING:
+    from tallybook._app import App
+    from tallybook._task import Task
+
+__all__ = ["catalogue", "check", "definition"]
+
+_LONGEST_DEFAULT = 60
+
+
+def check(app: App) -> None:
+    """ConfigError for a task whose summary, versions or on_dead do not fit: what a worker asks when it starts."""
+    for task in app.tasks.values():
+        task.contract.check_upgrades(task.name)
+        if task.contract.summary is not None:
+            _check_summary(task)
+        if task.contract.on_dead is not None:
+            _check_on_dead(app, task)
+
+
+def _check_summary(task: Task[..., Any]) -> None:
+    for name in task.contract.placeholders:
+        if name not in task.args.names and not task.args.is_open:
+            near = get_close_matches(name, task.args.names, 1)
+            hint = f"Did you mean {{{near[0]}}}?" if near else f"It has {', '.join(sorted(task.args.names)) or 'none'}"
+            option = f"summary of task {task.name!r}"
+            raise ConfigError(option, task.contract.summary, f"the task has no argument {name!r}", hint=hint)
+
+
+def _check_on_dead(app: App, task: Task[..., Any]) -> None:
+    named = task.contract.on_dead or ""
+    option = f"on_dead of task {task.name!r}"
+    follower = app.names.get(named)
+    if follower is None:
+        near = get_close_matches(named, app.names, 1)
+        hint = f"Did you mean {near[0]!r}?" if near else "Import the module that defines it"
+        raise ConfigError(option, named, f"app {app.name!r} has no task of that name", hint=hint)
+    if follower is task:
+        raise ConfigError(option, named, "that is the task itself", hint="Name another task")
+    if follower.contract.on_dead is not None:
+        reason = f"task {follower.name!r} has an on_dead of its own"
+        raise ConfigError(
+            option, named, reason, hint="A death of what tells of deaths enqueues nothing: leave that out"
+        )
+    if follower.contract.version != 1:
+        reason = f"task {follower.name!r} has a version"
+        raise ConfigError(option, named, reason, hint="Its args are given by Tallybook and have none: leave it out")
+    if follower.args.names != frozenset(DEATH) or follower.args.is_open:
+        hint = f"Write `def {follower.fn.__name__}{DEATH_SIGNATURE}`, after a Context if it takes one"
+        raise ConfigError(option, named, f"task {follower.name!r} takes other arguments", hint=hint)
+
+
+def catalogue(app: App) -> list[dict[str, Any]]:
+    """One entry a task, as worker_start takes them."""
+    found = []
+    for task in sorted(app.tasks.values(), key=lambda task: task.name):
+        follower = app.names.get(task.contract.on_dead or "")
+        entry = {
+            "name": task.name,
+            "app": app.name,
+            "summary": task.contract.summary,
+            "on_dead_task": None if follower is None else follower.name,
+            "on_dead_queue": None if follower is None else follower.queue,
+            "version": task.contract.version,
+            "aliases": list(task.contract.aliases),
+            "definition": definition(task),
+        }
+        found.append({name: value for name, value in entry.items() if value is not None})
+    return found
+
+
+def definition(task: Task[..., Any]) -> dict[str, Any]:
+    """What one task declares, as JSON; options that have their default are left out."""
+    said: dict[str, Any] = {
+        "args": _args(task),
+        "queue": task.queue,
+        "priority": task.priority,
+        "retry": _policy(task),
+    }
+    if task.retry_name is not None:
+        said["retry_name"] = task.retry_name
+    if task.max_attempts is not None:
+        said["max_attempts"] = task.max_attempts
+    if task.no_retry:
+        said["no_retry"] = [cls.__qualname__ for cls in task.no_retry]
+    if task.options.unique not in (None, False):
+        said["unique"] = True if task.options.unique is True else list(task.options.unique or ())
+    if not task.store_result:
+        said["store_result"] = False
+    execution = task.execution
+    if execution.timeout is not None:
+        said["timeout"] = format_duration(execution.timeout)
+    if execution.process:
+        said["process"] = True
+    if execution.memory is not None:
+        said["memory"] = execution.memory
+    if execution.env:
+        said["env"] = list(execution.env)
+    if task.atomic:
+        said["atomic"] = task.atomic
+    return said
+
+
+def _policy(task: Task[..., Any]) -> Any:
+    policy = task.retry
+    try:
+        return to_json(policy)
+    except ConfigError:  # code: only its name can be shown
+        code = policy.function if isinstance(policy, ByFunction) else type(policy)
+        name = getattr(code, "__qualname__", type(code).__qualname__)
+        return {"function": f"{getattr(code, '__module__', None) or '?'}.{name}"}
+
+
+def _args(task: Task[..., Any]) -> list[dict[str, Any]] | None:
+    """Name, type and default of each argument, in their order; None where the signature cannot be served."""
+    try:
+        described = task.args.described()
+    except SignatureError:
+        return None
+    found = []
+    for parameter, annotation in described:
+        one: dict[str, Any] = {"name": parameter.name}
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            one["name"] = f"**{parameter.name}"
+        if annotation is not inspect.Parameter.empty:
+            one["type"] = inspect.formatannotation(annotation)
+        if parameter.default is not inspect.Parameter.empty:
+            one["default"] = _default(parameter.default)
+        found.append(one)
+    return found
+
+
+def _default(value: object) -> str:
+    """A short one as it is written; of others only that there is one: their repr is the user's code."""
+    if isinstance(value, Enum):
+        return f"{type(value).__name__}.{value.name}"
+    shown = repr(value) if value is None or type(value) in (bool, int, float, str) or value in ((), [], {}) else "..."
+    return shown if len(shown) <= _LONGEST_DEFAULT else "..."

@@ -1,0 +1,166 @@
+"""tallybook task list, show: the catalogue."""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from typing import Any
+
+import click
+
+from tallybook._cli.common import connect, dsn_option, json_option, print_json, print_pairs, print_table
+from tallybook._cli.loading import load_app
+from tallybook._cli.text import clean, local
+from tallybook.errors import UnknownTask
+
+__all__ = ["task"]
+
+# What nobody has put on record but somebody serves (a worker in another language, an older release) is listed, too.
+_LIST = """\
+with live as (
+  select w.name, w.queues, unnest(w.tasks) as task from tallybook.worker w where w.ended_at is null)
+select json_build_object(
+  'name', n.name, 'app', t.app, 'summary', t.summary, 'version', t.version, 'aliases', t.aliases, 'alias_of', a.name,
+  'on_dead', t.on_dead_task, 'definition', t.definition, 'registered_at', t.registered_at,
+  'workers', (select coalesce(json_agg(json_build_object('name', s.name, 'queues', s.queues) order by s.name), '[]')
+                from (select distinct l.name, l.queues from live l where l.task = n.name) s))::text
+  from (select k.name from tallybook.task k union select l.task from live l) n
+  left join tallybook.task t using (name)
+  left join lateral (select k.name from tallybook.task k where n.name = any (k.aliases) order by k.name limit 1) a on true
+ where t.name is not null or a.name is null
+ order by n.name"""
+
+
+def _app_option(command: Any) -> Any:
+    text = "Show what the code of this App declares, instead of what is on record in the database."
+    return click.option("-A", "--app", "target", metavar="MODULE:APP", help=text)(command)
+
+
+@click.group()
+def task() -> None:
+    """Show the catalogue of tasks: arguments, policies, aliases, who serves them.
+
+    Workers put their tasks on record when they start.
+    """
+
+
+@task.command("list")
+@_app_option
+@dsn_option
+@json_option
+def list_(target: str | None, dsn: str | None, as_json: bool) -> None:
+    """List the tasks, one a line."""
+    found = _found(target, dsn)
+    if as_json:
+        print_json([json.dumps(one, ensure_ascii=False) for one in found])
+        return
+    titles = ("task", "app", "queue", "prio", "retry", "attempts", "workers")
+    empty = "no tasks: workers put theirs on record when they start"
+    print_table(titles, [_line(one) for one in found], empty=empty)
+
+
+def _found(target: str | None, dsn: str | None) -> list[dict[str, Any]]:
+    if target is not None:
+        app = load_app(target)
+        app.check_policies()
+        app.check_tasks()
+        return [
+            {"aliases": [], **one, "on_dead": one.get("on_dead_task"), "workers": None, "registered_at": None}
+            for one in app.catalogue()
+        ]
+    with connect(dsn) as conn:
+        return [json.loads(row[0]) for row in conn.execute(_LIST).fetchall()]
+
+
+def _line(one: dict[str, Any]) -> tuple[object, ...]:
+    said = one.get("definition") or {}
+    name = f"{clean(one['name'])}({_signature(said.get('args'))})"
+    if (one.get("version") or 1) > 1:
+        name += f" v{one['version']}"
+    if one["aliases"]:
+        name += f", was {', '.join(map(clean, one['aliases']))}"
+    if one.get("alias_of"):
+        name += f", an alias of {clean(one['alias_of'])}"
+    workers = "" if one["workers"] is None else len(one["workers"])
+    return (
+        name, one.get("app") or "-", said.get("queue") or "-", said.get("priority", "-"), _retry(said),
+        said.get("max_attempts") or (5 if said else "-"), workers,
+    )  # fmt: skip
+
+
+def _signature(args: Any) -> str:
+    if not isinstance(args, list):
+        return "..."
+    return ", ".join(
+        arg["name"]
+        + (f": {arg['type']}" if "type" in arg else "")
+        + (f" = {arg['default']}" if "default" in arg else "")
+        for arg in args
+    )
+
+
+def _retry(said: dict[str, Any]) -> str:
+    """The policy in words."""
+    policy = said.get("retry")
+    if not isinstance(policy, dict) or len(policy) != 1:
+        return "-"
+    ((form, values),) = policy.items()
+    name = f"{said['retry_name']}: " if said.get("retry_name") else ""
+    match form, values:
+        case "exponential", {"first": first, "factor": factor, "cap": cap, **more}:
+            jitter = ", drawn from 0 to that" if more.get("jitter") else ""
+            return f"{name}{first} x {factor:g}^(failures - 1), at most {cap}{jitter}"
+        case "linear", {"first": first, "cap": cap, **more}:
+            return f"{name}{first}, then {more.get('step', first)} more each time, at most {cap}"
+        case "constant", {"every": every}:
+            return f"{name}every {every}"
+        case _:
+            return f"{name}{values}"
+
+
+@task.command()
+@click.argument("name")
+@_app_option
+@dsn_option
+@json_option
+def show(name: str, target: str | None, dsn: str | None, as_json: bool) -> None:
+    """Show all about one task."""
+    found = _found(target, dsn)
+    # An alias leads to its task, even where older releases have put the old name on record.
+    by_name = {one["name"]: one for one in found} | {alias: one for one in found for alias in one["aliases"] or ()}
+    if name not in by_name:
+        near = get_close_matches(name, by_name, 1)
+        hint = None if near else "`tallybook task list` shows those on record"
+        error = UnknownTask(name, by_name)
+        error.hint = hint or error.hint
+        raise error
+    one = by_name[name]
+    if as_json:
+        print_json(json.dumps(one, ensure_ascii=False, indent=1))
+        return
+    said = one.get("definition") or {}
+    pairs: list[tuple[str, object]] = [
+        ("task", one["name"]),
+        ("app", one.get("app") or "-"),
+        ("arguments", f"({_signature(said.get('args'))})"),
+        ("version of args", one.get("version") or 1),
+        ("aliases", ", ".join(one["aliases"] or ()) or "-"),
+        ("summary", one.get("summary") or "-"),
+        ("queue", said.get("queue") or "-"),
+        ("priority", said.get("priority", "-")),
+        ("retry", _retry(said)),
+        ("max attempts", said.get("max_attempts") or (5 if said else "-")),
+        ("on dead", one.get("on_dead") or "-"),
+    ]
+    told = ("args", "queue", "priority", "retry", "retry_name", "max_attempts")
+    pairs += [(key.replace("_", " "), _plain(value)) for key, value in said.items() if key not in told]
+    if one["workers"] is not None:
+        served = [f"{worker['name']} ({', '.join(worker['queues'])})" for worker in one["workers"]]
+        pairs += [("served by", ", ".join(served) or "nobody"), ("registered", local(one["registered_at"]) or "-")]
+    print_pairs(pairs)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value

@@ -1,0 +1,73 @@
+"""The locks of a migration, so taken that a busy installation hardly notices and no user's transaction pays for it.
+
+ALTER TABLE needs its table for itself, and while it waits for a transaction that has the table, everybody else waits
+behind it. So a migration takes all its locks at once, for less than `deadlock_timeout` (1 s unless set otherwise), or gives
+up, lets everybody by and tries again. Being shorter than that matters: a producer that holds one of our tables and waits
+for another would else be the one that PostgreSQL ends as the victim of the deadlock with us.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+
+__all__ = ["BUSY", "altered", "holders", "take"]
+
+BUSY = (pg.LockNotAvailable, pg.QueryCanceled, pg.DeadlockDetected)
+"""What a migration that did not get its locks fails with."""
+
+# PostgreSQL ends an autovacuum that is in our way, but only once we have waited for longer than deadlock_timeout.
+_FOR_VACUUM = 2.0
+_SHARE = 0.8
+
+_TABLES = """\
+select c.relname from pg_class c
+ where c.relnamespace = 'tallybook'::regnamespace and (c.relname = any (%s) or c.relkind = 'v')
+ order by c.relkind <> 'v', c.relname"""
+
+_HOLDERS = """\
+select a.pid, coalesce(nullif(a.application_name, ''), a.backend_type), a.state, a.backend_type = 'autovacuum worker',
+       extract(epoch from clock_timestamp() - a.xact_start)::int
+  from pg_stat_activity a
+ where a.pid <> pg_backend_pid() and a.xact_start is not null and a.datname = current_database()
+   and exists (select from pg_locks l join pg_class c on c.oid = l.relation
+                where l.pid = a.pid and l.granted and c.relnamespace = 'tallybook'::regnamespace)
+ order by a.xact_start limit 3"""
+
+
+def altered(texts: Iterable[str]) -> set[str]:
+    """The tables that these migrations take for themselves."""
+    return {
+        name
+        for text in texts
+        for name in re.findall(r"(?:alter table|\bon|drop table) tallybook\.(\w+)", text, re.IGNORECASE)
+    }
+
+
+def take(conn: psycopg.Connection[Any], tables: set[str], *, patient: bool) -> None:
+    """Lock these tables and all views to the end of the transaction, together; the views first, as who reads them does.
+
+    Raises one of BUSY where that takes too long. `patient`: long enough for an autovacuum to be ended.
+    """
+    (deadlock,) = conn.execute("select setting::int from pg_settings where name = 'deadlock_timeout'").fetchone() or (
+        0,
+    )
+    limit = max(_FOR_VACUUM * 1000, deadlock * 2) if patient else min(2000, deadlock * _SHARE)
+    names = [row[0] for row in conn.execute(_TABLES, (sorted(tables),)).fetchall()]
+    conn.execute("select set_config('statement_timeout', %s, true)", (str(int(limit)),))
+    if tables and names:
+        found = sql.SQL(", ").join(sql.Identifier("tallybook", name) for name in names)
+        conn.execute(sql.SQL("lock table {} in access exclusive mode").format(found))
+    conn.execute("set local statement_timeout = 0; set local lock_timeout = '2s'")  # for what nobody foresaw
+
+
+def holders(conn: psycopg.Connection[Any]) -> tuple[str, bool]:
+    """Who has locks on the tables, in words, and whether an autovacuum is among them."""
+    rows = conn.execute(_HOLDERS).fetchall()
+    found = [f"{name} (process {pid}, {state or 'busy'}, for {seconds} s)" for pid, name, state, _, seconds in rows]
+    return ", ".join(found) or "a short transaction", any(row[3] for row in rows)

@@ -1,0 +1,133 @@
+"""What a task promises to programs of other releases: the names and the version of its args, and what follows a death.
+
+A job may be older than the code that runs it, and newer. So its row says of which version its args are (1 unless it says
+so), and the task says how args of each version are made into those of the next one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tallybook._model.failure import safe_text
+from tallybook._model.options import check_name
+from tallybook._model.payload import encode
+from tallybook.errors import ConfigError, PayloadError
+
+__all__ = ["DEATH", "DEATH_SIGNATURE", "LAST_VERSION", "Contract", "Upgrade"]
+
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+"""Makes args of the next version of args of one version: JSON values in, JSON values out."""
+
+DEATH = ("job", "task", "args", "failures", "error")
+"""The args of a task that is named by on_dead."""
+DEATH_SIGNATURE = "(job: int, task: str, args: dict, failures: int, error: dict)"
+LAST_VERSION = 999
+
+_SUMMARY_LENGTH = 200
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}?")
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The version of a task's args, its other names, its summary and what is enqueued when a job of it dies.
+
+    ConfigError, which names the option, for a wrong value.
+    """
+
+    version: int = 1
+    aliases: tuple[str, ...] = ()
+    summary: str | None = None
+    on_dead: str | None = None
+    """The name of a task of the same app."""
+    upgrades: dict[int, Upgrade] = field(default_factory=dict)
+    """By the version that they take."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.version, bool) or not isinstance(self.version, int):
+            raise ConfigError("version", self.version, "not a whole number")
+        if not 1 <= self.version <= LAST_VERSION:
+            raise ConfigError("version", self.version, f"goes from 1 to {LAST_VERSION}")
+        if isinstance(self.aliases, str) or not isinstance(self.aliases, tuple | list):
+            hint = "Write aliases=('old_name',)"
+            raise ConfigError("aliases", self.aliases, "not a tuple of names", hint=hint)
+        object.__setattr__(self, "aliases", tuple(self.aliases))
+        for name in self.aliases:
+            check_name("aliases", name, 200)
+        if len(set(self.aliases)) < len(self.aliases):
+            raise ConfigError("aliases", self.aliases, "a name is there twice")
+        if self.summary is not None:
+            self._check_summary(self.summary)
+        if self.on_dead is not None:
+            check_name("on_dead", self.on_dead, 200)
+
+    @property
+    def placeholders(self) -> list[str]:
+        """The names of args in the summary."""
+        return [] if self.summary is None else _PLACEHOLDER.findall(self.summary)
+
+    def _check_summary(self, text: object) -> None:
+        if not isinstance(text, str):
+            raise ConfigError("summary", text, "not a text")
+        check_name("summary", text, _SUMMARY_LENGTH)
+        for found in _PLACEHOLDER.finditer(text):
+            if not re.fullmatch(r"\{\w+\}", found[0]) or not found[1].isidentifier():
+                hint = "Write 'Welcome mail to {user_id}'"
+                raise ConfigError("summary", text, f"{found[0]!r} is not {{name}} of an argument", hint=hint)
+
+    def add_upgrade(self, task: str, version: int, fn: object) -> None:
+        """Keep `fn` as what takes args of this version. ConfigError where it does not fit."""
+        option = f"{task}.upgrade"
+        if isinstance(version, bool) or not isinstance(version, int):
+            raise ConfigError(option, version, "not the version that is upgraded", hint=f"Write @{task}.upgrade(1)")
+        if not 1 <= version < self.version:
+            say = f"the task's args are of version {self.version}"
+            hint = f"An upgrade from {version} needs @app.task(version={max(version, 1) + 1}), or a later one"
+            raise ConfigError(option, version, say, hint=hint)
+        if version in self.upgrades:
+            raise ConfigError(option, version, "there is an upgrade from this version already")
+        if not callable(fn) or inspect.iscoroutinefunction(fn):
+            hint = "Write `def upgrade(args: dict) -> dict`; it is called in memory, before the job's args are read"
+            raise ConfigError(option, fn, "not a plain function", hint=hint)
+        try:
+            inspect.signature(fn).bind({})
+        except TypeError:
+            raise ConfigError(option, fn, "it is called with one argument, the args as a dict") from None
+        except ValueError:  # a builtin without a signature
+            pass
+        self.upgrades[version] = fn
+
+    def check_upgrades(self, task: str) -> None:
+        """ConfigError unless each step from version 1 on has its function."""
+        for version in range(1, self.version):
+            if version not in self.upgrades:
+                reason = f"there is no upgrade of args from version {version} to {version + 1}"
+                hint = f"Write @{task}.upgrade({version}) above a function of (args: dict) -> dict"
+                raise ConfigError(f"version of task {task!r}", self.version, reason, hint=hint)
+
+    def upgraded(self, task: str, args: Any, version: object) -> Any:
+        """`args` of this version as args of the task's own. PayloadError where that cannot be done.
+
+        A step that raises would raise again with the same args, so the job is dead at once; once the function is mended,
+        a person retries it.
+        """
+        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+            raise PayloadError("$", f"{safe_text(version, 40)!r} is no version of args", task=task, verb="read")
+        for step in range(version, self.version):
+            try:
+                if step not in self.upgrades:
+                    raise KeyError(f"no upgrade from version {step}")  # checked when the worker started
+                args = self.upgrades[step](args)
+                if type(args) is not dict:
+                    raise TypeError(f"it returned {type(args).__name__}, not a dict")
+                args = json.loads(
+                    encode(args, task=task)
+                )  # what the next step and the handler get is what a row can hold
+            except Exception as error:
+                reason = f"the upgrade from version {step} to {step + 1} failed: {type(error).__name__}: {safe_text(error, 1000)}"
+                raise PayloadError("$", reason, task=task, verb="upgraded") from error
+        return args

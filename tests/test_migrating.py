@@ -1,0 +1,349 @@
+"""Migrations while everybody works on, and programs that meet a schema of another version."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from support.waiting import wait_until
+from support.worker_process import Workers, note
+from support.workers import Jobs, eventually, working
+from tallybook import App
+from tallybook._cli import cli
+from tallybook._db import migrate as schema
+from tallybook._db import schema_aside, schema_locks
+from tallybook.errors import SchemaBusy, SchemaMissing, SchemaTooNew, SchemaTooOld
+from tallybook.testing import drain
+
+NEWEST = schema.latest()
+NEXT = f"{NEWEST + 1:04d}_next.sql"
+# What the next release could bring: a column in the ledger and one in the ledger of keys, and works_from as it was.
+TEXT = "alter table tallybook.entry add column anything int;\nalter table tallybook.unique_key add column anything int;"
+
+
+@pytest.fixture
+def next_release(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is of the next release: it brings one more migration."""
+    known = schema.migrations()
+    with monkeypatch.context() as patched:
+        patched.setattr(schema, "migrations", lambda: [*known, (NEWEST + 1, NEXT, TEXT)])
+        yield
+
+
+def columns(db: Any) -> int:
+    """How many of the new columns are there."""
+    found = (
+        "select count(*) from information_schema.columns where table_schema = 'tallybook' and column_name = 'anything'"
+    )
+    (count,) = db.execute(found + " and table_name in ('entry', 'unique_key')").fetchone()
+    return int(count)
+
+
+class Migration(threading.Thread):
+    """One migration in a thread, and whom it had to let by."""
+
+    def __init__(self, dsn: str, **options: Any) -> None:
+        super().__init__(daemon=True)
+        self.dsn, self.options = dsn, options
+        self.waited: list[str] = []
+        self.done: list[str] = []
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with psycopg.connect(self.dsn, autocommit=True) as conn:
+                self.done = schema.migrate(conn, on_wait=self.waited.append, **self.options)
+        except BaseException as error:
+            self.error = error
+
+    def ended(self) -> list[str]:
+        self.join(60)
+        assert not self.is_alive()
+        if self.error:
+            raise self.error
+        return self.done
+
+
+# Under load
+
+
+def test_a_migration_lets_everybody_by_while_a_transaction_holds_a_table(
+    dsn: str, db: Any, connect: Any, next_release: None
+) -> None:
+    """F33: while a transaction holds the ledger, the migration says who, and lets producers and claims by between its tries."""
+    holder = connect(autocommit=False)
+    holder.execute("select tallybook.enqueue('default', 'held')")
+    producer = connect()
+    producer.execute("set application_name = 'producer'; set statement_timeout = '5s'")
+    migration = Migration(dsn)
+    migration.start()
+    wait_until(lambda: migration.waited, "it has met the transaction")
+    for _ in range(20):  # each would wait for ever behind an ALTER TABLE that waits
+        producer.execute("select tallybook.enqueue('default', 'other', unique_key => gen_random_uuid()::text)")
+    wait_until(lambda: len(migration.waited) > 1, "it has tried again")
+    assert columns(db) == 0
+    assert "idle in transaction" in migration.waited[0] and str(holder.info.backend_pid) in migration.waited[0]
+    holder.commit()
+    assert migration.ended()[0] == f"migrations/{NEXT}"
+    assert columns(db) == 2
+    assert schema.info(db).version == NEWEST + 1
+
+
+def test_without_the_guard_producers_wait_as_long_as_the_transaction(
+    dsn: str, db: Any, connect: Any, next_release: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F33: the control: a migration that takes its locks as they come holds up every producer behind the transaction."""
+    monkeypatch.setattr(schema, "take", lambda *args, **options: None)
+    holder = connect(autocommit=False)
+    holder.execute("select tallybook.enqueue('default', 'held')")
+    migration = Migration(dsn)
+    migration.start()
+    waiting = "select from pg_locks where relation = 'tallybook.entry'::regclass and not granted"
+    wait_until(lambda: db.execute(waiting).fetchall(), "ALTER TABLE waits")
+    producer = connect()
+    producer.execute("set statement_timeout = '3s'")
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        producer.execute("select tallybook.enqueue('default', 'other')")
+    holder.commit()
+    migration.ended()
+
+
+def test_no_users_transaction_pays_for_a_migration(dsn: str, db: Any, connect: Any, next_release: None) -> None:
+    """F33: a producer that holds one table and wants another is not made the victim of a deadlock with the migration."""
+    producer = connect(autocommit=False)
+    producer.execute("select tallybook.enqueue('default', 'first')")  # holds entry
+    migration = Migration(dsn)
+    migration.start()
+    for n in range(3):  # whatever the migration holds by now, this gets through
+        seen = len(migration.waited)
+        producer.execute("select tallybook.enqueue('default', 'second', unique_key => %s)", (f"k{n}",))
+        producer.execute("select count(*) from tallybook.attempt")
+        wait_until(lambda seen=seen: len(migration.waited) > seen, "the migration has given way")  # type: ignore[misc]
+    producer.commit()
+    assert migration.ended()
+
+
+def test_a_migration_gives_up_after_its_patience(dsn: str, db: Any, connect: Any, next_release: None) -> None:
+    """F33: a transaction that never ends: SchemaBusy, which says who holds the tables, and nothing is changed."""
+    holder = connect(autocommit=False)
+    holder.execute("select count(*) from tallybook.job")  # a reader is enough
+    with pytest.raises(SchemaBusy, match="idle in transaction") as caught, connect() as conn:
+        schema.migrate(conn, patience=timedelta(0))
+    assert str(holder.info.backend_pid) in (caught.value.by or "")
+    assert columns(db) == 0
+
+
+def test_two_migrations_at_once_under_load_are_one(dsn: str, db: Any, connect: Any, next_release: None) -> None:
+    """F33: of two migrations one does it and the other finds it done, while producers and a worker go on."""
+    stop = threading.Event()
+    enqueued: list[int] = []
+
+    def produce() -> None:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            while not stop.is_set():
+                enqueued.append(note.with_(unique=f"k{len(enqueued)}").enqueue_sync(conn, len(enqueued)).id)
+
+    with Workers(dsn, db) as workers, ThreadPoolExecutor(1) as pool:
+        worker = workers.start()
+        producing = pool.submit(produce)
+        try:
+            wait_until(lambda: len(enqueued) > 50, "jobs come in")
+            both = [Migration(dsn), Migration(dsn)]
+            for one in both:
+                one.start()
+            assert sorted(len(one.ended()) for one in both) == [0, 2]
+            seen = len(enqueued)
+            wait_until(lambda: len(enqueued) > seen + 50, "jobs come in afterwards")
+        finally:
+            stop.set()
+        producing.result(20)  # no error came to the producer
+        ran = "select n from ran order by n"
+        wait_until(lambda: len(db.execute(ran).fetchall()) >= len(enqueued), "every job has run", seconds=30)
+        assert db.execute(ran).fetchall() == [(n,) for n in range(len(enqueued))]
+        assert worker.process.poll() is None and len(workers.ids(worker)) == 1
+
+
+def test_migrate_says_whom_it_lets_by(dsn: str, db: Any, connect: Any, next_release: None) -> None:
+    """F33: the command line names the transaction that is in the way."""
+    holder = connect(autocommit=False)
+    holder.execute("set application_name = 'report'")
+    holder.execute("select tallybook.enqueue('default', 'held')")
+    with ThreadPoolExecutor(1) as pool:
+        command = pool.submit(CliRunner().invoke, cli, ["migrate", "--dsn", dsn])
+        blocked = "select from pg_locks where not granted and relation is not null"
+        wait_until(lambda: db.execute(blocked).fetchall(), "it waits")
+        wait_until(lambda: not db.execute(blocked).fetchall(), "it has let it by")
+        wait_until(lambda: db.execute(blocked).fetchall(), "it tries again, so it has said who it was")
+        holder.commit()
+        result = command.result(30)
+    assert result.exit_code == 0, result.output
+    assert "tables are in use by report (process" in result.output
+    assert f"upgraded schema tallybook (version {NEWEST + 1})" in result.output
+
+
+def test_the_tables_of_a_migration_are_found() -> None:
+    """What a migration alters, or makes an index on, is what it locks."""
+    text = "alter table tallybook.a add x int;\ncreate index i on tallybook.b (x);\n"
+    text += "select * from tallybook.c; drop table tallybook.d;"
+    assert schema_locks.altered([text, TEXT]) == {"a", "b", "d", "entry", "unique_key"}
+
+
+# Another version
+
+
+def at_version(db: Any, version: int, works_from: int) -> None:
+    db.execute("update tallybook.installation set version = %s, works_from = %s", (version, works_from))
+
+
+def test_a_newer_schema_that_works_with_this_release(dsn: str, db: Any) -> None:
+    """F32, P12: a worker and the command line of this release work with a newer schema that says that they can."""
+    at_version(db, NEWEST + 5, NEWEST)
+    app = App("shop")
+
+    @app.task
+    async def ping() -> None: ...
+
+    ping.enqueue_sync(db)
+    assert drain(app, dsn=dsn).completed == 1
+    assert CliRunner().invoke(cli, ["job", "list", "--dsn", dsn]).exit_code == 0
+    info = CliRunner().invoke(cli, ["info", "--dsn", dsn])
+    assert info.exit_code == 0 and "newer than this program: they work together" in info.output
+    migrated = CliRunner().invoke(cli, ["migrate", "--dsn", dsn])  # as an old pod's start would
+    assert migrated.exit_code == 0 and "which works with it" in migrated.output
+    assert schema.info(db).version == NEWEST + 5
+
+
+def test_a_newer_schema_that_does_not(dsn: str, db: Any) -> None:
+    """F32: where it says that they cannot, a worker does not start, and says what to do."""
+    at_version(db, NEWEST + 5, NEWEST + 1)
+    with pytest.raises(SchemaTooNew, match="Update the package") as caught:
+        drain(App("shop"), dsn=dsn)
+    assert (caught.value.found, caught.value.needed) == (NEWEST + 5, NEWEST)
+    for words in (["migrate"], ["job", "list"], ["task", "list"]):
+        result = CliRunner().invoke(cli, [*words, "--dsn", dsn])
+        assert result.exit_code != 0
+    assert CliRunner().invoke(cli, ["info", "--dsn", dsn]).exit_code == 1
+
+
+def test_an_older_schema_is_told(dsn: str, db: Any) -> None:
+    """F32: behind the program, whatever it says about itself: run migrate."""
+    db.execute(
+        "update tallybook.installation set version = 1; alter table tallybook.installation drop column works_from"
+    )
+    with pytest.raises(SchemaTooOld, match="tallybook migrate"):
+        drain(App("shop"), dsn=dsn)
+
+
+@pytest.mark.anyio
+async def test_a_running_worker_stops_when_the_schema_leaves_it_behind(dsn: str, db: Any) -> None:
+    """F32: migrated beyond what it can work with, a worker ends what runs, stops, and says why."""
+    app = App("shop", dsn=dsn)
+    jobs = Jobs(app, db)
+    started: list[int] = []
+
+    @app.task
+    async def slow() -> None:
+        started.append(1)
+        await eventually(
+            lambda: db.execute("select from tallybook.installation where works_from > 900").fetchall(), "x"
+        )
+
+    job = slow.enqueue_sync(db)
+    with pytest.raises(SchemaTooNew, match="version 999"):
+        async with working(app, dsn, heartbeat=timedelta(milliseconds=200)) as worker:
+            await eventually(lambda: started, "it runs")
+            at_version(db, 999, 999)
+            await eventually(worker.claimer.stopping.is_set, "it stops by itself")
+    assert jobs(job).state == "completed"
+    assert db.execute("select count(*) from tallybook.worker where ended_at is null").fetchone() == (0,)
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_runs_into_missing_functions_says_why(dsn: str, db: Any) -> None:
+    """F32: a claim that fails because its function is gone is told as what it is: the schema is too new."""
+    app = App("shop", dsn=dsn)
+    with pytest.raises(SchemaTooNew, match="version 999"):
+        async with working(app, dsn, heartbeat=timedelta(hours=1), lease=timedelta(hours=3)) as worker:
+            await eventually(worker._id, "it is on record")
+            with db.transaction():
+                at_version(db, 999, 999)
+                db.execute("drop function tallybook.claim; drop function tallybook.leased")
+            db.execute("select tallybook.enqueue('default', 'x')")
+            await eventually(worker.claimer.stopping.is_set, "it stops by itself")
+
+
+@pytest.mark.anyio
+async def test_a_worker_whose_schema_is_dropped_says_so(dsn: str, db: Any) -> None:
+    """F32: the same for a schema that is gone altogether."""
+    app = App("shop", dsn=dsn)
+    with pytest.raises(SchemaMissing):
+        async with working(app, dsn, heartbeat=timedelta(milliseconds=200)) as worker:
+            await eventually(worker._id, "it is on record")
+            while True:
+                with suppress(psycopg.errors.DeadlockDetected):  # with what the worker says meanwhile
+                    db.execute("drop schema tallybook cascade")
+                    break
+            await eventually(worker.claimer.stopping.is_set, "it stops by itself")
+
+
+@pytest.mark.anyio
+async def test_functions_replaced_under_a_worker_do_not_disturb_it(dsn: str, db: Any) -> None:
+    """F32, F33: a migration that only replaces functions and views: the worker goes on, and every job completes."""
+    app = App("shop", dsn=dsn)
+    jobs = Jobs(app, db)
+
+    @app.task
+    async def ping() -> None: ...
+
+    async with working(app, dsn) as worker:
+        await eventually(worker._id, "it is on record")
+        first = ping.enqueue_sync(db)
+        await jobs.ends(first)
+        for _ in range(3):
+            db.execute("update tallybook.installation set functions = 'other'")
+            assert schema.migrate(db) == ["functions and views"]
+            await jobs.ends(*[ping.enqueue_sync(db) for _ in range(20)])
+    assert db.execute("select count(*) from tallybook.job where state = 'completed'").fetchone() == (61,)
+
+
+def test_a_call_that_is_inside_a_function_that_is_replaced_ends_as_usual(dsn: str, db: Any, connect: Any) -> None:
+    """F32, F33: who is inside a function that the migration drops, waiting for a table, is not failed by that."""
+    old = "create function tallybook.verb(x text, out said text, out n int) language plpgsql as $$ begin"
+    db.execute(f"{old} lock table tallybook.queue in share mode; said := 'old' || x; end $$")
+    text = "drop function if exists tallybook.verb(text);"
+    new = "create function tallybook.verb(x text, y int default 1, out said text, out n int) language sql"
+    new += " as $$ select 'new' || x, y $$"
+
+    def called_while(change: str) -> Any:
+        holder = connect(autocommit=False)
+        holder.execute("lock table tallybook.queue in access exclusive mode")
+        caller = connect()
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(lambda: caller.execute("select said from tallybook.verb('!')").fetchone())
+            waits = "select from pg_locks where relation = 'tallybook.queue'::regclass and not granted"
+            wait_until(lambda: db.execute(waits).fetchall(), "the caller is inside")
+            holder.execute(change)  # type: ignore[arg-type]
+            holder.execute(new)
+            holder.commit()
+            return answer.result(20)
+
+    assert called_while(schema_aside.aside(text)) == ("old!",)
+    assert db.execute("select said from tallybook.verb('!')").fetchone() == ("new!",)
+    (left,) = schema_aside.set_aside(db)
+    assert left.as_string() == '"tallybook"."_old_verb"("pg_catalog"."text")'
+    db.execute("update tallybook.installation set functions = 'other'")
+    schema.migrate(db)  # the next one clears it away
+    assert schema_aside.set_aside(db) == []
+    # And the control: with the drop as it is written the caller's transaction fails.
+    db.execute("drop function tallybook.verb")
+    db.execute(f"{old} lock table tallybook.queue in share mode; said := 'old' || x; end $$")
+    with pytest.raises(psycopg.errors.InternalError_, match="cache lookup failed"):
+        called_while(text)

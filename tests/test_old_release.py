@@ -1,0 +1,176 @@
+"""The first release's worker and producers on the schema of today: what a deploy of a new release is for those that run."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from support.waiting import wait_until
+from tallybook import App
+from tallybook.testing import drain
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parent.parent
+# The last commit before migration 0002.
+OLD = "69f3d55"
+PROGRAM = """\
+import asyncio
+from tallybook import App
+
+app = App("shop")
+
+@app.task
+async def note(n: int) -> None:
+    if n % 7 == 3:
+        raise ValueError("again, please")
+
+@app.task
+async def slow(n: int) -> None:
+    await asyncio.sleep(1)
+"""
+PRODUCER = """\
+import sys, time, psycopg
+from jobs import note
+with psycopg.connect(sys.argv[1], autocommit=True) as conn:
+    n = 0
+    while True:
+        if n % 3 == 0:
+            note.with_(unique=f"{sys.argv[2]}{n}").enqueue_sync(conn, 7)
+        else:
+            note.enqueue_sync(conn, 7)
+        n += 1
+        print(n, flush=True)
+        time.sleep(0.005)
+"""
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source of the first release, out of the repository's history."""
+    found = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", OLD, "src"], capture_output=True, timeout=60, check=False
+    )
+    if found.returncode:
+        pytest.skip(f"commit {OLD} is not in the history that is here: {found.stderr.decode().strip()}")
+    folder = tmp_path_factory.mktemp("old")
+    with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "src"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "jobs.py").write_text(PROGRAM)
+    (tmp_path / "producer.py").write_text(PRODUCER)
+    return tmp_path
+
+
+@contextmanager
+def program(source: Path, project: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of one release, gone at the end; what it said is in its log."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG"))}
+    log = project / f"log-{os.urandom(3).hex()}"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            cwd=project,
+            env={**clean, "PYTHONPATH": f"{source}{os.pathsep}{project}"},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    process.log = log  # type: ignore[attr-defined]
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        sys.stderr.write(f"--- {words}\n{log.read_text()[-2000:]}\n")
+
+
+def tallybook(source: Path, project: Path, *words: str) -> tuple[int, str]:
+    with program(source, project, "-P", "-m", "tallybook", *words) as process:
+        code = process.wait(60)
+        return code, process.log.read_text()  # type: ignore[attr-defined]
+
+
+def test_the_old_source_is_the_old_one(old: Path) -> None:
+    """What is tested against is the release before: it has migration 0001 and no other."""
+    assert [file.name for file in (old / "tallybook/sql/migrations").iterdir()] == ["0001_initial.sql"]
+
+
+def test_old_workers_and_producers_go_on_while_the_schema_is_migrated(old: Path, project: Path, empty_dsn: str) -> None:
+    """F32, F33, P12: started before the migration, an old worker goes on under it, with producers of both releases."""
+    new = ROOT / "src"
+    assert tallybook(old, project, "migrate", "--dsn", empty_dsn)[0] == 0
+    with psycopg.connect(empty_dsn, autocommit=True) as db:
+        count = "select count(*) from tallybook.job where state = 'completed'"
+        with (
+            program(old, project, "-P", "-m", "tallybook", "worker", "-A", "jobs:app", "--dsn", empty_dsn) as worker,
+            program(old, project, "producer.py", empty_dsn, "old") as producer,
+        ):
+            wait_until(lambda: db.execute(count).fetchone()[0] > 50, "the old release works", seconds=30)
+            db.execute("select tallybook.enqueue('default', 'slow', '{\"n\": 1}')")
+            code, said = tallybook(new, project, "migrate", "--dsn", empty_dsn)
+            assert code == 0, said
+            assert "from version 1" in said
+            before = db.execute(count).fetchone()[0]
+            with program(new, project, "producer.py", empty_dsn, "new"):
+                wait_until(lambda: db.execute(count).fetchone()[0] > before + 300, "both go on", seconds=60)
+            assert worker.poll() is None and producer.poll() is None
+            # A failure, a backoff and a second attempt by the old code; a retry by hand; a cancel.
+            db.execute("select tallybook.enqueue('default', 'note', '{\"n\": 3}', max_attempts => 1)")
+            wait_until(lambda: db.execute("select from tallybook.dead").fetchall(), "a death by the old code")
+            # A new worker beside the old one; then the old one alone stops, kindly.
+            with program(
+                new, project, "-P", "-m", "tallybook", "worker", "-A", "jobs:app", "--dsn", empty_dsn
+            ) as newer:
+                living = "select count(*) from tallybook.worker where ended_at is null"
+                wait_until(lambda: db.execute(living).fetchone()[0] == 2, "the new one is on record", seconds=30)
+                mixed = db.execute(count).fetchone()[0]
+                wait_until(lambda: db.execute(count).fetchone()[0] > mixed + 100, "both work", seconds=60)
+                worker.send_signal(signal.SIGTERM)
+                assert worker.wait(30) == 0
+                producer.kill()
+                producer.wait()
+                left = "select count(*) from tallybook.job where state not in ('completed', 'dead')"
+                wait_until(lambda: db.execute(left).fetchone()[0] == 0, "every job has ended", seconds=60)
+                newer.send_signal(signal.SIGTERM)
+                assert newer.wait(30) == 0
+        assert db.execute("select task, reason, failures from tallybook.dead").fetchall() == [("note", "failed", 1)]
+        twice = "select count(*) from (select from tallybook.attempt group by job_id having count(*) > 1) x"
+        assert db.execute(twice).fetchone() == (0,)
+
+
+def test_an_old_program_does_not_start_on_the_new_schema(old: Path, project: Path, dsn: str) -> None:
+    """F32: the first release knows no works_from: it asks to be updated, with code 2, and takes no job."""
+    code, said = tallybook(old, project, "worker", "-A", "jobs:app", "--dsn", dsn)
+    assert code == 2 and "the schema is at version 2" in said and "Update the package" in said
+
+
+def test_a_new_program_does_not_start_on_the_old_schema(old: Path, project: Path, empty_dsn: str) -> None:
+    """F32: the reverse: SchemaTooOld, which says to migrate, with code 2; after that it runs what was there before."""
+    assert tallybook(old, project, "migrate", "--dsn", empty_dsn)[0] == 0
+    with psycopg.connect(empty_dsn, autocommit=True) as db:
+        db.execute("select tallybook.enqueue('default', 'note', '{\"n\": 1}')")
+    new = ROOT / "src"
+    code, said = tallybook(new, project, "worker", "-A", "jobs:app", "--dsn", empty_dsn)
+    assert code == 2 and "the schema is at version 1" in said and "tallybook migrate" in said
+    assert tallybook(new, project, "migrate", "--dsn", empty_dsn)[0] == 0
+    app = App("shop")
+
+    @app.task
+    async def note(n: int) -> None: ...
+
+    assert drain(app, dsn=empty_dsn).completed == 1
