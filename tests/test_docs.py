@@ -329,6 +329,24 @@ def test_reasons_and_answers_are_those_of_the_functions() -> None:
     assert set(words(table(text("docs/states.md"), "answer"))) == head
 
 
+# Reliability
+
+
+def test_the_table_of_faults_is_whole_and_names_tests_that_exist() -> None:
+    """docs/reliability.md lists F1 to F50, each with tests that there are, or with why it does not apply."""
+    rows = table(text("docs/reliability.md"), "#")
+    assert [row[0] for row in rows] == [f"F{number}" for number in range(1, 51)]
+    known = {
+        found
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for found in re.findall(r"def (test_\w+)\(", file.read_text(encoding="utf-8"))
+    }
+    for row in rows:
+        named = set(re.findall(r"`(test_\w+)`", row[3]))
+        assert named <= known, row[0]
+        assert named or row[3] == "does not apply yet", row[0]
+
+
 # Errors
 
 

@@ -25,17 +25,11 @@ begin
   if found then
     case p_on_conflict
       when 'replace_args' then
-<<<<<<< HEAD
-        update tallybook.scheduled x set args = p_args where x.job_id = p_job_id;
-        update tallybook.amendment a set args = p_args, xid = default where a.job_id = p_job_id;
+        update tallybook.scheduled x set args = p_args, options = tallybook._versioned(x.options, p_version) where x.job_id = p_job_id;
+        update tallybook.amendment a set args = p_args, version = p_version, xid = default where a.job_id = p_job_id;
       when 'push_run_at' then
         update tallybook.scheduled x set run_at = p_run_at where x.job_id = p_job_id;
         update tallybook.amendment a set run_at = null, xid = default where a.job_id = p_job_id and a.run_at is not null;
-=======
-        update tallybook.scheduled x set args = p_args, options = tallybook._versioned(x.options, p_version) where x.job_id = p_job_id;
-        update tallybook.amendment a set args = p_args, version = p_version where a.job_id = p_job_id;
-      when 'push_run_at' then update tallybook.scheduled x set run_at = p_run_at where x.job_id = p_job_id;
->>>>>>> w-upgrade
       else
         if p_priority < s.priority then
           update tallybook.scheduled x set lane_id = (select n.lane_id from tallybook._lane(s.queue, p_priority, s.part) n)
@@ -50,17 +44,11 @@ begin
   if found then
     case p_on_conflict
       when 'replace_args' then
-<<<<<<< HEAD
-        update tallybook.waiting x set args = p_args where x.job_id = p_job_id;
-        update tallybook.amendment a set args = p_args, xid = default where a.job_id = p_job_id;
+        update tallybook.waiting x set args = p_args, options = tallybook._versioned(x.options, p_version) where x.job_id = p_job_id;
+        update tallybook.amendment a set args = p_args, version = p_version, xid = default where a.job_id = p_job_id;
       when 'push_run_at' then
         update tallybook.waiting x set run_at = p_run_at where x.job_id = p_job_id;
         update tallybook.amendment a set run_at = null, xid = default where a.job_id = p_job_id and a.run_at is not null;
-=======
-        update tallybook.waiting x set args = p_args, options = tallybook._versioned(x.options, p_version) where x.job_id = p_job_id;
-        update tallybook.amendment a set args = p_args, version = p_version where a.job_id = p_job_id;
-      when 'push_run_at' then update tallybook.waiting x set run_at = p_run_at where x.job_id = p_job_id;
->>>>>>> w-upgrade
       else
         if p_priority < s.priority then
           update tallybook.waiting x set lane_id = (select n.lane_id from tallybook._lane(s.queue, p_priority, s.part) n)
@@ -98,13 +86,8 @@ begin
           case when p_on_conflict = 'push_run_at' then p_run_at end,
           case when p_on_conflict = 'replace_args' then p_version end)
   on conflict on constraint amendment_pkey do update
-<<<<<<< HEAD
-    set args = coalesce(excluded.args, a.args), priority = least(excluded.priority, a.priority),
-        run_at = coalesce(excluded.run_at, a.run_at), xid = excluded.xid;
-=======
     set args = coalesce(excluded.args, a.args), version = case when excluded.args is null then a.version else excluded.version end,
-        priority = least(excluded.priority, a.priority), run_at = coalesce(excluded.run_at, a.run_at);
->>>>>>> w-upgrade
+        priority = least(excluded.priority, a.priority), run_at = coalesce(excluded.run_at, a.run_at), xid = excluded.xid;
   if p_on_conflict <> 'replace_args' then perform tallybook._wake(' promote'); end if;
   return true;
 end $$;
@@ -115,7 +98,6 @@ end $$;
 create or replace function tallybook._amended(e tallybook.entry) returns tallybook.entry
 language plpgsql as $$
 declare
-<<<<<<< HEAD
   a tallybook.amendment; v_free boolean; l record;
 begin
   if e.unique_key is null then return e; end if;  -- only those are amended
@@ -126,7 +108,10 @@ begin
     select x.* into a from tallybook.amendment x where x.job_id = e.job_id;
     if not found then return e; end if;
   end if;
-  e.args := coalesce(a.args, e.args);
+  if a.args is not null then
+    e.args := a.args;
+    e.options := tallybook._versioned(e.options, a.version);
+  end if;
   if a.priority is not null then
     select n.queue, n.part, n.priority into l from tallybook.lane n where n.lane_id = e.lane_id;
     if a.priority < l.priority then
@@ -134,21 +119,9 @@ begin
     end if;
   end if;
   if v_free and a.run_at > clock_timestamp() then
-    update tallybook.amendment x set args = null, priority = null where x.job_id = e.job_id;
+    update tallybook.amendment x set args = null, version = null, priority = null where x.job_id = e.job_id;
   elsif v_free then
     delete from tallybook.amendment x where x.job_id = e.job_id;
-=======
-  v_given record;
-begin
-  if e.unique_key is not null then  -- only those are amended
-    select k.args, k.version into v_given from tallybook.amendment k where k.job_id = e.job_id and k.args is not null;
-    if found then
-      e.args := v_given.args;
-      e.options := tallybook._versioned(e.options, v_given.version);
-    end if;
-    delete from tallybook.amendment a
-     where a.job_id = (select x.job_id from tallybook.amendment x where x.job_id = e.job_id for update skip locked);
->>>>>>> w-upgrade
   end if;
   return e;
 end $$;
