@@ -9,7 +9,7 @@ help:
 	@echo 'make setup       the environment in .venv, with all that development needs'
 	@echo 'make demo        the main job, for real, on an embedded PostgreSQL (DEMO_INPUT=file.csv for your own rows)'
 	@echo 'make test        all tests on PostgreSQL 18, those marked for it also on 16 and 15'
-	@echo 'make test-all    all tests on every PostgreSQL that is there, and through PgBouncer'
+	@echo 'make test-all    all tests on PostgreSQL 18, all but slow ones on 16, 15 and through PgBouncer'
 	@echo 'make check       ruff, mypy --strict, import-linter'
 	@echo 'make acceptance  every row of the mission with the tests that show it'
 	@echo 'make bench       figures; BENCH=cost|enqueue|drain|claimers|latency|pinned|idle|outage|poison|rescue, SCALE=0.1 for a short run'

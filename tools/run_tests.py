@@ -1,7 +1,7 @@
 """What `make test` and `make test-all` run: pytest on every PostgreSQL that is there, one server for each.
 
 Without --all: everything but what is marked slow on 18, then what is marked servers on 16 and on 15. With --all:
-everything on every version, and once more on 18 through a PgBouncer in transaction mode. Other arguments go to pytest as
+everything on 18, all but the slow on 16 and 15, and once more on 18 through a PgBouncer in transaction mode. Other arguments go to pytest as
 they are. Ends with what could not run, by name; under CI (the variable is set) a missing PgBouncer is a failure.
 """
 
@@ -77,7 +77,7 @@ def main() -> int:
 
 def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="everything, slow tests included, on every version")
+    parser.add_argument("--all", action="store_true", help="everything on 18, all but slow tests on 16, 15 and through PgBouncer")
     parser.add_argument("-n", "--processes", default="2", help="processes of pytest-xdist (2)")
     parser.add_argument("--durations", type=int, default=15, help="how many of the slowest tests to name (15)")
     parser.add_argument(
@@ -114,9 +114,9 @@ def _run(result: Result, options: argparse.Namespace, extra: list[str]) -> Resul
 
 def _selection(result: Result, options: argparse.Namespace) -> list[str]:
     if result.pooled:  # what is left out there is named, with its reason
-        return ["-rsfE"]
-    if options.all:
-        return []
+        return ["-rsfE", "-m", "not slow"]
+    if options.all:  # slow are those that depend on time and processes, not on the version
+        return [] if result.version == VERSIONS[0] else ["-m", "not slow"]
     return ["-m", "not slow" if result.version == VERSIONS[0] else "servers and not slow"]
 
 
