@@ -1,8 +1,9 @@
 """What `make test` and `make test-all` run: pytest on every PostgreSQL that is there, one server for each.
 
 Without --all: everything but what is marked slow on 18, then what is marked servers on 16 and on 15. With --all:
-everything on 18, all but the slow on 16 and 15, and once more on 18 through a PgBouncer in transaction mode. Other arguments go to pytest as
-they are. Ends with what could not run, by name; under CI (the variable is set) a missing PgBouncer is a failure.
+everything on 18, all but the slow on 16 and 15, and once more on 18 through a PgBouncer in transaction mode. Other
+arguments go to pytest as they are. Ends with what could not run, by name; under CI (the variable is set) a missing
+PgBouncer is a failure.
 """
 
 from __future__ import annotations
