@@ -78,7 +78,9 @@ def main() -> int:
 
 def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="everything on 18, all but slow tests on 16, 15 and through PgBouncer")
+    parser.add_argument(
+        "--all", action="store_true", help="everything on 18, all but slow tests on 16, 15 and through PgBouncer"
+    )
     parser.add_argument("-n", "--processes", default="2", help="processes of pytest-xdist (2)")
     parser.add_argument("--durations", type=int, default=15, help="how many of the slowest tests to name (15)")
     parser.add_argument(
