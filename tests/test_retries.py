@@ -378,3 +378,24 @@ async def test_retry_after_gives_no_further_attempt(app: App, dsn: str, db: Any,
     put = [last.enqueue_sync(db), never.enqueue_sync(db)]
     await drain_async(app, dsn=dsn)
     assert [jobs(job).state for job in put] == ["dead", "dead"]
+
+
+async def test_failing_jobs_do_not_block_the_head_of_the_line(app: App, dsn: str, db: Any) -> None:
+    """S5-07: jobs that fail again and again, at once and first in line, hold up nobody: each goes behind what is there."""
+    ran: list[str] = []
+
+    @app.task(retry=Constant(timedelta(0)), max_attempts=1000)
+    async def poison() -> None:
+        ran.append("poison")
+        raise ValueError
+
+    @app.task
+    async def good() -> None:
+        ran.append("good")
+
+    for _ in range(5):
+        poison.enqueue_sync(db)
+    for _ in range(3):
+        good.enqueue_sync(db)
+    await app.drain(dsn=dsn, queues={"default": 1}, max_jobs=8)
+    assert ran == ["poison"] * 5 + ["good"] * 3

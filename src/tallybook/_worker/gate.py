@@ -118,7 +118,7 @@ class Gate:
                 continue
             fresh = Running(rows[0], job.lease, job.worker_name)
             flags = rows[0][8]
-            job.args, job.busy = fresh.args, bool(flags and flags & BUSY)
+            job.args, job.options, job.busy = fresh.args, fresh.options, bool(flags and flags & BUSY)
             if flags is None or not self._ended(flags, job):
                 left.append(job)
         return left
