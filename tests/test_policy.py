@@ -83,6 +83,7 @@ def test_one_table_only() -> None:
         "link.py",
         "heartbeat.py",
         "certain.py",
+        "worker.py",  # functions that are not there: the schema has left this release behind
     }
     folder = Path(policy.__file__).parents[1]
     using = {
