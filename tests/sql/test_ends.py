@@ -11,6 +11,8 @@ import pytest
 
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.direct("looks at locks of single sessions")
+
 Connection = psycopg.Connection[tuple[Any, ...]]
 LEASE = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
 ENDED = "select tallybook.ended(%s, %s, %s)"

@@ -11,6 +11,8 @@ import pytest
 from tallybook._db.migrate import migrate
 from tallybook.embedded import temporary_server
 
+pytestmark = pytest.mark.direct("kills the server and holds transactions open")
+
 Connection = psycopg.Connection[tuple[Any, ...]]
 START = "select tallybook.worker_start(%s, '{q}', at => clock_timestamp())"
 # What worker_start did before: the row alone, with the commit that its session has.

@@ -18,6 +18,8 @@ import pytest
 from support.hands import Hands, Job, put
 from tallybook._db.migrate import routines
 
+pytestmark = pytest.mark.direct("kills sessions by their process")
+
 Connection = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[..., Connection]
 KEYS = [f"k{n}" for n in range(4)]

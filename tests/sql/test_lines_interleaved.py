@@ -18,6 +18,8 @@ import pytest
 from support.interleave import Connection, Interleaver, Step, StepFailed, interleavings, sample
 from tallybook._db.migrate import routines
 
+pytestmark = pytest.mark.direct("watches which session waits for which")
+
 Rows = list[tuple[Any, ...]]
 
 

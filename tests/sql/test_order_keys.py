@@ -14,6 +14,8 @@ from support.hands import Hands, put, states
 from support.waiting import wait_until
 from tallybook._db.migrate import routines
 
+pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
+
 Connection = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[..., Connection]
 LOOK = "select tallybook.rescue()"

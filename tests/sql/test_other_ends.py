@@ -13,6 +13,8 @@ from psycopg.types.json import Jsonb
 from support.hands import Hands, Job, put, states
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
+
 Connection = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[..., Connection]
 

@@ -14,6 +14,8 @@ from support.clusters import next_xid
 from support.house import claim, furnish, one, put
 from support.shop import BELIEVE, Shop, catch_up, moved
 
+pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
+
 
 @pytest.mark.parametrize("claimed", [False, True])
 def test_without_the_rebase_a_lower_counter_loses_jobs(

@@ -10,6 +10,8 @@ import pytest
 
 from support.hands import Hands, Job, put, states
 
+pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
+
 Connection = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[..., Connection]
 REPLACE: dict[str, Any] = {"unique_key": "k", "on_conflict": "replace_args"}
