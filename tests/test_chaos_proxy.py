@@ -104,6 +104,7 @@ async def test_blackhole_delivers_late(dsn: str, db: Any, to_server: bool) -> No
         assert (await answer).rowcount == 1
 
 
+@pytest.mark.direct("the server learns of a dead client from the pooler")
 async def test_blackhole_is_given_up_by_the_clients_kernel(dsn: str, db: Any) -> None:
     """F10: unanswered for as long as tcp_user_timeout, the client is reset; the server learns of it when the line is back."""
     async with through(dsn, unacked=0.3) as (proxy, conn):

@@ -336,6 +336,7 @@ async def test_the_deadline_counts_for_hooks_too(app: App, dsn: str, db: Any, jo
 
 
 @pytest.mark.parametrize("kind", ["cancelled", "swallows", "thread"])
+@pytest.mark.direct("looks for its sessions by their name")
 async def test_a_deadline_rolls_an_atomic_task_back(
     app: App, dsn: str, db: Any, jobs: Jobs, connect: Any, kind: str
 ) -> None:

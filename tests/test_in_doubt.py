@@ -113,6 +113,7 @@ async def test_control_a_blind_second_end_is_refused(
         await eventually(lambda: attempts(db) == [1, 2], "the second effect shows")
 
 
+@pytest.mark.direct("kills a session by its process")
 async def test_a_connection_that_dies_in_the_handler_is_a_failure(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """F6 S5-06: a backend that is terminated under the handler: an ordinary failure, tried again on a new connection."""
 
@@ -216,6 +217,7 @@ async def test_a_completion_left_open_holds_up_nobody_else(app: App, dsn: str, d
         await open_one[0].close()
 
 
+@pytest.mark.direct("rescues by hand between two heartbeats")
 async def test_a_completion_of_a_lost_attempt_is_refused(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """P5 F8: ctx.complete raises LeaseLost where the job was given to others, and the handler's writes go with it."""
     told: list[Any] = []

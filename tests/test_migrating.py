@@ -75,6 +75,7 @@ class Migration(threading.Thread):
 # Under load
 
 
+@pytest.mark.direct("tells sessions by their process")
 def test_a_migration_lets_everybody_by_while_a_transaction_holds_a_table(
     dsn: str, db: Any, connect: Any, next_release: None
 ) -> None:
@@ -131,6 +132,7 @@ def test_no_users_transaction_pays_for_a_migration(dsn: str, db: Any, connect: A
     assert migration.ended()
 
 
+@pytest.mark.direct("tells sessions by their process")
 def test_a_migration_gives_up_after_its_patience(dsn: str, db: Any, connect: Any, next_release: None) -> None:
     """F33: a transaction that never ends: SchemaBusy, which says who holds the tables, and nothing is changed."""
     holder = connect(autocommit=False)
@@ -141,6 +143,7 @@ def test_a_migration_gives_up_after_its_patience(dsn: str, db: Any, connect: Any
     assert columns(db) == 0
 
 
+@pytest.mark.direct("watches which session waits for which")
 def test_two_migrations_at_once_under_load_are_one(dsn: str, db: Any, connect: Any, next_release: None) -> None:
     """F33: of two migrations one does it and the other finds it done, while producers and a worker go on."""
     stop = threading.Event()

@@ -299,3 +299,15 @@ def test_the_watermark_hides_no_claim_after_the_numbers_were_set_back() -> None:
     book.forget()
     book.leases.clear()
     assert book.open_from == 0  # nothing is known of the next number
+
+
+def test_two_claims_with_one_number_are_told_apart() -> None:
+    """F5 F13: where the numbers were set back, the end of the forgotten claim does not close the one that has its number."""
+    book = Book({"default": 10})
+    forgotten, open_one = Lease("a", 7, "default"), Lease("b", 7, "default")
+    book.opened(forgotten, 1)
+    book.opened(open_one, 1)
+    book.ended(forgotten)
+    assert book.open_from == 7
+    book.ended(open_one)
+    assert book.open_from == 8

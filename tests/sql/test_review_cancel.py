@@ -400,3 +400,21 @@ def test_a_cancel_is_taken_back_in_its_own_transaction(db: Connection, later: bo
         assert cancel(db, job) == "cancelled"
         attempt = retry(db, job)
     assert drain(db) == [(job, attempt)]
+
+
+def test_a_retry_is_not_undone_by_the_cancel_of_an_earlier_attempt(db: Connection) -> None:
+    """F45: cancelled while it ran, lost with its worker, retried by a person: the heartbeat does not cancel the new attempt."""
+    first = start_worker(db)
+    (job,) = enqueue(db)
+    claim(db, first)
+    assert one(db, "select tallybook.cancel(%s)", job) == "cancelling"
+    db.execute(
+        "select tallybook.worker_stop(%s)", [first]
+    )  # it dies: attempt 2 is in line, cancelled by the intent for 1
+    attempt = one(db, "select tallybook.retry(%s)", job)
+    second = start_worker(db)
+    for _ in range(2):  # the first one may meet nothing but the cancelled attempt
+        claim(db, second)
+    assert one(db, "select state from tallybook.job where id = %s", job) == "running"
+    told = db.execute("select job_id, attempt from tallybook.renew(%s, 0, %s)", [second, [job]]).fetchall()
+    assert [row for row in told if row[1] in (None, attempt)] == []

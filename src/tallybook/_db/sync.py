@@ -6,6 +6,7 @@ Tallybook; every other error passes as the driver raised it, because it is about
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, TypeVar
 
@@ -61,8 +62,11 @@ def _django(conn: Any, call: Call[Any]) -> Any:
 
 def _alias(alias: str, call: Call[Any]) -> Any:
     # A text can only be an alias where the program has loaded Django and knows this name.
-    django = sys.modules.get("django.db")
-    if django is None or alias not in django.connections.settings:
+    django, conf = sys.modules.get("django.db"), sys.modules.get("django.conf")
+    configured = (
+        django is not None and conf is not None and (conf.settings.configured or "DJANGO_SETTINGS_MODULE" in os.environ)
+    )
+    if django is None or not configured or alias not in django.connections.settings:
         raise refused(alias, call.verb, sync=True)
     return _django(django.connections[alias], call)
 

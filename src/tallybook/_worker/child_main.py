@@ -73,20 +73,21 @@ class _Verbs(Verbs):
         return loop
 
     async def progress(self, job: Running, done: float | None, message: str | None) -> None:
-        await self._ask("progress", done, message)
+        await self._ask(job, "progress", done, message)
 
     async def set_checkpoint(self, job: Running, value: object) -> None:
-        await self._ask("set_checkpoint", json.loads(encode(value, task=job.task_name, what="checkpoint")))
+        await self._ask(job, "set_checkpoint", json.loads(encode(value, task=job.task_name, what="checkpoint")))
 
     async def get_checkpoint(self, job: Running) -> Any:
-        return await self._ask("get_checkpoint")
+        return await self._ask(job, "get_checkpoint")
 
-    async def _ask(self, verb: str, *values: object) -> Any:
+    async def _ask(self, job: Running, verb: str, *values: object) -> Any:
         future: Future[Any] = Future()
         self._number += 1
         number = self._number
         self._asked[number] = future
-        self._send({"kind": "ask", "verb": verb, "id": number, "values": values})
+        # The job is named: a thread that a handler has left behind may ask while the next job runs.
+        self._send({"kind": "ask", "verb": verb, "id": number, "values": values, "job": [job.job_id, job.attempt]})
         return await asyncio.wrap_future(future)
 
     def answered(self, message: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ from tallybook._worker.jobs import Running
 from tallybook._worker.retrying import Next
 from tallybook._worker.supervisor import how
 from tallybook._worker.verbs import Verbs
-from tallybook.errors import ConfigError
+from tallybook.errors import ConfigError, LeaseLost
 
 if TYPE_CHECKING:
     from tallybook._app import Task
@@ -255,6 +255,9 @@ class Children:
             child.run(_message(job, task))
             async with asyncio.timeout(_START_LIMIT):
                 answer = await child.next()
+                while answer["kind"] == "ask":
+                    await self._answer(job, child, answer)
+                    answer = await child.next()
             if answer["kind"] == "started":  # the time that an import takes is not the job's
                 guard.start()
                 while (answer := await child.next())["kind"] not in ("ended", "failed"):
@@ -283,6 +286,8 @@ class Children:
             "get_checkpoint": self._verbs.get_checkpoint,
         }[question["verb"]]
         try:
+            if question["job"] != [job.job_id, job.attempt]:  # of a thread that an earlier job has left behind
+                raise LeaseLost(*question["job"])
             value = await verb(job, *question["values"])  # type: ignore[operator]
         except Exception as error:
             child.answer({"id": question["id"], "error": type(error).__name__, "message": safe_text(error)})

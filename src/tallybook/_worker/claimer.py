@@ -145,6 +145,8 @@ class Claimer:
     async def _room(self) -> None:
         while not self.stopping.is_set():
             self._book.changed.clear()
+            if self.suspects.found:  # it may hold the last slot
+                return
             if any(free > 0 for free in self._book.free.values()) and self._finisher.waiting < self._most_unsaid:
                 return
             await self._first_of(self._book.changed, None)

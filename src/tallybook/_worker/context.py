@@ -180,6 +180,9 @@ class Context:
         if self._atomic:
             hint = "Return: its end commits with the transaction that it was given"
             raise NotSupported("ctx.complete in an atomic task", hint=hint)
+        if not job.lease.lease:
+            hint = "Return: its worker says the end"
+            raise NotSupported("ctx.complete in a process of its own", hint=hint)
         text = None if result is None else encode(result, task=job.task_name, what="result")
         job.in_doubt = True
         return job, complete((job.lease.lease, job.job_id, job.attempt), text)

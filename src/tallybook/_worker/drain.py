@@ -65,7 +65,7 @@ async def drain(
             jobs = await claim()
             if not jobs and not worker.book.running and not worker.finisher.waiting:
                 before = (gate.started, gate.waiting)
-                await worker.finisher.drained()
+                await _told(worker, until)
                 if worker.book.leases and not gate.waiting:
                     await asyncio.sleep(0.01)
                     continue
@@ -77,19 +77,14 @@ async def drain(
                     continue
                 break  # what the gate still holds waits for somebody's open transaction: it is given back
             await _turn(worker, until)
-        if not await worker._ended_within(_left(until), None):
-            worker.runner.abort()
-            await worker._ended_within(5.0, None)
-        held = gate.give_back()
-        for job in [*held, *worker.book.running.values()]:
-            worker.finisher.snooze(job, timedelta(0))
+        held = await _let_go(worker, until)
         await worker._told()
     except BaseException:
         await worker.give_back()
         raise
     finally:
         await worker._close()
-    return _report(worker, len(held))
+    return _report(worker, held)
 
 
 def _report(worker: Worker, held: int) -> DrainReport:
@@ -100,6 +95,29 @@ def _report(worker: Worker, held: int) -> DrainReport:
     return DrainReport(
         sum(ended.values()), ended["completed"], ended["scheduled"], ended["cancelled"], ended["dead"], counts["moved"]
     )
+
+
+async def _let_go(worker: Worker, until: float | None) -> int:
+    """End what runs, at the limit by force; give back what has not started, and say how many those were."""
+    if not await worker._ended_within(_left(until), None):
+        worker.runner.abort()
+        await worker._ended_within(5.0, None)
+    held = worker.claimer.gate.give_back()
+    for job in [*held, *worker.book.running.values()]:
+        worker.finisher.snooze(job, timedelta(0))
+        worker.book.freed(job)
+        if job not in held:  # it ignores its cancel: whatever it still does does not count
+            worker.runner.leave(job)
+    return len(held)
+
+
+async def _told(worker: Worker, until: float | None) -> None:
+    """Wait until the database knows every end; not past the limit, and not for a finisher that has failed."""
+    drained = asyncio.create_task(worker.finisher.drained())
+    try:
+        await asyncio.wait({drained, *worker._services}, timeout=_left(until), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        drained.cancel()
 
 
 async def _gate_moved(worker: Worker, until: float | None) -> bool:

@@ -64,6 +64,9 @@ class Gate:
                 later.append(job)
         if later:
             for job in later:
+                if (old := self._waiting.get(job.job_id)) is not None:  # a crash has taken its claim back
+                    self._let_go(old)
+                    self._book.ended(old.lease)
                 self._waiting[job.job_id] = job
             look = asyncio.create_task(self._look(later), name="tallybook-gate")
             self._looks.add(look)

@@ -42,7 +42,7 @@ _STOP = "select tallybook.worker_stop(%s::int)"
 # claims up to some number are over then: nobody would ever look for what was lost. So the timeline is looked at in the
 # same statement, and the worker starts anew on another one; its old self's open attempts are rescued from what is on record.
 _RENEW = (
-    "select r.job_id, r.reason from tallybook._on_timeline(%s::text)"
+    "select r.job_id, r.reason, r.attempt from tallybook._on_timeline(%s::text)"
     " left join lateral tallybook.renew(%s::int, %s::bigint, %s::bigint[]) r on true where r.job_id is not null"
 )
 
@@ -58,7 +58,7 @@ class Heartbeat(threading.Thread):
         book: Book,
         *,
         session: bool,
-        on_cancel: Callable[[int, str | None], object],
+        on_cancel: Callable[[int, str | None, int | None], object],
         on_given_up: Callable[[int], object],
         on_schema: Callable[[SchemaError], object],
         catalogue: Sequence[Mapping[str, Any]] = (),
@@ -110,14 +110,16 @@ class Heartbeat(threading.Thread):
         params = (settings.name, list(settings.queues), self._tasks, self._session, settings.lease, self._catalogue)
         row = conn.execute(_START, params).fetchone()
         assert row is not None
-        self._beats_as, self._timeline = row
-        self._hold(conn)
+        number, timeline = row
+        self._hold(conn, number)
+        # Last: under a number of which its claimer has not been told, it would beat for nobody.
+        self._beats_as, self._timeline = number, timeline
         return self._beats_as
 
-    def _hold(self, conn: psycopg.Connection[Any]) -> None:
+    def _hold(self, conn: psycopg.Connection[Any], number: int) -> None:
         if self._session:  # behind a pooler there is none to hold it
             with ThreadLimit(conn, self._answer):
-                conn.execute(_HOLD, (self._beats_as,))
+                conn.execute(_HOLD, (number,))
 
     def beat_now(self) -> None:
         """Do not wait for the next beat."""
@@ -152,7 +154,7 @@ class Heartbeat(threading.Thread):
             pause = self._settings.heartbeat.total_seconds()
             try:
                 if self._conn is None or self._conn.closed:
-                    self._hold(self._connect())
+                    self._hold(self._connect(), self._beats_as)
                 self._beat()
                 self._look_at_schema(self._conn)
                 if outage.failures:
@@ -177,8 +179,8 @@ class Heartbeat(threading.Thread):
         params = (self._timeline, self._beats_as, self._book.open_from, list(self._book.running))
         with ThreadLimit(self._conn, self._answer):
             cancelled = self._conn.execute(_RENEW, params).fetchall()
-        for job_id, reason in cancelled:
-            self._on_cancel(job_id, reason)
+        for job_id, reason, attempt in cancelled:
+            self._on_cancel(job_id, reason, attempt)
 
     def _look_at_schema(self, conn: psycopg.Connection[Any] | None) -> None:
         """One row: somebody may have migrated to a schema that this release cannot work with."""

@@ -42,6 +42,7 @@ class Running:
         "interrupt",
         "job_id",
         "lease",
+        "lost",
         "max_attempts",
         "options",
         "order_key",
@@ -69,6 +70,7 @@ class Running:
         self.worker_name = worker_name
         self.handle: asyncio.Task[None] | None = None
         self.cancel_reason: str | None = None
+        self.lost = False
         self.guard: Guard | None = None
         self.in_doubt = False
         """Its end may be in the database already, or be on its way there, in a transaction other than the finisher's."""
@@ -123,8 +125,9 @@ class Book:
     def ended(self, lease: Lease, jobs: int = 1) -> None:
         """The database has seen the end of so many attempts of this claim."""
         lease.left -= jobs
-        if lease.left <= 0:
-            self.leases.pop(lease.claim_id, None)
+        # A number can be given out twice, where a crash or a failover has set the numbers back.
+        if lease.left <= 0 and self.leases.get(lease.claim_id) is lease:
+            del self.leases[lease.claim_id]
 
     def freed(self, running: Running) -> None:
         """A handler has returned: its slot is free, whether or not the end is in the database already."""

@@ -144,14 +144,17 @@ class Runner:
                 self._finisher.move(job)
                 self._book.freed(job)
                 continue
+            if (old := self._book.running.get(job.job_id)) is not None:  # its lease is not on record any more
+                self._book.freed(old)
+                self._book.ended(old.lease)
             self._book.running[job.job_id] = job
             self._ready.append((job, known))
         self._spawn()
 
-    def cancel(self, job_id: int, reason: str | None) -> None:
-        """Tell one running job to stop."""
+    def cancel(self, job_id: int, reason: str | None, attempt: int | None = None) -> None:
+        """Tell one running job to stop; with `attempt` only if it is that one."""
         job = self._book.running.get(job_id)
-        if job is not None and job.cancel_reason is None:
+        if job is not None and job.cancel_reason is None and attempt in (None, job.attempt):
             job.cancel_reason = reason or ""
             self._stop(job)
             if job.guard is not None:
@@ -222,8 +225,9 @@ class Runner:
         asyncio.get_running_loop().call_later(_A_MOMENT, self._on_abandoned)
 
     def lost(self) -> None:
-        """All of this worker's jobs were given to others: stop them; no end of theirs will be accepted."""
+        """All of this worker's jobs were given to others, or will be: stop them, and give back what nobody has taken yet."""
         for job in list(self._book.running.values()):
+            job.lost = True
             self.cancel(job.job_id, "the worker was given up by the others")
 
     def _spawn(self) -> None:
@@ -264,10 +268,10 @@ class Runner:
                 return
 
     def _told_before_it_began(self, job: Running) -> bool:
-        if job.cancel_reason is not None:
-            self._finisher.cancelled(job, job.cancel_reason or None)
-        elif self.aborting:
+        if self.aborting or job.lost:
             self._finisher.snooze(job, timedelta(0))
+        elif job.cancel_reason is not None:
+            self._finisher.cancelled(job, job.cancel_reason or None)
         else:
             return False
         self._book.freed(job)
@@ -440,10 +444,10 @@ class Runner:
         if issubclass(type(error), asyncio.CancelledError):  # isinstance asks the error, which may raise anything
             if job.handle is not None:
                 job.handle.uncancel()
-            if job.cancel_reason is not None:
+            if job.cancel_reason is not None and not job.lost:
                 self._finisher.cancelled(job, job.cancel_reason or None)
                 return
-            if self.aborting:
+            if self.aborting or job.lost:
                 self._finisher.snooze(job, timedelta(0))
                 return
         if type(error) is ProcessDied:

@@ -56,6 +56,7 @@ class Suspects:
         self._busy_until = 0.0
         self._found: list[Running] = []
         self._on_found = on_found
+        self._first: Running | None = None
         self.careful = False
         """The line may hold more suspects: claim one job at a time."""
 
@@ -74,15 +75,24 @@ class Suspects:
             self._on_found()
         self._runner.start(jobs)
 
+    @property
+    def found(self) -> bool:
+        """Whether `admit` has kept one, which holds a slot that only `start_found` makes use of."""
+        return bool(self._found)
+
     def take(self) -> list[Running]:
-        """The suspects that `admit` has kept, for who gives them back."""
+        """The suspects that are held here, for who gives them back."""
         found, self._found = self._found, []
+        if self._first is not None:
+            found.append(self._first)
+            self._first = None
         return found
 
     async def start_found(self, *, until: float | None = None) -> None:
         """Start what `admit` has kept."""
-        if self._found:
-            await self.start(self.take(), until=until)
+        while self._found and not self._stopping.is_set():
+            found, self._found = self._found, []
+            await self.start(found, until=until)
 
     def among(self, jobs: list[Running]) -> list[Running]:
         """Those of these jobs that have to run alone."""
@@ -104,7 +114,12 @@ class Suspects:
         for job in others:  # in its hands they would die with it
             self._give_back(job, timedelta(0))
         self.careful = bool(others) or self.careful
-        if not await self._idle_but_for(first, until):
+        self._first = first
+        alone = await self._idle_but_for(first, until)
+        if self._first is not first:  # given back, or others' by now
+            return
+        self._first = None
+        if not alone:
             later = 0.0 if self._stopping.is_set() else random.uniform(*_AGAIN)
             self._give_back(first, timedelta(seconds=later))
             self.careful = False
@@ -117,7 +132,7 @@ class Suspects:
             extra={"event": "suspect", "job": first.job_id},
         )
         self._runner.start([first])
-        await self._until(lambda: first.job_id not in self._book.running, None)
+        await self._until(lambda: first.job_id not in self._book.running, until)
 
     def _give_back(self, job: Running, delay: timedelta) -> None:
         self._finisher.put_back(job, delay)
@@ -128,7 +143,7 @@ class Suspects:
 
         def alone() -> bool:
             leases = self._book.leases.values()
-            return not self._book.running and sum(lease.left for lease in leases) == 1
+            return self._first is not job or (not self._book.running and sum(lease.left for lease in leases) == 1)
 
         if alone():
             return True

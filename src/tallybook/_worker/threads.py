@@ -53,9 +53,9 @@ class DaemonThreads(Executor):
             if future.cancel() or future.done():
                 return False
             self._abandoned.add(future)
+        # Always: the count of idle threads may be one too high, and a job that holds a slot must find a thread.
         self._started -= 1
-        if not self._work.empty():  # somebody may have been waiting for that thread
-            self._start()
+        self._start()
         return True
 
     def _run(self) -> None:

@@ -172,7 +172,7 @@ class Worker:
             list(self._app.names),
             self.book,
             session=session,
-            on_cancel=lambda job, reason: loop.call_soon_threadsafe(self.runner.cancel, job, reason),
+            on_cancel=lambda *said: loop.call_soon_threadsafe(self.runner.cancel, *said),
             on_given_up=lambda worker_id: loop.call_soon_threadsafe(self._given_up, worker_id),
             on_schema=lambda error: loop.call_soon_threadsafe(self._schema_changed, error),
             catalogue=self._app.catalogue(),

@@ -24,7 +24,7 @@ as $$
   ), free as materialized (
     select t.job_id, t.attempt from tallybook.tombstone t join met m on m.job_id = t.job_id
      where case when m.taken then t.attempt = m.attempt and not t.cancelled
-                else (t.attempt = m.attempt or t.attempt < m.attempt and not t.once) and t.cancelled and not t.taken end
+                else t.attempt <= m.attempt and t.cancelled and not t.taken end
        for update of t skip locked
   ), gone as (
     delete from tallybook.tombstone t using free f where t.job_id = f.job_id and t.attempt = f.attempt

@@ -1,4 +1,5 @@
--- renew(worker, open_from, running): the heartbeat. Returns which of the running jobs were cancelled.
+-- renew(worker, open_from, running): the heartbeat. Returns which of the running jobs were cancelled; with an attempt where
+-- only that one was (a person has retried the job since).
 --
 --   open_from  no claim of this worker with a lower number (see claim) has an attempt whose end was not seen committed
 --              (a failover may set the numbers back: it is never put beyond the next one)
@@ -15,6 +16,6 @@ begin
   if not found then
     raise exception 'worker % is not on record, or was given up', renew.worker using errcode = 'TB006';
   end if;
-  return query select t.job_id, t.attempt, t.reason from tallybook.tombstone t
+  return query select t.job_id, case when t.once then t.attempt end, t.reason from tallybook.tombstone t
                 where t.cancelled and t.job_id = any (renew.running);
 end $$;
