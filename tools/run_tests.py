@@ -2,7 +2,8 @@
 
 Without --all: everything but what is marked slow on 18, then what is marked servers on 16 and on 15. With --all:
 everything on 18, all but the slow on 16 and 15, and once more on 18 through a PgBouncer in transaction mode. Other
-arguments go to pytest as they are. Ends with what could not run, by name; under CI (the variable is set) a missing
+arguments go to pytest as they are. What failed is run
+once more, one by one, and both are told. Ends with what could not run, by name; under CI (the variable is set) a missing
 PgBouncer is a failure.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import time
@@ -39,6 +41,7 @@ class Result:
     seconds: float = 0.0
     closing_line: str = ""
     not_run: str = ""
+    again: str = ""
 
     @property
     def failed(self) -> bool:
@@ -60,6 +63,8 @@ def main() -> int:
     for result in results:
         if not result.not_run:
             print(f"{result.name}: {result.closing_line} [exit code {result.code}]")
+            if result.again:
+                print(f"  failed beside others, then run again one by one: {result.again}")
     for result in missing:
         print(f"not run: {result.name} ({result.not_run})")
     if not missing:
@@ -136,9 +141,31 @@ def _pytest(selection: list[str], options: argparse.Namespace, environment: dict
     result.closing_line = next(
         (line.strip("= ") for line in reversed(lines) if line.strip("= ")), "pytest said nothing"
     )
+    if running.returncode == 1 and "--last-failed" not in selection:
+        _again(selection, options, environment, result)
+        return
     # Nothing selected is no failure where only few tests are meant to run.
     chosen = bool(selection) and result.version != VERSIONS[0]
     result.code = 0 if running.returncode == NO_TESTS_COLLECTED and chosen else running.returncode
+
+
+_MOST_AGAIN = 10
+
+
+def _again(selection: list[str], options: argparse.Namespace, environment: dict[str, str], result: Result) -> None:
+    """Run what failed once more, one by one: on a busy machine a few of hundreds of tests with real faults meet a time limit.
+
+    What fails again has failed. Both runs are named at the end. Many at once are no accident.
+    """
+    first, result.code = result.closing_line, 1
+    failed = int(found[1]) if (found := re.search(r"(\d+) (?:failed|error)", first)) else 0
+    if not 0 < failed <= _MOST_AGAIN:
+        return
+    print(f"\n--- {result.name}: the {failed} that failed, one by one ---", flush=True)
+    _pytest(
+        [*selection, "--last-failed", "--last-failed-no-failures=none", "-n", "0", "-rA"], options, environment, result
+    )
+    result.again, result.closing_line = result.closing_line, first
 
 
 if __name__ == "__main__":
