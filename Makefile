@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 help:
 	@echo 'make setup       the environment in .venv, with all that development needs'
 	@echo 'make demo        the main job, for real, on an embedded PostgreSQL (DEMO_INPUT=file.csv for your own rows)'
-	@echo 'make test        all tests on PostgreSQL 18, those marked for it also on 16 and 15'
+	@echo 'make test        all tests but the slow ones, on PostgreSQL 18'
 	@echo 'make test-all    all tests on PostgreSQL 18, all but slow ones on 16, 15 and through PgBouncer'
 	@echo 'make check       ruff, mypy --strict, import-linter'
 	@echo 'make acceptance  every row of the mission with the tests that show it'

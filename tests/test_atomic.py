@@ -125,6 +125,7 @@ async def test_other_ends_commit_when_returned_and_roll_back_when_raised(
         assert info.failures == (1 if state == "dead" else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.direct("rescues by hand between two heartbeats")
 async def test_the_stale_workers_commit_is_refused(app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare) -> None:
     """P4 P5 F8: an attempt that was given to another worker commits nothing; the effect there is one, the other's."""

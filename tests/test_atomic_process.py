@@ -40,6 +40,7 @@ def row(db: Any, query: str) -> tuple[Any, ...]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_worker_that_dies_at_commit(workers: Workers, where: str) -> None:
     """P4 S5-05 F1 F3: SIGKILL right before or right after COMMIT: the effect and the job that follows are there once."""
@@ -67,6 +68,7 @@ def zombie(workers: Workers) -> tuple[Any, WorkerProcess]:
     return job, first
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_stopped_past_its_lease(workers: Workers) -> None:
     """P4 P5 F8: SIGSTOP past the lease, SIGCONT: the job's effect is the rescued attempt's, and the zombie's is not there."""
     job, first = zombie(workers)
@@ -81,6 +83,7 @@ def test_a_worker_that_was_stopped_past_its_lease(workers: Workers) -> None:
     assert effects == [(job.id, 2), (note.id, 1)]
 
 
+@pytest.mark.slow
 def test_control_a_zombie_without_the_fence(workers: Workers) -> None:
     """Negative control: with a `tallybook.complete` that accepts everything the zombie's effect is there, too."""
     workers.db.execute('alter table effect drop constraint "one effect a job"')

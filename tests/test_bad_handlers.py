@@ -85,6 +85,7 @@ def poisoned(dsn: str, db: Any, env: dict[str, str] | None = None) -> tuple[JobI
     return state(db, poison), [state(db, job) for job in put], restarter
 
 
+@pytest.mark.slow
 def test_a_job_that_kills_its_worker_is_dead_and_its_neighbours_complete(dsn: str, db: Any) -> None:
     """F24 P8 S4-20: one os._exit among 20: it runs alone the third time and is dead as crashed; all others complete."""
     poison, neighbours, restarter = poisoned(dsn, db)
@@ -95,6 +96,7 @@ def test_a_job_that_kills_its_worker_is_dead_and_its_neighbours_complete(dsn: st
     assert "runs alone now" in "".join(worker.said for worker in restarter.workers)
 
 
+@pytest.mark.slow
 def test_without_the_guard_its_neighbours_die_too(dsn: str, db: Any) -> None:
     """F24, negative control: where suspects do not run alone, and the database buries all alike, innocents are dead."""
     (source,) = db.execute("select pg_get_functiondef('tallybook._lost'::regproc)").fetchone()
@@ -183,6 +185,7 @@ async def test_drain_runs_suspects_alone_too(dsn: str, db: Any) -> None:
     assert {state(db, job).failures for job in put} == {0}
 
 
+@pytest.mark.slow
 def test_a_worker_lives_with_all_of_them(dsn: str, db: Any, tmp_path: Path) -> None:
     """F24 F25 F26 F27 F28: one worker, all bad handlers at once: each fails by itself, 200 good jobs complete beside."""
     bad = [

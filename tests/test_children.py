@@ -92,6 +92,7 @@ async def test_a_task_may_ask_for_credentials(
         ("recursion", "RecursionError", "maximum recursion depth exceeded"),
     ],
 )
+@pytest.mark.slow
 async def test_what_it_raises_comes_back(dsn: str, db: Any, jobs: Jobs, kind: str, name: str, message: str) -> None:
     """F29: type, message and traceback of whatever a handler raises in its process; it is a failure, and retried."""
     async with working(zoo.app, dsn) as worker:
@@ -150,6 +151,7 @@ async def test_results_progress_and_checkpoints_go_through(dsn: str, db: Any, jo
         (zoo.leaves_a_heir.job(), 7, "ended with code 7"),
     ],
 )
+@pytest.mark.slow
 async def test_a_process_that_dies_is_a_crash_of_its_job_alone(
     dsn: str, db: Any, jobs: Jobs, tmp_path: Path, call: Any, code: int, how: str
 ) -> None:
@@ -168,6 +170,7 @@ async def test_a_process_that_dies_is_a_crash_of_its_job_alone(
     assert (neighbour.state, neighbour.attempts, neighbour.crashes) == ("completed", 1, 0)
 
 
+@pytest.mark.slow
 async def test_a_job_that_crashes_three_processes_is_dead(dsn: str, db: Any, jobs: Jobs) -> None:
     """P8 F24: after three processes that died with it a job is dead with reason crashed; no failure is counted."""
     async with working(zoo.app, dsn):

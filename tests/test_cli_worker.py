@@ -159,6 +159,7 @@ def test_supervisor_replaces_a_child(shop: Path, dsn: str) -> None:
         assert not any(map(is_alive, before))
 
 
+@pytest.mark.slow
 def test_supervisor_replaces_a_worker_that_is_used_up(tmp_path: Path, dsn: str) -> None:
     """F25: a child that stops since its threads are lost to handlers that do not end has code 3; a new one takes over."""
     (tmp_path / "shop.py").write_text(STUCK)

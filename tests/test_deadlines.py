@@ -156,6 +156,7 @@ async def test_what_a_handler_does_in_the_grace_counts(
     assert worker.runner.abandoned == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("everything", [False, True])
 async def test_an_async_handler_that_ignores_its_cancel_is_abandoned(
     app: App, dsn: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture, everything: bool
@@ -283,6 +284,7 @@ async def test_an_abort_lets_go_of_what_ignores_it(app: App, dsn: str, db: Any, 
     assert (jobs(job).state, jobs(job).failures) == ("available", 0)
 
 
+@pytest.mark.slow
 async def test_a_blocked_loop_is_named(
     app: App, dsn: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:

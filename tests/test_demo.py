@@ -173,6 +173,7 @@ def test_nothing_is_lost_when_a_worker_is_killed(demo: Callable[..., Demo], tmp_
     assert run.left() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupt_leaves_nothing(demo: Callable[..., Demo], tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C, SIGTERM and SIGKILL in the middle leave no process and no directory."""

@@ -60,6 +60,7 @@ def processes(dsn: str, running: Command) -> list[int]:
         return [*children(running.pid), parent(conn.info.backend_pid)]
 
 
+@pytest.mark.slow
 def test_dev_runs_jobs_and_follows_the_code(shop: Path) -> None:
     """dev brings database, schema and worker; changed code is run, broken code waited out; Ctrl-C ends all of it."""
     with Command(shop, "dev", "-A", "shop:app") as running:
@@ -80,6 +81,7 @@ def test_dev_runs_jobs_and_follows_the_code(shop: Path) -> None:
     assert (shop / ".tallybook" / ".gitignore").read_text() == "*\n"
 
 
+@pytest.mark.slow
 def test_dev_leaves_nothing_behind_when_killed(shop: Path) -> None:
     """After SIGKILL of dev its worker and its server end by themselves; the next start finds the jobs again."""
     with Command(shop, "dev", "-A", "shop:app", "--no-reload") as running:

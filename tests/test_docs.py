@@ -186,6 +186,7 @@ def test_the_tutorials_files_run(tmp_path: Path, dsn: str, db: Any) -> None:
     assert db.execute(jobs).fetchall() == [("2", "completed", 2), ("2", "scheduled", 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.direct("makes databases from a template, which a pooler keeps open")
 def test_the_tutorials_test_passes(tmp_path: Path, dsn: str) -> None:
     """The test that the tutorial shows passes under pytest, with the fixture that Tallybook brings."""

@@ -575,6 +575,7 @@ def test_others_cannot_connect(server: Server) -> None:
     assert os.waitpid(pid, 0)[1] == 0
 
 
+@pytest.mark.slow
 @as_root
 def test_works_for_an_ordinary_user(place: Path) -> None:
     """An ordinary user runs temporary and persistent servers as himself, with a cache of his own."""

@@ -57,6 +57,7 @@ def test_workers_that_go_on_record_around_a_crash_keep_the_promises() -> None:
         ("durable_numbers", "liveness"),  # two live under one number: who dies first is never rescued
     ],
 )
+@pytest.mark.slow
 def test_without_a_guard_of_the_protocol_a_promise_breaks(guard: str, promise: str) -> None:
     """Negative control: each guard of the protocol is needed, and the model can see it."""
     start = NOTHING_YET if guard == "durable_numbers" else None

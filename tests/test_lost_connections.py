@@ -57,6 +57,7 @@ def proxy(dsn: str) -> Iterator[Proxy]:
         yield proxy
 
 
+@pytest.mark.slow
 async def test_a_half_open_listener_is_noticed_within_15_seconds(
     app: App, note: Any, db: Any, jobs: Jobs, proxy: Proxy
 ) -> None:
@@ -105,6 +106,7 @@ async def test_a_session_that_does_not_listen_any_more_is_made_again(
         await eventually(lambda: worker.sleeper and worker.sleeper._conn is not first, "it was noticed")
 
 
+@pytest.mark.slow
 async def test_a_blackhole_costs_no_job_and_heals_by_itself(
     app: App, note: Any, db: Any, jobs: Jobs, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +197,7 @@ async def test_not_set_aside_the_limits_of_the_role_stop_a_worker(
 FAIL_WITH = "do $$ begin raise exception 'x' using errcode = '{}'; end $$"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("state", "times"), [("55P03", 7), ("40P01", 7), ("40001", 7), ("57014", 7), ("53100", 2)])
 async def test_what_only_time_can_mend_is_said_again(dsn: str, state: str, times: int) -> None:
     """F15 F18 F19 F20: contention, a time limit, a full disk: said again until it works, on the same connection."""
@@ -231,6 +234,7 @@ async def test_a_full_disk_is_an_unavailable_queue_to_who_enqueues(
         app._run_sync(call)
 
 
+@pytest.mark.slow
 async def test_a_server_without_free_connections_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     """F16: 53300 from the real server: a worker that finds no slot waits, says so, and goes on when there are some."""
     app = App("shop")
@@ -358,6 +362,7 @@ async def test_a_job_younger_than_the_lost_commit_is_not_taken_for_it(app: App, 
             assert await certain._is_there(conn, saying) is there
 
 
+@pytest.mark.slow
 async def test_a_full_server_is_waited_for_without_a_storm(
     app: App, note: Any, db: Any, jobs: Jobs, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

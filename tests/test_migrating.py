@@ -75,6 +75,7 @@ class Migration(threading.Thread):
 # Under load
 
 
+@pytest.mark.slow
 @pytest.mark.direct("tells sessions by their process")
 def test_a_migration_lets_everybody_by_while_a_transaction_holds_a_table(
     dsn: str, db: Any, connect: Any, next_release: None
@@ -98,6 +99,7 @@ def test_a_migration_lets_everybody_by_while_a_transaction_holds_a_table(
     assert schema.info(db).version == NEWEST + 1
 
 
+@pytest.mark.slow
 def test_without_the_guard_producers_wait_as_long_as_the_transaction(
     dsn: str, db: Any, connect: Any, next_release: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +119,7 @@ def test_without_the_guard_producers_wait_as_long_as_the_transaction(
     migration.ended()
 
 
+@pytest.mark.slow
 def test_no_users_transaction_pays_for_a_migration(dsn: str, db: Any, connect: Any, next_release: None) -> None:
     """F33: a producer that holds one table and wants another is not made the victim of a deadlock with the migration."""
     producer = connect(autocommit=False)

@@ -20,6 +20,7 @@ from support.waiting import wait_until
 from support.worker_process import Workers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_every_job_survives_the_move_to_another_cluster(shop: Callable[..., Shop], tmp_path: Path, way: str) -> None:
     """Dump and restore, P1: what was open runs once to its end in the new cluster, what had ended never again."""
@@ -65,6 +66,7 @@ def test_an_upgrade_by_dump_moves_every_job(shop: Callable[..., Shop], tmp_path:
         assert house.wrongs(new.db) == []
 
 
+@pytest.mark.slow
 def test_a_copy_in_the_same_cluster_goes_on_where_it_was(shop: Callable[..., Shop], tmp_path: Path) -> None:
     """Same cluster, other database: its ids mean the same, nothing is rebased; what ran elsewhere is rescued here."""
     old, new = shop("fresh"), shop("fresh", empty=True)
@@ -83,6 +85,7 @@ def test_a_copy_in_the_same_cluster_goes_on_where_it_was(shop: Callable[..., Sho
     assert len(house.wrongs(new.db)) == len(running)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_data_alone_moves_into_a_schema_that_is_there(shop: Callable[..., Shop], tmp_path: Path, known: bool) -> None:
     """Dump as text, --data-only, into a migrated schema; with the row in installation, or told by the cursors alone."""

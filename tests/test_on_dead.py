@@ -153,6 +153,7 @@ def test_the_notifiers_own_death_tells_nobody(dsn: str, db: Any) -> None:
     assert db.execute("select count(*) from tallybook.job").fetchone() == (3,)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_with_its_job_tells_the_admin(dsn: str, db: Any) -> None:
     """S1-25, F24, P8: whoever rescues the job of a killed worker for the last time tells the admin: reason crashed."""
     # The processes know `hold` without on_dead: the catalogue has it from elsewhere, as from another worker of the program.

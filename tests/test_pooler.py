@@ -149,6 +149,7 @@ async def test_a_direct_dsn_of_another_database(app: App, pooled: str, dsn: str,
             await eventually(lambda: worker._services or worker._failed or worker.claimer.stopping.is_set(), "started")
 
 
+@pytest.mark.slow
 def test_a_killed_worker_behind_a_pooler_is_rescued_by_its_lease(dsn: str, db: Any, pooled: str) -> None:
     """F1 F40 P6: no session tells that it is gone: its job runs again after its lease, and is not stuck."""
     with Workers(pooled, db) as workers:

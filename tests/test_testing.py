@@ -201,6 +201,7 @@ def test_a_second_database(tallybook_server, tallybook_dsn):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("embedded", [False, True], ids=["given", "embedded"])
 def test_a_users_test_file(tmp_path: Path, server: Any, embedded: bool) -> None:
     """A user's test file needs nothing but the fixtures: no conftest, no settings, no server of the user's own."""

@@ -72,6 +72,7 @@ async def test_a_lost_end_is_found_after_a_failover(app: App, dsn: str, db: Any)
     assert runs == [1, 1, 2]
 
 
+@pytest.mark.slow
 async def test_control_without_the_timeline_a_lost_end_is_never_found(app: App, dsn: str, db: Any) -> None:
     """F13: negative control: a worker that does not notice says that its older claims are over, and nobody looks again."""
     jobs, runs = Jobs(app, db), list[int]()

@@ -269,6 +269,7 @@ async def test_abort_does_not_wait_for_a_thread(app: App, dsn: str, db: Any, job
         gate.set()
 
 
+@pytest.mark.slow
 async def test_a_handler_that_blocks_the_loop_keeps_its_jobs(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """A handler that blocks the event loop for longer than the lease is not robbed of its job by another worker."""
     ran: list[int] = []

@@ -130,6 +130,7 @@ def test_jobs_of_a_killed_worker_are_rescued(workers: Workers) -> None:
     ended(workers, again)
 
 
+@pytest.mark.slow
 def test_a_job_that_kills_its_workers_is_dead(workers: Workers) -> None:
     """After three workers that died with it a job is a dead letter, with its crashes counted and no failure."""
     job = hold.enqueue_sync(workers.db, 1)
@@ -168,6 +169,7 @@ def test_a_zombie_is_refused_and_comes_back(workers: Workers) -> None:
     assert workers.ids(zombie)[0] == old_id
 
 
+@pytest.mark.slow
 def test_no_worker_is_a_leader(workers: Workers) -> None:
     """S1-10 S2-14: whichever worker dies, the others promote, rescue and run; there is no coordinator to lose."""
     started = [workers.start() for _ in range(3)]
@@ -240,6 +242,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_more_than_100_consumers_take_no_job_twice(dsn: str, db: Any) -> None:
     """S3-10: 104 consumers in 4 processes, each with a connection of its own, claim by SQL: no job goes to two."""
     app.enqueue_many_sync(db, [note.job(n) for n in range(1500)])
@@ -284,6 +287,7 @@ def own_server() -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.slow
 def test_a_restart_of_the_server_loses_nothing(own_server: Server) -> None:
     """The server is killed and started again in the middle: the worker waits, comes back, and every job ends."""
     dsn = own_server.dsn("shop")

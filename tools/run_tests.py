@@ -1,10 +1,9 @@
 """What `make test` and `make test-all` run: pytest on every PostgreSQL that is there, one server for each.
 
-Without --all: everything but what is marked slow on 18, then what is marked servers on 16 and on 15. With --all:
+Without --all: everything but what is marked slow, on 18; with --on 16, what is marked servers on that version. With --all:
 everything on 18, all but the slow on 16 and 15, and once more on 18 through a PgBouncer in transaction mode. Other
-arguments go to pytest as they are. What failed is run
-once more, one by one, and both are told. Ends with what could not run, by name; under CI (the variable is set) a missing
-PgBouncer is a failure.
+arguments go to pytest as they are. What failed is run once more, one by one, and both are told. Ends with what could not
+run, by name; under CI (the variable is set) a missing PgBouncer is a failure.
 """
 
 from __future__ import annotations
@@ -72,10 +71,7 @@ def main() -> int:
     failed = [result for result in results if result.failed or (result.pooled and result.not_run and os.getenv("CI"))]
     nothing_ran = len(missing) == len(results)
     if not options.all:
-        print(
-            "left out: tests marked slow, on 16 and 15 those not marked servers, and all through PgBouncer"
-            " (make test-all runs them)"
-        )
+        print("left out: tests marked slow, PostgreSQL 16 and 15, and all through PgBouncer (make test-all runs them)")
     outcome = "FAILED" if failed or nothing_ran else "passed"
     print(f"tests: {outcome} in {sum(result.seconds for result in results):.0f} s")
     return 1 if outcome == "FAILED" else 0
@@ -93,7 +89,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--pooled", action="store_true", help="only the run through PgBouncer")
     options, extra = parser.parse_known_args()
-    options.versions = options.versions or list(VERSIONS)
+    options.versions = options.versions or list(VERSIONS[: None if options.all else 1])
     return options, extra
 
 

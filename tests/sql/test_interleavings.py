@@ -364,6 +364,7 @@ def test_two_sessions_in_every_order(dsn: str, name: str) -> None:
     assert played >= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(SLICES))
 @pytest.mark.parametrize("name", THREE)
 def test_three_sessions_in_every_order(dsn: str, name: str, part: int) -> None:
@@ -375,6 +376,7 @@ def test_three_sessions_in_every_order(dsn: str, name: str, part: int) -> None:
     assert played > len(schedules) / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_long_sessions_in_sampled_orders(dsn: str, seed: int) -> None:
     """S1-10, S5-10: in a seeded sample of the orders of three longer sessions each job ends exactly once."""

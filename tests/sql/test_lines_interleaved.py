@@ -279,6 +279,7 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_in_every_order(dsn: str, name: str) -> None:
     """S1-07, S3-08: per key one runs at a time in the order of the line, nobody is stuck, and no work that a producer was
@@ -321,6 +322,7 @@ CONTROLS: dict[str, tuple[str, str, tuple[str, str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONTROLS)
 def test_control(dsn: str, name: str) -> None:
     """Control: with a guard taken out the checker finds an overlap, a job that is stuck, or work that was missed."""

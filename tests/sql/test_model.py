@@ -583,6 +583,7 @@ def quick(connect: Any) -> Connection:
     return conn
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_verbs_do_what_the_model_does(quick: Connection) -> None:
     """Random verbs, in random order, some rolled back: each returns what the model says, and the view shows its state."""

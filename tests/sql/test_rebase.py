@@ -17,6 +17,7 @@ from support.shop import BELIEVE, Shop, catch_up, moved
 pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claimed", [False, True])
 def test_without_the_rebase_a_lower_counter_loses_jobs(
     shop: Callable[..., Shop], tmp_path: Path, claimed: bool
