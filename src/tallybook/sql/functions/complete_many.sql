@@ -18,11 +18,18 @@ begin
     return tallybook._complete_with(leases, job_ids, attempts, results);
   end if;
   begin
-    with h as materialized (select * from tallybook._held(leases, job_ids, attempts)), ended as (
+    if exists (select from tallybook.order_turn) then  -- one pass also says which lines go on; who has none pays nothing
+      with h as materialized (select * from tallybook._held(leases, job_ids, attempts)), ended as (
+        insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state)
+        select h.xid, h.seq, v_now, h.retention, 'completed' from h order by h.job_id, h.attempt)
+      select count(*), array_agg(h.job_id) filter (where h.order_key is not null), array_agg(h.order_key) filter (where h.order_key is not null)
+        into v_n, v_ordered, v_keys from h;
+    else
       insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state)
-      select h.xid, h.seq, v_now, h.retention, 'completed' from h order by h.job_id, h.attempt)
-    select count(*), array_agg(h.job_id) filter (where h.order_key is not null), array_agg(h.order_key) filter (where h.order_key is not null)
-      into v_n, v_ordered, v_keys from h;
+      select h.xid, h.seq, v_now, h.retention, 'completed'
+        from tallybook._held(leases, job_ids, attempts) h order by h.job_id, h.attempt;
+      get diagnostics v_n = row_count;
+    end if;
     if v_n <> cardinality(job_ids) then
       v_ended := array(select h.job_id from tallybook._held(leases, job_ids, attempts) h);
     end if;

@@ -11,6 +11,7 @@
 -- job: only this one of them. Of a job that is not busy nothing can change any more that a producer was told.
 -- No rows where no claim has that lease: it took nothing, or a crash of the server has taken it back.
 -- Reads claim, entry, tombstone; for jobs with a unique key amendment.
+-- "offset 0" keeps the condition below the function: as a join's condition it would be asked after each call of it.
 create or replace function tallybook.leased(lease uuid, job bigint default null)
 returns table (job_id bigint, attempt int, task text, args jsonb, headers jsonb, queue text, priority int, failures int, crashes int,
                max_attempts int, unique_key text, enqueued_at timestamptz, run_at timestamptz, cancelled boolean, expired boolean,
@@ -33,7 +34,7 @@ begin
            e.expires_at <= clock_timestamp(), k.busy, k.run_at > clock_timestamp(), e.order_key,
            case when k.args is null then e.options else tallybook._versioned(e.options, k.version) end
       from unnest(case when c.one_xid is not null then array[c.one_xid] else c.closed end) x(xid) cross join tallybook.entry e
-           left join lateral tallybook._look(e.job_id) k on e.unique_key is not null
+           left join lateral (select f.* from tallybook._look(e.job_id) f where e.unique_key is not null offset 0) k on true
      where e.lane_id = c.lane_id and e.retention = c.retention and e.xid = x.xid
        and case when c.one_xid is not null then e.seq = c.one_seq
                 else (e.xid, e.seq) > (c.from_xid, c.from_seq) and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq) end
@@ -47,7 +48,7 @@ begin
            e.expires_at <= clock_timestamp(), k.busy, k.run_at > clock_timestamp(), e.order_key,
            case when k.args is null then e.options else tallybook._versioned(e.options, k.version) end
       from tallybook.entry e
-           left join lateral tallybook._look(e.job_id) k on e.unique_key is not null
+           left join lateral (select f.* from tallybook._look(e.job_id) f where e.unique_key is not null offset 0) k on true
      where e.lane_id = c.lane_id and e.retention = c.retention
        and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
        and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
