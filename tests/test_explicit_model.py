@@ -95,7 +95,8 @@ def test_every_guard_of_the_models_has_its_negative_control() -> None:
         (protocol_model.Rules, test_without_a_guard_of_the_protocol_a_promise_breaks),
         (cursor_model.Rules, test_without_a_guard_of_the_cursor_a_promise_breaks),
     ):
-        cases = test.pytestmark[0].args[1]  # type: ignore[attr-defined]
+        marks = {mark.name: mark for mark in test.pytestmark}  # type: ignore[attr-defined]
+        cases = marks["parametrize"].args[1]
         assert {case[0] for case in cases} == {field.name for field in fields(rules)}
 
 
