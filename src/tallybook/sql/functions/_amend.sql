@@ -130,13 +130,16 @@ end $$;
 --
 -- busy: a producer that relied on this job being queued, or has changed it, is still in its transaction: look again
 -- soon. Else what it was changed to, read by a newer snapshot than the probe (hence volatile).
-create or replace function tallybook._look(p_job_id bigint, out busy boolean, out args jsonb, out run_at timestamptz, out version jsonb)
+create or replace function tallybook._look(p_job_id bigint) returns tallybook.looked
 language plpgsql as $$
+declare
+  k tallybook.looked;
 begin
-  busy := not (pg_try_advisory_lock(1413565447, hashint8(p_job_id)) and pg_advisory_unlock(1413565447, hashint8(p_job_id)));
-  if not busy then
-    select a.args, a.run_at, a.version into args, run_at, version from tallybook.amendment a where a.job_id = p_job_id;
+  k.busy := not (pg_try_advisory_lock(1413565447, hashint8(p_job_id)) and pg_advisory_unlock(1413565447, hashint8(p_job_id)));
+  if not k.busy then
+    select a.args, a.run_at, a.version into k.args, k.run_at, k.version from tallybook.amendment a where a.job_id = p_job_id;
   end if;
+  return k;
 end $$;
 
 -- _versioned(options, version): the options of a job whose args have been replaced by some of this version; null: the first.

@@ -76,6 +76,9 @@ create table tallybook.amendment (
 comment on column tallybook.amendment.xid is 'The transaction that changed it last.';
 comment on table tallybook.amendment is 'Changed args, priority or run_at of a job that stands in line.';
 
+-- What _look answers; a type of its own, so that it can be asked for in a CASE, for the few jobs that have a unique key.
+create type tallybook.looked as (busy boolean, args jsonb, run_at timestamptz, version jsonb);
+
 create table tallybook.progress (
   job_id     bigint primary key,
   attempt    int not null,
