@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -122,7 +123,7 @@ async def test_a_clock_that_is_frozen_stops_nobody(dsn: str, db: Any) -> None:
 
 
 async def test_a_fire_whose_job_goes_on_keeps_the_next_from_firing(dsn: str, db: Any) -> None:
-    """S2-02 S2-06: by default the next tick is skipped while the job is in line, runs, or is in backoff: no error, no job, on record."""
+    """S2-02 S2-06: the next tick is skipped while the job is in line, runs, or is in backoff: no error, no job, on record."""
     put(db, "s", at=NOON)
     hands = Hands(db)
     await run(dsn, NOON + STEP)
@@ -194,7 +195,7 @@ async def test_a_rolled_back_fire_leaves_nothing(dsn: str, db: Any, connect: Any
 
 
 async def test_run_now_takes_the_same_path(dsn: str, db: Any) -> None:
-    """S2-13: run now puts the job in with its task's retries, is on record, and its guard holds for ticks and for the next run now."""
+    """S2-13: run now puts in a job with retries, is on record, and its guard holds for ticks and the next run now."""
     put(db, "s", at=NOON, max_attempts=2)
     hands = Hands(db)
     what, reason, job_id, jobs = one(db, "select what, reason, job_id, jobs from tallybook.schedule_run('s', %s)", NOON)
@@ -265,7 +266,7 @@ async def test_ticks_of_a_downtime(dsn: str, db: Any, missed: str, what: list[An
 
 
 async def test_catching_up_goes_one_by_one(dsn: str, db: Any) -> None:
-    """S2-02: with the guard, missed ticks that are caught up run one after the other, behind a job that still runs; then ticks skip as ever."""
+    """S2-02: caught-up ticks run one after the other, behind a job that still runs; then ticks skip as ever."""
     put(db, "s", at=NOON, missed="all", catch_up=3)
     hands = Hands(db)
     await run(dsn, NOON + STEP)
@@ -543,7 +544,7 @@ async def test_what_the_app_tells_of_its_schedules(dsn: str, db: Any) -> None:
         {"n": 1},
     )
     ticks = await app.schedule_next(app, "s", 3)
-    assert [b - a for a, b in zip(ticks, ticks[1:], strict=False)][-1] in (timedelta(hours=n) for n in (23, 24, 25))
+    assert [b - a for a, b in pairwise(ticks)][-1] in (timedelta(hours=n) for n in (23, 24, 25))
     assert ticks == app.schedule_next_sync(db, "s", 3)
     await app.schedule_run(app, "s")
     await app.schedule_run(app, "s")

@@ -1,15 +1,18 @@
 -- _schedules_look(after, at): in how many seconds the next schedule is due, and the next query-driven one (0: now; null: none
--- is), how often workers look at least, and whether nobody has run the clock for twice that.
+-- is), and how often workers look at least.
 --
 -- Two index look-ups. after: where the last run stopped, so that it does not walk over the index's dead rows while an old
--- snapshot holds back vacuum; every few seconds say null, for what was committed late. Reads schedule, service.
+-- snapshot holds back vacuum; every few seconds say null, for what was committed late. That somebody has looked is put on record
+-- where nobody has run the clock for long. Reads schedule; now and then writes service.
 create or replace function tallybook._schedules_look(p_after timestamptz default null, p_at timestamptz default clock_timestamp(),
-  out due_in double precision, out queries_in double precision, out every double precision, out idle boolean)
-language plpgsql stable
+  out due_in double precision, out queries_in double precision, out every double precision)
+language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
+declare
+  v_idle boolean;
 begin
-  select extract(epoch from v.every), coalesce(v.last_run_at < p_at - 2 * v.every, true) into _schedules_look.every, idle
+  select extract(epoch from v.every), coalesce(v.last_run_at < p_at - 2 * v.every, true) into _schedules_look.every, v_idle
     from tallybook.service v where v.name = 'schedules';
   select greatest(0, extract(epoch from s.due_at - p_at)) into due_in
     from tallybook.schedule s
@@ -19,6 +22,7 @@ begin
    where s.due_at is not null and s.query is not null order by s.due_at limit 1;
   -- The engine of query-driven schedules may not be installed.
   if to_regprocedure('tallybook._fire_query(text, timestamptz, timestamptz)') is null then queries_in := null; end if;
+  if v_idle and due_in > 0 is not false then perform tallybook._service_ran('schedules', p_at, 0); end if;
 end $$;
 
 -- _schedules_due(max, after, queries, at): what a worker needs to compute the ticks of schedules that are due, oldest first.
