@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 
 from support.hands import Hands
 from support.ticking import clocks, fires, one, put
+from support.waiting import wait_until
+from support.worker_process import Workers
 from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, Context
 from tallybook.errors import ConfigError, InvalidArgument, UnknownSchedule, WrongIsolationLevel
@@ -297,6 +300,15 @@ async def test_the_guard_knows_all_that_is_being_caught_up(dsn: str, db: Any) ->
     assert fires(db)[-1] == "enqueued"
 
 
+async def test_catching_up_does_not_overlap_with_a_job_of_an_older_definition(dsn: str, db: Any) -> None:
+    """S2-02: a job that was put in before missed ticks were to be caught up stands in no line: while it runs they are skipped."""
+    put(db, "s", at=NOON)
+    await run(dsn, NOON + STEP)
+    put(db, "s", at=NOON + STEP, missed="all")
+    await run(dsn, NOON + 25 * MINUTE, NOON + 35 * MINUTE)
+    assert fires(db) == ["enqueued", "skipped", "skipped"]
+
+
 async def test_nothing_is_missed_in_a_pause(dsn: str, db: Any) -> None:
     """S2-16: a paused schedule does not fire; when it is resumed it fires from its next tick on, and the pause was no downtime."""
     put(db, "s", at=NOON)
@@ -461,6 +473,40 @@ async def test_sql_refuses_what_cannot_tick(db: Any, more: dict[str, Any], words
 
 
 # Workers
+
+
+@pytest.mark.direct("kills processes that hold sessions")
+def test_workers_that_are_killed_leave_no_gap(dsn: str, db: Any) -> None:
+    """S2-04, S2-05: of three processes one after the other is killed and another started: each second of five schedules fires once,
+    and every job completes.
+    """
+    for n in range(5):
+        put(
+            db,
+            f"s{n}",
+            task="note",
+            queue="default",
+            cron="* * * * * *",
+            tz="Europe/Berlin",
+            overlap=True,
+            args=f'{{"n": {n}}}',
+            at="now",
+        )
+    with Workers(dsn, db) as workers:
+        running = [workers.start() for _ in range(3)]
+        for _ in range(3):
+            seen = len(fires(db))
+            wait_until(lambda seen=seen: len(fires(db)) >= seen + 5, "a second of fires")  # type: ignore[misc]
+            running.pop(0).signal(signal.SIGKILL)
+            running.append(workers.start())
+        db.execute("select tallybook.schedule_pause(name) from tallybook.schedule")
+        open_jobs = "select count(*) from tallybook.job where state <> 'completed'"
+        wait_until(lambda: one(db, open_jobs) == 0, "every job has completed", seconds=30)
+    for n in range(5):
+        ticks = fires(db, f"s{n}", "tick")
+        assert ticks == [ticks[0] + n * SECOND for n in range(len(ticks))] and len(ticks) >= 3
+    assert set(fires(db)) == {"enqueued"}
+    assert one(db, "select count(*) from tallybook.job") == len(fires(db))
 
 
 async def test_workers_fire_to_the_moment(dsn: str, db: Any) -> None:

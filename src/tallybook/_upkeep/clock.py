@@ -33,7 +33,7 @@ select schedule_name, what, detail
   from tallybook._schedules_register(%s::text, %s::jsonb, coalesce(%s::timestamptz, clock_timestamp()))"""
 _LOOK = "select due_in, queries_in, every from tallybook._schedules_look(%s::timestamptz)"
 _DUE = """\
-select at, name, revision, cron, every, tz, jitter, missed, catch_up, since, tick
+select at, upto, name, revision, cron, every, tz, jitter, missed, catch_up, since, tick
   from tallybook._schedules_due(%s::int, %s::timestamptz, %s::boolean, coalesce(%s::timestamptz, clock_timestamp()))"""
 _FIRE = "select carried, fired, skipped, missed, failed from tallybook._schedules_fire(%s::jsonb, %s::timestamptz)"
 _FIRE_QUERY = "select tallybook._schedule_fire_query(%s::jsonb, %s::timestamptz)"
@@ -42,6 +42,7 @@ _BATCH = 250
 _COMPUTING = 0.2
 # Somebody else runs the clock: what is due now is done by the time that this has passed, or his run was lost.
 _BUSY = 0.05
+_QUERIES_BUSY = 1.0
 _AGAIN = timedelta(hours=1)
 
 
@@ -166,23 +167,24 @@ class Clock:
         ran = Ran(*row)
         left = len(rows) == _BATCH or len(plans) < len(rows)
         if at is None and not left and ran.carried == len(rows):
-            self._after = now  # nothing before this can be due, but for what commits late
+            self._after = rows[0][1]  # nothing before this can be due, but for what commits late
         return left, ran
 
     async def run_queries(self, *, at: datetime | None = None) -> int:
-        """Fire the query-driven schedules that are due, each in a transaction of its own; how many jobs they put in."""
+        """Fire the query-driven schedules that are due, each in a transaction of its own; how many were."""
 
         async def due(conn: psycopg.AsyncConnection[Any]) -> Any:
             return await (await conn.execute(_DUE, (_BATCH, None, True, at))).fetchall()
 
         rows = await self._link.run(due)
-        jobs = 0
+        carried = 0
         for row in rows:
             for one in await asyncio.to_thread(self._plans, [row]):
-                jobs += await self.queries.run(partial(_fire_query, json.dumps(one), row[0]))
-        if jobs:
-            self._on_fired()
-        return jobs
+                jobs = await self.queries.run(partial(_fire_query, json.dumps(one), row[0]))
+                carried += jobs is not None
+                if jobs:
+                    self._on_fired()
+        return carried
 
     def _plans(self, rows: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
         """What is to be done about these, in a thread; about fewer of them where it takes long."""
@@ -197,6 +199,7 @@ class Clock:
     def _plan(
         self,
         at: datetime,
+        _upto: datetime,
         name: str,
         revision: str,
         cron: str | None,
@@ -230,14 +233,16 @@ class Clock:
     async def serve(self) -> None:
         """For ever."""
         querying: asyncio.Task[int] | None = None
+        not_before = 0.0
         try:
             while True:
                 self._told.clear()
                 wait = await self.look()
                 if querying is not None and querying.done():
-                    querying.result()
+                    if not querying.result():  # somebody else is at it
+                        not_before = time.monotonic() + _QUERIES_BUSY
                     querying = None
-                if self._queries_due and querying is None:
+                if self._queries_due and querying is None and time.monotonic() >= not_before:
                     querying = asyncio.create_task(self.run_queries(), name="tallybook-query-schedules")
                     querying.add_done_callback(lambda _: self._told.set())
                 if wait <= 0:
@@ -253,10 +258,11 @@ class Clock:
                 await asyncio.gather(querying, return_exceptions=True)
 
 
-async def _fire_query(one: str, at: datetime, conn: psycopg.AsyncConnection[Any]) -> int:
+async def _fire_query(one: str, at: datetime, conn: psycopg.AsyncConnection[Any]) -> int | None:
     row = await (await conn.execute(_FIRE_QUERY, (one, at))).fetchone()
     assert row is not None
-    return int(row[0])
+    found: int | None = row[0]
+    return found
 
 
 def _refusal(app: str, what: str, detail: str | None) -> str:

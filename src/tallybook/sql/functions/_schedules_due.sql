@@ -29,11 +29,11 @@ end $$;
 --
 -- Nobody else runs the clock until the caller's transaction has ended. If somebody does, no rows come, unless what is due has
 -- waited for a second: whoever has it may be frozen, and to plan the same twice does no harm.
--- Intervals are told in microseconds. queries: those that are query-driven, each of which is fired by a transaction of its own,
+-- upto: everything that was due by then is here. Intervals are told in microseconds. queries: those that are query-driven, each of which is fired by a transaction of its own,
 -- so nobody claims them as a whole. Reads schedule.
 create or replace function tallybook._schedules_due(p_max int default 250, p_after timestamptz default null,
   p_queries boolean default false, p_at timestamptz default clock_timestamp())
-returns table (at timestamptz, name text, revision text, cron text, every bigint, tz text, jitter bigint, missed text,
+returns table (at timestamptz, upto timestamptz, name text, revision text, cron text, every bigint, tz text, jitter bigint, missed text,
                catch_up int, since timestamptz, tick timestamptz)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
@@ -43,7 +43,7 @@ declare
 begin
   if p_queries then
     return query
-    select p_at, s.name, s.revision::text, s.cron, (extract(epoch from s.every) * 1000000)::bigint, s.tz,
+    select p_at, v_before, s.name, s.revision::text, s.cron, (extract(epoch from s.every) * 1000000)::bigint, s.tz,
            (extract(epoch from s.jitter) * 1000000)::bigint, s.missed, s.catch_up, s.since, s.tick
       from tallybook.schedule s
      where s.due_at is not null and s.query is not null and s.due_at <= p_at
@@ -53,7 +53,7 @@ begin
   end if;
   if not tallybook._service_claim('schedules', p_at) then v_before := p_at - interval '1 s'; end if;
   return query
-  select p_at, s.name, s.revision::text, s.cron, (extract(epoch from s.every) * 1000000)::bigint, s.tz,
+  select p_at, v_before, s.name, s.revision::text, s.cron, (extract(epoch from s.every) * 1000000)::bigint, s.tz,
          (extract(epoch from s.jitter) * 1000000)::bigint, s.missed, s.catch_up, s.since, s.tick
     from tallybook.schedule s
    where s.due_at is not null and s.query is null and s.due_at <= v_before and s.due_at >= coalesce(p_after, '-infinity')

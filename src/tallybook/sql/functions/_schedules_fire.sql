@@ -66,17 +66,18 @@ begin
   for d in
     with s as materialized (
       -- in_line: one that catches up with missed ticks puts in several at once, which run one after the other.
-      select p.name, p.late, p.ticks, p.missed_from, p.missed_ticks, p.next, p.due, p.problem, k.overlap, k.in_line, k.live
+      select p.name, p.late, p.ticks, p.missed_from, p.missed_ticks, p.next, p.due, p.problem, k.overlap, k.in_line, k.live, k.line
         from jsonb_to_recordset(p_plans) p(name text, late timestamptz[], ticks timestamptz[], missed_from timestamptz,
                                            missed_ticks int, next timestamptz, due timestamptz, problem text),
-             lateral (select s.overlap, not s.overlap and s.missed = 'all' as in_line,
+             lateral (select s.overlap, not s.overlap and s.missed = 'all' as in_line, s.line,
                              not s.overlap and (tallybook._job_open(s.last_job_id)
                                                 or exists (select from unnest(s.line) j where tallybook._job_open(j))) as live
                         from tallybook.schedule s where s.name = p.name limit 1) k
        where p.name = any (p_names)
     ), t as (
       select s.name, x.tick, x.late,
-             case when s.overlap or x.late and s.in_line then 'enqueued'
+             -- Behind what is open only where that stands in the same line: line is null for jobs of an older definition.
+             case when s.overlap or x.late and s.in_line and (s.line is not null or not s.live) then 'enqueued'
                   when s.live or row_number() over (partition by s.name order by x.tick) > 1 then 'skipped'
                   else 'enqueued' end as what
         from s, lateral (select l, true from unnest(s.late) l union all select k, false from unnest(s.ticks) k) x(tick, late)
@@ -137,7 +138,8 @@ begin
   update tallybook.schedule s set tick = p.next, due_at = p.due, failed_count = s.failed_count + v_failed where s.name = p.name;
 end $$;
 
--- _schedule_fire_query(plan, at): the same for one query-driven schedule, in a transaction of its own. Returns the jobs put in.
+-- _schedule_fire_query(plan, at): the same for one query-driven schedule, in a transaction of its own. Returns the jobs put in;
+-- null: nothing was done, since the plan is not for the row as it is, or somebody else has it.
 --
 -- Each tick calls _fire_query, which puts in what the query yields; an error of the query is on record as failed.
 create or replace function tallybook._schedule_fire_query(p_plan jsonb, p_at timestamptz default clock_timestamp())
@@ -154,7 +156,7 @@ begin
   perform from tallybook.schedule s
     where s.name = p.name and s.revision = p.revision and s.tick is not distinct from p.tick and (s.paused_at is null or p.now)
       for update skip locked;
-  if not found then return 0; end if;
+  if not found then return null; end if;
   if p.missed_from is not null then
     insert into tallybook.fire (schedule, tick, fired_at, what, ticks) values (p.name, p.missed_from, p_at, 'missed', p.missed_ticks)
     on conflict do nothing;
