@@ -14,6 +14,7 @@ EXAMPLES = [
     errors.ConfigError("timeout", "soon", "not a duration", hint="Write '5 min'"),
     errors.InvalidArgument("the queue name is empty"),
     errors.NotSupported("an async handler in a process", hint="Use def"),
+    errors.NotASubject(7, "Reschedule"),
     errors.ConnectionNotSupported(object(), "a psycopg connection"),
     errors.WrongIsolationLevel("claim in serializable"),
     errors.DuplicateTask("mail.send", "a.py:1", "b.py:2"),

@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 
 from tallybook._db.link import Link
+from tallybook._db.subject_ends import SubjectEnd
 from tallybook._worker.jobs import Book, Running
 from tallybook._worker.settle import End, Settler
 from tallybook.errors import QueueUnavailable
@@ -111,6 +112,10 @@ class Finisher:
     def put_off(self, running: Running) -> None:
         """It was given a later time before it started."""
         self._end(running, "put_off", _PUT_OFF, (), timedelta(0))
+
+    def iterated(self, running: Running, end: SubjectEnd) -> None:
+        """An iteration of a subject is over."""
+        self._end(running, end.verb, end.sql, tuple(end.values), end.wake_in)
 
     def move(self, running: Running) -> None:
         """Put aside: this worker does not know the task."""
