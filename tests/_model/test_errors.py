@@ -14,7 +14,6 @@ EXAMPLES = [
     errors.ConfigError("timeout", "soon", "not a duration", hint="Write '5 min'"),
     errors.InvalidArgument("the queue name is empty"),
     errors.NotSupported("an async handler in a process", hint="Use def"),
-    errors.NotASubject(7, "Reschedule"),
     errors.ConnectionNotSupported(object(), "a psycopg connection"),
     errors.WrongIsolationLevel("claim in serializable"),
     errors.DuplicateTask("mail.send", "a.py:1", "b.py:2"),
@@ -37,6 +36,7 @@ EXAMPLES = [
     errors.JobDied(7, "ValueError", "no such user"),
     errors.JobCancelled(7, "the order was withdrawn"),
     errors.CommitUnknown("enqueue", "db:5432"),
+    errors.NotASubject(7, "Reschedule"),
 ]
 
 
