@@ -101,7 +101,7 @@ async def use_subjects(conn: object) -> None:
     call: SubjectCall = one.job(42)
     reports: list[SubjectReport] = await app.upsert_many(conn, [call, charge.subject("x").job(7)])
     info: SubjectInfo | None = one.get_sync(conn)
-    forgotten: bool = await one.forget(conn)
+    forgotten: str = await one.forget(conn)
 """
 
 WRONG = """

@@ -106,11 +106,14 @@ class TaskSubject(Generic[P]):
         """Read the subject as it is now; get without an event loop."""
         return run_sync(conn, subjects.get(self._bound.name, self.name))
 
-    async def forget(self, conn: object) -> bool:
-        """Let the name be free, so that the next push makes a new subject; False: there is none."""
+    async def forget(self, conn: object) -> str:
+        """Let the name be free, so that the next push makes a new subject; what waits for its time will not run.
+
+        "forgotten"; "active": it runs and is left alone; "unknown": there is none.
+        """
         return await run(conn, subjects.forget(self._bound.name, self.name))
 
-    def forget_sync(self, conn: object) -> bool:
+    def forget_sync(self, conn: object) -> str:
         """Let the name be free; forget without an event loop."""
         return run_sync(conn, subjects.forget(self._bound.name, self.name))
 

@@ -40,8 +40,8 @@ _SHOW = "select to_json(s)::text from tallybook.subject s where s.task = %s and 
 _ERRORS = """\
 select to_json(e)::text from tallybook.error e
  where (%(task)s::text is null or e.task = %(task)s) and (%(subject)s::text is null or e.subject = %(subject)s)
-   and (%(since)s::timestamptz is null or e.at >= %(since)s)
- order by e.at desc limit %(limit)s"""
+   and (%(since)s::timestamptz is null or e.ended_at >= %(since)s)
+ order by e.ended_at desc limit %(limit)s"""
 
 _limit = click.option(
     "--limit", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="At most so many."
@@ -298,17 +298,25 @@ def _bar(size: int) -> Iterator[Callable[[int], object]]:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @dsn_option
 def forget(task: str, names: Sequence[str], dsn: str | None) -> None:
-    """Let names be free: the next push of one makes a new subject. Each for itself."""
-    missing = 0
+    """Let names be free: the next push of one makes a new subject. Each for itself.
+
+    What waits for its time will not run. One that runs is left alone: cancel its job first.
+    """
+    failed = False
     with connect(dsn) as conn:
         for name in dict.fromkeys(names):
-            if sync.run(conn, subjects.forget(task, name)):
-                click.echo(f"subject {clean(name)!r} is forgotten")
-            else:
-                missing += 1
-                click.echo(f"task {clean(task)!r} has no subject {clean(name)!r}", err=True)
-    if missing:
+            said = sync.run(conn, subjects.forget(task, name))
+            failed = failed or said != "forgotten"
+            click.echo(f"subject {clean(name)!r} {_FORGET.get(said, said)}", err=said != "forgotten")
+    if failed:
         sys.exit(1)
+
+
+_FORGET = {
+    "forgotten": "is forgotten",
+    "active": "runs: it is left alone; `tallybook job cancel` its job first",
+    "unknown": "is unknown",
+}
 
 
 @subject.command("errors")
@@ -336,9 +344,9 @@ def _print_errors(rows: Sequence[str]) -> None:
     found = [json.loads(row) for row in rows]
     lines = [
         (
-            local(row["at"]), row["task"], row["subject"], row["attempt"], row["message"],
+            local(row["ended_at"]), row["task"], row["subject"], row["attempt"], row["message"],
             "" if row["details"] is None else json.dumps(row["details"], ensure_ascii=False), row["ref_id"],
         )
         for row in found
     ]  # fmt: skip
-    print_table(("at", "task", "subject", "attempt", "message", "details", "ref"), lines, empty="no errors")
+    print_table(("ended", "task", "subject", "attempt", "message", "details", "ref"), lines, empty="no errors")

@@ -37,17 +37,18 @@ select cast(coalesce(json_agg(json_build_object('n', g.ns[u.n], 'subject', u.sub
   from (
     select r.queue, r.task, r.max_attempts, array_agg(r.n order by r.n) as ns, array_agg(r.subject order by r.n) as subjects,
            array_agg(r.args order by r.n) as args, array_agg(r.priority order by r.n) as priorities,
-           array_agg(r.options order by r.n) as options,
+           array_agg(r.options order by r.n) as options, array_agg(r.headers order by r.n) as headers,
            array_agg(coalesce(r.run_at, clock_timestamp() + r.delay) order by r.n) as run_ats
       from unnest(cast(cast(%(queues)s as text) as text[]), cast(cast(%(tasks)s as text) as text[]),
                   cast(cast(%(subjects)s as text) as text[]), cast(cast(%(args)s as text) as text[]),
                   cast(cast(%(run_ats)s as text) as timestamptz[]), cast(cast(%(delays)s as text) as interval[]),
                   cast(cast(%(priorities)s as text) as int[]), cast(cast(%(options)s as text) as text[]),
-                  cast(cast(%(max_attempts)s as text) as int[]))
-             with ordinality as r(queue, task, subject, args, run_at, delay, priority, options, max_attempts, n)
+                  cast(cast(%(max_attempts)s as text) as int[]), cast(cast(%(headers)s as text) as text[]))
+             with ordinality as r(queue, task, subject, args, run_at, delay, priority, options, max_attempts, headers, n)
      group by r.queue, r.task, r.max_attempts order by r.queue, r.task, r.max_attempts offset 0) as g
   cross join lateral tallybook.subject_{verb}_many(queue => g.queue, task => g.task, subjects => g.subjects,
-    args => g.args, run_ats => g.run_ats, priorities => g.priorities, options => g.options, max_attempts => g.max_attempts)
+    args => g.args, run_ats => g.run_ats, priorities => g.priorities, options => g.options,
+    max_attempts => g.max_attempts, headers => g.headers)
     with ordinality as u(subject, job_id, report, old_run_at, new_run_at, n)"""
 _PUSH_MANY, _UPSERT_MANY = _MANY.replace("{verb}", "push"), _MANY.replace("{verb}", "upsert")
 
@@ -90,9 +91,9 @@ def get(task: str, name: str) -> Call[SubjectInfo | None]:
     return Call("subject", _GET, {"task": task, "subject": name}, _info)
 
 
-def forget(task: str, name: str) -> Call[bool]:
-    """Let the name be free; False: there is no such subject."""
-    return Call("subject_forget", _FORGET, {"task": task, "subject": name}, bool)
+def forget(task: str, name: str) -> Call[str]:
+    """Let the name be free: forgotten, active, or unknown."""
+    return Call("subject_forget", _FORGET, {"task": task, "subject": name}, str)
 
 
 def _params(call: SubjectCall) -> dict[str, str | None]:
@@ -113,10 +114,10 @@ def _params(call: SubjectCall) -> dict[str, str | None]:
 
 def _columns(calls: Sequence[SubjectCall]) -> dict[str, str | None]:
     rows = [_params(call) for call in calls]
-    plural = {"priority": "priorities", "args": "args", "max_attempts": "max_attempts", "options": "options"}
-    return {
-        plural.get(name, f"{name}s"): text_array([row[name] for row in rows]) for name in rows[0] if name != "headers"
-    }
+    return {_PLURAL.get(name, f"{name}s"): text_array([row[name] for row in rows]) for name in rows[0]}
+
+
+_PLURAL = {"priority": "priorities", **{name: name for name in ("args", "max_attempts", "options", "headers")}}
 
 
 def _pushed(name: str, found: str) -> SubjectReport:

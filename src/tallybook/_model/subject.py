@@ -9,7 +9,7 @@ from typing import Any
 from tallybook._model.options import Options, text_problem
 from tallybook.errors import ConfigError
 
-__all__ = ["Subject", "SubjectCall", "SubjectError", "SubjectInfo", "SubjectReport", "check_subject", "subject_of"]
+__all__ = ["Subject", "SubjectCall", "SubjectInfo", "SubjectReport", "check_subject", "subject_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +58,20 @@ class SubjectInfo:
     job_id: int
     queue: str
     state: str
-    """As a job's: scheduled, retrying, waiting, available, running, completed, cancelled or dead."""
+    """planned, pending, active, completed, killed or dead."""
     args: dict[str, Any]
     iterations: int
-    """How many have ended without a failure."""
+    """How often it was done: rescheduled, completed or killed."""
     failures: int
-    """In a row: a reschedule sets them to 0."""
+    """In a row, since then."""
     attempts: int
-    """How often it was started, over all iterations."""
+    """How often it was started since then."""
     next_run_at: datetime | None = None
     last_at: datetime | None = None
     """When the last iteration ended."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubjectError:
-    """One failure on record in the view tallybook.error."""
-
-    at: datetime
-    task: str
-    subject: str | None
-    job_id: int
-    attempt: int | None
-    message: str | None
-    details: Any = None
-    ref_id: str | None = None
+    last_error: str | None = None
+    """The message of the last failure since then."""
+    priority: int | None = None
 
 
 def check_subject(name: object) -> str:
