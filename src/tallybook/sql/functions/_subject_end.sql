@@ -1,14 +1,15 @@
--- _subject_end(lease, job_id, attempt, state, error, args, at): end one attempt of a subject's job, its iteration done: one more
+-- _subject_end(lease, job_id, attempt, state, error, args, at, version): end one attempt of a subject's job, its iteration done: one more
 -- of them, and what it was given as new args. Its entry as it goes on; null: the right was lost, and nothing else may happen.
 --
 -- Errors: TB005 it is no subject's job, or the args do not fit.
 create or replace function tallybook._subject_end(p_lease uuid, p_job_id bigint, p_attempt int, p_state tallybook.ending, p_error jsonb,
-  p_args jsonb, p_at timestamptz) returns tallybook.entry
+  p_args jsonb, p_at timestamptz, p_version int default null) returns tallybook.entry
 language plpgsql as $$
 declare
   e tallybook.entry;
 begin
   if p_args is not null then perform tallybook._check_args(p_args, null); end if;
+  if p_version is not null then perform tallybook._check_options(null, null, jsonb_build_object('version', p_version)); end if;
   e := tallybook._end(p_lease, p_job_id, p_attempt, p_state, p_error);
   if e.job_id is null then return null; end if;
   if not coalesce(e.options ? 'subject', false) then
@@ -17,6 +18,9 @@ begin
   end if;
   if p_args is not null then
     e.args := p_args;
+    if p_version is not null then
+      e.options := tallybook._versioned(e.options, case when p_version <> 1 then to_jsonb(p_version) end);
+    end if;
   end if;
   e.options := tallybook._subject_iterated(e.options, p_at);
   return e;

@@ -1,14 +1,15 @@
--- subject_complete(lease, job_id, attempt, args): end one attempt of a subject for good. Its name is kept, so that a later push is
+-- subject_complete(lease, job_id, attempt, args, version): end one attempt of a subject for good. Its name is kept, so that a later push is
 -- a no-op; a later upsert revives it. A plain complete of a subject's job means the same.
 --
---   args   what is kept of it; null: what it worked on
+--   args     what is kept of it; null: what it worked on
+--   version  of the task's args that they are; null: the one that the job says
 -- Returns completed, or refused (the right to end this attempt was lost; nothing has happened).
 -- Errors: TB005 no subject's job. Reads claim, entry; writes outcome, subject_job.
 create or replace function tallybook.subject_complete(lease uuid, job_id bigint, attempt int, args jsonb default null,
-  at timestamptz default clock_timestamp())
+  at timestamptz default clock_timestamp(), version int default null)
 returns text language plpgsql as $$
 declare
-  e tallybook.entry := tallybook._subject_end(lease, job_id, attempt, 'completed', null, args, at);
+  e tallybook.entry := tallybook._subject_end(lease, job_id, attempt, 'completed', null, args, at, version);
 begin
   if e.job_id is null then return 'refused'; end if;
   perform tallybook._subject_ended(e, 'completed', at, 0, null);
@@ -27,15 +28,15 @@ begin
   return 'dropped';
 end $$;
 
--- subject_kill(lease, job_id, attempt, reason, args): end one attempt of a subject for good: a dead letter with the reason killed. Its
+-- subject_kill(lease, job_id, attempt, reason, args, version): end one attempt of a subject for good: a dead letter with the reason killed. Its
 -- name is kept: no push or upsert brings it back, only a person's retry or subject_forget.
 -- Returns dead, or refused. Reads claim, entry; writes outcome, dead, subject_job, and what on_dead says.
 create or replace function tallybook.subject_kill(lease uuid, job_id bigint, attempt int, reason text default null, args jsonb default null,
-  at timestamptz default clock_timestamp())
+  at timestamptz default clock_timestamp(), version int default null)
 returns text language plpgsql as $$
 declare
   v_error jsonb := jsonb_build_object('attempt', attempt, 'at', at, 'type', 'Killed', 'message', coalesce(reason, 'killed'));
-  e tallybook.entry := tallybook._subject_end(lease, job_id, attempt, 'dead', v_error, args, at);
+  e tallybook.entry := tallybook._subject_end(lease, job_id, attempt, 'dead', v_error, args, at, version);
 begin
   if e.job_id is null then return 'refused'; end if;
   perform tallybook._bury(e, 'killed', at, e.failures, e.crashes, tallybook._errors(e.errors, v_error));
