@@ -88,7 +88,9 @@ def start(name: str) -> Step:
             elif not wait:
                 if others := [other for other in scene.running.values() if other != job]:
                     scene.wrong.append(f"job {job} started while {others} ran")
-                changing = [n for told in scene.open.values() for j, n, report in told if j == job and report == "updated"]
+                changing = [
+                    n for told in scene.open.values() for j, n, report in told if j == job and report == "updated"
+                ]
                 if changing:
                     scene.wrong.append(f"job {job} started while {changing} were being promised of it")
                 scene.running[name] = job
@@ -214,7 +216,9 @@ async def _begin(conn: Connection, scene: Scene, first: str) -> None:
         return
     await produce(1)(conn, scene)  # type: ignore[operator, misc]
     if first == "planned":  # due, and in scheduled still
-        query = "select tallybook.subject_upsert(%s, 't', %s, '{\"n\": 1}', run_at => clock_timestamp() + interval '1 h')"
+        query = (
+            "select tallybook.subject_upsert(%s, 't', %s, '{\"n\": 1}', run_at => clock_timestamp() + interval '1 h')"
+        )
         await conn.execute("select tallybook.subject_forget('t', %s)", [scene.queue])
         scene.told.clear()
         await conn.execute(query, [scene.queue, scene.queue])

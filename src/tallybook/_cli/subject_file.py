@@ -55,6 +55,7 @@ class _Counted:
 
 
 def _csv(path: str, lines: _Counted) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    csv.field_size_limit(2_000_000)  # args have up to 1 MB
     reader = csv.DictReader(lines, strict=True)
     titles = _at(path, 1, lambda: reader.fieldnames) or ()
     if "subject" not in titles or set(titles) - set(COLUMNS):

@@ -91,7 +91,6 @@ def _report(worker: Worker, held: int) -> DrainReport:
     """What it has run; not what it held and gave back."""
     counts = worker.finisher.counts
     ended = {name: counts[name] for name in ("completed", "scheduled", "cancelled", "dead")}
-    ended["completed"] += counts["dropped"]
     ended["scheduled"] += max(0, counts["available"] - held)  # again at once
     return DrainReport(
         sum(ended.values()), ended["completed"], ended["scheduled"], ended["cancelled"], ended["dead"], counts["moved"]

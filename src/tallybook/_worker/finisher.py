@@ -216,7 +216,7 @@ class Finisher:
         if said == "refused":
             self._refused(job_id, verb)
             return
-        self.counts[said] += 1
+        self.counts["completed" if said == "dropped" else said] += 1
         if wake_in is not None and said == "scheduled":
             self._on_scheduled(wake_in)
 
