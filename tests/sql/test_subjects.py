@@ -98,7 +98,7 @@ def test_a_name_is_one_per_task(db: Connection) -> None:
 
 
 def test_jobs_are_found_by_their_unique_key_and_subjects_are_not(db: Connection) -> None:
-    """cancel_many by unique key, and on_conflict, concern the ordinary job that has the key; the subject of that name stays as it is."""
+    """cancel_many by unique key, and on_conflict, concern the ordinary job that has the key; the subject of that name stays as it is."""  # noqa: E501
     job, _ = push(db, "a", args={"n": 1})
     plain = put(db, unique_key="a", args={"n": 2})
     put(db, unique_key="a", args={"n": 3}, on_conflict="replace_args")
@@ -523,7 +523,7 @@ def test_an_ended_subject_outlives_its_history(db: Connection, hands: Hands) -> 
     names = ("completed", "dead", "killed", "plain")
     before = [subject(db, name) for name in names]
     for table in ("outcome", "claim", "entry", "dead"):
-        db.execute(f"delete from tallybook.{table}")  # type: ignore[arg-type]
+        db.execute(f"delete from tallybook.{table}")  # type: ignore[arg-type]  # noqa: S608
     assert [subject(db, name) for name in names] == before
     assert [row["state"] for row in before if row] == ["completed", "dead", "killed", "completed"]
     assert not any(push(db, name)[1] for name in names)

@@ -132,7 +132,7 @@ def test_complete_keeps_drop_forgets(db: Connection, hands: Hands) -> None:
 
 
 def test_a_plain_complete_means_the_same(db: Connection, hands: Hands) -> None:
-    """S3-28: complete and complete_many, with a result or without, said once or twice, complete the subject as subject_complete does."""
+    """S3-28: complete and complete_many, with a result or without, said once or twice, complete the subject as subject_complete does."""  # noqa: E501
     for said, result in (("a", None), ("b", '"x"')):
         push(db, said)
         attempt = start_one(hands)
