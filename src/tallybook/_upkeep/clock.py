@@ -40,8 +40,8 @@ _FIRE_QUERY = "select tallybook._schedule_fire_query(%s::jsonb, %s::timestamptz)
 _BATCH = 250
 # So long one batch may take to be computed: after a long outage each schedule has much to count, and others wait behind it.
 _COMPUTING = 0.2
-# Somebody else runs the clock: what is due now is done by the time that this has passed, or his run was lost.
-_BUSY = 0.05
+# Somebody else runs the clock, or holds a row: what is due now is done by the time that this has passed, or it takes longer.
+_BUSY, _LONGEST_BUSY = 0.05, 1.0
 _QUERIES_BUSY = 1.0
 _AGAIN = timedelta(hours=1)
 
@@ -233,7 +233,7 @@ class Clock:
     async def serve(self) -> None:
         """For ever."""
         querying: asyncio.Task[int] | None = None
-        not_before = 0.0
+        not_before, busy = 0.0, _BUSY
         try:
             while True:
                 self._told.clear()
@@ -247,8 +247,11 @@ class Clock:
                     querying.add_done_callback(lambda _: self._told.set())
                 if wait <= 0:
                     if (await self.run()).carried:
+                        busy = _BUSY
                         continue
-                    wait = _BUSY * random.uniform(0.5, 1.5)
+                    wait, busy = busy * random.uniform(0.5, 1.5), min(2 * busy, _LONGEST_BUSY)
+                else:
+                    busy = _BUSY
                 with suppress(TimeoutError):
                     async with asyncio.timeout(max(wait, 0.001)):
                         await self._told.wait()
