@@ -13,7 +13,13 @@ create table tallybook.service (
 insert into tallybook.service (name, every) values ('promote', '5 s'), ('rescue', '5 s'), ('rebase', '5 s'), ('schedules', '5 s');
 comment on table tallybook.service is 'Maintenance that any worker runs: how often at least, and what the last run did. Change every as you like.';
 comment on column tallybook.service.every is 'The longest time between two looks of one worker; what is known to be due is not waited for.';
+comment on column tallybook.service.last_run_at is 'Of the last run that is on record. One that has nothing to do runs once a minute, whatever every says.';
 comment on column tallybook.service.last_effect is 'How many jobs, or rows, the last run that is on record has changed. At most one run a second is put on record.';
+
+-- New parameters: the old functions would stay beside the new ones.
+drop function if exists tallybook.promote(int, timestamptz, timestamptz);
+drop function if exists tallybook.rescue(interval, interval, int, timestamptz, int);
+drop function if exists tallybook.rebase(boolean, timestamptz);
 
 -- Schedules --------------------------------------------------------------------------------------------------------
 
