@@ -86,7 +86,8 @@ class Claimer:
         self.claimed = 0
         self._told = 0
         self._unclear = 0
-        self._asleep = False
+        self.asleep = False
+        """Whether it waits for work: no claim is on its way."""
         self._looked_at = 0.0
 
     async def _prepare(self, conn: psycopg.AsyncConnection[Any]) -> None:
@@ -142,11 +143,11 @@ class Claimer:
                 continue
             in_a_row = 0
             self.suspects.careful = False
-            self._asleep, self._looked_at = True, asyncio.get_running_loop().time()
+            self.asleep, self._looked_at = True, asyncio.get_running_loop().time()
             try:
                 await self._sleep()
             finally:
-                self._asleep = False
+                self.asleep = False
 
     async def _room(self) -> None:
         while not self.stopping.is_set():
@@ -160,13 +161,14 @@ class Claimer:
     def idle_queues(self) -> list[str]:
         """What the look of the services looks at in place of an idle claim: the queues with a free slot, if a claim is near."""
         near = self._looked_at + 0.5 * self._settings.poll.total_seconds() < asyncio.get_running_loop().time()
-        return [queue for queue in self._order if self._book.free[queue] > 0] if self._asleep and near else []
+        return [queue for queue in self._order if self._book.free[queue] > 0] if self.asleep and near else []
 
     def looked(self, at: float, work: bool) -> None:
-        """That look has looked, at this time of the loop's clock."""
-        self._looked_at = at
-        if work:
-            self.wake()
+        """That look has looked, at this time of the loop's clock; a claim since then has seen more."""
+        if self.asleep and at >= self._looked_at:
+            self._looked_at = at
+            if work:
+                self.wake()
 
     async def _poll(self, event: asyncio.Event) -> None:
         """Until the event, or for as long as nobody has looked for about the time of a poll."""
