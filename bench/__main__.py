@@ -7,7 +7,20 @@ import sys
 
 from bench.figures import SCALE, say
 
-NAMES = ("cost", "enqueue", "drain", "claimers", "latency", "pinned", "idle", "outage", "poison", "rescue")
+NAMES = (
+    "cost",
+    "enqueue",
+    "drain",
+    "claimers",
+    "latency",
+    "pinned",
+    "idle",
+    "outage",
+    "poison",
+    "rescue",
+    "scheduled",
+    "pinned_scheduled",
+)
 _WITH_PEERS = ("drain", "latency")
 
 

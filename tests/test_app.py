@@ -58,6 +58,7 @@ def test_public_names() -> None:
         "JobInfo",
         "Linear",
         "Retried",
+        "ServiceInfo",
         "Snooze",
         "Task",
         "__version__",

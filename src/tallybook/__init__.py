@@ -4,6 +4,7 @@ from tallybook._app import App
 from tallybook._model.backoff import Constant, Exponential, Linear
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
+from tallybook._model.service import ServiceInfo
 from tallybook._task import Task
 from tallybook._worker.context import Context
 
@@ -23,6 +24,7 @@ __all__ = [
     "JobInfo",
     "Linear",
     "Retried",
+    "ServiceInfo",
     "Snooze",
     "Task",
     "__version__",
