@@ -52,7 +52,9 @@ def run() -> None:
         producer.start()
         producer.join()
         until = time.time() + 60
-        while time.time() < until and conn.execute("select from tallybook.scheduled limit 1").fetchone():
+        while time.time() < until and conn.execute("select exists (select from tallybook.scheduled)").fetchone() == (
+            True,
+        ):
             time.sleep(0.2)
         time.sleep(1)
         worker.go()

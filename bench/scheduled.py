@@ -35,6 +35,8 @@ select nextval('tallybook.job_id'), to_timestamp(%s::float8 + n / %s::float8), c
        jsonb_build_object('n', n)
   from generate_series(1, %s) n, (select lane_id from tallybook.lane where queue = 'default' limit 1) l"""
 
+_LEFT = "select exists (select from tallybook.scheduled where run_at <= to_timestamp(%s))"
+
 
 def fill(dsn: str, jobs: int) -> None:
     """So many jobs that are scheduled for later, by plain SQL."""
@@ -87,10 +89,7 @@ def lateness(dsn: str, seconds: float) -> list[float]:
         with Process("serve", dsn, json.dumps({"slots": _SLOTS})) as worker:
             say(f"  scheduled: the worker was ready {start - time.time():.1f} s before the first is due")
             until = start + seconds + 30
-            while (
-                time.time() < until
-                and conn.execute("select from tallybook.scheduled where task = 'note' limit 1").fetchone()
-            ):
+            while time.time() < until and conn.execute(_LEFT, (start + seconds,)).fetchone() == (True,):
                 time.sleep(0.5)
             time.sleep(1)
             worker.go()

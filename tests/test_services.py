@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import click.testing
@@ -115,8 +113,12 @@ async def test_drain_promotes_while_a_worker_does(
         ran.append(n)
 
     if not insists:
-        before = Promoter._run
-        monkeypatch.setattr(Promoter, "_run", lambda self, *, as_service=True: before(self))
+        run = Promoter._run
+
+        async def only_claimed(self: Promoter, *, as_service: bool = True) -> Any:
+            return await run(self)
+
+        monkeypatch.setattr(Promoter, "_run", only_claimed)
     db.execute(
         "select tallybook.enqueue('default', 'note', '{\"n\": 1}', run_at => clock_timestamp() + interval '1 h')"
     )

@@ -92,5 +92,7 @@ class Promoter(Service):
             return 0.0
         if next_in is None:
             return None
+        if next_in > 0 or promoted:  # what has fallen due meanwhile included
+            return max(next_in, _APART)
         # Due and not moved: another worker is just doing it, or somebody has it locked.
-        return max(next_in, _APART) if next_in > 0 else _LOCKED * random.uniform(0.5, 1.0)
+        return _LOCKED * random.uniform(0.5, 1.0)
