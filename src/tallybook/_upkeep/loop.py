@@ -82,9 +82,9 @@ class Upkeep:
                 return
 
     async def look(self) -> None:
-        """One question: for all services whose time has come, or has come half; what they have to do is due now."""
+        """One question for all services that ask; what they have to do is due now."""
         now = asyncio.get_running_loop().time()
-        asked = [s for s in self._services if s.look_at - now <= 0.5 * max(0.0, s.look_at - s.looked_at)]
+        asked = [service for service in self._services if service.asks(now)]
         after = None if self._promoter in asked else self._promoter.after
         queues = list(self._idle_queues())
         params = ([s.name for s in asked], after, self._worker_id(), queues)

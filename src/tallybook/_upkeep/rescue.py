@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import random
@@ -19,6 +20,7 @@ log = logging.getLogger("tallybook.worker")
 
 _RESCUE = "select lost, suspects from tallybook.rescue(grace => %s::interval, as_service => %s::boolean)"
 _GRACE = timedelta(seconds=1)
+_AGAIN = 1.05
 # Every look asks for each worker, so the work of all looks grows with the number of workers only as long as each looks
 # less often the more there are. One of them looks twice a second that way, until `every` is reached.
 _SHARE = 0.5
@@ -45,6 +47,10 @@ class Rescuer(Service):
         """See _SHARE."""
         every = self.every if self._own is None else self._own.total_seconds()
         return min(every, max(_SOONEST, _SHARE * workers)) * random.uniform(0.5, 1.0)
+
+    def asks(self, now: float) -> bool:
+        """Not while the grace of a suspect runs: a run before its end would begin it anew."""
+        return self.run_at == math.inf and super().asks(now)
 
     def connected_by(self, conn: object) -> None:
         """Told at each look, too: after an outage the others come back in their own time, an absent session proves nothing."""
@@ -76,4 +82,8 @@ class Rescuer(Service):
         lost, suspects = await self._run()
         if lost is None:
             return REFUSED
-        return 1.05 if suspects else None
+        if not suspects:
+            return None
+        # That run sees who has died meanwhile, too: no look is needed before it.
+        self.look_at = max(self.look_at, asyncio.get_running_loop().time() + _AGAIN + _SHARE)
+        return _AGAIN

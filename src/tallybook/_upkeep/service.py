@@ -29,6 +29,10 @@ class Service(ABC):
         """Seconds to the next look, with so many workers on record; drawn, or workers started together look together."""
         return self.every * random.uniform(0.75, 1.0)
 
+    def asks(self, now: float) -> bool:
+        """Whether a look at this time is for this service, too: its own time has come, or has come half."""
+        return self.look_at - now <= 0.5 * max(0.0, self.look_at - self.looked_at)
+
     @abstractmethod
     async def serve(self) -> str | float | None:
         """Claim one run and do it. REFUSED, or in how many seconds the next one is due, if that is known."""
