@@ -49,7 +49,7 @@ class Rescuer(Service):
         return min(every, max(_SOONEST, _SHARE * workers)) * random.uniform(0.5, 1.0)
 
     def asks(self, now: float) -> bool:
-        """Not while the grace of a suspect runs: a run before its end would begin it anew."""
+        """Not while the grace of a suspect runs: a run before its end would only put off the next one."""
         return self.run_at == math.inf and super().asks(now)
 
     def connected_by(self, conn: object) -> None:

@@ -1,4 +1,4 @@
--- leased(lease): read the jobs that a claim took. Run it after the claim has committed; it takes no lock that is kept.
+-- leased(lease, job, at): read the jobs that a claim took. Run it after the claim has committed; it takes no lock that is kept.
 --
 -- cancelled: the job was cancelled after the claim looked. Do not start it: end it with cancelled(). That this is read
 -- after the claim's commit is what makes a cancel exact that commits before its job starts. One that names a later attempt
@@ -11,7 +11,7 @@
 -- job: only this one of them. Of a job that is not busy nothing can change any more that a producer was told.
 -- No rows where no claim has that lease: it took nothing, or a crash of the server has taken it back.
 -- Reads claim, entry, tombstone; for jobs with a unique key amendment.
-create or replace function tallybook.leased(lease uuid, job bigint default null)
+create or replace function tallybook.leased(lease uuid, job bigint default null, at timestamptz default clock_timestamp())
 returns table (job_id bigint, attempt int, task text, args jsonb, headers jsonb, queue text, priority int, failures int, crashes int,
                max_attempts int, unique_key text, enqueued_at timestamptz, run_at timestamptz, cancelled boolean, expired boolean,
                busy boolean, put_off boolean, order_key text, options jsonb)
@@ -30,7 +30,7 @@ begin
     select e.job_id, e.attempt, e.task, coalesce((e.k).args, e.args), e.headers, v_queue, v_priority, e.failures::int, e.crashes::int,
            e.max_attempts::int, e.unique_key, e.enqueued_at, e.run_at,
            v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled),
-           e.expires_at <= clock_timestamp(), (e.k).busy, (e.k).run_at > clock_timestamp(), e.order_key,
+           e.expires_at <= leased.at, (e.k).busy, (e.k).run_at > leased.at, e.order_key,
            case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end
       from (
     select e.job_id, e.attempt, e.task, e.args, e.headers, e.failures, e.crashes, e.max_attempts, e.unique_key, e.enqueued_at, e.run_at,
@@ -46,7 +46,7 @@ begin
     select e.job_id, e.attempt, e.task, coalesce((e.k).args, e.args), e.headers, v_queue, v_priority, e.failures::int, e.crashes::int,
            e.max_attempts::int, e.unique_key, e.enqueued_at, e.run_at,
            v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled),
-           e.expires_at <= clock_timestamp(), (e.k).busy, (e.k).run_at > clock_timestamp(), e.order_key,
+           e.expires_at <= leased.at, (e.k).busy, (e.k).run_at > leased.at, e.order_key,
            case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end
       from (
     select e.job_id, e.attempt, e.task, e.args, e.headers, e.failures, e.crashes, e.max_attempts, e.unique_key, e.enqueued_at, e.run_at,

@@ -22,7 +22,7 @@ begin
   end if;
   if promote.after is null then  -- every few seconds, or when told to
     if exists (select from tallybook.waiting) then  -- what was cancelled while it held the line of its key
-      perform tallybook._release(d.order_key) from (
+      perform tallybook._release(d.order_key, null, promote.at) from (
         select distinct k.order_key from tallybook.tombstone t, lateral (
                  select s.order_key from tallybook.scheduled s where s.job_id = t.job_id
                  union all

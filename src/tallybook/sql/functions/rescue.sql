@@ -78,7 +78,7 @@ begin
         continue when not found;
         select x.* into strict e from tallybook.entry x
          where x.lane_id = c.lane_id and x.retention = c.retention and x.xid = c.xid and x.seq = c.seq;
-        perform tallybook._lost(tallybook._amended(e), v_error, at, max_crashes, c.alone, interval '0');
+        perform tallybook._lost(tallybook._amended(e, at), v_error, at, max_crashes, c.alone, interval '0');
         lost := lost + 1;
       exception when lock_not_available then
         v_left := true;
@@ -91,7 +91,7 @@ begin
       update tallybook.worker k set ended_at = rescue.at where k.id = w.id;
     end if;
   end loop;
-  if exists (select from tallybook.waiting) then perform tallybook._release_missed(); end if;
+  if exists (select from tallybook.waiting) then perform tallybook._release_missed(at); end if;
   -- Amendments of jobs that have ended; a cancelled one may be retried, with what it was changed to.
   if exists (select from tallybook.amendment) then
     delete from tallybook.amendment a using (
