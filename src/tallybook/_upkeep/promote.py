@@ -22,6 +22,9 @@ _BATCH = 1000
 # Where many fall due one after another they are moved by the dozen: each run costs as much as ten jobs.
 _APART = 0.01
 _LOCKED = 0.05
+# A look behind the mark walks over all that was promoted since an old snapshot is held elsewhere. It may take this part of the
+# time: every producer of a job that is due soon asks for one.
+_SHARE = 0.1
 
 
 class Promoter(Service):
@@ -36,7 +39,7 @@ class Promoter(Service):
         self.after: datetime | None = None
         """The mark: nothing is scheduled before it, but for what commits late; None: look for all."""
         self.told = asyncio.Event()
-        self._ran_at = self._behind_at = -math.inf
+        self._ran_at = self._behind_at = self._behind_again = -math.inf
         self._behind = False
 
     def at_latest_in(self, seconds: float, *, behind: bool = False) -> None:
@@ -59,27 +62,30 @@ class Promoter(Service):
     async def look(self) -> tuple[int, float | None]:
         """One run, whoever else runs it: how many were promoted, and in how many seconds the next is due."""
         if asyncio.get_running_loop().time() - self._behind_at > self.every:
-            self._behind = True
+            self._behind, self._behind_again = True, -math.inf
         promoted, next_in = await self._run()
         if promoted is None:
             promoted, next_in = await self._run(as_service=False)
         return promoted or 0, next_in
 
     async def _run(self, *, as_service: bool = True) -> tuple[int | None, float | None]:
-        self._ran_at = asyncio.get_running_loop().time()
-        if self._behind:  # said while the answer is on its way it holds for the next run
-            self.after, self._behind = None, False
-        after = self.after
+        clock = asyncio.get_running_loop().time
+        self._ran_at = clock()
+        behind = self.after is None or (self._behind and self._ran_at >= self._behind_again)
+        if behind:
+            self._behind = False  # what is said while the answer is on its way holds for the next run
+        after = None if behind else self.after
 
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
             return await (await conn.execute(_PROMOTE, (_BATCH, after, as_service))).fetchone()
 
         promoted, last, next_in = await self._link.run(call)
         if promoted is None:
-            self._behind = self._behind or after is None
+            self._behind = self._behind or behind
             return None, next_in
-        if after is None:
+        if behind:
             self._behind_at = self._ran_at
+            self._behind_again = clock() + (clock() - self._ran_at) * (1 / _SHARE - 1)
         self.after = last or self.after
         if promoted:
             self._on_promoted()
@@ -90,9 +96,9 @@ class Promoter(Service):
         promoted, next_in = await self._run()
         if promoted == _BATCH:
             return 0.0
-        if next_in is None:
-            return None
-        if next_in > 0 or promoted:  # what has fallen due meanwhile included
-            return max(next_in, _APART)
-        # Due and not moved: another worker is just doing it, or somebody has it locked.
-        return _LOCKED * random.uniform(0.5, 1.0)
+        again = math.inf if next_in is None else max(next_in, _APART)
+        if next_in is not None and next_in <= 0 and not promoted:  # another worker is at it, or somebody has it locked
+            again = _LOCKED * random.uniform(0.5, 1.0)
+        if self._behind:
+            again = min(again, max(_APART, self._behind_again - asyncio.get_running_loop().time()))
+        return again if again < math.inf else None
