@@ -21,7 +21,7 @@ _BATCH = 25
 _SLOTS = 200
 _PUT = """
 select tallybook.enqueue_many(array_fill('default'::text, array[%(batch)s]), array_fill('again'::text, array[%(batch)s]),
-  array(select jsonb_build_object('n', n)::text from generate_series(%(first)s::int, %(first)s + %(batch)s - 1) n),
+  array(select jsonb_build_object('n', n)::text from generate_series(%(first)s::int, %(first)s::int + %(batch)s::int - 1) n),
   run_ats => array_fill(clock_timestamp() + interval '1 s', array[%(batch)s]))"""
 
 
@@ -70,6 +70,11 @@ def run() -> None:
     first = [ms for at, ms in late if at <= 1 + window]
     last = [ms for at, ms in late if at >= ended - window]
     say(f"  pinned_scheduled: {dead[0] if dead else 0:,} dead rows were left in scheduled")
+    for at in range(0, int(ended), int(window)):
+        part = [ms for due, ms in late if at <= due < at + window]
+        say(
+            f"  pinned_scheduled: from {at} s on: p50 {percentile(part, 0.5):.1f} ms, p99 {percentile(part, 0.99):.1f} ms"
+        )
     for what, among in (("delayed", [n for n, _ in rows if n > 0]), ("retried", [n for n, _ in rows if n < 0])):
         say(f"  pinned_scheduled: {len(among):,} {what}, {sum(n in starts for n in among):,} of them started")
     shown = f"first {percentile(first, 0.5):.1f} ms, last {percentile(last, 0.5):.1f} ms, {window:g} s each of {seconds:g} s"

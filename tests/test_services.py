@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from datetime import timedelta
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 
 import click.testing
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, ServiceInfo
 from tallybook._cli import cli
+from tallybook._db.link import Link
 from tallybook._upkeep.promote import Promoter
 from tallybook._worker import claimer as claimer_module
 from tallybook._worker.claimer import Claimer
@@ -235,6 +237,72 @@ async def test_an_idle_claimer_leaves_the_look_to_the_services(
         worker.services.look = also_counted  # type: ignore[method-assign]
         await eventually(lambda: looks >= 10, "ten looks")
         assert claims <= 1
+
+
+class SlowLink:
+    """Every promote takes 20 ms of the clock and finds the next job due in 5 ms; the marks that it was asked with."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.marks: list[Any] = []
+
+    async def run(self, call: Any) -> Any:
+        self.marks.append(call.__closure__[[*call.__code__.co_freevars].index("after")].cell_contents)
+        self.now += 0.02
+        return 0, datetime(2031, 1, 1, tzinfo=UTC), 0.005
+
+
+@anyio
+async def test_looks_behind_the_mark_take_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trap 14: each producer of a job that is due soon asks for a look behind the mark, which walks over all that was promoted
+    since an old snapshot is held. They take a tenth of the time at most, and none that was asked for is forgotten."""
+    link = SlowLink()
+    promoter = Promoter(cast(Link, link), on_promoted=lambda: None)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: link.now)
+    start = link.now
+    for _ in range(100):
+        promoter.at_latest_in(0, behind=True)
+        again = await promoter.serve()
+        assert again is not None and again <= 0.2
+        link.now += 0.005
+    behind = sum(mark is None for mark in link.marks)
+    assert 0.02 * behind <= 0.12 * (link.now - start)
+    assert behind >= 5
+    for early in (False, True):
+        link.now += 0 if early else 1
+        promoter.at_latest_in(0, behind=True)
+        again = await promoter.serve()
+        assert (link.marks[-1] is None) is not early
+    assert again is not None and again > 0.1, "it waits, for it was asked for too early"
+    link.now += again
+    await promoter.serve()
+    assert link.marks[-1] is None, "but it was not forgotten"
+
+
+@anyio
+async def test_a_suspect_is_looked_at_twice(
+    app: App, dsn: str, db: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3-06: a worker whose session is gone is given up by the second run of rescue, a grace after the first; no look between
+    puts that off."""
+    other = connect()
+    dead = db.execute("select tallybook.worker_start('gone', '{default}', session => true)").fetchone()[0]
+    other.execute("select pg_advisory_lock_shared(1413565443, %s::int)", [dead])
+    async with working(app, dsn, rescue_look=None) as worker:
+        await eventually(lambda: info(app, db, "rescue").last_run_at, "it has looked")
+        runs = 0
+        serve = worker.rescuer.serve
+
+        async def counted() -> Any:
+            nonlocal runs
+            runs += 1
+            return await serve()
+
+        monkeypatch.setattr(worker.rescuer, "serve", counted)
+        other.close()
+        ended = "select ended_at is not null from tallybook.worker where id = %s"
+        await eventually(lambda: db.execute(ended, [dead]).fetchone()[0], "it is given up")
+        assert runs == 2
 
 
 # In Python and on the command line

@@ -10,7 +10,9 @@
 -- Reads claim, entry; writes outcome, and scheduled or dead.
 create or replace function tallybook.fail(lease uuid, job_id bigint, attempt int, error jsonb, retry_in interval default null,
   max_attempts int default null, final boolean default false, at timestamptz default clock_timestamp())
-returns text language plpgsql as $$
+returns text language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 declare
   e tallybook.entry; v_held record; v_error jsonb; v_failures int;
   v_dead boolean;
@@ -18,8 +20,13 @@ begin
   if jsonb_typeof(error) <> 'object' then
     raise exception 'an error is one JSON object, not %', jsonb_typeof(error) using errcode = 'TB005';
   end if;
-  select x.failures, x.max_attempts into v_held from tallybook.entry x
-   where x.job_id = fail.job_id and x.attempt = fail.attempt limit 1;
+  if fail.attempt > 1 then  -- by the index of these
+    select x.failures, x.max_attempts into v_held from tallybook.entry x
+     where x.job_id = fail.job_id and x.attempt = fail.attempt and x.attempt > 1 limit 1;
+  else
+    select x.failures, x.max_attempts into v_held from tallybook.entry x
+     where x.job_id = fail.job_id and x.attempt = fail.attempt limit 1;
+  end if;
   v_failures := v_held.failures + 1;
   v_dead := final or v_failures >= coalesce(v_held.max_attempts, fail.max_attempts, 5);
   select jsonb_build_object('attempt', fail.attempt, 'started_at', k.claimed_at, 'at', fail.at, 'worker', k.worker)
