@@ -7,7 +7,21 @@ import sys
 
 from bench.figures import SCALE, say
 
-NAMES = ("cost", "enqueue", "drain", "claimers", "latency", "pinned", "idle", "outage", "poison", "rescue", "schedule")
+NAMES = (
+    "cost",
+    "enqueue",
+    "drain",
+    "claimers",
+    "latency",
+    "pinned",
+    "idle",
+    "outage",
+    "poison",
+    "rescue",
+    "schedule",
+    "scheduled",
+    "pinned_scheduled",
+)
 _WITH_PEERS = ("drain", "latency")
 
 

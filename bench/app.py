@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import timedelta
 from typing import Any
 
-from tallybook import App, Context
+from tallybook import App, Constant, Context
 
 app = App("bench")
 seen: dict[str, Any] = {"done": 0, "first": 0.0, "last": 0.0}
@@ -51,3 +52,11 @@ async def hold(ctx: Context) -> None:
     """For ever in a worker whose name says that it is to be killed, a moment in any other."""
     if ctx.worker.startswith("victim"):
         await asyncio.Event().wait()
+
+
+@app.task(retry=Constant(timedelta(seconds=1)))
+async def again(ctx: Context, n: int) -> None:
+    """When job n started, n from 1 up: its first attempt, which fails, as n and its second as -n."""
+    starts[n if ctx.attempt == 1 else -n] = time.time()
+    if ctx.attempt == 1:
+        raise ValueError("once more")

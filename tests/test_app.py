@@ -66,6 +66,7 @@ def test_public_names() -> None:
         "Reschedule",
         "Retried",
         "ScheduleInfo",
+        "ServiceInfo",
         "Snooze",
         "Subject",
         "SubjectCall",

@@ -470,6 +470,7 @@ def shown(field: Field[Any]) -> str:
             "name": "host:pid:random",
             "max_abandoned": "its slots",
             "direct_dsn": "none",
+            "rescue_look": "none",
         }
         return undeclared[field.name]
     return str(field.default).lower() if isinstance(field.default, bool) else field.default
@@ -589,5 +590,5 @@ def test_benchmark_figures_are_those_of_the_benches() -> None:
             for literal in literals
             if re.sub(r"\{\w+\}", "", literal)
         ), f"{figure} is not of bench {command[1]}"
-    known = ast.literal_eval(re.findall(r"^NAMES = (.+)$", text("bench/__main__.py"), re.MULTILINE)[0])
+    known = ast.literal_eval(re.findall(r"^NAMES = (\(.+?\))$", text("bench/__main__.py"), re.MULTILINE | re.DOTALL)[0])
     assert tuple(dict.fromkeys(benches)) == known

@@ -5,6 +5,7 @@ from tallybook._db.schedules import Fire, Fired, ScheduleInfo
 from tallybook._model.backoff import Constant, Exponential, Linear
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
+from tallybook._model.service import ServiceInfo
 from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectReport
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
 from tallybook._task import Task
@@ -34,6 +35,7 @@ __all__ = [
     "Reschedule",
     "Retried",
     "ScheduleInfo",
+    "ServiceInfo",
     "Snooze",
     "Subject",
     "SubjectCall",

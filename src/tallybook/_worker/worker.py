@@ -18,6 +18,7 @@ from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._upkeep import rebase
 from tallybook._upkeep.clock import Clock
+from tallybook._upkeep.loop import Upkeep
 from tallybook._upkeep.promote import Promoter
 from tallybook._upkeep.rescue import Rescuer
 from tallybook._worker import children, sessions
@@ -112,6 +113,15 @@ class Worker:
             worker_id=self._id,
             on_many=self._beat_now,
             on_foreign=self._foreign,
+        )
+        self.services = Upkeep(
+            self.upkeep,
+            [self.promoter, self.rescuer, self.rebaser],
+            self.promoter,
+            self.rescuer,
+            worker_id=self._id,
+            idle_queues=self.claimer.idle_queues,
+            on_looked=self.claimer.looked,
         )
         app.check_policies()
         app.check_tasks()
@@ -267,9 +277,7 @@ class Worker:
             )
             if self.sleeper:
                 self._serve(self.sleeper.run(), "listener")
-            self._serve(self.promoter.run(), "promote")
-            self._serve(self.rescuer.run(), "rescue")
-            self._serve(self.rebaser.run(), "rebase")
+            self._serve(self.services.run(), "upkeep")
             self._serve(self.clock.serve(), "schedules")
             await self._claim()
             return await self._finish()

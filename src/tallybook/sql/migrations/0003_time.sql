@@ -13,7 +13,38 @@ create table tallybook.service (
 insert into tallybook.service (name, every) values ('promote', '5 s'), ('rescue', '5 s'), ('rebase', '5 s'), ('schedules', '5 s');
 comment on table tallybook.service is 'Maintenance that any worker runs: how often at least, and what the last run did. Change every as you like.';
 comment on column tallybook.service.every is 'The longest time between two looks of one worker; what is known to be due is not waited for.';
+comment on column tallybook.service.last_run_at is 'Of the last run that is on record. One that has nothing to do runs once a minute, whatever every says.';
 comment on column tallybook.service.last_effect is 'How many jobs, or rows, the last run that is on record has changed. At most one run a second is put on record.';
+
+-- New parameters, at for the most: the old functions would stay beside the new ones.
+drop function if exists tallybook._amend(bigint, text, jsonb, int, timestamptz, boolean, jsonb);
+drop function if exists tallybook._amended(tallybook.entry);
+drop function if exists tallybook._claim_key(text, text, bigint, text, text, jsonb, int, timestamptz, jsonb);
+drop function if exists tallybook._end(uuid, bigint, int, tallybook.ending, jsonb);
+drop function if exists tallybook._release(text, bigint);
+drop function if exists tallybook._put_back(tallybook.waiting);
+drop function if exists tallybook._release_missed();
+drop function if exists tallybook._skip(int, "char", xid8[], bigint[]);
+drop function if exists tallybook._take(int, "char", xid8, int, int, uuid, xid8);
+drop function if exists tallybook.cancel(bigint, text);
+drop function if exists tallybook.cancel_many(text, text, text, text, jsonb, text[], text, int);
+drop function if exists tallybook.cancelled(uuid, bigint, int, text);
+drop function if exists tallybook.claim(int, text[], int[], uuid, boolean);
+drop function if exists tallybook.complete(uuid, bigint, int, jsonb);
+drop function if exists tallybook.complete_many(uuid[], bigint[], int[], text[]);
+drop function if exists tallybook._complete_with(uuid[], bigint[], int[], text[]);
+drop function if exists tallybook._complete_again(uuid[], bigint[], int[], text[]);
+drop function if exists tallybook._release_of(bigint[], text[]);
+drop function if exists tallybook.enqueue(text, text, jsonb, timestamptz, int, text, int, jsonb, text, text, text, timestamptz, jsonb);
+drop function if exists tallybook.enqueue_many(text[], text[], text[], timestamptz[], int[], text[], int[], text[], text[], text[], text[], timestamptz[], text[]);
+drop function if exists tallybook.leased(uuid, bigint);
+drop function if exists tallybook.move(uuid, bigint, int);
+drop function if exists tallybook.progress(uuid, bigint, int, real, text);
+drop function if exists tallybook.checkpoint(uuid, bigint, int, jsonb);
+drop function if exists tallybook.promote(int, timestamptz, timestamptz);
+drop function if exists tallybook.rebase(boolean, timestamptz);
+drop function if exists tallybook.rescue(interval, interval, int, timestamptz, int);
+drop function if exists tallybook.turn(uuid[], bigint[], int[], boolean);
 
 -- Schedules --------------------------------------------------------------------------------------------------------
 
