@@ -19,8 +19,6 @@ EXAMPLES = [
     errors.DuplicateTask("mail.send", "a.py:1", "b.py:2"),
     errors.UnknownTask("mail.sent", ["mail.send", "charge"]),
     errors.UnknownQueue("mial", ["mail"]),
-    errors.UnknownSchedule("swep", ["sweep"]),
-    errors.ExpressionError("cron", "61 * * * *", "'61' does not fit the field minute", field="minute"),
     errors.UnknownJob(7),
     errors.LeaseLost(7, 2),
     errors.WorkerEnded("worker w1 has ended"),
@@ -39,6 +37,8 @@ EXAMPLES = [
     errors.JobCancelled(7, "the order was withdrawn"),
     errors.CommitUnknown("enqueue", "db:5432"),
     errors.NotASubject(7, "Reschedule"),
+    errors.UnknownSchedule("swep", ["sweep"]),
+    errors.ExpressionError("cron", "61 * * * *", "'61' does not fit the field minute", field="minute"),
 ]
 
 
