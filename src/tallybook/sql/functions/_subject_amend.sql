@@ -2,10 +2,14 @@
 --
 -- Reports updated, unchanged, or null: it has started, or went elsewhere; look again. Priority is only raised, and what is
 -- pushed to later leaves its line by promote. Who is about to start the job waits for the caller's transaction (see _queued_still).
+-- What it sets for the planner holds for all that it calls: _subjects_put has nested loops switched off.
 -- Errors: TB003 where something is to be changed at another isolation level than READ COMMITTED. Writes amendment.
 create or replace function tallybook._subject_amend(p_job_id bigint, p_args jsonb, p_version jsonb, p_run_at timestamptz, p_priority int,
   p_at timestamptz, out report text, out old_run_at timestamptz, out new_run_at timestamptz)
-language plpgsql as $$
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off
+as $$
 declare
   e tallybook.entry; a tallybook.amendment; v_priority int; v_args boolean; v_run_at boolean; v_locked boolean := false;
 begin

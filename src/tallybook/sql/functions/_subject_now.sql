@@ -10,7 +10,7 @@ create or replace function tallybook._subject_now(p_job_id bigint, out state tex
   out options jsonb, out failures int, out attempts int, out run_at timestamptz, out error jsonb)
 language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
   e tallybook.entry; a tallybook.amendment; s tallybook.scheduled; d tallybook.dead; v_ended text; v_lane int; v_attempt int; v_open boolean := true;
@@ -57,7 +57,7 @@ end $$;
 create or replace function tallybook._subject_attempts(p_job_id bigint, p_attempt int, p_options jsonb) returns int
 language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
   v_from int := coalesce((p_options #>> '{subject,from}')::int, 0); e record; v_moves int := 0;
