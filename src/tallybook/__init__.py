@@ -4,6 +4,8 @@ from tallybook._app import App
 from tallybook._model.backoff import Constant, Exponential, Linear
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
+from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectReport
+from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
 from tallybook._task import Task
 from tallybook._worker.context import Context
 
@@ -13,17 +15,26 @@ __all__ = [
     "App",
     "Cancel",
     "Cancelled",
+    "Complete",
     "Constant",
     "Context",
     "Dead",
     "DeadLetter",
+    "Drop",
     "Exponential",
     "Job",
     "JobCall",
     "JobInfo",
+    "Kill",
     "Linear",
+    "Reject",
+    "Reschedule",
     "Retried",
     "Snooze",
+    "Subject",
+    "SubjectCall",
+    "SubjectInfo",
+    "SubjectReport",
     "Task",
     "__version__",
 ]

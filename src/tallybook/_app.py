@@ -22,6 +22,7 @@ from tallybook._model.job import Job, JobCall
 from tallybook._model.no_retry import NoRetry, checked
 from tallybook._model.options import Options, check_name
 from tallybook._operations import Operations
+from tallybook._subject import SubjectVerbs
 from tallybook._task import AtomicContextTask, AtomicTask, ContextTask, Task, run, run_sync
 from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
 
@@ -55,7 +56,7 @@ class _AtomicDecorator(Protocol):
     def __call__(self, fn: Callable[Concatenate[Tx, P], R], /) -> AtomicTask[Tx, P, R]: ...
 
 
-class App(Operations, Source):
+class App(SubjectVerbs, Operations, Source):
     """The tasks of one program under one name. No connection, no work at import.
 
     `dsn` is used where no connection is at hand; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.

@@ -98,7 +98,7 @@ def test_a_name_is_one_per_task(db: Connection) -> None:
 
 
 def test_jobs_are_found_by_their_unique_key_and_subjects_are_not(db: Connection) -> None:
-    """cancel_many by unique key, and on_conflict, concern the ordinary job that has the key; the subject of that name stays as it is."""
+    """cancel_many by unique key, and on_conflict, concern the ordinary job that has the key; the subject of that name stays as it is."""  # noqa: E501
     job, _ = push(db, "a", args={"n": 1})
     plain = put(db, unique_key="a", args={"n": 2})
     put(db, unique_key="a", args={"n": 3}, on_conflict="replace_args")
@@ -289,7 +289,9 @@ def test_push_many(db: Connection) -> None:
     assert [row[0] for row in rows] == names
     assert [row[0] for row in rows if row[2] != "created"] == ["s7"]
     assert rows[7][1:3] == (there, "unchanged")
-    assert many(db, "subject_push_many", names) == [(name, row[1], "unchanged", None, None) for name, row in zip(names, rows, strict=True)]
+    assert many(db, "subject_push_many", names) == [
+        (name, row[1], "unchanged", None, None) for name, row in zip(names, rows, strict=True)
+    ]
     assert len({job.id for job in Hands(db).start(1000)}) == 300
 
 
@@ -320,7 +322,9 @@ def test_upsert_many_reports_each(db: Connection, hands: Hands) -> None:
     assert rows[3][1] == active.id
     assert rows[5][3:] == (None, None)
     assert rows[7][3:] == (None, second)
-    assert {(subject(db, name) or {})["next_run_at"] for name in ("planned", "new", "same", "pending", "completed")} == {second}
+    assert {
+        (subject(db, name) or {})["next_run_at"] for name in ("planned", "new", "same", "pending", "completed")
+    } == {second}
 
 
 def test_duplicates_in_a_batch(db: Connection) -> None:
@@ -372,7 +376,13 @@ def test_the_oldest_due_runs_first(db: Connection, hands: Hands) -> None:
         for _ in range(failures):
             end(hands, "subject_reject", start_one(hands), message="no", retry_in="0")
         end(hands, "subject_reject", start_one(hands), message="no", retry_in="1 min")
-    for name, run_at in (("late", clock(db, "2 h")), ("f2", at), ("f0", at), ("f1", at), ("early", clock(db, "30 min"))):
+    for name, run_at in (
+        ("late", clock(db, "2 h")),
+        ("f2", at),
+        ("f0", at),
+        ("f1", at),
+        ("early", clock(db, "30 min")),
+    ):
         upsert(db, name, run_at=run_at)
     ((promoted, *_),) = call(db, "promote", at=at)
     assert promoted == 4
@@ -459,7 +469,12 @@ def test_a_person_retries_a_dead_subject(db: Connection, hands: Hands, how: str)
     assert iterations == (2 if how == "killed" else 1)
     hands.one("select tallybook.retry(%s)", attempt.id)
     found = subject(db, "a") or {}
-    assert (found["state"], found["iterations"], found["failures"], found["job_id"]) == ("pending", iterations, 0, attempt.id)
+    assert (found["state"], found["iterations"], found["failures"], found["job_id"]) == (
+        "pending",
+        iterations,
+        0,
+        attempt.id,
+    )
     assert upsert(db, "a", args={"n": 1})[:2] == (attempt.id, "unchanged")
     end(hands, "subject_complete", start_one(hands))
     assert (subject(db, "a") or {})["iterations"] == iterations + 1
@@ -508,7 +523,7 @@ def test_an_ended_subject_outlives_its_history(db: Connection, hands: Hands) -> 
     names = ("completed", "dead", "killed", "plain")
     before = [subject(db, name) for name in names]
     for table in ("outcome", "claim", "entry", "dead"):
-        db.execute(f"delete from tallybook.{table}")  # type: ignore[arg-type]
+        db.execute(f"delete from tallybook.{table}")  # type: ignore[arg-type]  # noqa: S608
     assert [subject(db, name) for name in names] == before
     assert [row["state"] for row in before if row] == ["completed", "dead", "killed", "completed"]
     assert not any(push(db, name)[1] for name in names)

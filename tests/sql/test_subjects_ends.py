@@ -86,7 +86,9 @@ def test_new_args_from_the_worker(db: Connection, hands: Hands) -> None:
     assert db.execute("select args from tallybook.dead").fetchall() == [({"n": 4},)]
 
 
-@pytest.mark.parametrize("bad", [{}, {"run_in": "1 h", "run_at": "2030-01-01"}, {"run_at": "infinity"}, {"run_in": "1 h", "args": "[1]"}])
+@pytest.mark.parametrize(
+    "bad", [{}, {"run_in": "1 h", "run_at": "2030-01-01"}, {"run_at": "infinity"}, {"run_in": "1 h", "args": "[1]"}]
+)
 def test_a_reschedule_that_says_no_time(db: Connection, hands: Hands, bad: dict[str, Any]) -> None:
     """TB005 for no time, two, or none that comes, and for args that do not fit; the attempt is open still."""
     push(db, "a")
@@ -130,7 +132,7 @@ def test_complete_keeps_drop_forgets(db: Connection, hands: Hands) -> None:
 
 
 def test_a_plain_complete_means_the_same(db: Connection, hands: Hands) -> None:
-    """S3-28: complete and complete_many, with a result or without, said once or twice, complete the subject as subject_complete does."""
+    """S3-28: complete and complete_many, with a result or without, said once or twice, complete the subject as subject_complete does."""  # noqa: E501
     for said, result in (("a", None), ("b", '"x"')):
         push(db, said)
         attempt = start_one(hands)
@@ -196,7 +198,9 @@ def test_the_fence(db: Connection, hands: Hands, verb: str, more: dict[str, Any]
     push(db, "a", args={"n": 1})
     attempt = start_one(hands)
     assert end(hands, verb, Job(uuid4(), *_rest(attempt)), **more) == "refused"
-    assert end(hands, verb, Job(attempt.lease, attempt.id, attempt.attempt + 1, *_rest(attempt)[2:]), **more) == "refused"
+    assert (
+        end(hands, verb, Job(attempt.lease, attempt.id, attempt.attempt + 1, *_rest(attempt)[2:]), **more) == "refused"
+    )
     hands.rescued()
     before = seen(db)
     assert before["state"] == "pending"
@@ -299,9 +303,7 @@ def test_versions_side_by_side(db: Connection) -> None:
     push(db, "new", args={"number": 2}, options={"version": 2})
     old_worker, new_worker = Hands(db), Hands(db)
     catalogue = '[{"name": "t", "app": "x", "version": 2}]'
-    new_worker.worker = new_worker.one(
-        "select tallybook.worker_start('new', '{q}', '{t}', catalogue => %s)", catalogue
-    )
+    new_worker.worker = new_worker.one("select tallybook.worker_start('new', '{q}', '{t}', catalogue => %s)", catalogue)
     for job in old_worker.start():  # what it does not know it puts aside, with no failure
         if job.args == {"number": 2}:
             assert old_worker.say("move", job) == "moved"

@@ -88,7 +88,9 @@ def start(name: str) -> Step:
             elif not wait:
                 if others := [other for other in scene.running.values() if other != job]:
                     scene.wrong.append(f"job {job} started while {others} ran")
-                changing = [n for told in scene.open.values() for j, n, report in told if j == job and report == "updated"]
+                changing = [
+                    n for told in scene.open.values() for j, n, report in told if j == job and report == "updated"
+                ]
                 if changing:
                     scene.wrong.append(f"job {job} started while {changing} were being promised of it")
                 scene.running[name] = job
@@ -135,7 +137,7 @@ def produce(n: int, *, verb: str = "upsert", begin: bool = False) -> Step:
             await conn.execute("begin")
         ran = set(scene.running.values())
         said = "report" if verb == "upsert" else "case when created then 'created' else 'kept' end"
-        query = f"select job_id, {said} from tallybook.subject_{verb}(%s, 't', %s, jsonb_build_object('n', %s::int))"
+        query = f"select job_id, {said} from tallybook.subject_{verb}(%s, 't', %s, jsonb_build_object('n', %s::int))"  # noqa: S608
         try:
             ((job, report),) = await rows(conn, query, scene.queue, scene.queue, n)
         except psycopg.Error as error:
@@ -199,7 +201,7 @@ SCENARIOS: dict[str, Scenario] = {
     "two that make one": Scenario([OPEN_UPSERT, [produce(3, begin=True), commit()], [produce(4, verb="push")]]),
     "two that revive one": Scenario([OPEN_UPSERT, [produce(3, begin=True), commit()], WORK], "completed"),
     "forgotten and made anew": Scenario(
-        [[free(begin=True), produce(2, verb="push"), commit()], [claim("one"), start("one"), start("one"), finish("one")], [claim("two"), start("two")]],
+        [[free(begin=True), produce(2, verb="push"), commit()], [claim("one"), start("one"), start("one"), finish("one")], [claim("two"), start("two")]],  # noqa: E501
         "pending",
     ),
     "retried and made anew": Scenario([cancel_and_retry(), [produce(2, verb="push", begin=True), commit()], WORK], "planned"),
@@ -214,7 +216,9 @@ async def _begin(conn: Connection, scene: Scene, first: str) -> None:
         return
     await produce(1)(conn, scene)  # type: ignore[operator, misc]
     if first == "planned":  # due, and in scheduled still
-        query = "select tallybook.subject_upsert(%s, 't', %s, '{\"n\": 1}', run_at => clock_timestamp() + interval '1 h')"
+        query = (
+            "select tallybook.subject_upsert(%s, 't', %s, '{\"n\": 1}', run_at => clock_timestamp() + interval '1 h')"
+        )
         await conn.execute("select tallybook.subject_forget('t', %s)", [scene.queue])
         scene.told.clear()
         await conn.execute(query, [scene.queue, scene.queue])
@@ -240,7 +244,7 @@ def _judge(scene: Scene, seen: Rows, made: int) -> list[str]:
               if scene.did.get(job) != n and not scene.freed]  # fmt: skip
     if made > 1 + scene.freed:
         wrong.append(f"{made} were told that they made it")
-    if len(seen) > 1 or scene.told and not seen and not scene.freed:
+    if len(seen) > 1 or scene.told and not seen and not scene.freed:  # noqa: RUF021
         wrong.append(f"the view has {seen}")
     wrong += [f"it is left {row}" for row in seen if row[1] != "completed"]
     return wrong
@@ -292,7 +296,7 @@ def test_an_upsert_against_a_claim(dsn: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if not name.endswith("and a claim")])
 def test_in_every_order(dsn: str, name: str) -> None:
-    """S3-02, S3-25: of a subject there is one job, one attempt runs at a time, and no promise is broken, whatever happens at once."""
+    """S3-02, S3-25: of a subject there is one job, one attempt runs at a time, and no promise is broken, whatever happens at once."""  # noqa: E501
     found, played = play(dsn, SCENARIOS[name])
     assert not found
     assert played >= 3
@@ -407,7 +411,7 @@ def _opposite(connect: Connect, names: list[str], rounds: int, *, fresh: bool) -
             try:
                 many(conn, "subject_upsert_many", mine, args=[args] * len(mine))
             except psycopg.errors.DeadlockDetected as error:
-                failed.append(error)
+                failed.append(error)  # noqa: B023
 
         threads = [
             threading.Thread(target=run, args=(conns[0], batch, f'{{"n": {turn}}}')),
@@ -425,7 +429,7 @@ def _opposite(connect: Connect, names: list[str], rounds: int, *, fresh: bool) -
 
 BACKWARDS = "case when current_setting('application_name') = 'two' then -{0} else {0} end"
 UNORDERED = {
-    "new": ("where u.kind = 'n' order by u.subject collate \"C\"", f"where u.kind = 'n' order by {BACKWARDS.format('length(u.subject)')}"),
+    "new": ("where u.kind = 'n' order by u.subject collate \"C\"", f"where u.kind = 'n' order by {BACKWARDS.format('length(u.subject)')}"),  # noqa: E501
     "planned": ("order by s.job_id for update", f"order by {BACKWARDS.format('s.job_id')} for update"),
 }  # fmt: skip
 
@@ -472,7 +476,7 @@ def test_the_old_time_is_exact(db: Db, connect: Connect) -> None:
 
 
 def test_nobody_waits_for_an_open_upsert_but_the_same_subject(db: Db, connect: Connect) -> None:
-    """A business transaction that has upserted subjects stays open: claims, ends and other producers go on; the pending ones wait."""
+    """A business transaction that has upserted subjects stays open: claims, ends and other producers go on; the pending ones wait."""  # noqa: E501
     hands = Hands(db)
     for name in ("active", "done", "pending", "planned"):
         push(db, name, **({"run_at": clock(db, "1 h")} if name == "planned" else {}))
@@ -501,7 +505,7 @@ def test_nobody_waits_for_an_open_upsert_but_the_same_subject(db: Db, connect: C
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_other_isolation_levels(db: Db, connect: Connect, level: str) -> None:
-    """At REPEATABLE READ and above, planned and new subjects are upserted; a pending one is TB003, unless nothing is to be changed."""
+    """At REPEATABLE READ and above, planned and new subjects are upserted; a pending one is TB003, unless nothing is to be changed."""  # noqa: E501
     push(db, "pending")
     push(db, "planned", run_at=clock(db, "1 h"))
     other = connect()
