@@ -21,6 +21,7 @@ NAMES = (
     "schedule",
     "scheduled",
     "pinned_scheduled",
+    "upsert",
 )
 _WITH_PEERS = ("drain", "latency")
 
