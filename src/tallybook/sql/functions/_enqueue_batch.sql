@@ -37,7 +37,7 @@ begin
       union all select s.job_id from tallybook.scheduled s where s.job_id = any ((select ids from jobs)::bigint[])
       union all select w.job_id from tallybook.waiting w where w.job_id = any ((select ids from jobs)::bigint[])),
     cancelled as (select t.job_id from tallybook.tombstone t where t.job_id = any ((select ids from jobs)::bigint[]))
-    select k.n, k.id, k.key, k.generation, o.job_id is null and c.job_id is null and k.others is null as free
+    select k.n, k.id, k.key, k.generation, o.job_id is null and k.others is null as free
       from k left join open o on o.job_id = k.job_id left join cancelled c on c.job_id = k.job_id
      where o.job_id is null or c.job_id is not null
      order by k.n loop

@@ -65,7 +65,7 @@ begin
       ('args', 'jsonb', '{jsonb,json}', 'q.args'),
       ('run_at', 'timestamptz', '{timestamp with time zone}', 'q.run_at'),
       -- What is too large for an int is refused as what is too large for a priority.
-      ('priority', 'int', '{smallint,integer,bigint}', 'least(greatest(q.priority, -1), 32768)')) x(name, type, fits, value) loop
+      ('priority', 'int', '{smallint,integer,bigint}', 'case when q.priority < 0 then -1 when q.priority > 32767 then 32768 else q.priority end')) x(name, type, fits, value) loop
     v_type := v_types[array_position(v_names, c.name)];
     if v_type <> all (c.fits) then
       raise exception 'the column % of the query has the type %, not %', c.name, v_type, c.type
