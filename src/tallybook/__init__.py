@@ -1,6 +1,7 @@
 """Tallybook: a background-job queue that lives inside your own PostgreSQL."""
 
 from tallybook._app import App
+from tallybook._db.schedules import Fire, Fired, ScheduleInfo
 from tallybook._model.backoff import Constant, Exponential, Linear
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
@@ -18,11 +19,14 @@ __all__ = [
     "Dead",
     "DeadLetter",
     "Exponential",
+    "Fire",
+    "Fired",
     "Job",
     "JobCall",
     "JobInfo",
     "Linear",
     "Retried",
+    "ScheduleInfo",
     "Snooze",
     "Task",
     "__version__",
