@@ -64,7 +64,9 @@ async def test_a_connection_lost_at_commit(
 
     async def commit_late(begun: Begun) -> None:
         def waits() -> Any:
-            return db.execute("select from pg_stat_activity where wait_event_type = 'Lock'").fetchall()
+            return db.execute(
+                "select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+            ).fetchall()
 
         await eventually(waits, "the worker's own end meets it")
         await psycopg.AsyncConnection.commit(begun.handle)

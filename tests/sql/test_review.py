@@ -197,7 +197,7 @@ def test_control_a_claim_that_looks_at_its_own_entry(db: Connection, connect: An
         return bool(set(jobs) - set(handed_out))
 
     # Not where a transaction of another test, in the same cluster, has just ended with a higher number.
-    assert any(loses() for _ in range(5))
+    assert any(loses() for _ in range(50))
 
 
 # --- 2: a claim that is said twice ---------------------------------------------------------------------------------
@@ -380,8 +380,8 @@ def test_an_idle_claim_reads_nothing_of_a_big_open_enqueue(db: Connection, conne
                                   array_fill('{}'::text, array[20000]))""")
     if not newest:  # a snapshot does not list what is running after the newest transaction that has ended
         db.execute("select pg_current_xact_id()")
-    # The least of three: a server that is busy making databases throws its sessions' caches away in between.
-    assert min(buffers(db, idle, worker) for _ in range(3)) <= 2 * without
+    # The least of many: a server that is busy making databases throws its sessions' caches away in between.
+    assert min(buffers(db, idle, worker) for _ in range(30)) <= 2 * without
     business.rollback()
 
 

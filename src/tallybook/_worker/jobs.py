@@ -58,13 +58,16 @@ class Running:
     headers: dict[str, Any] | None
     failures: int
     crashes: int
+    max_attempts: int | None
+    order_key: str | None
 
     def __init__(self, row: tuple[Any, ...], lease: Lease, worker_name: str) -> None:
-        (self.job_id, self.attempt, self.task_name, self.args, self.headers, self.failures, self.crashes) = row[:7]
-        self.max_attempts: int | None = row[7]
-        self.busy = bool(row[8] and row[8] & 8)
-        self.order_key: str | None = row[9]
-        self.options: dict[str, Any] | None = _options(row[10], self.job_id) if row[10] else None
+        (
+            self.job_id, self.attempt, self.task_name, self.args, self.headers, self.failures, self.crashes,
+            self.max_attempts, flags, self.order_key, options,
+        ) = row  # fmt: skip
+        self.busy = bool(flags and flags & 8)
+        self.options: dict[str, Any] | None = _options(options, self.job_id) if options else None
         self.queue = lease.queue
         self.lease = lease
         self.worker_name = worker_name

@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tallybook._model.failure import describe, safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
@@ -50,26 +50,23 @@ _A_MOMENT = 0.05
 
 
 class _InContext:
-    """Awaits a coroutine with every step of it inside one contextvars.Context."""
+    """Awaits a coroutine with every step of it inside one contextvars.Context.
 
-    __slots__ = ("_context", "_coroutine")
+    Its first step was made by who made this, and came to waiting for something: most handlers of the short kind never do.
+    """
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context) -> None:
+    __slots__ = ("_context", "_coroutine", "_waits_for")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, waits_for: Any) -> None:
         self._coroutine = coroutine
         self._context = context
+        self._waits_for = waits_for
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        run, coroutine = self._context.run, self._coroutine
+        run, coroutine, waits_for = self._context.run, self._coroutine, self._waits_for
         value: Any = None
         error: BaseException | None = None
         while True:
-            try:
-                waits_for = run(coroutine.send, value) if error is None else run(coroutine.throw, error)
-            except StopIteration as end:
-                return end.value
-            except GeneratorExit as raised:  # by the handler; the loop closing under us comes in at the yield
-                raise RuntimeError("the handler raised GeneratorExit") from raised
-            value = error = None
             try:
                 value = yield waits_for
             except GeneratorExit:
@@ -81,6 +78,24 @@ class _InContext:
                     run(job.guard.close, coroutine)  # whatever it makes of a cancel, it does not go on
                     raise
                 error = thrown
+            try:
+                waits_for = run(coroutine.send, value) if error is None else run(coroutine.throw, error)
+            except StopIteration as end:
+                return end.value
+            except GeneratorExit as raised:  # by the handler; the loop closing under us comes in at the yield
+                raise RuntimeError("the handler raised GeneratorExit") from raised
+            value = error = None
+
+
+async def _stepped(coroutine: Coroutine[Any, Any, Any], context: contextvars.Context) -> Any:
+    """What a coroutine returns whose every step is made inside this context."""
+    try:
+        waits_for = context.run(coroutine.send, None)
+    except StopIteration as end:
+        return end.value
+    except GeneratorExit as raised:
+        raise RuntimeError("the handler raised GeneratorExit") from raised
+    return await _InContext(coroutine, context, waits_for)
 
 
 class Runner:
@@ -249,7 +264,7 @@ class Runner:
         until = loop.time() + _TURN
         while self._ready:
             job, known = self._ready.popleft()
-            if self._told_before_it_began(job):
+            if (job.cancel_reason is not None or job.lost or self.aborting) and self._told_before_it_began(job):
                 continue
             job.handle = me
             if known.guarded:
@@ -302,6 +317,10 @@ class Runner:
             raised = error if job.guard is None else job.guard.explained(error)
         if self._book.running.get(job.job_id) is not job:
             return  # given back at the stop: its end and its slot are dealt with
+        if value is None and raised is None and job.guard is None and not job.in_doubt:  # nearly all of them
+            self._finisher.complete(job)
+            self._book.freed(job)
+            return
         try:
             if raised is not None:
                 self._raised(job, known, raised)
@@ -333,8 +352,8 @@ class Runner:
 
     async def _call(self, job: Running, known: Task[Any, Any]) -> Any:
         try:  # what SQL put in may be more than Python reads: 5000 digits, 1000 levels
-            args, headers = cast("tuple[str, str | None]", (job.args, job.headers))
-            job.args, job.headers = json.loads(args), json.loads(headers) if headers else None
+            job.args = json.loads(job.args)  # type: ignore[arg-type]  # text until here
+            job.headers = json.loads(job.headers) if job.headers else None  # type: ignore[arg-type]
         except (ValueError, RecursionError) as error:
             raise PayloadError("$", f"it cannot be read: {error}", task=known.name, verb="read") from error
         if job.options or known.contract.version != 1:
@@ -348,14 +367,21 @@ class Runner:
             if known.wants_context:
                 positional = [ctx, *positional]
             if self._app.arounds:
-                return await _InContext(self._around(job, ctx, known, fn, positional, named), context)
+                return await _stepped(self._around(job, ctx, known, fn, positional, named), context)
         if known.is_async:
-            return await _InContext(fn(*positional, **named), context)
+            coroutine = fn(*positional, **named)
+            try:  # as _stepped, without one more coroutine
+                waits_for = context.run(coroutine.send, None)
+            except StopIteration as end:
+                return end.value
+            except GeneratorExit as error:
+                raise RuntimeError("the handler raised GeneratorExit") from error
+            return await _InContext(coroutine, context, waits_for)
         if known.execution.process:
             return await self._in_child(job, known)
         value = await self._in_thread(job, context, fn, positional, named)
         if inspect.iscoroutine(value):  # an async function behind a plain decorator
-            value = await _InContext(value, context)
+            value = await _stepped(value, context)
         return value
 
     async def _around(

@@ -386,7 +386,8 @@ class Worker:
         if self.heartbeat and self.heartbeat.worker_id:
             # First: a beat after worker_stop would be refused, and put the worker on record again.
             self.heartbeat.stop()
-            await asyncio.to_thread(self.heartbeat.join, 2.0)
+            if self.heartbeat.ident is not None:  # told to stop between its registration and its start
+                await asyncio.to_thread(self.heartbeat.join, 2.0)
             with contextlib.suppress(Exception):  # the others rescue it if this does not get through
                 async with asyncio.timeout(5):
                     conn = await self.upkeep.connect()
