@@ -282,6 +282,10 @@ class Task(Generic[P, R_co]):
         }
         return BoundTask(self, self._bound.options.replaced(given))
 
+    def job_of_rows(self) -> JobCall:
+        """Describe the jobs of a query, whose rows have their args and keys."""
+        return self._bound.job_of_rows()
+
     def __repr__(self) -> str:
         return f"<Task {self.name} of {self.app.name}>"
 
@@ -313,6 +317,15 @@ class BoundTask(Generic[P]):
         bound = self._args.bind(args, kwargs)
         text = encode(bound, task=self._name)
         return JobCall(self._name, text, self._key(text) if self._keyed else None, self.options)
+
+    def job_of_rows(self) -> JobCall:
+        """Describe the jobs of a query, whose rows have their args and keys. ConfigError for an option that they cannot have."""
+        if isinstance(self.options.retry, str):
+            self._app.policy(self.options.retry)
+        if self._keyed:
+            hint = "Write task.with_(unique=False), and give the query a column key"
+            raise ConfigError("unique", self.options.unique, "the rows of the query say the keys", hint=hint)
+        return JobCall(self._name, "{}", None, self.options)
 
     def _key(self, text: str) -> str:
         unique = self.options.unique

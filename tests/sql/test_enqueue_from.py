@@ -83,9 +83,8 @@ def test_batches_are_not_to_be_seen(db: Connection) -> None:
     """More rows than one batch has, by number and by size, with and without keys: each is put in once."""
     many = "select nullif(n % 4000, 0)::text as key, '{}'::jsonb as args from generate_series(1, 12001) n"
     assert enqueue_from(db, many) == (12001, 3999 + 3)
-    large = "select n as key, jsonb_build_object('t', string_agg(md5(n || '-' || i), '')) as args" + (
-        " from generate_series(1, 40) n, generate_series(1, 31000) i group by n"
-    )
+    large = """select n as key, jsonb_build_object('t', string_agg(md5(n || '-' || i), '')) as args
+      from generate_series(1, 40) n, generate_series(1, 31000) i group by n"""
     assert enqueue_from(db, large, task="large") == (40, 40)
     assert enqueue_from(db, large, task="large") == (40, 0)
 

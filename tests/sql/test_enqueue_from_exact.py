@@ -64,7 +64,7 @@ class Example:
 
     def jobs(self, where: str) -> list[int]:
         found = self.db.execute(
-            f"select id from tallybook.job where queue = %s and {where} order by id",  # type: ignore[arg-type]
+            f"select id from tallybook.job where queue = %s and {where} order by id",  # type: ignore[arg-type]  # noqa: S608
             [self.queue],
         )
         return [job for (job,) in found]
@@ -154,7 +154,7 @@ class Example:
             )
             for row in self.rows
         )
-        query = f"select key, jsonb_build_object('n', n) as args, run_at, priority from (values {rows}) v(key, n, run_at, priority)"
+        query = f"select key, jsonb_build_object('n', n) as args, run_at, priority from (values {rows}) v(key, n, run_at, priority)"  # noqa: S608
         enqueue_from(self.db, query, queue=self.queue, task=self.task)
 
 
@@ -313,7 +313,7 @@ def test_opposite_orders_do_not_deadlock(db: Connection, connect: Connect) -> No
 def test_control_the_order_of_the_query_deadlocks(db: Connection, connect: Connect) -> None:
     """Negative control: keys that are taken in the query's order make two such calls wait for each other."""
     without(db, "enqueue_from", "order by s.key, s.id", "order by s.id")
-    with pytest.raises(psycopg.errors.DeadlockDetected):  # noqa: PT012
+    with pytest.raises(psycopg.errors.DeadlockDetected):
         for call in cross(db, connect):
             call.said()
 
