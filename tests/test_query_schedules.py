@@ -34,7 +34,7 @@ STALE = "select n as key, jsonb_build_object('n', n) as args from generate_serie
 async def clock(dsn: str) -> AsyncIterator[Clock]:
     """A worker's clock, which a test lets run when it likes."""
     link = Link(dsn, "test")
-    made = Clock(link, lambda: Link(dsn, "test"))
+    made = Clock(link, Link(dsn, "test"))
     try:
         yield made
     finally:

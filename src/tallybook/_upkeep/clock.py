@@ -66,13 +66,14 @@ def _values(ran: Ran) -> tuple[int, ...]:
 class Clock:
     """`look` says when there is something to do, `run` does it, `serve` both for ever.
 
-    Schedules whose jobs come from a query are fired beside the others, by `queries`: one that is slow holds up nothing else.
+    Schedules whose jobs come from a query are fired beside the others, on connections like `queries`: one that is slow holds
+    up nothing else.
     """
 
     def __init__(
         self,
         link: Link,
-        connect: Callable[[], Link],
+        queries: Link,
         *,
         app: str = "",
         declared: Callable[[], Sequence[dict[str, Any]]] | None = None,
@@ -80,7 +81,7 @@ class Clock:
     ) -> None:
         self._link = link
         self._told = asyncio.Event()
-        self.queries = Queries(connect, on_fired=on_fired, on_end=self._told.set)
+        self.queries = Queries(queries, on_fired=on_fired, on_end=self._told.set)
         self._app = app
         self._declared = declared
         self._on_fired = on_fired

@@ -40,22 +40,22 @@ Plan = dict[str, Any]
 
 
 class Queries:
-    """Starts what is due and not being run here; `on_end` is told whenever one has ended."""
+    """Starts what is due and not being run here, on connections like `link`; `on_end` is told whenever one has ended."""
 
     def __init__(
         self,
-        connect: Callable[[], Link],
+        link: Link,
         *,
         on_fired: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
         longest: float = LONGEST,
     ) -> None:
-        self._connect = connect
+        self._dsn, self._name = link.dsn, link.name
         self._on_fired = on_fired
         self._on_end = on_end
         self._longest = longest
         self._running: dict[str, asyncio.Task[int]] = {}
-        self._free: list[Link] = []
+        self._free = [link]
         self._not_before: dict[str, float] = {}
 
     def wanted(self, names: Sequence[str]) -> list[str]:
@@ -81,7 +81,7 @@ class Queries:
         self._on_end()
 
     async def _fire(self, one: Plan, at: datetime) -> int:
-        link = self._free.pop() if self._free else self._connect()
+        link = self._free.pop() if self._free else Link(self._dsn, self._name)
         try:
             jobs = await self._said(link, one, at)
         except BaseException:

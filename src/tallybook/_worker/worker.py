@@ -96,7 +96,7 @@ class Worker:
         self.rebaser = rebase.Rebaser(self.upkeep, on_rebased=self._wake)
         self.clock = Clock(
             self.upkeep,
-            lambda: Link(dsn, settings.name),
+            Link(dsn, settings.name),
             app=app.name,
             declared=app.declared_schedules,
             on_fired=self._wake,
@@ -397,6 +397,5 @@ class Worker:
         await self.finisher.settler.close()
         if self.sleeper:
             await self.sleeper.close()
-        await self.clock.queries.close()
-        for link in (self.claimer.link, self.finishes, self.upkeep, self.handlers):
+        for link in (self.claimer.link, self.finishes, self.upkeep, self.clock.queries, self.handlers):
             await link.close()
