@@ -7,7 +7,7 @@ import sys
 
 from bench.figures import SCALE, say
 
-NAMES = ("cost", "enqueue", "drain", "claimers", "latency", "pinned", "idle", "outage", "poison", "rescue")
+NAMES = ("cost", "enqueue", "drain", "claimers", "latency", "pinned", "idle", "outage", "poison", "rescue", "query")
 _WITH_PEERS = ("drain", "latency")
 
 
