@@ -1,79 +1,89 @@
-"""48 connections that claim, one job at a time and ten at a time; beside a status column with SKIP LOCKED."""
+"""48 connections that claim, one job at a time and ten at a time; beside a status column with SKIP LOCKED.
+
+Both by pgbench, prepared, one transaction after the other: a client in Python would be the bottleneck of both. Its sessions
+claim a while before the clock starts, since claimers live long and have their plans.
+"""
 
 from __future__ import annotations
 
-import threading
-import time
-import uuid
-from collections.abc import Callable
-from typing import Any
+import subprocess
+import tempfile
+from pathlib import Path
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from bench.figures import SCALE, at_least, median, say
 from bench.server import args, database, load, server, start_worker, vacuum
-from tallybook.embedded import Server
+from tallybook.embedded import Server, binaries
 
 _CONNECTIONS = 48
+_WARM = 2
 _TABLE = """
 create table job (id bigint generated always as identity primary key, status text not null default 'ready',
   priority smallint not null default 2, task text not null, args jsonb not null, worker text, claimed_at timestamptz);
 create index on job (priority, id) where status = 'ready';
 """
+# Two statements in one round trip, as a worker sends them; the lease is random, and the same in both.
+_OURS = r"""
+\set a random(1, 9000000000000000000)
+\set b random(1, 9000000000000000000)
+\startpipeline
+select jobs from tallybook.claim(:first::int + :client_id::int, '{default}', array[:batch]::int[],
+  md5(:a::text || ':' || :b::text)::uuid, durable => false);
+select job_id, attempt, task, args from tallybook.leased(md5(:a::text || ':' || :b::text)::uuid);
+\endpipeline
+"""
 _SKIP_LOCKED = """
 update job set status = 'running', worker = 'w', claimed_at = now() where id in (
-  select id from job where status = 'ready' order by priority, id limit %s for update skip locked)
-returning id, task, args
+  select id from job where status = 'ready' order by priority, id limit :batch for update skip locked)
+returning id, task, args;
 """
 
 
-def _race(dsn: str, seconds: float, work: Callable[[psycopg.Connection[Any], int], int]) -> float:
-    """Jobs a second that all connections together take."""
-    counts = [0] * _CONNECTIONS
-    ready = threading.Barrier(_CONNECTIONS + 1)
-    over = threading.Event()
+def _race(dsn: str, seconds: int, script: str, count: str, **variables: int) -> float:
+    """Jobs a second that all connections together take; how many were taken is asked of the database."""
+    known = conninfo_to_dict(dsn)
+    with tempfile.NamedTemporaryFile("w", suffix=".sql") as file, psycopg.connect(dsn, autocommit=True) as conn:
+        file.write(script)
+        file.flush()
 
-    def claimer(number: int) -> None:
-        with psycopg.connect(dsn, autocommit=True) as conn:
-            ready.wait()
-            while not over.is_set():
-                counts[number] += work(conn, number)
+        def taken() -> int:
+            row = conn.execute(count.encode()).fetchone()
+            assert row is not None
+            return int(row[0])
 
-    threads = [threading.Thread(target=claimer, args=(n,)) for n in range(_CONNECTIONS)]
-    for thread in threads:
-        thread.start()
-    ready.wait()
-    start = time.perf_counter()
-    over.wait(seconds)
-    over.set()
-    passed = time.perf_counter() - start
-    for thread in threads:
-        thread.join()
-    return sum(counts) / passed
+        command = [str(Path(binaries(18)) / "pgbench"), "-n", "-M", "prepared", "-f", file.name]
+        command += ["-c", str(_CONNECTIONS), "-j", "2", "-T", str(_WARM + seconds)]
+        command += [f"-D{name}={value}" for name, value in variables.items()]
+        command += ["-h", str(known["host"]), "-p", str(known.get("port", 5432)), "-U", str(known["user"])]
+        with subprocess.Popen([*command, str(known["dbname"])], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as race:
+            try:
+                race.wait(timeout=_WARM)
+            except subprocess.TimeoutExpired:
+                before = taken()
+            else:
+                before = 0
+            out, err = race.communicate()
+            if race.returncode:
+                raise RuntimeError(f"pgbench failed: {err.decode()[-2000:]}")
+        left = "number of failed transactions: 0 " in out.decode()
+        assert left, out.decode()
+        return (taken() - before) / seconds
 
 
-def ours(running: Server, batch: int, seconds: float, jobs: int) -> float:
+def ours(running: Server, batch: int, seconds: int, jobs: int) -> float:
     """Tallybook: claim, then read what was claimed."""
     with database(running) as dsn:
         with psycopg.connect(dsn, autocommit=True) as conn:
             workers = [start_worker(conn, ["default"]) for _ in range(_CONNECTIONS)]
             load(conn, jobs)
         vacuum(dsn)
-
-        def claim(conn: psycopg.Connection[Any], number: int) -> int:
-            lease = str(uuid.uuid4())
-            conn.execute(
-                "select jobs from tallybook.claim(%s::int, '{default}', %s::int[], %s::uuid, durable => false)",
-                (workers[number], [batch], lease),
-            )
-            return len(
-                conn.execute("select job_id, attempt, task, args from tallybook.leased(%s::uuid)", (lease,)).fetchall()
-            )
-
-        return _race(dsn, seconds, claim)
+        count = "select coalesce(sum(c.jobs), 0) from tallybook.claim c"
+        return _race(dsn, seconds, _OURS, count, batch=batch, first=workers[0])
 
 
-def status_column(running: Server, batch: int, seconds: float, jobs: int) -> float:
+def status_column(running: Server, batch: int, seconds: int, jobs: int) -> float:
     """The usual table."""
     with database(running, tallybook=False) as dsn:
         with psycopg.connect(dsn, autocommit=True) as conn:
@@ -82,15 +92,15 @@ def status_column(running: Server, batch: int, seconds: float, jobs: int) -> flo
                 for n in range(jobs):
                     to.write_row(("noop", args(n)))
         vacuum(dsn)
-        return _race(dsn, seconds, lambda conn, _: len(conn.execute(_SKIP_LOCKED, (batch,)).fetchall()))
+        return _race(dsn, seconds, _SKIP_LOCKED, "select count(*) from job where status = 'running'", batch=batch)
 
 
 def run() -> None:
     """Print the figures: medians of interleaved runs."""
-    seconds, turns = max(2.0, 8 * SCALE), 3 if SCALE >= 0.5 else 1
+    seconds, turns = max(3, round(8 * SCALE)), 3 if SCALE >= 0.5 else 1
     with server() as running:
         for batch, figure, target in ((1, "ratio_one_at_a_time", 0.8), (10, "ratio_ten_at_a_time", 1.0)):
-            jobs = int(40_000 * seconds) if batch > 1 else int(10_000 * seconds)
+            jobs = int((60_000 if batch > 1 else 12_000) * (seconds + _WARM))
             mine, theirs = [], []
             for _ in range(turns):
                 mine.append(ours(running, batch, seconds, jobs))

@@ -132,8 +132,15 @@ class Clock:
         return float(min(wait for wait in waits if wait is not None))
 
     async def run(self, *, at: datetime | None = None) -> Ran:
-        """Fire what is due, batch after batch, until nothing is left or somebody else is at it. `at`: for tests."""
-        await self.register(at=at)
+        """Fire what is due, and put the app's schedules on record unless that is done. `at`: for tests."""
+        total = await self._fire(at)
+        if self._declared is not None:  # after what was due by the release that is on record
+            await self.register(at=at)
+            total += await self._fire(at)
+        return total
+
+    async def _fire(self, at: datetime | None) -> Ran:
+        """Batch after batch, until nothing is left or somebody else is at it."""
         total = Ran()
         while True:
             left, ran = await self._link.run(lambda conn: self._batch(conn, at))

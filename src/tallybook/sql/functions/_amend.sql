@@ -8,7 +8,9 @@
 -- Errors: TB003 at another isolation level than READ COMMITTED, if the job stands in line.
 create or replace function tallybook._amend(p_job_id bigint, p_on_conflict text, p_args jsonb, p_priority int, p_run_at timestamptz,
   p_queued boolean default false, p_version jsonb default null)
-returns boolean language plpgsql as $$
+returns boolean language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 declare
   s record; e record;
 begin
@@ -96,7 +98,9 @@ end $$;
 -- stays on record: a worker that stops or dies between the claim and the start must not make the job run before it. The rest
 -- has been used up then, unless a producer is changing it right now: that one is for the next attempt.
 create or replace function tallybook._amended(e tallybook.entry) returns tallybook.entry
-language plpgsql as $$
+language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 declare
   a tallybook.amendment; v_free boolean; l record;
 begin
@@ -131,7 +135,9 @@ end $$;
 -- busy: a producer that relied on this job being queued, or has changed it, is still in its transaction: look again
 -- soon. Else what it was changed to, read by a newer snapshot than the probe (hence volatile).
 create or replace function tallybook._look(p_job_id bigint) returns tallybook.looked
-language plpgsql as $$
+language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 declare
   k tallybook.looked;
 begin

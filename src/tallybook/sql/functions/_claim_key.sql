@@ -6,7 +6,9 @@
 create or replace function tallybook._claim_key(p_task text, p_key text, p_job_id bigint, p_while text default 'running',
   p_on_conflict text default 'skip', p_args jsonb default null, p_priority int default null, p_run_at timestamptz default null,
   p_version jsonb default null)
-returns bigint language plpgsql as $$
+returns bigint language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 declare
   k tallybook.unique_key; v_holder bigint; v_others bigint[]; j bigint;
 begin

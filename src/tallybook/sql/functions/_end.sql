@@ -2,7 +2,9 @@
 --
 -- What every verb does first that ends an attempt other than by completing it. Null: nothing else may happen.
 create or replace function tallybook._end(p_lease uuid, p_job_id bigint, p_attempt int, p_state tallybook.ending, p_error jsonb)
-returns tallybook.entry language plpgsql as $$
+returns tallybook.entry language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 declare
   v_entry tallybook.entry; h record;
 begin

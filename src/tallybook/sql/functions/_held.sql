@@ -22,13 +22,14 @@ begin
     if c.n * 8 >= c.jobs and c.one_xid is null and c.closed = '{}' then
       return query
       select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key
-        from tallybook.entry e
+        from (select e.xid, e.seq, e.job_id, e.attempt, e.order_key from tallybook.entry e
+               where e.lane_id = c.lane_id and e.retention = c.retention
+                 and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
+                 and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
+                 and e.xid <> all (c.holes) and e.seq <> all (c.skipped)
+               order by e.xid, e.seq limit c.jobs) e  -- the limit: see leased
         join (select u.job_id, u.attempt from unnest(p_leases, p_job_ids, p_attempts) u(lease, job_id, attempt)
-               where u.lease = c.lease) f on f.job_id = e.job_id and f.attempt = e.attempt
-       where e.lane_id = c.lane_id and e.retention = c.retention
-         and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
-         and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
-         and e.xid <> all (c.holes) and e.seq <> all (c.skipped);
+               where u.lease = c.lease) f on f.job_id = e.job_id and f.attempt = e.attempt;
     else
       for f in select u.job_id, u.attempt from unnest(p_leases, p_job_ids, p_attempts) u(lease, job_id, attempt)
                 where u.lease = c.lease loop

@@ -3,7 +3,9 @@
 -- One statement, so that a job on its way from scheduled to its lane is not missed. A job that was cancelled and not
 -- taken will never start (leased looks for tombstones after the claim has committed), so it is not open.
 create or replace function tallybook._job_open(p_job_id bigint) returns boolean
-language plpgsql stable as $$
+language plpgsql stable
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 declare
   -- One's own intent proves nothing. Any other that this snapshot sees does, where it sees no claim: who claimed later
   -- looks for tombstones later still.
@@ -16,8 +18,8 @@ begin
                     and not exists (select from tallybook.tombstone t where t.job_id = w.job_id and (t.attempt = w.attempt or t.attempt < w.attempt and not t.once)
                                        and t.cancelled and t.xid is distinct from v_own))
       or exists (select from tallybook.entry e where e.job_id = p_job_id
-                    and not exists (select from tallybook.outcome o
-                                     where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq)
+                    and (select o.state from tallybook.outcome o  -- one at a time: a join may read all of the index
+                          where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq limit 1) is null
                     and (tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
                          or exists (select from tallybook.tombstone t
                                      where t.job_id = e.job_id and t.attempt = e.attempt and t.taken)

@@ -1,7 +1,9 @@
 -- _moves(job_id, attempt): how many of a job's attempts never started, because it was put aside for another worker, or
 -- was cancelled before its start and given another by a person.
 create or replace function tallybook._moves(p_job_id bigint, p_attempt int) returns int
-language plpgsql stable as $$
+language plpgsql stable
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 begin
   if p_attempt = 1 then return 0; end if;
   return (select count(*) from tallybook.entry e

@@ -10,17 +10,19 @@ begin
   return query
   select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt
     from tallybook.claim c, lateral (
-      select e.xid, e.seq, e.job_id, e.attempt from tallybook.entry e
+      (select e.xid, e.seq, e.job_id, e.attempt from tallybook.entry e
        where c.one_xid is null and c.closed = '{}' and e.lane_id = c.lane_id and e.retention = c.retention
          and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
          and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
          and e.xid <> all (c.holes) and e.seq <> all (c.skipped)
+       order by e.xid, e.seq limit c.jobs)  -- the limit: see leased
       union all
       select e.xid, e.seq, e.job_id, e.attempt
         from unnest(case when c.one_xid is not null then array[c.one_xid] else c.closed end) x(xid), tallybook.entry e
        where e.lane_id = c.lane_id and e.retention = c.retention and e.xid = x.xid
-         and case when c.one_xid is not null then e.seq = c.one_seq
-                  else (e.xid, e.seq) > (c.from_xid, c.from_seq) and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq) end
+         and e.seq > case when c.one_xid is not null then c.one_seq - 1 when x.xid = c.from_xid then c.from_seq else 0 end
+         and e.seq <= case when c.one_xid is not null then c.one_seq when x.xid = c.pos_xid then c.pos_seq else 9223372036854775807 end
+         and (c.one_xid is not null or x.xid >= c.from_xid and x.xid <= c.pos_xid)
          and e.seq <> all (c.skipped)) e
    where c.worker_id = p_worker and c.id >= p_open_from
      and not exists (select from tallybook.outcome o where o.retention = c.retention and o.entry_xid = e.xid and o.entry_seq = e.seq);

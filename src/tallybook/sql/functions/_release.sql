@@ -117,7 +117,9 @@ $$;
 
 -- _has_turn(order_key, job_id): whether it is this job's turn.
 create or replace function tallybook._has_turn(p_key text, p_job_id bigint) returns boolean
-language plpgsql stable as $$
+language plpgsql stable
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 begin
   return p_job_id = (select t.job_id from tallybook.order_turn t where t.key = p_key order by t.generation desc limit 1);
 end $$;

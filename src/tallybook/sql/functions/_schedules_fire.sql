@@ -100,13 +100,14 @@ begin
     select tallybook._put(j.job_id, s.queue, s.task, s.args, null, s.priority, null, s.max_attempts, s.headers, p_at,
                           case when s.in_line then 'schedule:' || s.name end, null,
                           coalesce(s.options, '{}') || jsonb_build_object('schedule', s.name, 'tick', j.tick))
-      from (select f.* from f where f.what = 'enqueued' order by f.job_id) j join s on s.name = j.schedule
+      from f j join s on s.name = j.schedule where j.what = 'enqueued'
   ), said as (
-    select s.name, s.next, s.due, s.problem, s.in_line, s.last_job_id, s.line, e.fired, e.skipped, e.jobs,
-           coalesce((select m.ticks from m where m.schedule = s.name), 0) as missed
-      from s, lateral (select count(*) filter (where f.what = 'enqueued') as fired, count(*) filter (where f.what = 'skipped') as skipped,
-                              array_agg(f.job_id order by f.job_id) filter (where f.what = 'enqueued') as jobs
-                         from f where f.schedule = s.name) e
+    select s.name, s.next, s.due, s.problem, s.in_line, s.last_job_id, s.line, coalesce(e.fired, 0) as fired, coalesce(e.skipped, 0) as skipped,
+           e.jobs, coalesce(m.ticks, 0) as missed
+      from s left join m on m.schedule = s.name
+      left join (select f.schedule, count(*) filter (where f.what = 'enqueued') as fired, count(*) filter (where f.what = 'skipped') as skipped,
+                        array_agg(f.job_id order by f.job_id) filter (where f.what = 'enqueued') as jobs
+                   from f group by f.schedule) e on e.schedule = s.name
   ), moved as (
     update tallybook.schedule k
        set tick = d.next, due_at = d.due, problem = d.problem, fired_count = k.fired_count + d.fired,

@@ -20,14 +20,17 @@ language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  v_parts text[]; v_tried int[] := '{}'; v record;
+  v_parts text[]; v_tried int[] := '{}'; v_lane int; v record;
 begin
   if lease is null then raise exception 'a claim needs a lease' using errcode = 'TB005'; end if;
   v_parts := tallybook._gate(worker);
   -- Said twice, after a lost connection: the answer of the first time.
-  select c.id, l.queue, c.jobs into claim_id, queue, jobs
-    from tallybook.claim c join tallybook.lane l on l.lane_id = c.lane_id where c.lease = claim.lease limit 1;
-  if found then return; end if;
+  -- Without a join: beside one, a plan that is made while the table is empty may read all of another index, for ever.
+  select c.id, c.lane_id, c.jobs into claim_id, v_lane, jobs from tallybook.claim c where c.lease = claim.lease limit 1;
+  if found then
+    select l.queue into queue from tallybook.lane l where l.lane_id = v_lane;
+    return;
+  end if;
   if not durable then perform set_config('synchronous_commit', 'off', true); end if;
   for turn in 1..8 loop
     select l.lane_id, l.retention, l.born, l.queue, n.max_jobs, e.xid into v
@@ -41,7 +44,11 @@ begin
     exit when not found;
     -- Only the first lane is waited for: two claimers that met two lanes in opposite order would deadlock.
     if turn = 1 then
-      perform pg_advisory_xact_lock(1413565441, v.lane_id);
+      -- It is tried for a while before it is waited for: handed to one that sleeps, it would be idle until that one runs.
+      for try in 1..30 loop
+        exit when pg_try_advisory_xact_lock(1413565441, v.lane_id);
+        if try < 30 then perform pg_sleep(0.001); else perform pg_advisory_xact_lock(1413565441, v.lane_id); end if;
+      end loop;
     elsif not pg_try_advisory_xact_lock(1413565441, v.lane_id) then
       v_tried := v_tried || v.lane_id;
       continue;

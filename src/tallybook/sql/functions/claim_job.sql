@@ -4,7 +4,9 @@
 -- stays where it is and skips the job when it comes by. Run it in a transaction of its own: it holds the lane's lock.
 -- False: it is not due, taken, ended, cancelled, its queue is paused, or its lane was busy for 2 s. Errors: TB002 no such job, TB003, TB006.
 create or replace function tallybook.claim_job(worker int, job_id bigint, lease uuid, at timestamptz default clock_timestamp())
-returns boolean language plpgsql set lock_timeout = '2s' as $$
+returns boolean language plpgsql
+set lock_timeout = '2s' set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 declare
   e record; h record; v_parts text[];
 begin

@@ -4,7 +4,9 @@
 -- is not committed is not seen; to wait for it, end the attempt: the second end waits for the first, and one is refused.
 -- Reads claim, entry, outcome.
 create or replace function tallybook.ended(lease uuid, job_id bigint, attempt int) returns text
-language sql stable as $$
+language sql stable
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
   select coalesce((select o.state::text from tallybook.outcome o
                     where o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq limit 1), 'running')
     from tallybook._held(array[ended.lease], array[ended.job_id], array[ended.attempt]) h

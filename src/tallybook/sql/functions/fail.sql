@@ -10,7 +10,9 @@
 -- Reads claim, entry; writes outcome, and scheduled or dead.
 create or replace function tallybook.fail(lease uuid, job_id bigint, attempt int, error jsonb, retry_in interval default null,
   max_attempts int default null, final boolean default false, at timestamptz default clock_timestamp())
-returns text language plpgsql as $$
+returns text language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 declare
   e tallybook.entry; v_held record; v_error jsonb; v_failures int;
   v_dead boolean;

@@ -11,6 +11,8 @@
 -- job: only this one of them. Of a job that is not busy nothing can change any more that a producer was told.
 -- No rows where no claim has that lease: it took nothing, or a crash of the server has taken it back.
 -- Reads claim, entry, tombstone; for jobs with a unique key amendment.
+-- The limit is what the claim has counted: a scan does not end at a row's second column, so without it each claim of a big
+-- transaction would read all of that transaction's jobs that are still to come.
 create or replace function tallybook.leased(lease uuid, job bigint default null)
 returns table (job_id bigint, attempt int, task text, args jsonb, headers jsonb, queue text, priority int, failures int, crashes int,
                max_attempts int, unique_key text, enqueued_at timestamptz, run_at timestamptz, cancelled boolean, expired boolean,
@@ -25,7 +27,10 @@ begin
   select k.* into c from tallybook.claim k where k.lease = leased.lease;
   if not found then return; end if;
   select l.queue, l.priority into v_queue, v_priority from tallybook.lane l where l.lane_id = c.lane_id;
-  if c.one_xid is not null or c.closed <> '{}' then
+  if c.one_xid is not null then  -- an interval of one
+    c.closed := array[c.one_xid]; c.from_xid := c.one_xid; c.from_seq := c.one_seq - 1; c.pos_xid := c.one_xid; c.pos_seq := c.one_seq;
+  end if;
+  if c.closed <> '{}' then
     return query
     select e.job_id, e.attempt, e.task, coalesce((e.k).args, e.args), e.headers, v_queue, v_priority, e.failures::int, e.crashes::int,
            e.max_attempts::int, e.unique_key, e.enqueued_at, e.run_at,
@@ -35,10 +40,10 @@ begin
       from (
     select e.job_id, e.attempt, e.task, e.args, e.headers, e.failures, e.crashes, e.max_attempts, e.unique_key, e.enqueued_at, e.run_at,
            e.expires_at, e.order_key, e.options, case when e.unique_key is not null then tallybook._look(e.job_id) end as k
-      from unnest(case when c.one_xid is not null then array[c.one_xid] else c.closed end) x(xid) cross join tallybook.entry e
-     where e.lane_id = c.lane_id and e.retention = c.retention and e.xid = x.xid
-       and case when c.one_xid is not null then e.seq = c.one_seq
-                else (e.xid, e.seq) > (c.from_xid, c.from_seq) and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq) end
+      from unnest(c.closed) x(xid) cross join tallybook.entry e
+     where x.xid >= c.from_xid and x.xid <= c.pos_xid and e.lane_id = c.lane_id and e.retention = c.retention and e.xid = x.xid
+       and e.seq > case when x.xid = c.from_xid then c.from_seq else 0 end
+       and e.seq <= case when x.xid = c.pos_xid then c.pos_seq else 9223372036854775807 end
        and e.seq <> all (c.skipped) and (leased.job is null or e.job_id = leased.job)
      order by e.xid, e.seq) e;
   else
@@ -56,6 +61,6 @@ begin
        and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
        and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
        and e.xid <> all (c.holes) and e.seq <> all (c.skipped) and (leased.job is null or e.job_id = leased.job)
-     order by e.xid, e.seq) e;
+     order by e.xid, e.seq limit case when leased.job is null then c.jobs else 1 end) e;
   end if;
 end $$;

@@ -3,7 +3,9 @@
 --   done  from 0 to 1, null: unknown;  message  a line for people, cut at 1,000 characters
 -- Errors: TB005. Reads claim, entry, outcome; writes progress, one row a job.
 create or replace function tallybook.progress(lease uuid, job_id bigint, attempt int, done real default null, message text default null)
-returns boolean language plpgsql as $$
+returns boolean language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 begin
   if done not between 0 and 1 then
     raise exception 'done % is out of range', done using errcode = 'TB005', hint = 'It goes from 0 to 1.';
@@ -20,7 +22,9 @@ end $$;
 -- checkpoint(lease, job_id, attempt, value): where the job's next attempt can go on, should this one not complete. False: refused.
 -- One JSON value of at most 1,000,000 bytes; the last one said counts. Read it with checkpoint_of.
 create or replace function tallybook.checkpoint(lease uuid, job_id bigint, attempt int, value jsonb)
-returns boolean language plpgsql as $$
+returns boolean language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 begin
   if pg_column_size(value) > 500000 and octet_length(value::text) > 1200000 then
     raise exception 'a checkpoint has % bytes', octet_length(value::text) using errcode = 'TB005', hint = 'At most 1,000,000 bytes fit.';
@@ -36,13 +40,17 @@ end $$;
 
 -- checkpoint_of(job_id): the last checkpoint of any of its attempts; null: none.
 create or replace function tallybook.checkpoint_of(job_id bigint) returns jsonb
-language sql stable as $$
+language sql stable
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
   select p.checkpoint from tallybook.progress p where p.job_id = checkpoint_of.job_id
 $$;
 
 -- _running(lease, job_id, attempt): whether this attempt is the lease's and has not ended.
 create or replace function tallybook._running(p_lease uuid, p_job_id bigint, p_attempt int) returns boolean
-language plpgsql as $$
+language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 begin
   return exists (select from tallybook._held(array[p_lease], array[p_job_id], array[p_attempt]) h
                   where not exists (select from tallybook.outcome o

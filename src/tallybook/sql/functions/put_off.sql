@@ -1,7 +1,9 @@
 -- put_off(lease, job_id, attempt): end an attempt that was given a later time before it started (see leased, push_run_at).
 -- Returns scheduled, available (the time has come), or refused.
 create or replace function tallybook.put_off(lease uuid, job_id bigint, attempt int, at timestamptz default clock_timestamp()) returns text
-language plpgsql as $$
+language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 declare
   v_run_at timestamptz; e tallybook.entry;
 begin
@@ -14,7 +16,9 @@ end $$;
 
 -- _moved_to(entry, run_at, at): what follows the end of an attempt that was put off.
 create or replace function tallybook._moved_to(e tallybook.entry, p_run_at timestamptz, p_at timestamptz) returns void
-language plpgsql as $$
+language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 begin
   delete from tallybook.amendment a
    where a.job_id = (select x.job_id from tallybook.amendment x
@@ -35,7 +39,7 @@ end $$;
 -- user's transaction that has cancelled the job; while that is so nothing more is moved, for lanes are locked already.
 create or replace function tallybook._apply_amendments(p_at timestamptz) returns void
 language plpgsql
-set lock_timeout = '20ms'
+set lock_timeout = '20ms' set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   a record; e tallybook.entry; v_lane record;

@@ -8,7 +8,9 @@
 -- Writes worker.
 create or replace function tallybook.renew(worker int, open_from bigint, running bigint[] default '{}',
   at timestamptz default clock_timestamp())
-returns table (job_id bigint, attempt int, reason text) language plpgsql as $$
+returns table (job_id bigint, attempt int, reason text) language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 #variable_conflict use_column
 begin
   update tallybook.worker w set seen_at = renew.at, gone_at = null, open_from = greatest(w.open_from, least(renew.open_from, (select s.last_value + s.is_called::int from tallybook.claim_id s)))

@@ -87,7 +87,9 @@ end $$;
 
 -- _behind(job_id): the next attempt of a job that is scheduled or waiting; null: it is neither.
 create or replace function tallybook._behind(p_job_id bigint) returns int
-language plpgsql stable as $$
+language plpgsql stable
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
 begin
   return coalesce((select s.attempt from tallybook.scheduled s where s.job_id = p_job_id),
                   (select w.attempt from tallybook.waiting w where w.job_id = p_job_id));

@@ -1,0 +1,196 @@
+"""How many rows the verbs read: their own, however many there are.
+
+Plans live as long as their session. One that was made while the tables were empty has to do when they are full: a table that
+was vacuumed while it was empty counts as one page with no rows, reading all of any index is as cheap to the planner as the
+right one, and a worker's session keeps what it has chosen then.
+"""
+
+from __future__ import annotations
+
+from typing import Any, LiteralString, cast
+
+import psycopg
+import pytest
+
+from tallybook._db.migrate import routines
+
+pytestmark = pytest.mark.servers
+Connection = psycopg.Connection[tuple[Any, ...]]
+CLAIMS = 1_500
+
+TABLES = """
+select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where n.nspname = 'tallybook' and c.relkind = 'r'"""
+FILL = """
+do $$
+declare
+  v_worker int := tallybook.worker_start('filler', '{q}'); v_lease uuid;
+begin
+  perform tallybook.enqueue_many(array_fill('q'::text, array[%(n)s]), array_fill('work'::text, array[%(n)s]),
+    array_fill('{}'::text, array[%(n)s]));
+  perform tallybook.enqueue('q', 'work', run_at => now() + make_interval(mins => n)) from generate_series(1, %(n)s) n;
+  commit;
+  for n in 1..%(n)s loop
+    v_lease := gen_random_uuid();
+    perform tallybook.claim(v_worker, '{q}', '{1}', v_lease);
+    commit;
+    perform tallybook.complete(v_lease, l.job_id, l.attempt) from tallybook.leased(v_lease) l where n %% 10 <> 0;
+    perform tallybook.fail(v_lease, l.job_id, l.attempt, '{}', final => true) from tallybook.leased(v_lease) l where n %% 10 = 0;
+    commit;
+  end loop;
+  perform tallybook.worker_stop(v_worker);
+end $$"""
+# Three jobs in the hands of a worker, a dead one, and nine in line.
+STAGE = """
+do $$
+declare
+  v_worker int := tallybook.worker_start('staged', '{q}'); v_lease uuid := gen_random_uuid();
+  v_over uuid := gen_random_uuid(); v_jobs bigint[];
+begin
+  perform tallybook.enqueue_many(array_fill('q'::text, '{13}'), array_fill('work'::text, '{13}'),
+    array_fill('{}'::text, '{13}'), priorities => array_fill(1, '{13}'));
+  perform tallybook.enqueue('q', 'work', unique_key => 'there');
+  perform tallybook.enqueue('q', 'work', unique_key => 'over', priority => 0);
+  commit;
+  perform tallybook.claim(v_worker, '{q}', '{1}', v_over);
+  commit;
+  perform tallybook.complete(v_over, l.job_id, 1) from tallybook.leased(v_over) l;
+  commit;
+  perform tallybook.claim(v_worker, '{q}', '{4}', v_lease);
+  commit;
+  v_jobs := array(select job_id from tallybook.leased(v_lease) order by job_id);
+  perform tallybook.fail(v_lease, v_jobs[4], 1, '{}', final => true);
+  commit;
+  drop table if exists staged;
+  create table staged as
+    select v_worker as worker, v_lease as lease, v_jobs as jobs, (select max(job_id) from tallybook.entry) as queued;
+end $$"""
+VERBS: dict[str, LiteralString] = {
+    "enqueue": "select tallybook.enqueue('q', 'work')",
+    "enqueue with a unique key": "select tallybook.enqueue('q', 'work', unique_key => 'k')",
+    "claim": "select tallybook.claim((select worker from staged), '{q}', '{2}', gen_random_uuid())",
+    "the same claim again": "select tallybook.claim((select worker from staged), '{q}', '{2}', (select lease from staged))",
+    "claim_job": "select tallybook.claim_job((select worker from staged), (select queued from staged), gen_random_uuid())",
+    "leased": "select * from tallybook.leased((select lease from staged))",
+    "complete all": "select tallybook.complete_many(array_fill(lease, '{3}'), jobs[1:3], '{1,1,1}') from staged",
+    "complete one": "select tallybook.complete(lease, jobs[1], 1) from staged",
+    "complete with a result": "select tallybook.complete_many(array[lease], jobs[1:1], '{1}', '{1}') from staged",
+    "complete what has ended": "select tallybook.complete(lease, jobs[4], 1) from staged",
+    "fail": "select tallybook.fail(lease, jobs[1], 1, '{}', '1 s') from staged",
+    "bury": "select tallybook.fail(lease, jobs[1], 1, '{}', final => true) from staged",
+    "snooze": "select tallybook.snooze(lease, jobs[1], 1, '1 min') from staged",
+    "cancel what runs": "select tallybook.cancel(jobs[1]) from staged",
+    "cancel what is queued": "select tallybook.cancel(queued) from staged",
+    "renew": "select tallybook.renew(worker, 1) from staged",
+    "enqueue what is there": "select tallybook.enqueue('q', 'work', unique_key => 'there')",
+    "change what is there": "select tallybook.enqueue('q', 'work', unique_key => 'there', on_conflict => 'replace_args')",
+    "take a key again": "select tallybook.enqueue('q', 'work', unique_key => 'over')",
+    "crash": "select tallybook.crash(lease, jobs[1], 1, '{}') from staged",
+    "put back": "select tallybook.put_back(lease, jobs[1], 1, '1 s') from staged",
+    "move": "select tallybook.move(lease, jobs[1], 1) from staged",
+    "cancelled": "select tallybook.cancelled(lease, jobs[1], 1) from staged",
+    "ended": "select tallybook.ended(lease, jobs[1], 1) from staged",
+    "result": "select * from tallybook.result((select jobs[1] from staged))",
+    "promote": "select tallybook.promote(10)",
+    "rescue": "select tallybook.rescue()",
+    "retry": "select tallybook.retry(jobs[4]) from staged",
+    "the view": "select * from tallybook.job where id = (select queued from staged)",
+    "the attempts": "select * from tallybook.attempt where job_id = (select queued from staged)",
+}
+
+
+READ: LiteralString = """
+select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0)::bigint from pg_class c
+  join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'tallybook' and c.relkind in ('i', 'r')"""
+
+
+def _counted(conn: Connection) -> int:
+    row = conn.execute(READ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _read(conn: Connection, query: LiteralString) -> int:
+    """How many rows and index entries a statement reads at its second run; its effects are rolled back."""
+    found = 0
+    for _ in range(2):
+        with conn.transaction(force_rollback=True):
+            before = _counted(conn)  # what was not reported yet is of the statement before it
+            conn.execute(query)
+            found = _counted(conn) - before
+    return found
+
+
+def test_a_plan_from_an_empty_table_does_when_it_is_full(db: Connection, connect: Any) -> None:
+    """S3-20: no verb reads more in a session whose plans are from the empty tables than in one that has just come."""
+    for (table,) in db.execute(TABLES).fetchall():
+        db.execute(f"vacuum (analyze) {table}".encode())
+    old = connect()
+    old.execute(STAGE)
+    for query in VERBS.values():  # its plans are made here
+        _read(old, query)
+    db.execute(FILL.replace("%(n)s", str(CLAIMS)).replace("%%", "%"))
+    db.execute(STAGE)
+    new = connect()
+    more = {}
+    for verb, query in VERBS.items():
+        before, now = _read(new, query), _read(old, query)
+        if now > 1.5 * before + 50:
+            more[verb] = (now, before)
+    assert more == {}
+
+
+ENQUEUE_BIG: LiteralString = """
+select tallybook.enqueue_many(array_fill('q'::text, '{20000}'), array_fill('work'::text, '{20000}'),
+                              array_fill('{}'::text, '{20000}'))"""
+MOST = 90  # pages; all that is to come are 100 more
+OF_TEN: dict[str, LiteralString] = {
+    "leased": "select * from tallybook.leased((select lease from ten limit 1))",
+    "complete": "select tallybook.complete_many(array_agg(lease), array_agg(job_id), array_agg(attempt)) from ten",
+    "rescue": "select tallybook._open_attempts((select worker from ten limit 1), 0)",
+}
+
+
+def _pages(conn: Connection, query: LiteralString) -> int:
+    """How many pages a statement touches at its second run; its effects are rolled back."""
+    found = 0
+    for _ in range(2):
+        with conn.transaction(force_rollback=True):
+            row = conn.execute("explain (analyze, buffers, format json) " + query).fetchone()
+        assert row is not None
+        plan = row[0][0]["Plan"]
+        found = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    return found
+
+
+def _claim_ten(db: Connection) -> None:
+    db.execute("create table ten as select tallybook.worker_start('w', '{q}') as worker, gen_random_uuid() as lease")
+    db.execute("select tallybook.claim(worker, '{q}', '{10}', lease) from ten")
+    db.execute("""
+    create table more as select t.worker, t.lease, l.job_id, l.attempt from ten t, tallybook.leased(t.lease) l;
+    drop table ten; alter table more rename to ten""")
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in the window", "committed late"])
+def test_ten_jobs_of_a_big_transaction_are_all_that_is_read(db: Connection, connect: Any, late: bool) -> None:
+    """S3-19: who claims ten of the 20,000 jobs of one transaction reads, ends and rescues ten, not all that are to come."""
+    business = connect(autocommit=False)
+    business.execute(ENQUEUE_BIG)
+    if late:  # a window is opened while it is running: it is a hole, and drained as one that has closed
+        db.execute("select tallybook.enqueue('q', 'work')")
+        db.execute("select tallybook.claim(tallybook.worker_start('other', '{q}'), '{q}', '{10}', gen_random_uuid())")
+    business.commit()
+    _claim_ten(db)
+    assert db.execute("select count(*) from ten").fetchone() == (10,)
+    assert {verb: n for verb, query in OF_TEN.items() if (n := _pages(db, query)) > MOST} == {}
+
+
+def test_control_without_the_limit_all_jobs_of_a_transaction_are_read(db: Connection) -> None:
+    """Control: an index scan does not end at the second column of a row; what the claim has counted ends it."""
+    text = dict(routines())["functions/leased.sql"]
+    limit = "limit case when leased.job is null then c.jobs else 1 end"
+    assert limit in text
+    db.execute(ENQUEUE_BIG)
+    db.execute(cast("LiteralString", text.replace(limit, "")))
+    _claim_ten(db)
+    assert _pages(db, OF_TEN["leased"]) > MOST
