@@ -7,7 +7,20 @@ import sys
 
 from bench.figures import SCALE, say
 
-NAMES = ("cost", "enqueue", "drain", "claimers", "latency", "pinned", "idle", "outage", "poison", "rescue", "schedule", "query")
+NAMES = (
+    "cost",
+    "enqueue",
+    "drain",
+    "claimers",
+    "latency",
+    "pinned",
+    "idle",
+    "outage",
+    "poison",
+    "rescue",
+    "schedule",
+    "query",
+)
 _WITH_PEERS = ("drain", "latency")
 
 

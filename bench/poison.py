@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 from bench import zoo
-from bench.figures import SCALE, Figure, at_most, say
+from bench.figures import SCALE, Figure, at_most, median, say
 from bench.processes import Process
 from bench.server import database, load, server
 
@@ -100,8 +100,10 @@ def run() -> None:
     at_most("poison", "others_not_completed", float(undone), "jobs", 0, shown).show()
     ends = f"each failed {zoo.ATTEMPTS} times, then dead"
     at_most("poison", "poisoned_not_dead", float(bad - states.get("true dead", 0)), "jobs", 0, ends).show()
-    shown = f"{warm.mib:.1f} MiB after round {_WARM}, {last.mib:.1f} after round {_ROUNDS}"
-    at_most("poison", "memory_last_to_warm", last.mib / warm.mib, "ratio", 1.05, shown).show()
+    # Medians of three rounds: one of the poisoned raises 5 MB of text, which is still there at a look or is not.
+    early, late = (median([u.mib for u in some]) for some in (used[_WARM - 1 : _WARM + 2], used[-3:]))
+    shown = f"{early:.1f} MiB after rounds {_WARM} to {_WARM + 2}, {late:.1f} after the last three"
+    at_most("poison", "memory_last_to_warm", late / early, "ratio", 1.05, shown).show()
     shown = f"{warm.threads} after round {_WARM}, {last.threads} after round {_ROUNDS}"
     at_most("poison", "threads_more", float(last.threads - warm.threads), "threads", 0, shown).show()
     shown = f"{warm.files} after round {_WARM}, {last.files} after round {_ROUNDS}"

@@ -26,6 +26,7 @@ from tallybook._model.durations import parse_duration
 from tallybook._task import Task
 from tallybook._worker.settings import SLOTS, WorkerSettings
 from tallybook.errors import TallybookError
+from tallybook.testing import travel
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -218,6 +219,50 @@ def test_the_tutorials_files_run(tmp_path: Path, dsn: str, db: Any) -> None:
     db.execute("update tallybook.scheduled set run_at = clock_timestamp() where failures = 1")
     assert "welcome, user 2 (de)" in python(tmp_path, dsn, "-c", DRAIN)
     assert db.execute(jobs).fetchall() == [("2", "completed", 2), ("2", "scheduled", 0)]
+
+
+def test_the_files_of_the_subjects_page_run(tmp_path: Path, dsn: str, db: Any) -> None:
+    """S3-02 S3-13 S3-39 S3-40: docs/subjects.md as written: pushed once, run, in bulk, ended in each way, forwarded, upgraded."""
+    files = ["app.py", "push.py", "bulk.py", "crawl.py", "forward.py", "app2.py", "status.py"]
+    assert project(tmp_path, "docs/subjects.md") == files
+    (printed,) = blocks(ROOT / "docs/subjects.md", "text")
+    assert python(tmp_path, dsn, "push.py") == printed
+    assert "price of asset 41\nprice of asset 42\n" in python(tmp_path, dsn, "-c", DRAIN)
+    assert python(tmp_path, dsn, "bulk.py").splitlines() == [
+        "asset:41 updated True True", "asset:42 updated True True", "asset:43 created False True",
+    ]  # fmt: skip
+
+    python(tmp_path, dsn, "crawl.py")
+    python(tmp_path, dsn, "forward.py")
+    assert "has 1024 bytes" in python(tmp_path, dsn, "-c", f"import crawl, forward; {DRAIN}; drain(app)")
+    crawled = "select subject, state, args -> 'seen', failures from tallybook.subject where task = 'crawl' order by 1"
+    assert db.execute(crawled).fetchall() == [
+        ("https://a.example", "planned", 1, 0), ("https://c.example", "planned", None, 1), ("https://d.example", "killed", None, 0),
+    ]  # fmt: skip
+    assert python(tmp_path, dsn, "status.py") == "completed 1 0 {'url': 'https://example.org', 'size': 1024}\n"
+
+    travel(dsn, timedelta(hours=1))
+    python(tmp_path, dsn, "-c", DRAIN.replace("from app", "from app2"))
+    rows = db.execute("select distinct s.args -> 'currency', j.options -> 'version' from tallybook.subject s"
+                      " join tallybook.job j on j.id = s.job_id where s.task = 'refresh'")  # fmt: skip
+    assert rows.fetchall() == [("EUR", 2)]
+
+
+def test_the_sql_page_ends_subjects_as_it_says(db: Any) -> None:
+    """S3-07 S3-28 S3-29: after docs/sql.md each subject is what its verb has made of it."""
+    for block in blocks(ROOT / "docs/sql.md", "sql"):
+        for statement in statements(block):
+            db.execute(statement)
+    found = db.execute(
+        "select subject, state, iterations, failures, args -> 'etag' from tallybook.subject where task = 'crawl'"
+    )
+    known = {row[0]: row[1:] for row in found.fetchall()}
+    (appended,) = [known.pop(name) for name in list(known) if not name.endswith(".example")]
+    assert appended == ("completed", 1, 0, None)
+    assert known == {
+        "a.example": ("planned", 1, 0, "x7"),
+        "e.example": ("planned", 0, 1, None),
+    }  # d.example is forgotten
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from typing import Any
 import psycopg
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from tallybook import App, Constant, Context, Job, JobCall, Task
+from tallybook import App, Constant, Context, Drop, Job, JobCall, Reschedule
+from tallybook import Subject, SubjectCall, SubjectInfo, SubjectReport, Task
 
 app = App("shop", dsn="host=db")
 
@@ -82,6 +83,25 @@ async def use(conn: object, ctx: Context) -> None:
     known: dict[str, Task[..., Any]] = app.tasks
     one: Task[..., Any] = report
     ids: list[int] = [job.id for job in jobs]
+
+@app.task
+async def refresh(ctx: Context, asset_id: int, *, page: int = 0) -> Reschedule | Drop | None:
+    of: Subject | None = ctx.subject
+    if of is None or of.iterations > 9:
+        return Drop()
+    return Reschedule("+1 week", args={"asset_id": asset_id, "page": page + 1})
+
+async def use_subjects(conn: object) -> None:
+    one = refresh.subject("asset:42")
+    report: SubjectReport = await one.push(conn, 42, page=1)
+    report = one.push_sync(conn, asset_id=42)
+    report = await refresh.with_(delay="5 min").subject("asset:42").upsert(conn, 42)
+    report = await refresh.append(conn, 42)
+    report = pay.subject("invoice:42").push_sync(conn, 42, note="x")
+    call: SubjectCall = one.job(42)
+    reports: list[SubjectReport] = await app.upsert_many(conn, [call, charge.subject("x").job(7)])
+    info: SubjectInfo | None = one.get_sync(conn)
+    forgotten: str = await one.forget(conn)
 """
 
 WRONG = """
@@ -105,6 +125,15 @@ pay.job("42")  # an atomic task's arguments are checked as well
 book.job(object(), 42)  # neither its transaction nor its Context is an argument
 pay(object(), 42)  # a direct call needs a transaction of the right kind
 app.task(atomic=3)  # neither True nor an alias
+refresh.subject(42)  # a name is a text
+refresh.subject("a").push_sync(app, "42")  # wrong type
+refresh.subject("a").upsert_sync(app)  # missing
+refresh.subject("a").job(42, colour="red")  # unknown argument
+refresh.with_(priority=1).subject("a").push_sync(app, "42")  # wrong type behind with_
+refresh.append_sync(app, "42")  # wrong type
+app.upsert_many_sync(app, [refresh.job(42)])  # a job is no subject
+Reschedule(60)  # a bare number
+Reschedule("+1 week", args=[1])  # args go by name
 """
 
 

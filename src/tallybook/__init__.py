@@ -5,6 +5,8 @@ from tallybook._db.schedules import Fire, Fired, ScheduleInfo
 from tallybook._model.backoff import Constant, Exponential, Linear
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
+from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectReport
+from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
 from tallybook._task import Task
 from tallybook._worker.context import Context
 
@@ -14,20 +16,29 @@ __all__ = [
     "App",
     "Cancel",
     "Cancelled",
+    "Complete",
     "Constant",
     "Context",
     "Dead",
     "DeadLetter",
+    "Drop",
     "Exponential",
     "Fire",
     "Fired",
     "Job",
     "JobCall",
     "JobInfo",
+    "Kill",
     "Linear",
+    "Reject",
+    "Reschedule",
     "Retried",
     "ScheduleInfo",
     "Snooze",
+    "Subject",
+    "SubjectCall",
+    "SubjectInfo",
+    "SubjectReport",
     "Task",
     "__version__",
 ]

@@ -24,6 +24,7 @@ from tallybook._model.options import Options, check_name
 from tallybook._model.schedule import Timing
 from tallybook._operations import Operations
 from tallybook._schedules import Declared, Schedules
+from tallybook._subject import SubjectVerbs
 from tallybook._task import AtomicContextTask, AtomicTask, ContextTask, Task, run, run_sync
 from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
 
@@ -57,7 +58,7 @@ class _AtomicDecorator(Protocol):
     def __call__(self, fn: Callable[Concatenate[Tx, P], R], /) -> AtomicTask[Tx, P, R]: ...
 
 
-class App(Operations, Schedules, Source):
+class App(SubjectVerbs, Operations, Schedules, Source):
     """The tasks of one program under one name. No connection, no work at import.
 
     `dsn` is used where no connection is at hand; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.

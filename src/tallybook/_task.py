@@ -20,10 +20,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
-from tallybook._db import aio, calls, sync
-from tallybook._db.calls import Call
+from tallybook._db import calls
 from tallybook._db.kinds import transaction_kind
-from tallybook._db.source import Source
 from tallybook._model.backoff import DEFAULT, Backoff, Retry, as_policy
 from tallybook._model.contract import Contract, Upgrade
 from tallybook._model.execution import PLAIN, Execution
@@ -34,6 +32,8 @@ from tallybook._model.options import Options, Unique, check_name
 from tallybook._model.payload import compile_decoder, encode
 from tallybook._model.plain import Unfit
 from tallybook._model.signature import ArgsModel
+from tallybook._run import run, run_sync
+from tallybook._subject import HasSubjects
 from tallybook.errors import ConfigError, PayloadError, SignatureError
 
 if TYPE_CHECKING:
@@ -45,23 +45,12 @@ __all__ = ["AtomicContextTask", "AtomicTask", "BoundTask", "ContextTask", "Task"
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-T = TypeVar("T")
 U = TypeVar("U", bound=Upgrade)
 OnConflict = Literal["skip", "raise", "replace_args", "raise_priority", "push_run_at"]
 Tx = TypeVar("Tx")
 
 
-async def run(conn: object, call: Call[T]) -> T:
-    """The result of `call` on the caller's connection, or on one of the App's own."""
-    return await (conn._run(call) if isinstance(conn, Source) else aio.run(conn, call))
-
-
-def run_sync(conn: object, call: Call[T]) -> T:
-    """The same on a synchronous connection."""
-    return conn._run_sync(call) if isinstance(conn, Source) else sync.run(conn, call)
-
-
-class Task(Generic[P, R_co]):
+class Task(HasSubjects[P], Generic[P, R_co]):
     """A function that jobs run, made by `@app.task`. Calling it calls the function, nothing else.
 
     `name` is in every row of its jobs and is the contract with SQL producers and with older releases of the program.
@@ -286,19 +275,22 @@ class Task(Generic[P, R_co]):
         """Describe the jobs of a query, whose rows have their args and keys."""
         return self._bound.job_of_rows()
 
+    def _with_options(self) -> BoundTask[P]:
+        return self._bound
+
     def __repr__(self) -> str:
         return f"<Task {self.name} of {self.app.name}>"
 
 
-class BoundTask(Generic[P]):
+class BoundTask(HasSubjects[P]):
     """A task with options for its next jobs, made by `task.with_(...)`; it can be kept and used many times."""
 
-    __slots__ = ("_app", "_args", "_keyed", "_name", "options")
+    __slots__ = ("_app", "_args", "_keyed", "name", "options")
 
     def __init__(self, owner: Task[P, Any], options: Options) -> None:
         self.options = options
         self._app = owner.app
-        self._name = owner.name
+        self.name = owner.name
         self._args = owner.args
         self._keyed = options.unique is not None and options.unique is not False
 
@@ -315,8 +307,11 @@ class BoundTask(Generic[P]):
         if isinstance(self.options.retry, str):
             self._app.policy(self.options.retry)  # a slip of the pen is found here, not when the job fails
         bound = self._args.bind(args, kwargs)
-        text = encode(bound, task=self._name)
-        return JobCall(self._name, text, self._key(text) if self._keyed else None, self.options)
+        text = encode(bound, task=self.name)
+        return JobCall(self.name, text, self._key(text) if self._keyed else None, self.options)
+
+    def _with_options(self) -> BoundTask[P]:
+        return self
 
     def job_of_rows(self) -> JobCall:
         """Describe the jobs of a query, whose rows have their args and keys. ConfigError for an option that they cannot have."""
@@ -325,7 +320,7 @@ class BoundTask(Generic[P]):
         if self._keyed:
             hint = "Write task.with_(unique=False), and give the query a column key"
             raise ConfigError("unique", self.options.unique, "the rows of the query say the keys", hint=hint)
-        return JobCall(self._name, "{}", None, self.options)
+        return JobCall(self.name, "{}", None, self.options)
 
     def _key(self, text: str) -> str:
         unique = self.options.unique
@@ -342,11 +337,11 @@ class BoundTask(Generic[P]):
         for name in names:
             if name not in self._args.names:
                 known = ", ".join(sorted(self._args.names)) or "none"
-                reason = f"task {self._name!r} has no argument {name!r}"
+                reason = f"task {self.name!r} has no argument {name!r}"
                 raise ConfigError("unique", names, reason, hint=f"It has {known}")
 
     def __repr__(self) -> str:
-        return f"<Task {self._name} with {self.options}>"
+        return f"<Task {self.name} with {self.options}>"
 
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@
     │   └── ExpressionError              a cron expression cannot be read
     ├── InvalidArgument (ValueError)     TB005: the server refused an argument of a verb
     ├── NotSupported                     this combination is not offered
+    ├── NotASubject                      an ordinary job was ended as only a subject can be
     ├── ConnectionNotSupported (TypeError)  the object passed as connection is none that Tallybook can use
     ├── WrongIsolationLevel              TB003: the caller's transaction has an isolation level that the verb refuses
     ├── DuplicateTask                    two functions under one task name or alias
@@ -55,6 +56,7 @@ __all__ = [
     "JobDied",
     "KeyTaken",
     "LeaseLost",
+    "NotASubject",
     "NotSupported",
     "PayloadError",
     "QueueUnavailable",
@@ -199,6 +201,23 @@ class NotSupported(TallybookError):
     def __init__(self, what: str, *, hint: str | None = None) -> None:
         super().__init__(f"{what} is not supported", hint=hint)
         self.what = what
+
+
+class NotASubject(TallybookError):
+    """A handler ended an ordinary job as only a subject can be: by Reschedule, Drop, or new args. `job` is its id.
+
+    Not retried: its work is done, and another attempt would end in the same way. The job is dead.
+    """
+
+    no_retry = True
+    job: int | None = None
+
+    def __init__(self, job: int, outcome: str) -> None:
+        hint = (
+            "Make it one with `task.subject(name).push(...)`, or return Snooze(...) to run an ordinary job again later"
+        )
+        super().__init__(f"job {job} is no subject, so it cannot end with {outcome}", hint=hint)
+        self.job = job
 
 
 class ConnectionNotSupported(TallybookError, TypeError):

@@ -36,6 +36,7 @@ EXAMPLES = [
     errors.JobDied(7, "ValueError", "no such user"),
     errors.JobCancelled(7, "the order was withdrawn"),
     errors.CommitUnknown("enqueue", "db:5432"),
+    errors.NotASubject(7, "Reschedule"),
 ]
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from support.waiting import wait_until
 from support.worker_process import QUICK, ROOT
-from tallybook import App, Cancel, Constant, Context, Dead, Snooze
+from tallybook import App, Cancel, Complete, Constant, Context, Dead, Drop, Kill, Reject, Reschedule, Snooze
 from tallybook.errors import ConfigError
 
 app = App("zoo")
@@ -215,6 +215,27 @@ def says(outcome: str) -> Any:
         case "dead":
             raise Dead("for good")
     return object()
+
+
+@app.task(process=True, retry=LATER)
+def iterates(ctx: Context, kind: str, seen: str = "") -> Any:
+    """Ends its iteration as it is told to."""
+    assert ctx.subject is not None
+    told = f"{ctx.subject.name} {ctx.subject.iterations}"
+    match kind:
+        case "reschedule":
+            raise Reschedule("+1 week", args={"kind": kind, "seen": told})
+        case "complete":
+            return Complete(args={"kind": kind, "seen": "x"})
+        case "drop":
+            return Drop()
+        case "kill":
+            return Kill("no")
+        case "reject":
+            return Reject("no", {"code": 502}, ref_id="r1", retry_in="1 hour")
+        case "misfit":
+            return Reschedule("+1 week", args={"colour": "red"})
+    return Reschedule("+1 week", args={"kind": object()})
 
 
 # In the worker's own process.

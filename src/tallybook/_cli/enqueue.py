@@ -19,7 +19,7 @@ from tallybook._model.job import JobCall
 from tallybook._model.options import Options, check_name
 from tallybook._model.payload import encode
 
-__all__ = ["enqueue"]
+__all__ = ["INSTANT", "args_text", "enqueue", "unserved"]
 
 
 class _Instant(click.ParamType[datetime]):
@@ -38,12 +38,15 @@ class _Instant(click.ParamType[datetime]):
         return at
 
 
+INSTANT = _Instant()
+
+
 @click.command()
 @click.argument("queue")
 @click.argument("task")
 @click.argument("args", metavar="[ARGS_JSON]", default="{}")
 @dsn_option
-@click.option("--run-at", type=_Instant(), metavar="INSTANT", help="Not before, like 2026-01-31T09:00:00+01:00.")
+@click.option("--run-at", type=INSTANT, metavar="INSTANT", help="Not before, like 2026-01-31T09:00:00+01:00.")
 @click.option("--delay", type=DURATION, metavar="DURATION", help='Not before so long from now, like "5 min".')
 @click.option("--priority", type=click.IntRange(0, 32767), help="Lower runs first. [2]")
 @click.option("--unique", metavar="KEY", help="At most one live job of this task has this key.")
@@ -73,10 +76,10 @@ def enqueue(
     }  # fmt: skip
     options = Options().replaced(given)
     check_name("task", task, 200)
-    text = encode(_object(sys.stdin.read() if args == "-" else args), task=task)
+    text = args_text(args, task)
     with connect(dsn) as conn:
         job = sync.run(conn, calls.enqueue(JobCall(task, text, unique, options)))
-        unknown = _unserved(conn, queue, task)
+        unknown = unserved(conn, queue, task)
     if as_json:
         print_json(json.dumps({"id": job.id, "created": job.created}))
     elif job.created:
@@ -85,6 +88,11 @@ def enqueue(
         click.echo(f"nothing enqueued: job {job.id} has the unique key {clean(unique)!r}")
     if unknown:
         click.echo(f"tallybook: note: {unknown}", err=True)
+
+
+def args_text(args: str, task: str) -> str:
+    """ARGS_JSON as it is stored; "-" is read from stdin. A Problem shows what is wrong with it."""
+    return encode(_object(sys.stdin.read() if args == "-" else args), task=task)
 
 
 def _object(text: str) -> Mapping[str, Any]:
@@ -137,7 +145,7 @@ def _bad_json(text: str, error: json.JSONDecodeError) -> Problem:
     return _wrong(f"ARGS_JSON is no JSON: {reason} at {where}{shown}", hint)
 
 
-def _unserved(conn: Conn, queue: str, task: str) -> str | None:
+def unserved(conn: Conn, queue: str, task: str) -> str | None:
     """What keeps the job from running for now, if workers are there and none of them fits."""
     rows = conn.execute("select w.queues, w.tasks from tallybook.worker w where w.ended_at is null").fetchall()
     if not rows or any(queue in queues and task in tasks for queues, tasks in rows):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from tallybook._db.calls import Call
 
-__all__ = ["atomic_cancelled", "atomic_complete", "atomic_dead", "atomic_snooze", "complete"]
+__all__ = ["atomic_cancelled", "atomic_complete", "atomic_dead", "atomic_fail", "atomic_snooze", "complete"]
 
 Attempt = tuple[str, int, int]
 """Lease, job, attempt: what every end names."""
@@ -41,6 +43,14 @@ select case when not tallybook._atomic() then 'left'
     cast(cast(%(attempt)s as text) as int), cast(cast(%(error)s as text) as jsonb), final => true) end"""
 
 
+_ATOMIC_FAIL = """\
+select case when not tallybook._atomic() then 'left'
+  else tallybook.fail(cast(cast(%(lease)s as text) as uuid), cast(cast(%(job_id)s as text) as bigint),
+    cast(cast(%(attempt)s as text) as int), cast(cast(%(error)s as text) as jsonb),
+    retry_in => cast(cast(%(retry_in)s as text) as interval), max_attempts => cast(cast(%(limit)s as text) as int),
+    final => cast(cast(%(final)s as text) as boolean)) end"""
+
+
 def _params(attempt: Attempt) -> dict[str, str | None]:
     lease, job_id, number = attempt
     return {"lease": lease, "job_id": str(job_id), "attempt": str(number)}
@@ -71,3 +81,16 @@ def atomic_cancelled(attempt: Attempt, reason: str | None) -> Call[str]:
 def atomic_dead(attempt: Attempt, error: str) -> Call[str]:
     """Give the job up, with an error as JSON text: dead, refused or left."""
     return Call("fail", _ATOMIC_DEAD, {**_params(attempt), "error": error}, str)
+
+
+def atomic_fail(
+    attempt: Attempt, error: str, retry_in: timedelta | None, limit: int | None, *, final: bool
+) -> Call[str]:
+    """End the attempt as failed, its writes committed: scheduled, available, dead, refused or left."""
+    more = {
+        "error": error,
+        "retry_in": None if retry_in is None else f"{retry_in.total_seconds():.6f} s",
+        "limit": None if limit is None else str(limit),
+        "final": str(final).lower(),
+    }
+    return Call("fail", _ATOMIC_FAIL, {**_params(attempt), **more}, str)

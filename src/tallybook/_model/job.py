@@ -83,6 +83,8 @@ class JobInfo:
     progress_message: str | None = None
     options: dict[str, Any] | None = None
     """Rarely used settings of this one job."""
+    subject: str | None = None
+    """The name of the subject whose job it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

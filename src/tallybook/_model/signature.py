@@ -135,6 +135,14 @@ class ArgsModel:
                 return bound
         raise SignatureError(self.task, self._misfit(args, kwargs))
 
+    def bind_named(self, args: Mapping[str, object]) -> dict[str, object]:
+        """The args of a call that names all of them, positional-only ones too. SignatureError as in `bind`."""
+        first = [p.name for p in self._plan.only_position]
+        given = [name for name in first if name in args]
+        if given != first[: len(given)]:  # by position none can be left out before another
+            return self.bind((), args)
+        return self.bind([args[name] for name in given], {n: args[n] for n in args if n not in given})
+
     def load(self, args: object) -> tuple[list[object], dict[str, object]]:
         """Stored args as (positional, named), converted as annotated, to call the handler with after its specials.
 

@@ -41,8 +41,11 @@ from tallybook._db.transactions import (
 )
 from tallybook._model.failure import safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
+from tallybook._model.subject_outcome import Reject, SubjectOutcome
 from tallybook._worker.deadline import Leavable
 from tallybook._worker.jobs import Running
+from tallybook._worker.retrying import after_rejection
+from tallybook._worker.subjects import end_of, rejection
 from tallybook.errors import LeaseLost, QueueUnavailable, SignatureError, TransactionError
 
 if TYPE_CHECKING:
@@ -324,8 +327,24 @@ def _end(job: Running, known: Task[Any, Any], value: Any) -> tuple[str, Call[str
             message = safe_text(value.reason, 4000) or "its handler gave it up"
             error = {"type": "Dead", "message": message, "worker": job.worker_name}
             return "fail", ends.atomic_dead(attempt, json.dumps(error)), None
+        case SubjectOutcome():
+            return _end_of_subject(job, known, value)
         case _:
             raise TypeError(f"{type(value).__name__} is none of Snooze, Cancel, Dead")
+
+
+def _end_of_subject(
+    job: Running, known: Task[Any, Any], outcome: SubjectOutcome
+) -> tuple[str, Call[str], timedelta | None]:
+    attempt = (job.lease.lease, job.job_id, job.attempt)
+    if isinstance(outcome, Reject):
+        then = after_rejection(job, known, outcome)
+        error = json.dumps(rejection(job, known, outcome))
+        return "fail", ends.atomic_fail(attempt, error, then.delay, known.max_attempts, final=then.final), then.delay
+    end = end_of(job, known, outcome)
+    if end is None or isinstance(end, Dead):
+        return _end(job, known, end)
+    return end.verb, end.atomic(attempt), end.wake_in
 
 
 def _checked(said: str, job: Running, known: Task[Any, Any]) -> str:

@@ -42,12 +42,14 @@ from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._model.payload import encode
 from tallybook._model.retry_after import retry_after
 from tallybook._model.signature import ArgsModel
+from tallybook._model.subject_outcome import SubjectOutcome
 from tallybook._worker import children, logs
 from tallybook._worker.context import Context, current_job
 from tallybook._worker.deadline import Guard
 from tallybook._worker.frames import pack, receive
 from tallybook._worker.jobs import Lease, Running
 from tallybook._worker.retrying import after_failure
+from tallybook._worker.subject_frames import to_frame
 from tallybook._worker.verbs import Verbs
 from tallybook.errors import PayloadError
 
@@ -196,7 +198,10 @@ class _Child:
         finally:
             _limit_memory(None)
             self._running = None
-        return {"kind": "ended", **_ended(value, message["task"])}
+        try:
+            return {"kind": "ended", **_ended(value, message["task"])}
+        except PayloadError as error:  # the new args of a subject
+            return {"kind": "failed", **_described(error, message), **_then(error, running, found)}
 
 
 def _call(function: Callable[..., Any], positional: list[Any], named: dict[str, Any]) -> Any:
@@ -216,6 +221,8 @@ def _ended(value: Any, task: str) -> dict[str, Any]:
             return {"cancel": safe_text(value.reason)}
         case Dead():
             return {"dead": safe_text(value.reason)}
+        case SubjectOutcome():
+            return {"subject": to_frame(value, task)}
     try:
         return {"value": None if value is None else encode(value, task=task, what="result")}
     except PayloadError as error:

@@ -29,6 +29,7 @@ from tallybook._worker import frames, logs
 from tallybook._worker.deadline import deadline_passed
 from tallybook._worker.jobs import Running
 from tallybook._worker.retrying import Next
+from tallybook._worker.subject_frames import from_frame
 from tallybook._worker.supervisor import how
 from tallybook._worker.verbs import Verbs
 from tallybook.errors import ConfigError, LeaseLost
@@ -381,6 +382,8 @@ def _value(answer: dict[str, Any]) -> Any:
         outcome = Cancel(answer["cancel"])
     elif "dead" in answer:
         outcome = Dead(answer["dead"])
+    elif "subject" in answer:
+        outcome = from_frame(answer["subject"])
     else:
         return ChildResult(answer["value"])
     return outcome

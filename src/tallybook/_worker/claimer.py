@@ -32,7 +32,8 @@ _STATEMENTS = {
     "leased": (
         "select job_id, attempt, task, args::text, headers::text, failures, crashes, max_attempts,"
         " nullif(cancelled::int + 2 * coalesce(expired::int, 0) + 4 * coalesce(put_off::int, 0) + 8 * coalesce(busy::int, 0), 0),"
-        " order_key, options::text from tallybook.leased($1::uuid, $2::bigint)"
+        " order_key, case when options ? 'subject' then options || jsonb_build_object('subject_name', unique_key)"
+        " else options end::text from tallybook.leased($1::uuid, $2::bigint)"
     ),
     "turn": "select ready, busy from tallybook.turn($1::uuid[], $2::bigint[], $3::int[], $4::boolean)",
 }

@@ -14,6 +14,7 @@ from tallybook._db import aio, sync
 from tallybook._db.calls import Call, instant
 from tallybook._db.ends import complete
 from tallybook._model.payload import encode
+from tallybook._model.subject import Subject, subject_of
 from tallybook.errors import LeaseLost, NotSupported
 
 if TYPE_CHECKING:
@@ -135,6 +136,11 @@ class Context:
     def worker(self) -> str:
         """The name of the worker that runs the job."""
         return self._job().worker_name
+
+    @property
+    def subject(self) -> Subject | None:
+        """The name of the subject that this job is, and its iterations before this one; None: an ordinary job."""
+        return subject_of(self._job().options)
 
     @property
     def cancelled(self) -> bool:

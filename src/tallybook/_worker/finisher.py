@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 
 from tallybook._db.link import Link
+from tallybook._db.subject_ends import SubjectEnd
 from tallybook._worker.jobs import Book, Running
 from tallybook._worker.settle import End, Settler
 from tallybook.errors import QueueUnavailable
@@ -111,6 +112,10 @@ class Finisher:
     def put_off(self, running: Running) -> None:
         """It was given a later time before it started."""
         self._end(running, "put_off", _PUT_OFF, (), timedelta(0))
+
+    def iterated(self, running: Running, end: SubjectEnd) -> None:
+        """An iteration of a subject is over."""
+        self._end(running, end.verb, end.sql, end.values, end.wake_in)
 
     def move(self, running: Running) -> None:
         """Put aside: this worker does not know the task."""
@@ -211,7 +216,7 @@ class Finisher:
         if said == "refused":
             self._refused(job_id, verb)
             return
-        self.counts[said] += 1
+        self.counts["completed" if said == "dropped" else said] += 1
         if wake_in is not None and said == "scheduled":
             self._on_scheduled(wake_in)
 

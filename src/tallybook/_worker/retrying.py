@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from tallybook._model.backoff import Backoff, delay_after, from_json
 from tallybook._model.no_retry import is_final
 from tallybook._model.retry_after import retry_after
+from tallybook._model.subject_outcome import Reject
 from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
     from tallybook._app import Task
     from tallybook._worker.jobs import Running
 
-__all__ = ["Next", "after_failure"]
+__all__ = ["Next", "after_failure", "after_rejection"]
 
 log = logging.getLogger("tallybook.worker")
 
@@ -77,3 +78,8 @@ def after_failure(job: Running, known: Task[Any, Any], error: BaseException) -> 
         # Where the policy is broken the server's backoff would be drawn without regard to the wait.
         delay = wait if delay is None else max(delay, wait)
     return Next(None if delay is None else min(max(delay, timedelta(0)), _LONGEST), problem=problem)
+
+
+def after_rejection(job: Running, known: Task[Any, Any], outcome: Reject) -> Next:
+    """The delay that the handler asks for, else what the retry policy says about this failure."""
+    return after_failure(job, known, outcome) if outcome.retry_in is None else Next(outcome.retry_in)

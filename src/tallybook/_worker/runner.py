@@ -23,17 +23,19 @@ from typing import TYPE_CHECKING, Any
 
 from tallybook._model.failure import describe, safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
+from tallybook._model.subject_outcome import Reject, SubjectOutcome
 from tallybook._worker.atomic import Atomic, Ended
 from tallybook._worker.children import Children, ChildResult, FailedInChild, ProcessDied, check
 from tallybook._worker.context import Context, current_job
 from tallybook._worker.deadline import Guard, deadline_passed
 from tallybook._worker.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
-from tallybook._worker.retrying import after_failure
+from tallybook._worker.retrying import after_failure, after_rejection
+from tallybook._worker.subjects import end_of, rejection
 from tallybook._worker.threads import DaemonThreads
 from tallybook._worker.verbs import Verbs
 from tallybook._worker.versions import is_newer, upgraded
-from tallybook.errors import PayloadError, TransactionError
+from tallybook.errors import PayloadError, TallybookError, TransactionError
 
 if TYPE_CHECKING:
     from tallybook._app import App, Task
@@ -325,7 +327,7 @@ class Runner:
             if raised is not None:
                 self._raised(job, known, raised)
             elif isinstance(value, Outcome):
-                self._outcome(job, value)
+                self._outcome(job, known, value)
             elif isinstance(value, Ended):
                 self._finisher.ended(job, value.verb, value.said, value.wake_in)
             elif job.in_doubt:
@@ -448,7 +450,7 @@ class Runner:
         else:
             self._finisher.complete(job)
 
-    def _outcome(self, job: Running, outcome: Outcome) -> None:
+    def _outcome(self, job: Running, known: Task[Any, Any], outcome: Outcome) -> None:
         match outcome:
             case Snooze():
                 until = outcome.until
@@ -463,8 +465,29 @@ class Runner:
                     "worker": self._worker_name,
                 }
                 self._finisher.fail(job, error, delay=None, limit=None, final=True)
+            case Reject():
+                described, then = rejection(job, known, outcome), after_rejection(job, known, outcome)
+                log.warning(
+                    "%s %s: attempt %s was rejected: %s", known.name, job.job_id, job.attempt, described["message"]
+                )
+                self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
+            case SubjectOutcome():
+                self._iterated(job, known, outcome)
             case _:
                 raise TypeError(f"{type(outcome).__name__} is none of Snooze, Cancel, Dead")
+
+    def _iterated(self, job: Running, known: Task[Any, Any], outcome: SubjectOutcome) -> None:
+        try:
+            end = end_of(job, known, outcome)
+        except TallybookError as error:
+            self._raised(job, known, error)
+            return
+        if end is None:
+            self._finisher.complete(job)
+        elif isinstance(end, Dead):
+            self._outcome(job, known, end)
+        else:
+            self._finisher.iterated(job, end)
 
     def _raised(self, job: Running, known: Task[Any, Any], error: BaseException) -> None:
         if issubclass(type(error), asyncio.CancelledError):  # isinstance asks the error, which may raise anything

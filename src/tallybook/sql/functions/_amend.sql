@@ -133,7 +133,7 @@ end $$;
 -- _look(job_id): what whoever is about to start an attempt that has a unique key has to know.
 --
 -- busy: a producer that relied on this job being queued, or has changed it, is still in its transaction: look again
--- soon. Else what it was changed to, read by a newer snapshot than the probe (hence volatile).
+-- soon. Else what it was changed to, read by a newer snapshot than the probe (hence volatile), and whether it was cancelled by then.
 create or replace function tallybook._look(p_job_id bigint) returns tallybook.looked
 language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
@@ -144,6 +144,7 @@ begin
   k.busy := not (pg_try_advisory_lock(1413565447, hashint8(p_job_id)) and pg_advisory_unlock(1413565447, hashint8(p_job_id)));
   if not k.busy then
     select a.args, a.run_at, a.version into k.args, k.run_at, k.version from tallybook.amendment a where a.job_id = p_job_id;
+    k.cancelled := exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.cancelled and not t.once);
   end if;
   return k;
 end $$;

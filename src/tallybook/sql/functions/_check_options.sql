@@ -11,6 +11,9 @@ begin
   if p_options is not null and (jsonb_typeof(p_options) <> 'object' or octet_length(p_options::text) > 8000) then
     raise exception 'options are one JSON object of at most 8,000 bytes' using errcode = 'TB005';
   end if;
+  if p_options ? 'subject' then
+    raise exception 'options have no subject' using errcode = 'TB005', hint = 'Use subject_push.';
+  end if;
   if p_options ? 'version'
      and not (jsonb_typeof(p_options -> 'version') = 'number' and p_options ->> 'version' ~ '^[1-9][0-9]{0,2}$') then
     raise exception 'version % is not a whole number from 1 to 999', left(p_options ->> 'version', 40)

@@ -1,5 +1,5 @@
 -- _renumber(): set the sequences past every number in use, where they are behind. A dump brings them along, a logical
--- replication does not. Job ids: those of this node. Reads entry, order_line, scheduled, waiting, dead, unique_key, claim, lane, worker.
+-- replication does not. Job ids: those of this node. Reads entry, order_line, scheduled, waiting, dead, unique_key, subject_job, claim, lane, worker.
 create or replace function tallybook._renumber() returns void
 language plpgsql as $$
 declare
@@ -13,7 +13,8 @@ begin
     union all select max(s.job_id) from tallybook.scheduled s where s.job_id between v_first and v_last
     union all select max(w.job_id) from tallybook.waiting w where w.job_id between v_first and v_last
     union all select max(d.job_id) from tallybook.dead d where d.job_id between v_first and v_last
-    union all select max(u.job_id) from tallybook.unique_key u where u.job_id between v_first and v_last) x;
+    union all select max(u.job_id) from tallybook.unique_key u where u.job_id between v_first and v_last
+    union all select max(j.job_id) from tallybook.subject_job j where j.job_id between v_first and v_last) x;
   -- A producer may draw numbers at this moment: hence the space.
   perform setval('tallybook.job_id', least(v_top + 1000, v_last)) from tallybook.job_id q where q.last_value + q.is_called::int <= v_top;
   select max(c.id) into v_top from tallybook.claim c;

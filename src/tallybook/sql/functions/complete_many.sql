@@ -6,19 +6,21 @@
 -- Said twice by the same lease it is accepted twice, so a caller that lost the answer asks again.
 -- Rows go by job id, attempt, like in every verb that ends several, so that no two can deadlock. The plain INSERT comes
 -- first: ON CONFLICT would write a second WAL record a row, for a conflict that almost never is.
--- Reads claim, entry; writes outcome; see _release for jobs with an order key.
+-- Reads claim, entry; writes outcome; see _release for jobs with an order key, _subjects_completed for subjects'.
 create or replace function tallybook.complete_many(leases uuid[], job_ids bigint[], attempts int[], results text[] default null)
 returns bigint[] language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  v_now timestamptz := clock_timestamp(); v_ended bigint[]; v_n bigint; v_ordered bigint[]; v_keys text[];
+  v_now timestamptz := clock_timestamp(); v_ended bigint[]; v_n bigint; v_ordered bigint[]; v_keys text[]; v_special boolean := false;
 begin
   if results is not null then
     return tallybook._complete_with(leases, job_ids, attempts, results);
   end if;
   begin
-    if exists (select from tallybook.order_turn) then  -- one pass also says which lines go on; who has none pays nothing
+    -- One pass also says which lines go on; who has none, and no subjects, pays nothing.
+    if exists (select from tallybook.order_turn) or exists (select from tallybook.subject_job) then
+      v_special := true;
       with h as materialized (select * from tallybook._held(leases, job_ids, attempts)), ended as (
         insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state)
         select h.xid, h.seq, v_now, h.retention, 'completed' from h order by h.job_id, h.attempt)
@@ -34,10 +36,11 @@ begin
       v_ended := array(select h.job_id from tallybook._held(leases, job_ids, attempts) h);
     end if;
   exception when unique_violation then
-    v_n := -1; v_keys := null;
+    v_n := -1; v_keys := null; v_special := false;
     v_ended := tallybook._complete_again(leases, job_ids, attempts, null);
   end;
   if v_keys is not null then perform tallybook._release_of(v_ordered, v_keys); end if;
+  if v_special then perform tallybook._subjects_completed(job_ids); end if;
   if v_n = cardinality(job_ids) then return '{}'; end if;
   return array(select j from unnest(job_ids) j where j <> all (coalesce(v_ended, '{}')));
 end $$;
@@ -80,6 +83,7 @@ begin
    where (select o.state from tallybook.outcome o  -- one at a time: a join reads the whole index
            where o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq limit 1) = 'completed';
   if v_keys is not null then perform tallybook._release_of(v_ordered, v_keys); end if;
+  if exists (select from tallybook.subject_job) then perform tallybook._subjects_completed(v_ended); end if;
   return v_ended;
 end $$;
 

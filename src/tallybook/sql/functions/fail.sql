@@ -20,8 +20,13 @@ begin
   if jsonb_typeof(error) <> 'object' then
     raise exception 'an error is one JSON object, not %', jsonb_typeof(error) using errcode = 'TB005';
   end if;
-  select x.failures, x.max_attempts into v_held from tallybook.entry x
-   where x.job_id = fail.job_id and x.attempt = fail.attempt limit 1;
+  if fail.attempt > 1 then  -- by the index of these
+    select x.failures, x.max_attempts into v_held from tallybook.entry x
+     where x.job_id = fail.job_id and x.attempt = fail.attempt and x.attempt > 1 limit 1;
+  else
+    select x.failures, x.max_attempts into v_held from tallybook.entry x
+     where x.job_id = fail.job_id and x.attempt = fail.attempt limit 1;
+  end if;
   v_failures := v_held.failures + 1;
   v_dead := final or v_failures >= coalesce(v_held.max_attempts, fail.max_attempts, 5);
   select jsonb_build_object('attempt', fail.attempt, 'started_at', k.claimed_at, 'at', fail.at, 'worker', k.worker)

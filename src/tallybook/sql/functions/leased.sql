@@ -34,7 +34,8 @@ begin
     return query
     select e.job_id, e.attempt, e.task, coalesce((e.k).args, e.args), e.headers, v_queue, v_priority, e.failures::int, e.crashes::int,
            e.max_attempts::int, e.unique_key, e.enqueued_at, e.run_at,
-           v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled),
+           v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled)
+             or coalesce((e.k).cancelled, false),
            e.expires_at <= clock_timestamp(), (e.k).busy, (e.k).run_at > clock_timestamp(), e.order_key,
            case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end
       from (
@@ -50,7 +51,8 @@ begin
     return query
     select e.job_id, e.attempt, e.task, coalesce((e.k).args, e.args), e.headers, v_queue, v_priority, e.failures::int, e.crashes::int,
            e.max_attempts::int, e.unique_key, e.enqueued_at, e.run_at,
-           v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled),
+           v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled)
+             or coalesce((e.k).cancelled, false),
            e.expires_at <= clock_timestamp(), (e.k).busy, (e.k).run_at > clock_timestamp(), e.order_key,
            case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end
       from (

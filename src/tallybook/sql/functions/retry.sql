@@ -1,7 +1,7 @@
 -- retry(job_id): give a dead or cancelled job another attempt. A person's verb. Returns the number of that attempt.
 --
 -- Failures and crashes start again at 0, the error history stays. A job that was cancelled while it is
--- scheduled or waiting stays that. A job that had a unique key takes it again.
+-- scheduled or waiting stays that. A job that had a unique key, or is a subject's, takes it again.
 -- Errors: TB002 no such job; TB005 the job is not dead or cancelled, or another live job has its unique key; TB003.
 create or replace function tallybook.retry(job_id bigint, at timestamptz default clock_timestamp()) returns int
 language plpgsql
@@ -57,12 +57,14 @@ begin
     end if;
   end if;
   if v_back then
-    select s.task, s.unique_key, s.job_id, s.order_key into e.task, e.unique_key, e.job_id, e.order_key from (
-      select x.task, x.unique_key, x.job_id, null as order_key from tallybook.scheduled x where x.job_id = retry.job_id
+    select s.task, s.unique_key, s.job_id, s.order_key, s.options into e.task, e.unique_key, e.job_id, e.order_key, e.options from (
+      select x.task, x.unique_key, x.job_id, null as order_key, x.options from tallybook.scheduled x where x.job_id = retry.job_id
       union all
-      select x.task, x.unique_key, x.job_id, x.order_key from tallybook.waiting x where x.job_id = retry.job_id) s;
+      select x.task, x.unique_key, x.job_id, x.order_key, x.options from tallybook.waiting x where x.job_id = retry.job_id) s;
   end if;
-  if e.unique_key is not null then
+  if e.options ? 'subject' then
+    perform tallybook._subject_retaken(e);
+  elsif e.unique_key is not null then
     v_holder := tallybook._claim_key(e.task, e.unique_key, e.job_id);
     if v_holder <> e.job_id then
       raise exception 'job % has the unique key % now', v_holder, to_json(e.unique_key)

@@ -90,3 +90,36 @@ comment on column tallybook.fire.jobs is 'How many jobs were put in: of a query-
 comment on column tallybook.fire.ticks is 'Of missed ones: how many this row stands for, from its tick on. 1000 is 1000 or more.';
 
 -- Subjects ---------------------------------------------------------------------------------------------------------
+
+-- Written when a subject is made, revived, ended or forgotten, not by its iterations: those are the job's. What is null until
+-- it has ended is what has to be known of it when its job's history has gone.
+create table tallybook.subject_job (
+  job_id     bigint not null,
+  made_at    timestamptz not null,
+  ended_at   timestamptz,
+  last_at    timestamptz,
+  priority   smallint,
+  iterations int,
+  attempts   int,
+  failures   int,
+  task       text not null,
+  subject    text not null,
+  ended_as   text,
+  queue      text,
+  args       jsonb,
+  error      jsonb,
+  primary key (task, subject),
+  constraint "a subject has 1 to 512 bytes" check (octet_length(subject) between 1 and 512),
+  constraint "a subject ends completed, killed or dead" check (ended_as in ('completed', 'killed', 'dead')),
+  constraint "an ended subject says when" check ((ended_as is null) = (ended_at is null))
+);
+create index subject_of_job on tallybook.subject_job (job_id);
+comment on table tallybook.subject_job is 'The job behind each subject: a named job that lives on. For people there is the view subject.';
+comment on column tallybook.subject_job.ended_as is 'completed, killed or dead, until a person or an upsert revives it; null: it lives, or its job was cancelled.';
+
+-- A job that lives on has thousands of attempts: the newest is found without reading the others. Jobs that succeed at their
+-- first attempt are not in it.
+create index entry_again on tallybook.entry (job_id, attempt) where attempt > 1;
+
+-- Whoever is about to start a job that has a unique key, or is a subject's, learns that it was cancelled while he waited.
+alter type tallybook.looked add attribute cancelled boolean;

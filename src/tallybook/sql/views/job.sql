@@ -6,12 +6,13 @@ create or replace view tallybook.job as
 select s.job_id as id, l.queue, s.task,
        case when t.cancelled then 'cancelled' when s.failures > 0 then 'retrying' else 'scheduled' end as state,
        l.priority::int, s.args, s.headers, s.attempt, s.attempt - 1 - tallybook._moves(s.job_id, s.attempt) as attempts,
-       s.failures::int, s.crashes::int, s.max_attempts::int, s.unique_key, s.enqueued_at, s.run_at,
+       s.failures::int, s.crashes::int, s.max_attempts::int, case when s.options ? 'subject' then null else s.unique_key end as unique_key, s.enqueued_at, s.run_at,
        null::timestamptz as started_at, null::timestamptz as ended_at, null::int as worker_id, null::text as worker,
        t.reason, s.errors -> -1 ->> 'message' as last_error, s.errors, false as unserved,
        s.order_key, s.expires_at, tallybook.summary(s.task, s.args) as summary, null::jsonb as result,
        (select p.done from tallybook.progress p where p.job_id = s.job_id) as progress,
-       (select p.message from tallybook.progress p where p.job_id = s.job_id) as progress_message, s.options
+       (select p.message from tallybook.progress p where p.job_id = s.job_id) as progress_message, s.options,
+       case when s.options ? 'subject' then s.unique_key end as subject
   from tallybook.scheduled s
   join tallybook.lane l on l.lane_id = s.lane_id
   left join lateral (select t.cancelled, t.reason from tallybook.tombstone t
@@ -19,13 +20,13 @@ select s.job_id as id, l.queue, s.task,
 union all
 select w.job_id, l.queue, w.task, case when t.cancelled then 'cancelled' else 'waiting' end,
        l.priority::int, w.args, w.headers, w.attempt, w.attempt - 1 - tallybook._moves(w.job_id, w.attempt),
-       w.failures::int, w.crashes::int, w.max_attempts::int, w.unique_key, w.enqueued_at, w.run_at,
+       w.failures::int, w.crashes::int, w.max_attempts::int, case when w.options ? 'subject' then null else w.unique_key end, w.enqueued_at, w.run_at,
        null, null, null, null,
        coalesce(t.reason, format('another job with the order key %s is before it', to_json(w.order_key))),
        w.errors -> -1 ->> 'message', w.errors, false,
        w.order_key, w.expires_at, tallybook.summary(w.task, w.args), null,
        (select p.done from tallybook.progress p where p.job_id = w.job_id),
-       (select p.message from tallybook.progress p where p.job_id = w.job_id), w.options
+       (select p.message from tallybook.progress p where p.job_id = w.job_id), w.options, case when w.options ? 'subject' then w.unique_key end
   from tallybook.waiting w
   join tallybook.lane l on l.lane_id = w.lane_id
   left join lateral (select t.cancelled, t.reason from tallybook.tombstone t
@@ -33,11 +34,11 @@ select w.job_id, l.queue, w.task, case when t.cancelled then 'cancelled' else 'w
 union all
 select d.job_id, l.queue, d.task, 'dead', l.priority::int, d.args, d.headers, d.attempt,
        d.attempt - tallybook._moves(d.job_id, d.attempt) - (d.reason = 'expired')::int, d.failures::int,
-       d.crashes::int, d.max_attempts::int, d.unique_key, d.enqueued_at, null, null, d.died_at, null, null,
+       d.crashes::int, d.max_attempts::int, case when d.options ? 'subject' then null else d.unique_key end, d.enqueued_at, null, null, d.died_at, null, null,
        d.reason, d.errors -> -1 ->> 'message', d.errors, false,
        d.order_key, d.expires_at, tallybook.summary(d.task, d.args), null,
        (select p.done from tallybook.progress p where p.job_id = d.job_id),
-       (select p.message from tallybook.progress p where p.job_id = d.job_id), d.options
+       (select p.message from tallybook.progress p where p.job_id = d.job_id), d.options, case when d.options ? 'subject' then d.unique_key end
   from tallybook.dead d
   join tallybook.lane l on l.lane_id = d.lane_id
 union all
@@ -49,14 +50,14 @@ select e.job_id, l.queue, e.task,
        e.headers, e.attempt,
        e.attempt - (c.lease is null)::int - tallybook._moves(e.job_id, e.attempt),
        e.failures::int, e.crashes::int,
-       e.max_attempts::int, e.unique_key, e.enqueued_at, coalesce(e.run_at, e.enqueued_at),
+       e.max_attempts::int, case when e.options ? 'subject' then null else e.unique_key end, e.enqueued_at, coalesce(e.run_at, e.enqueued_at),
        c.claimed_at, o.ended_at, c.worker_id, w.name,
        coalesce(o.error ->> 'message', t.reason), e.errors -> -1 ->> 'message', e.errors,
        o.state is null and c.lease is null and l.part <> ''
          and not exists (select from tallybook.worker k where k.ended_at is null and l.part = any (k.parts) and l.queue = any (k.queues)),
        e.order_key, e.expires_at, tallybook.summary(e.task, g.args), o.result,
        (select p.done from tallybook.progress p where p.job_id = e.job_id),
-       (select p.message from tallybook.progress p where p.job_id = e.job_id), e.options
+       (select p.message from tallybook.progress p where p.job_id = e.job_id), e.options, case when e.options ? 'subject' then e.unique_key end
   from tallybook.entry e
   join tallybook.lane l on l.lane_id = e.lane_id
   left join lateral (  -- one at a time: a join reads all outcomes while the planner does not know how many there are

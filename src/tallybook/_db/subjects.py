@@ -1,0 +1,156 @@
+"""The verbs over subjects that a producer may use, as pure values like those of calls.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from tallybook._db.calls import Call, instant, text_array
+from tallybook._model.options import Options
+from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectReport
+
+__all__ = ["append", "forget", "get", "push", "push_many", "upsert", "upsert_many"]
+
+# As in calls.py: every parameter is text, and delays are added by the server's clock.
+_RUN_AT = """coalesce(cast(cast(%(run_at)s as text) as timestamptz),
+                     clock_timestamp() + cast(cast(%(delay)s as text) as interval))"""
+_COMMON = """priority => cast(cast(%(priority)s as text) as int),
+  max_attempts => cast(cast(%(max_attempts)s as text) as int), headers => cast(cast(%(headers)s as text) as jsonb),
+  options => cast(cast(%(options)s as text) as jsonb)"""
+_NAMED = f"""queue => cast(%(queue)s as text), task => cast(%(task)s as text), subject => cast(%(subject)s as text),
+  args => cast(cast(%(args)s as text) as jsonb), run_at => {_RUN_AT}, {_COMMON}"""
+
+_PUSH = f"select cast(to_json(r) as text) from tallybook.subject_push(\n  {_NAMED}) as r"  # noqa: S608
+_UPSERT = f"select cast(to_json(r) as text) from tallybook.subject_upsert(\n  {_NAMED}) as r"  # noqa: S608
+_APPEND = f"""\
+select cast(to_json(r) as text) from tallybook.subject_append(
+  queue => cast(%(queue)s as text), task => cast(%(task)s as text), args => cast(cast(%(args)s as text) as jsonb),
+  {_COMMON}) as r"""  # noqa: S608
+
+# One call a queue, task and limit, all in one statement; its rows come in the order of the subjects that it was given.
+_MANY = """\
+select cast(coalesce(json_agg(json_build_object('n', g.ns[u.n], 'subject', u.subject, 'job_id', u.job_id, 'report', u.report,
+    'old_run_at', u.old_run_at, 'new_run_at', u.new_run_at)), '[]') as text)
+  from (
+    select r.queue, r.task, r.max_attempts, array_agg(r.n order by r.n) as ns, array_agg(r.subject order by r.n) as subjects,
+           array_agg(r.args order by r.n) as args, array_agg(r.priority order by r.n) as priorities,
+           array_agg(r.options order by r.n) as options, array_agg(r.headers order by r.n) as headers,
+           array_agg(coalesce(r.run_at, clock_timestamp() + r.delay) order by r.n) as run_ats
+      from unnest(cast(cast(%(queues)s as text) as text[]), cast(cast(%(tasks)s as text) as text[]),
+                  cast(cast(%(subjects)s as text) as text[]), cast(cast(%(args)s as text) as text[]),
+                  cast(cast(%(run_ats)s as text) as timestamptz[]), cast(cast(%(delays)s as text) as interval[]),
+                  cast(cast(%(priorities)s as text) as int[]), cast(cast(%(options)s as text) as text[]),
+                  cast(cast(%(max_attempts)s as text) as int[]), cast(cast(%(headers)s as text) as text[]))
+             with ordinality as r(queue, task, subject, args, run_at, delay, priority, options, max_attempts, headers, n)
+     group by r.queue, r.task, r.max_attempts order by r.queue, r.task, r.max_attempts offset 0) as g
+  cross join lateral tallybook.subject_{verb}_many(queue => g.queue, task => g.task, subjects => g.subjects,
+    args => g.args, run_ats => g.run_ats, priorities => g.priorities, options => g.options,
+    max_attempts => g.max_attempts, headers => g.headers)
+    with ordinality as u(subject, job_id, report, old_run_at, new_run_at, n)"""
+_PUSH_MANY, _UPSERT_MANY = _MANY.replace("{verb}", "push"), _MANY.replace("{verb}", "upsert")
+
+_GET = """\
+select cast(to_json(s) as text) from tallybook.subject as s
+ where s.task = cast(%(task)s as text) and s.subject = cast(%(subject)s as text)"""
+_FORGET = "select tallybook.subject_forget(task => cast(%(task)s as text), subject => cast(%(subject)s as text))"
+
+
+def push(call: SubjectCall) -> Call[SubjectReport]:
+    """Make the subject, unless there is one of this name."""
+    return Call("subject_push", _PUSH, _params(call), partial(_pushed, call.name))
+
+
+def upsert(call: SubjectCall) -> Call[SubjectReport]:
+    """Make the subject, or change it unless it runs."""
+    return Call("subject_upsert", _UPSERT, _params(call), partial(_report, call.name))
+
+
+def append(task: str, args: str, options: Options) -> Call[SubjectReport]:
+    """Make a subject with a name that nobody has."""
+    params = _params(SubjectCall(task, "", args, options))
+    for name in ("subject", "run_at", "delay"):
+        del params[name]
+    return Call("subject_append", _APPEND, params, partial(_pushed, ""))
+
+
+def push_many(calls: Sequence[SubjectCall]) -> Call[list[SubjectReport]]:
+    """Make those subjects that there are not."""
+    return Call("subject_push_many", _PUSH_MANY, _columns(calls), _reports)
+
+
+def upsert_many(calls: Sequence[SubjectCall]) -> Call[list[SubjectReport]]:
+    """Make or change these subjects, the running ones apart."""
+    return Call("subject_upsert_many", _UPSERT_MANY, _columns(calls), _reports)
+
+
+def get(task: str, name: str) -> Call[SubjectInfo | None]:
+    """Read one subject; None: there is none."""
+    return Call("subject", _GET, {"task": task, "subject": name}, _info)
+
+
+def forget(task: str, name: str) -> Call[str]:
+    """Let the name be free: forgotten, active, or unknown."""
+    return Call("subject_forget", _FORGET, {"task": task, "subject": name}, str)
+
+
+def _params(call: SubjectCall) -> dict[str, str | None]:
+    options = call.options
+    return {
+        "queue": options.queue,
+        "task": call.task,
+        "subject": call.name,
+        "args": call.args,
+        "run_at": options.run_at_text,
+        "delay": options.delay_text,
+        "priority": str(options.priority),
+        "max_attempts": None if options.max_attempts is None else str(options.max_attempts),
+        "headers": options.headers,
+        "options": options.options_text,
+    }
+
+
+def _columns(calls: Sequence[SubjectCall]) -> dict[str, str | None]:
+    rows = [_params(call) for call in calls]
+    return {_PLURAL.get(name, f"{name}s"): text_array([row[name] for row in rows]) for name in rows[0]}
+
+
+_PLURAL = {"priority": "priorities", **{name: name for name in ("args", "max_attempts", "options", "headers")}}
+
+
+def _pushed(name: str, found: str) -> SubjectReport:
+    row = json.loads(found)
+    report = "created" if row.get("created", True) else "unchanged"
+    return SubjectReport(subject=row.get("subject", name), job_id=row["job_id"], report=report)
+
+
+def _report(name: str, found: str) -> SubjectReport:
+    return _of_row({"subject": name, **json.loads(found)})
+
+
+def _reports(found: str) -> list[SubjectReport]:
+    return [_of_row(row) for row in sorted(json.loads(found), key=lambda row: row["n"])]
+
+
+def _of_row(row: dict[str, Any]) -> SubjectReport:
+    return SubjectReport(
+        subject=row["subject"],
+        job_id=row["job_id"],
+        report=row["report"],
+        old_run_at=instant(row["old_run_at"]),
+        new_run_at=instant(row["new_run_at"]),
+    )
+
+
+_INFO = frozenset(field.name for field in fields(SubjectInfo))
+
+
+def _info(found: str | None) -> SubjectInfo | None:
+    if found is None:
+        return None
+    columns = {name: value for name, value in json.loads(found).items() if name in _INFO}
+    for name in ("next_run_at", "last_at"):
+        columns[name] = instant(columns.get(name))
+    return SubjectInfo(**columns)

@@ -1,0 +1,218 @@
+"""What the handler of a subject may return, or raise, to end its iteration: see docs/subjects.md.
+
+    return Reschedule("+1 week")             the next iteration a week from now; failures start anew
+    return Complete()                        done; the name is kept, so that a push of it does nothing
+    return Drop()                            done and forgotten: a push of the name begins anew
+    return Kill("no such page any more")     a dead letter; kept
+    return Reject("502", details={...})      a failure, as if it had raised: backoff, dead after its tolerance
+
+`args=` gives the subject new args, by name, for its next iteration (or to be kept): they are checked against the task's
+signature and stored as args of its version. To be used for subjects only: any other job is dead then, with NotASubject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+from tallybook._model.durations import parse_duration
+from tallybook._model.options import text_problem
+from tallybook._model.outcome import Outcome
+from tallybook.errors import ConfigError
+
+__all__ = ["Complete", "Drop", "Kill", "Reject", "Reschedule", "SubjectOutcome"]
+
+_LONGEST = timedelta(days=36_500)
+"""'For ever' has to be an instant that PostgreSQL knows."""
+_REF_BYTES = 200
+
+
+class SubjectOutcome(Outcome):
+    """The common class of what ends an iteration of a subject."""
+
+    _args_at: ClassVar[int | None] = None
+
+    @property
+    def new_args(self) -> dict[str, Any] | None:
+        """By name, what the subject's args are from now on; None: what they were."""
+        return None if self._args_at is None else self.args[self._args_at]
+
+    def __hash__(self) -> int:  # args and details cannot be hashed
+        return hash((type(self), tuple(value for value in self.args if isinstance(value, str | timedelta | datetime))))
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other)
+
+    def __reduce__(self) -> tuple[object, ...]:  # BaseException would call the class with all of them by position
+        return _rebuilt, (type(self), self.args)
+
+    def __str__(self) -> str:
+        return repr(self)
+
+
+def _rebuilt(cls: type[SubjectOutcome], args: tuple[object, ...]) -> SubjectOutcome:
+    outcome = cls.__new__(cls)
+    Exception.__init__(outcome, *args)
+    return outcome
+
+
+class Reschedule(SubjectOutcome):
+    """Iterate again at `when`: an aware datetime, or from now a timedelta, or text like "+1 week".
+
+    An instant that is past is now. ConfigError for a naive datetime, a negative duration, a bare number, and a month or a
+    year, whose length depends on when it starts: give the datetime.
+    """
+
+    __match_args__ = ("when", "new_args")
+    _args_at = 1
+
+    def __init__(self, when: timedelta | datetime | str, *, args: Mapping[str, Any] | None = None) -> None:
+        if isinstance(when, datetime):
+            if when.utcoffset() is None:
+                hint = "Write datetime.now(UTC) + ..."
+                raise ConfigError("Reschedule.when", when, "not an aware datetime", hint=hint)
+        else:
+            text = when.strip().removeprefix("+") if isinstance(when, str) else when
+            when = parse_duration(text, option="Reschedule.when")
+        super().__init__(when, _checked(args, "Reschedule"))
+
+    @property
+    def when(self) -> timedelta | datetime:
+        """The instant, or how long from the end of this iteration."""
+        when: timedelta | datetime = self.args[0]
+        return when
+
+    @property
+    def run_at(self) -> datetime | None:
+        """The instant, in UTC, where one was given."""
+        if not isinstance(self.when, datetime):
+            return None
+        try:
+            return self.when.astimezone(UTC)
+        except OverflowError:
+            return datetime.max.replace(tzinfo=UTC)
+
+    @property
+    def run_in(self) -> timedelta | None:
+        """The duration, at most a hundred years, where one was given."""
+        return min(self.when, _LONGEST) if isinstance(self.when, timedelta) else None
+
+    @property
+    def delay(self) -> timedelta:
+        """How long from now, by this machine's clock."""
+        run_at = self.run_at
+        return self.run_in or timedelta(0) if run_at is None else max(timedelta(0), run_at - datetime.now(UTC))
+
+    def __repr__(self) -> str:
+        return f"Reschedule({self.when!r}{_shown(self.new_args)})"
+
+
+class Complete(SubjectOutcome):
+    """Done: no further iteration, and the name is kept. What a handler that simply returns does as well."""
+
+    __match_args__ = ("new_args",)
+    _args_at = 0
+
+    def __init__(self, *, args: Mapping[str, Any] | None = None) -> None:
+        super().__init__(_checked(args, "Complete"))
+
+    def __repr__(self) -> str:
+        return f"Complete({_shown(self.new_args).removeprefix(', ')})"
+
+
+class Drop(SubjectOutcome):
+    """Done and forgotten: the next push of the name makes a new subject."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Kill(SubjectOutcome):
+    """Give the subject up, whatever attempts are left: a dead letter with the reason `killed`, for a person to look at."""
+
+    __match_args__ = ("reason", "new_args")
+    _args_at = 1
+
+    def __init__(self, reason: str = "", *, args: Mapping[str, Any] | None = None) -> None:
+        super().__init__(reason, _checked(args, "Kill"))
+
+    @property
+    def reason(self) -> str:
+        """Why, in words for people."""
+        return str(self.args[0])
+
+    def __repr__(self) -> str:
+        return f"Kill({self.reason!r}{_shown(self.new_args)})"
+
+
+class Reject(SubjectOutcome):
+    """This iteration failed: `message` for people, `details` any JSON value, `ref_id` a reference of yours (200 bytes).
+
+    All of it is in the view tallybook.error. The next attempt comes after `retry_in` (a timedelta, or text like "5 min"),
+    else as the task's retry policy says; after max_attempts failures in a row there is none, and the subject is dead.
+    """
+
+    __match_args__ = ("message", "details", "ref_id", "retry_in")
+
+    def __init__(
+        self,
+        message: str,
+        details: object = None,
+        *,
+        ref_id: str | None = None,
+        retry_in: timedelta | str | None = None,
+    ) -> None:
+        if ref_id is not None:
+            _check_ref(ref_id)
+        delay = None if retry_in is None else parse_duration(retry_in, option="Reject.retry_in")
+        super().__init__(message, details, ref_id, delay)
+
+    @property
+    def message(self) -> str:
+        """What went wrong."""
+        return str(self.args[0])
+
+    @property
+    def details(self) -> Any:
+        """Whatever else is known of it."""
+        return self.args[1]
+
+    @property
+    def ref_id(self) -> str | None:
+        """What it is called elsewhere: a request, a process."""
+        ref_id: str | None = self.args[2]
+        return ref_id
+
+    @property
+    def retry_in(self) -> timedelta | None:
+        """The delay before the next attempt; None: what the retry policy says."""
+        retry_in: timedelta | None = self.args[3]
+        return None if retry_in is None else min(retry_in, _LONGEST)
+
+    def __repr__(self) -> str:
+        named = {"details": self.details, "ref_id": self.ref_id, "retry_in": self.retry_in}
+        more = [f"{name}={value!r}" for name, value in named.items() if value is not None]
+        return f"Reject({', '.join([repr(self.message), *more])})"
+
+
+def _checked(args: object, outcome: str) -> dict[str, Any] | None:
+    if args is None:
+        return None
+    if not isinstance(args, Mapping) or not all(isinstance(name, str) for name in args):
+        hint = f'Write {outcome}(..., args={{**ctx.args, "page": 4}})'
+        raise ConfigError(f"{outcome}.args", args, "not a mapping of argument names to values", hint=hint)
+    return dict(args)
+
+
+def _check_ref(ref_id: object) -> None:
+    if not isinstance(ref_id, str):
+        raise ConfigError("Reject.ref_id", ref_id, "not a text")
+    if problem := text_problem(ref_id):
+        raise ConfigError("Reject.ref_id", ref_id, problem)
+    if not 1 <= len(ref_id.encode()) <= _REF_BYTES:
+        raise ConfigError("Reject.ref_id", ref_id, f"has 1 to {_REF_BYTES} bytes, this one has {len(ref_id.encode())}")
+
+
+def _shown(args: Mapping[str, Any] | None) -> str:
+    return "" if args is None else f", args={args!r}"

@@ -1,0 +1,70 @@
+"""How the iteration of a subject ends, from what its handler returned or raised."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tallybook._db.subject_ends import SubjectEnd, subject_end
+from tallybook._model.failure import safe_text
+from tallybook._model.outcome import Dead
+from tallybook._model.payload import encode
+from tallybook._model.subject import subject_of
+from tallybook._model.subject_outcome import Complete, Kill, Reject, SubjectOutcome
+from tallybook.errors import NotASubject, PayloadError
+
+if TYPE_CHECKING:
+    from tallybook._app import Task
+    from tallybook._worker.jobs import Running
+
+__all__ = ["details_text", "end_of", "rejection"]
+
+_DETAILS_BYTES = 8_000
+_LONGEST_REASON = 4000
+
+
+def end_of(job: Running, known: Task[Any, Any], outcome: SubjectOutcome) -> SubjectEnd | Dead | None:
+    """The end that an outcome other than Reject asks for; None: completed, as by a handler that returns nothing.
+
+    An ordinary job may end with Complete and Kill, too: they mean the same there. Raises NotASubject for the others, and
+    SignatureError and PayloadError for new args that are none of the task's.
+    """
+    new_args = outcome.new_args
+    if subject_of(job.options) is None:
+        if new_args is None and isinstance(outcome, Kill):
+            return Dead(outcome.reason)
+        if new_args is not None or not isinstance(outcome, Complete):
+            name = type(outcome).__name__
+            raise NotASubject(job.job_id, name if new_args is None else f"{name}(args=...)")
+    args = None
+    if new_args is not None:
+        bound = known.args.bind_named(new_args)
+        args = encode(bound, task=known.name)
+        known.args.load(json.loads(args))  # what a row holds is what the next iteration can read
+    if isinstance(outcome, Complete) and args is None:
+        return None
+    if isinstance(outcome, Kill):
+        outcome = Kill(safe_text(outcome.reason, _LONGEST_REASON))
+    return subject_end(outcome, args, known.contract.version)
+
+
+def rejection(job: Running, known: Task[Any, Any], outcome: Reject) -> dict[str, Any]:
+    """What is kept of a Reject: the error of its attempt."""
+    error: dict[str, Any] = {
+        "type": "Reject",
+        "message": safe_text(outcome.message, _LONGEST_REASON),
+        "worker": job.worker_name,
+    }
+    if outcome.details is not None:
+        error["details"] = json.loads(details_text(outcome, known.name))
+    if outcome.ref_id is not None:
+        error["ref_id"] = outcome.ref_id
+    return error
+
+
+def details_text(outcome: Reject, task: str) -> str:
+    """The details of a Reject as JSON text. What cannot be stored is kept as text: it is still this failure."""
+    try:
+        return encode(outcome.details, task=task, what="details", max_bytes=_DETAILS_BYTES)
+    except PayloadError:
+        return encode(safe_text(outcome.details, _DETAILS_BYTES // 8), task=task, what="details")

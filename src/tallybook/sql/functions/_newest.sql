@@ -1,0 +1,15 @@
+-- _newest(job_id): the newest entry of a job, nulls if there is none. However many attempts it had: the index of those after
+-- the first is read from its end.
+create or replace function tallybook._newest(p_job_id bigint) returns tallybook.entry
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+as $$
+declare
+  e tallybook.entry;
+begin
+  select x.* into e from tallybook.entry x where x.job_id = p_job_id and x.attempt > 1 order by x.attempt desc limit 1;
+  if not found then
+    select x.* into e from tallybook.entry x where x.job_id = p_job_id limit 1;
+  end if;
+  return e;
+end $$;

@@ -1,0 +1,96 @@
+-- _subject_end(lease, job_id, attempt, state, error, args, at, version): end one attempt of a subject's job, its iteration done: one more
+-- of them, and what it was given as new args. Its entry as it goes on; null: the right was lost, and nothing else may happen.
+--
+-- Errors: TB005 it is no subject's job, or the args do not fit.
+create or replace function tallybook._subject_end(p_lease uuid, p_job_id bigint, p_attempt int, p_state tallybook.ending, p_error jsonb,
+  p_args jsonb, p_at timestamptz, p_version int default null) returns tallybook.entry
+language plpgsql as $$
+declare
+  e tallybook.entry;
+begin
+  if p_args is not null then perform tallybook._check_args(p_args, null); end if;
+  if p_version is not null then perform tallybook._check_options(null, null, jsonb_build_object('version', p_version)); end if;
+  e := tallybook._end(p_lease, p_job_id, p_attempt, p_state, p_error);
+  if e.job_id is null then return null; end if;
+  if not coalesce(e.options ? 'subject', false) then
+    raise exception 'job % is no subject''s job', p_job_id
+      using errcode = 'TB005', hint = 'Only what subject_push, subject_append or subject_upsert has made goes on by itself; end it with complete, fail or snooze.';
+  end if;
+  if p_args is not null then
+    e.args := p_args;
+    if p_version is not null then
+      e.options := tallybook._versioned(e.options, case when p_version <> 1 then to_jsonb(p_version) end);
+    end if;
+  end if;
+  e.options := tallybook._subject_iterated(e.options, p_at);
+  return e;
+end $$;
+
+-- _subject_iterated(options, at): the options of a subject's job that has done one more iteration.
+create or replace function tallybook._subject_iterated(p_options jsonb, p_at timestamptz) returns jsonb
+language sql stable as $$
+  select jsonb_set(p_options, '{subject}', (p_options -> 'subject') || jsonb_build_object(
+    'iterations', (p_options #>> '{subject,iterations}')::int + 1, 'last_at', p_at))
+$$;
+
+-- _subject_ended(entry, as, at, failures, error): put on record how a subject has ended, with what outlives its job's history.
+-- Nothing, where the name has been given to another job since. attempts: of its last iteration.
+create or replace function tallybook._subject_ended(e tallybook.entry, p_as text, p_at timestamptz, p_failures int, p_error jsonb)
+returns void
+language sql as $$
+  update tallybook.subject_job j
+     set ended_as = p_as, ended_at = p_at, queue = l.queue, priority = l.priority, args = e.args,
+         attempts = tallybook._subject_attempts(e.job_id, e.attempt, e.options), failures = p_failures, error = p_error, iterations = (e.options #>> '{subject,iterations}')::int,
+         last_at = (e.options #>> '{subject,last_at}')::timestamptz
+    from tallybook.lane l
+   where j.task = e.task and j.subject = e.unique_key and j.job_id = e.job_id and l.lane_id = e.lane_id
+$$;
+
+-- _subjects_completed(job_ids): the same for those of these jobs that are subjects' and were completed by a plain complete.
+create or replace function tallybook._subjects_completed(p_job_ids bigint[]) returns void
+language plpgsql as $$
+declare
+  v_id bigint; e tallybook.entry; v_at timestamptz;
+begin
+  for v_id in select j.job_id from tallybook.subject_job j
+               where j.job_id = any (p_job_ids) and j.ended_as is null order by j.task, j.subject loop
+    e := tallybook._newest(v_id);
+    select o.ended_at into v_at from tallybook.outcome o
+     where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq and o.state = 'completed' limit 1;
+    continue when not found;  -- it was refused
+    e := tallybook._amended(e);
+    e.options := tallybook._subject_iterated(e.options, v_at);
+    perform tallybook._subject_ended(e, 'completed', v_at, 0, null);
+  end loop;
+end $$;
+
+-- _subject_retaken(entry): what follows for its subject from another attempt that a person gives a job.
+-- Errors: TB005 the name belongs to another job now.
+create or replace function tallybook._subject_retaken(e tallybook.entry) returns void
+language plpgsql as $$
+declare
+  v_other bigint; v_state text;
+begin
+  loop
+    select j.job_id, j.ended_as into v_other, v_state from tallybook.subject_job j
+     where j.task = e.task and j.subject = e.unique_key for update;
+    if not found then
+      insert into tallybook.subject_job (task, subject, job_id, made_at) values (e.task, e.unique_key, e.job_id, clock_timestamp())
+      on conflict do nothing;
+      if found then return; end if;
+      continue;
+    end if;
+    if v_other <> e.job_id then
+      if v_state is null then select n.state into v_state from tallybook._subject_now(v_other) n; end if;
+      if v_state is not null then
+        raise exception 'job % is the subject % now', v_other, to_json(e.unique_key)
+          using errcode = 'TB005', hint = 'Forget that subject first, or leave this job.';
+      end if;
+    end if;
+    update tallybook.subject_job j
+       set job_id = e.job_id, ended_as = null, ended_at = null, last_at = null, priority = null, iterations = null, attempts = null,
+           failures = null, queue = null, args = null, error = null
+     where j.task = e.task and j.subject = e.unique_key;
+    return;
+  end loop;
+end $$;

@@ -1,0 +1,76 @@
+-- _subject_now(job_id): what a subject's job is now, for one whose end is not on record. No state: it was cancelled, or there
+-- is no trace of it, and the subject is as good as forgotten.
+--
+--   state     planned (it has a time that is to come, or is due and about to be promoted), pending (in line), active, completed, dead, killed
+--   attempts  how often it was started since it was last rescheduled, as its failures are those since then
+--   run_at    when it runs, or was to run; null: it runs, or has ended
+-- All of it by one snapshot, the caller's statement's, so that a job on its way from one table to the other is not missed.
+-- Reads scheduled, entry, outcome, claim, tombstone, amendment, dead.
+create or replace function tallybook._subject_now(p_job_id bigint, out state text, out queue text, out priority int, out args jsonb,
+  out options jsonb, out failures int, out attempts int, out run_at timestamptz, out error jsonb)
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+declare
+  e tallybook.entry; a tallybook.amendment; s tallybook.scheduled; d tallybook.dead; v_ended text; v_lane int; v_attempt int; v_open boolean := true;
+begin
+  select x.* into s from tallybook.scheduled x where x.job_id = p_job_id;
+  if found then
+    state := 'planned'; v_lane := s.lane_id; v_attempt := s.attempt;
+    args := s.args; options := s.options; failures := s.failures; run_at := s.run_at; error := s.errors -> -1;
+  else
+    e := tallybook._newest(p_job_id);
+    if e.job_id is not null then
+      select o.state::text into v_ended from tallybook.outcome o
+       where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq limit 1;
+    end if;
+    if e.job_id is not null and (v_ended is null or v_ended = 'completed') then
+      v_lane := e.lane_id; v_attempt := e.attempt; args := e.args; options := e.options; failures := e.failures; error := e.errors -> -1;
+      v_open := v_ended is null and not tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
+            and not exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.attempt = e.attempt and t.taken);
+      select x.* into a from tallybook.amendment x where x.job_id = p_job_id;
+      if a.args is not null then
+        args := a.args; options := tallybook._versioned(options, a.version);
+      end if;
+      if v_open then run_at := coalesce(a.run_at, e.run_at, e.enqueued_at); end if;
+      state := case when v_ended is not null then v_ended when not v_open then 'active'
+                    when a.run_at > clock_timestamp() then 'planned' else 'pending' end;
+    else
+      select x.* into d from tallybook.dead x where x.job_id = p_job_id;
+      if not found then return; end if;
+      state := case d.reason when 'killed' then 'killed' else 'dead' end; v_lane := d.lane_id; v_attempt := d.attempt; v_open := false;
+      args := d.args; options := d.options; failures := d.failures; error := d.errors -> -1;
+    end if;
+  end if;
+  -- Cancelled, and not started: as the claim that meets it will say.
+  if v_open and exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.cancelled
+                           and (t.attempt = v_attempt or t.attempt < v_attempt and not t.once)) then
+    state := null;
+    return;
+  end if;
+  select l.queue, coalesce(least(a.priority, l.priority), l.priority) into queue, priority from tallybook.lane l where l.lane_id = v_lane;
+  attempts := tallybook._subject_attempts(p_job_id, v_attempt - v_open::int, options);
+end $$;
+
+-- _subject_attempts(job_id, attempt, options): how many attempts up to this one were started since the last reschedule.
+create or replace function tallybook._subject_attempts(p_job_id bigint, p_attempt int, p_options jsonb) returns int
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+declare
+  v_from int := coalesce((p_options #>> '{subject,from}')::int, 0); e record; v_moves int := 0;
+begin
+  if v_from = 0 then return p_attempt - tallybook._moves(p_job_id, p_attempt + 1); end if;
+  for e in select x.lane_id, x.retention, x.xid, x.seq,
+                  (select o.state from tallybook.outcome o
+                    where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq limit 1) as state
+             from tallybook.entry x
+            where x.job_id = p_job_id and x.attempt > 1 and x.attempt > v_from and x.attempt <= p_attempt loop
+    -- As in _moves: put aside for another worker, or cancelled before its start.
+    v_moves := v_moves + (coalesce(e.state, 'cancelled') = 'moved' or coalesce(e.state, 'cancelled') = 'cancelled' and not exists (
+                            select from tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq)))::int;
+  end loop;
+  return p_attempt - v_from - v_moves;
+end $$;

@@ -1,0 +1,34 @@
+-- subject_forget(task, subject): forget a subject that does not run: a later push makes a new one. For people and producers.
+--
+-- forgotten: it is; one that was planned or pending is cancelled first, exactly: its job will not start, and the caller may push
+-- it anew in the same transaction. active: it runs and was left alone; cancel its job first. unknown: there is none of that name.
+-- The dead letter of a dead one stays. Errors: TB003 a planned or pending one at another isolation level than READ COMMITTED.
+-- Reads: see _subject_now; writes tombstone; deletes from subject_job.
+create or replace function tallybook.subject_forget(task text, subject text) returns text
+language plpgsql as $$
+declare
+  k record; v_state text;
+begin
+  for turn in 1..100 loop
+    select j.job_id, j.ended_as into k from tallybook.subject_job j where j.task = subject_forget.task and j.subject = subject_forget.subject;
+    if not found then return 'unknown'; end if;
+    v_state := k.ended_as;
+    if v_state is null then select n.state into v_state from tallybook._subject_now(k.job_id) n; end if;
+    if v_state = 'active' then return 'active'; end if;
+    if v_state in ('planned', 'pending') then
+      if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'subject_forget needs READ COMMITTED'
+          using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || k.job_id || ' has started since.';
+      end if;
+      -- Who is about to start it waits for this transaction from here on, and then looks for the tombstone.
+      continue when not tallybook._queued_still(k.job_id);
+      perform tallybook.cancel(k.job_id, 'its subject was forgotten');
+    end if;
+    delete from tallybook.subject_job j
+     where j.task = subject_forget.task and j.subject = subject_forget.subject and j.job_id = k.job_id;
+    if found then
+      return case when v_state is null then 'unknown' else 'forgotten' end;
+    end if;
+  end loop;
+  raise exception 'subject % cannot be followed: its history has a hole', to_json(subject) using errcode = 'TB002';
+end $$;

@@ -1,0 +1,562 @@
+"""Subjects, from the producers' side: push, append, upsert, their bulk forms, forget, and what people see."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.hands import Hands, put, states
+from support.subjects import (
+    call,
+    clock,
+    end,
+    forget,
+    many,
+    promote,
+    push,
+    start_one,
+    state,
+    subject,
+    upsert,
+)
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def hands(db: Connection) -> Hands:
+    return Hands(db)
+
+
+def ended(hands: Hands, name: str, how: str) -> int:
+    """A subject that has ended one way; its job."""
+    job, _ = push(hands.db, name)
+    attempt = next(one for one in hands.start() if one.id == job)
+    if how == "dead":
+        assert end(hands, "subject_reject", attempt, message="no", max_attempts=1) == "dead"
+    else:
+        end(hands, {"completed": "subject_complete", "killed": "subject_kill"}[how], attempt)
+    assert state(hands.db, name) == how
+    return job
+
+
+# --- push and append ------------------------------------------------------------------------------------------------
+
+
+def test_a_subject_has_these_columns(db: Connection) -> None:
+    """S3-01: a subject is a row with its name, args, state, attempts, iterations, the next time and the last."""
+    run_at = clock(db, "1 h")
+    job, created = push(db, "a", args={"n": 1}, run_at=run_at, priority=4)
+    assert created
+    found = subject(db, "a")
+    assert found is not None
+    made_at = found.pop("made_at")
+    assert clock(db, "-1 min") < made_at < clock(db)
+    assert found == {
+        "task": "t", "subject": "a", "job_id": job, "queue": "q", "state": "planned", "priority": 4, "args": {"n": 1},
+        "iterations": 0, "failures": 0, "attempts": 0, "next_run_at": run_at, "last_at": None, "last_error": None,
+        "error": None, "ended_at": None,
+    }  # fmt: skip
+    push(db, "plain")
+    assert (subject(db, "plain") or {})["args"] == {}
+
+
+def test_a_second_push_is_a_no_op(db: Connection, hands: Hands) -> None:
+    """S3-02: a second push of a subject changes nothing, whether it is planned, pending, active or has completed."""
+    job, created = push(db, "a", args={"n": 1}, run_at=clock(db, "1 h"))
+    assert created
+    assert push(db, "a", args={"n": 2}) == (job, False)
+    assert promote(db, "2 h") == 1
+    assert (state(db, "a"), push(db, "a", args={"n": 2})) == ("pending", (job, False))
+    attempt = start_one(hands)
+    assert (state(db, "a"), push(db, "a", args={"n": 2})) == ("active", (job, False))
+    assert attempt.args == {"n": 1}
+    end(hands, "subject_complete", attempt)
+    assert (state(db, "a"), push(db, "a", args={"n": 2})) == ("completed", (job, False))
+    assert hands.start() == []
+    assert (subject(db, "a") or {})["args"] == {"n": 1}
+
+
+def test_a_name_is_one_per_task(db: Connection) -> None:
+    """S3-02: the same name under another task is another subject; a unique key of the same text is neither."""
+    first, _ = push(db, "a")
+    second, created = push(db, "a", task="other")
+    assert created
+    assert first != second
+    plain = put(db, unique_key="a")
+    assert plain not in (first, second)
+    assert put(db, unique_key="a") == plain
+    assert push(db, "a") == (first, False)
+    rows = db.execute("select id, unique_key, subject from tallybook.job where task = 't' order by id").fetchall()
+    assert rows == [(first, None, "a"), (plain, "a", None)]
+
+
+def test_jobs_are_found_by_their_unique_key_and_subjects_are_not(db: Connection) -> None:
+    """cancel_many by unique key, and on_conflict, concern the ordinary job that has the key; the subject of that name stays as it is."""  # noqa: E501
+    job, _ = push(db, "a", args={"n": 1})
+    plain = put(db, unique_key="a", args={"n": 2})
+    put(db, unique_key="a", args={"n": 3}, on_conflict="replace_args")
+    ((cancelled, cancelling),) = call(db, "cancel_many", unique_key="a")
+    assert (cancelled, cancelling) == (1, 0)
+    assert states(db, job, plain) == ["available", "cancelled"]
+    assert (subject(db, "a") or {})["args"] == {"n": 1}
+
+
+def test_append_makes_a_name(db: Connection) -> None:
+    """S3-02, S3-24: many jobs for one target are subjects with random names, pending at once and in their order."""
+    rows = [call(db, "subject_append", queue="q", task="t", args={"n": n})[0] for n in range(3)]
+    names = {str(uuid.UUID(name)) for _, name in rows}
+    assert len(names) == 3
+    assert {state(db, name) for name in names} == {"pending"}
+    assert [job.args["n"] for job in Hands(db).start()] == [0, 1, 2]
+
+
+def test_a_past_date_is_pending_a_future_one_planned(db: Connection) -> None:
+    """S3-22: pushed with a past date, a subject is pending; with a future one, planned."""
+    push(db, "past", run_at=clock(db, "-1 h"))
+    push(db, "future", run_at=clock(db, "1 h"))
+    push(db, "now")
+    assert [state(db, name) for name in ("past", "future", "now")] == ["pending", "planned", "pending"]
+
+
+def test_defaults_of_push(db: Connection) -> None:
+    """S3-23: the short form has version 1 of the args, priority 2 and runs at once; the report says whether it was queued."""
+    job, created = push(db, "a")
+    row = db.execute("select priority, args, options, max_attempts from tallybook.job where id = %s", (job,)).fetchone()
+    assert created
+    assert row == (2, {}, {"subject": {"iterations": 0}}, None)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"subject": ""},
+        {"subject": None},
+        {"subject": "x" * 513},
+        {"task": ""},
+        {"queue": "x" * 65},
+        {"queue": " q"},
+        {"priority": -1},
+        {"max_attempts": 0},
+        {"run_at": "infinity"},
+        {"options": {"subject": {"iterations": 9}}},
+        {"options": {"version": 0}},
+        {"headers": {"x": "y" * 9000}},
+    ],
+)
+@pytest.mark.parametrize("verb", ["subject_push", "subject_upsert"])
+def test_what_does_not_fit_is_refused(db: Connection, verb: str, bad: dict[str, Any]) -> None:
+    """S3-23: a name that is too long, and whatever else does not fit, is TB005, and nothing is put in."""
+    with pytest.raises(psycopg.Error) as caught:
+        call(db, verb, **{"queue": "q", "task": "t", "subject": "a", **bad})
+    assert caught.value.sqlstate == "TB005"
+    assert db.execute("select count(*) from tallybook.subject_job").fetchone() == (0,)
+
+
+def test_nobody_forges_a_subject(db: Connection) -> None:
+    """An ordinary job cannot say of itself that it is a subject's."""
+    with pytest.raises(psycopg.Error) as caught:
+        put(db, options=psycopg.types.json.Jsonb({"subject": {}}))
+    assert caught.value.sqlstate == "TB005"
+
+
+# --- upsert ---------------------------------------------------------------------------------------------------------
+
+
+def test_upsert_of_a_planned_one(db: Connection) -> None:
+    """S3-12, S3-13: created, updated, unchanged; with the time before and after."""
+    first, second = clock(db, "1 h"), clock(db, "2 h")
+    job, *said = upsert(db, "a", args={"n": 1}, run_at=first)
+    assert said == ["created", None, first]
+    assert upsert(db, "a", args={"n": 1}, run_at=first) == (job, "unchanged", first, first)
+    assert upsert(db, "a", args={"n": 1}) == (job, "unchanged", first, first)
+    assert upsert(db, "a", args={"n": 2}, run_at=second) == (job, "updated", first, second)
+    assert upsert(db, "a", args={"n": 3}, priority=1, queue="other") == (job, "updated", second, second)
+    found = subject(db, "a") or {}
+    assert (found["args"], found["next_run_at"], found["priority"], found["queue"]) == ({"n": 3}, second, 1, "other")
+
+
+def test_upsert_moves_the_date_and_with_it_the_state(db: Connection, hands: Hands) -> None:
+    """S3-25: with a new date comes the new state: due now, a planned one runs; put off, a pending one does not."""
+    job, *_ = upsert(db, "a", run_at=clock(db, "1 h"))
+    assert upsert(db, "a", run_at=clock(db, "-1 s"))[1] == "updated"
+    assert start_one(hands).id == job
+    other, *_ = upsert(db, "b")
+    assert state(db, "b") == "pending"
+    later = clock(db, "1 h")
+    assert upsert(db, "b", run_at=later)[1] == "updated"
+    found = subject(db, "b") or {}
+    assert (found["state"], found["next_run_at"]) == ("planned", later)
+    assert hands.start() == []
+    promote(db)
+    found = subject(db, "b") or {}
+    assert (found["state"], found["next_run_at"], found["attempts"]) == ("planned", later, 0)
+    assert start_one(hands, "2 h").id == other
+
+
+def test_upsert_of_a_pending_one(db: Connection, hands: Hands) -> None:
+    """S3-25: what stands in line has its args replaced and its priority raised, in its place; the next attempts have them too."""
+    job, *_ = upsert(db, "a", args={"n": 1}, options={"version": 2})
+    assert upsert(db, "a", args={"n": 1}, options={"version": 2})[1] == "unchanged"
+    assert upsert(db, "a", args={"n": 2}, options={"version": 3})[:2] == (job, "updated")
+    assert upsert(db, "a", args={"n": 2}, options={"version": 3})[1] == "unchanged"
+    assert upsert(db, "a", args={"n": 2}, options={"version": 3}, priority=7)[1] == "unchanged"
+    assert (subject(db, "a") or {})["args"] == {"n": 2}
+    assert upsert(db, "a", args={"n": 2}, options={"version": 3}, priority=1)[1] == "updated"
+    attempt = start_one(hands)
+    assert attempt.args == {"n": 2}
+    end(hands, "subject_reschedule", attempt, run_in="1 h")
+    row = db.execute("select args, options -> 'version', priority from tallybook.job where id = %s", (job,)).fetchone()
+    assert row == ({"n": 2}, 3, 1)
+
+
+def test_upsert_never_touches_an_active_one(db: Connection, hands: Hands) -> None:
+    """S3-25: an active subject is reported as that, and neither it nor what it becomes is changed."""
+    push(db, "a", args={"n": 1})
+    attempt = start_one(hands)
+    assert upsert(db, "a", args={"n": 2}, run_at=clock(db, "1 h")) == (attempt.id, "active", None, None)
+    assert many(db, "subject_upsert_many", ["a"], args=['{"n": 2}'])[0][2] == "active"
+    assert db.execute("select count(*) from tallybook.amendment").fetchone() == (0,)
+    end(hands, "subject_reschedule", attempt, run_in="5 min")
+    found = subject(db, "a") or {}
+    assert found["args"] == {"n": 1}
+    assert clock(db) < found["next_run_at"] < clock(db, "6 min")
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_upsert_revives_a_completed_one(db: Connection, hands: Hands, planned: bool) -> None:
+    """S3-12, S3-28: a completed subject lives again, with its iterations, as a new job; push leaves it."""
+    job = ended(hands, "a", "completed")
+    assert push(db, "a") == (job, False)
+    run_at = clock(db, "1 h") if planned else None
+    again, report, old, new = upsert(db, "a", args={"n": 2}, **({"run_at": run_at} if planned else {}))
+    assert (report, old) == ("updated", None)
+    assert new == run_at if planned else new <= clock(db)
+    assert again != job
+    found = subject(db, "a") or {}
+    assert (found["state"], found["iterations"], found["ended_at"]) == ("planned" if planned else "pending", 1, None)
+    assert found["last_at"] is not None
+    attempt = start_one(hands, "2 h")
+    assert (attempt.id, attempt.args) == (again, {"n": 2})
+    assert states(db, job) == ["completed"]
+
+
+@pytest.mark.parametrize("how", ["killed", "dead"])
+def test_upsert_leaves_the_dead(db: Connection, hands: Hands, how: str) -> None:
+    """S3-13: a dead or killed subject is reported as dead and stays that, for push too."""
+    job = ended(hands, "a", how)
+    assert upsert(db, "a", args={"n": 2}) == (job, "dead", None, None)
+    assert push(db, "a") == (job, False)
+    assert hands.start() == []
+
+
+def test_upsert_keeps_failures(db: Connection, hands: Hands) -> None:
+    """A subject in backoff that is given new args keeps its failures: only a reschedule starts anew."""
+    push(db, "a")
+    end(hands, "subject_reject", start_one(hands), message="no", retry_in="1 h")
+    assert upsert(db, "a", args={"n": 2})[1] == "updated"
+    found = subject(db, "a") or {}
+    assert (found["failures"], found["attempts"], found["state"]) == (1, 1, "planned")
+
+
+def test_upsert_sees_what_its_own_transaction_did(db: Connection, hands: Hands) -> None:
+    """Pushed, changed and forgotten in one transaction: each sees the ones before, and nothing is left after a rollback."""
+    with db.transaction(force_rollback=True):
+        job, _ = push(db, "a", args={"n": 1})
+        assert upsert(db, "a", args={"n": 2})[:2] == (job, "updated")
+        assert upsert(db, "a", args={"n": 2})[:2] == (job, "unchanged")
+        assert forget(db, "a") == "forgotten"
+        again, created = push(db, "a")
+        assert created
+        assert again != job
+    assert (state(db, "a"), hands.start()) == (None, [])
+
+
+# --- bulk -----------------------------------------------------------------------------------------------------------
+
+
+def test_push_many(db: Connection) -> None:
+    """S3-11: hundreds by one statement; those that are there are skipped, and the report is in the order given."""
+    there, _ = push(db, "s7")
+    names = [f"s{n}" for n in range(300)]
+    rows = many(db, "subject_push_many", names)
+    assert [row[0] for row in rows] == names
+    assert [row[0] for row in rows if row[2] != "created"] == ["s7"]
+    assert rows[7][1:3] == (there, "unchanged")
+    assert many(db, "subject_push_many", names) == [
+        (name, row[1], "unchanged", None, None) for name, row in zip(names, rows, strict=True)
+    ]
+    assert len({job.id for job in Hands(db).start(1000)}) == 300
+
+
+def test_upsert_many_reports_each(db: Connection, hands: Hands) -> None:
+    """S3-12, S3-13: one row of report each: created, updated, unchanged, active, dead, with old and new times."""
+    for how in ("dead", "killed", "completed"):
+        ended(hands, how, how)
+    push(db, "active")
+    (active,) = hands.start()
+    first, second = clock(db, "1 h"), clock(db, "2 h")
+    push(db, "planned", run_at=first, args={"n": 1})
+    push(db, "same", run_at=second, args={"n": 9})
+    push(db, "pending", args={"n": 1})
+    names = ["planned", "new", "same", "active", "pending", "dead", "killed", "completed"]
+    rows = many(db, "subject_upsert_many", names, args=['{"n": 9}'] * 8, run_ats=[second] * 8)
+    assert [(row[0], row[2]) for row in rows] == [
+        ("planned", "updated"),
+        ("new", "created"),
+        ("same", "unchanged"),
+        ("active", "active"),
+        ("pending", "updated"),
+        ("dead", "dead"),
+        ("killed", "dead"),
+        ("completed", "updated"),
+    ]
+    assert [(row[3], row[4]) for row in rows[:4]] == [(first, second), (None, second), (second, second), (None, None)]
+    assert rows[4][4] == second
+    assert rows[3][1] == active.id
+    assert rows[5][3:] == (None, None)
+    assert rows[7][3:] == (None, second)
+    assert {
+        (subject(db, name) or {})["next_run_at"] for name in ("planned", "new", "same", "pending", "completed")
+    } == {second}
+
+
+def test_duplicates_in_a_batch(db: Connection) -> None:
+    """S3-13: of two of one name the last counts for an upsert, the first for a push, and each has its row."""
+    rows = many(db, "subject_upsert_many", ["a", "b", "a"], args=['{"n": 1}', '{"n": 2}', '{"n": 3}'])
+    assert [(row[0], row[2]) for row in rows] == [("a", "unchanged"), ("b", "created"), ("a", "created")]
+    assert rows[0][1] == rows[2][1]
+    assert (subject(db, "a") or {})["args"] == {"n": 3}
+    rows = many(db, "subject_push_many", ["c", "c"], args=['{"n": 1}', '{"n": 2}'])
+    assert [(row[0], row[2]) for row in rows] == [("c", "created"), ("c", "unchanged")]
+    assert (subject(db, "c") or {})["args"] == {"n": 1}
+
+
+def test_priorities_options_and_headers_of_a_batch(db: Connection) -> None:
+    """Each has its own priority, options and headers; a null is the default."""
+    many(
+        db, "subject_upsert_many", ["a", "b"], args=["{}", "{}"], priorities=[1, None], max_attempts=9,
+        options=['{"version": 2}', None], headers=[None, '{"trace": "x"}'],
+    )  # fmt: skip
+    rows = db.execute(
+        "select subject, priority, options ->> 'version', headers, max_attempts from tallybook.job order by subject"
+    ).fetchall()
+    assert rows == [("a", 1, "2", None, 9), ("b", 2, None, {"trace": "x"}, 9)]
+
+
+def test_an_empty_batch(db: Connection) -> None:
+    """Nothing in, nothing out."""
+    assert many(db, "subject_upsert_many", []) == []
+    assert many(db, "subject_push_many", []) == []
+
+
+@pytest.mark.parametrize("bad", [{"args": ["{}"]}, {"args": ["{}", "[]"]}, {"args": ["{}", None]}, {"priorities": [1]}])
+def test_a_batch_that_does_not_fit(db: Connection, bad: dict[str, Any]) -> None:
+    """TB005, and nothing of the batch is put in."""
+    with pytest.raises(psycopg.Error) as caught:
+        many(db, "subject_upsert_many", ["a", "b"], **bad)
+    assert caught.value.sqlstate == "TB005"
+    assert db.execute("select count(*) from tallybook.subject_job").fetchone() == (0,)
+
+
+# --- the order in which they run ------------------------------------------------------------------------------------
+
+
+def test_the_oldest_due_runs_first(db: Connection, hands: Hands) -> None:
+    """S3-03, S3-26: due ones run in the order of their times, with fewer failures first on ties; what is due now is seen."""
+    at = clock(db, "1 h")
+    for failures in (2, 0, 1):  # the one that failed most is the oldest job
+        push(db, f"f{failures}")
+        for _ in range(failures):
+            end(hands, "subject_reject", start_one(hands), message="no", retry_in="0")
+        end(hands, "subject_reject", start_one(hands), message="no", retry_in="1 min")
+    for name, run_at in (
+        ("late", clock(db, "2 h")),
+        ("f2", at),
+        ("f0", at),
+        ("f1", at),
+        ("early", clock(db, "30 min")),
+    ):
+        upsert(db, name, run_at=run_at)
+    ((promoted, *_),) = call(db, "promote", at=at)
+    assert promoted == 4
+    names = dict(db.execute("select job_id, subject from tallybook.subject_job").fetchall())
+    assert [names[job.id] for job in hands.start()] == ["early", "f0", "f1", "f2"]
+
+
+def test_pushed_past_dates_run_oldest_first(db: Connection, hands: Hands) -> None:
+    """S3-03: of one batch with past dates the oldest runs first, and those without a date in the order given."""
+    ats = [clock(db, "-1 min"), clock(db, "-3 min"), clock(db, "-2 min")]
+    many(db, "subject_push_many", ["a", "b", "c"], args=['{"n": 3}', '{"n": 1}', '{"n": 2}'], run_ats=ats)
+    many(db, "subject_push_many", ["z", "y"], args=['{"n": 4}', '{"n": 5}'])
+    assert [job.args["n"] for job in hands.start()] == [1, 2, 3, 4, 5]
+
+
+def test_priority_goes_before_the_date(db: Connection, hands: Hands) -> None:
+    """S3-26: a lower priority number runs first, whatever is due longer."""
+    push(db, "old", run_at=clock(db, "-1 h"), args={"n": 2})
+    push(db, "urgent", priority=1, args={"n": 1})
+    assert [job.args["n"] for _ in range(2) for job in hands.start()] == [1, 2]
+
+
+# --- forget, cancel, retry ------------------------------------------------------------------------------------------
+
+
+def test_forget(db: Connection, hands: Hands) -> None:
+    """What is forgotten can be pushed anew; its job does not run. An active one is left alone."""
+    assert forget(db, "a") == "unknown"
+    for run_at in (None, clock(db, "1 h")):
+        job, _ = push(db, "a", **({"run_at": run_at} if run_at else {}))
+        assert forget(db, "a") == "forgotten"
+        assert (state(db, "a"), states(db, job)) == (None, ["cancelled"])
+    promote(db, "2 h")
+    assert hands.start() == []
+    push(db, "a")
+    attempt = start_one(hands)
+    assert (forget(db, "a"), state(db, "a")) == ("active", "active")
+    end(hands, "subject_reschedule", attempt, run_in="1 h")
+    for how in ("completed", "dead", "killed"):
+        job = ended(hands, how, how)
+        assert forget(db, how) == "forgotten"
+        again, created = push(db, how)
+        assert created
+        assert again != job
+
+
+def test_a_cancelled_subject_is_as_good_as_forgotten(db: Connection, hands: Hands) -> None:
+    """Cancelled before it started, in line or planned, or while it ran: it is not shown, and a push makes a new one."""
+    for name, run_at in (("pending", None), ("planned", clock(db, "1 h")), ("active", None)):
+        job, _ = push(db, name, **({"run_at": run_at} if run_at else {}))
+        attempt = next((one for one in hands.start() if one.id == job), None) if name == "active" else None
+        hands.one("select tallybook.cancel(%s)", job)
+        if attempt:
+            assert state(db, name) == "active"
+            assert push(db, name) == (job, False)
+            hands.say("cancelled", attempt)
+        assert state(db, name) is None
+        again, created = push(db, name)
+        assert created
+        assert again != job
+        assert upsert(db, name)[1] == "unchanged"
+        hands.one("select tallybook.cancel(%s)", again)
+        assert upsert(db, name)[1] == "created"
+
+
+def test_cancelled_in_this_transaction_is_not_free_yet(db: Connection) -> None:
+    """TB005: the job may have started. After the commit the name is free; subject_forget frees it at once."""
+    job, _ = push(db, "a")
+    with pytest.raises(psycopg.Error) as caught, db.transaction():
+        db.execute("select tallybook.cancel(%s)", (job,))
+        push(db, "a")
+    assert caught.value.sqlstate == "TB005"
+    assert state(db, "a") == "pending"
+
+
+@pytest.mark.parametrize("how", ["dead", "killed"])
+def test_a_person_retries_a_dead_subject(db: Connection, hands: Hands, how: str) -> None:
+    """retry gives a dead or killed subject another attempt under its name, with its iterations."""
+    push(db, "a", args={"n": 1})
+    end(hands, "subject_reschedule", start_one(hands), run_in="1 h")
+    attempt = start_one(hands, "2 h")
+    end(hands, "subject_kill", attempt) if how == "killed" else hands.fail(attempt, final=True)
+    iterations = (subject(db, "a") or {})["iterations"]
+    assert iterations == (2 if how == "killed" else 1)
+    hands.one("select tallybook.retry(%s)", attempt.id)
+    found = subject(db, "a") or {}
+    assert (found["state"], found["iterations"], found["failures"], found["job_id"]) == (
+        "pending",
+        iterations,
+        0,
+        attempt.id,
+    )
+    assert upsert(db, "a", args={"n": 1})[:2] == (attempt.id, "unchanged")
+    end(hands, "subject_complete", start_one(hands))
+    assert (subject(db, "a") or {})["iterations"] == iterations + 1
+
+
+def test_retry_of_a_cancelled_subject(db: Connection, hands: Hands) -> None:
+    """A cancelled job of a subject is the subject again, unless the name has been given to another since: TB005."""
+    for name, run_at in (("pending", None), ("planned", clock(db, "1 h"))):
+        job, _ = push(db, name, **({"run_at": run_at} if run_at else {}))
+        hands.one("select tallybook.cancel(%s)", job)
+        hands.one("select tallybook.retry(%s)", job)
+        assert (state(db, name), push(db, name)) == (name, (job, False))
+        hands.one("select tallybook.cancel(%s)", job)
+        push(db, name)
+        with pytest.raises(psycopg.Error) as caught:
+            hands.one("select tallybook.retry(%s)", job)
+        assert caught.value.sqlstate == "TB005"
+
+
+def test_retry_of_a_forgotten_subject(db: Connection, hands: Hands) -> None:
+    """Its dead letter stays when a dead subject is forgotten: retried, it has its name again."""
+    job = ended(hands, "a", "dead")
+    forget(db, "a")
+    hands.one("select tallybook.retry(%s)", job)
+    assert push(db, "a") == (job, False)
+
+
+def test_dropping_the_dead_letter_keeps_the_name(db: Connection, hands: Hands) -> None:
+    """Without its dead letter a dead subject is on record still, and no push brings it back: subject_forget does."""
+    job = ended(hands, "a", "killed")
+    hands.one("select tallybook.drop_dead(%s)", job)
+    assert (state(db, "a"), push(db, "a"), upsert(db, "a")[1]) == ("killed", (job, False), "dead")
+    forget(db, "a")
+    assert push(db, "a")[1]
+
+
+# --- what is seen ---------------------------------------------------------------------------------------------------
+
+
+def test_an_ended_subject_outlives_its_history(db: Connection, hands: Hands) -> None:
+    """S3-28: with its job's history gone, an ended subject is seen as before, a push is a no-op and an upsert revives it."""
+    for how in ("completed", "dead", "killed"):
+        ended(hands, how, how)
+    push(db, "plain", args={"n": 1})
+    hands.complete(start_one(hands))  # not by subject_complete: the same
+    names = ("completed", "dead", "killed", "plain")
+    before = [subject(db, name) for name in names]
+    for table in ("outcome", "claim", "entry", "dead"):
+        db.execute(f"delete from tallybook.{table}")  # type: ignore[arg-type]  # noqa: S608
+    assert [subject(db, name) for name in names] == before
+    assert [row["state"] for row in before if row] == ["completed", "dead", "killed", "completed"]
+    assert not any(push(db, name)[1] for name in names)
+    assert [upsert(db, name)[1] for name in names] == ["updated", "dead", "dead", "updated"]
+    assert (subject(db, "plain") or {})["iterations"] == 1
+
+
+def test_the_error_log(db: Connection, hands: Hands) -> None:
+    """S3-30: each failure with when, queue, task, subject, job, attempt, message, details and ref_id, the newest first."""
+    push(db, "a")
+    job = start_one(hands)
+    end(hands, "subject_reject", job, message="first", details={"code": 7}, ref_id="worker-3", retry_in="0")
+    again = start_one(hands)
+    end(hands, "subject_kill", again, reason="second")
+    plain = put(db, task="other")
+    hands.fail(start_one(hands), final=True)
+    rows = db.execute(
+        "select queue, task, subject, job_id, attempt, state, message, details, ref_id from tallybook.error"
+        " order by ended_at desc"
+    ).fetchall()
+    assert rows == [
+        ("q", "other", None, plain, 1, "dead", "no luck", None, None),
+        ("q", "t", "a", job.id, 2, "dead", "second", None, None),
+        ("q", "t", "a", job.id, 1, "failed", "first", {"code": 7}, "worker-3"),
+    ]
+    (newest,) = db.execute("select ended_at from tallybook.error order by ended_at desc limit 1").fetchall()
+    assert clock(db) - newest[0] < HOUR
+
+
+def test_details_are_any_json(db: Connection, hands: Hands) -> None:
+    """S3-30: details are kept as they are, nulls in them included."""
+    push(db, "a")
+    details = {"a": None, "b": [1, {"c": None}]}
+    end(hands, "subject_reject", start_one(hands), message="no", details=details)
+    assert db.execute("select details from tallybook.error").fetchall() == [(details,)]
+    assert json.dumps((subject(db, "a") or {})["error"]["details"]) == json.dumps(details)

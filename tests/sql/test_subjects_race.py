@@ -1,0 +1,524 @@
+"""Subjects under every order of concurrent steps, with controls that take a guard out.
+
+What producers were told and what workers saw at their starts is written down as a program outside would: a start after its
+answer, a promise after its commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from support.hands import Hands
+from support.interleave import Connection, Interleaver, Step, StepFailed, interleavings, sample
+from support.subjects import call, clock, end, forget, many, push, start_one, state, subject, upsert
+from support.waiting import wait_until
+from tallybook._db.migrate import routines
+
+pytestmark = pytest.mark.direct("watches which session waits for which")
+
+Db = psycopg.Connection[tuple[Any, ...]]
+Connect = Callable[..., Db]
+Rows = list[tuple[Any, ...]]
+
+
+@dataclass
+class Scene:
+    """One subject of a queue of its own, which has the queue's name."""
+
+    queue: str
+    workers: dict[str, int]
+    claimed: dict[str, dict[int, tuple[UUID, int]]] = field(default_factory=dict)
+    running: dict[str, int] = field(default_factory=dict)
+    did: dict[int, int] = field(default_factory=dict)
+    """Job -> the number in its args when it last started."""
+    starts: list[int] = field(default_factory=list)
+    open: dict[Connection, list[tuple[int, int, str]]] = field(default_factory=dict)
+    told: list[tuple[int, int, str]] = field(default_factory=list)
+    """What committed producers were told: job, number, report."""
+    wrong: list[str] = field(default_factory=list)
+    freed: int = 0
+
+
+async def rows(conn: Connection, query: str, *params: object) -> Rows:
+    return await (await conn.execute(query, params)).fetchall()  # type: ignore[arg-type]
+
+
+def busy(conn: Connection) -> bool:
+    return conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
+
+
+def claim(name: str) -> Step:
+    async def step(conn: Connection, scene: Scene) -> None:
+        await conn.execute("select tallybook.promote()")
+        while True:
+            lease = uuid4()
+            query = "select claim_id, jobs from tallybook.claim(%s, %s, '{10}', %s)"
+            ((claim_id, jobs),) = await rows(conn, query, scene.workers[name], [scene.queue], lease)
+            if claim_id is None or jobs:
+                break
+        for job, attempt in await rows(conn, "select job_id, attempt from tallybook.leased(%s)", lease):
+            scene.claimed.setdefault(name, {})[job] = (lease, attempt)
+
+    return step
+
+
+def start(name: str) -> Step:
+    async def step(conn: Connection, scene: Scene) -> None:
+        mine = scene.claimed.setdefault(name, {})
+        for job, (lease, attempt) in list(mine.items()):
+            if scene.running.get(name) == job:
+                continue
+            query = (
+                "select cancelled, coalesce(busy, false), coalesce(put_off, false), (args ->> 'n')::int"
+                " from tallybook.leased(%s, %s)"
+            )
+            ((cancelled, wait, put_off, n),) = await rows(conn, query, lease, job)
+            if cancelled or put_off:
+                verb = "cancelled" if cancelled else "put_off"
+                await rows(conn, f"select tallybook.{verb}(%s, %s, %s)", lease, job, attempt)
+                del mine[job]
+            elif not wait:
+                if others := [other for other in scene.running.values() if other != job]:
+                    scene.wrong.append(f"job {job} started while {others} ran")
+                changing = [
+                    n for told in scene.open.values() for j, n, report in told if j == job and report == "updated"
+                ]
+                if changing:
+                    scene.wrong.append(f"job {job} started while {changing} were being promised of it")
+                scene.running[name] = job
+                scene.did[job] = n
+                scene.starts.append(job)
+
+    return step
+
+
+def finish(name: str, verb: str = "subject_complete", more: str = "", *, begin: bool = False) -> Step:
+    async def step(conn: Connection, scene: Scene) -> None:
+        if (job := scene.running.get(name)) is None:
+            return
+        lease, attempt = scene.claimed[name][job]
+        if begin:
+            await conn.execute("begin")
+        else:
+            del scene.running[name]
+        await rows(conn, f"select tallybook.{verb}(%s, %s, %s{more})", lease, job, attempt)
+        if not begin:
+            del scene.claimed[name][job]
+
+    return step
+
+
+AGAIN = finish("one", "subject_reschedule", ", run_in => '0'")
+
+
+def commit(name: str = "-") -> Step:
+    async def step(conn: Connection, scene: Scene) -> None:
+        if job := scene.running.pop(name, None):
+            del scene.claimed[name][job]
+        await conn.execute("commit")
+        scene.told += scene.open.pop(conn, [])
+
+    return step
+
+
+def produce(n: int, *, verb: str = "upsert", begin: bool = False) -> Step:
+    """Somebody wants the subject to work on number n."""
+
+    async def step(conn: Connection, scene: Scene) -> None:
+        if begin:
+            await conn.execute("begin")
+        ran = set(scene.running.values())
+        said = "report" if verb == "upsert" else "case when created then 'created' else 'kept' end"
+        query = f"select job_id, {said} from tallybook.subject_{verb}(%s, 't', %s, jsonb_build_object('n', %s::int))"  # noqa: S608
+        try:
+            ((job, report),) = await rows(conn, query, scene.queue, scene.queue, n)
+        except psycopg.Error as error:
+            if error.sqlstate != "TB005":
+                raise
+            await conn.execute("rollback")
+            return
+        if report == "updated" and job in ran:
+            scene.wrong.append(f"job {job} was changed while it ran")
+        (scene.open.setdefault(conn, []) if busy(conn) else scene.told).append((job, n, report))
+
+    return step
+
+
+def free(*, begin: bool = False) -> Step:
+    async def step(conn: Connection, scene: Scene) -> None:
+        if begin:
+            await conn.execute("begin")
+        ((said,),) = await rows(conn, "select tallybook.subject_forget('t', %s)", scene.queue)
+        scene.freed += said == "forgotten"
+
+    return step
+
+
+def cancel_and_retry() -> Sequence[Step]:
+    async def cancel(conn: Connection, scene: Scene) -> None:
+        await rows(conn, "select tallybook.cancel(job_id) from tallybook.subject_job where subject = %s", scene.queue)
+        scene.freed += 1
+
+    async def retry(conn: Connection, scene: Scene) -> None:
+        await conn.execute("begin")
+        try:
+            await rows(conn, "select tallybook.retry(%s)", scene.told[0][0])
+            scene.freed -= 1
+        except psycopg.Error as error:
+            if error.sqlstate not in ("TB005", "TB002"):
+                raise
+            await conn.execute("rollback")
+
+    return [cancel, retry, commit()]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    sessions: Sequence[Sequence[Step]]
+    first: str = ""
+    """How the subject is at the beginning: pending, planned, completed; empty: there is none."""
+
+
+OPEN_UPSERT: Sequence[Step] = [produce(2, begin=True), commit()]
+WORK: Sequence[Step] = [claim("one"), start("one"), finish("one")]
+ITERATE: Sequence[Step] = [claim("one"), start("one"), AGAIN]
+SCENARIOS: dict[str, Scenario] = {
+    "an upsert and a claim": Scenario([OPEN_UPSERT, WORK], "pending"),
+    "an upsert of a planned one and a claim": Scenario([OPEN_UPSERT, WORK], "planned"),
+    "an upsert that says more and a worker": Scenario([[produce(2, begin=True), produce(3), commit()], ITERATE], "pending"),
+    "two upserts and a worker": Scenario([OPEN_UPSERT, [produce(3, begin=True), commit()], WORK], "pending"),
+    "an upsert and an end": Scenario(
+        [OPEN_UPSERT, [claim("one"), start("one"), finish("one", begin=True), commit("one")]], "pending"
+    ),
+    "two that make one": Scenario([OPEN_UPSERT, [produce(3, begin=True), commit()], [produce(4, verb="push")]]),
+    "two that revive one": Scenario([OPEN_UPSERT, [produce(3, begin=True), commit()], WORK], "completed"),
+    "forgotten and made anew": Scenario(
+        [[free(begin=True), produce(2, verb="push"), commit()], [claim("one"), start("one"), start("one"), finish("one")], [claim("two"), start("two")]],  # noqa: E501
+        "pending",
+    ),
+    "retried and made anew": Scenario([cancel_and_retry(), [produce(2, verb="push", begin=True), commit()], WORK], "planned"),
+}  # fmt: skip
+
+
+DUE = "update tallybook.scheduled set run_at = clock_timestamp() where unique_key = %s"
+
+
+async def _begin(conn: Connection, scene: Scene, first: str) -> None:
+    if not first:
+        return
+    await produce(1)(conn, scene)  # type: ignore[operator, misc]
+    if first == "planned":  # due, and in scheduled still
+        query = (
+            "select tallybook.subject_upsert(%s, 't', %s, '{\"n\": 1}', run_at => clock_timestamp() + interval '1 h')"
+        )
+        await conn.execute("select tallybook.subject_forget('t', %s)", [scene.queue])
+        scene.told.clear()
+        await conn.execute(query, [scene.queue, scene.queue])
+        await conn.execute(DUE, [scene.queue])
+        ((job,),) = await rows(conn, "select job_id from tallybook.subject_job where subject = %s", scene.queue)
+        scene.told.append((job, 1, "created"))
+    if first == "completed":
+        for step in (claim("one"), start("one"), finish("one")):
+            await step(conn, scene)  # type: ignore[operator, misc]
+
+
+async def _drain(conn: Connection, scene: Scene) -> None:
+    for _ in range(3):
+        for name in scene.workers:
+            for step in (claim(name), start(name), finish(name)):
+                await step(conn, scene)  # type: ignore[operator, misc]
+
+
+def _judge(scene: Scene, seen: Rows, made: int) -> list[str]:
+    wrong = list(scene.wrong)
+    last = {job: n for job, n, report in scene.told if report in ("created", "updated", "unchanged")}
+    wrong += [f"{n} was promised of job {job}, which did {scene.did.get(job)}" for job, n in last.items()
+              if scene.did.get(job) != n and not scene.freed]  # fmt: skip
+    if made > 1 + scene.freed:
+        wrong.append(f"{made} were told that they made it")
+    if len(seen) > 1 or scene.told and not seen and not scene.freed:  # noqa: RUF021
+        wrong.append(f"the view has {seen}")
+    wrong += [f"it is left {row}" for row in seen if row[1] != "completed"]
+    return wrong
+
+
+async def _play(dsn: str, scenario: Scenario, size: int) -> tuple[list[str], int]:
+    lengths = [len(session) for session in scenario.sessions]
+    schedules = list(interleavings(lengths))
+    if len(schedules) > size:
+        schedules = sample(lengths, size, 1)
+    found, played = [], 0
+    async with (
+        Interleaver(dsn, len(lengths)) as runner,
+        await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=0) as conn,
+    ):
+        for number, schedule in enumerate(schedules):
+            queue = f"q{number}"
+            query = "select tallybook.worker_start('one', %s), tallybook.worker_start('two', %s)"
+            ((one, two),) = await rows(conn, query, [queue], [queue])
+            scene = Scene(queue, {"one": one, "two": two})
+            await _begin(conn, scene, scenario.first)
+            try:
+                if not await runner.run(schedule, scenario.sessions, scene):
+                    continue
+            except StepFailed as error:
+                found.append(str(error))
+                continue
+            played += 1
+            await _drain(conn, scene)
+            seen = await rows(conn, "select job_id, state from tallybook.subject where subject = %s", queue)
+            made = sum(report == "created" for _, _, report in scene.told)
+            found += [f"{schedule}: {what}" for what in _judge(scene, seen, made)]
+    return found, played
+
+
+def play(dsn: str, scenario: Scenario, size: int = 30) -> tuple[list[str], int]:
+    return asyncio.run(_play(dsn, scenario, size))
+
+
+def test_an_upsert_against_a_claim(dsn: str) -> None:
+    """S3-25: in every order of an upsert's transaction and a worker's steps, an active subject is never touched, and what the
+    upsert was told is what the subject works on."""
+    for name in ("an upsert and a claim", "an upsert of a planned one and a claim"):
+        found, played = play(dsn, SCENARIOS[name])
+        assert not found, name
+        assert played >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if not name.endswith("and a claim")])
+def test_in_every_order(dsn: str, name: str) -> None:
+    """S3-02, S3-25: of a subject there is one job, one attempt runs at a time, and no promise is broken, whatever happens at once."""  # noqa: E501
+    found, played = play(dsn, SCENARIOS[name])
+    assert not found
+    assert played >= 3
+
+
+def without(dsn: str, function: str, *changes: tuple[str, str]) -> None:
+    """Take a guard out of a function."""
+    text = dict(routines())[f"functions/{function}.sql"]
+    for old, new in changes:
+        assert old in text, f"the guard that this control removes is not in {function} any more"
+        text = text.replace(old, new)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(text)  # type: ignore[arg-type]
+
+
+CONTROLS: dict[str, tuple[Any, ...]] = {
+    "a start that does not look for producers": (
+        "an upsert and a claim",
+        "_amend",
+        ("k.busy := not (pg_try_advisory_lock", "k.busy := false and not (pg_try_advisory_lock"),
+    ),
+    "an upsert that does not look whether it runs": (
+        "an upsert and a claim",
+        "_subject_now",
+        ("when not v_open then 'active'", "when false then 'active'"),
+    ),
+    "a revival that does not lock the name": (
+        "two that revive one",
+        "_subject_again",
+        ("x.subject = p_subject for update;\n  if not found or k.job_id <> p_job_id then return;",
+         "x.subject = p_subject;\n  if not found then return;"),
+    ),
+    "a name that is free while a retry is on its way": (
+        "retried and made anew",
+        "_subject_end",
+        ("j.subject = e.unique_key for update;", "j.subject = e.unique_key;"),
+        ("     where j.task = e.task and j.subject = e.unique_key;\n    return;", "     where false;\n    return;"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONTROLS)
+def test_control(dsn: str, name: str) -> None:
+    """Control: with a guard taken out, a promise is broken, or there are two jobs of one subject."""
+    scenario, function, *changes = CONTROLS[name]
+    without(dsn, function, *changes)
+    if function == "_subject_now":  # it believes then that what runs stands in line
+        without(dsn, "_claim_key", ("return tallybook._job_queued(p_job_id);\nend", "return true;\nend"),
+                ("if not tallybook._job_queued(p_job_id) then return false; end if;", ""))  # fmt: skip
+    found, _ = play(dsn, SCENARIOS[scenario])
+    assert found
+
+
+# --- a forget that commits while a worker looks ---------------------------------------------------------------------
+
+
+def _forgotten_while_leased(db: Db, connect: Connect, dsn: str) -> list[bool]:
+    """What leased says of two jobs, of which the second is forgotten after its statement began and before it is looked at."""
+    hands = Hands(db)
+    first, _ = push(db, "a")
+    push(db, "b")
+    stop = f"if p_job_id = {first} then perform pg_advisory_lock(99), pg_advisory_unlock(99); end if;"
+    without(dsn, "_amend", ("  k.busy := not (pg_try", f"  {stop}\n  k.busy := not (pg_try"))
+    gate, forgetter, worker = connect(), connect(), connect()
+    gate.execute("select pg_advisory_lock(99)")
+    forgetter.execute("begin")
+    assert forget(forgetter, "b") == "forgotten"
+    lease = uuid4()
+    worker.execute("select tallybook.claim(%s, '{q}', '{10}', %s)", (hands.worker, lease))
+    said: list[bool] = []
+
+    def look() -> None:
+        query = "select coalesce(cancelled, false) or coalesce(busy, false) from tallybook.leased(%s)"
+        said.extend(row[0] for row in worker.execute(query, (lease,)).fetchall())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    waits = "select from pg_locks where pid = %s and not granted"
+    wait_until(lambda: db.execute(waits, (worker.info.backend_pid,)).fetchone() is not None, "leased waits")
+    forgetter.execute("commit")
+    gate.execute("select pg_advisory_unlock(99)")
+    thread.join()
+    return said
+
+
+def test_a_forget_that_commits_while_a_worker_looks(db: Db, connect: Connect, dsn: str) -> None:
+    """A forgotten subject does not start, also when the forget commits between leased's snapshot and its look at that job."""
+    assert _forgotten_while_leased(db, connect, dsn) == [False, True]
+
+
+def test_control_without_the_newer_look(db: Db, connect: Connect, dsn: str) -> None:
+    """Control: with the tombstones of leased's own snapshot alone, the forgotten subject starts."""
+    without(dsn, "leased", ("or coalesce((e.k).cancelled, false)", ""))
+    assert _forgotten_while_leased(db, connect, dsn) == [False, False]
+
+
+# --- batches --------------------------------------------------------------------------------------------------------
+
+
+def _opposite(connect: Connect, names: list[str], rounds: int, *, fresh: bool) -> int:
+    """Two batches of the same subjects at once, again and again: how many deadlocks."""
+    deadlocks = 0
+    conns = [connect(application_name=name) for name in ("one", "two")]
+    for turn in range(rounds):
+        batch = [f"{turn} {name}" for name in names] if fresh else names
+        barrier = threading.Barrier(2)
+        failed: list[psycopg.Error] = []
+
+        def run(conn: Db, mine: list[str], args: str, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            try:
+                many(conn, "subject_upsert_many", mine, args=[args] * len(mine))
+            except psycopg.errors.DeadlockDetected as error:
+                failed.append(error)  # noqa: B023
+
+        threads = [
+            threading.Thread(target=run, args=(conns[0], batch, f'{{"n": {turn}}}')),
+            threading.Thread(target=run, args=(conns[1], batch[::-1], f'{{"m": {turn}}}')),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        deadlocks += len(failed)
+        if deadlocks:
+            break
+    return deadlocks
+
+
+BACKWARDS = "case when current_setting('application_name') = 'two' then -{0} else {0} end"
+UNORDERED = {
+    "new": ("where u.kind = 'n' order by u.subject collate \"C\"", f"where u.kind = 'n' order by {BACKWARDS.format('length(u.subject)')}"),  # noqa: E501
+    "planned": ("order by s.job_id for update", f"order by {BACKWARDS.format('s.job_id')} for update"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNORDERED)
+def test_batches_do_not_deadlock(db: Db, connect: Connect, kind: str) -> None:
+    """S3-12: two upserts of the same subjects at once, in opposite orders, end both, and each subject has one job."""
+    names = ["x" * n for n in range(1, 400)]
+    if kind == "planned":
+        many(db, "subject_push_many", names, run_ats=[clock(db, "1 h")] * len(names))
+    assert _opposite(connect, names, 4, fresh=kind == "new") == 0
+    jobs = db.execute("select count(*), count(distinct unique_key) from (select unique_key from tallybook.scheduled"
+                      " union all select unique_key from tallybook.entry) j").fetchone()  # fmt: skip
+    assert jobs == ((4 if kind == "new" else 1) * 399,) * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", UNORDERED)
+def test_control_batches_in_orders_of_their_own(db: Db, connect: Connect, dsn: str, kind: str) -> None:
+    """Control: when each batch takes its locks in an order of its own, two of them deadlock."""
+    names = ["x" * n for n in range(1, 400)]
+    if kind == "planned":
+        many(db, "subject_push_many", names, run_ats=[clock(db, "1 h")] * len(names))
+    without(dsn, "_subjects_put", UNORDERED[kind])
+    assert _opposite(connect, names, 60, fresh=kind == "new") > 0
+
+
+def test_the_old_time_is_exact(db: Db, connect: Connect) -> None:
+    """S3-13: an upsert that waited for another reports as old what that one left, not what it saw before it waited."""
+    push(db, "a", run_at=clock(db, "1 h"))
+    first, second = clock(db, "2 h"), clock(db, "3 h")
+    other = connect()
+    other.execute("begin")
+    upsert(other, "a", run_at=first)
+    said: list[Any] = []
+    waiter = connect()
+    thread = threading.Thread(target=lambda: said.append(upsert(waiter, "a", run_at=second)))
+    thread.start()
+    query = "select from pg_locks where pid = %s and not granted"
+    wait_until(lambda: db.execute(query, (waiter.info.backend_pid,)).fetchone() is not None, "the second waits")
+    other.execute("commit")
+    thread.join()
+    assert said[0][1:] == ("updated", first, second)
+
+
+def test_nobody_waits_for_an_open_upsert_but_the_same_subject(db: Db, connect: Connect) -> None:
+    """A business transaction that has upserted subjects stays open: claims, ends and other producers go on; the pending ones wait."""  # noqa: E501
+    hands = Hands(db)
+    for name in ("active", "done", "pending", "planned"):
+        push(db, name, **({"run_at": clock(db, "1 h")} if name == "planned" else {}))
+        if name in ("active", "done"):
+            job = start_one(hands)
+            if name == "done":
+                end(hands, "subject_complete", job)
+            else:
+                active = job
+    other = connect()
+    other.execute("begin")
+    rows = many(other, "subject_upsert_many", ["active", "pending", "planned", "done", "new"], args=['{"n": 1}'] * 5)
+    assert [row[2] for row in rows] == ["active", "updated", "updated", "updated", "created"]
+    db.execute("set lock_timeout = '1s'")
+    assert end(hands, "subject_complete", active) == "completed"
+    push(db, "another")
+    assert push(db, "planned")[1] is False
+    assert call(db, "promote", at=clock(db, "2 h"))[0][0] == 0  # what is locked is left
+    jobs = {job.id: job for job in hands.claim()}
+    pending = next(job for job in jobs.values() if job.busy)
+    assert len(jobs) == 2
+    other.execute("commit")
+    (again,) = hands.leased(pending.lease, pending.id)
+    assert (again.busy, again.args) == (False, {"n": 1})
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_other_isolation_levels(db: Db, connect: Connect, level: str) -> None:
+    """At REPEATABLE READ and above, planned and new subjects are upserted; a pending one is TB003, unless nothing is to be changed."""  # noqa: E501
+    push(db, "pending")
+    push(db, "planned", run_at=clock(db, "1 h"))
+    other = connect()
+    other.execute(f"begin isolation level {level}")  # type: ignore[arg-type]
+    rows = many(other, "subject_upsert_many", ["planned", "new", "pending"], args=['{"n": 1}', "{}", "{}"])
+    assert [row[2] for row in rows] == ["updated", "created", "unchanged"]
+    with pytest.raises(psycopg.Error) as caught:
+        upsert(other, "pending", args={"n": 1})
+    assert caught.value.sqlstate == "TB003"
+    other.execute("rollback")
+    other.execute(f"begin isolation level {level}")  # type: ignore[arg-type]
+    with pytest.raises(psycopg.Error) as caught:
+        forget(other, "pending")
+    assert caught.value.sqlstate == "TB003"
+    other.execute("rollback")
+    assert (state(db, "pending"), (subject(db, "pending") or {})["args"]) == ("pending", {})

@@ -1,0 +1,87 @@
+"""Subjects by SQL alone, for tests: each verb by its arguments' names, and what the view says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from support.hands import Hands, Job
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Row = tuple[Any, ...]
+
+
+def call(db: Connection, verb: str, **args: Any) -> list[Row]:
+    """select * from tallybook.VERB(name => value, ...); a dict is JSON."""
+    values = {name: Jsonb(value) if isinstance(value, dict) else value for name, value in args.items()}
+    names = ", ".join(f"{name} => %({name})s" for name in values)
+    return db.execute(f"select * from tallybook.{verb}({names})", values).fetchall()  # type: ignore[arg-type]  # noqa: S608
+
+
+def push(db: Connection, subject: str, **more: Any) -> tuple[int, bool]:
+    """The job's id, and whether it was made."""
+    ((job, created),) = call(db, "subject_push", **{"queue": "q", "task": "t", "subject": subject, **more})
+    return job, created
+
+
+def upsert(db: Connection, subject: str, **more: Any) -> Row:
+    """job_id, report, old_run_at, new_run_at."""
+    (row,) = call(db, "subject_upsert", **{"queue": "q", "task": "t", "subject": subject, **more})
+    return row
+
+
+def many(db: Connection, verb: str, subjects: Sequence[str], **more: Any) -> list[Row]:
+    """subject_push_many or subject_upsert_many: subject, job_id, report, old_run_at, new_run_at, one row each."""
+    args = more.pop("args", ["{}"] * len(subjects))
+    return call(db, verb, **{"queue": "q", "task": "t", "subjects": list(subjects), "args": args, **more})
+
+
+def forget(db: Connection, subject: str, task: str = "t") -> str:
+    ((said,),) = call(db, "subject_forget", task=task, subject=subject)
+    return str(said)
+
+
+def end(hands: Hands, verb: str, job: Job, **more: Any) -> Any:
+    """One of the ends of an attempt: what it returned."""
+    ((said,),) = call(hands.db, verb, **{"lease": job.lease, "job_id": job.id, "attempt": job.attempt, **more})
+    return said
+
+
+def subject(db: Connection, name: str, task: str = "t") -> dict[str, Any] | None:
+    """The subject as the view has it."""
+    cursor = db.execute("select * from tallybook.subject where task = %s and subject = %s", (task, name))
+    rows = cursor.fetchall()
+    assert len(rows) <= 1, rows
+    assert cursor.description is not None
+    return dict(zip([column.name for column in cursor.description], rows[0], strict=True)) if rows else None
+
+
+def state(db: Connection, name: str, task: str = "t") -> str | None:
+    found = subject(db, name, task)
+    return None if found is None else str(found["state"])
+
+
+def clock(db: Connection, ahead: str = "0") -> datetime:
+    """The server's time, moved."""
+    row = db.execute("select clock_timestamp() + %s::interval", (ahead,)).fetchone()
+    assert row is not None
+    moved: datetime = row[0]
+    return moved
+
+
+def promote(db: Connection, ahead: str = "0") -> int:
+    """Whatever is due by then goes to its line: how many."""
+    row = db.execute("select promoted from tallybook.promote(at => %s)", (clock(db, ahead),)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def start_one(hands: Hands, ahead: str = "0") -> Job:
+    """The one job that may run by then."""
+    promote(hands.db, ahead)
+    (job,) = hands.start()
+    return job

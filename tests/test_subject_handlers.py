@@ -1,0 +1,535 @@
+"""Subjects in Python: handlers that end their iteration, real workers and drains, producers beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from support import zoo
+from support.waiting import wait_until
+from support.worker_process import Workers, hold
+from support.workers import Jobs, eventually, working
+from tallybook import (
+    App,
+    Cancel,
+    Complete,
+    Constant,
+    Context,
+    Dead,
+    Drop,
+    Kill,
+    Reject,
+    Reschedule,
+    Snooze,
+    Subject,
+    SubjectInfo,
+    Task,
+)
+from tallybook.errors import JobDied
+from tallybook.testing import drain, travel
+
+NOW = Constant(timedelta(0))
+WEEK = timedelta(weeks=1)
+NAME = "asset:42"
+
+
+class Shop:
+    """An app with one task, whose handler does what the test says next, and the database beside it."""
+
+    def __init__(self, dsn: str, db: Any) -> None:
+        self.app = App("prices", dsn=dsn)
+        self.dsn, self.db = dsn, db
+        self.says: list[Callable[[], Any]] = []
+        self.seen: list[Subject | None] = []
+        self.args: list[dict[str, Any]] = []
+
+        @self.app.task(queue="prices", retry=NOW, max_attempts=3)
+        async def refresh(ctx: Context, asset_id: int, page: int = 0, since: date | None = None) -> Any:
+            self.seen.append(ctx.subject)
+            self.args.append({"asset_id": asset_id, "page": page})
+            return self.says.pop(0)()
+
+        self.refresh = refresh
+        self.asset = refresh.subject(NAME)
+
+    def run(self, *outcomes: Any) -> Any:
+        """Drain; the handler returns these, one after the other, or raises those that are wrapped in a list."""
+        self.says = [_says(outcome) for outcome in outcomes]
+        report = drain(self.app, dsn=self.dsn)
+        assert not self.says, "the handler was not called as often as it should"
+        return report
+
+    @property
+    def info(self) -> SubjectInfo:
+        info = self.asset.get_sync(self.db)
+        assert info is not None
+        return info
+
+    def job(self) -> Any:
+        return self.app.get_sync(self.db, self.info.job_id)
+
+    def errors(self) -> list[tuple[Any, ...]]:
+        statement = "select subject, message, details, ref_id from tallybook.error order by ended_at"
+        return list(self.db.execute(statement).fetchall())
+
+
+def _says(outcome: Any) -> Callable[[], Any]:
+    def say() -> Any:
+        if isinstance(outcome, list):
+            raise outcome[0]
+        return outcome
+
+    return say
+
+
+@pytest.fixture
+def shop(dsn: str, db: Any) -> Shop:
+    return Shop(dsn, db)
+
+
+def near(at: datetime | None, delay: timedelta) -> bool:
+    assert at is not None
+    return abs(at - datetime.now(UTC) - delay) < timedelta(minutes=1)
+
+
+# Ends of an iteration
+
+
+@pytest.mark.parametrize("raised", [False, True], ids=["returned", "raised"])
+@pytest.mark.parametrize("when", ["+1 week", WEEK, "instant"], ids=str)
+def test_reschedule_goes_on_under_the_same_name(shop: Shop, when: Any, raised: bool) -> None:
+    """S3-07 S3-27 S3-40: one more iteration, no failure, planned for then, the same job; also '+1 week'."""
+    put = shop.asset.push_sync(shop.db, 42)
+    outcome = Reschedule(datetime.now(UTC) + WEEK if when == "instant" else when)
+    report = shop.run([outcome] if raised else outcome)
+    assert (report.processed, report.retrying) == (1, 1)
+    info = shop.info
+    assert (info.state, info.iterations, info.failures, info.job_id) == ("planned", 1, 0, put.job_id)
+    assert near(info.next_run_at, WEEK) and near(info.last_at, timedelta(0))
+    assert shop.run().processed == 0
+    travel(shop.dsn, WEEK)
+    shop.run(Reschedule("+1 day"))
+    assert shop.info.iterations == 2
+    first, second = shop.seen
+    assert first == Subject(NAME, 0, None)
+    assert second is not None and second.iterations == 1 and near(second.last_at, timedelta(0))
+
+
+def test_an_instant_that_is_past_is_now(shop: Shop) -> None:
+    """S3-27: rescheduled to a past date, it is in line at once."""
+    shop.asset.push_sync(shop.db, 42)
+    shop.run(Reschedule(datetime(2020, 1, 1, tzinfo=UTC)), Reschedule(timedelta(0)), Complete())
+    assert (shop.info.state, shop.info.iterations) == ("completed", 3)
+
+
+@pytest.mark.parametrize("outcome", [None, Complete(), [Complete()], 7], ids=repr)
+def test_complete_keeps_the_name(shop: Shop, outcome: Any) -> None:
+    """S3-07 S3-28: a handler that returns, or completes, keeps the subject: a push does nothing, an upsert begins again."""
+    put = shop.asset.push_sync(shop.db, 42)
+    assert shop.run(outcome).completed == 1
+    assert (shop.info.state, shop.info.iterations, shop.info.next_run_at) == ("completed", 1, None)
+    assert shop.app.result_sync(put.job_id, shop.db) == (7 if outcome == 7 else None)
+    again = shop.asset.push_sync(shop.db, 43)
+    assert (again.report, again.job_id) == ("unchanged", put.job_id)
+    assert shop.run().processed == 0
+    assert shop.asset.upsert_sync(shop.db, 44).report == "updated"
+    shop.run(Complete())
+    assert shop.args[-1] == {"asset_id": 44, "page": 0}
+    assert shop.info.iterations == 2
+
+
+def test_drop_forgets_the_name(shop: Shop) -> None:
+    """S3-28: what is dropped is forgotten: the next push makes a new subject, whose iterations begin at 0."""
+    put = shop.asset.push_sync(shop.db, 42)
+    assert shop.run(Drop()).completed == 1
+    assert shop.asset.get_sync(shop.db) is None
+    again = shop.asset.push_sync(shop.db, 42)
+    assert again.created and again.job_id != put.job_id
+    shop.run(Reschedule("+1 week"))
+    assert shop.info.iterations == 1
+
+
+def test_kill_buries_and_keeps_the_name(shop: Shop) -> None:
+    """S3-28: killed: a dead letter with its reason and the args that were given, on which neither push nor upsert acts."""
+    put = shop.asset.push_sync(shop.db, 42)
+    assert shop.run(Kill("no such asset", args={"asset_id": 42, "page": 9})).dead == 1
+    assert (shop.info.state, shop.info.args) == ("killed", {"asset_id": 42, "page": 9})
+    (letter,) = shop.app.dead_letters_sync(shop.db)
+    assert (letter.job, letter.reason) == (put.job_id, "killed")
+    assert letter.error is not None and letter.error["message"] == "no such asset"
+    assert shop.asset.push_sync(shop.db, 42).report == "unchanged"
+    assert shop.asset.upsert_sync(shop.db, 42).report == "dead"
+    with pytest.raises(JobDied, match="no such asset"):
+        shop.app.result_sync(put.job_id, shop.db)
+    shop.app.retry_sync(shop.db, put.job_id)
+    shop.run(Reschedule("+1 week"))
+    assert (shop.info.state, shop.args[-1]["page"]) == ("planned", 9)
+
+
+@pytest.mark.parametrize("raised", [False, True], ids=["returned", "raised"])
+def test_reject_is_a_failure_on_record(shop: Shop, raised: bool) -> None:
+    """S3-29 S3-30: a reject is tried again, with message, details and reference in the log of errors."""
+    shop.asset.push_sync(shop.db, 42)
+    reject = Reject("502", {"url": "x"}, ref_id="req-1", retry_in="10 min")
+    assert shop.run([reject] if raised else reject).retrying == 1
+    info = shop.info
+    assert (info.state, info.failures, info.iterations) == ("planned", 1, 0)
+    assert near(info.next_run_at, timedelta(minutes=10))
+    assert shop.errors() == [(NAME, "502", {"url": "x"}, "req-1")]
+    travel(shop.dsn, timedelta(minutes=10))
+    shop.run(Reschedule("+1 week"))
+    assert (shop.info.failures, shop.info.iterations) == (0, 1)
+
+
+def test_details_that_are_no_json_are_kept_as_text(shop: Shop) -> None:
+    """S3-29: a reject stays a reject whatever its details are."""
+    shop.asset.push_sync(shop.db, 42)
+    shop.run(Reject("no", {"at": object()}), Complete())
+    ((_, message, details, _),) = shop.errors()
+    assert message == "no" and details.startswith("{'at': <object")
+
+
+def test_dead_after_its_tolerance_and_a_reschedule_begins_anew(shop: Shop) -> None:
+    """S3-04 S3-29 S3-31 S3-40: failures in a row count, an unhandled error is one; the third of three makes it dead."""
+    shop.asset.push_sync(shop.db, 42)
+    shop.run(
+        [ValueError("one")],
+        Reject("two"),
+        Reschedule(timedelta(0)),
+        Reject("three"),
+        [KeyError("four")],
+        Reject("five"),
+    )
+    info = shop.info
+    assert (info.state, info.failures, info.iterations) == ("dead", 3, 1)
+    assert [message for _, message, _, _ in shop.errors()] == ["one", "two", "three", "'four'", "five"]
+    assert shop.job().reason == "failed"
+
+
+def test_a_policy_says_when_a_reject_is_tried_again(dsn: str, db: Any) -> None:
+    """S3-29: without retry_in the task's retry policy decides, and sees the Reject; it may say that there is no other attempt."""
+    app = App("prices", dsn=dsn)
+
+    def policy(failures: int, error: BaseException) -> timedelta | None:
+        return timedelta(minutes=7) if isinstance(error, Reject) and error.message == "later" else None
+
+    @app.task(retry=policy)
+    async def refresh(message: str) -> Reject:
+        return Reject(message)
+
+    for message in ("later", "never"):
+        refresh.subject(message).push_sync(db, message)
+    drain(app, dsn=dsn)
+    later, never = (refresh.subject(name).get_sync(db) for name in ("later", "never"))
+    assert later is not None and near(later.next_run_at, timedelta(minutes=7))
+    assert never is not None and never.state == "dead"
+
+
+def test_the_ends_of_ordinary_jobs_keep_their_meaning(shop: Shop) -> None:
+    """A snooze is no iteration, a Dead is dead at once, and what is cancelled frees its name."""
+    shop.asset.push_sync(shop.db, 42)
+    shop.run(Snooze(timedelta(hours=1)))
+    assert (shop.info.state, shop.info.iterations, shop.info.failures) == ("planned", 0, 0)
+    travel(shop.dsn, timedelta(hours=1))
+    shop.run(Dead("for good"))
+    assert (shop.info.state, shop.info.iterations) == ("dead", 0)
+    other = shop.refresh.subject("other")
+    other.push_sync(shop.db, 1)
+    shop.run(Cancel("not wanted"))
+    assert other.push_sync(shop.db, 1).report == "created"
+
+
+# New args
+
+
+def test_new_args_are_those_of_the_next_iteration(shop: Shop) -> None:
+    """S3-27 S3-28: reschedule and complete take new args along."""
+    shop.asset.push_sync(shop.db, 42)
+    shop.run(
+        Reschedule(timedelta(0), args={"asset_id": 42, "page": 1}),
+        Reschedule(timedelta(0)),
+        Complete(args={"asset_id": 7}),
+    )
+    assert [args["page"] for args in shop.args] == [0, 1, 1]
+    assert (shop.info.args, shop.info.state) == ({"asset_id": 7}, "completed")
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        ({"page": 1}, "missing 'asset_id'"),
+        ({"asset_id": 1, "colour": "red"}, "unexpected argument 'colour'"),
+        ({"asset_id": 1, "since": "yesterday"}, "$.since"),
+        ({"asset_id": 1, "page": object()}, "$.page"),
+    ],
+)
+def test_new_args_that_do_not_fit_fail_where_they_are_given(shop: Shop, args: dict[str, Any], error: str) -> None:
+    """What the next iteration could not read is refused now: dead at once, with the args that it had."""
+    shop.asset.push_sync(shop.db, 42)
+    shop.run(Reschedule("+1 week", args=args))
+    assert (shop.info.state, shop.info.args) == ("dead", {"asset_id": 42})
+    assert error in shop.job().last_error
+
+
+def versions(dsn: str) -> tuple[App, App, list[Any]]:
+    """Two releases of a program: the args of the second have a currency."""
+    one, two, seen = App("prices", dsn=dsn), App("prices", dsn=dsn), list[Any]()
+
+    @one.task(name="refresh")
+    async def refresh_1(asset: int) -> Reschedule:
+        seen.append(("v1", asset))
+        return Reschedule("+1 week")
+
+    @two.task(name="refresh", version=2)
+    async def refresh_2(ctx: Context, asset_id: int, currency: str) -> Reschedule:
+        seen.append(("v2", asset_id, currency))
+        assert ctx.subject is not None
+        if ctx.subject.name == "in memory":
+            return Reschedule("+1 week")
+        return Reschedule("+1 week", args={"asset_id": asset_id, "currency": "USD"})
+
+    @refresh_2.upgrade(1)
+    def from_1(args: dict[str, Any]) -> dict[str, Any]:
+        return {"asset_id": args["asset"], "currency": "EUR"}
+
+    return one, two, seen
+
+
+def test_old_args_are_upgraded_in_the_flow(dsn: str, db: Any) -> None:
+    """S3-39: an old subject's args are upgraded in memory, and new ones are stored as of the task's version."""
+    one, two, seen = versions(dsn)
+    old = one.tasks["refresh"]
+    for name, n in (("stored", 1), ("in memory", 2)):
+        old.subject(name).push_sync(db, n)
+    drain(one, dsn=dsn)
+    travel(dsn, WEEK)
+    drain(two, dsn=dsn)
+    assert sorted(seen) == [("v1", 1), ("v1", 2), ("v2", 1, "EUR"), ("v2", 2, "EUR")]
+    rows = db.execute(
+        "select s.subject, s.args, j.options -> 'version'"
+        "  from tallybook.subject s join tallybook.job j on j.id = s.job_id order by 1"
+    )
+    assert rows.fetchall() == [("in memory", {"asset": 2}, None), ("stored", {"asset_id": 1, "currency": "USD"}, 2)]
+    seen.clear()
+    travel(dsn, WEEK)
+    assert drain(one, dsn=dsn).moved == 1  # the older release leaves alone what it cannot read, and runs the other
+    drain(two, dsn=dsn)
+    assert sorted(seen) == [("v1", 2), ("v2", 1, "USD")]
+    new = two.tasks["refresh"].subject("in memory")
+    assert new.upsert_sync(db, 3, "EUR").report == "updated"
+    travel(dsn, WEEK)
+    drain(two, dsn=dsn)
+    assert seen[-1] == ("v2", 3, "EUR") or seen[-2] == ("v2", 3, "EUR")
+    info = new.get_sync(db)
+    assert info is not None and info.iterations == 4
+
+
+# Ordinary jobs
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "error"),
+    [
+        (Reschedule("+1 week"), "dead", "no subject, so it cannot end with Reschedule"),
+        (Drop(), "dead", "no subject, so it cannot end with Drop"),
+        (Complete(args={"asset_id": 1}), "dead", "no subject, so it cannot end with Complete(args=...)"),
+        (Complete(), "completed", None),
+        (Kill("why"), "dead", "why"),
+        (Reject("502"), "dead", "502"),
+    ],
+    ids=repr,
+)
+def test_an_ordinary_job_cannot_go_on_under_a_name(shop: Shop, outcome: Any, state: str, error: str | None) -> None:
+    """What only a subject can do makes an ordinary job dead, with an error that says why; the rest means what it says."""
+    job = shop.refresh.with_(max_attempts=1).enqueue_sync(shop.db, 42)
+    shop.run(outcome)
+    info = shop.app.get_sync(shop.db, job)
+    assert (info.state, info.attempts, shop.seen) == (state, 1, [None])
+    assert (error or "") in (info.last_error or "")
+    if error and "no subject" in error:
+        assert info.errors is not None and info.errors[0]["type"] == "tallybook.errors.NotASubject"
+
+
+# Workers
+
+
+@pytest.mark.anyio
+async def test_an_active_subject_is_never_touched(dsn: str, db: Any) -> None:
+    """S3-25: an upsert while the handler runs says active and changes nothing; neither does a push."""
+    app = App("prices", dsn=dsn)
+    may_end, seen = asyncio.Event(), list[int]()
+
+    @app.task
+    async def refresh(asset_id: int) -> Reschedule:
+        seen.append(asset_id)
+        await may_end.wait()
+        return Reschedule("+1 week")
+
+    asset = refresh.subject(NAME)
+    put = await asset.push(app, 42)
+    async with working(app, dsn):
+        await eventually(lambda: seen == [42], "it runs")
+        reports = [
+            await refresh.with_(delay="1 hour").subject(NAME).upsert(app, 43),
+            *await app.upsert_many(app, [asset.job(44), refresh.subject("other").job(1)]),
+            await asset.push(app, 45),
+        ]
+        assert [report.report for report in reports] == ["active", "active", "created", "unchanged"]
+        assert {report.job_id for report in reports if report.subject == NAME} == {put.job_id}
+        info = await asset.get(app)
+        assert info is not None and (info.state, info.args) == ("active", {"asset_id": 42})
+        may_end.set()
+        await eventually(lambda: _state(asset, db) == "planned", "it has ended")
+    info = await asset.get(app)
+    assert info is not None
+    assert (info.args, info.iterations) == ({"asset_id": 42}, 1)
+    assert near(info.next_run_at, WEEK)
+    assert (await asset.upsert(app, 43)).report == "updated"
+
+
+def _state(asset: Any, db: Any) -> str | None:
+    info = asset.get_sync(db)
+    return None if info is None else info.state
+
+
+@pytest.mark.anyio
+async def test_a_worker_is_awake_when_an_iteration_is_due(dsn: str, db: Any) -> None:
+    """S3-27: a subject that reschedules itself soon runs then, whatever the worker's poll is."""
+    app, seen = App("prices", dsn=dsn), list[int]()
+
+    @app.task
+    async def refresh(ctx: Context) -> Reschedule | Complete:
+        assert ctx.subject is not None
+        seen.append(ctx.subject.iterations)
+        return Reschedule("200 ms") if len(seen) < 4 else Complete()
+
+    await refresh.subject(NAME).push(app)
+    async with working(app, dsn):
+        await eventually(lambda: seen == [0, 1, 2, 3], "four iterations", seconds=10)
+
+
+def test_a_subject_whose_worker_died_runs_again(dsn: str, db: Any) -> None:
+    """S3-06 S3-31: SIGKILL under an iteration: another worker runs it again; no failure, no iteration is counted for it."""
+    with Workers(dsn, db) as workers:
+        first = workers.start()
+        asset = hold.subject(NAME)
+        job = asset.push_sync(db, 1)
+        wait_until(lambda: len(_ran(db, job.job_id)) == 1, "it runs")
+        first.signal(signal.SIGKILL)
+        second = workers.start()
+        wait_until(lambda: len(_ran(db, job.job_id)) == 2, "it runs again")
+        workers.open_gate()
+        wait_until(lambda: _state(asset, db) == "completed", "it is completed")
+    info = asset.get_sync(db)
+    assert info is not None
+    assert (info.iterations, info.failures) == (1, 0)
+    assert _ran(db, job.job_id) == [(1, first.name), (2, second.name)]
+
+
+def _ran(db: Any, job_id: int) -> list[tuple[int, str]]:
+    return list(db.execute("select attempt, worker from ran where job_id = %s order by 1", (job_id,)).fetchall())
+
+
+@pytest.mark.anyio
+async def test_outcomes_come_out_of_processes(dsn: str, db: Any) -> None:
+    """S3-40: a handler in a process of its own ends its subject like any other, and knows which it is."""
+    jobs = Jobs(zoo.app, db)
+    kinds = ("reschedule", "complete", "drop", "kill", "reject", "misfit", "unstorable")
+    async with working(zoo.app, dsn):
+        put = {kind: zoo.iterates.subject(kind).push_sync(db, kind) for kind in kinds}
+        await eventually(
+            lambda: all(_ended(jobs, report.job_id) for report in put.values()), "all have ended", seconds=30
+        )
+    infos = {kind: zoo.iterates.subject(kind).get_sync(db) for kind in kinds}
+    assert {kind: info and info.state for kind, info in infos.items()} == {
+        "reschedule": "planned", "complete": "completed", "drop": None, "kill": "killed", "reject": "planned",
+        "misfit": "dead", "unstorable": "dead",
+    }  # fmt: skip
+    assert infos["reschedule"] is not None
+    assert (infos["reschedule"].args, infos["reschedule"].iterations) == (
+        {"kind": "reschedule", "seen": "reschedule 0"},
+        1,
+    )
+    assert infos["complete"] is not None and infos["complete"].args == {"kind": "complete", "seen": "x"}
+    rejected = db.execute("select message, details, ref_id from tallybook.error where subject = 'reject'").fetchall()
+    assert rejected == [("no", {"code": 502}, "r1")]
+
+
+def _ended(jobs: Jobs, job_id: int) -> bool:
+    return jobs(job_id).state not in ("available", "running")
+
+
+# Atomic tasks
+
+
+def forwarding(dsn: str, outcome: Any, *, plain: bool = False) -> tuple[App, Task[[str], Any], Task[[str, int], Any]]:
+    """A task that hands a document on to another queue, in the transaction that ends its own iteration."""
+    app = App("crawler", dsn=dsn)
+
+    @app.task(queue="parse")
+    async def parse(url: str, size: int) -> None: ...
+
+    if plain:
+
+        @app.task(queue="fetch", atomic=True, max_attempts=2)
+        def fetch(tx: psycopg.Connection[Any], url: str) -> Any:
+            parse.subject(url).upsert_sync(tx, url, size=3)
+            return _says(outcome)()
+
+        return app, fetch, parse
+
+    @app.task(queue="fetch", atomic=True, max_attempts=2)
+    async def fetch_async(tx: psycopg.AsyncConnection[Any], url: str) -> Any:
+        await parse.subject(url).upsert(tx, url, size=3)
+        return _says(outcome)()
+
+    return app, fetch_async, parse
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+@pytest.mark.parametrize(
+    ("outcome", "state", "forwarded"),
+    [
+        (Reschedule("+1 week"), "planned", True),
+        (Complete(), "completed", True),
+        (Complete(args={"url": "other"}), "completed", True),
+        (None, "completed", True),
+        (Drop(), None, True),
+        (Kill("gone"), "killed", True),
+        (Reject("502", {"a": 1}, retry_in="1 hour"), "planned", True),
+        ([Reject("502", {"a": 1}, retry_in="1 hour")], "planned", False),
+        ([Reschedule("+1 week")], "planned", False),
+        (Reschedule("+1 week", args={"uri": "x"}), "dead", False),
+    ],
+    ids=repr,
+)
+def test_a_document_is_forwarded_with_the_end_of_its_iteration(
+    dsn: str, db: Any, outcome: Any, state: str | None, forwarded: bool, plain: bool
+) -> None:
+    """S3-40: what an atomic handler puts in and the end of its iteration are one transaction; raised, it undoes the rest."""
+    app, fetch, parse = forwarding(dsn, outcome, plain=plain)
+    page, url = fetch.subject("https://example.org"), "https://example.org"
+    page.push_sync(db, url)
+    drain(app, dsn=dsn, queues={"fetch": 1})
+    found = page.get_sync(db)
+    assert (found and found.state) == state
+    next_one = parse.subject(url).get_sync(db)
+    assert (next_one is not None) == forwarded
+    if forwarded:
+        assert next_one is not None and (next_one.queue, next_one.args) == ("parse", {"url": url, "size": 3})
+
+
+def test_an_ordinary_atomic_job_that_reschedules_leaves_nothing(dsn: str, db: Any) -> None:
+    """The error of an ordinary job's Reschedule rolls back what its handler wrote."""
+    app, fetch, parse = forwarding(dsn, Reschedule("+1 week"))
+    job = fetch.enqueue_sync(db, "u")
+    drain(app, dsn=dsn, queues={"fetch": 1})
+    info = app.get_sync(db, job)
+    assert (info.state, info.attempts) == ("dead", 1)
+    assert parse.subject("u").get_sync(db) is None

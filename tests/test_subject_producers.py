@@ -1,0 +1,221 @@
+"""Subjects from every kind of connection that a user may have, inside the user's own transaction."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from support.callers import ASYNC, SYNC, AsyncCaller, Caller
+from tallybook import App, Constant, SubjectReport
+from tallybook.errors import ConfigError, InvalidArgument, PayloadError, SignatureError
+
+pytestmark = pytest.mark.anyio
+
+app = App("prices")
+AT = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
+NAME = 'asset "42", {1,2} NULL \\ %s :name $1 \u2028 🦆'
+
+
+@app.task(queue="prices", priority=3)
+async def refresh(asset_id: int, *, note: str = "") -> None: ...
+
+
+@app.task
+def other(asset_id: int) -> None: ...
+
+
+@app.task(unique=True)
+def keyed(asset_id: int) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def shared(server: Any, template: str) -> Iterator[str]:
+    """One database for all kinds of connections: a fresh one each would take most of the time."""
+    name = f"tallybook_subjects_{secrets.token_hex(6)}"
+    yield server.create_database(name, template)
+    server.drop_database(name)
+
+
+@pytest.fixture
+def look(shared: str) -> Iterator[Any]:
+    """A connection of its own to the shared database, in which there are no subjects yet."""
+    with psycopg.connect(shared, autocommit=True) as conn:
+        for table in ("entry", "scheduled", "subject_job", "tombstone"):
+            conn.execute(sql.SQL("delete from tallybook.{}").format(sql.Identifier(table)))
+        yield conn
+
+
+@pytest.fixture(params=SYNC, ids=lambda factory: factory.__name__)
+def caller(request: pytest.FixtureRequest, shared: str, look: Any) -> Any:
+    with request.param(shared) as caller:
+        yield caller
+
+
+@pytest.fixture(params=ASYNC, ids=lambda factory: factory.__name__)
+def factory(request: pytest.FixtureRequest, shared: str, look: Any) -> Any:
+    return lambda: request.param(shared)
+
+
+def names(db: Any) -> list[str]:
+    return [row[0] for row in db.execute("select subject from tallybook.subject order by 1")]
+
+
+def said(reports: list[SubjectReport]) -> list[tuple[str, str, datetime | None, datetime | None]]:
+    return [(report.subject, report.report, report.old_run_at, report.new_run_at) for report in reports]
+
+
+def test_sync_verbs_are_part_of_the_transaction(caller: Caller, look: Any) -> None:
+    """S3-02 S3-23 S3-25: push, upsert, get and forget, inside the caller's transaction, on every synchronous connection."""
+    subject = refresh.with_(run_at=AT, headers={"t": NAME}, max_attempts=7).subject(NAME)
+    subject.push_sync(caller.conn, 42)
+    assert names(look) == []
+    caller.rollback()
+    assert subject.get_sync(caller.conn) is None
+    first, second = subject.push_sync(caller.conn, 42, note=NAME), subject.push_sync(caller.conn, 43)
+    assert (first.created, second.created, first.job_id) == (True, False, second.job_id)
+    later = refresh.with_(run_at=AT + timedelta(days=1)).subject(NAME)
+    assert said([later.upsert_sync(caller.conn, 44)]) == [(NAME, "updated", AT, AT + timedelta(days=1))]
+    assert later.upsert_sync(caller.conn, 44).report == "unchanged"
+    caller.commit()
+    info = subject.get_sync(look)
+    assert info is not None
+    assert (info.task, info.subject, info.queue, info.state, info.args) == (
+        "refresh",
+        NAME,
+        "prices",
+        "planned",
+        {"asset_id": 44},
+    )
+    assert (info.next_run_at, info.iterations, info.priority) == (AT + timedelta(days=1), 0, 3)
+    job = app.get_sync(look, info.job_id)
+    assert (job.headers, job.max_attempts, job.subject) == ({"t": NAME}, 7, NAME)
+    assert [subject.forget_sync(caller.conn) for _ in range(2)] == ["forgotten", "unknown"]
+    caller.commit()
+    assert names(look) == []
+
+
+def test_sync_bulk_forms_report_every_row(caller: Caller, look: Any) -> None:
+    """S3-11 S3-12 S3-13: created, updated, unchanged, in the order given, over several tasks and queues in one statement."""
+    one, two = refresh.with_(run_at=AT), refresh.with_(run_at=AT, queue="slow", priority=9)
+    rows = [one.subject("b").job(1), other.subject("b").job(2), two.subject(NAME).job(3), one.subject("a").job(4)]
+    made = app.upsert_many_sync(caller.conn, (row for row in rows))
+    assert [(report.subject, report.report) for report in made] == [
+        ("b", "created"), ("b", "created"), (NAME, "created"), ("a", "created"),
+    ]  # fmt: skip
+    assert len({report.job_id for report in made}) == 4
+    moved = [
+        refresh.with_(run_at=AT + timedelta(hours=1)).subject("a").job(4),
+        one.subject("b").job(1),
+        one.subject("c").job(5),
+    ]
+    assert said(app.upsert_many_sync(caller.conn, moved)) == [
+        ("a", "updated", AT, AT + timedelta(hours=1)), ("b", "unchanged", AT, AT), ("c", "created", None, AT),
+    ]  # fmt: skip
+    pushed = app.push_many_sync(caller.conn, [one.subject("a").job(9), one.subject("d").job(9)])
+    assert [report.report for report in pushed] == ["unchanged", "created"]
+    caller.commit()
+    found = look.execute(
+        'select task, subject, queue, priority from tallybook.subject order by task, subject collate "C"'
+    ).fetchall()
+    assert found == [
+        ("other", "b", "default", 2), ("refresh", "a", "prices", 3), ("refresh", NAME, "slow", 9),
+        ("refresh", "b", "prices", 3), ("refresh", "c", "prices", 3), ("refresh", "d", "prices", 3),
+    ]  # fmt: skip
+
+
+async def test_async_verbs_are_part_of_the_transaction(factory: Any, look: Any) -> None:
+    """S3-02 S3-12 S3-24 S3-25: the same on every asynchronous connection."""
+    caller: AsyncCaller
+    subject = refresh.with_(run_at=AT).subject(NAME)
+    async with factory() as caller:
+        await subject.push(caller.conn, 1)
+        await caller.rollback()
+    assert names(look) == []
+    async with factory() as caller:
+        assert (await subject.push(caller.conn, 1)).created
+        assert said([await subject.upsert(caller.conn, 2)]) == [(NAME, "updated", AT, AT)]
+        appended = await refresh.append(caller.conn, 3)
+        reports = await app.upsert_many(caller.conn, [subject.job(2), other.subject("x").job(4)])
+        assert [report.report for report in reports] == ["unchanged", "created"]
+        (kept,) = await app.push_many(caller.conn, [subject.job(5)])
+        assert kept.report == "unchanged"
+        info = await subject.get(caller.conn)
+        assert info is not None and info.args == {"asset_id": 2}
+        assert await other.subject("x").forget(caller.conn) == "forgotten"
+        await caller.commit()
+    assert sorted(names(look)) == sorted([NAME, appended.subject])
+
+
+async def test_the_app_is_a_connection(shared: str, look: Any) -> None:
+    """Where no connection is at hand the App takes one of its own, and commits at once."""
+    own = App("prices", dsn=shared)
+    tasks = own.task(name="refresh")(refresh.fn)
+    assert (await tasks.subject("a").push(own, 1)).created
+    assert tasks.subject("a").push_sync(own, 1).report == "unchanged"
+    assert [row.report for row in await own.push_many(own, [tasks.subject(n).job(1) for n in "ab"])] == [
+        "unchanged",
+        "created",
+    ]
+    assert await own.upsert_many(own, []) == own.push_many_sync(own, []) == []
+    assert names(look) == ["a", "b"]
+
+
+def test_append_makes_a_name_that_nobody_has(shared: str, look: Any) -> None:
+    """S3-24: appended ones are pending at once, first in first out, each under a name of its own."""
+    reports = [refresh.append_sync(look, n) for n in range(3)]
+    assert len({report.subject for report in reports}) == 3
+    assert [report.report for report in reports] == ["created"] * 3
+    infos = [refresh.subject(report.subject).get_sync(look) for report in reports]
+    assert [info and (info.state, info.args["asset_id"]) for info in infos] == [("pending", n) for n in range(3)]
+
+
+def test_a_delay_counts_by_the_servers_clock(look: Any) -> None:
+    """S3-22: with a future time planned, without one pending; the delay of one row is not that of another."""
+    soon, later = refresh.with_(delay="1 hour"), refresh.with_(delay=timedelta(days=2))
+    app.push_many_sync(look, [soon.subject("a").job(1), refresh.subject("b").job(2), later.subject("c").job(3)])
+    found = look.execute(
+        "select subject, state, round(extract(epoch from next_run_at - clock_timestamp()) / 3600) from tallybook.subject order by 1"
+    ).fetchall()
+    assert found == [("a", "planned", 1), ("b", "pending", 0), ("c", "planned", 48)]
+
+
+def test_options_travel_with_the_subject(look: Any) -> None:
+    """A retry policy and the version of the args are in the row, beside what makes it a subject."""
+    versioned = App("prices").task(name="refresh", version=2)(refresh.fn)
+    versioned.with_(retry=Constant(timedelta(minutes=1))).subject("a").push_sync(look, 1)
+    app.push_many_sync(look, [versioned.subject("b").job(1)])
+    rows = look.execute(
+        "select s.subject, j.options - 'subject', j.options -> 'subject' ->> 'iterations'"
+        "  from tallybook.subject s join tallybook.job j on j.id = s.job_id order by 1"
+    )
+    found = rows.fetchall()
+    assert [(row[0], row[1]["version"], "retry" in row[1], row[2]) for row in found] == [
+        ("a", 2, True, "0"),
+        ("b", 2, False, "0"),
+    ]
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_sent() -> None:
+    """S3-23: names, options and args are checked here; no connection is touched."""
+    with pytest.raises(ConfigError, match="1 to 512 bytes"):
+        refresh.subject("x" * 513)
+    with pytest.raises(ConfigError, match="not a text"):
+        refresh.subject(42)  # type: ignore[arg-type]
+    for task in (refresh.with_(unique="x"), refresh.with_(order_key="x"), refresh.with_(expires_at=AT), keyed):
+        with pytest.raises(ConfigError, match="a subject has none"):
+            task.subject("a")
+    with pytest.raises(ConfigError, match="what is appended runs at once"):
+        refresh.with_(delay="1 s").append_sync(object(), 1)
+    with pytest.raises(SignatureError):
+        refresh.subject("a").push_sync(object(), 1, colour="red")  # type: ignore[call-arg]
+    with pytest.raises(PayloadError):
+        refresh.subject("a").job(object())  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"subject 1 is of type JobCall. Describe it by task.subject\(name\).job"):
+        app.upsert_many_sync(object(), [refresh.subject("a").job(1), refresh.job(1)])  # type: ignore[list-item]
+    keyed.with_(unique=False).subject("a").job(1)
