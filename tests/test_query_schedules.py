@@ -248,6 +248,7 @@ async def test_a_query_has_a_time_limit(db: Connection, dsn: str) -> None:
     assert row == ("canceling statement due to statement timeout", NOON.replace(second=0) + 2 * MINUTE)
 
 
+@pytest.mark.direct("terminates a session")
 async def test_a_lost_connection_is_no_fate(db: Connection, dsn: str, connect: Callable[..., Connection]) -> None:
     """A session that is terminated in the middle leaves the tick as it was; the next look fires it."""
     held = hold(db, connect)
@@ -376,6 +377,21 @@ async def test_a_stop_takes_a_query_back(db: Connection, dsn: str, connect: Call
     assert fires(db, "slow") == []
     async with clock(dsn) as made:
         assert await tick(made) == 1
+
+
+@LOCKS
+async def test_drain_keeps_its_limit(db: Connection, dsn: str, connect: Callable[..., Connection]) -> None:
+    """A drain that meets a slow query ends at its limit: the query is cancelled, and its tick stays due."""
+    held = hold(db, connect)
+    db.execute("update tallybook.schedule set due_at = now() - interval '1 s', since = now() - interval '1 min'")
+    app = App("shop", dsn=dsn)
+    async with asyncio.timeout(20):
+        await app.drain(max_seconds=0.5)
+    await eventually(lambda: not waiting(db), "nothing waits")
+    assert fires(db, "slow") == []
+    held.rollback()
+    await app.drain()
+    assert "enqueued" in [what for _, what, _ in fires(db, "slow")]
 
 
 # --- declared in code, or kept in the database -------------------------------------------------------------------------

@@ -249,8 +249,8 @@ def test_what_enqueue_refuses_is_refused(db: Connection) -> None:
 )
 def test_what_the_query_raises_is_passed_on(db: Connection, query: str, state: str) -> None:
     """An error of the running query stays what it is, also half way through, and nothing is put in."""
-    db.execute("set statement_timeout = '2 s'")
-    with pytest.raises(psycopg.Error) as caught:
+    with pytest.raises(psycopg.Error) as caught, db.transaction():
+        db.execute("set local statement_timeout = '1 s'")
         enqueue_from(db, query)
     assert caught.value.sqlstate == state
     assert db.execute("select count(*) from tallybook.job").fetchone() == (0,)
