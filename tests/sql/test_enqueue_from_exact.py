@@ -118,7 +118,7 @@ class Example:
 
     def outcome(self, way: Callable[[], object]) -> Any:
         """What the jobs and keys of this task are after it, or the error; ids of new jobs by their number in the query."""
-        last = self.hands.one("select last_value from tallybook.job_id")
+        last = self.hands.one("select last_value - (not is_called)::int from tallybook.job_id")
         with self.db.transaction(force_rollback=True):
             if self.own_cancel:
                 self.db.execute("select tallybook.cancel(%s)", [self.own_cancel])
