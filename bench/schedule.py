@@ -28,7 +28,8 @@ select 's' || n, 'database', 'fired', ((%(first)s + n / %(each)s) %% 60)::int ||
 
 _WARM = """
 insert into tallybook.schedule (name, source, task, cron, since, due_at, created_at, changed_at)
-select 'warm ' || n, 'database', 'fired', %(second)s || ' * * * * *', now(), now(), now(), now() from generate_series(1, %(each)s) n"""
+select 'warm ' || n, 'database', 'fired', %(second)s || ' * * * * *', now(), now(), now(), now()
+  from generate_series(1, %(each)s) n"""
 
 
 def _wait(conn: psycopg.Connection[Any], until: datetime) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -12,6 +14,8 @@ import pytest
 
 from support.hands import Hands
 from support.ticking import clocks, fires, one, put
+from support.waiting import wait_until
+from support.worker_process import Workers
 from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, Context
 from tallybook.errors import ConfigError, InvalidArgument, UnknownSchedule, WrongIsolationLevel
@@ -122,7 +126,7 @@ async def test_a_clock_that_is_frozen_stops_nobody(dsn: str, db: Any) -> None:
 
 
 async def test_a_fire_whose_job_goes_on_keeps_the_next_from_firing(dsn: str, db: Any) -> None:
-    """S2-02 S2-06: by default the next tick is skipped while the job is in line, runs, or is in backoff: no error, no job, on record."""
+    """S2-02 S2-06: the next tick is skipped while the job is in line, runs, or is in backoff: no error, no job, on record."""
     put(db, "s", at=NOON)
     hands = Hands(db)
     await run(dsn, NOON + STEP)
@@ -194,7 +198,7 @@ async def test_a_rolled_back_fire_leaves_nothing(dsn: str, db: Any, connect: Any
 
 
 async def test_run_now_takes_the_same_path(dsn: str, db: Any) -> None:
-    """S2-13: run now puts the job in with its task's retries, is on record, and its guard holds for ticks and for the next run now."""
+    """S2-13: run now puts in a job with retries, is on record, and its guard holds for ticks and the next run now."""
     put(db, "s", at=NOON, max_attempts=2)
     hands = Hands(db)
     what, reason, job_id, jobs = one(db, "select what, reason, job_id, jobs from tallybook.schedule_run('s', %s)", NOON)
@@ -265,7 +269,7 @@ async def test_ticks_of_a_downtime(dsn: str, db: Any, missed: str, what: list[An
 
 
 async def test_catching_up_goes_one_by_one(dsn: str, db: Any) -> None:
-    """S2-02: with the guard, missed ticks that are caught up run one after the other, behind a job that still runs; then ticks skip as ever."""
+    """S2-02: caught-up ticks run one after the other, behind a job that still runs; then ticks skip as ever."""
     put(db, "s", at=NOON, missed="all", catch_up=3)
     hands = Hands(db)
     await run(dsn, NOON + STEP)
@@ -294,6 +298,15 @@ async def test_the_guard_knows_all_that_is_being_caught_up(dsn: str, db: Any) ->
     hands.complete(first)
     await run(dsn, NOON + 40 * MINUTE)
     assert fires(db)[-1] == "enqueued"
+
+
+async def test_catching_up_does_not_overlap_with_a_job_of_an_older_definition(dsn: str, db: Any) -> None:
+    """S2-02: a job that was put in before missed ticks were to be caught up stands in no line: while it runs they are skipped."""
+    put(db, "s", at=NOON)
+    await run(dsn, NOON + STEP)
+    put(db, "s", at=NOON + STEP, missed="all")
+    await run(dsn, NOON + 25 * MINUTE, NOON + 35 * MINUTE)
+    assert fires(db) == ["enqueued", "skipped", "skipped"]
 
 
 async def test_nothing_is_missed_in_a_pause(dsn: str, db: Any) -> None:
@@ -462,6 +475,40 @@ async def test_sql_refuses_what_cannot_tick(db: Any, more: dict[str, Any], words
 # Workers
 
 
+@pytest.mark.direct("kills processes that hold sessions")
+def test_workers_that_are_killed_leave_no_gap(dsn: str, db: Any) -> None:
+    """S2-04, S2-05: of three processes one after the other is killed and another started: each second of five schedules fires once,
+    and every job completes.
+    """
+    for n in range(5):
+        put(
+            db,
+            f"s{n}",
+            task="note",
+            queue="default",
+            cron="* * * * * *",
+            tz="Europe/Berlin",
+            overlap=True,
+            args=f'{{"n": {n}}}',
+            at="now",
+        )
+    with Workers(dsn, db) as workers:
+        running = [workers.start() for _ in range(3)]
+        for _ in range(3):
+            seen = len(fires(db))
+            wait_until(lambda seen=seen: len(fires(db)) >= seen + 5, "a second of fires")  # type: ignore[misc]
+            running.pop(0).signal(signal.SIGKILL)
+            running.append(workers.start())
+        db.execute("select tallybook.schedule_pause(name) from tallybook.schedule")
+        open_jobs = "select count(*) from tallybook.job where state <> 'completed'"
+        wait_until(lambda: one(db, open_jobs) == 0, "every job has completed", seconds=30)
+    for n in range(5):
+        ticks = fires(db, f"s{n}", "tick")
+        assert ticks == [ticks[0] + n * SECOND for n in range(len(ticks))] and len(ticks) >= 3
+    assert set(fires(db)) == {"enqueued"}
+    assert one(db, "select count(*) from tallybook.job") == len(fires(db))
+
+
 async def test_workers_fire_to_the_moment(dsn: str, db: Any) -> None:
     """S2-01 S2-04: two workers fire each second of a schedule once, within a moment, and run it, beside what users enqueue."""
     app = App("shop", dsn=dsn)
@@ -543,7 +590,7 @@ async def test_what_the_app_tells_of_its_schedules(dsn: str, db: Any) -> None:
         {"n": 1},
     )
     ticks = await app.schedule_next(app, "s", 3)
-    assert [b - a for a, b in zip(ticks, ticks[1:], strict=False)][-1] in (timedelta(hours=n) for n in (23, 24, 25))
+    assert [b - a for a, b in pairwise(ticks)][-1] in (timedelta(hours=n) for n in (23, 24, 25))
     assert ticks == app.schedule_next_sync(db, "s", 3)
     await app.schedule_run(app, "s")
     await app.schedule_run(app, "s")

@@ -125,7 +125,7 @@ def test_declarations_are_checked_where_they_are_written() -> None:
     @app.task
     async def report(lang: str = "en") -> None: ...
 
-    with pytest.raises(ExpressionError, match="schedule: '61 .*'61' does not fit the field minute"):
+    with pytest.raises(ExpressionError, match=r"schedule: '61 .*'61' does not fit the field minute"):
         app.task(schedule="61 * * * *")(lambda: None)
     with pytest.raises(ConfigError, match="jitter: '5 s': there is no schedule"):
         app.task(jitter="5 s")

@@ -65,21 +65,8 @@ def version() -> None:
 
 
 for _command in (
-    dev,
-    migrate,
-    worker,
-    enqueue,
-    job,
-    queue,
-    task,
-    schedule,
-    subject,
-    dead,
-    info,
-    demo,
-    uninstall,
-    version,
-):
+    dev, migrate, worker, enqueue, job, queue, task, schedule, subject, dead, info, demo, uninstall, version,
+):  # fmt: skip
     cli.add_command(_command)
 
 

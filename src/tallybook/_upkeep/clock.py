@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -31,9 +31,9 @@ log = logging.getLogger("tallybook.worker")
 _REGISTER = """\
 select schedule_name, what, detail
   from tallybook._schedules_register(%s::text, %s::jsonb, coalesce(%s::timestamptz, clock_timestamp()))"""
-_LOOK = "select due_in, queries_due, queries_in, every, idle from tallybook._schedules_look(%s::timestamptz)"
+_LOOK = "select due_in, queries_due, queries_in, every from tallybook._schedules_look(%s::timestamptz)"
 _DUE = """\
-select at, name, revision, cron, every, tz, jitter, missed, catch_up, since, tick
+select at, upto, name, revision, cron, every, tz, jitter, missed, catch_up, since, tick
   from tallybook._schedules_due(%s::int, %s::timestamptz, %s::boolean, coalesce(%s::timestamptz, clock_timestamp()))"""
 _FIRE = "select carried, fired, skipped, missed, failed from tallybook._schedules_fire(%s::jsonb, %s::timestamptz)"
 _BATCH = 250
@@ -125,8 +125,8 @@ class Clock:
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
             return await (await conn.execute(_LOOK, (self._after,))).fetchone()
 
-        due_in, self._queries_due, queries_in, self._every, idle = await self._link.run(call)
-        if idle or (self._declared is not None and now >= self._register_at):
+        due_in, self._queries_due, queries_in, self._every = await self._link.run(call)
+        if self._declared is not None and now >= self._register_at:
             return 0.0
         waits = [self._every * random.uniform(0.75, 1.0), due_in, queries_in]
         return float(min(wait for wait in waits if wait is not None))
@@ -155,14 +155,16 @@ class Clock:
         async with conn.transaction():
             cursor = await conn.execute(_DUE, (_BATCH, self._after if at is None else None, False, at))
             rows = await cursor.fetchall()
+            if not rows:
+                return False, Ran()
             plans = await asyncio.to_thread(self._plans, rows)
-            now = rows[0][0] if rows else at or datetime.now(UTC)
+            now = rows[0][0]
             row = await (await conn.execute(_FIRE, (json.dumps(plans), now))).fetchone()
         assert row is not None
         ran = Ran(*row)
         left = len(rows) == _BATCH or len(plans) < len(rows)
-        if rows and at is None and not left and ran.carried == len(rows):
-            self._after = now  # nothing before this can be due, but for what commits late
+        if at is None and not left and ran.carried == len(rows):
+            self._after = rows[0][1]  # nothing before this can be due, but for what commits late
         return left, ran
 
     async def start_queries(self, *, at: datetime | None = None) -> list[asyncio.Task[int]]:
@@ -171,7 +173,7 @@ class Clock:
         async def due(conn: psycopg.AsyncConnection[Any]) -> Any:
             return await (await conn.execute(_DUE, (_BATCH, None, True, at))).fetchall()
 
-        rows = {row[1]: row for row in await self._link.run(due)}
+        rows = {row[2]: row for row in await self._link.run(due)}
         found = [rows[name] for name in self.queries.wanted(list(rows))]
         plans = await asyncio.to_thread(self._plans, found)
         return [self.queries.start(one, row[0]) for one, row in zip(plans, found, strict=False)]
@@ -196,6 +198,7 @@ class Clock:
     def _plan(
         self,
         at: datetime,
+        _upto: datetime,
         name: str,
         revision: str,
         cron: str | None,

@@ -4,7 +4,7 @@
 -- its message. carried: whether the plan was carried out; not, if the schedule has changed since, or another is at it.
 -- The schedule's row is not locked while the query runs, only an advisory lock is held (class 1413565449), which everybody only
 -- tries: a person can pause or drop a schedule whose query is slow. At the end the row moves on if nobody has changed it meanwhile.
--- Errors: TB003 but in READ COMMITTED; what is no fault of the query's (see _raise_again), and a cancelled statement: then
+-- Errors: TB003 but in READ COMMITTED; what is no fault of the query's (deadlocks, a full disk, a stop), and a cancelled statement: then
 -- nothing is on record, and the caller says _schedule_query_failed. Reads and writes schedule, fire; writes what enqueue does.
 create or replace function tallybook._schedule_fire_query(p_plan jsonb, p_at timestamptz default clock_timestamp(),
   out carried boolean, out jobs bigint, out fired int, out failed int, out reason text)
@@ -45,7 +45,7 @@ begin
       update tallybook.fire f set jobs = v_jobs where f.schedule = p.name and f.tick = v_tick;
       jobs := jobs + v_jobs; fired := fired + 1;
     exception when others then
-      perform tallybook._raise_again(sqlstate, sqlerrm);
+      if sqlstate ~ '^(40|53|55|57|58|25|XX)' then raise; end if;
       reason := left(sqlerrm, 2000);
       update tallybook.fire f set what = 'failed', reason = _schedule_fire_query.reason where f.schedule = p.name and f.tick = v_tick;
       failed := failed + 1;

@@ -23,27 +23,27 @@ begin
     raise exception 'a schedule is fired in READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot may overlook the job of its last fire.';
   end if;
   fired := 0; skipped := 0; missed := 0; failed := 0;
+  -- One at a time: a join that was planned while the table was empty may read all of it, for ever.
   v_names := array(
-    select s.name from jsonb_to_recordset(p_plans) p(name text, revision xid8, tick timestamptz, now boolean)
-      join tallybook.schedule s on s.name = p.name
-     where s.revision = p.revision and s.tick is not distinct from p.tick and (s.paused_at is null or p.now)
-     order by s.name for update of s skip locked);
+    select l.name
+      from (select x.* from jsonb_to_recordset(p_plans) x(name text, revision xid8, tick timestamptz, now boolean) order by x.name) p,
+           lateral (select s.name from tallybook.schedule s
+                     where s.name = p.name and s.revision = p.revision and s.tick is not distinct from p.tick
+                       and (s.paused_at is null or p.now)
+                     limit 1 for update skip locked) l);
   carried := cardinality(v_names);
-  if carried = 0 then
-    if p_plans = '[]' then perform tallybook._service_ran('schedules', v_started, 0); end if;  -- somebody has looked
-    return;
-  end if;
+  if carried = 0 then return; end if;
   begin
     select * into r from tallybook._schedules_put_in(p_plans, v_names, p_at);
     fired := r.fired; skipped := r.skipped; missed := r.missed;
   exception when others then
-    perform tallybook._raise_again(sqlstate, sqlerrm);
+    if sqlstate !~ '^(TB|22|23|P0)' then raise; end if;  -- a deadlock, a full disk, a migration: not a schedule's fault
     for v_one in select p from jsonb_array_elements(p_plans) p where p ->> 'name' = any (v_names) loop
       begin
         select * into r from tallybook._schedules_put_in(jsonb_build_array(v_one), array[v_one ->> 'name'], p_at);
         fired := fired + r.fired; skipped := skipped + r.skipped; missed := missed + r.missed;
       exception when others then
-        perform tallybook._raise_again(sqlstate, sqlerrm);
+        if sqlstate !~ '^(TB|22|23|P0)' then raise; end if;
         perform tallybook._schedule_failed(v_one, sqlerrm, p_at);
         failed := failed + 1;
       end;
@@ -52,87 +52,88 @@ begin
   perform tallybook._service_ran('schedules', v_started, fired);
 end $$;
 
--- _raise_again(sqlstate, message): what is not the schedule's fault (deadlocks, a full disk, a stop) stays an error of the call.
-create or replace function tallybook._raise_again(p_sqlstate text, p_message text) returns void
-language plpgsql immutable as $$
-begin
-  if p_sqlstate ~ '^(40|53|55|57|58|25|XX)' then
-    raise exception '%', p_message using errcode = p_sqlstate;
-  end if;
-end $$;
-
--- _schedules_put_in(plans, names, at): the same for rows that the caller has locked, by one statement.
+-- _schedules_put_in(plans, names, at): the same for rows that the caller has locked.
 create or replace function tallybook._schedules_put_in(p_plans jsonb, p_names text[], p_at timestamptz,
   out fired int, out skipped int, out missed int)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
 as $$
+declare
+  d record;
 begin
-  with s as materialized (
-    -- in_line: one that catches up with missed ticks puts in several at once, which run one after the other.
-    select s.name, s.queue, s.task, s.args, s.priority, s.max_attempts, s.headers, s.options, s.overlap, s.last_job_id, s.line,
-           not s.overlap and s.missed = 'all' as in_line,
-           not s.overlap and (tallybook._job_open(s.last_job_id) or exists (select from unnest(s.line) j where tallybook._job_open(j))) as live,
-           p.late, p.ticks, p.missed_from, p.missed_ticks, p.next, p.due, p.problem
-      from jsonb_to_recordset(p_plans) p(name text, late timestamptz[], ticks timestamptz[], missed_from timestamptz, missed_ticks int,
-                                         next timestamptz, due timestamptz, problem text)
-      join tallybook.schedule s on s.name = p.name
-     where p.name = any (p_names)
-  ), t as (
-    select s.name, x.tick, x.late,
-           case when s.overlap or x.late and s.in_line then 'enqueued'
-                when s.live or row_number() over (partition by s.name order by x.tick) > 1 then 'skipped'
-                else 'enqueued' end as what
-      from s, lateral (select l, true from unnest(s.late) l union all select k, false from unnest(s.ticks) k) x(tick, late)
-  ), f as (
-    insert into tallybook.fire (schedule, tick, fired_at, what, reason, job_id, jobs)
-    select o.name, o.tick, p_at, o.what, case when o.what = 'skipped' then 'overlap' when o.late then 'late' end,
-           case when o.what = 'enqueued' then nextval('tallybook.job_id') end, case when o.what = 'enqueued' then 1 end
-      from (select t.* from t order by t.tick, t.name) o
-    on conflict do nothing
-    returning fire.schedule, fire.tick, fire.what, fire.job_id
-  ), m as (
-    insert into tallybook.fire (schedule, tick, fired_at, what, ticks)
-    select s.name, s.missed_from, p_at, 'missed', s.missed_ticks from s where s.missed_from is not null order by s.name
-    on conflict do nothing
-    returning fire.schedule, fire.ticks
-  ), put as materialized (
-    select tallybook._put(j.job_id, s.queue, s.task, s.args, null, s.priority, null, s.max_attempts, s.headers, p_at,
-                          case when s.in_line then 'schedule:' || s.name end, null,
-                          coalesce(s.options, '{}') || jsonb_build_object('schedule', s.name, 'tick', j.tick))
-      from f j join s on s.name = j.schedule where j.what = 'enqueued'
-  ), said as (
-    select s.name, s.next, s.due, s.problem, s.in_line, s.last_job_id, s.line, coalesce(e.fired, 0) as fired, coalesce(e.skipped, 0) as skipped,
-           e.jobs, coalesce(m.ticks, 0) as missed
-      from s left join m on m.schedule = s.name
-      left join (select f.schedule, count(*) filter (where f.what = 'enqueued') as fired, count(*) filter (where f.what = 'skipped') as skipped,
-                        array_agg(f.job_id order by f.job_id) filter (where f.what = 'enqueued') as jobs
-                   from f group by f.schedule) e on e.schedule = s.name
-  ), moved as (
+  fired := 0; skipped := 0; missed := 0;
+  for d in
+    with s as materialized (
+      -- in_line: one that catches up with missed ticks puts in several at once, which run one after the other.
+      select p.name, p.late, p.ticks, p.missed_from, p.missed_ticks, p.next, p.due, p.problem, k.overlap, k.in_line, k.live, k.line
+        from jsonb_to_recordset(p_plans) p(name text, late timestamptz[], ticks timestamptz[], missed_from timestamptz,
+                                           missed_ticks int, next timestamptz, due timestamptz, problem text),
+             lateral (select s.overlap, not s.overlap and s.missed = 'all' as in_line, s.line,
+                             not s.overlap and (tallybook._job_open(s.last_job_id)
+                                                or exists (select from unnest(s.line) j where tallybook._job_open(j))) as live
+                        from tallybook.schedule s where s.name = p.name limit 1) k
+       where p.name = any (p_names)
+    ), t as (
+      select s.name, x.tick, x.late,
+             -- Behind what is open only where that stands in the same line: line is null for jobs of an older definition.
+             case when s.overlap or x.late and s.in_line and (s.line is not null or not s.live) then 'enqueued'
+                  when s.live or row_number() over (partition by s.name order by x.tick) > 1 then 'skipped'
+                  else 'enqueued' end as what
+        from s, lateral (select l, true from unnest(s.late) l union all select k, false from unnest(s.ticks) k) x(tick, late)
+    ), f as (
+      insert into tallybook.fire (schedule, tick, fired_at, what, reason, job_id, jobs)
+      select o.name, o.tick, p_at, o.what, case when o.what = 'skipped' then 'overlap' when o.late then 'late' end,
+             case when o.what = 'enqueued' then nextval('tallybook.job_id') end, case when o.what = 'enqueued' then 1 end
+        from (select t.* from t order by t.tick, t.name) o
+      on conflict do nothing
+      returning fire.schedule, fire.tick, fire.what, fire.job_id
+    ), m as (
+      insert into tallybook.fire (schedule, tick, fired_at, what, ticks)
+      select s.name, s.missed_from, p_at, 'missed', s.missed_ticks from s where s.missed_from is not null order by s.name
+      on conflict do nothing
+      returning fire.schedule, fire.ticks
+    ), put as materialized (
+      select k.put
+        from f, lateral (
+          select tallybook._put(f.job_id, s.queue, s.task, s.args, null, s.priority, null, s.max_attempts, s.headers, p_at,
+                                case when not s.overlap and s.missed = 'all' then 'schedule:' || s.name end, null,
+                                coalesce(s.options, '{}') || jsonb_build_object('schedule', s.name, 'tick', f.tick)) as put
+            from tallybook.schedule s where s.name = f.schedule limit 1) k
+       where f.what = 'enqueued'
+    )
+    -- Brought together without a join: there is no index on what a CTE returns.
+    select u.name, max(u.next) as next, max(u.due) as due, max(u.problem) as problem, bool_or(u.in_line) as in_line,
+           count(*) filter (where u.what = 'enqueued') as fired, count(*) filter (where u.what = 'skipped') as skipped,
+           array_agg(u.job_id order by u.job_id) filter (where u.what = 'enqueued') as jobs,
+           coalesce(sum(u.ticks), 0) + 0 * (select count(*) from put) as missed
+      from (select s.name, s.next, s.due, s.problem, s.in_line, null::text as what, null::bigint as job_id, null::int as ticks from s
+            union all select f.schedule, null, null, null, null, f.what, f.job_id, null from f
+            union all select m.schedule, null, null, null, null, null, null, m.ticks from m) u
+     group by u.name order by u.name
+  loop
     update tallybook.schedule k
        set tick = d.next, due_at = d.due, problem = d.problem, fired_count = k.fired_count + d.fired,
            skipped_count = k.skipped_count + d.skipped, missed_count = k.missed_count + d.missed,
            last_job_id = coalesce(d.jobs[cardinality(d.jobs)], k.last_job_id),
            line = case when not d.in_line then null when d.jobs is null then k.line
-                       else array(select j from unnest(d.line || d.last_job_id || d.jobs[:cardinality(d.jobs) - 1]) j
+                       else array(select j from unnest(k.line || k.last_job_id || d.jobs[:cardinality(d.jobs) - 1]) j
                                    where j = any (d.jobs) or tallybook._job_open(j)) end
-      from said d where k.name = d.name
-  )
-  select coalesce(sum(d.fired), 0), coalesce(sum(d.skipped), 0), coalesce(sum(d.missed), 0) + 0 * (select count(*) from put)
-    into _schedules_put_in.fired, _schedules_put_in.skipped, _schedules_put_in.missed from said d;
+     where k.name = d.name;
+    fired := fired + d.fired; skipped := skipped + d.skipped; missed := missed + d.missed;
+  end loop;
 end $$;
 
 -- _schedule_failed(plan, reason, at): its ticks could not be fired; the schedule goes on with the next.
 create or replace function tallybook._schedule_failed(p_plan jsonb, p_reason text, p_at timestamptz) returns void
-language sql as $$
-  with p as (
-    select p.* from jsonb_to_record(p_plan) p(name text, late timestamptz[], ticks timestamptz[], next timestamptz, due timestamptz)
-  ), f as (
-    insert into tallybook.fire (schedule, tick, fired_at, what, reason)
-    select p.name, k, p_at, 'failed', left(p_reason, 2000) from p, unnest(p.late || p.ticks) k order by k
-    on conflict do nothing
-    returning fire.tick
-  )
-  update tallybook.schedule s set tick = p.next, due_at = p.due, failed_count = s.failed_count + (select count(*) from f)
-    from p where s.name = p.name
-$$;
+language plpgsql as $$
+declare
+  p record; v_failed int;
+begin
+  select x.* into p from jsonb_to_record(p_plan) x(name text, late timestamptz[], ticks timestamptz[], next timestamptz, due timestamptz);
+  insert into tallybook.fire (schedule, tick, fired_at, what, reason)
+  select p.name, k, p_at, 'failed', left(p_reason, 2000) from unnest(p.late || p.ticks) k order by k
+  on conflict do nothing;
+  get diagnostics v_failed = row_count;
+  update tallybook.schedule s set tick = p.next, due_at = p.due, failed_count = s.failed_count + v_failed where s.name = p.name;
+end $$;
