@@ -332,7 +332,7 @@ async def test_control_one_at_a_time(
 async def test_a_slow_query_is_left_to_who_runs_it(
     db: Connection, dsn: str, connect: Callable[..., Connection]
 ) -> None:
-    """S2-14: another worker neither waits for it nor runs it as well; what is due besides is done by either."""
+    """S2-04: another worker neither waits for it nor runs it as well; what is due besides is done by either."""
     held = hold(db, connect)
     async with clock(dsn) as one, clock(dsn) as two:
         (running,) = await one.start_queries(at=NOON + MINUTE)
