@@ -39,8 +39,8 @@ _FIRE = "select carried, fired, skipped, missed, failed from tallybook._schedule
 _BATCH = 250
 # So long one batch may take to be computed: after a long outage each schedule has much to count, and others wait behind it.
 _COMPUTING = 0.2
-# Somebody else runs the clock: what is due now is done by the time that this has passed, or his run was lost.
-_BUSY = 0.05
+# Somebody else runs the clock, or holds a row: what is due now is done by the time that this has passed, or it takes longer.
+_BUSY, _LONGEST_BUSY = 0.05, 1.0
 _AGAIN = timedelta(hours=1)
 
 
@@ -231,6 +231,7 @@ class Clock:
 
     async def serve(self) -> None:
         """For ever."""
+        busy = _BUSY
         try:
             while True:
                 self._told.clear()
@@ -239,8 +240,11 @@ class Clock:
                     await self.start_queries()
                 if wait <= 0:
                     if (await self.run()).carried:
+                        busy = _BUSY
                         continue
-                    wait = _BUSY * random.uniform(0.5, 1.5)
+                    wait, busy = busy * random.uniform(0.5, 1.5), min(2 * busy, _LONGEST_BUSY)
+                else:
+                    busy = _BUSY
                 with suppress(TimeoutError):
                     async with asyncio.timeout(max(wait, 0.001)):
                         await self._told.wait()
