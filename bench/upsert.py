@@ -34,9 +34,10 @@ with given as materialized (
   insert into tallybook.subject_job as j (task, subject, job_id, made_at)
   select 'plain', g.subject, nextval('tallybook.job_id'), now() from given g order by g.subject
   on conflict (task, subject) do update set made_at = j.made_at returning j.subject, j.job_id)
-insert into tallybook.scheduled as s (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, task, args, unique_key, options)
-select n.job_id, g.run_at, now(), (select l.lane_id from tallybook._lane('prices', 2, '') l), 1, 0, 0, 'plain', g.args::jsonb, n.subject,
-       '{"subject": {"iterations": 0}}'
+insert into tallybook.scheduled as s (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, task, args,
+                                      unique_key, options)
+select n.job_id, g.run_at, now(), (select l.lane_id from tallybook._lane('prices', 2, '') l), 1, 0, 0, 'plain', g.args::jsonb,
+       n.subject, '{"subject": {"iterations": 0}}'
   from names n join given g on g.subject = n.subject
 on conflict (job_id) do update set args = excluded.args, run_at = excluded.run_at
 returning s.unique_key, s.job_id, s.xmax = 0 as created, s.run_at"""
@@ -54,7 +55,9 @@ def run() -> None:
             names = [f"asset:{n}" for n in range(first, first + BATCH)]
             given = {
                 "subjects": names,
-                "args": [f'{{"asset_id": {n}, "text": "a small payload, as most are"}}' for n in range(first, first + BATCH)],
+                "args": [
+                    f'{{"asset_id": {n}, "text": "a small payload, as most are"}}' for n in range(first, first + BATCH)
+                ],
                 "run_ats": [run_at] * BATCH,
             }
             # Each goes first every other time.

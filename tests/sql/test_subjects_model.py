@@ -16,7 +16,14 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from psycopg import sql
 
 from support.hands import Hands, Job
@@ -157,7 +164,7 @@ class Documents(RuleBasedStateMachine):
                 found.run_at = run_at or found.run_at
                 assert new == found.run_at
             else:
-                moves = run_at is not None and (days or 0) > 0 or found.moved is not None
+                moves = (run_at is not None and (days or 0) > 0) or found.moved is not None
                 moves = moves and run_at not in (None, found.moved)
                 changed = n != found.n or moves
                 if moves:
@@ -237,14 +244,20 @@ class Documents(RuleBasedStateMachine):
 
     @rule()
     def promote(self) -> None:
-        due = [one for one in self.everything() if not one.lined and one.run_at is not None and one.run_at < self.base + DAY / 2]
+        due = [
+            one
+            for one in self.everything()
+            if not one.lined and one.run_at is not None and one.run_at < self.base + DAY / 2
+        ]
         moved = [one for one in self.documents.values() if one.lined and one.moved and one.state != "active"]
         ((promoted, *_),) = call(self.db, "promote")
         assert promoted == len(due)
         for one in due:
             one.lined, one.state, one.run_at = True, "pending", None
         for one in moved:  # taken out of the line, unless the tombstone of an attempt that was cancelled is still about
-            row = self.db.execute("select a.run_at from tallybook.amendment a where a.job_id = %s", (one.job,)).fetchone()
+            row = self.db.execute(
+                "select a.run_at from tallybook.amendment a where a.job_id = %s", (one.job,)
+            ).fetchone()
             one.moved = row[0] if row else None
             if one.state == "planned":
                 one.lined = one.moved is not None
@@ -399,7 +412,8 @@ class Documents(RuleBasedStateMachine):
     def one_job_each(self) -> None:
         """Of a name at most one job is open."""
         twice = self.db.execute(
-            "select subject from tallybook.job where state not in ('completed', 'cancelled', 'dead') group by subject having count(*) > 1"
+            "select subject from tallybook.job where state not in ('completed', 'cancelled', 'dead')"
+            " group by subject having count(*) > 1"
         ).fetchall()
         assert twice == []
 
@@ -430,7 +444,11 @@ def _run() -> None:
             max_examples=500 if THOROUGH else 40,
             stateful_step_count=60 if THOROUGH else 30,
             deadline=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
+            suppress_health_check=[
+                HealthCheck.too_slow,
+                HealthCheck.function_scoped_fixture,
+                HealthCheck.data_too_large,
+            ],
         ),
     )
 

@@ -24,11 +24,14 @@ declare
   v_worker int := tallybook.worker_start('old', '{{long,q}}'); v_lease uuid;
 begin
   for part in {first}..({subjects} / 1000 - 1) loop
-    perform tallybook.subject_push_many('q', 't', array(select format('planned %s', n) from generate_series(part * 500, part * 500 + 499) n),
+    perform tallybook.subject_push_many('q', 't',
+      array(select format('planned %s', n) from generate_series(part * 500, part * 500 + 499) n),
       array_fill('{{"a": 1}}'::text, '{{500}}'), run_ats => array_fill(now() + interval '1 day', '{{500}}'));
-    perform tallybook.subject_push_many('ended', 't', array(select format('ended %s', n) from generate_series(part * 250, part * 250 + 249) n),
+    perform tallybook.subject_push_many('ended', 't',
+      array(select format('ended %s', n) from generate_series(part * 250, part * 250 + 249) n),
       array_fill('{{}}'::text, '{{250}}'));
-    perform tallybook.subject_push_many('q', 't', array(select format('pending %s', n) from generate_series(part * 250, part * 250 + 249) n),
+    perform tallybook.subject_push_many('q', 't',
+      array(select format('pending %s', n) from generate_series(part * 250, part * 250 + 249) n),
       array_fill('{{}}'::text, '{{250}}'));
     commit;
     for part in 1..5 loop
@@ -36,7 +39,8 @@ begin
       perform tallybook.claim(v_worker, '{{ended}}', '{{50}}', v_lease);
       commit;
       perform case when l.job_id % 2 = 0 then tallybook.subject_complete(v_lease, l.job_id, l.attempt)
-                   else tallybook.subject_reject(v_lease, l.job_id, l.attempt, 'no', max_attempts => 1) end from tallybook.leased(v_lease) l;
+                   else tallybook.subject_reject(v_lease, l.job_id, l.attempt, 'no', max_attempts => 1) end
+         from tallybook.leased(v_lease) l;
       commit;
     end loop;
   end loop;
@@ -52,29 +56,36 @@ begin
   v_lease := gen_random_uuid();
   perform tallybook.claim(v_worker, '{{long}}', '{{2}}', v_lease);
   commit;
-  perform tallybook.subject_reschedule(v_lease, l.job_id, l.attempt, run_in => '0') from tallybook.leased(v_lease) l where l.unique_key = 'long, pending';
+  perform tallybook.subject_reschedule(v_lease, l.job_id, l.attempt, run_in => '0')
+    from tallybook.leased(v_lease) l where l.unique_key = 'long, pending';
   delete from place;
   insert into place select l.unique_key, format('%L::uuid, %s, %s', v_lease, l.job_id, l.attempt) from tallybook.leased(v_lease) l;
   commit;
 end $$"""
 
-ARRAY = "array(select format('{0} %s', {1}) from generate_series(1, 50) n), array_fill('{{\"n\": 2}}'::text, '{{50}}')"
+
+def batch(verb: str, name: str, number: str = "n") -> str:
+    """A call with 50 subjects of one kind."""
+    names = f"array(select format('{name} %s', {number}) from generate_series(1, 50) n)"  # noqa: S608
+    return f"select * from tallybook.subject_{verb}_many('q', 't', {names}, array_fill('{{\"n\": 2}}'::text, '{{50}}'))"  # noqa: S608
+
+
 VERBS = {
     **{
-        f"the view: {name}": f"select * from tallybook.subject where task = 't' and subject = '{name}'"
+        f"the view: {name}": f"select * from tallybook.subject where task = 't' and subject = '{name}'"  # noqa: S608
         for name in ("planned 7", "pending 7", "ended 6", "ended 7", "long, active", "long, pending", "none")
     },
     "the newest errors": "select * from tallybook.error order by ended_at desc limit 20",
     "push": "select * from tallybook.subject_push('q', 't', 'new')",
     "push, there": "select * from tallybook.subject_push('q', 't', 'planned 7')",
-    "push_many, new": f"select * from tallybook.subject_push_many('q', 't', {ARRAY.format('new', 'n')})",
-    "push_many, planned": f"select * from tallybook.subject_push_many('q', 't', {ARRAY.format('planned', 'n')})",
-    "push_many, pending": f"select * from tallybook.subject_push_many('q', 't', {ARRAY.format('pending', 'n')})",
-    "upsert_many, new": f"select * from tallybook.subject_upsert_many('q', 't', {ARRAY.format('new', 'n')})",
-    "upsert_many, planned": f"select * from tallybook.subject_upsert_many('q', 't', {ARRAY.format('planned', 'n')})",
-    "upsert_many, pending": f"select * from tallybook.subject_upsert_many('q', 't', {ARRAY.format('pending', 'n')})",
-    "upsert_many, completed": f"select * from tallybook.subject_upsert_many('q', 't', {ARRAY.format('ended', '2 * n')})",
-    "upsert_many, dead": f"select * from tallybook.subject_upsert_many('q', 't', {ARRAY.format('ended', '2 * n + 1')})",
+    "push_many, new": batch("push", "new"),
+    "push_many, planned": batch("push", "planned"),
+    "push_many, pending": batch("push", "pending"),
+    "upsert_many, new": batch("upsert", "new"),
+    "upsert_many, planned": batch("upsert", "planned"),
+    "upsert_many, pending": batch("upsert", "pending"),
+    "upsert_many, completed": batch("upsert", "ended", "2 * n"),
+    "upsert_many, dead": batch("upsert", "ended", "2 * n + 1"),
     "upsert, long and active": "select * from tallybook.subject_upsert('q', 't', 'long, active', '{\"n\": 1}')",
     "upsert, long and pending": "select * from tallybook.subject_upsert('long', 't', 'long, pending', '{\"n\": 1}')",
     "push, long and pending": "select * from tallybook.subject_push('q', 't', 'long, pending')",
@@ -90,8 +101,8 @@ VERBS = {
 }
 CONTROLS = {
     "all that is planned": "select count(*) from tallybook.scheduled",
-    "all attempts of one": "select count(*) from tallybook.entry where job_id = (select min(job_id) from tallybook.entry where lane_id"
-    " = (select lane_id from tallybook.lane where queue = 'long'))",
+    "all attempts of one": "select count(*) from tallybook.entry where job_id = (select min(job_id) from tallybook.entry"
+    " where lane_id = (select lane_id from tallybook.lane where queue = 'long'))",
 }
 
 
@@ -136,7 +147,9 @@ def readings(request: pytest.FixtureRequest, server: Any, template: str) -> Iter
     try:
         with psycopg.connect(dsn, autocommit=True) as db:
             db.execute("set synchronous_commit = off")
-            tables = db.execute("select relname from pg_class where relnamespace = 'tallybook'::regnamespace and relkind = 'r'")
+            tables = db.execute(
+                "select relname from pg_class where relnamespace = 'tallybook'::regnamespace and relkind = 'r'"
+            )
             for (table,) in tables.fetchall():
                 off = sql.SQL("alter table tallybook.{} set (autovacuum_enabled = off)")
                 db.execute(off.format(sql.Identifier(table)))
@@ -159,7 +172,9 @@ def readings(request: pytest.FixtureRequest, server: Any, template: str) -> Iter
                     found[verb].append(read(db, query))
                 for verb in VERBS:
                     found[verb].append(read(db, call(db, verb)))
-            counts = one(db, "select array[count(*), count(*) filter (where ended_as is not null)] from tallybook.subject_job")
+            counts = one(
+                db, "select array[count(*), count(*) filter (where ended_as is not null)] from tallybook.subject_job"
+            )
             assert counts == [10_002, 2_500]
             assert one(db, "select max(attempt) from tallybook.entry") > 1_000
             assert one(db, "select count(*) from pg_stats where schemaname = 'tallybook' and tablename <> 'lane'") == 0
@@ -172,7 +187,9 @@ def readings(request: pytest.FixtureRequest, server: Any, template: str) -> Iter
 
 
 def call(db: Connection, verb: str) -> str:
-    return VERBS[verb].replace(":active", str(one(db, "select max(attempt) from place where name = 'long, active'") or ""))
+    return VERBS[verb].replace(
+        ":active", str(one(db, "select max(attempt) from place where name = 'long, active'") or "")
+    )
 
 
 def test_no_table_is_read_from_end_to_end(readings: Readings) -> None:
@@ -187,7 +204,9 @@ def test_neither_subjects_nor_iterations_cost(readings: Readings) -> None:
     for verb in [verb for verb in VERBS if verb in readings]:
         (small, _), (large, _) = readings[verb]
         print(f"{verb:30} {small:6} {large:6} pages")
-        if large > max(1.3 * small, small + 60):  # a page more for each of 50 names: a higher index, and fewer of them in one page
+        if large > max(
+            1.3 * small, small + 60
+        ):  # a page more for each of 50 names: a higher index, and fewer of them in one page
             grown[verb] = (small, large)
     assert grown == {}
 
