@@ -21,6 +21,8 @@ NAMES = (
     "schedule",
     "scheduled",
     "pinned_scheduled",
+    "upsert",
+    "query",
 )
 _WITH_PEERS = ("drain", "latency")
 

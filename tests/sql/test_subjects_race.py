@@ -344,9 +344,6 @@ def test_control(dsn: str, name: str) -> None:
     """Control: with a guard taken out, a promise is broken, or there are two jobs of one subject."""
     scenario, function, *changes = CONTROLS[name]
     without(dsn, function, *changes)
-    if function == "_subject_now":  # it believes then that what runs stands in line
-        without(dsn, "_claim_key", ("return tallybook._job_queued(p_job_id);\nend", "return true;\nend"),
-                ("if not tallybook._job_queued(p_job_id) then return false; end if;", ""))  # fmt: skip
     found, _ = play(dsn, SCENARIOS[scenario])
     assert found
 
@@ -430,7 +427,7 @@ def _opposite(connect: Connect, names: list[str], rounds: int, *, fresh: bool) -
 BACKWARDS = "case when current_setting('application_name') = 'two' then -{0} else {0} end"
 UNORDERED = {
     "new": ("where u.kind = 'n' order by u.subject collate \"C\"", f"where u.kind = 'n' order by {BACKWARDS.format('length(u.subject)')}"),  # noqa: E501
-    "planned": ("order by s.job_id for update", f"order by {BACKWARDS.format('s.job_id')} for update"),
+    "planned": ("from want w order by w.job) q", f"from want w order by {BACKWARDS.format('w.job')}) q"),
 }  # fmt: skip
 
 
@@ -501,6 +498,39 @@ def test_nobody_waits_for_an_open_upsert_but_the_same_subject(db: Db, connect: C
     other.execute("commit")
     (again,) = hands.leased(pending.lease, pending.id)
     assert (again.busy, again.args) == (False, {"n": 1})
+
+
+def _changed_as_it_is_given_back(db: Db, connect: Connect) -> Hands:
+    """A pending subject is changed to n = 2 while the worker that has claimed it gives it back for later."""
+    hands = Hands(db)
+    push(db, "a")
+    upsert(db, "a", args={"n": 1})
+    producer = connect()
+    producer.execute("begin")
+    assert upsert(producer, "a", args={"n": 2})[1] == "updated"
+    (job,) = hands.claim()
+    assert job.busy
+    assert hands.say("put_back", job, "1 h") == "scheduled"
+    producer.execute("commit")
+    return hands
+
+
+@pytest.mark.parametrize("last", [2, 3])
+def test_a_change_that_meets_a_worker_that_stops(db: Db, connect: Connect, last: int) -> None:
+    """What was changed in line while its worker gave it back for later is not lost, and does not undo what comes after it."""
+    hands = _changed_as_it_is_given_back(db, connect)
+    found = subject(db, "a") or {}
+    assert (found["state"], found["args"]) == ("planned", {"n": 2})
+    assert upsert(db, "a", args={"n": last})[1] == ("unchanged" if last == 2 else "updated")
+    assert start_one(hands, "2 h").args == {"n": last}
+
+
+def test_control_a_change_that_is_not_absorbed(db: Db, connect: Connect, dsn: str) -> None:
+    """Control: when the older change stays beside the planned job, it undoes the newer one."""
+    without(dsn, "_subjects_put", ("perform tallybook._subject_absorb(r.job) where v_special;", ""))
+    hands = _changed_as_it_is_given_back(db, connect)
+    upsert(db, "a", args={"n": 3})
+    assert start_one(hands, "2 h").args == {"n": 2}
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])

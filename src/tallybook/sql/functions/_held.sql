@@ -36,9 +36,8 @@ begin
         if f.attempt > 1 then  -- a job that lives on has thousands of attempts: by the index of these
           return query
           select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key
-            from (select e.lane_id, e.xid, e.seq, e.job_id, e.attempt, e.order_key from tallybook.entry e
-                   where e.retention = c.retention and e.job_id = f.job_id and e.attempt = f.attempt and e.attempt > 1 offset 0) e
-           where e.lane_id = c.lane_id and e.seq <> all (c.skipped)
+            from tallybook._attempt(f.job_id, f.attempt) e
+           where e.lane_id = c.lane_id and e.retention = c.retention and e.seq <> all (c.skipped)
              and case when c.one_xid is not null then e.xid = c.one_xid and e.seq = c.one_seq
                       else (e.xid, e.seq) > (c.from_xid, c.from_seq) and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
                            and case when c.closed <> '{}' then e.xid = any (c.closed) else e.xid <> all (c.holes) end end;

@@ -13,3 +13,18 @@ begin
   end if;
   return e;
 end $$;
+
+-- _attempt(job_id, attempt): the entry of one attempt after the first, nulls if there is none. The order makes the index of
+-- these the only one that fits, whatever the planner believes of the tables.
+create or replace function tallybook._attempt(p_job_id bigint, p_attempt int) returns tallybook.entry
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+as $$
+declare
+  e tallybook.entry;
+begin
+  select x.* into e from tallybook.entry x
+   where x.job_id = p_job_id and x.attempt >= p_attempt and x.attempt > 1 order by x.attempt limit 1;
+  if e.attempt <> p_attempt then return null; end if;
+  return e;
+end $$;

@@ -5,7 +5,10 @@
 -- Returns the new job's id and what its options say of the subject. Errors: TB005 cancelled in this very transaction.
 create or replace function tallybook._subject_again(p_task text, p_subject text, p_job_id bigint, p_revive boolean, p_at timestamptz,
   out job_id bigint, out subject jsonb)
-language plpgsql as $$
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off
+as $$
 #variable_conflict use_column
 declare
   k tallybook.subject_job; w record;

@@ -1,11 +1,15 @@
 -- _subject_amend(job_id, args, version, run_at, priority, at): change a subject's job that stands in line, as an upsert asks for.
 --
 -- Reports updated, unchanged, or null: it has started, or went elsewhere; look again. Priority is only raised, and what is
--- pushed to later leaves its line by promote. Who is about to start the job waits for the caller's transaction (see _queued_still).
+-- pushed to later leaves its line by promote. An amendment is written, as for conflicts of unique keys: see _amend. Who is about
+-- to start the job waits for the caller's transaction.
 -- Errors: TB003 where something is to be changed at another isolation level than READ COMMITTED. Writes amendment.
 create or replace function tallybook._subject_amend(p_job_id bigint, p_args jsonb, p_version jsonb, p_run_at timestamptz, p_priority int,
   p_at timestamptz, out report text, out old_run_at timestamptz, out new_run_at timestamptz)
-language plpgsql as $$
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off
+as $$
 declare
   e tallybook.entry; a tallybook.amendment; v_priority int; v_args boolean; v_run_at boolean; v_locked boolean := false;
 begin
@@ -33,17 +37,46 @@ begin
       raise exception 'an upsert of a pending subject needs READ COMMITTED'
         using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || p_job_id || ' has started since.';
     end if;
-    if not tallybook._queued_still(p_job_id) then return; end if;
+    if not tallybook._subject_waits(p_job_id) then return; end if;
     v_locked := true;  -- from here on it does not start before our commit: what is seen now holds
   end loop;
-  if v_args then
-    if not tallybook._amend(p_job_id, 'replace_args', p_args, null, null, true, p_version) then return; end if;
-  end if;
-  if v_run_at then
-    if not tallybook._amend(p_job_id, 'push_run_at', null, null, new_run_at, true) then return; end if;
-  end if;
-  if p_priority < v_priority then
-    if not tallybook._amend(p_job_id, 'raise_priority', null, p_priority, null, true) then return; end if;
-  end if;
+  insert into tallybook.amendment as x (job_id, args, version, run_at, priority)
+  values (p_job_id, case when v_args then p_args end, case when v_args then p_version end, case when v_run_at then new_run_at end,
+          case when p_priority < v_priority then p_priority end)
+  on conflict on constraint amendment_pkey do update
+    set args = coalesce(excluded.args, x.args), version = case when excluded.args is null then x.version else excluded.version end,
+        priority = least(excluded.priority, x.priority), run_at = coalesce(excluded.run_at, x.run_at), xid = excluded.xid;
+  if v_run_at or p_priority < v_priority then perform tallybook._wake(' promote'); end if;
   report := 'updated';
+end $$;
+
+-- _subject_waits(job_id): whether a subject's job is planned or in line, and will not start before the caller's transaction has ended.
+--
+-- See _queued_still: the lock (class 1413565447, shared to the commit) is probed by whoever is about to start the job. It is taken
+-- before the look that counts, which reads the newest attempt alone, however many there were.
+create or replace function tallybook._subject_waits(p_job_id bigint) returns boolean
+language plpgsql as $$
+begin
+  perform pg_advisory_xact_lock_shared(1413565447, hashint8(p_job_id));
+  return coalesce((select n.state in ('planned', 'pending') from tallybook._subject_now(p_job_id) n), false);
+end $$;
+
+-- _subject_absorb(job_id): give a planned job what it was changed to while it was on its way from its line to scheduled: a
+-- worker that stopped or died held it, and a producer's transaction was open.
+create or replace function tallybook._subject_absorb(p_job_id bigint) returns void
+language plpgsql as $$
+declare
+  s tallybook.scheduled; a tallybook.amendment; l tallybook.lane;
+begin
+  select x.* into s from tallybook.scheduled x where x.job_id = p_job_id for update;
+  if not found then return; end if;
+  delete from tallybook.amendment x where x.job_id = p_job_id returning x.* into a;
+  if not found then return; end if;
+  select x.* into l from tallybook.lane x where x.lane_id = s.lane_id;
+  update tallybook.scheduled x
+     set args = coalesce(a.args, s.args), run_at = coalesce(a.run_at, s.run_at),
+         options = case when a.args is null then s.options else tallybook._versioned(s.options, a.version) end,
+         lane_id = case when a.priority < l.priority then (select n.lane_id from tallybook._lane(l.queue, a.priority, l.part) n)
+                        else s.lane_id end
+   where x.job_id = p_job_id;
 end $$;

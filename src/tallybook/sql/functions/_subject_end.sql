@@ -52,8 +52,10 @@ language plpgsql as $$
 declare
   v_id bigint; e tallybook.entry; v_at timestamptz;
 begin
-  for v_id in select j.job_id from tallybook.subject_job j
-               where j.job_id = any (p_job_ids) and j.ended_as is null order by j.task, j.subject loop
+  -- One at a time: the index of (task, subject) would give the order as well, and all of them.
+  for v_id in select j.job_id from unnest(p_job_ids) u(id) cross join lateral (
+                select k.job_id, k.task, k.subject from tallybook.subject_job k
+                 where k.job_id = u.id and k.ended_as is null limit 1) j order by j.task, j.subject loop
     e := tallybook._newest(v_id);
     select o.ended_at into v_at from tallybook.outcome o
      where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq and o.state = 'completed' limit 1;

@@ -10,7 +10,7 @@ create or replace function tallybook._subject_now(p_job_id bigint, p_at timestam
   out options jsonb, out failures int, out attempts int, out run_at timestamptz, out error jsonb)
 language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
   e tallybook.entry; a tallybook.amendment; s tallybook.scheduled; d tallybook.dead; v_ended text; v_lane int; v_attempt int; v_open boolean := true;
@@ -19,6 +19,11 @@ begin
   if found then
     state := 'planned'; v_lane := s.lane_id; v_attempt := s.attempt;
     args := s.args; options := s.options; failures := s.failures; run_at := s.run_at; error := s.errors -> -1;
+    select x.* into a from tallybook.amendment x where x.job_id = p_job_id;  -- what was changed as it went there
+    if a.args is not null then
+      args := a.args; options := tallybook._versioned(options, a.version);
+    end if;
+    run_at := coalesce(a.run_at, run_at);
   else
     e := tallybook._newest(p_job_id);
     if e.job_id is not null then
@@ -53,11 +58,12 @@ begin
   attempts := tallybook._subject_attempts(p_job_id, v_attempt - v_open::int, options);
 end $$;
 
--- _subject_attempts(job_id, attempt, options): how many attempts up to this one were started since the last reschedule.
+-- _subject_attempts(job_id, attempt, options): how many attempts up to this one were started since the last reschedule. Read in
+-- their order, for which only their index fits (see _attempt).
 create or replace function tallybook._subject_attempts(p_job_id bigint, p_attempt int, p_options jsonb) returns int
 language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+set enable_sort = off
 as $$
 declare
   v_from int := coalesce((p_options #>> '{subject,from}')::int, 0); e record; v_moves int := 0;
@@ -67,7 +73,7 @@ begin
                   (select o.state from tallybook.outcome o
                     where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq limit 1) as state
              from tallybook.entry x
-            where x.job_id = p_job_id and x.attempt > 1 and x.attempt > v_from and x.attempt <= p_attempt loop
+            where x.job_id = p_job_id and x.attempt > 1 and x.attempt > v_from and x.attempt <= p_attempt order by x.attempt loop
     -- As in _moves: put aside for another worker, or cancelled before its start.
     v_moves := v_moves + (coalesce(e.state, 'cancelled') = 'moved' or coalesce(e.state, 'cancelled') = 'cancelled' and not exists (
                             select from tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq)))::int;

@@ -4,6 +4,8 @@
 -- look and a lock goes to the next. Whatever is waited for is taken in one order, so that two batches cannot deadlock: the rows
 -- of the names by name (made, then revived), then planned jobs by job id, then those in line by job id. A name is waited
 -- for only while another producer makes or revives the same.
+-- Rows are looked up one at a time (lateral, with a limit), and joined by hash: sessions keep the plans that they made while the
+-- tables were empty, when reading the whole of an index is as cheap as one row of it.
 -- kinds: n new, c made or v revived here and to be put in, r to be revived, g to be made again, p planned, l in line, d done.
 -- Reads subject_job, scheduled, tombstone, see _subject_now; writes subject_job, scheduled, entry, amendment.
 create or replace function tallybook._subjects_put(p_upsert boolean, p_queue text, p_task text, p_subjects text[], p_args text[],
@@ -15,9 +17,9 @@ set enable_nestloop = off set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
-  v_places bigint[]; v_subjects text[]; v_args text[]; v_run_ats timestamptz[]; v_priorities int[]; v_headers text[]; v_options text[]; v_lanes int[];
+  v_places bigint[]; v_subjects text[]; v_args text[]; v_run_ats timestamptz[]; v_priorities int[]; v_headers text[]; v_options text[]; v_lanes int[]; v_retentions "char"[];
   v_jobs bigint[]; v_kinds "char"[]; v_reports text[]; v_olds timestamptz[]; v_news timestamptz[]; v_carry jsonb[];
-  r record; w record; v_n int; v_made boolean; v_soon boolean := false; v_now boolean := false;
+  r record; w record; v_n int; v_made boolean; v_soon boolean := false; v_now boolean := false; v_special boolean;
 begin
   perform tallybook._check_subjects(p_queue, p_task, p_subjects, p_args, p_run_ats, p_priorities, p_max_attempts, p_headers, p_options);
   -- Of those of one name the first counts for a push, the last for an upsert.
@@ -31,9 +33,9 @@ begin
   v_n := cardinality(v_subjects);
   if v_n is null then return; end if;
   with lanes as materialized (
-    select d.priority, l.lane_id from (select distinct coalesce(u, 2) from unnest(v_priorities) u) d(priority),
+    select d.priority, l.lane_id, l.retention from (select distinct coalesce(u, 2) from unnest(v_priorities) u) d(priority),
            tallybook._lane(p_queue, d.priority, '') l)
-  select array_agg(l.lane_id order by f.n) into v_lanes
+  select array_agg(l.lane_id order by f.n), array_agg(l.retention order by f.n) into v_lanes, v_retentions
     from unnest(v_priorities) with ordinality f(priority, n) join lanes l on l.priority = coalesce(f.priority, 2);
   v_kinds := array_fill('?'::"char", array[v_n]);
   v_jobs := array_fill(null::bigint, array[v_n]);
@@ -44,26 +46,22 @@ begin
 
   loop
     -- What each is now. The planned ones, most of them as a rule, are seen at once; the others are looked at one by one.
-    with j as materialized (
-      select k.subject, k.job_id, k.ended_as from tallybook.subject_job k where k.task = p_task and k.subject = any (v_subjects)
-    ), s as materialized (
-      select x.job_id from tallybook.scheduled x where x.job_id = any (array(select j.job_id from j where j.ended_as is null))
-    ), t as materialized (
-      select distinct x.job_id from tallybook.tombstone x
-       where x.cancelled and x.job_id = any (array(select j.job_id from j where j.ended_as is null))
-    )
+    v_special := exists (select from tallybook.tombstone) or exists (select from tallybook.amendment);
     select array_agg(f.job order by f.n), array_agg(f.kind order by f.n) into v_jobs, v_kinds from (
       select u.n, case when u.kind in ('d', 'c', 'v') then u.job else j.job_id end as job,
              case when u.kind in ('d', 'c', 'v') then u.kind
                   when j.job_id is null then 'n'
                   when j.ended_as = 'completed' and p_upsert then 'r'
                   when j.ended_as is not null then 'e'
-                  when s.job_id is not null and t.job_id is null then 'p'
+                  when s.planned and (not v_special or not t.changed) then 'p'
                   else '?' end::"char" as kind
         from unnest(v_subjects, v_kinds, v_jobs) with ordinality u(subject, kind, job, n)
-        left join j on j.subject = u.subject
-        left join s on s.job_id = j.job_id
-        left join t on t.job_id = j.job_id) f;
+        left join lateral (select k.job_id, k.ended_as from tallybook.subject_job k
+                            where k.task = p_task and k.subject = u.subject limit 1) j on true
+        left join lateral (select true as planned from tallybook.scheduled x where x.job_id = j.job_id limit 1) s on true
+        left join lateral (
+          select exists (select from tallybook.tombstone x where x.job_id = j.job_id and x.cancelled)
+              or exists (select from tallybook.amendment x where x.job_id = j.job_id) as changed where v_special) t on true) f;
     v_made := false;
     for r in select u.n, u.kind, u.job from unnest(v_kinds, v_jobs) with ordinality u(kind, job, n) order by u.n loop
       case r.kind
@@ -76,7 +74,10 @@ begin
           elsif not p_upsert then v_reports[r.n] := 'unchanged'; v_kinds[r.n] := 'd';
           elsif w.state in ('active', 'dead', 'killed') then v_reports[r.n] := replace(w.state, 'killed', 'dead'); v_kinds[r.n] := 'd';
           elsif w.state = 'completed' then v_kinds[r.n] := 'r';
-          else v_kinds[r.n] := case when exists (select from tallybook.scheduled s where s.job_id = r.job) then 'p' else 'l' end;
+          elsif exists (select from tallybook.scheduled s where s.job_id = r.job) then
+            perform tallybook._subject_absorb(r.job) where v_special;
+            v_kinds[r.n] := 'p';
+          else v_kinds[r.n] := 'l';
           end if;
         else null;
       end case;
@@ -108,25 +109,32 @@ begin
         select u.* from unnest(v_jobs, v_kinds, v_args, v_run_ats, v_priorities, v_headers, v_options, v_lanes) with ordinality
                           u(job, kind, args, run_at, priority, headers, options, lane, n) where u.kind = 'p'
       ), old as materialized (
-        select s.job_id, s.run_at, s.lane_id, s.max_attempts, s.args, s.options from tallybook.scheduled s
-         where s.job_id = any (array(select x.job from want x)) order by s.job_id for update
-      ), lanes as materialized (
-        select l.lane_id, l.queue, l.priority from tallybook.lane l where l.lane_id = any (array(select distinct o.lane_id from old o))
+        select q.*, s.* from (select w.job, w.n from want w order by w.job) q(wanted, place), lateral (
+          select x.* from tallybook.scheduled x where x.job_id = q.wanted limit 1 for update) s
       ), new as materialized (
         select c.*, (c.old_args, c.old_run_at, c.old_lane, c.old_options) is distinct from (c.args, c.run_at, c.lane_id, c.options)
                  or c.old_max is distinct from c.max_attempts as changed
-          from (select q.n, o.job_id, q.args::jsonb as args, o.args as old_args, coalesce(q.run_at, o.run_at) as run_at, o.run_at as old_run_at,
-                       q.headers::jsonb as headers, coalesce(p_max_attempts, o.max_attempts)::smallint as max_attempts, o.max_attempts as old_max,
+          from (select q.n, o.job_id, o.enqueued_at, o.attempt, o.failures, o.crashes, o.task,
+                       q.args::jsonb as args, o.args as old_args, coalesce(q.run_at, o.run_at) as run_at, o.run_at as old_run_at,
+                       coalesce(q.headers::jsonb, o.headers) as headers,
+                       coalesce(p_max_attempts, o.max_attempts)::smallint as max_attempts, o.max_attempts as old_max,
                        tallybook._subject_options(o.options, q.options::jsonb) as options, o.options as old_options, o.lane_id as old_lane,
                        case when l.queue = p_queue and l.priority = coalesce(q.priority, l.priority) then o.lane_id
                             when q.priority is not null then q.lane
                             else (select x.lane_id from tallybook._lane(p_queue, l.priority, '') x) end as lane_id
-                  from old o join want q on q.job = o.job_id join lanes l on l.lane_id = o.lane_id) c
+                  from old o join want q on q.n = o.place, lateral (
+                       select k.queue, k.priority from tallybook.lane k where k.lane_id = o.lane_id limit 1) l) c
       ), done as (
-        update tallybook.scheduled s
-           set args = x.args, run_at = x.run_at, lane_id = x.lane_id, max_attempts = x.max_attempts, options = x.options,
-               headers = coalesce(x.headers, s.headers)
-          from new x where x.changed and s.job_id = x.job_id and s.job_id = any (array(select y.job_id from new y where y.changed)))
+        -- They are there, and locked: this finds each by its key. An update that is joined to them could read the whole of
+        -- scheduled instead, for a planner that takes it for empty.
+        insert into tallybook.scheduled as s (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
+                                              headers, options)
+        select x.job_id, x.run_at, x.enqueued_at, x.lane_id, x.attempt, x.failures, x.crashes, x.max_attempts, x.task, x.args, x.headers,
+               x.options
+          from new x where x.changed order by x.job_id
+        on conflict on constraint scheduled_pkey do update
+          set args = excluded.args, run_at = excluded.run_at, lane_id = excluded.lane_id, max_attempts = excluded.max_attempts,
+              options = excluded.options, headers = excluded.headers)
       select array_agg(case when x.n is null then u.kind else 'd' end order by u.n),
              array_agg(case when x.n is null then u.report when x.changed then 'updated' else 'unchanged' end order by u.n),
              array_agg(coalesce(x.old_run_at, u.old) order by u.n), array_agg(coalesce(x.run_at, u.new) order by u.n),
@@ -161,10 +169,9 @@ begin
                                  headers, unique_key, run_at, options)
     select nextval('tallybook.job_id'), o.job, p_at, o.lane, 1, o.retention, 0, 0, p_max_attempts, p_task, o.args::jsonb, o.headers::jsonb,
            o.subject, o.run_at, coalesce(o.options::jsonb, '{}') || jsonb_build_object('subject', coalesce(o.carry, '{"iterations": 0}'))
-      from (select u.*, l.retention
-              from unnest(v_places, v_kinds, v_jobs, v_subjects, v_args, v_run_ats, v_lanes, v_headers, v_options, v_carry)
-                     u(place, kind, job, subject, args, run_at, lane, headers, options, carry)
-              join tallybook.lane l on l.lane_id = u.lane
+      from (select u.*
+              from unnest(v_places, v_kinds, v_jobs, v_subjects, v_args, v_run_ats, v_lanes, v_retentions, v_headers, v_options, v_carry)
+                     u(place, kind, job, subject, args, run_at, lane, retention, headers, options, carry)
              where u.kind in ('c', 'v') and (u.run_at is null or u.run_at <= p_at)
              order by coalesce(u.run_at, p_at), u.place) o;  -- the oldest first, then as they were given
     v_now := found;

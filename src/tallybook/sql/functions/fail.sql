@@ -21,8 +21,7 @@ begin
     raise exception 'an error is one JSON object, not %', jsonb_typeof(error) using errcode = 'TB005';
   end if;
   if fail.attempt > 1 then  -- by the index of these
-    select x.failures, x.max_attempts into v_held from tallybook.entry x
-     where x.job_id = fail.job_id and x.attempt = fail.attempt and x.attempt > 1 limit 1;
+    select x.failures, x.max_attempts into v_held from tallybook._attempt(fail.job_id, fail.attempt) x;
   else
     select x.failures, x.max_attempts into v_held from tallybook.entry x
      where x.job_id = fail.job_id and x.attempt = fail.attempt limit 1;

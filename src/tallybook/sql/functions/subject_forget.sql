@@ -5,7 +5,10 @@
 -- The dead letter of a dead one stays. Errors: TB003 a planned or pending one at another isolation level than READ COMMITTED.
 -- Reads: see _subject_now; writes tombstone; deletes from subject_job.
 create or replace function tallybook.subject_forget(task text, subject text) returns text
-language plpgsql as $$
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off
+as $$
 declare
   k record; v_state text;
 begin
@@ -21,7 +24,7 @@ begin
           using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || k.job_id || ' has started since.';
       end if;
       -- Who is about to start it waits for this transaction from here on, and then looks for the tombstone.
-      continue when not tallybook._queued_still(k.job_id);
+      continue when not tallybook._subject_waits(k.job_id);
       perform tallybook.cancel(k.job_id, 'its subject was forgotten');
     end if;
     delete from tallybook.subject_job j

@@ -1,4 +1,5 @@
--- 0003: time: services that any worker runs, schedules, subjects.
+-- 0003: time: services that any worker runs, schedules, subjects. Workers may run; entry is locked while an index of its retried
+-- attempts is made, which reads it once.
 
 -- Services ---------------------------------------------------------------------------------------------------------
 

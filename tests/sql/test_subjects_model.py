@@ -1,0 +1,466 @@
+"""Subjects against a small reference model of what FetchQ's documents are, step by step, on the real server.
+
+The model is a dict of documents with a state, args, iterations, failures and a time. It knows no tables. What it has to know of
+ours: a job in line that is put off to later is in line still until promote comes by (`lined`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from psycopg import sql
+
+from support.hands import Hands, Job
+from support.subjects import call, end, forget, many, push, upsert
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+THOROUGH = bool(os.environ.get("TALLYBOOK_THOROUGH"))
+DAY = timedelta(days=1)
+TABLES = ("entry", "claim", "outcome", "scheduled", "dead", "tombstone", "amendment", "subject_job", "worker", "lane")
+NAMES = st.sampled_from("abc")
+DAYS = st.sampled_from([None, -1, 1, 2])
+NUMBERS = st.integers(1, 2)
+ARGS = st.sampled_from([None, 7])
+
+
+@dataclass(eq=False)
+class Document:
+    job: int
+    n: int
+    state: str = "pending"
+    run_at: datetime | None = None
+    """When a planned one runs."""
+    max_attempts: int | None = None
+    iterations: int = 0
+    failures: int = 0
+    attempts: int = 0
+    crashes: int = 0
+    lined: bool = True
+    """Its job stands in line, though it may be put off."""
+    moved: datetime | None = None
+    """What an upsert has put one in line off to, or back to."""
+    cancelled: bool = False
+    """It is to be forgotten when it has ended its attempt."""
+    attempt: Job | None = None
+
+    @property
+    def report(self) -> str | None:
+        return {"active": "active", "dead": "dead", "killed": "dead"}.get(self.state)
+
+
+class Documents(RuleBasedStateMachine):
+    """One queue, one task, one worker at a time: every rule is one verb, given to both sides."""
+
+    db: ClassVar[Connection]
+
+    def __init__(self) -> None:
+        super().__init__()
+        for table in TABLES:
+            self.db.execute(sql.SQL("delete from tallybook.{}").format(sql.Identifier(table)))
+        row = self.db.execute("select date_trunc('second', clock_timestamp())").fetchone()
+        assert row is not None
+        self.base: datetime = row[0]
+        self.documents: dict[str, Document] = {}
+        self.gone: dict[int, tuple[str, Document]] = {}
+        """Cancelled before they started, by job: a person may retry them."""
+
+    @initialize()
+    def start(self) -> None:
+        self.hands = Hands(self.db)
+
+    def time(self, days: int | None) -> datetime | None:
+        return None if days is None else self.base + days * DAY
+
+    # Producers.
+
+    @rule(name=NAMES, n=NUMBERS, days=DAYS, limit=st.sampled_from([None, 2]))
+    def push(self, name: str, n: int, days: int | None, limit: int | None) -> None:
+        job, created = push(self.db, name, args={"n": n}, run_at=self.time(days), max_attempts=limit)
+        assert created is (name not in self.documents)
+        if created:
+            self.made(name, job, n, days)
+            self.documents[name].max_attempts = limit
+        assert job == self.documents[name].job
+
+    @rule(rows=st.lists(st.tuples(NAMES, NUMBERS, DAYS), min_size=1, max_size=4))
+    def push_many(self, rows: list[tuple[str, int, int | None]]) -> None:
+        for (name, n, days), (subject, job, report, old, new) in zip(rows, self.batch("push", rows), strict=True):
+            assert (subject, old) == (name, None)
+            assert report == ("unchanged" if name in self.documents else "created")
+            if report == "created":
+                self.made(name, job, n, days)
+                assert days != 1 or new == self.documents[name].run_at
+            assert job == self.documents[name].job
+
+    @rule(n=NUMBERS)
+    def append(self, n: int) -> None:
+        ((job, name),) = call(self.db, "subject_append", queue="q", task="t", args={"n": n})
+        self.made(name, job, n, None)
+
+    @rule(name=NAMES, n=NUMBERS, days=DAYS)
+    def upsert(self, name: str, n: int, days: int | None) -> None:
+        self.upserted(name, n, days, upsert(self.db, name, args={"n": n}, run_at=self.time(days)))
+
+    @rule(rows=st.lists(st.tuples(NAMES, NUMBERS, DAYS), min_size=1, max_size=4))
+    def upsert_many(self, rows: list[tuple[str, int, int | None]]) -> None:
+        last = {name: place for place, (name, _, _) in enumerate(rows)}
+        said = self.batch("upsert", rows)
+        for place, ((name, n, days), (subject, *report)) in enumerate(zip(rows, said, strict=True)):
+            assert subject == name
+            if last[name] == place:
+                self.upserted(name, n, days, tuple(report))
+        for (name, _, _), place in zip(rows, range(len(rows)), strict=True):
+            if last[name] != place:
+                won = said[last[name]][2]
+                assert said[place][1:3] == (said[last[name]][1], "unchanged" if won in ("created", "updated") else won)
+
+    def batch(self, verb: str, rows: list[tuple[str, int, int | None]]) -> list[tuple[Any, ...]]:
+        names, numbers, days = zip(*rows, strict=True)
+        return many(
+            self.db, f"subject_{verb}_many", names, args=[json.dumps({"n": n}) for n in numbers],
+            run_ats=[self.time(one) for one in days],
+        )  # fmt: skip
+
+    def made(self, name: str, job: int, n: int, days: int | None) -> None:
+        self.documents[name] = made = Document(job, n)
+        if days is not None and days > 0:
+            made.state, made.run_at, made.lined = "planned", self.time(days), False
+
+    def upserted(self, name: str, n: int, days: int | None, said: tuple[Any, ...]) -> None:
+        job, report, old, new = said
+        found = self.documents.get(name)
+        if found is None:
+            assert (report, old) == ("created", None)
+            self.made(name, job, n, days)
+        elif found.report:
+            assert said == (found.job, found.report, None, None)
+        elif found.state == "completed":
+            assert (report, old) == ("updated", None)
+            assert job != found.job
+            self.made(name, job, n, days)
+            self.documents[name].iterations = found.iterations
+        else:
+            assert job == found.job
+            run_at = self.time(days)
+            if not found.lined:
+                assert old == found.run_at
+                changed = n != found.n or run_at not in (None, found.run_at)
+                found.run_at = run_at or found.run_at
+                assert new == found.run_at
+            else:
+                moves = (run_at is not None and (days or 0) > 0) or found.moved is not None
+                moves = moves and run_at not in (None, found.moved)
+                changed = n != found.n or moves
+                if moves:
+                    found.moved = new
+                    assert new == run_at
+                    found.state, found.run_at = ("planned", run_at) if (days or 0) > 0 else ("pending", None)
+            found.n = n
+            assert report == ("updated" if changed else "unchanged")
+
+    @rule(name=NAMES)
+    def forget(self, name: str) -> None:
+        found = self.documents.get(name)
+        expected = "unknown" if found is None else "active" if found.state == "active" else "forgotten"
+        assert forget(self.db, name) == expected
+        if found is not None and expected == "forgotten":
+            del self.documents[name]
+            if found.state in ("planned", "pending"):
+                self.gone[found.job] = (name, found)
+
+    # People.
+
+    @rule(name=NAMES)
+    def cancel(self, name: str) -> None:
+        if (found := self.documents.get(name)) is None:
+            return
+        said = self.hands.one("select tallybook.cancel(%s)", found.job)
+        if found.state == "active":
+            assert said == "cancelling"
+            found.cancelled = True
+        elif found.state in ("planned", "pending"):
+            assert said == "cancelled"
+            del self.documents[name]
+            self.gone[found.job] = (name, found)
+        else:
+            assert said == found.state.replace("killed", "dead")
+
+    @precondition(lambda self: self.gone)
+    @rule(data=st.data())
+    def retry_cancelled(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(sorted(self.gone)))
+        name, found = self.gone[job]
+        if name in self.documents:
+            with pytest.raises(psycopg.Error) as caught:
+                self.hands.one("select tallybook.retry(%s)", job)
+            assert caught.value.sqlstate == "TB005"
+            return
+        self.hands.one("select tallybook.retry(%s)", job)
+        del self.gone[job]
+        self.documents[name] = found
+        if found.lined:
+            found.failures = found.crashes = 0
+            if found.state == "pending":
+                found.moved = None
+
+    @rule(name=NAMES)
+    def retry_dead(self, name: str) -> None:
+        if (found := self.documents.get(name)) is None or found.report != "dead":
+            return
+        self.hands.one("select tallybook.retry(%s)", found.job)
+        found.state, found.failures, found.crashes, found.lined, found.moved = "pending", 0, 0, True, None
+
+    # Maintenance.
+
+    @rule(days=st.integers(1, 2))
+    def wait(self, days: int) -> None:
+        """Time passes: what is to come comes nearer."""
+        for table in ("scheduled", "amendment"):
+            query = sql.SQL("update tallybook.{} set run_at = run_at - %s").format(sql.Identifier(table))
+            self.db.execute(query, (days * DAY,))
+        for one in self.everything():
+            if one.run_at is not None:
+                one.run_at -= days * DAY
+            if one.moved is not None:
+                one.moved -= days * DAY
+                if one.lined and one.moved < self.base + DAY / 2 and one.state == "planned":
+                    one.state, one.run_at = "pending", None
+
+    @rule()
+    def promote(self) -> None:
+        due = [
+            one
+            for one in self.everything()
+            if not one.lined and one.run_at is not None and one.run_at < self.base + DAY / 2
+        ]
+        moved = [one for one in self.documents.values() if one.lined and one.moved and one.state != "active"]
+        ((promoted, *_),) = call(self.db, "promote")
+        assert promoted == len(due)
+        for one in due:
+            one.lined, one.state, one.run_at = True, "pending", None
+        for one in moved:  # taken out of the line, unless the tombstone of an attempt that was cancelled is still about
+            row = self.db.execute(
+                "select a.run_at from tallybook.amendment a where a.job_id = %s", (one.job,)
+            ).fetchone()
+            one.moved = row[0] if row else None
+            if one.state == "planned":
+                one.lined = one.moved is not None
+
+    def everything(self) -> list[Document]:
+        return [*self.documents.values(), *(found for _, found in self.gone.values())]
+
+    @rule()
+    def die(self) -> None:
+        """The worker dies, its subjects are eligible again, and another one comes."""
+        mine = [(name, one) for name, one in self.documents.items() if one.state == "active"]
+        self.hands.rescued()
+        for name, one in mine:
+            one.crashes += 1
+            if one.crashes >= (3 if len(mine) == 1 else 9):
+                self.over(name, one, "dead")
+            else:
+                self.again(name, one, None)
+        self.hands = Hands(self.db)
+
+    # The worker.
+
+    @rule(most=st.sampled_from([1, 2, None]))
+    def claim(self, most: int | None) -> None:
+        """Whatever starts was pending; what is put off, or was cancelled, goes where it belongs. Nothing pending is left by a
+        worker that takes all."""
+        while jobs := self.hands.claim(most or 100):
+            self.started(jobs)
+            if most:
+                return
+        if most is None:
+            assert [one for one in self.documents.values() if one.state == "pending"] == []
+
+    def started(self, jobs: list[Job]) -> None:
+        by_job = {one.job: one for one in self.everything()}
+        for job in jobs:
+            found = by_job.get(job.id)
+            if job.cancelled:
+                assert found is None or job.id in self.gone
+                self.hands.say("cancelled", job)
+            elif job.put_off:
+                assert found is not None
+                assert found.state == "planned"
+                self.hands.say("put_off", job)
+                found.lined, found.moved = False, None
+            else:
+                assert found is not None
+                assert (found.state, job.args) == ("pending", {"n": found.n})
+                assert job.id in {one.job for one in self.documents.values()}
+                found.state, found.run_at, found.moved, found.attempt = "active", None, None, job
+                found.attempts += 1
+
+    active = precondition(lambda self: any(one.state == "active" for one in self.documents.values()))
+
+    def pick(self, data: st.DataObject) -> tuple[str, Document, Job]:
+        # By the order of their jobs: an appended one has a random name.
+        active = sorted(self.documents.items(), key=lambda item: item[1].job)
+        name, found = data.draw(st.sampled_from([item for item in active if item[1].state == "active"]))
+        assert found.attempt is not None
+        return name, found, found.attempt
+
+    @active
+    @rule(data=st.data(), days=st.sampled_from([-1, 1, 2]), args=ARGS)
+    def reschedule(self, data: st.DataObject, days: int, args: int | None) -> None:
+        name, found, job = self.pick(data)
+        said = end(self.hands, "subject_reschedule", job, run_at=self.time(days), **self.given(found, args))
+        assert said == ("scheduled" if days > 0 else "available")
+        found.iterations += 1
+        found.failures = found.crashes = found.attempts = 0
+        self.again(name, found, self.time(days) if days > 0 else None)
+
+    @active
+    @rule(data=st.data(), args=ARGS, plain=st.booleans())
+    def complete(self, data: st.DataObject, args: int | None, plain: bool) -> None:
+        name, found, job = self.pick(data)
+        if plain:
+            assert self.hands.say("complete", job) is True
+        else:
+            assert end(self.hands, "subject_complete", job, **self.given(found, args)) == "completed"
+        found.iterations += 1
+        found.failures = 0
+        self.over(name, found, "completed")
+
+    @active
+    @rule(data=st.data(), args=ARGS)
+    def kill(self, data: st.DataObject, args: int | None) -> None:
+        name, found, job = self.pick(data)
+        assert end(self.hands, "subject_kill", job, **self.given(found, args)) == "dead"
+        found.iterations += 1
+        self.over(name, found, "killed")
+
+    @active
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        name, _, job = self.pick(data)
+        assert end(self.hands, "subject_drop", job) == "dropped"
+        del self.documents[name]
+
+    @active
+    @rule(data=st.data(), later=st.booleans(), plain=st.booleans())
+    def reject(self, data: st.DataObject, later: bool, plain: bool) -> None:
+        name, found, job = self.pick(data)
+        run_in = "1 day" if later else "0"
+        if plain:
+            said = self.hands.fail(job, run_in)
+        else:
+            said = end(self.hands, "subject_reject", job, message="no luck", retry_in=run_in)
+        found.failures += 1
+        if found.failures >= (found.max_attempts or 5):
+            assert said == "dead"
+            self.over(name, found, "dead")
+        else:
+            assert said == ("scheduled" if later else "available")
+            if later:
+                query = "select run_at from tallybook.scheduled where job_id = %s"
+                self.again(name, found, self.hands.one(query, job.id))
+            else:
+                self.again(name, found, None)
+
+    def given(self, found: Document, args: int | None) -> dict[str, Any]:
+        if args is None:
+            return {}
+        found.n = args
+        return {"args": {"n": args}}
+
+    def again(self, name: str, found: Document, run_at: datetime | None) -> None:
+        """It goes on, unless it was cancelled."""
+        found.attempt = None
+        found.state, found.run_at, found.lined = "planned" if run_at else "pending", run_at, run_at is None
+        if found.cancelled:
+            found.cancelled = False
+            del self.documents[name]
+            self.gone[found.job] = (name, found)
+
+    def over(self, name: str, found: Document, state: str) -> None:
+        found.attempt, found.state, found.run_at, found.cancelled = None, state, None, False
+
+    # What both sides must agree on after each step.
+
+    @invariant()
+    def view(self) -> None:
+        shown = self.db.execute(
+            "select subject, job_id, state, (args ->> 'n')::int, iterations, failures, attempts,"
+            " case when state = 'planned' then next_run_at end from tallybook.subject order by subject"
+        ).fetchall()
+        assert shown == [
+            (name, one.job, one.state, one.n, one.iterations, one.failures, one.attempts, one.run_at)
+            for name, one in sorted(self.documents.items())
+        ]
+
+    @invariant()
+    def one_job_each(self) -> None:
+        """Of a name at most one job is open."""
+        twice = self.db.execute(
+            "select subject from tallybook.job where state not in ('completed', 'cancelled', 'dead')"
+            " group by subject having count(*) > 1"
+        ).fetchall()
+        assert twice == []
+
+
+@pytest.fixture
+def quick(connect: Any) -> Connection:
+    conn: Connection = connect()
+    for setting in ("synchronous_commit = off", "jit = off", "statement_timeout = '10 s'"):
+        conn.execute(f"set {setting}")  # type: ignore[arg-type]
+    return conn
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_subjects_do_what_documents_do(quick: Connection) -> None:
+    """S3-01, S3-02, S3-07, S3-13, S3-22, S3-25, S3-27, S3-28, S3-29: random verbs in random order: each reports what the model
+    says, and the view shows its documents."""
+    Documents.db = quick
+    _run()
+
+
+def _run() -> None:
+    run_state_machine_as_test(
+        Documents,
+        settings=settings(
+            print_blob=True,
+            report_multiple_bugs=False,
+            max_examples=500 if THOROUGH else 40,
+            stateful_step_count=60 if THOROUGH else 30,
+            deadline=None,
+            suppress_health_check=[
+                HealthCheck.too_slow,
+                HealthCheck.function_scoped_fixture,
+                HealthCheck.data_too_large,
+            ],
+        ),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_control_a_reschedule_that_counts_nothing(quick: Connection) -> None:
+    """Negative control: a reschedule that forgets to count the iteration is found."""
+    quick.execute(
+        "create or replace function tallybook._subject_iterated(p_options jsonb, p_at timestamptz) returns jsonb"
+        " language sql as 'select p_options'"
+    )
+    Documents.db = quick
+    with pytest.raises(AssertionError):
+        _run()

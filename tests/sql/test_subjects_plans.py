@@ -1,0 +1,220 @@
+"""What the verbs of subjects read, with no statistics at all: indexes only, and no more when there are ten times the subjects,
+and a subject has ten times the iterations behind it. Measured as in test_plans.py, by the server's own counters."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+pytestmark = pytest.mark.servers
+Connection = psycopg.Connection[tuple[Any, ...]]
+Readings = dict[str, list[tuple[int, set[str]]]]
+TABLES = "^(entry|claim|outcome)_(brief|default|long)|^scheduled$|^subject_job$|^dead$"
+SIZES = (1_000, 10_000)
+
+# Half of the subjects planned, a quarter pending, an eighth completed, the rest dead; and two that have come back n / 10 times.
+FILL = """
+do $$
+declare
+  v_worker int := tallybook.worker_start('old', '{{long,q}}'); v_lease uuid;
+begin
+  for part in {first}..({subjects} / 1000 - 1) loop
+    perform tallybook.subject_push_many('q', 't',
+      array(select format('planned %s', n) from generate_series(part * 500, part * 500 + 499) n),
+      array_fill('{{"a": 1}}'::text, '{{500}}'), run_ats => array_fill(now() + interval '1 day', '{{500}}'));
+    perform tallybook.subject_push_many('ended', 't',
+      array(select format('ended %s', n) from generate_series(part * 250, part * 250 + 249) n),
+      array_fill('{{}}'::text, '{{250}}'));
+    perform tallybook.subject_push_many('q', 't',
+      array(select format('pending %s', n) from generate_series(part * 250, part * 250 + 249) n),
+      array_fill('{{}}'::text, '{{250}}'));
+    commit;
+    for part in 1..5 loop
+      v_lease := gen_random_uuid();
+      perform tallybook.claim(v_worker, '{{ended}}', '{{50}}', v_lease);
+      commit;
+      perform case when l.job_id % 2 = 0 then tallybook.subject_complete(v_lease, l.job_id, l.attempt)
+                   else tallybook.subject_reject(v_lease, l.job_id, l.attempt, 'no', max_attempts => 1) end
+         from tallybook.leased(v_lease) l;
+      commit;
+    end loop;
+  end loop;
+  perform tallybook.subject_push('long', 't', name) from unnest('{{"long, active", "long, pending"}}'::text[]) name;
+  commit;
+  for iteration in 1..({subjects} / 10) loop
+    v_lease := gen_random_uuid();
+    perform tallybook.claim(v_worker, '{{long}}', '{{2}}', v_lease);
+    commit;
+    perform tallybook.subject_reschedule(v_lease, l.job_id, l.attempt, run_in => '0') from tallybook.leased(v_lease) l;
+    commit;
+  end loop;
+  v_lease := gen_random_uuid();
+  perform tallybook.claim(v_worker, '{{long}}', '{{2}}', v_lease);
+  commit;
+  perform tallybook.subject_reschedule(v_lease, l.job_id, l.attempt, run_in => '0')
+    from tallybook.leased(v_lease) l where l.unique_key = 'long, pending';
+  delete from place;
+  insert into place select l.unique_key, format('%L::uuid, %s, %s', v_lease, l.job_id, l.attempt) from tallybook.leased(v_lease) l;
+  commit;
+end $$"""
+
+
+def batch(verb: str, name: str, number: str = "n") -> str:
+    """A call with 50 subjects of one kind."""
+    names = f"array(select format('{name} %s', {number}) from generate_series(1, 50) n)"  # noqa: S608
+    return f"select * from tallybook.subject_{verb}_many('q', 't', {names}, array_fill('{{\"n\": 2}}'::text, '{{50}}'))"  # noqa: S608
+
+
+VERBS = {
+    **{
+        f"the view: {name}": f"select * from tallybook.subject where task = 't' and subject = '{name}'"  # noqa: S608
+        for name in ("planned 7", "pending 7", "ended 6", "ended 7", "long, active", "long, pending", "none")
+    },
+    "the newest errors": "select * from tallybook.error order by ended_at desc limit 20",
+    "push": "select * from tallybook.subject_push('q', 't', 'new')",
+    "push, there": "select * from tallybook.subject_push('q', 't', 'planned 7')",
+    "push_many, new": batch("push", "new"),
+    "push_many, planned": batch("push", "planned"),
+    "push_many, pending": batch("push", "pending"),
+    "upsert_many, new": batch("upsert", "new"),
+    "upsert_many, planned": batch("upsert", "planned"),
+    "upsert_many, pending": batch("upsert", "pending"),
+    "upsert_many, completed": batch("upsert", "ended", "2 * n"),
+    "upsert_many, dead": batch("upsert", "ended", "2 * n + 1"),
+    "upsert, long and active": "select * from tallybook.subject_upsert('q', 't', 'long, active', '{\"n\": 1}')",
+    "upsert, long and pending": "select * from tallybook.subject_upsert('long', 't', 'long, pending', '{\"n\": 1}')",
+    "push, long and pending": "select * from tallybook.subject_push('q', 't', 'long, pending')",
+    "forget": "select tallybook.subject_forget('t', 'planned 7')",
+    "forget, ended": "select tallybook.subject_forget('t', 'ended 7')",
+    "reschedule": "select tallybook.subject_reschedule(:active, run_in => '1 h')",
+    "complete": "select tallybook.subject_complete(:active)",
+    "plain complete": "select tallybook.complete(:active)",
+    "drop": "select tallybook.subject_drop(:active)",
+    "kill": "select tallybook.subject_kill(:active)",
+    "reject": "select tallybook.subject_reject(:active, 'no')",
+    "reject, the last": "select tallybook.subject_reject(:active, 'no', max_attempts => 1)",
+}
+CONTROLS = {
+    "all that is planned": "select count(*) from tallybook.scheduled",
+    "all attempts of one": "select count(*) from tallybook.entry where job_id = (select min(job_id) from tallybook.entry"
+    " where lane_id = (select lane_id from tallybook.lane where queue = 'long'))",
+}
+
+
+# A person's look, planned anew each time, for which the statistics are those of an empty table.
+PLANNED_ANEW = {"the newest errors"}
+
+
+def one(db: Connection, statement: str) -> Any:
+    row = db.execute(statement).fetchone()  # type: ignore[arg-type]
+    assert row is not None
+    return row[0]
+
+
+def scans(db: Connection) -> dict[str, int]:
+    """Table -> how often this transaction has read the whole of it."""
+    query = "select relname, seq_scan from pg_stat_xact_user_tables where schemaname = 'tallybook' and relname ~ %s"
+    return dict(db.execute(query, (TABLES,)).fetchall())
+
+
+def read(db: Connection, call: str) -> tuple[int, set[str]]:
+    """Pages, the fewest of some times, and the tables that were read as a whole."""
+    pages, whole = [], set()
+    for _ in range(6):
+        db.execute("begin")
+        before = scans(db)
+        plan = one(db, f"explain (analyze, buffers, timing off, format json) {call}")[0]["Plan"]
+        whole |= {name for name, n in scans(db).items() if n > before.get(name, 0)}
+        db.execute("rollback")
+        pages.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+    return min(pages), whole
+
+
+@pytest.fixture(scope="module", params=["never vacuumed", "vacuumed while empty"])
+def readings(request: pytest.FixtureRequest, server: Any, template: str) -> Iterator[Readings]:
+    """Each call with little and with ten times as much behind it; never analyzed.
+
+    All in one session, which keeps the plans that it made while the tables were empty. A table that was vacuumed then counts as
+    one page: reading all of an index is as cheap as looking up one row.
+    """
+    name = f"tallybook_plans_{secrets.token_hex(6)}"
+    dsn = server.create_database(name, template)
+    try:
+        with psycopg.connect(dsn, autocommit=True) as db:
+            db.execute("set synchronous_commit = off")
+            tables = db.execute(
+                "select relname from pg_class where relnamespace = 'tallybook'::regnamespace and relkind = 'r'"
+            )
+            for (table,) in tables.fetchall():
+                off = sql.SQL("alter table tallybook.{} set (autovacuum_enabled = off)")
+                db.execute(off.format(sql.Identifier(table)))
+            db.execute("create table place (name text, attempt text)")
+            if request.param == "vacuumed while empty":
+                db.execute("vacuum")
+            db.execute("insert into place values ('long, active', 'gen_random_uuid(), 1, 2')")
+            for verb in VERBS:
+                db.execute("begin")
+                db.execute(call(db, verb))
+                db.execute("rollback")
+            found: dict[str, list[tuple[int, set[str]]]] = {verb: [] for verb in VERBS | CONTROLS}
+            first = 0
+            for size in SIZES:
+                if first:  # the active one goes on, so that the filling can go on
+                    db.execute(call(db, "reschedule").replace("1 h", "0"))  # type: ignore[arg-type]
+                db.execute(FILL.format(first=first, subjects=size))  # type: ignore[arg-type]
+                first = size // 1000
+                for verb, query in CONTROLS.items():
+                    found[verb].append(read(db, query))
+                for verb in VERBS:
+                    found[verb].append(read(db, call(db, verb)))
+            counts = one(
+                db, "select array[count(*), count(*) filter (where ended_as is not null)] from tallybook.subject_job"
+            )
+            assert counts == [10_002, 2_500]
+            assert one(db, "select max(attempt) from tallybook.entry") > 1_000
+            assert one(db, "select count(*) from pg_stats where schemaname = 'tallybook' and tablename <> 'lane'") == 0
+            yield {
+                verb: rows for verb, rows in found.items()
+                if verb not in PLANNED_ANEW or request.param == "never vacuumed"
+            }  # fmt: skip
+    finally:
+        server.drop_database(name)
+
+
+def call(db: Connection, verb: str) -> str:
+    return VERBS[verb].replace(
+        ":active", str(one(db, "select max(attempt) from place where name = 'long, active'") or "")
+    )
+
+
+def test_no_table_is_read_from_end_to_end(readings: Readings) -> None:
+    """S3-19, S3-20: with no statistics, no verb of subjects and no look-up in the views reads the whole of a table."""
+    assert {verb: readings[verb] for verb in VERBS if verb in readings and readings[verb][1][1]} == {}
+
+
+def test_neither_subjects_nor_iterations_cost(readings: Readings) -> None:
+    """S3-20: with ten times the subjects, and ten times the iterations behind one, each call reads the same pages, but for the
+    height of indexes."""
+    grown = {}
+    for verb in [verb for verb in VERBS if verb in readings]:
+        (small, _), (large, _) = readings[verb]
+        print(f"{verb:30} {small:6} {large:6} pages")
+        if large > max(
+            1.3 * small, small + 60
+        ):  # a page more for each of 50 names: a higher index, and fewer of them in one page
+            grown[verb] = (small, large)
+    assert grown == {}
+
+
+def test_control_what_reads_all_is_seen(readings: Readings) -> None:
+    """Negative control: a count of what is planned shows as a table read as a whole, and the attempts of one subject, looked up by
+    its job alone, as ten times the pages."""
+    assert readings["all that is planned"][1][1] == {"scheduled"}
+    (small, _), (large, _) = readings["all attempts of one"]
+    print(small, large)
+    assert large > max(1.3 * small, small + 60)
