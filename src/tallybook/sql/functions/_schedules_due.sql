@@ -28,8 +28,8 @@ end $$;
 --
 -- Nobody else runs the clock until the caller's transaction has ended. If somebody does, no rows come, unless what is due has
 -- waited for a second: whoever has it may be frozen, and to plan the same twice does no harm.
--- upto: everything that was due by then is here. Intervals are told in microseconds. queries: those that are query-driven, each of which is fired by a transaction of its own,
--- so nobody claims them as a whole. Reads schedule.
+-- upto: everything that was due by then is here. Intervals are told in microseconds. queries: those that are query-driven, each
+-- of which is fired by a transaction of its own, so nobody claims them as a whole. Reads schedule.
 create or replace function tallybook._schedules_due(p_max int default 250, p_after timestamptz default null,
   p_queries boolean default false, p_at timestamptz default clock_timestamp())
 returns table (at timestamptz, upto timestamptz, name text, revision text, cron text, every bigint, tz text, jitter bigint, missed text,
