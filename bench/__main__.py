@@ -7,7 +7,22 @@ import sys
 
 from bench.figures import SCALE, say
 
-NAMES = ("cost", "enqueue", "drain", "claimers", "latency", "pinned", "idle", "outage", "poison", "rescue", "upsert")
+NAMES = (
+    "cost",
+    "enqueue",
+    "drain",
+    "claimers",
+    "latency",
+    "pinned",
+    "idle",
+    "outage",
+    "poison",
+    "rescue",
+    "schedule",
+    "scheduled",
+    "pinned_scheduled",
+    "upsert",
+)
 _WITH_PEERS = ("drain", "latency")
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import timedelta
 from typing import Any
 
-from tallybook import App, Context
+from tallybook import App, Constant, Context
 
 app = App("bench")
 seen: dict[str, Any] = {"done": 0, "first": 0.0, "last": 0.0}
 starts: dict[int, float] = {}
 ends: list[float] = []
+fires: list[tuple[str | None, float, float]] = []
 
 
 @app.task
@@ -31,6 +33,14 @@ async def note(n: int) -> None:
 
 
 @app.task
+async def fired(ctx: Context) -> None:
+    """Of which schedule and tick, and when its handler started."""
+    now = time.time()
+    assert ctx.tick is not None
+    fires.append((ctx.schedule, ctx.tick.timestamp(), now))
+
+
+@app.task
 async def rest(to: str, n: int) -> None:
     """Ten milliseconds, and when they were over."""
     await asyncio.sleep(0.01)
@@ -42,3 +52,11 @@ async def hold(ctx: Context) -> None:
     """For ever in a worker whose name says that it is to be killed, a moment in any other."""
     if ctx.worker.startswith("victim"):
         await asyncio.Event().wait()
+
+
+@app.task(retry=Constant(timedelta(seconds=1)))
+async def again(ctx: Context, n: int) -> None:
+    """When job n started, n from 1 up: its first attempt, which fails, as n and its second as -n."""
+    starts[n if ctx.attempt == 1 else -n] = time.time()
+    if ctx.attempt == 1:
+        raise ValueError("once more")

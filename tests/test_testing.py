@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,29 @@ def test_travel_makes_due_what_is_scheduled(dsn: str, db: Any) -> None:
     assert travel(db, timedelta(minutes=1)) == 2
     report = drain(app, dsn=dsn)
     assert (report.completed, report.dead) == (1, 1)
+
+
+def test_travel_lets_jobs_expire(dsn: str, db: Any) -> None:
+    """A job in line or scheduled expires when travel has brought its expires_at by, and not before."""
+    at = datetime.now(UTC) + HOUR
+    in_line = send_welcome.with_(expires_at=at).enqueue_sync(db, 1)
+    later = send_welcome.with_(expires_at=at, delay=timedelta(minutes=30)).enqueue_sync(db, 2)
+    travel(dsn, timedelta(minutes=59))
+    assert app.get_sync(db, in_line).expires_at == at - timedelta(minutes=59)
+    travel(dsn, timedelta(minutes=2))
+    assert drain(app, dsn=dsn).dead == 2
+    assert {app.get_sync(db, job).reason for job in (in_line, later)} == {"expired"}
+
+
+def test_travel_reaches_what_was_pushed(dsn: str, db: Any) -> None:
+    """A debounced job that was pushed an hour on while it stood in line runs after an hour's travel, and not before."""
+    for run_at in (datetime.now(UTC), datetime.now(UTC) + HOUR):
+        send_welcome.with_(unique="k", on_conflict="push_run_at", run_at=run_at).enqueue_sync(db, 1)
+    assert drain(app, dsn=dsn).completed == 0
+    travel(dsn, timedelta(minutes=59))
+    assert drain(app, dsn=dsn).completed == 0
+    travel(dsn, timedelta(minutes=2))
+    assert drain(app, dsn=dsn).completed == 1
 
 
 def test_travel_is_part_of_the_transaction(dsn: str, db: Any) -> None:

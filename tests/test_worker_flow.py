@@ -221,7 +221,7 @@ async def test_stop_finishes_what_runs_and_claims_nothing_more(
     """After a stop running jobs end as usual, what comes later stays in line, for another worker."""
     async with working(app, dsn) as worker:
         running = handlers.hold.enqueue_sync(db)
-        await eventually(lambda: handlers.started, "it runs")
+        await eventually(lambda: handlers.started and worker.claimer.asleep, "it runs, and no claim is on its way")
         worker.stop()
         later = handlers.note.enqueue_sync(db)
         assert jobs(running).state == "running"

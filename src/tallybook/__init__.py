@@ -1,9 +1,11 @@
 """Tallybook: a background-job queue that lives inside your own PostgreSQL."""
 
 from tallybook._app import App
+from tallybook._db.schedules import Fire, Fired, ScheduleInfo
 from tallybook._model.backoff import Constant, Exponential, Linear
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
+from tallybook._model.service import ServiceInfo
 from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectReport
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
 from tallybook._task import Task
@@ -22,6 +24,8 @@ __all__ = [
     "DeadLetter",
     "Drop",
     "Exponential",
+    "Fire",
+    "Fired",
     "Job",
     "JobCall",
     "JobInfo",
@@ -30,6 +34,8 @@ __all__ = [
     "Reject",
     "Reschedule",
     "Retried",
+    "ScheduleInfo",
+    "ServiceInfo",
     "Snooze",
     "Subject",
     "SubjectCall",

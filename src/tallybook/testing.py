@@ -247,10 +247,11 @@ async def assert_not_enqueued_async(conn: object, task: Task[..., Any] | str, /,
 def travel(conn: psycopg.Connection[Any] | str, by: timedelta) -> int:
     """Bring everything that is scheduled nearer by this much; how many jobs that were.
 
-    The clock stays as it is, PostgreSQL's and Python's: what moves is the run_at of scheduled and retrying jobs. After
-    travel(..., timedelta(hours=1)) what was due in an hour is due now, in the same order as before. Nothing runs by
-    that alone: `drain` does it, or within seconds a worker. `conn` is a psycopg connection, in whose transaction it
-    happens, or a DSN. InvalidArgument for a negative time.
+    The clock stays as it is, PostgreSQL's and Python's: what moves is the run_at of scheduled and retrying jobs, the time
+    that a job in line was pushed to, and the expires_at of jobs that have not ended. After travel(..., timedelta(hours=1))
+    what was due in an hour is due now, in the same order as before. Nothing runs by that alone: `drain` does it, or
+    within seconds a worker. `conn` is a psycopg connection, in whose transaction it happens, or a DSN.
+    InvalidArgument for a negative time.
 
         travel(tallybook_dsn, timedelta(hours=1))
     """
@@ -259,13 +260,22 @@ def travel(conn: psycopg.Connection[Any] | str, by: timedelta) -> int:
     if isinstance(conn, str):
         with psycopg.connect(conn, autocommit=True) as own:
             return travel(own, by)
-    row = conn.cursor(row_factory=tuple_row).execute(_TRAVEL, (by,)).fetchone()
+    row = conn.cursor(row_factory=tuple_row).execute(_TRAVEL, {"by": by}).fetchone()
     return int(row[0]) if row else 0
 
 
 # The wake-up is for a worker that sleeps until the next job is due.
 _TRAVEL = """\
-with moved as (update tallybook.scheduled set run_at = run_at - %s where isfinite(run_at) returning 1)
+with moved as (
+  update tallybook.scheduled set run_at = run_at - %(by)s, expires_at = expires_at - %(by)s where isfinite(run_at) returning 1
+), held as (
+  update tallybook.waiting set run_at = run_at - %(by)s, expires_at = expires_at - %(by)s
+), pushed as (
+  update tallybook.amendment set run_at = run_at - %(by)s where run_at is not null
+), in_line as (
+  update tallybook.entry e set expires_at = e.expires_at - %(by)s
+   where e.expires_at is not null and not exists (
+     select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq))
 select count(*), tallybook._wake(' promote') from moved"""
 
 # Equal as JSON is: 1 and 1.0 are, 1 and true are not.

@@ -19,6 +19,8 @@ from tallybook._cli.enqueue import enqueue
 from tallybook._cli.job import job
 from tallybook._cli.migrate import info, migrate, uninstall
 from tallybook._cli.queue import queue
+from tallybook._cli.schedule import schedule
+from tallybook._cli.service import service
 from tallybook._cli.subject import subject
 from tallybook._cli.task import task
 from tallybook._cli.worker import worker
@@ -63,7 +65,23 @@ def version() -> None:
     click.echo(f"tallybook {__version__}")
 
 
-for _command in (dev, migrate, worker, enqueue, job, queue, task, subject, dead, info, demo, uninstall, version):
+for _command in (
+    dev,
+    migrate,
+    worker,
+    enqueue,
+    job,
+    queue,
+    task,
+    schedule,
+    subject,
+    dead,
+    service,
+    info,
+    demo,
+    uninstall,
+    version,
+):
     cli.add_command(_command)
 
 

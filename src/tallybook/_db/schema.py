@@ -42,6 +42,10 @@ def verdict(version: int, works_from: int | None, expected: int, database: str) 
 
 
 def refusal(conn: psycopg.Connection[Any], expected: int) -> SchemaError | None:
-    """The same by a look at the database: two short statements."""
-    found = installed(conn) or {"version": 0}
+    """The same by a look at the database: one short statement, outside of a transaction."""
+    try:
+        row = conn.execute(_ROW).fetchone()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        row = None
+    found = json.loads(row[0]) if row else {"version": 0}
     return verdict(found["version"], found.get("works_from"), expected, conn.info.dbname)

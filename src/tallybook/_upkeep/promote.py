@@ -12,67 +12,93 @@ from typing import Any
 import psycopg
 
 from tallybook._db.link import Link
+from tallybook._upkeep.service import Service
 
 _PROMOTE = (
     "select promoted, last_run_at, extract(epoch from next_run_at - clock_timestamp())::float8"
-    " from tallybook.promote(%s::int, %s::timestamptz)"
+    " from tallybook.promote(%s::int, %s::timestamptz, as_service => %s::boolean)"
 )
 _BATCH = 1000
-_LONGEST_WAIT = 5.0
-_LOOK_BEHIND = 5.0
+# Where many fall due one after another they are moved by the dozen: each run costs as much as ten jobs.
+_APART = 0.01
+_LOCKED = 0.05
+# A look behind the mark walks over all that was promoted since an old snapshot is held elsewhere. It may take this part of the
+# time: every producer of a job that is due soon asks for one.
+_SHARE = 0.1
 
 
-class Promoter:
-    """Looks when the next job is due, when told of an earlier one, and every few seconds behind its own mark."""
+class Promoter(Service):
+    """Runs when the next job is due, when told of an earlier one, and every few seconds behind its own mark."""
+
+    name = "promote"
 
     def __init__(self, link: Link, *, on_promoted: Callable[[], None]) -> None:
+        super().__init__()
         self._link = link
         self._on_promoted = on_promoted
-        self._after: datetime | None = None
-        self._looked_behind = 0.0
-        self._due = asyncio.Event()
-        self._next = math.inf
+        self.after: datetime | None = None
+        """The mark: nothing is scheduled before it, but for what commits late; None: look for all."""
+        self.told = asyncio.Event()
+        self._ran_at = self._behind_at = self._behind_again = -math.inf
+        self._behind = False
 
     def at_latest_in(self, seconds: float, *, behind: bool = False) -> None:
-        """A job falls due in so many seconds: look then; behind: it may lie before the mark, its commit was late."""
+        """A job falls due in so many seconds: run then; behind: it may lie before the mark, its commit was late."""
+        self._behind = self._behind or behind
+        when = max(asyncio.get_running_loop().time() + max(0.0, seconds), self._ran_at + _APART)
+        if when < self.run_at:
+            self.run_at = when
+            self.told.set()
+
+    def looked(self, next_in: float | None, passed: datetime | None, *, behind: bool) -> None:
+        """What the look of all services has found. behind: it has looked behind the mark."""
         if behind:
-            self._looked_behind = -math.inf
-        when = asyncio.get_running_loop().time() + max(0.0, seconds)
-        if when < self._next:
-            self._next = when
-            self._due.set()
+            self._behind_at = asyncio.get_running_loop().time()
+        if next_in is not None:
+            self.at_latest_in(next_in, behind=behind and next_in <= 0)
+        if passed is not None and (self.after is None or passed > self.after):
+            self.after = passed
 
     async def look(self) -> tuple[int, float | None]:
-        """One call: how many were promoted, and in how many seconds the next is due."""
-        loop = asyncio.get_running_loop()
-        if loop.time() - self._looked_behind > _LOOK_BEHIND:
-            self._after, self._looked_behind = None, loop.time()
+        """One run, whoever else runs it: how many were promoted, and in how many seconds the next is due."""
+        if asyncio.get_running_loop().time() - self._behind_at > self.every:
+            self._behind, self._behind_again = True, -math.inf
+        promoted, next_in = await self._run()
+        if promoted is None:
+            promoted, next_in = await self._run(as_service=False)
+        return promoted or 0, next_in
+
+    async def _run(self, *, as_service: bool = True) -> tuple[int | None, float | None]:
+        clock = asyncio.get_running_loop().time
+        self._ran_at = clock()
+        behind = self.after is None or (self._behind and self._ran_at >= self._behind_again)
+        if behind:
+            self._behind = False  # what is said while the answer is on its way holds for the next run
+        after = None if behind else self.after
 
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
-            return await (await conn.execute(_PROMOTE, (_BATCH, self._after))).fetchone()
+            return await (await conn.execute(_PROMOTE, (_BATCH, after, as_service))).fetchone()
 
         promoted, last, next_in = await self._link.run(call)
-        self._after = last or self._after
+        if promoted is None:
+            self._behind = self._behind or behind
+            return None, next_in
+        if behind:
+            self._behind_at = self._ran_at
+            self._behind_again = clock() + (clock() - self._ran_at) * (1 / _SHARE - 1)
+        self.after = last or self.after
         if promoted:
             self._on_promoted()
         return promoted, next_in
 
-    async def run(self) -> None:
-        """For ever."""
-        loop = asyncio.get_running_loop()
-        while True:
-            self._next = math.inf  # what is said while the answer is on its way counts
-            promoted, next_in = await self.look()
-            if promoted == _BATCH:
-                continue
-            wait = _LONGEST_WAIT * random.uniform(0.8, 1.0)
-            # Not at once where something is due and was not moved: somebody else has it locked.
-            soon = wait if next_in is None else max(0.001 if next_in > 0 else 0.05, next_in)
-            self._next = min(self._next, loop.time() + min(wait, soon))
-            while (left := self._next - loop.time()) > 0:
-                self._due.clear()
-                try:
-                    async with asyncio.timeout(left):
-                        await self._due.wait()
-                except TimeoutError:
-                    break
+    async def serve(self) -> float | None:
+        """One claimed run of at most 1,000 jobs."""
+        promoted, next_in = await self._run()
+        if promoted == _BATCH:
+            return 0.0
+        again = math.inf if next_in is None else max(next_in, _APART)
+        if next_in is not None and next_in <= 0 and not promoted:  # another worker is at it, or somebody has it locked
+            again = _LOCKED * random.uniform(0.5, 1.0)
+        if self._behind:
+            again = min(again, max(_APART, self._behind_again - asyncio.get_running_loop().time()))
+        return again if again < math.inf else None

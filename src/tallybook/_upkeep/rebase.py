@@ -5,9 +5,7 @@ Looked for at each new connection of a worker, before it claims anything on it, 
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +14,15 @@ import psycopg
 from psycopg.errors import InvalidSchemaName, UndefinedFunction
 
 from tallybook._db.link import Link
+from tallybook._upkeep.service import REFUSED, Service
 
 log = logging.getLogger("tallybook.worker")
 
 # cursors: data that came without the row in installation shows only in a cursor that is ahead of the cluster.
 _LOOK = (
     "select rebased, lanes, moved, lost, cancelled, scheduled, waiting, dead, workers, late"
-    " from tallybook.rebase(cursors => %s::boolean)"
+    " from tallybook.rebase(cursors => %s::boolean, as_service => %s::boolean)"
 )
-_PAUSE = 5.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Rebased:
 async def on_connect(conn: psycopg.AsyncConnection[Any]) -> None:
     """Look on a new connection, before anything else is done on it."""
     try:
-        row = await (await conn.execute(_LOOK, (True,))).fetchone()
+        row = await (await conn.execute(_LOOK, (True, False))).fetchone()
     except (InvalidSchemaName, UndefinedFunction):
         return  # no schema, or an older one: the check of the schema has better words for that
     assert row is not None
@@ -75,34 +73,43 @@ async def on_connect(conn: psycopg.AsyncConnection[Any]) -> None:
 
 def rebase(conn: psycopg.Connection[Any]) -> Rebased:
     """The same on a connection of a thread, or of a command; the schema must be there."""
-    row = conn.execute(_LOOK, (True,)).fetchone()
+    row = conn.execute(_LOOK, (True, False)).fetchone()
     assert row is not None
     found = Rebased(*row)
     found.told()
     return found
 
 
-class Rebaser:
+class Rebaser(Service):
     """Looks every few seconds: a database can be replaced under a connection, and late transactions commit."""
 
+    name = "rebase"
+
     def __init__(self, link: Link, *, on_rebased: Callable[[], None]) -> None:
+        super().__init__()
         self._link = link
         self._on_rebased = on_rebased
 
     async def look(self, *, cursors: bool = False) -> Rebased:
-        """One call. cursors: after TB004."""
+        """One run, whoever else runs it. cursors: after TB004."""
+        return self._told(Rebased(*await self._run(cursors, False)))
 
+    async def _run(self, cursors: bool, as_service: bool) -> Any:
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
-            return await (await conn.execute(_LOOK, (cursors,))).fetchone()
+            return await (await conn.execute(_LOOK, (cursors, as_service))).fetchone()
 
-        found = Rebased(*await self._link.run(call))
+        return await self._link.run(call)
+
+    def _told(self, found: Rebased) -> Rebased:
         found.told()
         if found.rebased or found.late:
             self._on_rebased()
         return found
 
-    async def run(self) -> None:
-        """For ever."""
-        while True:
-            await asyncio.sleep(_PAUSE * random.uniform(0.75, 1.0))
-            await self.look()
+    async def serve(self) -> str | None:
+        """One claimed run."""
+        row = await self._run(False, True)
+        if row[0] is None:
+            return REFUSED
+        self._told(Rebased(*row))
+        return None

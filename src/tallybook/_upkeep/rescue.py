@@ -14,55 +14,76 @@ from typing import Any
 import psycopg
 
 from tallybook._db.link import Link
+from tallybook._upkeep.service import REFUSED, Service
 
 log = logging.getLogger("tallybook.worker")
 
-_RESCUE = (
-    "select lost, suspects, (select count(*) from tallybook.worker where ended_at is null)"
-    " from tallybook.rescue(grace => %s::interval)"
-)
+_RESCUE = "select lost, suspects from tallybook.rescue(grace => %s::interval, as_service => %s::boolean)"
 _GRACE = timedelta(seconds=1)
+_AGAIN = 1.05
 # Every look asks for each worker, so the work of all looks grows with the number of workers only as long as each looks
 # less often the more there are. One of them looks twice a second that way, until `every` is reached.
 _SHARE = 0.5
 _SOONEST = 1.0
 
 
-class Rescuer:
-    """Looks every few seconds, more often where workers are few, and again after the grace where a session has gone."""
+class Rescuer(Service):
+    """Runs where a worker seems dead, and again after the grace; looks more often where workers are few."""
 
-    def __init__(self, link: Link, *, lease: timedelta, every: timedelta, on_rescued: Callable[[], None]) -> None:
+    name = "rescue"
+
+    def __init__(
+        self, link: Link, *, lease: timedelta, every: timedelta | None, on_rescued: Callable[[], None]
+    ) -> None:
+        super().__init__()
         self._link = link
         self._lease = lease
-        self._every = every.total_seconds()
+        self._own = every
         self._on_rescued = on_rescued
         self._conn: object = None
         self._since = -math.inf
-        self._living = 1
+
+    def pause(self, workers: int) -> float:
+        """See _SHARE."""
+        every = self.every if self._own is None else self._own.total_seconds()
+        return min(every, max(_SOONEST, _SHARE * workers)) * random.uniform(0.5, 1.0)
+
+    def asks(self, now: float) -> bool:
+        """Not while the grace of a suspect runs: a run before its end would only put off the next one."""
+        return self.run_at == math.inf and super().asks(now)
+
+    def connected_by(self, conn: object) -> None:
+        """Told at each look, too: after an outage the others come back in their own time, an absent session proves nothing."""
+        if conn is not self._conn:
+            self._since = -math.inf if self._conn is None else time.monotonic()
+            self._conn = conn
 
     async def look(self) -> tuple[int, int]:
-        """One call: how many attempts were lost, how many workers are suspects."""
+        """One run, whoever else runs it: how many attempts were lost, how many workers are suspects."""
+        lost, suspects = await self._run()
+        if lost is None:
+            lost, suspects = await self._run(as_service=False)
+        return lost or 0, suspects or 0
 
+    async def _run(self, *, as_service: bool = True) -> tuple[int | None, int | None]:
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
-            # After an outage the others' sessions come back in their own time: that one is not there proves nothing yet.
-            if conn is not self._conn:
-                self._since = -math.inf if self._conn is None else time.monotonic()
-                self._conn = conn
+            self.connected_by(conn)
             settled = time.monotonic() - self._since > self._lease.total_seconds()
-            return await (await conn.execute(_RESCUE, (_GRACE if settled else self._lease,))).fetchone()
+            return await (await conn.execute(_RESCUE, (_GRACE if settled else self._lease, as_service))).fetchone()
 
-        lost, suspects, self._living = await self._link.run(call)
+        lost, suspects = await self._link.run(call)
         if lost:
             log.warning("%s jobs of dead workers are back in line", lost)
             self._on_rescued()
         return lost, suspects
 
-    async def run(self) -> None:
-        """For ever."""
-        while True:
-            _, suspects = await self.look()
-            await asyncio.sleep(1.05 if suspects else self._pause())
-
-    def _pause(self) -> float:
-        # Wide apart at random: workers that were started together must not look together.
-        return min(self._every, max(_SOONEST, _SHARE * self._living)) * random.uniform(0.5, 1.0)
+    async def serve(self) -> str | float | None:
+        """One claimed run; again after the grace where there are suspects."""
+        lost, suspects = await self._run()
+        if lost is None:
+            return REFUSED
+        if not suspects:
+            return None
+        # That run sees who has died meanwhile, too: no look is needed before it.
+        self.look_at = max(self.look_at, asyncio.get_running_loop().time() + _AGAIN + _SHARE)
+        return _AGAIN

@@ -87,6 +87,9 @@ class Claimer:
         self.claimed = 0
         self._told = 0
         self._unclear = 0
+        self.asleep = False
+        """Whether it waits for work: no claim is on its way."""
+        self._looked_at = 0.0
 
     async def _prepare(self, conn: psycopg.AsyncConnection[Any]) -> None:
         await rebase.on_connect(conn)  # no claim is made where the cursors are of another cluster
@@ -141,7 +144,11 @@ class Claimer:
                 continue
             in_a_row = 0
             self.suspects.careful = False
-            await self._sleep()
+            self.asleep, self._looked_at = True, asyncio.get_running_loop().time()
+            try:
+                await self._sleep()
+            finally:
+                self.asleep = False
 
     async def _room(self) -> None:
         while not self.stopping.is_set():
@@ -152,10 +159,28 @@ class Claimer:
                 return
             await self._first_of(self._book.changed, None)
 
+    def idle_queues(self) -> list[str]:
+        """What the look of the services looks at in place of an idle claim: the queues with a free slot, if a claim is near."""
+        near = self._looked_at + 0.5 * self._settings.poll.total_seconds() < asyncio.get_running_loop().time()
+        return [queue for queue in self._order if self._book.free[queue] > 0] if self.asleep and near else []
+
+    def looked(self, at: float, work: bool) -> None:
+        """That look has looked, at this time of the loop's clock; a claim since then has seen more."""
+        if self.asleep and at >= self._looked_at:
+            self._looked_at = at
+            if work:
+                self.wake()
+
+    async def _poll(self, event: asyncio.Event) -> None:
+        """Until the event, or for as long as nobody has looked for about the time of a poll."""
+        loop, pause = asyncio.get_running_loop(), jittered(self._settings.poll.total_seconds())
+        while not event.is_set() and (left := self._looked_at + pause - loop.time()) > 0:
+            await self._first_of(event, left)
+
     async def _sleep(self) -> None:
         poll = self._settings.poll.total_seconds()
         if self._sleeper is None:
-            await self._first_of(self.awake, jittered(poll))
+            await self._poll(self.awake)
             return
         if not self._sleeper.clear:
             if not await self._sleeper.arm():
@@ -167,7 +192,7 @@ class Claimer:
             self._unclear = 0
             if not self._sleeper.woken.is_set():
                 return  # once more, now that we are heard; the loop looks and comes back here
-        await self._sleeper.wait(jittered(poll))
+        await self._poll(self._sleeper.woken)
 
     async def _first_of(self, event: asyncio.Event, seconds: float | None) -> None:
         try:

@@ -43,8 +43,9 @@ class WorkerSettings:
     """How often the worker says that it lives."""
     lease: timedelta = timedelta(seconds=30)
     """After this time without a heartbeat a worker is dead to the others."""
-    rescue_look: timedelta = timedelta(seconds=5)
-    """How often at least this worker looks for the work of dead ones; more often where workers are few."""
+    rescue_look: timedelta | None = None
+    """How often at least this worker looks for the work of dead ones, more often where workers are few; None: as the service
+    rescue says, see services.md."""
     stop_timeout: timedelta = timedelta(seconds=25)
     """How long a stop waits for running jobs."""
     abort_timeout: timedelta = timedelta(seconds=5)
@@ -63,9 +64,10 @@ class WorkerSettings:
             if not queue or queue.strip() != queue or len(queue.encode()) > 64:
                 raise ConfigError("queues", queue, "a queue name has 1 to 64 bytes and no space at its ends")
         for option in ("poll", "heartbeat", "lease", "rescue_look", "stop_timeout", "abort_timeout", "suspect_wait"):
-            object.__setattr__(self, option, parse_duration(getattr(self, option), option=option))
+            if getattr(self, option) is not None:
+                object.__setattr__(self, option, parse_duration(getattr(self, option), option=option))
         for option in ("poll", "heartbeat", "lease", "rescue_look"):
-            if getattr(self, option) <= timedelta(0):
+            if (given := getattr(self, option)) is not None and given <= timedelta(0):
                 raise ConfigError(option, getattr(self, option), "has to be more than nothing")
         if self.max_abandoned is not None and self.max_abandoned < 1:
             raise ConfigError("max_abandoned", self.max_abandoned, "goes from 1 up")

@@ -1,4 +1,4 @@
--- _amend(job_id, on_conflict, args, priority, run_at): change a queued job as a conflict of unique keys asks for.
+-- _amend(job_id, on_conflict, args, priority, run_at, ..., at): change a queued job as a conflict of unique keys asks for.
 --
 -- True: done, or the job runs, and what runs keeps its args, priority and time. False: it went elsewhere between two looks.
 -- A job that is scheduled or waiting is updated in place. One that stands in line is not (an entry is never updated): an
@@ -7,7 +7,7 @@
 -- p_queued: the caller has that lock, and has seen the job queued. p_version: of p_args, as in the options of their job.
 -- Errors: TB003 at another isolation level than READ COMMITTED, if the job stands in line.
 create or replace function tallybook._amend(p_job_id bigint, p_on_conflict text, p_args jsonb, p_priority int, p_run_at timestamptz,
-  p_queued boolean default false, p_version jsonb default null)
+  p_queued boolean default false, p_version jsonb default null, p_at timestamptz default clock_timestamp())
 returns boolean language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -38,7 +38,7 @@ begin
            where x.job_id = p_job_id;
         end if;
     end case;
-    if p_run_at < clock_timestamp() + interval '10 s' then perform tallybook._wake(' promote'); end if;
+    if p_run_at < p_at + interval '10 s' then perform tallybook._wake(' promote'); end if;
     return true;
   end if;
   select x.job_id, l.queue, l.priority, l.part into s
@@ -73,7 +73,7 @@ begin
     return true;
   end if;
   -- What stands in line runs at once, unless it was pushed before.
-  if p_on_conflict = 'push_run_at' and p_run_at <= clock_timestamp()
+  if p_on_conflict = 'push_run_at' and p_run_at <= p_at
      and not exists (select from tallybook.amendment a where a.job_id = p_job_id) then
     return true;
   end if;
@@ -94,10 +94,10 @@ begin
   return true;
 end $$;
 
--- _amended(entry): the entry with the args and the lane that it has been given since, for its next attempt. A later time
+-- _amended(entry, at): the entry with the args and the lane that it has been given since, for its next attempt. A later time
 -- stays on record: a worker that stops or dies between the claim and the start must not make the job run before it. The rest
 -- has been used up then, unless a producer is changing it right now: that one is for the next attempt.
-create or replace function tallybook._amended(e tallybook.entry) returns tallybook.entry
+create or replace function tallybook._amended(e tallybook.entry, p_at timestamptz default clock_timestamp()) returns tallybook.entry
 language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -122,7 +122,7 @@ begin
       select n.lane_id, n.retention into e.lane_id, e.retention from tallybook._lane(l.queue, a.priority, l.part) n;
     end if;
   end if;
-  if v_free and a.run_at > clock_timestamp() then
+  if v_free and a.run_at > p_at then
     update tallybook.amendment x set args = null, version = null, priority = null where x.job_id = e.job_id;
   elsif v_free then
     delete from tallybook.amendment x where x.job_id = e.job_id;

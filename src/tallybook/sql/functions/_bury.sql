@@ -20,5 +20,5 @@ begin
                          'error', coalesce(p_errors -> -1, '{}') || jsonb_build_object('reason', p_reason)),
       null, 2, null, null, e.headers, p_at);
   end if;
-  if e.order_key is not null then perform tallybook._release(e.order_key, e.job_id); end if;
+  if e.order_key is not null then perform tallybook._release(e.order_key, e.job_id, p_at); end if;
 end $$;

@@ -1,11 +1,11 @@
--- _claim_key(task, key, job_id, unique_while, on_conflict, ...): the job that has this unique key now: the new one, or an
+-- _claim_key(task, key, job_id, unique_while, on_conflict, ..., at): the job that has this unique key now: the new one, or an
 -- older one that is still open, after on_conflict has been done to that one.
 --
 -- Waits only for a producer that is using the same key at the same moment; at REPEATABLE READ such a meeting raises
 -- 40001, for the caller's own retry. Reads and writes unique_key; see _amend for what on_conflict writes.
 create or replace function tallybook._claim_key(p_task text, p_key text, p_job_id bigint, p_while text default 'running',
   p_on_conflict text default 'skip', p_args jsonb default null, p_priority int default null, p_run_at timestamptz default null,
-  p_version jsonb default null)
+  p_version jsonb default null, p_at timestamptz default clock_timestamp())
 returns bigint language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -48,7 +48,7 @@ begin
                 hint = 'Choose another on_conflict than raise to leave it at that, or to change that job.';
       end if;
       if p_on_conflict = 'skip' or tallybook._amend(v_holder, p_on_conflict, p_args, p_priority, p_run_at,
-                                                           p_while = 'queued', p_version) then
+                                                           p_while = 'queued', p_version, p_at) then
         return v_holder;
       end if;
       continue;  -- it has started, or ended, between the two looks

@@ -1,7 +1,8 @@
--- _end(lease, job_id, attempt, state, error): insert the outcome of one attempt; its entry, or null: the right was lost.
+-- _end(lease, job_id, attempt, state, error, at): insert the outcome of one attempt; its entry, or null: the right was lost.
 --
 -- What every verb does first that ends an attempt other than by completing it. Null: nothing else may happen.
-create or replace function tallybook._end(p_lease uuid, p_job_id bigint, p_attempt int, p_state tallybook.ending, p_error jsonb)
+create or replace function tallybook._end(p_lease uuid, p_job_id bigint, p_attempt int, p_state tallybook.ending, p_error jsonb,
+  p_at timestamptz default clock_timestamp())
 returns tallybook.entry language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -11,12 +12,12 @@ begin
   select * into h from tallybook._held(array[p_lease], array[p_job_id], array[p_attempt]);
   if not found then return null; end if;
   insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state, error)
-  values (h.xid, h.seq, h.job_id, clock_timestamp(), h.retention, p_state, p_error)
+  values (h.xid, h.seq, h.job_id, p_at, h.retention, p_state, p_error)
   on conflict do nothing;
   if not found then return null; end if;
   select e.* into strict v_entry from tallybook.entry e
    where e.lane_id = h.lane_id and e.retention = h.retention and e.xid = h.xid and e.seq = h.seq;
   -- A cancelled job keeps what it was changed to: a person may retry it.
   if p_state = 'cancelled' then return v_entry; end if;
-  return tallybook._amended(v_entry);
+  return tallybook._amended(v_entry, p_at);
 end $$;

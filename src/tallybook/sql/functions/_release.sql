@@ -1,11 +1,12 @@
--- _release(order_key, ended): put the next job of an order key back in line, if it waits and nobody has the turn.
+-- _release(order_key, ended, at): put the next job of an order key back in line, if it waits and nobody has the turn.
 --
 -- Said by every verb that ends a job with an order key for good (ended), after the end, and by rescue and promote for what
 -- was missed: an end at another isolation level, a row or a key that was locked. The key's lock is kept to the commit:
 -- who puts a job aside takes it, too, so that no job is put aside after the look. It is never waited for without a limit: another's open
 -- transaction that has moved the same line (it completes a job of it, say) must not stop a worker that ends its jobs.
 -- Locks: the key (class 1413565448). Reads order_turn, order_line; writes entry, scheduled; deletes from waiting, order_line.
-create or replace function tallybook._release(p_key text, p_ended bigint default null) returns void
+create or replace function tallybook._release(p_key text, p_ended bigint default null,
+  p_at timestamptz default clock_timestamp()) returns void
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
@@ -32,26 +33,26 @@ begin
      where x.job_id = (select y.job_id from tallybook.waiting y where y.job_id = l.job_id for update skip locked)
     returning x.* into w;
     if not found then return; end if;  -- the first of the line comes by itself, if it does not wait
-    if w.run_at > clock_timestamp() then  -- pushed to a later time while it waited: it lines up again then
+    if w.run_at > p_at then  -- pushed to a later time while it waited: it lines up again then
       delete from tallybook.order_line n where n.job_id = w.job_id;
     end if;
-    if tallybook._put_back(w) then return; end if;
+    if tallybook._put_back(w, p_at) then return; end if;
   end loop;
   -- Nobody is in line: should one wait all the same, it has lost its place.
   delete from tallybook.waiting x
    where x.job_id = (select y.job_id from tallybook.waiting y
                       where y.order_key = p_key and tallybook._job_open(y.job_id) order by y.job_id limit 1 for update skip locked)
   returning x.* into w;
-  if found then perform tallybook._put_back(w); end if;
+  if found then perform tallybook._put_back(w, p_at); end if;
 end $$;
 
--- _put_back(waiting): a job that waited goes to its lane (true), or to scheduled if it was given a later time (false).
-create or replace function tallybook._put_back(w tallybook.waiting) returns boolean
+-- _put_back(waiting, at): a job that waited goes to its lane (true), or to scheduled if it was given a later time (false).
+create or replace function tallybook._put_back(w tallybook.waiting, p_at timestamptz default clock_timestamp()) returns boolean
 language plpgsql as $$
 declare
   v_lane record;
 begin
-  if w.run_at > clock_timestamp() then
+  if w.run_at > p_at then
     insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
                                      headers, unique_key, errors, expires_at, order_key, options)
     values (w.job_id, w.run_at, w.enqueued_at, w.lane_id, w.attempt, w.failures, w.crashes, w.max_attempts, w.task, w.args,
@@ -68,10 +69,10 @@ begin
   return true;
 end $$;
 
--- _release_missed(): what no end has released goes on by this. Walks up to 1000 of the keys that jobs wait for, from a random
+-- _release_missed(at): what no end has released goes on by this. Walks up to 1000 of the keys that jobs wait for, from a random
 -- one on, and takes the locks of those only whose turn nobody has, 100 of them. Waiting jobs that were cancelled go to their
 -- lanes, where a claim meets and ends them.
-create or replace function tallybook._release_missed() returns void
+create or replace function tallybook._release_missed(p_at timestamptz default clock_timestamp()) returns void
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
@@ -84,8 +85,8 @@ begin
     delete from tallybook.waiting x
      where x.job_id = (select y.job_id from tallybook.waiting y where y.job_id = v_id for update skip locked) returning x.* into w;
     if found then
-      w.run_at := least(w.run_at, clock_timestamp());
-      perform tallybook._put_back(w);
+      w.run_at := least(w.run_at, p_at);
+      perform tallybook._put_back(w, p_at);
     end if;
   end loop;
   select k.order_key into v_first from tallybook.waiting k
@@ -97,7 +98,7 @@ begin
     exit when v_key is null or v_released = 100;
     select t.job_id into v_holder from tallybook.order_turn t where t.key = v_key order by t.generation desc limit 1;
     if v_holder is null or not tallybook._job_open(v_holder) then
-      perform tallybook._release(v_key);
+      perform tallybook._release(v_key, null, p_at);
       v_released := v_released + 1;
     end if;
     select n.order_key into v_key from (

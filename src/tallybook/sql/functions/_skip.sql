@@ -1,8 +1,8 @@
--- _skip(lane, retention, xids, seqs): of these entries, those that have a tombstone; ends the cancelled ones.
+-- _skip(lane, retention, xids, seqs, at): of these entries, those that have a tombstone; ends the cancelled ones.
 --
 -- Called by _take under the lane's lock. No wait: nobody else ends an attempt that no claim has taken. The tombstone goes
 -- with what it was for; one that is both taken and cancelled stays, for the heartbeat of who took it.
-create or replace function tallybook._skip(p_lane_id int, p_retention "char", p_xids xid8[], p_seqs bigint[])
+create or replace function tallybook._skip(p_lane_id int, p_retention "char", p_xids xid8[], p_seqs bigint[], p_at timestamptz default clock_timestamp())
 returns bigint[] language sql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
@@ -17,7 +17,7 @@ as $$
      group by e.xid, e.seq, e.job_id, e.attempt
   ), ended as (
     insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state, error)
-    select m.xid, m.seq, m.job_id, clock_timestamp(), p_retention, 'cancelled',
+    select m.xid, m.seq, m.job_id, p_at, p_retention, 'cancelled',
            case when m.reason is not null then jsonb_build_object('message', m.reason) end
       from met m where not m.taken order by m.job_id, m.attempt
     on conflict do nothing

@@ -10,7 +10,7 @@ declare
 begin
   if p_args is not null then perform tallybook._check_args(p_args, null); end if;
   if p_version is not null then perform tallybook._check_options(null, null, jsonb_build_object('version', p_version)); end if;
-  e := tallybook._end(p_lease, p_job_id, p_attempt, p_state, p_error);
+  e := tallybook._end(p_lease, p_job_id, p_attempt, p_state, p_error, p_at);
   if e.job_id is null then return null; end if;
   if not coalesce(e.options ? 'subject', false) then
     raise exception 'job % is no subject''s job', p_job_id
@@ -60,15 +60,15 @@ begin
     select o.ended_at into v_at from tallybook.outcome o
      where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq and o.state = 'completed' limit 1;
     continue when not found;  -- it was refused
-    e := tallybook._amended(e);
+    e := tallybook._amended(e, v_at);
     e.options := tallybook._subject_iterated(e.options, v_at);
     perform tallybook._subject_ended(e, 'completed', v_at, 0, null);
   end loop;
 end $$;
 
--- _subject_retaken(entry): what follows for its subject from another attempt that a person gives a job.
+-- _subject_retaken(entry, at): what follows for its subject from another attempt that a person gives a job.
 -- Errors: TB005 the name belongs to another job now.
-create or replace function tallybook._subject_retaken(e tallybook.entry) returns void
+create or replace function tallybook._subject_retaken(e tallybook.entry, p_at timestamptz default clock_timestamp()) returns void
 language plpgsql as $$
 declare
   v_other bigint; v_state text;
@@ -77,13 +77,13 @@ begin
     select j.job_id, j.ended_as into v_other, v_state from tallybook.subject_job j
      where j.task = e.task and j.subject = e.unique_key for update;
     if not found then
-      insert into tallybook.subject_job (task, subject, job_id, made_at) values (e.task, e.unique_key, e.job_id, clock_timestamp())
+      insert into tallybook.subject_job (task, subject, job_id, made_at) values (e.task, e.unique_key, e.job_id, p_at)
       on conflict do nothing;
       if found then return; end if;
       continue;
     end if;
     if v_other <> e.job_id then
-      if v_state is null then select n.state into v_state from tallybook._subject_now(v_other) n; end if;
+      if v_state is null then select n.state into v_state from tallybook._subject_now(v_other, p_at) n; end if;
       if v_state is not null then
         raise exception 'job % is the subject % now', v_other, to_json(e.unique_key)
           using errcode = 'TB005', hint = 'Forget that subject first, or leave this job.';

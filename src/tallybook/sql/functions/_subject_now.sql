@@ -1,4 +1,4 @@
--- _subject_now(job_id): what a subject's job is now, for one whose end is not on record. No state: it was cancelled, or there
+-- _subject_now(job_id, at): what a subject's job is now, for one whose end is not on record. No state: it was cancelled, or there
 -- is no trace of it, and the subject is as good as forgotten.
 --
 --   state     planned (it has a time that is to come, or is due and about to be promoted), pending (in line), active, completed, dead, killed
@@ -6,7 +6,7 @@
 --   run_at    when it runs, or was to run; null: it runs, or has ended
 -- All of it by one snapshot, the caller's statement's, so that a job on its way from one table to the other is not missed.
 -- Reads scheduled, entry, outcome, claim, tombstone, amendment, dead.
-create or replace function tallybook._subject_now(p_job_id bigint, out state text, out queue text, out priority int, out args jsonb,
+create or replace function tallybook._subject_now(p_job_id bigint, p_at timestamptz default clock_timestamp(), out state text, out queue text, out priority int, out args jsonb,
   out options jsonb, out failures int, out attempts int, out run_at timestamptz, out error jsonb)
 language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
@@ -40,7 +40,7 @@ begin
       end if;
       if v_open then run_at := coalesce(a.run_at, e.run_at, e.enqueued_at); end if;
       state := case when v_ended is not null then v_ended when not v_open then 'active'
-                    when a.run_at > clock_timestamp() then 'planned' else 'pending' end;
+                    when a.run_at > p_at then 'planned' else 'pending' end;
     else
       select x.* into d from tallybook.dead x where x.job_id = p_job_id;
       if not found then return; end if;

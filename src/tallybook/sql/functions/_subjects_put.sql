@@ -69,7 +69,7 @@ begin
         when 'e' then v_reports[r.n] := case when p_upsert then 'dead' else 'unchanged' end; v_kinds[r.n] := 'd';
         when 'p' then if not p_upsert then v_reports[r.n] := 'unchanged'; v_kinds[r.n] := 'd'; end if;
         when '?' then
-          select k.state into w from tallybook._subject_now(r.job) k;
+          select k.state into w from tallybook._subject_now(r.job, p_at) k;
           if w.state is null then v_kinds[r.n] := 'g';
           elsif not p_upsert then v_reports[r.n] := 'unchanged'; v_kinds[r.n] := 'd';
           elsif w.state in ('active', 'dead', 'killed') then v_reports[r.n] := replace(w.state, 'killed', 'dead'); v_kinds[r.n] := 'd';

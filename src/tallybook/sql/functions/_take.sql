@@ -4,7 +4,7 @@
 -- newer snapshot than the last committed claim of this lane. Filters on holes only where there are some from lo on.
 -- Its settings are those of claim. p_next: what _next saw; the line up to it is empty, however far the cursor has come since.
 create or replace function tallybook._take(p_lane_id int, p_retention "char", p_born xid8, p_max int, p_worker int,
-  p_lease uuid, p_next xid8, out claim_id bigint, out jobs int)
+  p_lease uuid, p_next xid8, p_at timestamptz default clock_timestamp(), out claim_id bigint, out jobs int)
 language plpgsql as $$
 declare
   h tallybook.claim; s pg_snapshot; v_own xid8; v_old_hi xid8; v_from_xid xid8; v_from_seq bigint;
@@ -73,7 +73,7 @@ begin
     h.pos_xid := v_xids[k]; h.pos_seq := v_seqs[k];
     v_skipped := '{}';
     if exists (select from tallybook.tombstone t where t.job_id = any (v_ids)) then
-      v_skipped := tallybook._skip(p_lane_id, p_retention, v_xids, v_seqs);
+      v_skipped := tallybook._skip(p_lane_id, p_retention, v_xids, v_seqs, p_at);
       k := k - cardinality(v_skipped);
     end if;
 
@@ -82,7 +82,7 @@ begin
     h.number := h.number + 1; h.claimed := h.claimed + k;
     insert into tallybook.claim (id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, claimed, claimed_at, lease,
                                  lane_id, worker_id, jobs, retention, holes, closed, skipped)
-    values (claim_id, h.number, h.lo, h.hi, v_from_xid, v_from_seq, h.pos_xid, h.pos_seq, h.claimed, clock_timestamp(),
+    values (claim_id, h.number, h.lo, h.hi, v_from_xid, v_from_seq, h.pos_xid, h.pos_seq, h.claimed, p_at,
             case when k > 0 then p_lease end, p_lane_id, case when k > 0 then p_worker end, k, p_retention, h.holes, h.closed, v_skipped);
     jobs := k;
     exit when k > 0;  -- all of the batch was skipped: go on behind it

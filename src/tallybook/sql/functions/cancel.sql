@@ -1,4 +1,4 @@
--- cancel(job_id, reason): say that a job shall not run. Returns what that means for it:
+-- cancel(job_id, reason, at): say that a job shall not run. Returns what that means for it:
 --
 --   cancelled   no worker had taken it: it will not start
 --   cancelling  it runs: its worker is told, stops the handler and ends the attempt as cancelled, unless it completes first
@@ -6,7 +6,7 @@
 -- Only an intent is written, in the caller's transaction; no lock is taken that a claim could wait for, so a transaction
 -- that cancelled one job and stays open holds up nobody. If it rolls back, nothing has happened.
 -- Errors: TB002 no such job. Reads entry, claim, outcome, scheduled, waiting, dead; writes tombstone.
-create or replace function tallybook.cancel(job_id bigint, reason text default null) returns text
+create or replace function tallybook.cancel(job_id bigint, reason text default null, at timestamptz default clock_timestamp()) returns text
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
@@ -40,7 +40,8 @@ begin
                         or exists (select from tallybook.tombstone t where t.job_id = cancel.job_id and t.attempt = e.attempt and t.taken)
                       then 'cancelling' else 'cancelled' end;
     end if;
-    insert into tallybook.tombstone as t (job_id, attempt, cancelled, reason) values (cancel.job_id, v_attempt, true, cancel.reason)
+    insert into tallybook.tombstone as t (job_id, attempt, cancelled, reason, created_at)
+    values (cancel.job_id, v_attempt, true, cancel.reason, cancel.at)
     on conflict on constraint tombstone_pkey do nothing;
     if not found then  -- cancelled before, or taken by its id, perhaps while we waited for that claim
       update tallybook.tombstone t set cancelled = true, reason = cancel.reason, xid = pg_current_xact_id()

@@ -6,7 +6,7 @@
 -- Errors: TB005 without a filter. Reads scheduled, waiting, entry, claim; writes tombstone.
 create or replace function tallybook.cancel_many(queue text default null, task text default null, unique_key text default null,
   order_key text default null, args jsonb default null, states text[] default null, reason text default null,
-  max_jobs int default 10000, out cancelled int, out cancelling int)
+  max_jobs int default 10000, at timestamptz default clock_timestamp(), out cancelled int, out cancelling int)
 language plpgsql as $$
 declare
   v_id bigint; v_said text;
@@ -20,7 +20,7 @@ begin
   cancelled := 0; cancelling := 0;
   for v_id in select o.job_id from tallybook._open_jobs(cancel_many.queue, cancel_many.task, cancel_many.unique_key,
                 cancel_many.order_key, cancel_many.args, cancel_many.states) o order by o.job_id limit max_jobs loop
-    v_said := tallybook.cancel(v_id, reason);
+    v_said := tallybook.cancel(v_id, reason, at);
     cancelled := cancelled + (v_said = 'cancelled')::int;
     cancelling := cancelling + (v_said = 'cancelling')::int;
   end loop;

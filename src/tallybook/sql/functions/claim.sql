@@ -1,4 +1,4 @@
--- claim(worker, queues, max_jobs, lease): hand the next jobs of some queues to one worker: one batch, of one lane.
+-- claim(worker, queues, max_jobs, lease, durable, at): hand the next jobs of some queues to one worker: one batch, of one lane.
 --
 -- Walks the lanes of the queues, lowest priority number first, and takes from the first that has work what its cursor has
 -- not passed, at most max_jobs[i] for queues[i] (0: none). The ids are not returned: commit, then read them with leased,
@@ -15,7 +15,7 @@
 -- Locks, in this order: the worker's gate, one lane. Reads lane, queue, claim, entry, tombstone; writes claim,
 -- and outcome for what was cancelled.
 create or replace function tallybook.claim(worker int, queues text[], max_jobs int[], lease uuid, durable boolean default true,
-  out claim_id bigint, out queue text, out jobs int)
+  at timestamptz default clock_timestamp(), out claim_id bigint, out queue text, out jobs int)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -58,7 +58,7 @@ begin
       continue;
     end if;
     select t.claim_id, t.jobs into claim_id, jobs
-      from tallybook._take(v.lane_id, v.retention, v.born, v.max_jobs, worker, lease, v.xid) t;
+      from tallybook._take(v.lane_id, v.retention, v.born, v.max_jobs, worker, lease, v.xid, at) t;
     if claim_id is not null then  -- with jobs = 0: all it met was cancelled; there may be more behind
       queue := v.queue;
       return;

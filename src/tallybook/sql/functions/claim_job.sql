@@ -39,7 +39,7 @@ begin
   end if;
   -- The tombstone comes before the lane's lock: it may have to wait for a user's transaction that cancelled this job.
   begin
-    insert into tallybook.tombstone (job_id, attempt, taken) values (claim_job.job_id, e.attempt, true) on conflict do nothing;
+    insert into tallybook.tombstone (job_id, attempt, taken, created_at) values (claim_job.job_id, e.attempt, true, claim_job.at) on conflict do nothing;
     if not found then return false; end if;
   exception when lock_not_available then
     return false;
@@ -64,7 +64,7 @@ begin
                                lease, lane_id, worker_id, jobs, retention, holes, closed)
   select nextval('tallybook.claim_id'), coalesce(h.number, 0) + 1, coalesce(h.lo, l.born), coalesce(h.hi, l.born),
          coalesce(h.pos_xid, l.born), coalesce(h.pos_seq, 0), coalesce(h.pos_xid, l.born), coalesce(h.pos_seq, 0), e.xid, e.seq,
-         coalesce(h.claimed, 0) + 1, clock_timestamp(), lease, e.lane_id, worker, 1, e.retention,
+         coalesce(h.claimed, 0) + 1, claim_job.at, lease, e.lane_id, worker, 1, e.retention,
          coalesce(h.holes, '{}'), coalesce(h.closed, '{}')
     from tallybook.lane l where l.lane_id = e.lane_id;
   return true;

@@ -1,6 +1,7 @@
 -- complete(lease, job_id, attempt, result): end one attempt as completed. False: refused, see complete_many.
-create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int, result jsonb default null) returns boolean
+create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int, result jsonb default null,
+  at timestamptz default clock_timestamp()) returns boolean
 language sql as $$
   select tallybook.complete_many(array[lease], array[job_id], array[attempt],
-                                 case when result is not null then array[result::text] end) = '{}'
+                                 case when result is not null then array[result::text] end, at) = '{}'
 $$;

@@ -17,7 +17,7 @@ begin
     raise exception 'an error is one JSON object, not %', jsonb_typeof(error) using errcode = 'TB005';
   end if;
   v_error := jsonb_build_object('attempt', crash.attempt, 'at', crash.at) || coalesce(error, '{"message": "crashed"}');
-  e := tallybook._end(lease, crash.job_id, crash.attempt, 'lost', v_error);
+  e := tallybook._end(lease, crash.job_id, crash.attempt, 'lost', v_error, crash.at);
   if e.job_id is null then return 'refused'; end if;
   return tallybook._lost(e, v_error, crash.at, max_crashes, true, make_interval(secs => least(60, power(2, least(e.crashes, 6)))));
 end $$;

@@ -14,12 +14,14 @@
 --   max_attempts  how many failures make it a dead letter; null: what the task says, or 5
 --   headers       technical companions: trace, tags
 --   options       rarely used settings of this job, one JSON object: retry, version
+--   at            the time; for tests
 -- Errors: TB005 what does not fit, TB008 the key is taken and on_conflict is raise.
 -- Reads lane; writes entry or scheduled, unique_key, order_line, at first use lane; on a conflict scheduled, waiting, amendment.
 create or replace function tallybook.enqueue(queue text, task text, args jsonb default '{}', run_at timestamptz default null,
   priority int default 2, unique_key text default null, max_attempts int default null, headers jsonb default null,
   on_conflict text default 'skip', unique_while text default 'running', order_key text default null,
-  expires_at timestamptz default null, options jsonb default null)
+  expires_at timestamptz default null, options jsonb default null,
+  at timestamptz default clock_timestamp())
 returns bigint language plpgsql as $$
 declare
   v_id bigint := nextval('tallybook.job_id');
@@ -35,10 +37,10 @@ begin
   end if;
   if unique_key is not null then
     v_holder := tallybook._claim_key(task, unique_key, v_id, unique_while, on_conflict, args, priority, run_at,
-                                       options -> 'version');
+                                       options -> 'version', at);
     if v_holder <> v_id then return v_holder; end if;
   end if;
-  perform tallybook._put(v_id, queue, task, args, run_at, priority, unique_key, max_attempts, headers, clock_timestamp(),
+  perform tallybook._put(v_id, queue, task, args, run_at, priority, unique_key, max_attempts, headers, at,
                          order_key, expires_at, options);
   return v_id;
 end $$;

@@ -9,10 +9,11 @@ create or replace function tallybook.enqueue_many(queues text[], tasks text[], a
   priorities int[] default null, unique_keys text[] default null, max_attempts int[] default null, headers text[] default null,
   on_conflicts text[] default null, unique_whiles text[] default null, order_keys text[] default null,
   expires_ats timestamptz[] default null, options text[] default null,
+  at timestamptz default clock_timestamp(),
   out job_ids bigint[], out created boolean[])
 language plpgsql as $$
 declare
-  v_now timestamptz := clock_timestamp();
+  v_now timestamptz := at;
   v_n int := cardinality(tasks);
   v_lanes int[]; v_retentions "char"[];
   v_bad int; v_soon boolean; v record;
@@ -48,7 +49,7 @@ begin
               where f.key is not null order by f.task, f.key, f.n loop
       job_ids[v.n] := tallybook._claim_key(v.task, v.key, v.id, coalesce(v.unique_while, 'running'),
                         coalesce(v.on_conflict, 'skip'), v.args::jsonb, coalesce(v.priority, 2), v.run_at,
-                        v.options::jsonb -> 'version');
+                        v.options::jsonb -> 'version', v_now);
       created[v.n] := job_ids[v.n] = v.id;
       if created[v.n] then
         perform tallybook._put(v.id, v.queue, v.task, v.args::jsonb, v.run_at, coalesce(v.priority, 2), v.key,

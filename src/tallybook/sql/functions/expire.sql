@@ -5,7 +5,7 @@ language plpgsql as $$
 declare
   e tallybook.entry; v_error jsonb := jsonb_build_object('attempt', attempt, 'at', at, 'type', 'Expired', 'message', 'it had not started by its expires_at');
 begin
-  e := tallybook._end(lease, job_id, attempt, 'dead', v_error);
+  e := tallybook._end(lease, job_id, attempt, 'dead', v_error, expire.at);
   if e.job_id is null then return 'refused'; end if;
   perform tallybook._bury(e, 'expired', at, e.failures, e.crashes, tallybook._errors(e.errors, v_error));
   return 'dead';

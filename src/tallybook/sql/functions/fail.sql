@@ -31,7 +31,7 @@ begin
   select jsonb_build_object('attempt', fail.attempt, 'started_at', k.claimed_at, 'at', fail.at, 'worker', k.worker)
          || coalesce(error, '{"message": "failed"}')
     into v_error from tallybook._claimed(lease) k;
-  e := tallybook._end(lease, fail.job_id, fail.attempt, case when v_dead then 'dead' else 'failed' end::tallybook.ending, v_error);
+  e := tallybook._end(lease, fail.job_id, fail.attempt, case when v_dead then 'dead' else 'failed' end::tallybook.ending, v_error, fail.at);
   if e.job_id is null then return 'refused'; end if;
   if v_dead then
     perform tallybook._bury(e, 'failed', fail.at, v_failures, e.crashes, tallybook._errors(e.errors, v_error));

@@ -1,4 +1,4 @@
--- leased(lease): read the jobs that a claim took. Run it after the claim has committed; it takes no lock that is kept.
+-- leased(lease, job, at): read the jobs that a claim took. Run it after the claim has committed; it takes no lock that is kept.
 --
 -- cancelled: the job was cancelled after the claim looked. Do not start it: end it with cancelled(). That this is read
 -- after the claim's commit is what makes a cancel exact that commits before its job starts. One that names a later attempt
@@ -13,7 +13,7 @@
 -- Reads claim, entry, tombstone; for jobs with a unique key amendment.
 -- The limit is what the claim has counted: a scan does not end at a row's second column, so without it each claim of a big
 -- transaction would read all of that transaction's jobs that are still to come.
-create or replace function tallybook.leased(lease uuid, job bigint default null)
+create or replace function tallybook.leased(lease uuid, job bigint default null, at timestamptz default clock_timestamp())
 returns table (job_id bigint, attempt int, task text, args jsonb, headers jsonb, queue text, priority int, failures int, crashes int,
                max_attempts int, unique_key text, enqueued_at timestamptz, run_at timestamptz, cancelled boolean, expired boolean,
                busy boolean, put_off boolean, order_key text, options jsonb)
@@ -36,7 +36,7 @@ begin
            e.max_attempts::int, e.unique_key, e.enqueued_at, e.run_at,
            v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled)
              or coalesce((e.k).cancelled, false),
-           e.expires_at <= clock_timestamp(), (e.k).busy, (e.k).run_at > clock_timestamp(), e.order_key,
+           e.expires_at <= leased.at, (e.k).busy, (e.k).run_at > leased.at, e.order_key,
            case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end
       from (
     select e.job_id, e.attempt, e.task, e.args, e.headers, e.failures, e.crashes, e.max_attempts, e.unique_key, e.enqueued_at, e.run_at,
@@ -53,7 +53,7 @@ begin
            e.max_attempts::int, e.unique_key, e.enqueued_at, e.run_at,
            v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled)
              or coalesce((e.k).cancelled, false),
-           e.expires_at <= clock_timestamp(), (e.k).busy, (e.k).run_at > clock_timestamp(), e.order_key,
+           e.expires_at <= leased.at, (e.k).busy, (e.k).run_at > leased.at, e.order_key,
            case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end
       from (
     select e.job_id, e.attempt, e.task, e.args, e.headers, e.failures, e.crashes, e.max_attempts, e.unique_key, e.enqueued_at, e.run_at,

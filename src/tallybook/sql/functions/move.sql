@@ -3,10 +3,10 @@
 -- The same for args of a version that it does not know. It goes to the part of its queue that only they walk, once: who
 -- walks it knows it. No failure is counted, and the attempt, which never started, is not one of its attempts on view.
 -- Returns moved, or refused. Reads claim, entry, lane; writes outcome, entry, at first use lane.
-create or replace function tallybook.move(lease uuid, job_id bigint, attempt int) returns text
+create or replace function tallybook.move(lease uuid, job_id bigint, attempt int, at timestamptz default clock_timestamp()) returns text
 language plpgsql as $$
 declare
-  e tallybook.entry := tallybook._end(lease, job_id, attempt, 'moved', null);
+  e tallybook.entry := tallybook._end(lease, job_id, attempt, 'moved', null, move.at);
   v_queue text; v_priority int; v_lane record;
 begin
   if e.job_id is null then return 'refused'; end if;

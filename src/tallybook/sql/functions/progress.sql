@@ -2,7 +2,8 @@
 -- the attempt is not the caller's any more.
 --   done  from 0 to 1, null: unknown;  message  a line for people, cut at 1,000 characters
 -- Errors: TB005. Reads claim, entry, outcome; writes progress, one row a job.
-create or replace function tallybook.progress(lease uuid, job_id bigint, attempt int, done real default null, message text default null)
+create or replace function tallybook.progress(lease uuid, job_id bigint, attempt int, done real default null, message text default null,
+  at timestamptz default clock_timestamp())
 returns boolean language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -12,7 +13,7 @@ begin
   end if;
   if not tallybook._running(lease, job_id, attempt) then return false; end if;
   insert into tallybook.progress as p (job_id, attempt, done, message, updated_at)
-  values (progress.job_id, progress.attempt, progress.done, left(progress.message, 1000), clock_timestamp())
+  values (progress.job_id, progress.attempt, progress.done, left(progress.message, 1000), progress.at)
   on conflict on constraint progress_pkey do update
     set attempt = excluded.attempt, done = excluded.done, message = excluded.message, updated_at = excluded.updated_at
     where p.attempt <= excluded.attempt;
@@ -21,7 +22,8 @@ end $$;
 
 -- checkpoint(lease, job_id, attempt, value): where the job's next attempt can go on, should this one not complete. False: refused.
 -- One JSON value of at most 1,000,000 bytes; the last one said counts. Read it with checkpoint_of.
-create or replace function tallybook.checkpoint(lease uuid, job_id bigint, attempt int, value jsonb)
+create or replace function tallybook.checkpoint(lease uuid, job_id bigint, attempt int, value jsonb,
+  at timestamptz default clock_timestamp())
 returns boolean language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -31,7 +33,7 @@ begin
   end if;
   if not tallybook._running(lease, job_id, attempt) then return false; end if;
   insert into tallybook.progress as p (job_id, attempt, checkpoint, updated_at)
-  values (checkpoint.job_id, checkpoint.attempt, checkpoint.value, clock_timestamp())
+  values (checkpoint.job_id, checkpoint.attempt, checkpoint.value, checkpoint.at)
   on conflict on constraint progress_pkey do update
     set attempt = excluded.attempt, checkpoint = excluded.checkpoint, updated_at = excluded.updated_at
     where p.attempt <= excluded.attempt;

@@ -1,22 +1,28 @@
--- promote(max_jobs, after, at): move jobs that are due from scheduled to their lanes. Any worker may run it at any time.
+-- promote(max_jobs, after, at, as_service): move jobs that are due from scheduled to their lanes. Any worker may run it at any time.
 --
 -- Those of equal time go by fewer failures first. after: where the last call stopped, so that it does not walk over its
 -- own dead rows while an old snapshot holds back vacuum; every few seconds pass null, for what was committed late.
 -- Returns how many it moved, the run_at it came to, and when the next is due (null: nothing is scheduled).
+-- as_service: claim the run first, and put it on record (see _service.sql); promoted is null where somebody else is running it.
 -- Rows that another session has locked are left to it. Without after it also moves jobs in line that were amended to another
 -- lane or time, and the lines of order keys whose first was cancelled.
--- Reads lane, tombstone, amendment; deletes from scheduled; writes entry, order_line.
+-- Reads lane, tombstone, amendment; deletes from scheduled; writes entry, order_line, service.
 create or replace function tallybook.promote(max_jobs int default 1000, after timestamptz default null,
-  at timestamptz default clock_timestamp(), out promoted int, out last_run_at timestamptz, out next_run_at timestamptz)
+  at timestamptz default clock_timestamp(), as_service boolean default false, out promoted int, out last_run_at timestamptz, out next_run_at timestamptz)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_queues text[];
 begin
+  if as_service and not tallybook._service_claim('promote', at) then
+    select s.run_at into next_run_at from tallybook.scheduled s
+     where s.run_at >= coalesce(promote.after, '-infinity') order by s.run_at limit 1;
+    return;
+  end if;
   if promote.after is null then  -- every few seconds, or when told to
     if exists (select from tallybook.waiting) then  -- what was cancelled while it held the line of its key
-      perform tallybook._release(d.order_key) from (
+      perform tallybook._release(d.order_key, null, promote.at) from (
         select distinct k.order_key from tallybook.tombstone t, lateral (
                  select s.order_key from tallybook.scheduled s where s.job_id = t.job_id
                  union all
@@ -53,4 +59,5 @@ begin
   perform tallybook._wake(q) from unnest(v_queues) q;
   select s.run_at into next_run_at from tallybook.scheduled s
    where s.run_at >= coalesce(last_run_at, promote.after, '-infinity') order by s.run_at limit 1;
+  if as_service then perform tallybook._service_ran('promote', at, promoted); end if;
 end $$;

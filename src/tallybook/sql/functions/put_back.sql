@@ -6,7 +6,7 @@ create or replace function tallybook.put_back(lease uuid, job_id bigint, attempt
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
 declare
-  e tallybook.entry := tallybook._end(lease, job_id, attempt, 'moved', null);
+  e tallybook.entry := tallybook._end(lease, job_id, attempt, 'moved', null, put_back.at);
 begin
   if e.job_id is null then return 'refused'; end if;
   perform tallybook._back(e, at + delay, at, e.failures, e.crashes, e.errors);

@@ -7,7 +7,7 @@ as $$
 declare
   v_run_at timestamptz; e tallybook.entry;
 begin
-  e := tallybook._end(lease, job_id, attempt, 'moved', null);
+  e := tallybook._end(lease, job_id, attempt, 'moved', null, at);
   if e.job_id is null then return 'refused'; end if;
   select a.run_at into v_run_at from tallybook.amendment a where a.job_id = put_off.job_id;
   perform tallybook._moved_to(e, v_run_at, at);
@@ -28,7 +28,7 @@ begin
     delete from tallybook.order_line n where n.job_id = e.job_id;
   end if;
   perform tallybook._back(e, p_run_at, p_at, e.failures, e.crashes, e.errors);
-  if p_run_at > p_at and e.order_key is not null then perform tallybook._release(e.order_key, e.job_id); end if;
+  if p_run_at > p_at and e.order_key is not null then perform tallybook._release(e.order_key, e.job_id, p_at); end if;
 end $$;
 
 -- _apply_amendments(at): move the jobs in line that a conflict of unique keys gave another priority or time.
@@ -68,7 +68,7 @@ begin
       continue;
     end if;
     begin
-      insert into tallybook.tombstone (job_id, attempt, taken) values (a.job_id, e.attempt, true) on conflict do nothing;
+      insert into tallybook.tombstone (job_id, attempt, taken, created_at) values (a.job_id, e.attempt, true, p_at) on conflict do nothing;
       continue when not found;
     exception when lock_not_available then
       return;
@@ -81,8 +81,8 @@ begin
       continue;
     end if;
     insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state)
-    values (e.xid, e.seq, e.job_id, clock_timestamp(), e.retention, 'moved');
-    e := tallybook._amended(e);
+    values (e.xid, e.seq, e.job_id, p_at, e.retention, 'moved');
+    e := tallybook._amended(e, p_at);
     perform tallybook._moved_to(e, a.run_at, p_at);
   end loop;
 end $$;

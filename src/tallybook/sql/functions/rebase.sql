@@ -1,10 +1,11 @@
--- rebase(cursors, at): make the lanes of a database that came from another cluster claimable in this one.
+-- rebase(cursors, at, as_service): make the lanes of a database that came from another cluster claimable in this one.
 --
 -- Transaction ids mean something only in the cluster that gave them out, so after a dump and restore, a logical replication
 -- or pg_upgrade the cursors point nowhere. Workers call this when they start, at each new connection and every few seconds;
 -- where the cluster is the one that is on record it costs 0.1 ms and does nothing.
 --   cursors  look at them as well: for data that came without the row in installation, and after TB004
 --   at       the time; for tests
+--   as_service  claim the run first, and put it on record (see _service.sql); rebased is null where somebody else is running it
 -- Otherwise, once, whoever is first (the others wait for it):
 -- - every lane gets a successor and is retired; what is scheduled, waiting or dead points at the successor;
 -- - every entry without an outcome is appended anew, whoever wrote it and when: as moved, or as lost where a worker of the
@@ -16,6 +17,7 @@
 -- cancelled, how many scheduled, waiting and dead jobs and how many workers were on record; late: jobs brought over from retired lanes.
 -- Errors: TB003: a rebase that is needed needs READ COMMITTED. Takes the lock of migrate, then the gates of all workers.
 create or replace function tallybook.rebase(cursors boolean default false, at timestamptz default clock_timestamp(),
+  as_service boolean default false,
   out rebased boolean, out lanes int, out moved int, out lost int, out cancelled int, out scheduled int, out waiting int, out dead int, out workers int,
   out late int)
 language plpgsql
@@ -26,8 +28,10 @@ declare
   s pg_snapshot; v_old int[]; v_new int[]; v_xids xid8[]; v_seqs bigint[]; v_workers text[];
 begin
   rebased := false; lanes := 0; moved := 0; lost := 0; cancelled := 0; scheduled := 0; waiting := 0; dead := 0; workers := 0; late := 0;
+  if as_service and not tallybook._service_claim('rebase', at) then rebased := null; return; end if;
   if not tallybook._elsewhere(cursors) then
     if exists (select from tallybook.lane l where l.retired_at is not null) then late := tallybook._bring_late(at); end if;
+    if as_service then perform tallybook._service_ran('rebase', at, late); end if;
     return;
   end if;
   if current_setting('transaction_isolation') <> 'read committed' then
@@ -80,4 +84,5 @@ begin
   update tallybook.installation i set system_identifier = c.system_identifier from pg_control_system() c;
   perform tallybook._wake(q) from (select distinct l.queue from tallybook.lane l where l.lane_id = any (v_new) order by 1) d(q);
   rebased := true;
+  if as_service then perform tallybook._service_ran('rebase', at, moved + lost + cancelled); end if;
 end $$;

@@ -11,9 +11,11 @@
 -- Worker by worker with a try of its gate, so that a claim in flight is never scanned past; job by job in the order of
 -- their ids with a lock timeout, so that one zombie's uncommitted end does not hold up the others. A dead worker stays on
 -- record until nothing of it is open.
--- Reads worker, claim, entry; writes outcome, entry, dead, worker.
+-- as_service: claim the run first, and put it on record (see _service.sql); lost is null where somebody else is running it.
+-- Reads worker, claim, entry; writes outcome, entry, dead, worker, service.
 create or replace function tallybook.rescue(lease_time interval default null, grace interval default '1 s', max_crashes int default 3,
-  at timestamptz default clock_timestamp(), only_worker int default null, out lost int, out suspects int)
+  at timestamptz default clock_timestamp(), only_worker int default null, as_service boolean default false,
+  out lost int, out suspects int)
 language plpgsql
 set lock_timeout = '200ms' set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
@@ -24,6 +26,7 @@ begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'rescue needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot overlooks the newest claims.';
   end if;
+  if as_service and not tallybook._service_claim('rescue', at) then return; end if;
   lost := 0; suspects := 0;
   for w in select k.id, k.name, k.session, k.gone_at, k.seen_at, k.open_from, k.lease from tallybook.worker k
             where k.ended_at is null and (only_worker is null or k.id = only_worker) order by k.id loop
@@ -75,7 +78,7 @@ begin
         continue when not found;
         select x.* into strict e from tallybook.entry x
          where x.lane_id = c.lane_id and x.retention = c.retention and x.xid = c.xid and x.seq = c.seq;
-        perform tallybook._lost(tallybook._amended(e), v_error, at, max_crashes, c.alone, interval '0');
+        perform tallybook._lost(tallybook._amended(e, at), v_error, at, max_crashes, c.alone, interval '0');
         lost := lost + 1;
       exception when lock_not_available then
         v_left := true;
@@ -88,7 +91,7 @@ begin
       update tallybook.worker k set ended_at = rescue.at where k.id = w.id;
     end if;
   end loop;
-  if exists (select from tallybook.waiting) then perform tallybook._release_missed(); end if;
+  if exists (select from tallybook.waiting) then perform tallybook._release_missed(at); end if;
   -- Amendments of jobs that have ended; a cancelled one may be retried, with what it was changed to.
   if exists (select from tallybook.amendment) then
     delete from tallybook.amendment a using (
@@ -114,4 +117,5 @@ begin
                                or k.taken and x.attempt = k.attempt and not tallybook._taken(x.lane_id, x.retention, x.xid, x.seq)))
      limit 1000 for update skip locked) k
    where t.job_id = k.job_id and t.attempt = k.attempt;
+  if as_service then perform tallybook._service_ran('rescue', at, lost); end if;
 end $$;

@@ -42,7 +42,7 @@ begin
            and not tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
            and not exists (select from tallybook.tombstone k where k.job_id = e.job_id and k.attempt = e.attempt and k.taken);
         if found then
-          insert into tallybook.tombstone (job_id, attempt, cancelled, once) values (e.job_id, e.attempt, true, true)
+          insert into tallybook.tombstone (job_id, attempt, cancelled, once, created_at) values (e.job_id, e.attempt, true, true, retry.at)
           on conflict on constraint tombstone_pkey do nothing;  -- the cancel was said to an earlier attempt
           v_state := 'cancelled';
         else  -- a claim has met it while we waited, perhaps
@@ -63,7 +63,7 @@ begin
       select x.task, x.unique_key, x.job_id, x.order_key, x.options from tallybook.waiting x where x.job_id = retry.job_id) s;
   end if;
   if e.options ? 'subject' then
-    perform tallybook._subject_retaken(e);
+    perform tallybook._subject_retaken(e, retry.at);
   elsif e.unique_key is not null then
     v_holder := tallybook._claim_key(e.task, e.unique_key, e.job_id);
     if v_holder <> e.job_id then
@@ -81,7 +81,7 @@ begin
     perform tallybook._line_up(e.order_key, e.job_id);
   end if;
   if v_back then return tallybook._behind(retry.job_id); end if;
-  e := tallybook._amended(e);
+  e := tallybook._amended(e, retry.at);
   e.expires_at := null;  -- a person wants it run now
   perform tallybook._back(e, retry.at, retry.at, 0, 0, e.errors);
   return e.attempt + 1;

@@ -6,7 +6,7 @@ create or replace function tallybook.snooze(lease uuid, job_id bigint, attempt i
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
 declare
-  e tallybook.entry := tallybook._end(lease, job_id, attempt, 'snoozed', null);
+  e tallybook.entry := tallybook._end(lease, job_id, attempt, 'snoozed', null, snooze.at);
 begin
   if e.job_id is null then return 'refused'; end if;
   perform tallybook._back(e, at + delay, at, e.failures, e.crashes, e.errors);

@@ -9,7 +9,7 @@
 -- All that is in neither is not the caller's any more. Needs READ COMMITTED (TB003). Locks: keys (class 1413565448), tried only.
 -- Reads claim, entry, outcome, order_line; writes order_turn, order_line, waiting, outcome.
 create or replace function tallybook.turn(leases uuid[], job_ids bigint[], attempts int[], patient boolean default true,
-  out ready bigint[], out busy bigint[])
+  at timestamptz default clock_timestamp(), out ready bigint[], out busy bigint[])
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
@@ -48,16 +48,16 @@ begin
         continue;
       end if;
     end if;
-    e := tallybook._end(h.lease, h.job_id, h.attempt, 'moved', null);
+    e := tallybook._end(h.lease, h.job_id, h.attempt, 'moved', null, turn.at);
     continue when e.job_id is null;
     insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
                                    headers, unique_key, errors, expires_at, order_key, options)
-    values (e.job_id, clock_timestamp(), e.enqueued_at, e.run_at, e.lane_id, e.attempt + 1, e.failures, e.crashes, e.max_attempts, e.task,
+    values (e.job_id, turn.at, e.enqueued_at, e.run_at, e.lane_id, e.attempt + 1, e.failures, e.crashes, e.max_attempts, e.task,
             e.args, e.headers, e.unique_key, e.errors, e.expires_at, e.order_key, e.options);
     -- One that had its turn, died and was retried has lost its place to whoever came meanwhile: it is the last.
     if not exists (select from tallybook.order_line n where n.job_id = e.job_id) then
       perform tallybook._line_up(e.order_key, e.job_id);
     end if;
-    if v_mine is false then perform tallybook._release(h.order_key); end if;  -- who is first may be waiting, too
+    if v_mine is false then perform tallybook._release(h.order_key, null, turn.at); end if;  -- who is first may be waiting, too
   end loop;
 end $$;

@@ -1,0 +1,44 @@
+"""The verbs over services, as pure values like those of calls.py."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+from tallybook._db.calls import Call, instant
+from tallybook._model.durations import format_duration
+from tallybook._model.service import ServiceInfo
+
+__all__ = ["service_every", "services"]
+
+# Durations as numbers: what an interval looks like depends on the user's settings.
+_SERVICES = """\
+select cast(coalesce(json_agg(json_build_object(
+  'name', s.name, 'every', extract(epoch from s.every), 'last_run_at', s.last_run_at,
+  'last_took', extract(epoch from s.last_took), 'last_effect', s.last_effect) order by s.name), '[]') as text)
+  from tallybook.service as s"""
+_EVERY = """\
+select tallybook.service_every(service => cast(%(service)s as text), every => cast(cast(%(every)s as text) as interval))"""
+
+
+def services() -> Call[list[ServiceInfo]]:
+    """All services, by name."""
+    return Call("services", _SERVICES, {}, _infos)
+
+
+def service_every(name: str, every: timedelta) -> Call[bool]:
+    """How often a service is looked after at least; False: it was so already."""
+    return Call("service_every", _EVERY, {"service": name, "every": format_duration(every)}, bool)
+
+
+def _infos(found: str) -> list[ServiceInfo]:
+    return [
+        ServiceInfo(
+            name=row["name"],
+            every=timedelta(seconds=row["every"]),
+            last_run_at=instant(row["last_run_at"]),
+            last_took=None if row["last_took"] is None else timedelta(seconds=row["last_took"]),
+            last_effect=row["last_effect"],
+        )
+        for row in json.loads(found)
+    ]

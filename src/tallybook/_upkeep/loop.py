@@ -1,0 +1,118 @@
+"""The loop of all services: one question for all of them, then only those run that have something to do.
+
+An idle worker says one statement a look, `upkeep_look`, which writes nothing and stands for the claimer's poll as well.
+How often a service is looked after it learns from each answer, so that a change reaches it within one look. What is known
+to fall due, a scheduled job, runs at that moment, without a question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+import psycopg
+
+from tallybook._db.link import Link
+from tallybook._upkeep.promote import Promoter
+from tallybook._upkeep.rescue import Rescuer
+from tallybook._upkeep.service import REFUSED, Service
+
+_LOOK = (
+    "select due, extract(epoch from next_run_at - clock_timestamp())::float8, passed, work, workers, names, every"
+    " from tallybook.upkeep_look(%s::text[], %s::timestamptz, %s::int, %s::text[])"
+)
+# Whatever the services' times are: after so many seconds at most it learns that they have changed.
+_LONGEST = 5.0
+# Who was refused: the run of another is over by then.
+_AGAIN = 0.1
+
+Row = tuple[list[str], float | None, datetime | None, bool, int, list[str], list[timedelta]]
+
+
+class Upkeep:
+    """Runs the services for as long as the worker lives."""
+
+    def __init__(
+        self,
+        link: Link,
+        services: Sequence[Service],
+        promoter: Promoter,
+        rescuer: Rescuer,
+        *,
+        worker_id: Callable[[], int],
+        idle_queues: Callable[[], Sequence[str]],
+        on_looked: Callable[[float, bool], None],
+    ) -> None:
+        self._link = link
+        self._services = list(services)
+        self._promoter = promoter
+        self._rescuer = rescuer
+        self._worker_id = worker_id
+        self._idle_queues = idle_queues
+        self._on_looked = on_looked
+        self._look_at = 0.0
+
+    async def run(self) -> None:
+        """For ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wait()
+            if self._next_look() <= loop.time():
+                await self.look()
+            for service in self._services:
+                if service.run_at <= loop.time():
+                    await self._serve(service)
+
+    def _next_look(self) -> float:
+        return min(self._look_at, *(service.look_at for service in self._services))
+
+    async def _wait(self) -> None:
+        """Until a look or a run is due; a run may become due earlier while this waits."""
+        loop, told = asyncio.get_running_loop(), self._promoter.told
+        while (left := min(self._next_look(), *(s.run_at for s in self._services)) - loop.time()) > 0:
+            told.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await told.wait()
+            except TimeoutError:
+                return
+
+    async def look(self) -> None:
+        """One question for all services that ask; what they have to do is due now."""
+        now = asyncio.get_running_loop().time()
+        asked = [service for service in self._services if service.asks(now)]
+        after = None if self._promoter in asked else self._promoter.after
+        queues = list(self._idle_queues())
+        params = ([s.name for s in asked], after, self._worker_id(), queues)
+
+        async def call(conn: psycopg.AsyncConnection[Any]) -> Row:
+            self._rescuer.connected_by(conn)
+            return cast(Row, await (await conn.execute(_LOOK, params)).fetchone())
+
+        due, next_in, passed, work, workers, names, every = await self._link.run(call)
+        if queues:
+            self._on_looked(now, work)
+        self._promoter.looked(next_in, passed, behind=after is None)
+        self._look_at = now + _LONGEST * random.uniform(0.8, 1.0)
+        told = dict(zip(names, (time.total_seconds() for time in every), strict=True))
+        for service in self._services:
+            before, service.every = service.every, told.get(service.name, service.every)
+            if service in asked:
+                service.looked_at, service.look_at = now, now + service.pause(workers)
+            elif service.every != before:
+                service.look_at = service.looked_at + service.pause(workers)
+            if service.name in due:
+                service.run_at = now
+
+    async def _serve(self, service: Service) -> None:
+        service.run_at = math.inf  # what is said while the answer is on its way counts
+        again = await service.serve()
+        now = asyncio.get_running_loop().time()
+        if again is REFUSED:
+            service.look_at = min(service.look_at, now + _AGAIN * random.uniform(0.5, 1.0))
+        elif isinstance(again, float):
+            service.run_at = min(service.run_at, now + again)

@@ -1,0 +1,66 @@
+-- upkeep_look(services, after, worker, queues, at): what there is to do for the services, in one statement that writes nothing.
+--
+--   services  those to look for; null: all
+--   after     as for promote: nothing that is scheduled before it is looked for. With promote among services pass null.
+--   worker, queues  look whether this worker could claim something of these queues, too; in place of an idle claim
+-- Returns due: the names of those that have something to do, or have not run for a minute; next_run_at: when the next job is
+-- due, and passed: before which nothing is scheduled, for a later after; work: whether there is something to claim; workers: how many are
+-- on record; names and every: how often each service is looked after. A run itself: promote, rescue, rebase with as_service.
+-- Reads service, scheduled, worker, waiting, tombstone, amendment, lane, queue, claim, entry, installation.
+create or replace function tallybook.upkeep_look(services text[] default null, after timestamptz default null, worker int default null,
+  queues text[] default '{}', at timestamptz default clock_timestamp(), out due text[], out next_run_at timestamptz,
+  out passed timestamptz, out work boolean, out workers int, out names text[], out every interval[])
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+declare
+  v_old text[]; v_second text[]; v_parts text[]; v_waiting boolean := exists (select from tallybook.waiting);
+begin
+  select array_agg(s.name), array_agg(s.every),
+         coalesce(array_agg(s.name) filter (where s.last_run_at is null or s.last_run_at < at - greatest(s.every, interval '1 min')), '{}'),
+         coalesce(array_agg(s.name) filter (where s.last_run_at is null or s.last_run_at < at - s.every), '{}'),
+         coalesce(array_agg(s.name) filter (where s.last_run_at is null or s.last_run_at < at - least(s.every, interval '1 s')), '{}')
+    into names, every, due, v_old, v_second
+    from (select k.name, k.every, k.last_run_at from tallybook.service k order by k.name) s;
+  services := coalesce(services, names);
+
+  select s.run_at into next_run_at from tallybook.scheduled s
+   where s.run_at >= coalesce(upkeep_look.after, '-infinity') order by s.run_at limit 1;
+  -- A second of slack: who commits late is behind it, and is found by the next look with after null.
+  passed := least(next_run_at, at - interval '1 s');
+  if next_run_at <= at or after is null and (exists (select from tallybook.amendment)
+                                             or v_waiting and exists (select from tallybook.tombstone t where t.cancelled)) then
+    due := due || 'promote'::text;
+  end if;
+
+  select count(*) into workers from tallybook.worker w where w.ended_at is null;
+  if exists (select from tallybook.worker w where w.ended_at is null
+                and (w.gone_at is not null or w.seen_at < at - w.lease
+                     -- As in rescue: taken for a microsecond where the session that holds it is gone.
+                     or case when w.session then pg_try_advisory_lock(1413565443, w.id) and pg_advisory_unlock(1413565443, w.id) else false end))
+     or v_waiting and 'rescue' = any (v_second)
+     or 'rescue' = any (v_old) and (exists (select from tallybook.amendment)
+                                    or exists (select from tallybook.tombstone t where t.created_at < at - interval '1 min')) then
+    due := due || 'rescue'::text;
+  end if;
+
+  if tallybook._elsewhere(false) or 'rebase' = any (v_old) and exists (select from tallybook.lane l where l.retired_at is not null) then
+    due := due || 'rebase'::text;
+  end if;
+
+  due := array(select distinct d from unnest(due) d where d = any (services) order by d);
+  work := false;
+  if queues <> '{}' then
+    select w.parts into v_parts from tallybook.worker w where w.id = upkeep_look.worker and w.ended_at is null;
+    begin
+      -- A worker that was given up, or a cursor of another cluster: its claim knows what to do.
+      work := v_parts is null or exists (
+        select from unnest(queues) n(queue) join tallybook.lane l on l.queue = n.queue and l.retired_at is null
+          left join tallybook.queue q on q.name = n.queue
+         where (l.part = '' or l.part = any (v_parts)) and q.paused_at is null
+           and tallybook._next(l.lane_id, l.retention, l.born) is not null);
+    exception when sqlstate 'TB004' then
+      work := true;
+    end;
+  end if;
+end $$;

@@ -1,0 +1,179 @@
+"""Time is an argument: what the clock decides is tried by saying another time, and nothing sleeps."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+T = datetime.fromisoformat("2031-03-30T00:30:00+00:00")
+S, MIN, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+
+
+def one(db: Connection, query: Any, *params: object) -> Any:
+    row = db.execute(query, params).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def promoted(db: Connection, at: datetime) -> int:
+    return int(one(db, "select promoted from tallybook.promote(at => %s)", at))
+
+
+@pytest.fixture
+def worker(db: Connection) -> int:
+    return int(one(db, "select tallybook.worker_start('w', '{q}', at => %s)", T))
+
+
+def claim(db: Connection, worker: int, at: datetime) -> UUID:
+    lease = uuid4()
+    assert one(db, "select jobs from tallybook.claim(%s::int, '{q}', '{10}', %s, at => %s)", worker, lease, at) > 0
+    return lease
+
+
+@pytest.mark.servers
+def test_no_function_asks_the_clock_itself(db: Connection) -> None:
+    """S3-19: the clock is only looked at for the default of an argument; how long a run took is the one exception."""
+    asking = db.execute(
+        "select p.proname::text from pg_proc p where p.pronamespace = 'tallybook'::regnamespace"
+        " and p.prosrc ~* '(clock_timestamp|statement_timestamp|transaction_timestamp|timeofday|\\mnow) *\\(|current_timestamp'"
+    ).fetchall()
+    assert asking == [("_service_ran",)]
+
+
+def test_a_job_for_later_is_due_when_its_time_comes(db: Connection) -> None:
+    """S3-22: one with a later time is scheduled, one with an earlier is in line at once; the later is due to the microsecond."""
+    later = one(db, "select tallybook.enqueue('q', 'send', run_at => %s, at => %s)", T + HOUR, T)
+    now = one(db, "select tallybook.enqueue('q', 'send', run_at => %s, at => %s)", T - HOUR, T)
+    many = db.execute(
+        "select (tallybook.enqueue_many('{q,q}', '{send,send}', array['{}', '{}'], run_ats => array[%s, %s]::timestamptz[],"
+        " at => %s)).job_ids",
+        (T + HOUR, T - S, T),
+    ).fetchone() or ([],)
+    states = dict(db.execute("select id, state from tallybook.job").fetchall())
+    assert [states[job] for job in (later, now, *many[0])] == ["scheduled", "available", "scheduled", "available"]
+    assert promoted(db, T + HOUR - timedelta(microseconds=1)) == 0
+    assert promoted(db, T + HOUR) == 2
+    assert set(db.execute("select enqueued_at from tallybook.job").fetchall()) == {(T,)}
+
+
+def test_backoff_by_the_clock(db: Connection, worker: int) -> None:
+    """S2-07 S4-11: after a failure the job is tried again when its backoff is over, and not before."""
+    job = one(db, "select tallybook.enqueue('q', 'send', at => %s)", T)
+    at = T
+    for attempt, wait in ((1, 5 * MIN), (2, 10 * MIN)):
+        lease = claim(db, worker, at)
+        said = one(
+            db, "select tallybook.fail(%s, %s::bigint, %s::int, '{}', %s, at => %s)", lease, job, attempt, wait, at + S
+        )
+        assert said == "scheduled"
+        assert promoted(db, at + wait) == 0
+        assert promoted(db, at + S + wait) == 1
+        at += S + wait
+    lease = claim(db, worker, at)
+    one(db, "select tallybook.fail(%s, %s::bigint, 3, '{}', at => %s)", lease, job, at)
+    due = one(db, "select run_at from tallybook.scheduled")
+    assert at <= due <= at + 20 * S, "the default: 5 s times 2, twice, with full jitter"
+
+
+def test_a_lease_by_the_clock(db: Connection, worker: int) -> None:
+    """S3-05 S3-06: a silent worker's job goes back in line when its lease is over and a third of it more, not before."""
+    job = one(db, "select tallybook.enqueue('q', 'send', at => %s)", T)
+    claim(db, worker, T)
+    look = "select lost, suspects from tallybook.rescue(at => %s)"
+    said = [db.execute(look, [T + wait * S]).fetchone() for wait in (30, 31, 40, 41)]
+    assert said == [(0, 0), (0, 1), (0, 1), (1, 0)]
+    assert db.execute("select state, crashes from tallybook.job where id = %s", [job]).fetchone() == ("available", 1)
+
+
+def test_a_heartbeat_by_the_clock(db: Connection, worker: int) -> None:
+    """S3-06: a worker that is heard of keeps its jobs, however long they run."""
+    one(db, "select tallybook.enqueue('q', 'send', at => %s)", T)
+    claim(db, worker, T)
+    for beat in range(1, 360):
+        db.execute("select tallybook.renew(%s::int, 0, at => %s)", [worker, T + beat * 10 * S])
+        if beat % 60 == 0:
+            assert one(db, "select lost from tallybook.rescue(at => %s)", T + beat * 10 * S + 29 * S) == 0
+
+
+def test_expiry_by_the_clock(db: Connection, worker: int) -> None:
+    """An attempt that is about to start at its job's expires_at, or later, does not: the job is dead, expired at that time."""
+    job = one(db, "select tallybook.enqueue('q', 'send', expires_at => %s, at => %s)", T + HOUR, T)
+    lease = claim(db, worker, T + HOUR - S)
+    expired = "select expired from tallybook.leased(%s, at => %s)"
+    assert one(db, expired, lease, T + HOUR - S) is False
+    assert one(db, expired, lease, T + HOUR) is True
+    assert one(db, "select tallybook.expire(%s, %s::bigint, 1, at => %s)", lease, job, T + HOUR) == "dead"
+    found = db.execute("select state, reason, ended_at from tallybook.job where id = %s", [job]).fetchone()
+    assert found == ("dead", "expired", T + HOUR)
+
+
+def test_a_debounce_by_the_clock(db: Connection, worker: int) -> None:
+    """push_run_at: each call within the window pushes the job on; it runs when nobody has called for as long as that."""
+    push = (
+        "select tallybook.enqueue('q', 'send', unique_key => 'k', on_conflict => 'push_run_at', run_at => %s, at => %s)"
+    )
+    jobs = {one(db, push, T + n * MIN + 2 * MIN, T + n * MIN) for n in range(10)}
+    assert len(jobs) == 1
+    assert promoted(db, T + 11 * MIN - S) == 0
+    assert promoted(db, T + 11 * MIN) == 1
+    one(db, push, T + 20 * MIN, T + 11 * MIN)  # in line by now
+    lease = claim(db, worker, T + 12 * MIN)
+    put_off = "select put_off from tallybook.leased(%s, at => %s)"
+    assert [one(db, put_off, lease, T + minutes * MIN) for minutes in (19, 20)] == [True, False]
+    said = one(db, "select tallybook.put_off(%s, %s::bigint, 1, at => %s)", lease, *jobs, T + 19 * MIN)
+    assert (said, promoted(db, T + 20 * MIN - S), promoted(db, T + 20 * MIN)) == ("scheduled", 0, 1)
+
+
+def test_a_line_by_the_clock(db: Connection, worker: int) -> None:
+    """A job of an order key that was pushed to a later time while it waited comes into line then, whatever the clock says now."""
+    put = "select tallybook.enqueue('q', 'send', order_key => 'o', unique_key => %s, at => %s)"
+    first, second = one(db, put, "a", T), one(db, put, "b", T)
+    lease = claim(db, worker, T)
+    db.execute("select tallybook.turn(%s, %s::bigint[], '{1,1}', at => %s)", ([lease] * 2, [first, second], T))
+    assert one(db, "select waits_since from tallybook.waiting where job_id = %s", second) == T
+    db.execute(
+        "select tallybook.enqueue('q', 'send', unique_key => 'b', on_conflict => 'push_run_at', run_at => %s, at => %s)",
+        (T + HOUR, T + S),
+    )
+    assert one(db, "select tallybook.complete(%s, %s::bigint, 1, at => %s)", lease, first, T + 2 * S) is True
+    assert promoted(db, T + HOUR - S) == 0
+    assert promoted(db, T + HOUR) == 1
+
+
+def test_history_has_the_times_that_were_said(db: Connection, worker: int) -> None:
+    """What retention goes by, when an attempt started and ended, is what the verbs were told."""
+    jobs = [one(db, "select tallybook.enqueue('q', 'send', at => %s)", T) for _ in range(5)]
+    lease = claim(db, worker, T + S)
+    ends = (
+        "select tallybook.complete(%s, %s::bigint, 1, at => %s)",
+        "select tallybook.complete(%s, %s::bigint, 1, '1', at => %s)",
+        "select tallybook.cancelled(%s, %s::bigint, 1, at => %s)",
+        "select tallybook.fail(%s, %s::bigint, 1, '{}', final => true, at => %s)",
+        "select tallybook.move(%s, %s::bigint, 1, at => %s)",
+    )
+    for job, end in zip(jobs, ends, strict=True):
+        db.execute(end, (lease, job, T + 2 * S))
+    assert set(db.execute("select started_at from tallybook.attempt where job_id = any (%s)", [jobs[:4]])) == {(T + S,)}
+    assert set(db.execute("select ended_at from tallybook.outcome")) == {(T + 2 * S,)}
+
+
+def test_progress_and_cancels_by_the_clock(db: Connection, worker: int) -> None:
+    """The times of progress, checkpoints and cancels are what the verbs were told; a cancel's rest is cleared a minute later."""
+    job = one(db, "select tallybook.enqueue('q', 'send', at => %s)", T)
+    lease = claim(db, worker, T)
+    db.execute("select tallybook.progress(%s, %s, 1, 0.5, at => %s)", (lease, job, T + S))
+    assert one(db, "select updated_at from tallybook.progress") == T + S
+    db.execute("select tallybook.checkpoint(%s, %s, 1, '{}', at => %s)", (lease, job, T + 2 * S))
+    assert one(db, "select updated_at from tallybook.progress") == T + 2 * S
+    db.execute("select tallybook.cancel_many(queue => 'q', at => %s)", [T])
+    db.execute("select tallybook.cancelled(%s, %s, 1, at => %s)", (lease, job, T + S))
+    left = "select count(*) from tallybook.tombstone"
+    db.execute("select tallybook.rescue(at => %s, only_worker => 0)", [T + MIN])
+    assert one(db, left) == 1
+    db.execute("select tallybook.rescue(at => %s, only_worker => 0)", [T + MIN + S])
+    assert one(db, left) == 0

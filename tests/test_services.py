@@ -1,0 +1,357 @@
+"""The services in running workers, in Python and on the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import click.testing
+import pytest
+
+from support.workers import SLEEPY, Jobs, eventually, working
+from tallybook import App, ServiceInfo
+from tallybook._cli import cli
+from tallybook._db.link import Link
+from tallybook._upkeep.promote import Promoter
+from tallybook._worker import claimer as claimer_module
+from tallybook._worker.claimer import Claimer
+from tallybook.errors import ConfigError, InvalidArgument
+
+anyio = pytest.mark.anyio
+S = timedelta(seconds=1)
+
+# Whoever runs a service takes its time, holds a lock of the test's own to the end of its transaction, and says so where
+# another one has it.
+WATCHED = """
+create table beside (name text);
+create function claimed(p_name text, p_at timestamptz) returns boolean language plpgsql as $$ {body} $$;
+create or replace function tallybook._service_claim(p_name text, p_at timestamptz default clock_timestamp()) returns boolean
+language plpgsql as $$
+begin
+  if not claimed(p_name, p_at) then return false; end if;
+  if not pg_try_advisory_xact_lock(4711, hashtext(p_name)) then insert into beside values (p_name); end if;
+  perform pg_sleep(0.03);
+  return true;
+end $$"""
+
+
+@pytest.fixture
+def app() -> App:
+    return App("shop")
+
+
+@pytest.fixture
+def jobs(app: App, db: Any) -> Jobs:
+    return Jobs(app, db)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., click.testing.Result]:
+    """A command in this process; the last word is its TALLYBOOK_DSN."""
+
+    def invoke(*words: str, to: str) -> click.testing.Result:
+        return click.testing.CliRunner().invoke(cli, list(words), env={"TALLYBOOK_DSN": to})
+
+    return invoke
+
+
+def info(app: App, db: Any, name: str) -> ServiceInfo:
+    return next(one for one in app.services_sync(db) if one.name == name)
+
+
+# Two workers
+
+
+async def _three_workers(app: App, dsn: str, db: Any, jobs: Jobs, body: str) -> int:
+    """How often a service was run beside another one, while three workers promote 300 jobs that fall due within a second."""
+    body = body or db.execute("select prosrc from pg_proc where proname = '_service_claim'").fetchone()[0]
+    db.execute(WATCHED.format(body=body))
+
+    @app.task
+    async def note(n: int) -> None: ...
+
+    db.execute(
+        "select count(tallybook.enqueue('default', 'note', jsonb_build_object('n', n),"
+        " run_at => clock_timestamp() + make_interval(secs => 1 + n / 300.0))) from generate_series(1, 300) n"
+    )
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            await stack.enter_async_context(working(app, dsn, **SLEEPY))
+        await eventually(lambda: not db.execute("select from tallybook.scheduled").fetchall(), "all are promoted")
+        await eventually(
+            lambda: db.execute("select count(*) = 300 from tallybook.job where state = 'completed'").fetchone()[0],
+            "all are done",
+        )
+    return int(db.execute("select count(*) from beside").fetchone()[0])
+
+
+@anyio
+async def test_workers_never_run_one_service_at_once(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S3-32: of three workers, to all of which jobs fall due at once, one at a time runs promote; none is left or run twice."""
+    assert await _three_workers(app, dsn, db, jobs, "") == 0
+    assert info(app, db, "promote").last_effect is not None
+
+
+@anyio
+async def test_workers_run_services_at_once_where_nobody_claims(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """Negative control of S3-32: with a claim that everybody gets, the same test finds them at it together."""
+    assert await _three_workers(app, dsn, db, jobs, "begin return true; end") > 0
+
+
+@anyio
+@pytest.mark.parametrize("insists", [True, False], ids=["drain", "control"])
+async def test_drain_promotes_while_a_worker_does(
+    app: App, dsn: str, db: Any, connect: Any, monkeypatch: pytest.MonkeyPatch, insists: bool
+) -> None:
+    """S4-07 S3-32: a drain that finds the service claimed promotes itself; control: one that does not ends before its jobs."""
+    ran: list[int] = []
+
+    @app.task
+    async def note(n: int) -> None:
+        ran.append(n)
+
+    if not insists:
+        run = Promoter._run
+
+        async def only_claimed(self: Promoter, *, as_service: bool = True) -> Any:
+            return await run(self)
+
+        monkeypatch.setattr(Promoter, "_run", only_claimed)
+    db.execute(
+        "select tallybook.enqueue('default', 'note', '{\"n\": 1}', run_at => clock_timestamp() + interval '1 h')"
+    )
+    db.execute("update tallybook.scheduled set run_at = clock_timestamp() - interval '1 s'")
+    other = connect()
+    other.execute("begin")
+    other.execute("select tallybook._service_claim('promote'), tallybook._service_claim('rescue')")
+    await app.drain(dsn=dsn)
+    assert ran == ([1] if insists else [])
+
+
+# How often
+
+
+@anyio
+async def test_a_new_interval_reaches_a_running_worker(app: App, dsn: str, db: Any) -> None:
+    """S3-32: an interval that is changed while a worker runs holds from its next look on, without a restart."""
+    for name in ("promote", "rescue", "rebase"):
+        app.service_every_sync(db, name, "1 hour")
+    async with working(app, dsn, rescue_look=timedelta(hours=1)) as worker:
+        looks = 0
+        look = worker.services.look
+
+        async def counted() -> None:
+            nonlocal looks
+            await look()
+            looks += 1
+
+        worker.services.look = counted  # type: ignore[method-assign]
+        app.service_every_sync(db, "rebase", "100 ms")
+        # Ten looks within a second and a half, once it knows; it asks at least every five.
+        await eventually(lambda: worker.rebaser.every == 0.1, "it has learned", seconds=6)
+        before = looks
+        await eventually(lambda: looks >= before + 10, "it looks as often", seconds=3)
+        assert worker.promoter.every == 3600
+
+
+@anyio
+async def test_rescue_looks_as_often_as_its_service_says_unless_the_worker_was_told(
+    app: App, dsn: str, db: Any
+) -> None:
+    """The option rescue_look of one worker goes before the service's interval; without it the service's holds."""
+    app.service_every_sync(db, "rescue", "200 ms")
+    async with working(app, dsn, rescue_look=None) as one, working(app, dsn, rescue_look=50 * S) as other:
+        await eventually(lambda: one.rescuer.every == other.rescuer.every == 0.2, "both have looked")
+        assert all(0.1 <= one.rescuer.pause(100) <= 0.2 for _ in range(20))
+        assert all(25 <= other.rescuer.pause(100) <= 50 for _ in range(20))
+
+
+# The look in place of the claim
+
+
+@anyio
+@pytest.mark.parametrize("rides", [True, False], ids=["look", "control"])
+async def test_the_look_finds_jobs_for_a_worker_that_is_not_woken(
+    app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch, rides: bool
+) -> None:
+    """S4-09: a job whose producer notifies nobody is found by the look of the services; control: by nothing else."""
+    ran: list[int] = []
+
+    @app.task
+    async def note(n: int) -> None:
+        ran.append(n)
+
+    monkeypatch.setattr(claimer_module, "jittered", lambda seconds: 3600.0)  # no poll of the claimer's own
+    if not rides:
+        monkeypatch.setattr(Claimer, "idle_queues", lambda self: [])
+    db.execute("set tallybook.notify = off")
+    async with working(app, dsn, poll=0.2 * S) as worker:
+        await eventually(
+            lambda: worker.claimer.asleep and (worker.sleeper is None or worker.sleeper.clear), "it sleeps"
+        )
+        db.execute("select tallybook.enqueue('default', 'note', '{\"n\": 1}')")
+        looks = 0
+        look = worker.services.look
+
+        async def counted() -> None:
+            nonlocal looks
+            await look()
+            looks += 1
+
+        worker.services.look = counted  # type: ignore[method-assign]
+        await eventually(lambda: ran or looks >= 8, "it ran, or looked eight times")
+        assert bool(ran) is rides
+
+
+@anyio
+async def test_an_idle_claimer_leaves_the_look_to_the_services(
+    app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle worker claims nothing while the services look often enough for it: that is one statement instead of two."""
+    monkeypatch.setattr(claimer_module, "jittered", lambda seconds: seconds)
+    claims = 0
+    claim = Claimer._claim
+
+    async def counted(self: Claimer, **given: Any) -> Any:
+        nonlocal claims
+        claims += 1
+        return await claim(self, **given)
+
+    async with working(app, dsn, poll=S) as worker:
+        await eventually(
+            lambda: worker.claimer.asleep and (worker.sleeper is None or worker.sleeper.clear), "it sleeps"
+        )
+        monkeypatch.setattr(Claimer, "_claim", counted)
+        looks = 0
+        look = worker.services.look
+
+        async def also_counted() -> None:
+            nonlocal looks
+            await look()
+            looks += 1
+
+        worker.services.look = also_counted  # type: ignore[method-assign]
+        await eventually(lambda: looks >= 10, "ten looks")
+        assert claims <= 1
+
+
+class SlowLink:
+    """Every promote takes 20 ms of the clock and finds the next job due in 5 ms; the marks that it was asked with."""
+
+    def __init__(self) -> None:
+        self.now, self.next_in = 100.0, 0.005
+        self.marks: list[Any] = []
+
+    async def run(self, call: Any) -> Any:
+        self.marks.append(call.__closure__[[*call.__code__.co_freevars].index("after")].cell_contents)
+        self.now += 0.02
+        return 0, datetime(2031, 1, 1, tzinfo=UTC), self.next_in
+
+
+@anyio
+async def test_looks_behind_the_mark_take_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trap 14: each producer of a job that is due soon asks for a look behind the mark, which walks over all that was promoted
+    since an old snapshot is held. They take a tenth of the time at most, and none that was asked for is forgotten."""
+    link = SlowLink()
+    promoter = Promoter(cast(Link, link), on_promoted=lambda: None)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: link.now)
+    start = link.now
+    for _ in range(100):
+        promoter.at_latest_in(0, behind=True)
+        again = await promoter.serve()
+        assert again is not None and again <= 0.2
+        link.now += 0.005
+    behind = sum(mark is None for mark in link.marks)
+    assert 0.02 * behind <= 0.12 * (link.now - start)
+    assert behind >= 5
+    link.next_in = 3600.0
+    for early in (False, True):
+        link.now += 0 if early else 1
+        promoter.at_latest_in(0, behind=True)
+        again = await promoter.serve()
+        assert (link.marks[-1] is None) is not early
+    assert again is not None and 0.1 < again < 0.2, "it waits, for it was asked for too early"
+    link.now += again
+    await promoter.serve()
+    assert link.marks[-1] is None, "but it was not forgotten"
+
+
+@anyio
+async def test_a_suspect_is_looked_at_twice(
+    app: App, dsn: str, db: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3-06: a worker whose session is gone is given up by the second run of rescue, a grace after the first; no look between
+    puts that off."""
+    other = connect()
+    dead = db.execute("select tallybook.worker_start('gone', '{default}', session => true)").fetchone()[0]
+    other.execute("select pg_advisory_lock_shared(1413565443, %s::int)", [dead])
+    async with working(app, dsn, rescue_look=None) as worker:
+        await eventually(lambda: info(app, db, "rescue").last_run_at, "it has looked")
+        runs = 0
+        serve = worker.rescuer.serve
+
+        async def counted() -> Any:
+            nonlocal runs
+            runs += 1
+            return await serve()
+
+        monkeypatch.setattr(worker.rescuer, "serve", counted)
+        other.close()
+        ended = "select ended_at is not null from tallybook.worker where id = %s"
+        await eventually(lambda: db.execute(ended, [dead]).fetchone()[0], "it is given up")
+        assert runs == 2
+
+
+# In Python and on the command line
+
+
+def test_services_in_python(app: App, db: Any) -> None:
+    """S3-31 S3-32: services lists them with their last run; service_every changes how often, and refuses what cannot be."""
+    db.execute("select tallybook.promote(as_service => true)")
+    assert [one.name for one in app.services_sync(db)][:3] == ["promote", "rebase", "rescue"]
+    promote, rescue = info(app, db, "promote"), info(app, db, "rescue")
+    assert (promote.every, promote.last_effect) == (5 * S, 0)
+    assert promote.last_run_at is not None and promote.last_took is not None
+    assert (rescue.last_run_at, rescue.last_took, rescue.last_effect) == (None, None, None)
+    assert app.service_every_sync(db, "rescue", "10 s")
+    assert not app.service_every_sync(db, "rescue", timedelta(seconds=10))
+    assert info(app, db, "rescue").every == 10 * S
+    with pytest.raises(InvalidArgument, match='there is no service "rescued"'):
+        app.service_every_sync(db, "rescued", "10 s")
+    with pytest.raises(InvalidArgument, match="cannot run every"):
+        app.service_every_sync(db, "rescue", "2 days")
+    with pytest.raises(ConfigError, match="every"):
+        app.service_every_sync(db, "rescue", "often")
+
+
+@anyio
+async def test_services_in_async_python(app: App, dsn: str) -> None:
+    """The same verbs for coroutines, given the App."""
+    app.dsn = dsn
+    assert await app.service_every(app, "promote", S)
+    assert next(one for one in await app.services(app) if one.name == "promote").every == S
+
+
+def test_services_on_the_command_line(run: Any, dsn: str, db: Any) -> None:
+    """S3-31 S3-32: `service list` shows interval, last run, duration and effect; `service every` changes the interval."""
+    db.execute("select tallybook.rescue(as_service => true)")
+    changed = run("service", "every", "rescue", "10s", to=dsn)
+    assert (changed.exit_code, changed.output) == (0, "service rescue runs every 10 s at least\n")
+    assert run("service", "every", "rescue", "10 s", to=dsn).output == "service rescue runs every 10 s already\n"
+    lines = run("service", "list", to=dsn).output.splitlines()
+    assert lines[0].split() == ["service", "every", "last", "run", "took", "effect"]
+    rows = {line.split()[0]: line.split() for line in lines[1:]}
+    assert rows["rescue"][1:3] == ["10", "s"] and rows["rescue"][-2:] == ["ms", "0"]
+    assert rows["promote"][3:] == ["never"]
+    found = {row["name"]: row for row in json.loads(run("service", "list", "--json", to=dsn).output)}
+    assert found["rescue"]["every"] == 10 and found["rescue"]["last_effect"] == 0
+    assert found["promote"] == {
+        "name": "promote", "every": 5, "last_run_at": None, "last_took": None, "last_effect": None,
+    }  # fmt: skip
+    wrong = run("service", "every", "rescued", "10s", to=dsn)
+    assert wrong.exit_code == 1 and 'there is no service "rescued"' in wrong.output
+    assert run("service", "every", "rescue", "10", to=dsn).exit_code == 2
