@@ -16,7 +16,7 @@ begin
   select x.* into k from tallybook.subject_job x where x.task = p_task and x.subject = p_subject for update;
   if not found or k.job_id <> p_job_id then return; end if;
   if k.ended_as is null then
-    select n.state, n.options into w from tallybook._subject_now(p_job_id) n;
+    select n.state, n.options into w from tallybook._subject_now(p_job_id, p_at) n;
     if (w.state is distinct from case when p_revive then 'completed' end) then return; end if;
     if exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.cancelled and t.xid = pg_current_xact_id_if_assigned()) then
       raise exception 'job % was cancelled in this transaction and may have started: its subject is not free yet', p_job_id

@@ -21,7 +21,7 @@ declare
   v_query text; v_columns text; r record; v_n int := 0; v_bytes bigint := 0;
   v_ids bigint[]; v_keys text[]; v_args jsonb[]; v_run_ats timestamptz[]; v_priorities int[];
 begin
-  seen := 0; created := 0; at := coalesce(at, clock_timestamp());
+  seen := 0; created := 0;
   perform tallybook._check_name('queue', queue, 64);
   perform tallybook._check_name('task name', task, 200);
   perform tallybook._check_args('{}', headers);

@@ -4,7 +4,7 @@
 -- it anew in the same transaction. active: it runs and was left alone; cancel its job first. unknown: there is none of that name.
 -- The dead letter of a dead one stays. Errors: TB003 a planned or pending one at another isolation level than READ COMMITTED.
 -- Reads: see _subject_now; writes tombstone; deletes from subject_job.
-create or replace function tallybook.subject_forget(task text, subject text) returns text
+create or replace function tallybook.subject_forget(task text, subject text, at timestamptz default clock_timestamp()) returns text
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off
@@ -16,7 +16,7 @@ begin
     select j.job_id, j.ended_as into k from tallybook.subject_job j where j.task = subject_forget.task and j.subject = subject_forget.subject;
     if not found then return 'unknown'; end if;
     v_state := k.ended_as;
-    if v_state is null then select n.state into v_state from tallybook._subject_now(k.job_id) n; end if;
+    if v_state is null then select n.state into v_state from tallybook._subject_now(k.job_id, at) n; end if;
     if v_state = 'active' then return 'active'; end if;
     if v_state in ('planned', 'pending') then
       if current_setting('transaction_isolation') <> 'read committed' then
@@ -24,8 +24,8 @@ begin
           using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || k.job_id || ' has started since.';
       end if;
       -- Who is about to start it waits for this transaction from here on, and then looks for the tombstone.
-      continue when not tallybook._subject_waits(k.job_id);
-      perform tallybook.cancel(k.job_id, 'its subject was forgotten');
+      continue when not tallybook._subject_waits(k.job_id, at);
+      perform tallybook.cancel(k.job_id, 'its subject was forgotten', at);
     end if;
     delete from tallybook.subject_job j
      where j.task = subject_forget.task and j.subject = subject_forget.subject and j.job_id = k.job_id;
