@@ -18,6 +18,7 @@ NAMES = (
     "outage",
     "poison",
     "rescue",
+    "schedule",
     "scheduled",
     "pinned_scheduled",
 )

@@ -13,6 +13,7 @@ app = App("bench")
 seen: dict[str, Any] = {"done": 0, "first": 0.0, "last": 0.0}
 starts: dict[int, float] = {}
 ends: list[float] = []
+fires: list[tuple[str | None, float, float]] = []
 
 
 @app.task
@@ -29,6 +30,14 @@ async def noop(to: str, n: int) -> None:
 async def note(n: int) -> None:
     """When the handler of job n started."""
     starts[n] = time.time()
+
+
+@app.task
+async def fired(ctx: Context) -> None:
+    """Of which schedule and tick, and when its handler started."""
+    now = time.time()
+    assert ctx.tick is not None
+    fires.append((ctx.schedule, ctx.tick.timestamp(), now))
 
 
 @app.task

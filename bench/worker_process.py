@@ -54,7 +54,12 @@ async def _serve(dsn: str, options: dict[str, Any]) -> dict[str, object]:
     await asyncio.to_thread(sys.stdin.readline)
     worker.stop()
     report = await running
-    return {"starts": bench_app.starts, "ends": bench_app.ends, "completed": report.completed}
+    return {
+        "starts": bench_app.starts,
+        "ends": bench_app.ends,
+        "fires": bench_app.fires,
+        "completed": report.completed,
+    }
 
 
 async def main(what: str, dsn: str, given: str) -> None:

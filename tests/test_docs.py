@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -155,6 +156,39 @@ def python(folder: Path, dsn: str, *arguments: str, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_the_examples_of_the_schedules_page_run(tmp_path: Path, dsn: str, db: Any) -> None:
+    """S2-11, S2-13: the files and the commands of docs/schedules.md, as written: declared, put, run, paused, listed."""
+    assert project(tmp_path, "docs/schedules.md") == ["app.py", "change.py"]
+    python(tmp_path, dsn, "-c", DRAIN)
+    declared = db.execute("select name, cron, every::text, tz, source from tallybook.schedule order by name").fetchall()
+    assert declared == [
+        ("refresh", None, "00:10:00", "UTC", "code"),
+        ("report-de", "0 6 * * MON-FRI", None, "Europe/Berlin", "code"),
+        ("report-ja", "0 6 * * MON-FRI", None, "Asia/Tokyo", "code"),
+        ("sweep", "*/5 * * * *", None, "UTC", "code"),
+    ]
+    printed = python(tmp_path, dsn, "change.py").splitlines()
+    assert printed[:3] == ["created", "3", "enqueued"] and "('report-fr', '0 7 * * * Europe/Paris')" in printed[3]
+    assert "report in fr\n" in python(tmp_path, dsn, "-c", DRAIN)
+    for block in blocks(ROOT / "docs/schedules.md", "sql"):
+        for statement in statements(block):
+            db.execute(statement)
+    for line in blocks(ROOT / "docs/schedules.md", "sh")[0].splitlines():
+        python(tmp_path, dsn, "-m", *shlex.split(line))
+    assert db.execute("select what, count(*) from tallybook.fire group by 1").fetchall() == [("enqueued", 3)]
+
+
+def test_the_options_of_a_schedule_are_those_of_the_function() -> None:
+    """docs/schedules.md lists the options of `app.schedule` with their defaults."""
+    declared = inspect.signature(tallybook.App.schedule).parameters
+    rows = table(text("docs/schedules.md"), "option")
+    assert words(rows) == [found for found in declared if found not in ("self", "name", "job")]
+    for row in rows:
+        default = declared[words([row])[0]].default
+        if default is not None:
+            assert row[1].strip("`") == str(default).lower(), row
 
 
 DRAIN = "from app import app; from tallybook.testing import drain; print(drain(app))"
@@ -408,7 +442,11 @@ def test_errors_are_those_of_the_module() -> None:
     assert len(listed) == len(set(listed)) and set(listed) == classes
     states = {word: row[1] for word, row in zip(listed, rows, strict=True) if row[1]}
     by_code = {cls.__name__: code for code, cls in tallybook.errors._BY_SQLSTATE.items()}
-    assert states == {**by_code, "UnknownQueue": "TB002"}  # the same code; the verb says which of the two it means
+    assert states == {
+        **by_code,
+        "UnknownQueue": "TB002",
+        "UnknownSchedule": "TB002",
+    }  # the same code; the verb says which of them it means
 
 
 def test_every_sqlstate_of_the_functions_is_listed() -> None:

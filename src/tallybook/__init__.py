@@ -1,6 +1,7 @@
 """Tallybook: a background-job queue that lives inside your own PostgreSQL."""
 
 from tallybook._app import App
+from tallybook._db.schedules import Fire, Fired, ScheduleInfo
 from tallybook._model.backoff import Constant, Exponential, Linear
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
@@ -23,6 +24,8 @@ __all__ = [
     "DeadLetter",
     "Drop",
     "Exponential",
+    "Fire",
+    "Fired",
     "Job",
     "JobCall",
     "JobInfo",
@@ -31,6 +34,7 @@ __all__ = [
     "Reject",
     "Reschedule",
     "Retried",
+    "ScheduleInfo",
     "ServiceInfo",
     "Snooze",
     "Subject",

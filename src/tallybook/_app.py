@@ -21,7 +21,9 @@ from tallybook._model.execution import Execution
 from tallybook._model.job import Job, JobCall
 from tallybook._model.no_retry import NoRetry, checked
 from tallybook._model.options import Options, check_name
+from tallybook._model.schedule import Timing
 from tallybook._operations import Operations
+from tallybook._schedules import Declared, Schedules
 from tallybook._service_operations import ServiceOperations
 from tallybook._subject import SubjectVerbs
 from tallybook._task import AtomicContextTask, AtomicTask, ContextTask, Task, run, run_sync
@@ -57,7 +59,7 @@ class _AtomicDecorator(Protocol):
     def __call__(self, fn: Callable[Concatenate[Tx, P], R], /) -> AtomicTask[Tx, P, R]: ...
 
 
-class App(SubjectVerbs, Operations, ServiceOperations, Source):
+class App(SubjectVerbs, Operations, Schedules, ServiceOperations, Source):
     """The tasks of one program under one name. No connection, no work at import.
 
     `dsn` is used where no connection is at hand; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.
@@ -88,6 +90,8 @@ class App(SubjectVerbs, Operations, ServiceOperations, Source):
         self.lifespans: list[Callable[[Any], AsyncIterator[Any]]] = []
         self.arounds: list[Callable[[Any], AsyncIterator[Any]]] = []
         self.retry_policies: dict[str, Backoff] = {}
+        self.declared: dict[str, Declared] = {}
+        """The schedules that its code declares."""
 
     @overload
     def task(self, fn: Callable[Concatenate[Context, P], R], /) -> ContextTask[P, R]: ...
@@ -115,6 +119,12 @@ class App(SubjectVerbs, Operations, ServiceOperations, Source):
         process: bool = False,
         memory: str | None = None,
         env: Sequence[str] = (),
+        schedule: str | timedelta | None = None,
+        tz: str | None = None,
+        jitter: timedelta | str | None = None,
+        missed: str | None = None,
+        catch_up: int | None = None,
+        overlap: bool | None = None,
     ) -> _Decorator: ...
     @overload
     def task(
@@ -135,6 +145,12 @@ class App(SubjectVerbs, Operations, ServiceOperations, Source):
         summary: str | None = None,
         on_dead: Task[..., Any] | str | None = None,
         timeout: timedelta | str | None = None,
+        schedule: str | timedelta | None = None,
+        tz: str | None = None,
+        jitter: timedelta | str | None = None,
+        missed: str | None = None,
+        catch_up: int | None = None,
+        overlap: bool | None = None,
     ) -> _AtomicDecorator: ...
 
     def task(
@@ -159,6 +175,12 @@ class App(SubjectVerbs, Operations, ServiceOperations, Source):
         process: bool = False,
         memory: str | None = None,
         env: Sequence[str] = (),
+        schedule: str | timedelta | None = None,
+        tz: str | None = None,
+        jitter: timedelta | str | None = None,
+        missed: str | None = None,
+        catch_up: int | None = None,
+        overlap: bool | None = None,
     ) -> Any:
         """Make a task of a function, async or plain; it stays callable as the function that it is.
 
@@ -187,9 +209,13 @@ class App(SubjectVerbs, Operations, ServiceOperations, Source):
         ("512 MB") limits its address space, `env` names variables with credentials of the database that it gets all the
         same.
 
+        `schedule` is a cron expression, in the zone `tz`, or an interval (a timedelta): a job without args is put in at each
+        tick. `jitter`, `missed`, `catch_up` and `overlap` are those of `schedule`, by which a task gets several, with args.
+
             @app.task(queue="mail", retry=Exponential(timedelta(minutes=5)))
             async def send_welcome(user_id: int, *, lang: str = "en") -> None: ...
         """
+        timing = _timing(schedule, tz=tz, jitter=jitter, missed=missed, catch_up=catch_up, overlap=overlap)
         if isinstance(unique, str):
             hint = f"Write unique=({unique!r},) for one job per value of that argument, or with_(unique=...) for a key"
             raise ConfigError("unique", unique, "one key for all jobs of a task", hint=hint)
@@ -217,7 +243,10 @@ class App(SubjectVerbs, Operations, ServiceOperations, Source):
                 execution=execution,
                 contract=replace(contract, upgrades={}),  # each function has its own
             )
-            return self._declare(declared)
+            self._declare(declared)
+            if timing is not None:
+                self._schedule_task(declared, timing)
+            return declared
 
         return declare if fn is None else declare(fn)
 
@@ -357,6 +386,17 @@ def _listed(jobs: Iterable[JobCall]) -> list[JobCall]:
         if type(job) is not JobCall:
             raise InvalidArgument(f"job {at} is of type {type(job).__name__}", hint="Describe it by task.job(...)")
     return listed
+
+
+def _timing(schedule: str | timedelta | None, **given: Any) -> Timing | None:
+    said = {name: value for name, value in given.items() if value is not None}
+    if schedule is None:
+        if said:
+            option, value = next(iter(said.items()))
+            raise ConfigError(option, value, "there is no schedule", hint="Give schedule='*/5 * * * *', too")
+        return None
+    kind = {"every": schedule} if isinstance(schedule, timedelta) else {"cron": schedule}
+    return Timing.checked(**kind, **said, option="schedule")
 
 
 def _hook(option: str, fn: Any) -> Any:

@@ -26,13 +26,14 @@ _LONGEST_DEFAULT = 60
 
 
 def check(app: App) -> None:
-    """ConfigError for a task whose summary, versions or on_dead do not fit: what a worker asks when it starts."""
+    """ConfigError for a task whose summary, versions, on_dead or schedule do not fit: what a worker asks when it starts."""
     for task in app.tasks.values():
         task.contract.check_upgrades(task.name)
         if task.contract.summary is not None:
             _check_summary(task)
         if task.contract.on_dead is not None:
             _check_on_dead(app, task)
+    app.declared_schedules()
 
 
 def _check_summary(task: Task[..., Any]) -> None:

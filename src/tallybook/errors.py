@@ -4,6 +4,7 @@
     ├── PayloadError (ValueError)        args or a result cannot be stored, or cannot be read as the task wants them
     ├── SignatureError (TypeError)       a call does not fit the task, or the task's signature cannot be served
     ├── ConfigError (ValueError)         an option or a setting has a wrong value
+    │   └── ExpressionError              a cron expression cannot be read
     ├── InvalidArgument (ValueError)     TB005: the server refused an argument of a verb
     ├── NotSupported                     this combination is not offered
     ├── NotASubject                      an ordinary job was ended as only a subject can be
@@ -12,6 +13,7 @@
     ├── DuplicateTask                    two functions under one task name or alias
     ├── UnknownTask                      no function for this task name here
     ├── UnknownQueue                     no such queue
+    ├── UnknownSchedule                  TB002: no such schedule
     ├── UnknownJob                       TB002: no such job, or its history is pruned
     ├── ResultTimeout (TimeoutError)     the job has not ended in time; it goes on
     ├── ResultMissing                    the job completed, and its result could not be kept
@@ -47,6 +49,7 @@ __all__ = [
     "ConfigError",
     "ConnectionNotSupported",
     "DuplicateTask",
+    "ExpressionError",
     "ForeignCursor",
     "InvalidArgument",
     "JobCancelled",
@@ -69,6 +72,7 @@ __all__ = [
     "TransactionError",
     "UnknownJob",
     "UnknownQueue",
+    "UnknownSchedule",
     "UnknownTask",
     "WorkerEnded",
     "WrongIsolationLevel",
@@ -165,6 +169,18 @@ class ConfigError(TallybookError, ValueError):
         self.option, self.value, self.reason = option, value, reason
 
 
+class ExpressionError(ConfigError):
+    """A cron expression cannot be read: `field` is the one that is wrong (minute, hour, ...), None where it is the whole."""
+
+    field: str | None = None
+
+    def __init__(
+        self, option: str, value: object, reason: str, *, field: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(option, value, reason, hint=hint)
+        self.field = field
+
+
 def _shown(value: object) -> str:
     try:
         text = f"{value.total_seconds():g} s" if isinstance(value, timedelta) else repr(value)
@@ -257,6 +273,19 @@ class UnknownQueue(TallybookError):
         hint = _did_you_mean(queue, self.known) or "See the names with `tallybook queue list`"
         super().__init__(f"unknown queue {queue!r}", hint=hint)
         self.queue = queue
+
+
+class UnknownSchedule(TallybookError):
+    """There is no such schedule; `schedule` is the name, `known` are the names that there are."""
+
+    schedule: str | None = None
+    known: tuple[str, ...] = ()
+
+    def __init__(self, schedule: str, known: Iterable[str] = ()) -> None:
+        self.known = tuple(sorted(known))
+        hint = _did_you_mean(schedule, self.known) or "See the names with `tallybook schedule list`"
+        super().__init__(f"unknown schedule {schedule!r}", hint=hint)
+        self.schedule = schedule
 
 
 class UnknownJob(TallybookError):

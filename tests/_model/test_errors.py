@@ -19,6 +19,8 @@ EXAMPLES = [
     errors.DuplicateTask("mail.send", "a.py:1", "b.py:2"),
     errors.UnknownTask("mail.sent", ["mail.send", "charge"]),
     errors.UnknownQueue("mial", ["mail"]),
+    errors.UnknownSchedule("swep", ["sweep"]),
+    errors.ExpressionError("cron", "61 * * * *", "'61' does not fit the field minute", field="minute"),
     errors.UnknownJob(7),
     errors.LeaseLost(7, 2),
     errors.WorkerEnded("worker w1 has ended"),

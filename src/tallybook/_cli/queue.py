@@ -15,7 +15,7 @@ from tallybook._db import calls, sync
 from tallybook._db.calls import Call
 from tallybook.errors import UnknownQueue
 
-__all__ = ["queue"]
+__all__ = ["me", "queue"]
 
 _NAMES = "select q.name from tallybook.queue q union select l.queue from tallybook.lane l"
 
@@ -70,7 +70,7 @@ def _line(row: dict[str, Any]) -> tuple[object, ...]:
 def pause(name: str, dsn: str | None, by: str | None) -> None:
     """Let no more jobs of this queue start, until resume. What runs goes on."""
     with connect(dsn) as conn:
-        changed = _steer(conn, name, calls.pause(name, by or _me()))
+        changed = _steer(conn, name, calls.pause(name, by or me()))
     click.echo(f"queue {clean(name)!r} is paused" if changed else f"queue {clean(name)!r} was paused already")
 
 
@@ -92,7 +92,8 @@ def _steer(conn: Conn, name: str, call: Call[bool]) -> bool:
         raise UnknownQueue(name, known) from None
 
 
-def _me() -> str:
+def me() -> str:
+    """Who types: user@host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tallybook._db import aio, sync
-from tallybook._db.calls import Call
+from tallybook._db.calls import Call, instant
 from tallybook._db.ends import complete
 from tallybook._model.payload import encode
 from tallybook._model.subject import Subject, subject_of
@@ -121,6 +121,16 @@ class Context:
     def headers(self) -> dict[str, Any]:
         """Technical companions: trace, tags."""
         return self._job().headers or {}
+
+    @property
+    def schedule(self) -> str | None:
+        """The name of the schedule that put the job in; None for any other job."""
+        return (self._job().options or {}).get("schedule")
+
+    @property
+    def tick(self) -> datetime | None:
+        """The tick of the schedule that the job is for, in UTC, which may lie before its start; None for any other job."""
+        return instant((self._job().options or {}).get("tick"))
 
     @property
     def worker(self) -> str:

@@ -24,6 +24,7 @@ log = logging.getLogger("tallybook.worker")
 
 PROMOTE = " promote"
 CANCEL = " cancel"
+SCHEDULE = " schedule"
 # A listening connection only reads: without a question it would not notice that its peer is gone, or that somebody (a
 # pooler's reset) has ended its listening. Every and limit together are the longest that it may be deaf.
 _PING_EVERY = 8.0
@@ -78,7 +79,10 @@ class Sleeper:
             with Limit(conn, _PING_LIMIT):
                 await conn.execute("set statement_timeout = 0; set idle_session_timeout = 0; listen tallybook")
                 # Promotions are heard as long as the session lives: a busy worker, which has got up, has them to do, too.
-                await conn.execute("select pg_advisory_lock_shared(1413565444, hashtext(%s))", (PROMOTE,))
+                await conn.execute(
+                    "select pg_advisory_lock_shared(1413565444, hashtext(w)) from unnest(%s::text[]) w",
+                    ([PROMOTE, SCHEDULE],),
+                )
         except BaseException:
             await conn.close()
             raise
@@ -122,7 +126,7 @@ class Sleeper:
         self._word(notify.payload)
 
     def _word(self, word: str) -> None:
-        if word in (PROMOTE, CANCEL):
+        if word in (PROMOTE, CANCEL, SCHEDULE):
             self._on_word(word)
         elif word in self._queues:
             self.woken.set()

@@ -17,6 +17,7 @@ from tallybook._db import migrate
 from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._upkeep import rebase
+from tallybook._upkeep.clock import Clock
 from tallybook._upkeep.loop import Upkeep
 from tallybook._upkeep.promote import Promoter
 from tallybook._upkeep.rescue import Rescuer
@@ -28,7 +29,7 @@ from tallybook._worker.heartbeat import Heartbeat
 from tallybook._worker.jobs import Book
 from tallybook._worker.runner import Runner
 from tallybook._worker.settings import WorkerSettings
-from tallybook._worker.sleeper import CANCEL, Sleeper
+from tallybook._worker.sleeper import CANCEL, SCHEDULE, Sleeper
 from tallybook._worker.verbs import Verbs
 from tallybook._worker.watchdog import Watchdog
 from tallybook.errors import NotSupported, QueueUnavailable, SchemaError
@@ -94,6 +95,13 @@ class Worker:
         self.promoter = Promoter(self.upkeep, on_promoted=self._wake)
         self.rescuer = Rescuer(self.upkeep, lease=settings.lease, every=settings.rescue_look, on_rescued=self._wake)
         self.rebaser = rebase.Rebaser(self.upkeep, on_rebased=self._wake)
+        self.clock = Clock(
+            self.upkeep,
+            Link(dsn, settings.name),
+            app=app.name,
+            declared=app.declared_schedules,
+            on_fired=self._wake,
+        )
         self.heartbeat: Heartbeat | None = None
         self.claimer = Claimer(
             dsn,
@@ -159,6 +167,8 @@ class Worker:
     def _on_word(self, word: str) -> None:
         if word == CANCEL:
             self._beat_now()
+        elif word == SCHEDULE:
+            self.clock.changed()
         else:
             self.promoter.at_latest_in(0, behind=True)
 
@@ -268,6 +278,7 @@ class Worker:
             if self.sleeper:
                 self._serve(self.sleeper.run(), "listener")
             self._serve(self.services.run(), "upkeep")
+            self._serve(self.clock.serve(), "schedules")
             await self._claim()
             return await self._finish()
         except asyncio.CancelledError:  # the program that runs us ends: what a second stop does
@@ -394,5 +405,5 @@ class Worker:
         await self.finisher.settler.close()
         if self.sleeper:
             await self.sleeper.close()
-        for link in (self.claimer.link, self.finishes, self.upkeep, self.handlers):
+        for link in (self.claimer.link, self.finishes, self.upkeep, self.clock.queries, self.handlers):
             await link.close()

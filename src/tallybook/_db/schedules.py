@@ -1,0 +1,253 @@
+"""The verbs of schedules as pure values like those of calls.py, and what they answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from tallybook._db.calls import Call, instant
+from tallybook._model.job import JobCall
+from tallybook._model.options import check_name
+from tallybook._model.schedule import Timing, rule_text
+from tallybook.errors import ConfigError, UnknownSchedule
+
+__all__ = [
+    "Fire",
+    "Fired",
+    "ScheduleInfo",
+    "definition",
+    "drop",
+    "fires",
+    "listed",
+    "pause",
+    "put",
+    "resume",
+    "run",
+    "show",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleInfo:
+    """One schedule as it is on record. All instants are aware, in UTC."""
+
+    name: str
+    source: str
+    """code or database."""
+    app: str | None
+    """The app that declares it in code."""
+    task: str
+    queue: str
+    args: dict[str, Any]
+    priority: int
+    max_attempts: int | None
+    headers: dict[str, Any] | None
+    cron: str | None
+    every: timedelta | None
+    tz: str
+    query: str | None
+    jitter: timedelta
+    missed: str
+    """once, skip or all."""
+    catch_up: int
+    overlap: bool
+    paused_at: datetime | None
+    paused_by: str | None
+    since: datetime
+    """Ticks after this instant count."""
+    tick: datetime | None
+    """Its next one; None while it is paused, or until a worker has computed it."""
+    due_at: datetime | None
+    """When that is fired: the tick and its jitter."""
+    last_job_id: int | None
+    fired_count: int
+    skipped_count: int
+    missed_count: int
+    failed_count: int
+    problem: str | None
+    """Why no worker can compute its ticks."""
+    last_tick: datetime | None = None
+    """The tick that was dealt with last, and what became of it: enqueued, skipped, missed or failed."""
+    last_what: str | None = None
+
+    @property
+    def rule(self) -> str:
+        """For people: "*/5 * * * * Europe/Berlin", "every 5 min"."""
+        return rule_text(self.cron, self.every, self.tz)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fire:
+    """What became of one tick."""
+
+    tick: datetime
+    fired_at: datetime
+    what: str
+    """enqueued, skipped, missed or failed."""
+    reason: str | None
+    """overlap for what was skipped, late for what was missed and fired all the same, the error for what failed."""
+    job_id: int | None
+    jobs: int | None
+    """How many jobs were put in; of a query-driven schedule any number."""
+    ticks: int | None
+    """Of missed ones: how many this stands for, from its tick on; 1000 is 1000 or more."""
+    job_state: str | None
+    """The state of its job now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """What `schedule_run` came to."""
+
+    what: str
+    """enqueued; skipped, since the job of the last fire has not ended for good; or failed."""
+    reason: str | None
+    job_id: int | None
+    jobs: int | None
+    tick: datetime
+
+
+_PUT = """\
+select tallybook.schedule_put(name => cast(%(name)s as text), task => cast(%(task)s as text),
+  args => cast(cast(%(args)s as text) as jsonb), cron => cast(%(cron)s as text),
+  every => cast(cast(%(every)s as text) as interval), tz => cast(%(tz)s as text), queue => cast(%(queue)s as text),
+  priority => cast(cast(%(priority)s as text) as int), max_attempts => cast(cast(%(max_attempts)s as text) as int),
+  jitter => cast(cast(%(jitter)s as text) as interval), missed => cast(%(missed)s as text),
+  catch_up => cast(cast(%(catch_up)s as text) as int), overlap => cast(cast(%(overlap)s as text) as boolean),
+  headers => cast(cast(%(headers)s as text) as jsonb), options => cast(cast(%(options)s as text) as jsonb))"""
+
+_DROP = "select tallybook.schedule_drop(name => cast(%(name)s as text))"
+_PAUSE = """\
+select tallybook.schedule_pause(name => cast(%(name)s as text), who => coalesce(cast(%(who)s as text), session_user))"""
+_RESUME = "select tallybook.schedule_resume(name => cast(%(name)s as text))"
+_RUN = "select cast(to_json(r) as text) from tallybook.schedule_run(name => cast(%(name)s as text)) as r"
+
+# Intervals in microseconds: what an interval looks like is a setting of the session.
+_ROW = """\
+select to_jsonb(s) || jsonb_build_object(
+  'every', cast(extract(epoch from s.every) * 1000000 as bigint), 'jitter', cast(extract(epoch from s.jitter) * 1000000 as bigint),
+  'last_tick', f.tick, 'last_what', f.what, 'now', clock_timestamp()) as r
+  from tallybook.schedule s
+  left join lateral (
+    select k.tick, k.what from tallybook.fire k where k.schedule = s.name order by k.tick desc limit 1) f on true"""
+
+_LIST = f"select cast(coalesce(json_agg(x.r order by x.r ->> 'name'), '[]') as text) from ({_ROW}) x"  # noqa: S608
+_SHOW = f"select cast(x.r as text) from ({_ROW} where s.name = cast(%(name)s as text)) x"  # noqa: S608
+
+_FIRES = """\
+select cast(coalesce(json_agg(x order by x.tick desc), '[]') as text) from (
+  select f.tick, f.fired_at, f.what, f.reason, f.job_id, f.jobs, f.ticks,
+         (select j.state from tallybook.job j where j.id = f.job_id) as job_state
+    from tallybook.fire f where f.schedule = cast(%(name)s as text)
+   order by f.tick desc limit cast(cast(%(most)s as text) as int)) x"""
+
+
+def definition(name: str, job: JobCall, timing: Timing) -> dict[str, Any]:
+    """What a schedule in code is, as _schedules_register takes it."""
+    columns = {**_job(job), **timing.columns(), "name": name}
+    for column in ("args", "headers", "options"):
+        if columns[column] is not None:
+            columns[column] = json.loads(columns[column])
+    return {column: value for column, value in columns.items() if value is not None}
+
+
+def _job(job: JobCall) -> dict[str, Any]:
+    options = job.options
+    return {
+        "task": job.task,
+        "args": job.args,
+        "queue": options.queue,
+        "priority": options.priority,
+        "max_attempts": options.max_attempts,
+        "headers": options.headers,
+        "options": options.options_text,
+    }
+
+
+def put(name: str, job: JobCall, timing: Timing) -> Call[str]:
+    """Create or change a schedule in the database: created, changed or unchanged."""
+    found = {"name": _named(name), **_job(job), **timing.columns()}
+    params = {column: value if value is None else str(value) for column, value in found.items()}
+    return Call("schedule_put", _PUT, params, str, unknown=UnknownSchedule)
+
+
+def drop(name: str) -> Call[bool]:
+    """Remove a schedule; False: there is none."""
+    return Call("schedule_drop", _DROP, {"name": _named(name)}, bool)
+
+
+def pause(name: str, who: str | None) -> Call[bool]:
+    """Pause a schedule; False: it was paused already."""
+    return Call("schedule_pause", _PAUSE, {"name": _named(name), "who": who}, bool, unknown=UnknownSchedule)
+
+
+def resume(name: str) -> Call[bool]:
+    """Let a schedule fire again; False: it was not paused."""
+    return Call("schedule_resume", _RESUME, {"name": _named(name)}, bool, unknown=UnknownSchedule)
+
+
+def run(name: str) -> Call[Fired]:
+    """Fire a schedule now."""
+    return Call("schedule_run", _RUN, {"name": _named(name)}, _fired, unknown=UnknownSchedule)
+
+
+def listed() -> Call[list[ScheduleInfo]]:
+    """All schedules, by name."""
+    return Call("schedule_list", _LIST, {}, lambda found: [_info(row)[0] for row in json.loads(found)])
+
+
+def show(name: str) -> Call[tuple[ScheduleInfo, datetime]]:
+    """One schedule, and the server's time; UnknownSchedule if there is none."""
+
+    def read(found: str | None) -> tuple[ScheduleInfo, datetime]:
+        if found is None:
+            raise UnknownSchedule(name)
+        return _info(json.loads(found))
+
+    return Call("schedule_list", _SHOW, {"name": _named(name)}, read, unknown=UnknownSchedule)
+
+
+def fires(name: str, most: int) -> Call[list[Fire]]:
+    """What became of the latest ticks of a schedule, newest first."""
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise ConfigError("max_fires", most, "is a whole number from 1 on")
+    params = {"name": _named(name), "most": str(min(most, 1_000_000))}
+    return Call("schedule_fires", _FIRES, params, lambda found: list(map(_fire, json.loads(found))))
+
+
+def _named(name: str) -> str:
+    check_name("schedule", name, 200)
+    return name
+
+
+def _fired(found: str) -> Fired:
+    columns = json.loads(found)
+    return Fired(**{**columns, "tick": _at(columns["tick"])})
+
+
+def _fire(row: dict[str, Any]) -> Fire:
+    return Fire(**{**row, "tick": _at(row["tick"]), "fired_at": _at(row["fired_at"])})
+
+
+def _at(text: str) -> datetime:
+    found = instant(text)
+    assert found is not None
+    return found
+
+
+_COLUMNS = frozenset(column.name for column in fields(ScheduleInfo))
+_INSTANTS = ("paused_at", "since", "tick", "due_at", "last_tick")
+
+
+def _info(row: dict[str, Any]) -> tuple[ScheduleInfo, datetime]:
+    columns: dict[str, Any] = {name: value for name, value in row.items() if name in _COLUMNS}
+    read: Callable[[str | None], datetime | None] = instant
+    columns.update({name: read(columns[name]) for name in _INSTANTS})
+    length = partial(timedelta, 0, 0)
+    columns["every"] = None if row["every"] is None else length(row["every"])
+    columns["jitter"] = length(row["jitter"])
+    return ScheduleInfo(**columns), _at(row["now"])

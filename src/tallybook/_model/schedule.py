@@ -1,0 +1,213 @@
+"""Schedules as pure values: when one ticks and what then, and what a worker says about one that is due."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tallybook._model.cron import Cron, Every, Rule, rule
+from tallybook._model.durations import format_duration, parse_duration
+from tallybook._model.job import JobCall
+from tallybook.errors import ConfigError
+
+__all__ = ["LATE", "Plan", "Timing", "described", "due", "plan", "rule_text"]
+
+LATE = timedelta(seconds=60)
+"""A tick that is found later than this was missed."""
+
+MISSED = ("once", "skip", "all")
+_MOST_COUNTED = 1000
+_NEVER = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """When a schedule ticks and what becomes of ticks that come too late, or too early. ConfigError for a wrong value."""
+
+    cron: str | None
+    every: timedelta | None
+    tz: str
+    jitter: timedelta
+    missed: str
+    catch_up: int
+    overlap: bool
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        cron: str | None = None,
+        every: timedelta | str | None = None,
+        tz: str | None = None,
+        jitter: timedelta | str | None = None,
+        missed: str = "once",
+        catch_up: int = 100,
+        overlap: bool = False,
+        option: str = "cron",
+    ) -> Timing:
+        """The same from what people write. `option` is what an error names for the expression or the interval."""
+        if (cron is None) == (every is None):
+            raise ConfigError(option, cron, "one of cron and every is needed", hint="Write cron='*/5 * * * *'")
+        if every is not None:
+            every = parse_duration(every, option="every" if option == "cron" else option)
+            Every(every, option="every" if option == "cron" else option)
+            if tz is not None:
+                raise ConfigError("tz", tz, "an interval has no time zone", hint="Leave it out, or write a cron text")
+        else:
+            Cron(cron or "", "UTC" if tz is None else tz, option=option)
+        length = timedelta(0) if jitter is None else parse_duration(jitter, option="jitter")
+        if length > timedelta(days=1):
+            raise ConfigError("jitter", jitter, "goes from 0 to 1 day")
+        if missed not in MISSED:
+            raise ConfigError("missed", missed, f"is one of {', '.join(MISSED)}")
+        if isinstance(catch_up, bool) or not isinstance(catch_up, int) or not 1 <= catch_up <= 1000:
+            raise ConfigError("catch_up", catch_up, "goes from 1 to 1000")
+        if not isinstance(overlap, bool):
+            raise ConfigError("overlap", overlap, "neither True nor False")
+        return cls(
+            cron=None if cron is None else " ".join(cron.split()),
+            every=every,
+            tz=tz or "UTC",
+            jitter=length,
+            missed=missed,
+            catch_up=catch_up,
+            overlap=overlap,
+        )
+
+    @property
+    def rule(self) -> Rule:
+        """What computes its ticks."""
+        return rule(self.cron, self.every, self.tz)
+
+    def columns(self) -> dict[str, Any]:
+        """As the table has them."""
+        return {
+            "cron": self.cron,
+            "every": None if self.every is None else seconds_text(self.every),
+            "tz": self.tz,
+            "jitter": seconds_text(self.jitter),
+            "missed": self.missed,
+            "catch_up": self.catch_up,
+            "overlap": self.overlap,
+        }
+
+
+def seconds_text(length: timedelta) -> str:
+    """An interval in seconds, so that no day is a calendar day."""
+    return f"{length.days * 86_400 + length.seconds}.{length.microseconds:06d} s"
+
+
+def described(name: str, call: JobCall) -> JobCall:
+    """The job of a schedule; ConfigError for options that a job of a schedule cannot have."""
+    options = call.options
+    if call.unique_key is not None:
+        hint = (
+            "The next tick is skipped anyway while the last one's job goes on; write task.with_(unique=False).job(...)"
+        )
+        raise ConfigError("unique", call.unique_key, f"the job of schedule {name!r} has no unique key", hint=hint)
+    for option in ("run_at", "delay", "order_key", "expires_at"):
+        if (value := getattr(options, option)) is not None:
+            raise ConfigError(option, value, f"the job of schedule {name!r} is put in at its tick", hint="Leave it out")
+    return call
+
+
+def rule_text(cron: str | None, every: timedelta | None, tz: str) -> str:
+    """For people: "*/5 * * * * Europe/Berlin", "every 5 min"."""
+    if every is not None:
+        return f"every {format_duration(every)}"
+    return f"{cron}" if tz == "UTC" else f"{cron} {tz}"
+
+
+def due(name: str, ticks: Rule, tick: datetime, jitter: timedelta) -> datetime:
+    """When a tick is fired: up to `jitter` later, by a time that follows from name and tick; never past the next tick."""
+    if not jitter:
+        return tick
+    following = ticks.after(tick) or _NEVER
+    word = hashlib.sha256(f"{name} {tick.astimezone(UTC).isoformat()}".encode()).digest()
+    share = int.from_bytes(word[:6], "big") / (1 << 48)
+    return tick + timedelta(milliseconds=int(min(jitter, following - tick) / timedelta(milliseconds=1) * share))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done about one schedule that is due."""
+
+    ticks: list[datetime]
+    """Fire these: they are not late."""
+    late: list[datetime] = field(default_factory=list)
+    """Fire these although they were missed."""
+    missed_from: datetime | None = None
+    """The first tick that was missed and is not fired, and how many there are; 1000: or more."""
+    missed_ticks: int = 0
+    next: datetime | None = None
+    due: datetime | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """As _schedules_fire takes them."""
+        return {
+            "ticks": [tick.isoformat() for tick in self.ticks],
+            "late": [tick.isoformat() for tick in self.late],
+            "missed_from": self.missed_from and self.missed_from.isoformat(),
+            "missed_ticks": self.missed_ticks or None,
+            "next": self.next and self.next.isoformat(),
+            "due": self.due and self.due.isoformat(),
+        }
+
+
+def plan(
+    name: str, ticks: Rule, tick: datetime | None, at: datetime, *, jitter: timedelta, missed: str, catch_up: int
+) -> Plan:
+    """What is due at `at`, where `tick` is the next tick on record (None: the rule has none)."""
+
+    def fired_at(found: datetime) -> datetime:
+        return due(name, ticks, found, jitter)
+
+    if tick is None:
+        return Plan([])
+    late: list[datetime] = []
+    missed_from, missed_ticks = None, 0
+    first: datetime | None = tick
+    bound = at - LATE
+    if fired_at(tick) < bound:
+        last = ticks.last(tick, bound)
+        if fired_at(last) >= bound:  # by its jitter it is not late; the one before it is
+            last = ticks.last(tick, last - timedelta(microseconds=1))
+        first = next(iter(ticks.following(last)), None)
+        missed_ticks = ticks.count(tick, last, _MOST_COUNTED)
+        if missed == "all":
+            late = _latest(ticks, tick, last, min(catch_up, missed_ticks), missed_ticks)
+        elif missed == "once" and (first is None or fired_at(first) > at):
+            late = [last]
+        missed_from = tick if missed_ticks > len(late) else None
+        missed_ticks = missed_ticks - len(late) if missed_ticks < _MOST_COUNTED else missed_ticks
+    on_time: list[datetime] = []
+    following = first
+    while following is not None and fired_at(following) <= at:
+        on_time.append(following)
+        following = next(iter(ticks.following(following)), None)
+    return Plan(
+        on_time,
+        late,
+        missed_from,
+        missed_ticks if missed_from is not None else 0,
+        following,
+        None if following is None else fired_at(following),
+    )
+
+
+def _latest(ticks: Rule, first: datetime, last: datetime, most: int, counted: int) -> list[datetime]:
+    """The latest `most` ticks from `first` to `last`, oldest first."""
+    if counted < _MOST_COUNTED:
+        found = deque([first], most)
+        for tick in ticks.following(first):
+            if tick > last:
+                break
+            found.append(tick)
+        return list(found)
+    latest = [last]  # too many to walk over: from the end
+    while len(latest) < most:
+        latest.append(ticks.last(first, latest[-1] - timedelta(microseconds=1)))
+    return latest[::-1]

@@ -1,0 +1,275 @@
+"""The clock: fires the schedules whose time has come, whichever worker gets to it first.
+
+Cron expressions are Python's, so a worker computes what follows a tick; who fires it is decided in SQL, by the row of `fire`.
+A run is one transaction: claim it, read what is due, compute, say all of it in one statement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+import psycopg
+
+from tallybook._db.link import Link
+from tallybook._model.cron import rule
+from tallybook._model.schedule import Plan, plan
+from tallybook.errors import ConfigError
+
+log = logging.getLogger("tallybook.worker")
+
+_REGISTER = """\
+select schedule_name, what, detail
+  from tallybook._schedules_register(%s::text, %s::jsonb, coalesce(%s::timestamptz, clock_timestamp()))"""
+_LOOK = "select due_in, queries_in, every from tallybook._schedules_look(%s::timestamptz)"
+_DUE = """\
+select at, upto, name, revision, cron, every, tz, jitter, missed, catch_up, since, tick
+  from tallybook._schedules_due(%s::int, %s::timestamptz, %s::boolean, coalesce(%s::timestamptz, clock_timestamp()))"""
+_FIRE = "select carried, fired, skipped, missed, failed from tallybook._schedules_fire(%s::jsonb, %s::timestamptz)"
+_FIRE_QUERY = "select tallybook._schedule_fire_query(%s::jsonb, %s::timestamptz)"
+_BATCH = 250
+# So long one batch may take to be computed: after a long outage each schedule has much to count, and others wait behind it.
+_COMPUTING = 0.2
+# Somebody else runs the clock: what is due now is done by the time that this has passed, or his run was lost.
+_BUSY = 0.05
+_QUERIES_BUSY = 1.0
+_AGAIN = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What one run did."""
+
+    carried: int = 0
+    """Schedules that were due and have moved on."""
+    fired: int = 0
+    skipped: int = 0
+    missed: int = 0
+    failed: int = 0
+
+    def __add__(self, other: Ran) -> Ran:
+        return Ran(*map(sum, zip(_values(self), _values(other), strict=True)))
+
+
+def _values(ran: Ran) -> tuple[int, ...]:
+    return (ran.carried, ran.fired, ran.skipped, ran.missed, ran.failed)
+
+
+class Clock:
+    """`look` says when there is something to do, `run` does it, `serve` both for ever.
+
+    Schedules whose jobs come from a query are fired by `run_queries`, each in a transaction of its own on the connection
+    `queries`, beside the others: one that is slow holds up nothing else.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        queries: Link,
+        *,
+        app: str = "",
+        declared: Callable[[], Sequence[dict[str, Any]]] | None = None,
+        on_fired: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._link = link
+        self.queries = queries
+        self._app = app
+        self._declared = declared
+        self._on_fired = on_fired
+        self._every = 5.0
+        self._after: datetime | None = None
+        self._looked_behind = self._register_at = -math.inf
+        self._queries_due = False
+        self._told = asyncio.Event()
+        self._warned: set[tuple[str, str]] = set()
+
+    def changed(self) -> None:
+        """A schedule was put, changed or resumed: look now."""
+        self._looked_behind = -math.inf  # its commit may have been late
+        self._told.set()
+
+    async def register(self, *, at: datetime | None = None) -> None:
+        """Put the schedules of the app's code on record, unless that is done. What is locked by others is left for later."""
+        if self._declared is None or time.monotonic() < self._register_at:
+            return
+        said = json.dumps(self._declared())
+
+        async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
+            return await (await conn.execute(_REGISTER, (self._app, said, at))).fetchall()
+
+        busy = False
+        for name, what, detail in await self._link.run(call):
+            busy |= what == "busy"
+            if what in ("created", "changed", "removed"):
+                log.info("schedule %r of app %r is %s", name, self._app, what, extra={"event": f"schedule {what}"})
+            elif what != "busy":
+                self._warn(name, _refusal(self._app, what, detail))
+        self._register_at = time.monotonic() + self._every
+        if not busy:
+            self._declared = None
+
+    async def look(self) -> float:
+        """One call: in how many seconds there is something to run, or to be asked again."""
+        now = time.monotonic()
+        if now - self._looked_behind > self._every:
+            self._after, self._looked_behind = None, now
+
+        async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
+            return await (await conn.execute(_LOOK, (self._after,))).fetchone()
+
+        due_in, queries_in, self._every = await self._link.run(call)
+        self._queries_due = queries_in is not None and queries_in <= 0
+        if self._declared is not None and now >= self._register_at:
+            return 0.0
+        waits = [self._every * random.uniform(0.75, 1.0), due_in, None if self._queries_due else queries_in]
+        return float(min(wait for wait in waits if wait is not None))
+
+    async def run(self, *, at: datetime | None = None) -> Ran:
+        """Fire what is due, and put the app's schedules on record unless that is done. `at`: for tests."""
+        total = await self._fire(at)
+        if self._declared is not None:  # after what was due by the release that is on record
+            await self.register(at=at)
+            total += await self._fire(at)
+        return total
+
+    async def _fire(self, at: datetime | None) -> Ran:
+        """Batch after batch, until nothing is left or somebody else is at it."""
+        total = Ran()
+        while True:
+            left, ran = await self._link.run(lambda conn: self._batch(conn, at))
+            total += ran
+            if ran.fired:
+                self._on_fired()
+            if not left or not ran.carried:
+                return total
+
+    async def _batch(self, conn: psycopg.AsyncConnection[Any], at: datetime | None) -> tuple[bool, Ran]:
+        """One transaction: whether more may be due, and what was done."""
+        async with conn.transaction():
+            cursor = await conn.execute(_DUE, (_BATCH, self._after if at is None else None, False, at))
+            rows = await cursor.fetchall()
+            if not rows:
+                return False, Ran()
+            plans = await asyncio.to_thread(self._plans, rows)
+            now = rows[0][0]
+            row = await (await conn.execute(_FIRE, (json.dumps(plans), now))).fetchone()
+        assert row is not None
+        ran = Ran(*row)
+        left = len(rows) == _BATCH or len(plans) < len(rows)
+        if at is None and not left and ran.carried == len(rows):
+            self._after = rows[0][1]  # nothing before this can be due, but for what commits late
+        return left, ran
+
+    async def run_queries(self, *, at: datetime | None = None) -> int:
+        """Fire the query-driven schedules that are due, each in a transaction of its own; how many were."""
+
+        async def due(conn: psycopg.AsyncConnection[Any]) -> Any:
+            return await (await conn.execute(_DUE, (_BATCH, None, True, at))).fetchall()
+
+        rows = await self._link.run(due)
+        carried = 0
+        for row in rows:
+            for one in await asyncio.to_thread(self._plans, [row]):
+                jobs = await self.queries.run(partial(_fire_query, json.dumps(one), row[0]))
+                carried += jobs is not None
+                if jobs:
+                    self._on_fired()
+        return carried
+
+    def _plans(self, rows: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
+        """What is to be done about these, in a thread; about fewer of them where it takes long."""
+        until = time.monotonic() + _COMPUTING
+        found = []
+        for row in rows:
+            found.append(self._plan(*row))
+            if time.monotonic() > until:
+                break
+        return found
+
+    def _plan(
+        self,
+        at: datetime,
+        _upto: datetime,
+        name: str,
+        revision: str,
+        cron: str | None,
+        every: int | None,
+        tz: str,
+        jitter: int,
+        missed: str,
+        catch_up: int,
+        since: datetime,
+        tick: datetime | None,
+    ) -> dict[str, Any]:
+        said: dict[str, Any] = {"name": name, "revision": revision, "tick": tick and tick.isoformat()}
+        try:
+            ticks = rule(cron, None if every is None else timedelta(microseconds=every), tz)
+            length = timedelta(microseconds=jitter)
+            first = tick or ticks.after(since)
+            found = plan(name, ticks, first, at, jitter=length, missed=missed, catch_up=catch_up)
+        except Exception as error:  # one that cannot be computed must not stop the others
+            if not isinstance(error, ConfigError):
+                log.exception("schedule %r: its ticks cannot be computed", name)
+            text = f"{type(error).__name__}: {error}"
+            self._warn(name, f"its ticks cannot be computed, it is not fired: {text}")
+            return {**said, **Plan([]).columns(), "problem": text[:2000], "due": (at + _AGAIN).isoformat()}
+        return {**said, **found.columns(), "problem": None if found.next else "it has no next tick within 50 years"}
+
+    def _warn(self, name: str, text: str) -> None:
+        if (name, text) not in self._warned:
+            self._warned.add((name, text))
+            log.warning("schedule %r: %s", name, text, extra={"event": "schedule problem"})
+
+    async def serve(self) -> None:
+        """For ever."""
+        querying: asyncio.Task[int] | None = None
+        not_before = 0.0
+        try:
+            while True:
+                self._told.clear()
+                wait = await self.look()
+                if querying is not None and querying.done():
+                    if not querying.result():  # somebody else is at it
+                        not_before = time.monotonic() + _QUERIES_BUSY
+                    querying = None
+                if self._queries_due and querying is None and time.monotonic() >= not_before:
+                    querying = asyncio.create_task(self.run_queries(), name="tallybook-query-schedules")
+                    querying.add_done_callback(lambda _: self._told.set())
+                if wait <= 0:
+                    if (await self.run()).carried:
+                        continue
+                    wait = _BUSY * random.uniform(0.5, 1.5)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(wait, 0.001)):
+                        await self._told.wait()
+        finally:
+            if querying is not None:
+                querying.cancel()
+                await asyncio.gather(querying, return_exceptions=True)
+
+
+async def _fire_query(one: str, at: datetime, conn: psycopg.AsyncConnection[Any]) -> int | None:
+    row = await (await conn.execute(_FIRE_QUERY, (one, at))).fetchone()
+    assert row is not None
+    found: int | None = row[0]
+    return found
+
+
+def _refusal(app: str, what: str, detail: str | None) -> str:
+    if what == "refused":
+        return f"the server refuses what app {app!r} declares, it is not on record: {detail}"
+    owner = "the database" if detail is None else f"app {detail!r}"
+    return (
+        f"app {app!r} declares it, and it belongs to {owner}, so it stays as it is there. Give it another name; or, if it is"
+        " not wanted there any more, `tallybook schedule drop` it and start a worker of this app again"
+    )

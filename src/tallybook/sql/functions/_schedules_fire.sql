@@ -1,0 +1,184 @@
+-- _schedules_fire(plans, at): carry out what a worker has computed for schedules that were due. Returns how many of them were
+-- carried out, and the counts of their ticks.
+--
+-- plans: [{"name", "revision" and "tick" as read, "late": [ticks], "ticks": [ticks], "missed_from", "missed_ticks", "next",
+-- "due", "problem", "now"}]. A plan counts only for the row that it was made from: where that has moved on, was changed or
+-- paused, or is in another's hands, nothing is done. Whose row (schedule, tick) in fire is inserted has fired that tick; the
+-- job is put in by the same statement. late: missed ticks that are fired all the same, in their order and one at a time.
+-- now: a person's doing, which a pause does not stop.
+-- Only READ COMMITTED: the job of the last fire is looked up after the row was locked, in a newer snapshot.
+-- One that cannot be fired is on record as failed, and holds up no other.
+-- Reads and writes schedule; writes fire, entry, at first use lane; service.
+create or replace function tallybook._schedules_fire(p_plans jsonb, p_at timestamptz default clock_timestamp(),
+  out carried int, out fired int, out skipped int, out missed int, out failed int)
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+declare
+  v_started timestamptz := clock_timestamp();
+  v_names text[]; v_one jsonb; r record;
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception 'a schedule is fired in READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot may overlook the job of its last fire.';
+  end if;
+  fired := 0; skipped := 0; missed := 0; failed := 0;
+  -- One at a time: a join that was planned while the table was empty may read all of it, for ever.
+  v_names := array(
+    select l.name
+      from (select x.* from jsonb_to_recordset(p_plans) x(name text, revision xid8, tick timestamptz, now boolean) order by x.name) p,
+           lateral (select s.name from tallybook.schedule s
+                     where s.name = p.name and s.revision = p.revision and s.tick is not distinct from p.tick
+                       and (s.paused_at is null or p.now)
+                     limit 1 for update skip locked) l);
+  carried := cardinality(v_names);
+  if carried = 0 then return; end if;
+  begin
+    select * into r from tallybook._schedules_put_in(p_plans, v_names, p_at);
+    fired := r.fired; skipped := r.skipped; missed := r.missed;
+  exception when others then
+    if sqlstate !~ '^(TB|22|23|P0)' then raise; end if;  -- a deadlock, a full disk, a migration: not a schedule's fault
+    for v_one in select p from jsonb_array_elements(p_plans) p where p ->> 'name' = any (v_names) loop
+      begin
+        select * into r from tallybook._schedules_put_in(jsonb_build_array(v_one), array[v_one ->> 'name'], p_at);
+        fired := fired + r.fired; skipped := skipped + r.skipped; missed := missed + r.missed;
+      exception when others then
+        if sqlstate !~ '^(TB|22|23|P0)' then raise; end if;
+        perform tallybook._schedule_failed(v_one, sqlerrm, p_at);
+        failed := failed + 1;
+      end;
+    end loop;
+  end;
+  perform tallybook._service_ran('schedules', v_started, fired);
+end $$;
+
+-- _schedules_put_in(plans, names, at): the same for rows that the caller has locked.
+create or replace function tallybook._schedules_put_in(p_plans jsonb, p_names text[], p_at timestamptz,
+  out fired int, out skipped int, out missed int)
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+declare
+  d record;
+begin
+  fired := 0; skipped := 0; missed := 0;
+  for d in
+    with s as materialized (
+      -- in_line: one that catches up with missed ticks puts in several at once, which run one after the other.
+      select p.name, p.late, p.ticks, p.missed_from, p.missed_ticks, p.next, p.due, p.problem, k.overlap, k.in_line, k.live, k.line
+        from jsonb_to_recordset(p_plans) p(name text, late timestamptz[], ticks timestamptz[], missed_from timestamptz,
+                                           missed_ticks int, next timestamptz, due timestamptz, problem text),
+             lateral (select s.overlap, not s.overlap and s.missed = 'all' as in_line, s.line,
+                             not s.overlap and (tallybook._job_open(s.last_job_id)
+                                                or exists (select from unnest(s.line) j where tallybook._job_open(j))) as live
+                        from tallybook.schedule s where s.name = p.name limit 1) k
+       where p.name = any (p_names)
+    ), t as (
+      select s.name, x.tick, x.late,
+             -- Behind what is open only where that stands in the same line: line is null for jobs of an older definition.
+             case when s.overlap or x.late and s.in_line and (s.line is not null or not s.live) then 'enqueued'
+                  when s.live or row_number() over (partition by s.name order by x.tick) > 1 then 'skipped'
+                  else 'enqueued' end as what
+        from s, lateral (select l, true from unnest(s.late) l union all select k, false from unnest(s.ticks) k) x(tick, late)
+    ), f as (
+      insert into tallybook.fire (schedule, tick, fired_at, what, reason, job_id, jobs)
+      select o.name, o.tick, p_at, o.what, case when o.what = 'skipped' then 'overlap' when o.late then 'late' end,
+             case when o.what = 'enqueued' then nextval('tallybook.job_id') end, case when o.what = 'enqueued' then 1 end
+        from (select t.* from t order by t.tick, t.name) o
+      on conflict do nothing
+      returning fire.schedule, fire.tick, fire.what, fire.job_id
+    ), m as (
+      insert into tallybook.fire (schedule, tick, fired_at, what, ticks)
+      select s.name, s.missed_from, p_at, 'missed', s.missed_ticks from s where s.missed_from is not null order by s.name
+      on conflict do nothing
+      returning fire.schedule, fire.ticks
+    ), put as materialized (
+      select k.put
+        from f, lateral (
+          select tallybook._put(f.job_id, s.queue, s.task, s.args, null, s.priority, null, s.max_attempts, s.headers, p_at,
+                                case when not s.overlap and s.missed = 'all' then 'schedule:' || s.name end, null,
+                                coalesce(s.options, '{}') || jsonb_build_object('schedule', s.name, 'tick', f.tick)) as put
+            from tallybook.schedule s where s.name = f.schedule limit 1) k
+       where f.what = 'enqueued'
+    )
+    -- Brought together without a join: there is no index on what a CTE returns.
+    select u.name, max(u.next) as next, max(u.due) as due, max(u.problem) as problem, bool_or(u.in_line) as in_line,
+           count(*) filter (where u.what = 'enqueued') as fired, count(*) filter (where u.what = 'skipped') as skipped,
+           array_agg(u.job_id order by u.job_id) filter (where u.what = 'enqueued') as jobs,
+           coalesce(sum(u.ticks), 0) + 0 * (select count(*) from put) as missed
+      from (select s.name, s.next, s.due, s.problem, s.in_line, null::text as what, null::bigint as job_id, null::int as ticks from s
+            union all select f.schedule, null, null, null, null, f.what, f.job_id, null from f
+            union all select m.schedule, null, null, null, null, null, null, m.ticks from m) u
+     group by u.name order by u.name
+  loop
+    update tallybook.schedule k
+       set tick = d.next, due_at = d.due, problem = d.problem, fired_count = k.fired_count + d.fired,
+           skipped_count = k.skipped_count + d.skipped, missed_count = k.missed_count + d.missed,
+           last_job_id = coalesce(d.jobs[cardinality(d.jobs)], k.last_job_id),
+           line = case when not d.in_line then null when d.jobs is null then k.line
+                       else array(select j from unnest(k.line || k.last_job_id || d.jobs[:cardinality(d.jobs) - 1]) j
+                                   where j = any (d.jobs) or tallybook._job_open(j)) end
+     where k.name = d.name;
+    fired := fired + d.fired; skipped := skipped + d.skipped; missed := missed + d.missed;
+  end loop;
+end $$;
+
+-- _schedule_failed(plan, reason, at): its ticks could not be fired; the schedule goes on with the next.
+create or replace function tallybook._schedule_failed(p_plan jsonb, p_reason text, p_at timestamptz) returns void
+language plpgsql as $$
+declare
+  p record; v_failed int;
+begin
+  select x.* into p from jsonb_to_record(p_plan) x(name text, late timestamptz[], ticks timestamptz[], next timestamptz, due timestamptz);
+  insert into tallybook.fire (schedule, tick, fired_at, what, reason)
+  select p.name, k, p_at, 'failed', left(p_reason, 2000) from unnest(p.late || p.ticks) k order by k
+  on conflict do nothing;
+  get diagnostics v_failed = row_count;
+  update tallybook.schedule s set tick = p.next, due_at = p.due, failed_count = s.failed_count + v_failed where s.name = p.name;
+end $$;
+
+-- _schedule_fire_query(plan, at): the same for one query-driven schedule, in a transaction of its own. Returns the jobs put in;
+-- null: nothing was done, since the plan is not for the row as it is, or somebody else has it.
+--
+-- Each tick calls _fire_query, which puts in what the query yields; an error of the query is on record as failed.
+create or replace function tallybook._schedule_fire_query(p_plan jsonb, p_at timestamptz default clock_timestamp())
+returns bigint language plpgsql as $$
+declare
+  p record; v_tick timestamptz; v_jobs bigint; v_all bigint := 0; v_fired int := 0; v_failed int := 0; v_missed int := 0;
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception 'a schedule is fired in READ COMMITTED' using errcode = 'TB003';
+  end if;
+  select x.* into p from jsonb_to_record(p_plan)
+    x(name text, revision xid8, tick timestamptz, late timestamptz[], ticks timestamptz[], missed_from timestamptz, missed_ticks int,
+      next timestamptz, due timestamptz, problem text, now boolean);
+  perform from tallybook.schedule s
+    where s.name = p.name and s.revision = p.revision and s.tick is not distinct from p.tick and (s.paused_at is null or p.now)
+      for update skip locked;
+  if not found then return null; end if;
+  if p.missed_from is not null then
+    insert into tallybook.fire (schedule, tick, fired_at, what, ticks) values (p.name, p.missed_from, p_at, 'missed', p.missed_ticks)
+    on conflict do nothing;
+    if found then v_missed := p.missed_ticks; end if;
+  end if;
+  for v_tick in select k from unnest(p.late || p.ticks) k order by k loop
+    insert into tallybook.fire (schedule, tick, fired_at, what, reason)
+    values (p.name, v_tick, p_at, 'enqueued', case when v_tick = any (p.late) then 'late' end) on conflict do nothing;
+    continue when not found;
+    begin
+      v_jobs := tallybook._fire_query(p.name, v_tick, p_at);
+      update tallybook.fire f set jobs = v_jobs where f.schedule = p.name and f.tick = v_tick;
+      v_all := v_all + coalesce(v_jobs, 0); v_fired := v_fired + 1;
+    exception when others then
+      if sqlstate ~ '^(40|53|55|57|58|25|XX)' then raise; end if;  -- not the query's fault
+      update tallybook.fire f set what = 'failed', reason = left(sqlerrm, 2000) where f.schedule = p.name and f.tick = v_tick;
+      v_failed := v_failed + 1;
+    end;
+  end loop;
+  update tallybook.schedule s
+     set tick = p.next, due_at = p.due, problem = p.problem, fired_count = s.fired_count + v_fired,
+         failed_count = s.failed_count + v_failed, missed_count = s.missed_count + v_missed
+   where s.name = p.name;
+  return v_all;
+end $$;

@@ -1,0 +1,48 @@
+-- _schedules_register(app, schedules, at): make the schedules that an app's code declares those on record. What a worker says
+-- when it starts; where all is as it was, nothing is written and nothing is locked.
+--
+-- schedules: [{"name", "task", "cron" or "every", ...}], columns of the table. Returns what was done, one row each: created,
+-- changed, or removed, for one that has left the code of this app; taken: the name belongs to another app (detail), or to the
+-- database; refused: it does not fit (detail: why); busy: somebody's open transaction has the row, say it again later.
+-- A pause stays. Reads and writes schedule.
+create or replace function tallybook._schedules_register(p_app text, p_schedules jsonb, p_at timestamptz default clock_timestamp())
+returns table (schedule_name text, what text, detail text)
+language plpgsql as $$
+declare
+  v record; d tallybook.schedule; k tallybook.schedule;
+begin
+  -- In the order of the names, what leaves and what comes: two workers of two releases that start at once cannot deadlock.
+  for v in
+    select n.name, x.def
+      from (select e ->> 'name' from jsonb_array_elements(p_schedules) e
+            union select s.name from tallybook.schedule s where s.source = 'code' and s.app = p_app) n(name)
+      left join jsonb_array_elements(p_schedules) x(def) on x.def ->> 'name' = n.name
+     order by n.name
+  loop
+    schedule_name := v.name; detail := null; what := null;
+    if v.def is null then
+      delete from tallybook.schedule s
+       where s.name = (select g.name from tallybook.schedule g
+                        where g.name = v.name and g.source = 'code' and g.app = p_app for update skip locked);
+      what := case when found then 'removed' else 'busy' end;
+      return next;
+      continue;
+    end if;
+    begin
+      d := jsonb_populate_record(null::tallybook.schedule,
+             '{"queue": "default", "args": {}, "priority": 2, "tz": "UTC", "jitter": "0", "missed": "once", "catch_up": 100, "overlap": false}'
+             || v.def || jsonb_build_object('source', 'code', 'app', p_app));
+      select s.* into k from tallybook.schedule s where s.name = v.name;
+      if found and k.source = 'code' and k.app = p_app and tallybook._same_schedule(k, d)
+         and (k.cron, k.every, k.tz, k.query) is not distinct from (d.cron, d.every, d.tz, d.query) then
+        continue;
+      end if;
+      what := tallybook._schedule_put(d, p_at, false);
+      if what = 'taken' then select s.app into detail from tallybook.schedule s where s.name = v.name; end if;
+    exception when sqlstate 'TB005' or data_exception or integrity_constraint_violation then
+      -- The zones that this server knows may be others than the program's; the worker's other schedules shall run.
+      what := 'refused'; detail := sqlerrm;
+    end;
+    if what <> 'unchanged' then return next; end if;
+  end loop;
+end $$;

@@ -1,0 +1,9 @@
+-- schedule_drop(name): remove a schedule. False: there is none. Its jobs go on, its fires stay on record.
+--
+-- One that is declared in code comes back when a worker of that app starts. Writes schedule.
+create or replace function tallybook.schedule_drop(name text) returns boolean
+language plpgsql as $$
+begin
+  delete from tallybook.schedule s where s.name = schedule_drop.name;
+  return found;
+end $$;

@@ -1,0 +1,135 @@
+-- schedule_put(name, task, ...): create or change a schedule that lives in the database. Returns created, changed or unchanged.
+--
+--   cron, every   when: a cron expression (5 fields, or 6 with seconds), or an interval of 1 s to 366 days; one of them
+--   tz            of the cron expression, as in the IANA database. Intervals tick at multiples of their length since 1970 (UTC)
+--   args, queue, priority, max_attempts, headers, options   of its jobs, as in enqueue
+--   query         its jobs are what this query yields: see enqueue_from
+--   jitter        fire up to so much later than the tick, each time by another, fixed time; never past the next tick
+--   missed        ticks found more than 60 s late: once (default: the latest is fired), skip, or all (up to catch_up, 1 to 1000)
+--   overlap       true: fire a tick although the job of the last one has not ended for good
+-- A changed cron, every, tz or query counts from now on; all else changes in place, and a pause stays. Expression and zone are
+-- read by workers: where they cannot be, schedule.problem says why.
+-- Errors: TB005 what does not fit, and a name that is declared in code. Reads and writes schedule.
+create or replace function tallybook.schedule_put(name text, task text, args jsonb default '{}', cron text default null,
+  every interval default null, tz text default 'UTC', queue text default 'default', priority int default 2,
+  max_attempts int default null, jitter interval default '0', missed text default 'once', catch_up int default 100,
+  overlap boolean default false, headers jsonb default null, options jsonb default null, query text default null,
+  at timestamptz default clock_timestamp())
+returns text language plpgsql as $$
+declare
+  s tallybook.schedule; v_app text; v_what text;
+begin
+  s.name := schedule_put.name; s.source := 'database'; s.task := schedule_put.task; s.args := coalesce(schedule_put.args, '{}');
+  s.cron := schedule_put.cron; s.every := schedule_put.every; s.tz := coalesce(schedule_put.tz, 'UTC');
+  s.queue := coalesce(schedule_put.queue, 'default'); s.priority := coalesce(schedule_put.priority, 2);
+  s.max_attempts := schedule_put.max_attempts; s.jitter := coalesce(schedule_put.jitter, '0');
+  s.missed := coalesce(schedule_put.missed, 'once'); s.catch_up := coalesce(schedule_put.catch_up, 100);
+  s.overlap := coalesce(schedule_put.overlap, false); s.headers := schedule_put.headers; s.options := schedule_put.options;
+  s.query := schedule_put.query;
+  v_what := tallybook._schedule_put(s, at, true);
+  if v_what = 'taken' then
+    select k.app into v_app from tallybook.schedule k where k.name = schedule_put.name;
+    raise exception 'schedule % is declared in the code of app %', to_json(schedule_put.name), to_json(v_app)
+      using errcode = 'TB005', hint = 'Change it there, or give this one another name.';
+  end if;
+  return v_what;
+end $$;
+
+-- _schedule_put(schedule, at, wait): what schedule_put and the registration of an app's schedules do with one definition.
+--
+-- Also answers taken: the name belongs to another app, or to the other source; and, without wait, busy: somebody's open
+-- transaction has the row.
+create or replace function tallybook._schedule_put(p tallybook.schedule, p_at timestamptz, p_wait boolean) returns text
+language plpgsql as $$
+declare
+  s tallybook.schedule; v_moved boolean;
+begin
+  perform tallybook._check_schedule(p);
+  loop
+    if p_wait then
+      select k.* into s from tallybook.schedule k where k.name = p.name for update;
+    else
+      select k.* into s from tallybook.schedule k where k.name = p.name for update skip locked;
+    end if;
+    exit when found;
+    insert into tallybook.schedule (name, source, app, task, queue, args, priority, max_attempts, headers, options, cron, every,
+                                    query, tz, jitter, missed, catch_up, overlap, since, due_at, created_at, changed_at)
+    values (p.name, p.source, p.app, p.task, p.queue, p.args, p.priority, p.max_attempts, p.headers, p.options, p.cron, p.every,
+            p.query, p.tz, p.jitter, p.missed, p.catch_up, p.overlap, p_at, p_at, p_at, p_at)
+    on conflict do nothing;
+    if found then
+      perform tallybook._wake(' schedule');
+      return 'created';
+    end if;
+    if not p_wait then return 'busy'; end if;
+  end loop;
+  if s.source <> p.source or s.app is distinct from p.app then return 'taken'; end if;
+  v_moved := (s.cron, s.every, s.tz, s.query) is distinct from (p.cron, p.every, p.tz, p.query);
+  if not v_moved and tallybook._same_schedule(s, p) then return 'unchanged'; end if;
+  update tallybook.schedule k
+     set task = p.task, queue = p.queue, args = p.args, priority = p.priority, max_attempts = p.max_attempts, headers = p.headers,
+         options = p.options, cron = p.cron, every = p.every, query = p.query, tz = p.tz, jitter = p.jitter, missed = p.missed,
+         catch_up = p.catch_up, overlap = p.overlap, revision = pg_current_xact_id(), changed_at = p_at,
+         since = case when v_moved then p_at else k.since end,
+         tick = case when not v_moved then k.tick end,
+         due_at = case when not v_moved then k.due_at when k.paused_at is null then p_at end,
+         problem = case when not v_moved then k.problem end
+   where k.name = p.name;
+  if v_moved and s.paused_at is null then perform tallybook._wake(' schedule'); end if;
+  return 'changed';
+end $$;
+
+-- _same_schedule(a, b): whether two definitions are equal but for when they tick.
+create or replace function tallybook._same_schedule(a tallybook.schedule, b tallybook.schedule) returns boolean
+language sql immutable as $$
+  select (a.task, a.queue, a.args, a.priority, a.max_attempts, a.headers, a.options, a.jitter, a.missed, a.catch_up, a.overlap)
+         is not distinct from
+         (b.task, b.queue, b.args, b.priority, b.max_attempts, b.headers, b.options, b.jitter, b.missed, b.catch_up, b.overlap)
+$$;
+
+-- _check_schedule(schedule): raises TB005 for a definition that no job could be made of, or that cannot tick.
+create or replace function tallybook._check_schedule(p tallybook.schedule) returns void
+language plpgsql as $$
+begin
+  perform tallybook._check_name('schedule name', p.name, 200);
+  perform tallybook._check_name('task name', p.task, 200);
+  perform tallybook._check_name('queue', p.queue, 64);
+  perform tallybook._check_args(p.args, p.headers);
+  perform tallybook._check_options(null, null, p.options);
+  if octet_length(p.options::text) > 7500 then
+    raise exception 'options of a schedule have at most 7,500 bytes' using errcode = 'TB005';
+  end if;
+  if p.priority not between 0 and 32767 then
+    raise exception 'priority % is out of range', p.priority
+      using errcode = 'TB005', hint = 'Priorities go from 0 to 32767, lower runs first, 2 is the default.';
+  end if;
+  if p.max_attempts not between 1 and 32767 then
+    raise exception 'max_attempts % is out of range', p.max_attempts using errcode = 'TB005', hint = 'It goes from 1 to 32767.';
+  end if;
+  if num_nonnulls(p.cron, p.every) <> 1 then
+    raise exception 'a schedule has a cron expression or an interval' using errcode = 'TB005', hint = 'Give one of cron and every.';
+  end if;
+  if p.cron is not null and (length(p.cron) > 200 or p.cron !~ '^\s*(@\w+|(\S+\s+){4,5}\S+)\s*$') then
+    raise exception 'a cron expression has 5 fields, or 6 with seconds: %', to_json(left(p.cron, 200))
+      using errcode = 'TB005', hint = 'Like */5 * * * * or @daily; an interval is given as every.';
+  end if;
+  if not coalesce(p.every between interval '1 s' and interval '366 days'
+                  and extract(year from p.every) = 0 and extract(month from p.every) = 0, true) then
+    raise exception 'every % is out of range', p.every
+      using errcode = 'TB005', hint = 'From 1 s to 366 days; months and years have no fixed length: write a cron expression.';
+  end if;
+  if p.jitter not between interval '0' and interval '1 day' then
+    raise exception 'jitter % is out of range', p.jitter using errcode = 'TB005', hint = 'From 0 to 1 day.';
+  end if;
+  if p.missed not in ('once', 'skip', 'all') then
+    raise exception 'missed % is none of once, skip, all', to_json(p.missed) using errcode = 'TB005';
+  end if;
+  if p.catch_up not between 1 and 1000 then
+    raise exception 'catch_up % is out of range', p.catch_up using errcode = 'TB005', hint = 'From 1 to 1000.';
+  end if;
+  begin
+    perform clock_timestamp() at time zone p.tz;
+  exception when invalid_parameter_value then
+    raise exception 'time zone % is not known', to_json(p.tz) using errcode = 'TB005', hint = 'Like Europe/Berlin or UTC.';
+  end;
+end $$;

@@ -1,0 +1,275 @@
+"""The fire of a tick in SQL: what decides who fires it, shown by taking it away; stale plans; plans of the clock's statements."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any, LiteralString, cast
+
+import psycopg
+import pytest
+
+from support.ticking import fires, one, put
+from tallybook._db.migrate import routines
+
+pytestmark = pytest.mark.servers
+NOON = datetime(2031, 5, 1, 12, tzinfo=UTC)
+STEP = timedelta(minutes=10)
+COMPARED = " and s.tick is not distinct from p.tick"
+
+
+def replace(db: Any, function: str, old: str, new: str) -> None:
+    """For a control: put a copy of a function without its guard into the test's database."""
+    text = dict(routines())[f"functions/{function}.sql"]
+    assert old in text, f"the guard that this control removes is not in {function} any more"
+    db.execute(cast("LiteralString", text.replace(old, new)))
+
+
+def planned(db: Any, name: str, at: datetime, *ticks: datetime, following: datetime | None = None, **more: Any) -> str:
+    """What a clock that looks now would say about one schedule."""
+    revision, tick = one(db, "select revision::text, tick from tallybook.schedule where name = %s", name)
+    following = following or at + STEP
+    said = {
+        "name": name, "revision": revision, "tick": tick and tick.isoformat(), "ticks": [tick.isoformat() for tick in ticks],
+        "late": [], "next": following.isoformat(), "due": following.isoformat(), **more,
+    }  # fmt: skip
+    return json.dumps([said])
+
+
+def fire(db: Any, plans: str, at: datetime) -> Any:
+    return one(db, "select carried, fired, skipped, missed, failed from tallybook._schedules_fire(%s, %s)", plans, at)
+
+
+@pytest.fixture
+def due(db: Any) -> str:
+    """A schedule that may overlap and whose tick is due, and what every clock has computed for it."""
+    put(db, "s", at=NOON, overlap=True)
+    fire(db, planned(db, "s", NOON, following=NOON + STEP), NOON)
+    return planned(db, "s", NOON + STEP, NOON + STEP)
+
+
+def fired_by_many(connect: Any, plans: str) -> int:
+    """How often a tick is fired by eight clocks that have all computed the same, at once and then one after the other."""
+    ready = threading.Barrier(8)
+
+    def clock(n: int) -> int:
+        conn = connect()
+        ready.wait()
+        fired: int = fire(conn, plans, NOON + STEP)[1]
+        return fired + fire(conn, plans, NOON + STEP)[1]
+
+    with ThreadPoolExecutor(8) as pool:
+        return sum(pool.map(clock, range(8)))
+
+
+@pytest.mark.parametrize("without", ["nothing", "the primary key", "the comparison"])
+def test_a_tick_is_fired_once(db: Any, connect: Any, due: str, without: str) -> None:
+    """S2-04: eight clocks with one plan fire once: by the key of fire, and by the row's tick, each alone is enough."""
+    if without == "the primary key":
+        db.execute("alter table tallybook.fire drop constraint fire_pkey")
+    elif without == "the comparison":
+        replace(db, "_schedules_fire", COMPARED, "")
+    assert fired_by_many(connect, due) == 1
+    assert fires(db) == ["enqueued"]
+    assert one(db, "select count(*), (select fired_count from tallybook.schedule) from tallybook.entry") == (1, 1)
+
+
+def test_control_without_both_it_is_fired_more_than_once(db: Any, connect: Any, due: str) -> None:
+    """S2-04: negative control: without the key and the comparison the same tick is fired again and again."""
+    db.execute("alter table tallybook.fire drop constraint fire_pkey")
+    replace(db, "_schedules_fire", COMPARED, "")
+    assert fired_by_many(connect, due) > 1
+    assert one(db, "select count(*) from tallybook.entry") > 1
+
+
+@pytest.mark.parametrize("key", [True, False], ids=["key", "control"])
+def test_a_clock_that_goes_back_does_not_fire_twice(db: Any, due: str, key: bool) -> None:
+    """S2-04: planned anew by a server whose clock is behind, a tick that was fired stays so; without the key not."""
+    if not key:
+        db.execute("alter table tallybook.fire drop constraint fire_pkey")
+    fire(db, due, NOON + STEP)
+    earlier = NOON + STEP - timedelta(seconds=2)
+    put(db, "s", at=earlier, every="5 min", overlap=True)
+    fire(db, planned(db, "s", earlier, following=NOON + STEP), earlier)
+    fire(db, planned(db, "s", NOON + STEP, NOON + STEP), NOON + STEP)
+    assert fires(db) == ["enqueued"] * (1 if key else 2)
+    assert one(db, "select tick from tallybook.schedule") == NOON + 2 * STEP
+
+
+@pytest.mark.parametrize("what", ["paused", "dropped", "changed", "resumed", "put anew"])
+def test_a_plan_for_what_has_changed_is_not_carried_out(db: Any, due: str, what: str) -> None:
+    """S2-11: who computed before a schedule was paused, dropped or changed fires nothing, whatever he comes with."""
+    at = NOON + STEP
+    if what == "changed":
+        put(db, "s", at=at, priority=1, overlap=True)
+    elif what in ("paused", "resumed"):
+        db.execute("select tallybook.schedule_pause('s', 'ada', %s)", (at,))
+        if what == "resumed":
+            db.execute("select tallybook.schedule_resume('s', %s)", (at,))
+    else:
+        db.execute("select tallybook.schedule_drop('s')")
+        if what == "put anew":
+            put(db, "s", at=at, overlap=True)
+    assert fire(db, due, at) == (0, 0, 0, 0, 0)
+    assert fires(db) == []
+
+
+def test_what_another_session_holds_is_left_to_it(db: Any, connect: Any, due: str) -> None:
+    """S2-02: an open transaction that holds one schedule's row keeps that one from firing, no other; nobody waits."""
+    put(db, "other", at=NOON, overlap=True)
+    plans = json.dumps([*json.loads(due), *json.loads(planned(db, "other", NOON + STEP, NOON + STEP))])
+    with connect(autocommit=False) as holding:
+        holding.execute("update tallybook.schedule set priority = 1 where name = 's'")
+        db.execute("set lock_timeout = '1s'")
+        assert fire(db, plans, NOON + STEP) == (1, 1, 0, 0, 0)
+    assert fires(db, None, "schedule") == ["other"]
+
+
+def test_the_fire_in_flight_of_another_session_counts(db: Any, connect: Any) -> None:
+    """S2-02: a tick that comes while run now is not committed fires nothing; when it has committed, it is skipped by that job."""
+    put(db, "s", at=NOON)
+    fire(db, planned(db, "s", NOON, following=NOON + STEP), NOON)
+    with connect(autocommit=False) as running:
+        assert one(running, "select what from tallybook.schedule_run('s', %s)", NOON) == "enqueued"
+        assert fire(db, planned(db, "s", NOON + STEP, NOON + STEP), NOON + STEP)[0] == 0
+    assert fire(db, planned(db, "s", NOON + STEP, NOON + STEP), NOON + STEP) == (1, 0, 1, 0, 0)
+
+
+def test_several_ticks_at_once_with_the_guard(db: Any) -> None:
+    """S2-02: of two ticks in time that are found together the first is fired, the second skipped, since the first's job is open."""
+    put(db, "s", at=NOON)
+    assert fire(db, planned(db, "s", NOON, NOON, NOON + timedelta(seconds=1)), NOON) == (1, 1, 1, 0, 0)
+    assert fires(db, "s", "what", "reason") == [("enqueued", None), ("skipped", "overlap")]
+
+
+def test_faults_that_are_not_the_schedules_are_raised(db: Any, due: str) -> None:
+    """S2-16: what is not a schedule's fault, a lock, say, is an error of the call; the tick is not given up."""
+    db.execute(
+        "create function pg_temp.broken() returns trigger language plpgsql as $$ begin raise lock_not_available; end $$"
+    )
+    db.execute("create trigger broken before insert on tallybook.fire for each row execute function pg_temp.broken()")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        fire(db, due, NOON + STEP)
+    db.execute("drop trigger broken on tallybook.fire")
+    assert fire(db, due, NOON + STEP)[1] == 1
+
+
+# Query-driven ones: what the clock does around the function that runs the query.
+
+ENGINE = """
+create function tallybook._fire_query(p_name text, p_tick timestamptz, p_at timestamptz) returns bigint language plpgsql as $$
+begin
+  if p_name = 'bad' then raise exception 'relation "asset" does not exist'; end if;
+  perform tallybook.enqueue('q', 'refresh', jsonb_build_object('n', n)) from generate_series(1, 3) n;
+  return 3;
+end $$"""
+
+
+@pytest.mark.anyio
+async def test_query_schedules_are_fired_apart(dsn: str, db: Any) -> None:
+    """S1-21: a query-driven schedule calls its engine once a tick, in its own transaction; one that fails is on record."""
+    from support.ticking import clocks
+
+    for name in ("bad", "good"):
+        put(db, name, query="select 1", at=NOON)
+    async with clocks(dsn, None) as (clock,):
+        assert await clock.run_queries(at=NOON) == 0  # nothing that could run them is installed
+        db.execute(cast("LiteralString", ENGINE))
+        assert await clock.run_queries(at=NOON) == 2  # planned
+        assert (await clock.run(at=NOON + STEP)).carried == 0
+        assert await clock.run_queries(at=NOON + STEP) == 2
+        assert await clock.run_queries(at=NOON + STEP) == 0
+    assert fires(db, "good", "what", "jobs", "tick") == [("enqueued", 3, NOON + STEP)]
+    assert fires(db, "bad", "what", "reason") == [("failed", 'relation "asset" does not exist')]
+    assert one(db, "select count(*) from tallybook.job where task = 'refresh'") == 3
+    assert one(db, "select fired_count, failed_count from tallybook.schedule where name = 'bad'") == (0, 1)
+    assert one(db, "select what, jobs, job_id from tallybook.schedule_run('good', %s)", NOON) == ("enqueued", 3, None)
+    assert one(db, "select what, reason from tallybook.schedule_run('bad')")[0] == "failed"
+
+
+# Plans
+
+
+def test_the_clocks_statements_read_indexes_only(db: Any) -> None:
+    """S2-16: with 10,000 schedules and no statistics, a look and a fire of 20 read a few pages and no whole table."""
+    db.execute(
+        "insert into tallybook.schedule (name, source, task, every, since, tick, due_at, created_at, changed_at)"
+        " select 's' || n, 'database', 't', '1 h', %(at)s, %(at)s + n * interval '1 s', %(at)s + n * interval '1 s', %(at)s, %(at)s"
+        "   from generate_series(1, 10000) n",
+        {"at": NOON},
+    )
+    scans = "select coalesce(sum(seq_scan), 0) from pg_stat_xact_user_tables where relname in ('schedule', 'fire')"
+    pages = "explain (analyze, buffers, format json) "
+    at = NOON + timedelta(seconds=20)
+    for _ in range(6):  # what a session keeps as its plan
+        one(db, "select due_in from tallybook._schedules_look(p_at => %s)", at)
+    with db.transaction():
+        before = one(db, scans)
+        plan = one(db, f"{pages} select * from tallybook._schedules_look(p_at => %s)", at)[0]["Plan"]  # noqa: S608
+        assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 60
+        rows = db.execute("select name, revision, tick from tallybook._schedules_due(p_at => %s)", (at,)).fetchall()
+        assert len(rows) == 20
+        plans = [
+            {"name": name, "revision": revision, "tick": tick.isoformat(), "ticks": [tick.isoformat()], "late": [],
+             "next": (at + STEP).isoformat(), "due": (at + STEP).isoformat()}
+            for name, revision, tick in rows
+        ]  # fmt: skip
+        assert fire(db, json.dumps(plans), at)[1] == 20
+        assert one(db, scans) == before
+
+
+READ: LiteralString = """
+select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0)::bigint from pg_class c
+  join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'tallybook' and c.relkind in ('i', 'r')"""
+FULL = """
+insert into tallybook.schedule (name, source, task, every, since, tick, due_at, created_at, changed_at, query)
+select 's' || n, 'database', 't', '1 h', t, t, t, t, t, case when n % 2 = 0 then 'select 1' end
+  from (select n, %(at)s::timestamptz + n * interval '1 s' from generate_series(1, 4000) n) x(n, t);
+insert into tallybook.fire (schedule, tick, fired_at, what)
+select s.name, s.tick - n * interval '1 h', s.tick, 'enqueued' from tallybook.schedule s, generate_series(1, 3) n"""
+
+
+def test_plans_from_empty_tables_do_when_they_are_full(db: Any, connect: Any) -> None:
+    """S3-20: the clock's statements read no more in a session whose plans are from empty tables than in one that has just come."""
+    put(db, "s", at=NOON)
+    fire(db, planned(db, "s", NOON, following=NOON + STEP), NOON)
+    db.execute("delete from tallybook.schedule")
+    for table in ("schedule", "fire", "service", "entry"):
+        db.execute(psycopg.sql.SQL("vacuum (analyze) tallybook.{}").format(psycopg.sql.Identifier(table)))
+    plans = [
+        {"name": f"s{n}", "revision": "%(revision)s", "tick": (NOON + timedelta(seconds=n)).isoformat(),
+         "ticks": [(NOON + timedelta(seconds=n)).isoformat()], "late": [], "next": (NOON + STEP).isoformat(),
+         "due": (NOON + STEP).isoformat()}
+        for n in range(1, 20, 2)
+    ]  # fmt: skip
+    there = " where exists (select from tallybook.schedule where name = 's1')"
+    queries = {
+        "look": "select * from tallybook._schedules_look(p_at => %(at)s)",
+        "look on": "select * from tallybook._schedules_look(%(at)s, p_at => %(at)s)",
+        "due": "select * from tallybook._schedules_due(p_at => %(at)s)",
+        "fire": "select * from tallybook._schedules_fire(replace(%(plans)s, '%%(revision)s', (select max(revision::text) from"
+        " (select revision from tallybook.schedule limit 1) r))::jsonb, %(at)s)",
+        "run now": f"select * from tallybook.schedule_run('s1', %(at)s) {there}",  # noqa: S608
+        "put": "select tallybook.schedule_put('s1', 't', every => '2 h', at => %(at)s)",
+        "pause": "select tallybook.schedule_pause('s1')" + there,
+    }
+    params = {"at": NOON + timedelta(seconds=20), "plans": json.dumps(plans)}
+
+    def read(conn: Any, query: str) -> int:
+        found = 0
+        for _ in range(2):
+            with conn.transaction(force_rollback=True):
+                before = one(conn, READ)
+                conn.execute(query, params)
+                found = one(conn, READ) - before
+        return found
+
+    old = connect()
+    for query in queries.values():
+        read(old, query)
+    db.execute(cast("LiteralString", FULL.replace("%(at)s", f"'{NOON}'")))
+    new = connect()
+    assert {what: n for what, query in queries.items() if (n := read(old, query)) > 1.5 * read(new, query) + 50} == {}
+    assert read(new, queries["fire"]) < 600 and read(new, queries["due"]) < 60 and read(new, queries["look"]) < 30

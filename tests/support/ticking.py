@@ -1,0 +1,63 @@
+"""Clocks in a test's own event loop, which are told what time it is, and a worker made of SQL that ends what they put in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from tallybook import App
+from tallybook._db.link import Link
+from tallybook._upkeep.clock import Clock
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@asynccontextmanager
+async def clocks(dsn: str, *apps: App | None) -> AsyncIterator[list[Clock]]:
+    """One clock an app, each with connections of its own; None: one whose app declares nothing that it would register."""
+    made = []
+    for app in apps:
+        links = Link(dsn, "clock"), Link(dsn, "clock")
+        made.append(Clock(*links, app=app.name, declared=app.declared_schedules) if app else Clock(*links))
+    try:
+        yield made
+    finally:
+        for clock in made:
+            await clock._link.close()
+            await clock.queries.close()
+
+
+def fires(db: Connection, name: str | None = None, *columns: str) -> list[Any]:
+    """What became of the ticks, in their order; the columns, or what alone."""
+    wanted = ", ".join(columns or ("what",))
+    where = "" if name is None else "where schedule = %(name)s"
+    rows = db.execute(f"select {wanted} from tallybook.fire {where} order by tick, schedule", {"name": name}).fetchall()  # type: ignore[arg-type]  # noqa: S608
+    return [row[0] if len(row) == 1 else row for row in rows]
+
+
+def put(db: Connection, name: str, *, at: datetime | str, **more: Any) -> str:
+    """schedule_put, by name, at an instant; of a task in queue q, every 10 minutes unless told otherwise."""
+    more = {"name": name, "task": "t", "queue": "q", "at": at, **more}
+    if not {"cron", "every"} & set(more):
+        more["every"] = "10 min"
+    arguments = ", ".join(f"{key} => %({key})s" for key in more)
+    row = db.execute(f"select tallybook.schedule_put({arguments})", more).fetchone()  # type: ignore[arg-type]
+    assert row is not None
+    what: str = row[0]
+    return what
+
+
+def one(db: Connection, query: str, *params: object) -> Any:
+    """The only column of the only row; the row where it has several."""
+    row = db.execute(query, params).fetchone()  # type: ignore[arg-type]
+    assert row is not None
+    return row[0] if len(row) == 1 else row
+
+
+def column(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """The first of each."""
+    return [row[0] for row in rows]
