@@ -24,6 +24,7 @@ import psycopg
 from tallybook._db.link import Link
 from tallybook._model.cron import rule
 from tallybook._model.schedule import Plan, plan
+from tallybook._upkeep.service import Service
 from tallybook.errors import ConfigError
 
 log = logging.getLogger("tallybook.worker")
@@ -40,6 +41,8 @@ _FIRE_QUERY = "select tallybook._schedule_fire_query(%s::jsonb, %s::timestamptz)
 _BATCH = 250
 # So long one batch may take to be computed: after a long outage each schedule has much to count, and others wait behind it.
 _COMPUTING = 0.2
+# How long it leaves the looks to those of all services, once these come.
+_WATCHED = 60.0
 # Somebody else runs the clock: what is due now is done by the time that this has passed, or his run was lost.
 _BUSY = 0.05
 _QUERIES_BUSY = 1.0
@@ -92,6 +95,11 @@ class Clock:
         self._queries_due = False
         self._told = asyncio.Event()
         self._warned: set[tuple[str, str]] = set()
+        self._watched_at = -math.inf
+
+    def watched(self) -> None:
+        """The look of all services has looked for schedules, too, and says so where one is due: no look of its own is needed."""
+        self._watched_at = time.monotonic()
 
     def changed(self) -> None:
         """A schedule was put, changed or resumed: look now."""
@@ -131,7 +139,9 @@ class Clock:
         self._queries_due = queries_in is not None and queries_in <= 0
         if self._declared is not None and now >= self._register_at:
             return 0.0
-        waits = [self._every * random.uniform(0.75, 1.0), due_in, None if self._queries_due else queries_in]
+        alone = now - self._watched_at > 2 * self._every
+        longest = (self._every if alone else _WATCHED) * random.uniform(0.75, 1.0)
+        waits = [longest, due_in, None if self._queries_due else queries_in]
         return float(min(wait for wait in waits if wait is not None))
 
     async def run(self, *, at: datetime | None = None) -> Ran:
@@ -273,3 +283,23 @@ def _refusal(app: str, what: str, detail: str | None) -> str:
         f"app {app!r} declares it, and it belongs to {owner}, so it stays as it is there. Give it another name; or, if it is"
         " not wanted there any more, `tallybook schedule drop` it and start a worker of this app again"
     )
+
+
+class ClockWatch(Service):
+    """The clock's part in the look of all services: wakes it when a schedule is due."""
+
+    name = "schedules"
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def looked(self, due_in: float | None) -> None:
+        """What the look has found: in how many seconds the next schedule is due."""
+        self._clock.watched()
+        if due_in is not None:
+            self.run_at = asyncio.get_running_loop().time() + max(0.0, due_in)
+
+    async def serve(self) -> None:
+        """The clock claims its run itself, and does it beside the other services."""
+        self._clock.changed()
