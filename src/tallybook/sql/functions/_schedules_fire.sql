@@ -16,7 +16,6 @@ set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off 
 set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
-  v_started timestamptz := clock_timestamp();
   v_names text[]; v_one jsonb; r record;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
@@ -49,7 +48,7 @@ begin
       end;
     end loop;
   end;
-  perform tallybook._service_ran('schedules', v_started, fired);
+  perform tallybook._service_ran('schedules', p_at, fired);
 end $$;
 
 -- _schedules_put_in(plans, names, at): the same for rows that the caller has locked.

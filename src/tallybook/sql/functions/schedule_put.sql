@@ -128,7 +128,7 @@ begin
     raise exception 'catch_up % is out of range', p.catch_up using errcode = 'TB005', hint = 'From 1 to 1000.';
   end if;
   begin
-    perform clock_timestamp() at time zone p.tz;
+    perform timestamptz 'epoch' at time zone p.tz;
   exception when invalid_parameter_value then
     raise exception 'time zone % is not known', to_json(p.tz) using errcode = 'TB005', hint = 'Like Europe/Berlin or UTC.';
   end;
