@@ -21,7 +21,7 @@ _RATE = 2000
 _SLOTS = 200
 _BATCH = 100
 _CHUNK = 500_000
-_AHEAD = 6.0  # seconds in which the worker starts
+_AHEAD = 3.5  # seconds in which the worker starts
 
 # What enqueue with run_at would have written, from an hour to ten days from now.
 _LATER = """
@@ -100,7 +100,7 @@ def lateness(dsn: str, seconds: float) -> list[float]:
 
 def run() -> None:
     """Print the figures."""
-    jobs, seconds, count = max(10_000, int(10_000_000 * SCALE)), max(3.0, 30 * SCALE), max(100, int(1000 * SCALE))
+    jobs, seconds, count = max(10_000, int(10_000_000 * SCALE)), max(3.0, 30 * SCALE), max(40, int(1000 * SCALE))
     with server() as running, database(running) as dsn:
         fill(dsn, jobs)
         with database(running) as without:

@@ -159,6 +159,27 @@ def test_travel_reaches_what_was_pushed(dsn: str, db: Any) -> None:
     assert drain(app, dsn=dsn).completed == 1
 
 
+@pytest.mark.parametrize("jitter", [timedelta(0), timedelta(minutes=10)])
+def test_travel_reaches_schedules(dsn: str, db: Any, jitter: timedelta) -> None:
+    """A schedule fires when travel has brought its tick by, once however far, and not before; then by the clock again."""
+    timed = App("timed")
+
+    @timed.task(schedule=timedelta(days=1), jitter=jitter)
+    async def nightly() -> None: ...
+
+    assert drain(timed, dsn=dsn).processed == 0  # it is on record now
+    (left,) = db.execute("select due_at - clock_timestamp() from tallybook.schedule").fetchone()
+    travel(dsn, left / 2)
+    assert drain(timed, dsn=dsn).processed == 0
+    travel(dsn, left / 2)
+    assert drain(timed, dsn=dsn).completed == 1
+    travel(dsn, timedelta(days=30))
+    assert drain(timed, dsn=dsn).completed == 1
+    assert drain(timed, dsn=dsn).processed == 0
+    assert db.execute("select what, count(*) from tallybook.fire group by 1").fetchall() == [("enqueued", 2)]
+    assert db.execute("select tick > clock_timestamp() from tallybook.schedule").fetchone() == (True,)
+
+
 def test_travel_is_part_of_the_transaction(dsn: str, db: Any) -> None:
     """On a connection, travel happens when that commits; backwards it is refused."""
     send_welcome.with_(delay=HOUR).enqueue_sync(db, 1)

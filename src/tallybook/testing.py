@@ -248,10 +248,11 @@ def travel(conn: psycopg.Connection[Any] | str, by: timedelta) -> int:
     """Bring everything that is scheduled nearer by this much; how many jobs that were.
 
     The clock stays as it is, PostgreSQL's and Python's: what moves is the run_at of scheduled and retrying jobs, the time
-    that a job in line was pushed to, and the expires_at of jobs that have not ended. After travel(..., timedelta(hours=1))
-    what was due in an hour is due now, in the same order as before. Nothing runs by that alone: `drain` does it, or
-    within seconds a worker. `conn` is a psycopg connection, in whose transaction it happens, or a DSN.
-    InvalidArgument for a negative time.
+    that a job in line was pushed to, the expires_at of jobs that have not ended, and the next tick of schedules that a
+    worker (or a drain) has registered. After travel(..., timedelta(hours=1)) what was due in an hour is due now, in the
+    same order as before; a schedule is due once, however many of its ticks lie in that time, and its tick is now. Nothing
+    runs by that alone: `drain` does it, or within seconds a worker. `conn` is a psycopg connection, in whose transaction
+    it happens, or a DSN. InvalidArgument for a negative time.
 
         travel(tallybook_dsn, timedelta(hours=1))
     """
@@ -275,8 +276,14 @@ with moved as (
 ), in_line as (
   update tallybook.entry e set expires_at = e.expires_at - %(by)s
    where e.expires_at is not null and not exists (
-     select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq))
-select count(*), tallybook._wake(' promote') from moved"""
+     select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq)
+), ticking as (
+  update tallybook.schedule s
+     set tick = case when s.due_at - %(by)s <= n.now then n.now - s.jitter else s.tick - %(by)s end,
+         due_at = greatest(s.due_at - %(by)s, n.now)
+    from (select clock_timestamp() as now) n where s.tick is not null and s.due_at is not null
+)
+select count(*), tallybook._wake(' promote'), tallybook._wake(' schedule') from moved"""
 
 # Equal as JSON is: 1 and 1.0 are, 1 and true are not.
 _FIND = """\

@@ -302,6 +302,18 @@ def test_the_look_names_rescue_for_old_tombstones(db: Connection, ran: datetime)
     assert look(db, ran + 91 * S) == ["rescue"]
 
 
+def test_the_look_names_the_clock_when_a_schedule_is_due(db: Connection, ran: datetime) -> None:
+    """The next tick of any schedule is told, and the clock is named from then on."""
+    db.execute("select tallybook.schedule_put('s', 'send', every => '1 h', at => %s)", [ran])
+    db.execute("update tallybook.schedule set tick = %s, due_at = %s", (ran + 10 * S, ran + 10 * S))
+    db.execute("update tallybook.service set last_run_at = %s", [ran])
+    look = "select due, next_tick_at from tallybook.upkeep_look(at => %s)"
+    assert db.execute(look, [ran + 9 * S]).fetchone() == ([], ran + 10 * S)
+    assert db.execute(look, [ran + 10 * S]).fetchone() == (["schedules"], ran + 10 * S)
+    db.execute("select tallybook.schedule_pause('s')")
+    assert db.execute(look, [ran + 10 * S]).fetchone() == ([], None)
+
+
 def test_the_look_names_rebase_in_another_cluster(db: Connection, ran: datetime) -> None:
     """A database that came from elsewhere is seen at once; a lane that was retired by that, every few seconds."""
     db.execute("select tallybook.enqueue('q', 'send')")

@@ -24,6 +24,7 @@ from tallybook._db.link import Link
 from tallybook._model.cron import rule
 from tallybook._model.schedule import Plan, plan
 from tallybook._upkeep.queries import Queries
+from tallybook._upkeep.service import Service
 from tallybook.errors import ConfigError
 
 log = logging.getLogger("tallybook.worker")
@@ -39,6 +40,8 @@ _FIRE = "select carried, fired, skipped, missed, failed from tallybook._schedule
 _BATCH = 250
 # So long one batch may take to be computed: after a long outage each schedule has much to count, and others wait behind it.
 _COMPUTING = 0.2
+# How long it leaves the looks to those of all services, once these come.
+_WATCHED = 60.0
 # Somebody else runs the clock, or holds a row: what is due now is done by the time that this has passed, or it takes longer.
 _BUSY, _LONGEST_BUSY = 0.05, 1.0
 _AGAIN = timedelta(hours=1)
@@ -90,6 +93,11 @@ class Clock:
         self._looked_behind = self._register_at = -math.inf
         self._queries_due = False
         self._warned: set[tuple[str, str]] = set()
+        self._watched_at = -math.inf
+
+    def watched(self) -> None:
+        """The look of all services has looked for schedules, too, and says so where one is due: no look of its own is needed."""
+        self._watched_at = time.monotonic()
 
     def changed(self) -> None:
         """A schedule was put, changed or resumed: look now."""
@@ -128,7 +136,9 @@ class Clock:
         due_in, self._queries_due, queries_in, self._every = await self._link.run(call)
         if self._declared is not None and now >= self._register_at:
             return 0.0
-        waits = [self._every * random.uniform(0.75, 1.0), due_in, queries_in]
+        alone = now - self._watched_at > 2 * self._every
+        longest = (self._every if alone else _WATCHED) * random.uniform(0.75, 1.0)
+        waits = [longest, due_in, queries_in]
         return float(min(wait for wait in waits if wait is not None))
 
     async def run(self, *, at: datetime | None = None) -> Ran:
@@ -260,3 +270,23 @@ def _refusal(app: str, what: str, detail: str | None) -> str:
         f"app {app!r} declares it, and it belongs to {owner}, so it stays as it is there. Give it another name; or, if it is"
         " not wanted there any more, `tallybook schedule drop` it and start a worker of this app again"
     )
+
+
+class ClockWatch(Service):
+    """The clock's part in the look of all services: wakes it when a schedule is due."""
+
+    name = "schedules"
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def looked(self, due_in: float | None) -> None:
+        """What the look has found: in how many seconds the next schedule is due."""
+        self._clock.watched()
+        if due_in is not None:
+            self.run_at = asyncio.get_running_loop().time() + max(0.0, due_in)
+
+    async def serve(self) -> None:
+        """The clock claims its run itself, and does it beside the other services."""
+        self._clock.changed()

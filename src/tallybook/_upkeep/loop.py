@@ -17,12 +17,14 @@ from typing import Any, cast
 import psycopg
 
 from tallybook._db.link import Link
+from tallybook._upkeep.clock import ClockWatch
 from tallybook._upkeep.promote import Promoter
 from tallybook._upkeep.rescue import Rescuer
 from tallybook._upkeep.service import REFUSED, Service
 
 _LOOK = (
-    "select due, extract(epoch from next_run_at - clock_timestamp())::float8, passed, work, workers, names, every"
+    "select due, extract(epoch from next_run_at - clock_timestamp())::float8, passed, work, workers, names, every,"
+    " extract(epoch from next_tick_at - clock_timestamp())::float8"
     " from tallybook.upkeep_look(%s::text[], %s::timestamptz, %s::int, %s::text[])"
 )
 # Whatever the services' times are: after so many seconds at most it learns that they have changed.
@@ -30,7 +32,7 @@ _LONGEST = 5.0
 # Who was refused: the run of another is over by then.
 _AGAIN = 0.1
 
-Row = tuple[list[str], float | None, datetime | None, bool, int, list[str], list[timedelta]]
+Row = tuple[list[str], float | None, datetime | None, bool, int, list[str], list[timedelta], float | None]
 
 
 class Upkeep:
@@ -42,6 +44,7 @@ class Upkeep:
         services: Sequence[Service],
         promoter: Promoter,
         rescuer: Rescuer,
+        watch: ClockWatch,
         *,
         worker_id: Callable[[], int],
         idle_queues: Callable[[], Sequence[str]],
@@ -51,6 +54,7 @@ class Upkeep:
         self._services = list(services)
         self._promoter = promoter
         self._rescuer = rescuer
+        self._watch = watch
         self._worker_id = worker_id
         self._idle_queues = idle_queues
         self._on_looked = on_looked
@@ -93,10 +97,12 @@ class Upkeep:
             self._rescuer.connected_by(conn)
             return cast(Row, await (await conn.execute(_LOOK, params)).fetchone())
 
-        due, next_in, passed, work, workers, names, every = await self._link.run(call)
+        due, next_in, passed, work, workers, names, every, tick_in = await self._link.run(call)
         if queues:
             self._on_looked(now, work)
         self._promoter.looked(next_in, passed, behind=after is None)
+        if self._watch in asked:
+            self._watch.looked(tick_in)
         self._look_at = now + _LONGEST * random.uniform(0.8, 1.0)
         told = dict(zip(names, (time.total_seconds() for time in every), strict=True))
         for service in self._services:

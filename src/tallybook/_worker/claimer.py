@@ -173,8 +173,13 @@ class Claimer:
 
     async def _poll(self, event: asyncio.Event) -> None:
         """Until the event, or for as long as nobody has looked for about the time of a poll."""
-        loop, pause = asyncio.get_running_loop(), jittered(self._settings.poll.total_seconds())
-        while not event.is_set() and (left := self._looked_at + pause - loop.time()) > 0:
+        loop, poll = asyncio.get_running_loop(), self._settings.poll.total_seconds()
+        since, pause = self._looked_at, jittered(poll)
+        while not event.is_set():
+            if self._looked_at > since:  # a look has come by: the next one is on its way
+                pause = max(pause, 1.25 * poll)
+            if (left := self._looked_at + pause - loop.time()) <= 0:
+                return
             await self._first_of(event, left)
 
     async def _sleep(self) -> None:

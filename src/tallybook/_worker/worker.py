@@ -17,7 +17,7 @@ from tallybook._db import migrate
 from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._upkeep import rebase
-from tallybook._upkeep.clock import Clock
+from tallybook._upkeep.clock import Clock, ClockWatch
 from tallybook._upkeep.loop import Upkeep
 from tallybook._upkeep.promote import Promoter
 from tallybook._upkeep.rescue import Rescuer
@@ -114,11 +114,13 @@ class Worker:
             on_many=self._beat_now,
             on_foreign=self._foreign,
         )
+        watch = ClockWatch(self.clock)
         self.services = Upkeep(
             self.upkeep,
-            [self.promoter, self.rescuer, self.rebaser],
+            [self.promoter, self.rescuer, self.rebaser, watch],
             self.promoter,
             self.rescuer,
+            watch,
             worker_id=self._id,
             idle_queues=self.claimer.idle_queues,
             on_looked=self.claimer.looked,

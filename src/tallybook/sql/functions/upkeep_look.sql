@@ -4,12 +4,12 @@
 --   after     as for promote: nothing that is scheduled before it is looked for. With promote among services pass null.
 --   worker, queues  look whether this worker could claim something of these queues, too; in place of an idle claim
 -- Returns due: the names of those that have something to do, or have not run for a minute; next_run_at: when the next job is
--- due, and passed: before which nothing is scheduled, for a later after; work: whether there is something to claim; workers: how many are
+-- due, and passed: before which nothing is scheduled, for a later after; next_tick_at: when the next schedule is due; work: whether there is something to claim; workers: how many are
 -- on record; names and every: how often each service is looked after. A run itself: promote, rescue, rebase with as_service.
--- Reads service, scheduled, worker, waiting, tombstone, amendment, lane, queue, claim, entry, installation.
+-- Reads service, scheduled, schedule, worker, waiting, tombstone, amendment, lane, queue, claim, entry, installation.
 create or replace function tallybook.upkeep_look(services text[] default null, after timestamptz default null, worker int default null,
   queues text[] default '{}', at timestamptz default clock_timestamp(), out due text[], out next_run_at timestamptz,
-  out passed timestamptz, out work boolean, out workers int, out names text[], out every interval[])
+  out passed timestamptz, out work boolean, out workers int, out names text[], out every interval[], out next_tick_at timestamptz)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -46,6 +46,12 @@ begin
 
   if tallybook._elsewhere(false) or 'rebase' = any (v_old) and exists (select from tallybook.lane l where l.retired_at is not null) then
     due := due || 'rebase'::text;
+  end if;
+
+  if 'schedules' = any (services) then
+    next_tick_at := least((select s.due_at from tallybook.schedule s where s.due_at is not null and s.query is null order by s.due_at limit 1),
+                          (select s.due_at from tallybook.schedule s where s.due_at is not null and s.query is not null order by s.due_at limit 1));
+    if next_tick_at <= at then due := due || 'schedules'::text; end if;
   end if;
 
   due := array(select distinct d from unnest(due) d where d = any (services) order by d);
