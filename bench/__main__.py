@@ -22,6 +22,7 @@ NAMES = (
     "scheduled",
     "pinned_scheduled",
     "upsert",
+    "query",
 )
 _WITH_PEERS = ("drain", "latency")
 

@@ -145,7 +145,8 @@ async def test_control_without_the_fence_there_is_a_second_effect(app: App, dsn:
     """Negative control: with a `tallybook.complete` that accepts everything the stale worker's effect is there as well."""
     db.execute("alter table effect drop constraint effect_pkey")
     db.execute(
-        "create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int, result jsonb default null)"
+        "create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int, result jsonb default null,"
+        " at timestamptz default clock_timestamp())"
         " returns boolean language sql as"
         " $$ select tallybook.complete_many(array[lease], array[job_id], array[attempt]) is not null $$"
     )

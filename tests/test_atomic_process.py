@@ -88,7 +88,8 @@ def test_control_a_zombie_without_the_fence(workers: Workers) -> None:
     """Negative control: with a `tallybook.complete` that accepts everything the zombie's effect is there, too."""
     workers.db.execute('alter table effect drop constraint "one effect a job"')
     workers.db.execute(
-        "create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int, result jsonb default null)"
+        "create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int, result jsonb default null,"
+        " at timestamptz default clock_timestamp())"
         " returns boolean language sql as"
         " $$ select tallybook.complete_many(array[lease], array[job_id], array[attempt]) is not null $$"
     )

@@ -180,6 +180,33 @@ def test_the_examples_of_the_schedules_page_run(tmp_path: Path, dsn: str, db: An
     assert db.execute("select what, count(*) from tallybook.fire group by 1").fetchall() == [("enqueued", 3)]
 
 
+def test_the_example_of_the_query_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
+    """S1-21 S1-22 S1-23: docs/query-schedules.md as written: what is stale and viewed is put in, once; what nobody views is not."""
+    page = ROOT / "docs/query-schedules.md"
+    first, *others = blocks(page, "sql")
+    for statement in statements(first):
+        db.execute(statement)
+    db.execute(
+        "insert into asset select n, 'api', true, null, now() - (n - 1) * interval '30 h' from generate_series(1, 3) n;"
+        "insert into asset values (4, 'api', true, null, null), (5, 'manual', true, null, now());"
+        "insert into holding select id, true from asset;"
+        "insert into price select id, now() - interval '25 h' from asset where id <> 4"
+    )
+    assert project(tmp_path, "docs/query-schedules.md") == ["app.py"]
+    python(tmp_path, dsn, "-c", DRAIN)  # on record
+    fire = "select jobs from tallybook.schedule_run('stale-prices')"
+    assert [db.execute(fire).fetchone() for _ in range(2)] == [(3,), (0,)]
+    printed = python(tmp_path, dsn, "-c", DRAIN)
+    assert [line for line in printed.splitlines() if line.startswith("refresh")] == [
+        f"refresh asset {n}" for n in (1, 2, 4)
+    ]
+    for block in others:
+        for statement in statements(block):
+            db.execute(statement)
+    for line in blocks(page, "sh")[0].splitlines():
+        python(tmp_path, dsn, "-m", *shlex.split(line))
+
+
 def test_the_options_of_a_schedule_are_those_of_the_function() -> None:
     """docs/schedules.md lists the options of `app.schedule` with their defaults."""
     declared = inspect.signature(tallybook.App.schedule).parameters

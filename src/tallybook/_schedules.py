@@ -10,19 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tallybook._db import schedules
 from tallybook._db.schedules import Fire, Fired, ScheduleInfo
 from tallybook._model.cron import rule
 from tallybook._model.job import JobCall
 from tallybook._model.options import check_name
-from tallybook._model.schedule import Timing, described
-from tallybook._task import run, run_sync
+from tallybook._model.schedule import Timing, check_query, described
+from tallybook._task import BoundTask, Task, run, run_sync
 from tallybook.errors import ConfigError, InvalidArgument, SignatureError
-
-if TYPE_CHECKING:
-    from tallybook._task import Task
 
 __all__ = ["Declared", "Schedules"]
 
@@ -33,6 +30,7 @@ class Declared:
 
     timing: Timing
     job: Callable[[], JobCall]
+    query: str | None = None
 
 
 class Schedules:
@@ -44,10 +42,11 @@ class Schedules:
     def schedule(
         self,
         name: str,
-        job: JobCall,
+        job: JobCall | Task[..., Any] | BoundTask[...],
         *,
         cron: str | None = None,
         every: timedelta | str | None = None,
+        query: str | None = None,
         tz: str | None = None,
         jitter: timedelta | str | None = None,
         missed: str = "once",
@@ -64,14 +63,21 @@ class Schedules:
         good the next tick is skipped, unless `overlap` is True. Raises ExpressionError and ConfigError.
 
             app.schedule("report-de", report.job("de"), cron="0 6 * * MON-FRI", tz="Europe/Berlin")
+
+        With a `query` each tick puts in one job for each of its rows, but for those whose key an open job has: one SELECT with a
+        column `args` (jsonb), and `key`, `run_at` and `priority` where needed. It is given the task, or `task.with_(...)`,
+        instead of a job. Workers run it, with their rights; what it fails with is on record as the fate of the tick.
+
+            app.schedule("stale", refresh.with_(priority=3), query="select id as key, ...", cron="* * * * *")
         """
-        if not isinstance(job, JobCall):
-            raise InvalidArgument(f"a {type(job).__name__} is not a job", hint="Describe it by task.job(...)")
+        if query is not None:
+            query = check_query(query)
+        job = _job(job, query)
         timing = Timing.checked(
             cron=cron, every=every, tz=tz, jitter=jitter, missed=missed, catch_up=catch_up, overlap=overlap
         )
         described(name, job)
-        self._declare_schedule(name, Declared(timing, lambda: job))
+        self._declare_schedule(name, Declared(timing, lambda: job, query))
 
     def _declare_schedule(self, name: str, declared: Declared) -> None:
         check_name("schedule", name, 200)
@@ -92,16 +98,20 @@ class Schedules:
 
     def declared_schedules(self) -> list[dict[str, Any]]:
         """What each schedule in code is, as workers put it on record. ConfigError for one whose job cannot be described."""
-        return [schedules.definition(name, found.job(), found.timing) for name, found in sorted(self.declared.items())]
+        return [
+            schedules.definition(name, found.job(), found.timing, found.query)
+            for name, found in sorted(self.declared.items())
+        ]
 
     async def schedule_put(
         self,
         conn: object,
         name: str,
-        job: JobCall,
+        job: JobCall | Task[..., Any] | BoundTask[...],
         *,
         cron: str | None = None,
         every: timedelta | str | None = None,
+        query: str | None = None,
         tz: str | None = None,
         jitter: timedelta | str | None = None,
         missed: str = "once",
@@ -110,19 +120,30 @@ class Schedules:
     ) -> str:
         """Create or change a schedule that lives in the database; "created", "changed" or "unchanged".
 
-        The options are those of `schedule`. A changed `cron`, `every` or `tz` counts from now on; a pause stays.
-        InvalidArgument for a name that is declared in code.
+        The options are those of `schedule`. A changed `cron`, `every`, `tz` or `query` counts from now on; a pause stays.
+        InvalidArgument for a name that is declared in code, and for a query that is no SELECT of jobs.
 
             await app.schedule_put(conn, "sync-acme", sync.job("acme"), every="10 min")
         """
         timing = Timing.checked(
             cron=cron, every=every, tz=tz, jitter=jitter, missed=missed, catch_up=catch_up, overlap=overlap
         )
-        return await run(conn, schedules.put(name, described(name, job), timing))
+        query = None if query is None else check_query(query)
+        return await run(conn, schedules.put(name, described(name, _job(job, query)), timing, query))
 
-    def schedule_put_sync(self, conn: object, name: str, job: JobCall, **timing: Any) -> str:
+    def schedule_put_sync(
+        self,
+        conn: object,
+        name: str,
+        job: JobCall | Task[..., Any] | BoundTask[...],
+        *,
+        query: str | None = None,
+        **timing: Any,
+    ) -> str:
         """Create or change a schedule that lives in the database; schedule_put without an event loop."""
-        return run_sync(conn, schedules.put(name, described(name, job), Timing.checked(**timing)))
+        query = None if query is None else check_query(query)
+        found = described(name, _job(job, query))
+        return run_sync(conn, schedules.put(name, found, Timing.checked(**timing), query))
 
     async def schedule_drop(self, conn: object, name: str) -> bool:
         """Remove a schedule; False: there is none. One in code comes back when a worker of its app starts."""
@@ -182,6 +203,17 @@ class Schedules:
     def schedule_next_sync(self, conn: object, name: str, n: int = 5) -> list[datetime]:
         """The next `n` ticks of a schedule; schedule_next without an event loop."""
         return preview(*run_sync(conn, schedules.show(name)), n)
+
+
+def _job(job: JobCall | Task[..., Any] | BoundTask[...], query: str | None) -> JobCall:
+    if query is None:
+        if not isinstance(job, JobCall):
+            raise InvalidArgument(f"a {type(job).__name__} is not a job", hint="Describe it by task.job(...)")
+        return job
+    if not isinstance(job, Task | BoundTask):
+        hint = "Give the task, or task.with_(...): the rows of the query have the args"
+        raise InvalidArgument(f"a {type(job).__name__} is not a task", hint=hint)
+    return job.job_of_rows()
 
 
 def preview(found: ScheduleInfo, now: datetime, n: int) -> list[datetime]:

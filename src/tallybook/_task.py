@@ -271,6 +271,10 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         }
         return BoundTask(self, self._bound.options.replaced(given))
 
+    def job_of_rows(self) -> JobCall:
+        """Describe the jobs of a query, whose rows have their args and keys."""
+        return self._bound.job_of_rows()
+
     def _with_options(self) -> BoundTask[P]:
         return self._bound
 
@@ -308,6 +312,15 @@ class BoundTask(HasSubjects[P]):
 
     def _with_options(self) -> BoundTask[P]:
         return self
+
+    def job_of_rows(self) -> JobCall:
+        """Describe the jobs of a query, whose rows have their args and keys. ConfigError for an option that they cannot have."""
+        if isinstance(self.options.retry, str):
+            self._app.policy(self.options.retry)
+        if self._keyed:
+            hint = "Write task.with_(unique=False), and give the query a column key"
+            raise ConfigError("unique", self.options.unique, "the rows of the query say the keys", hint=hint)
+        return JobCall(self.name, "{}", None, self.options)
 
     def _key(self, text: str) -> str:
         unique = self.options.unique

@@ -156,39 +156,6 @@ def test_faults_that_are_not_the_schedules_are_raised(db: Any, due: str) -> None
     assert fire(db, due, NOON + STEP)[1] == 1
 
 
-# Query-driven ones: what the clock does around the function that runs the query.
-
-ENGINE = """
-create function tallybook._fire_query(p_name text, p_tick timestamptz, p_at timestamptz) returns bigint language plpgsql as $$
-begin
-  if p_name = 'bad' then raise exception 'relation "asset" does not exist'; end if;
-  perform tallybook.enqueue('q', 'refresh', jsonb_build_object('n', n)) from generate_series(1, 3) n;
-  return 3;
-end $$"""
-
-
-@pytest.mark.anyio
-async def test_query_schedules_are_fired_apart(dsn: str, db: Any) -> None:
-    """S1-21: a query-driven schedule calls its engine once a tick, in its own transaction; one that fails is on record."""
-    from support.ticking import clocks
-
-    for name in ("bad", "good"):
-        put(db, name, query="select 1", at=NOON)
-    async with clocks(dsn, None) as (clock,):
-        assert await clock.run_queries(at=NOON) == 0  # nothing that could run them is installed
-        db.execute(cast("LiteralString", ENGINE))
-        assert await clock.run_queries(at=NOON) == 2  # planned
-        assert (await clock.run(at=NOON + STEP)).carried == 0
-        assert await clock.run_queries(at=NOON + STEP) == 2
-        assert await clock.run_queries(at=NOON + STEP) == 0
-    assert fires(db, "good", "what", "jobs", "tick") == [("enqueued", 3, NOON + STEP)]
-    assert fires(db, "bad", "what", "reason") == [("failed", 'relation "asset" does not exist')]
-    assert one(db, "select count(*) from tallybook.job where task = 'refresh'") == 3
-    assert one(db, "select fired_count, failed_count from tallybook.schedule where name = 'bad'") == (0, 1)
-    assert one(db, "select what, jobs, job_id from tallybook.schedule_run('good', %s)", NOON) == ("enqueued", 3, None)
-    assert one(db, "select what, reason from tallybook.schedule_run('bad')")[0] == "failed"
-
-
 # Plans
 
 

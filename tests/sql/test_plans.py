@@ -98,6 +98,10 @@ begin
 end $$"""
 
 VIEW = "select * from tallybook.job where id = :state"
+FROM = (
+    "select * from tallybook.enqueue_from("
+    "$$select :key as key, '{}'::jsonb as args from generate_series(1, 20) n$$, 'keyed', 'send')"
+)
 # What only reads comes first: what is rolled back leaves dead rows at the ends of the indexes.
 VERBS = {
     **{
@@ -136,6 +140,11 @@ VERBS = {
     "result of the dead": "select * from tallybook.result(:dead)",
     "enqueue with an order key": "select tallybook.enqueue('mail', 'send', '{}', order_key => 'o')",
     "replace_args": "select tallybook.enqueue('keyed', 'send', '{}', unique_key => 'o-10', on_conflict => 'replace_args')",
+    "enqueue_from, all of it new": FROM.replace(":key", "'new-' || n"),
+    "enqueue_from, then all of it queued": FROM.replace(":key", "'new-' || n")
+    + " union all "
+    + FROM.replace(":key", "'new-' || n"),
+    "enqueue_from, all of it ended": FROM.replace(":key", "'1-' || n"),
     "cancel_many by unique key": "select tallybook.cancel_many(unique_key => 'o-3')",
     "cancel_many by order key": "select tallybook.cancel_many(order_key => 'o')",
     "cancel_many of a queue that has no history": "select tallybook.cancel_many(queue => 'keyed',"

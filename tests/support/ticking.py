@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -14,6 +14,11 @@ from tallybook._db.link import Link
 from tallybook._upkeep.clock import Clock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+
+NOON = datetime(2031, 5, 1, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+SECOND = timedelta(seconds=1)
+STEP = timedelta(minutes=10)
 
 
 @asynccontextmanager
@@ -61,3 +66,23 @@ def one(db: Connection, query: str, *params: object) -> Any:
 def column(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
     """The first of each."""
     return [row[0] for row in rows]
+
+
+def declaring(**schedules: dict[str, Any]) -> App:
+    """An app with one task and these schedules of it."""
+    app = App("shop")
+
+    @app.task(queue="q")
+    async def t(n: int = 0) -> None: ...
+
+    for name, timing in schedules.items():
+        args = timing.pop("args", ())
+        app.schedule(name.replace("_", "-"), t.job(*args), **timing)
+    return app
+
+
+async def run(dsn: str, *instants: datetime) -> None:
+    """One clock, run at these instants."""
+    async with clocks(dsn, None) as (clock,):
+        for at in instants:
+            await clock.run(at=at)

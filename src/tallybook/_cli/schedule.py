@@ -31,7 +31,7 @@ from tallybook._model.durations import format_duration, iso_duration
 from tallybook._model.job import JobCall
 from tallybook._model.options import Options, check_name
 from tallybook._model.payload import encode
-from tallybook._model.schedule import MISSED, Timing
+from tallybook._model.schedule import MISSED, Timing, check_query
 from tallybook._schedules import preview
 from tallybook.errors import UnknownSchedule
 
@@ -148,6 +148,7 @@ def next_(name: str, dsn: str | None, count: int, as_json: bool) -> None:
 @click.argument("name")
 @click.argument("task")
 @click.option("--args", metavar="JSON", default="{}", help="Of its jobs: one JSON object.")
+@click.option("--query", metavar="SQL", help="A SELECT: each row is a job, with columns args, key, run_at, priority.")
 @click.option("--cron", metavar="TEXT", help="Like '*/5 * * * *'; 5 fields, or 6 with seconds first; or @daily.")
 @click.option("--every", type=DURATION, metavar="DURATION", help="Like '10 min', instead of --cron.")
 @click.option("--tz", metavar="ZONE", help="Of the cron expression, like Europe/Berlin. [UTC]")
@@ -163,6 +164,7 @@ def put(
     name: str,
     task: str,
     args: str,
+    query: str | None,
     cron: str | None,
     every: timedelta | None,
     tz: str | None,
@@ -178,6 +180,10 @@ def put(
     """Create or change a schedule that lives in the database."""
     if (cron is None) == (every is None):
         raise click.UsageError("give one of --cron and --every")
+    if query is not None:
+        query = check_query(query)
+        if json_object("--args", args):
+            raise click.UsageError("with --query the rows have the args: leave --args out")
     check_name("task", task, 200)
     timing = Timing.checked(
         cron=cron, every=every, tz=tz, jitter=jitter, missed=missed, catch_up=catch_up, overlap=overlap
@@ -189,7 +195,7 @@ def put(
         Options(queue=queue, priority=priority, max_attempts=max_attempts),
     )
     with connect(dsn) as conn:
-        what = sync.run(conn, schedules.put(name, job, timing))
+        what = sync.run(conn, schedules.put(name, job, timing, query))
         one, now = sync.run(conn, schedules.show(name))
     tick = next(iter(preview(one, now, 1)), None)
     when = "" if tick is None else f"; next at {local(tick.isoformat())}"
@@ -243,7 +249,8 @@ def run(name: str, dsn: str | None) -> None:
     if fired.what == "enqueued":
         click.echo(f"job {fired.job_id}" if fired.job_id is not None else f"{fired.jobs} jobs")
         return
-    why = "the job of its last fire has not ended" if fired.reason == "overlap" else clean(fired.reason)
+    busy = "the job of its last fire has not ended, or its query runs right now"
+    why = busy if fired.reason == "overlap" else clean(fired.reason)
     click.echo(f"schedule {clean(name)!r}: {fired.what}: {why}", err=True)
     raise SystemExit(1)
 

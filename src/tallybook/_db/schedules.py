@@ -118,7 +118,8 @@ select tallybook.schedule_put(name => cast(%(name)s as text), task => cast(%(tas
   priority => cast(cast(%(priority)s as text) as int), max_attempts => cast(cast(%(max_attempts)s as text) as int),
   jitter => cast(cast(%(jitter)s as text) as interval), missed => cast(%(missed)s as text),
   catch_up => cast(cast(%(catch_up)s as text) as int), overlap => cast(cast(%(overlap)s as text) as boolean),
-  headers => cast(cast(%(headers)s as text) as jsonb), options => cast(cast(%(options)s as text) as jsonb))"""
+  headers => cast(cast(%(headers)s as text) as jsonb), options => cast(cast(%(options)s as text) as jsonb),
+  query => cast(%(query)s as text))"""
 
 _DROP = "select tallybook.schedule_drop(name => cast(%(name)s as text))"
 _PAUSE = """\
@@ -146,9 +147,9 @@ select cast(coalesce(json_agg(x order by x.tick desc), '[]') as text) from (
    order by f.tick desc limit cast(cast(%(most)s as text) as int)) x"""
 
 
-def definition(name: str, job: JobCall, timing: Timing) -> dict[str, Any]:
+def definition(name: str, job: JobCall, timing: Timing, query: str | None = None) -> dict[str, Any]:
     """What a schedule in code is, as _schedules_register takes it."""
-    columns = {**_job(job), **timing.columns(), "name": name}
+    columns = {**_job(job), **timing.columns(), "name": name, "query": query}
     for column in ("args", "headers", "options"):
         if columns[column] is not None:
             columns[column] = json.loads(columns[column])
@@ -168,9 +169,9 @@ def _job(job: JobCall) -> dict[str, Any]:
     }
 
 
-def put(name: str, job: JobCall, timing: Timing) -> Call[str]:
+def put(name: str, job: JobCall, timing: Timing, query: str | None = None) -> Call[str]:
     """Create or change a schedule in the database: created, changed or unchanged."""
-    found = {"name": _named(name), **_job(job), **timing.columns()}
+    found = {"name": _named(name), **_job(job), **timing.columns(), "query": query}
     params = {column: value if value is None else str(value) for column, value in found.items()}
     return Call("schedule_put", _PUT, params, str, unknown=UnknownSchedule)
 

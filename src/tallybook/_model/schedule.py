@@ -13,7 +13,7 @@ from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.job import JobCall
 from tallybook.errors import ConfigError
 
-__all__ = ["LATE", "Plan", "Timing", "described", "due", "plan", "rule_text"]
+__all__ = ["LATE", "Plan", "Timing", "check_query", "described", "due", "plan", "rule_text"]
 
 LATE = timedelta(seconds=60)
 """A tick that is found later than this was missed."""
@@ -112,6 +112,13 @@ def described(name: str, call: JobCall) -> JobCall:
         if (value := getattr(options, option)) is not None:
             raise ConfigError(option, value, f"the job of schedule {name!r} is put in at its tick", hint="Leave it out")
     return call
+
+
+def check_query(query: object) -> str:
+    """The text of a query-driven schedule; ConfigError for what is none. Whether it can be run says the server."""
+    if not isinstance(query, str) or not query.strip() or "\0" in query:
+        raise ConfigError("query", query, "is no SQL text", hint="Write one SELECT with a column args, and mostly key")
+    return query.strip()
 
 
 def rule_text(cron: str | None, every: timedelta | None, tz: str) -> str:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 import psycopg
@@ -24,6 +23,7 @@ import psycopg
 from tallybook._db.link import Link
 from tallybook._model.cron import rule
 from tallybook._model.schedule import Plan, plan
+from tallybook._upkeep.queries import Queries
 from tallybook.errors import ConfigError
 
 log = logging.getLogger("tallybook.worker")
@@ -31,18 +31,16 @@ log = logging.getLogger("tallybook.worker")
 _REGISTER = """\
 select schedule_name, what, detail
   from tallybook._schedules_register(%s::text, %s::jsonb, coalesce(%s::timestamptz, clock_timestamp()))"""
-_LOOK = "select due_in, queries_in, every from tallybook._schedules_look(%s::timestamptz)"
+_LOOK = "select due_in, queries_due, queries_in, every from tallybook._schedules_look(%s::timestamptz)"
 _DUE = """\
 select at, upto, name, revision, cron, every, tz, jitter, missed, catch_up, since, tick
   from tallybook._schedules_due(%s::int, %s::timestamptz, %s::boolean, coalesce(%s::timestamptz, clock_timestamp()))"""
 _FIRE = "select carried, fired, skipped, missed, failed from tallybook._schedules_fire(%s::jsonb, %s::timestamptz)"
-_FIRE_QUERY = "select tallybook._schedule_fire_query(%s::jsonb, %s::timestamptz)"
 _BATCH = 250
 # So long one batch may take to be computed: after a long outage each schedule has much to count, and others wait behind it.
 _COMPUTING = 0.2
-# Somebody else runs the clock: what is due now is done by the time that this has passed, or his run was lost.
-_BUSY = 0.05
-_QUERIES_BUSY = 1.0
+# Somebody else runs the clock, or holds a row: what is due now is done by the time that this has passed, or it takes longer.
+_BUSY, _LONGEST_BUSY = 0.05, 1.0
 _AGAIN = timedelta(hours=1)
 
 
@@ -68,8 +66,8 @@ def _values(ran: Ran) -> tuple[int, ...]:
 class Clock:
     """`look` says when there is something to do, `run` does it, `serve` both for ever.
 
-    Schedules whose jobs come from a query are fired by `run_queries`, each in a transaction of its own on the connection
-    `queries`, beside the others: one that is slow holds up nothing else.
+    Schedules whose jobs come from a query are fired beside the others, on connections like `queries`: one that is slow holds
+    up nothing else.
     """
 
     def __init__(
@@ -82,7 +80,8 @@ class Clock:
         on_fired: Callable[[], None] = lambda: None,
     ) -> None:
         self._link = link
-        self.queries = queries
+        self._told = asyncio.Event()
+        self.queries = Queries(queries, on_fired=on_fired, on_end=self._told.set)
         self._app = app
         self._declared = declared
         self._on_fired = on_fired
@@ -90,7 +89,6 @@ class Clock:
         self._after: datetime | None = None
         self._looked_behind = self._register_at = -math.inf
         self._queries_due = False
-        self._told = asyncio.Event()
         self._warned: set[tuple[str, str]] = set()
 
     def changed(self) -> None:
@@ -127,11 +125,10 @@ class Clock:
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
             return await (await conn.execute(_LOOK, (self._after,))).fetchone()
 
-        due_in, queries_in, self._every = await self._link.run(call)
-        self._queries_due = queries_in is not None and queries_in <= 0
+        due_in, self._queries_due, queries_in, self._every = await self._link.run(call)
         if self._declared is not None and now >= self._register_at:
             return 0.0
-        waits = [self._every * random.uniform(0.75, 1.0), due_in, None if self._queries_due else queries_in]
+        waits = [self._every * random.uniform(0.75, 1.0), due_in, queries_in]
         return float(min(wait for wait in waits if wait is not None))
 
     async def run(self, *, at: datetime | None = None) -> Ran:
@@ -170,21 +167,23 @@ class Clock:
             self._after = rows[0][1]  # nothing before this can be due, but for what commits late
         return left, ran
 
-    async def run_queries(self, *, at: datetime | None = None) -> int:
-        """Fire the query-driven schedules that are due, each in a transaction of its own; how many were."""
+    async def start_queries(self, *, at: datetime | None = None) -> list[asyncio.Task[int]]:
+        """Start to fire query-driven schedules that are due, as many as may run beside each other."""
 
         async def due(conn: psycopg.AsyncConnection[Any]) -> Any:
             return await (await conn.execute(_DUE, (_BATCH, None, True, at))).fetchall()
 
-        rows = await self._link.run(due)
-        carried = 0
-        for row in rows:
-            for one in await asyncio.to_thread(self._plans, [row]):
-                jobs = await self.queries.run(partial(_fire_query, json.dumps(one), row[0]))
-                carried += jobs is not None
-                if jobs:
-                    self._on_fired()
-        return carried
+        rows = {row[2]: row for row in await self._link.run(due)}
+        found = [rows[name] for name in self.queries.wanted(list(rows))]
+        plans = await asyncio.to_thread(self._plans, found)
+        return [self.queries.start(one, row[0]) for one, row in zip(plans, found, strict=False)]
+
+    async def run_queries(self, *, at: datetime | None = None) -> int:
+        """Fire all query-driven schedules that are due; how many jobs they put in."""
+        jobs = 0
+        while started := await self.start_queries(at=at):
+            jobs += sum(await asyncio.gather(*started))
+        return jobs
 
     def _plans(self, rows: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
         """What is to be done about these, in a thread; about fewer of them where it takes long."""
@@ -232,37 +231,25 @@ class Clock:
 
     async def serve(self) -> None:
         """For ever."""
-        querying: asyncio.Task[int] | None = None
-        not_before = 0.0
+        busy = _BUSY
         try:
             while True:
                 self._told.clear()
                 wait = await self.look()
-                if querying is not None and querying.done():
-                    if not querying.result():  # somebody else is at it
-                        not_before = time.monotonic() + _QUERIES_BUSY
-                    querying = None
-                if self._queries_due and querying is None and time.monotonic() >= not_before:
-                    querying = asyncio.create_task(self.run_queries(), name="tallybook-query-schedules")
-                    querying.add_done_callback(lambda _: self._told.set())
+                if self._queries_due:
+                    await self.start_queries()
                 if wait <= 0:
                     if (await self.run()).carried:
+                        busy = _BUSY
                         continue
-                    wait = _BUSY * random.uniform(0.5, 1.5)
+                    wait, busy = busy * random.uniform(0.5, 1.5), min(2 * busy, _LONGEST_BUSY)
+                else:
+                    busy = _BUSY
                 with suppress(TimeoutError):
                     async with asyncio.timeout(max(wait, 0.001)):
                         await self._told.wait()
         finally:
-            if querying is not None:
-                querying.cancel()
-                await asyncio.gather(querying, return_exceptions=True)
-
-
-async def _fire_query(one: str, at: datetime, conn: psycopg.AsyncConnection[Any]) -> int | None:
-    row = await (await conn.execute(_FIRE_QUERY, (one, at))).fetchone()
-    assert row is not None
-    found: int | None = row[0]
-    return found
+            await self.queries.close()
 
 
 def _refusal(app: str, what: str, detail: str | None) -> str:

@@ -56,7 +56,9 @@ async def drain(
         await worker.start()
         # Once: what falls due while it runs is for the next one, or a schedule for each second would keep it here.
         await worker.clock.run()
-        await worker.clock.run_queries()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_left(until)):
+                await worker.clock.run_queries()
         while until is None or time.monotonic() < until:
             if worker._failed:
                 raise worker._failed

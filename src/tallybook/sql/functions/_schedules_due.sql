@@ -1,11 +1,11 @@
--- _schedules_look(after, at): in how many seconds the next schedule is due, and the next query-driven one (0: now; null: none
--- is), and how often workers look at least.
+-- _schedules_look(after, at): in how many seconds the next schedule is due (0: now; null: none is); whether any query-driven one
+-- is due, and in how many seconds the next of those is besides; and how often workers look at least.
 --
--- Two index look-ups. after: where the last run stopped, so that it does not walk over the index's dead rows while an old
+-- Three index look-ups. after: where the last run stopped, so that it does not walk over the index's dead rows while an old
 -- snapshot holds back vacuum; every few seconds say null, for what was committed late. That somebody has looked is put on record
 -- where nobody has run the clock for long. Reads schedule; now and then writes service.
 create or replace function tallybook._schedules_look(p_after timestamptz default null, p_at timestamptz default clock_timestamp(),
-  out due_in double precision, out queries_in double precision, out every double precision)
+  out due_in double precision, out queries_due boolean, out queries_in double precision, out every double precision)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -17,11 +17,10 @@ begin
   select greatest(0, extract(epoch from s.due_at - p_at)) into due_in
     from tallybook.schedule s
    where s.due_at is not null and s.query is null and s.due_at >= coalesce(p_after, '-infinity') order by s.due_at limit 1;
-  select greatest(0, extract(epoch from s.due_at - p_at)) into queries_in
+  queries_due := exists (select from tallybook.schedule s where s.due_at is not null and s.query is not null and s.due_at <= p_at);
+  select extract(epoch from s.due_at - p_at) into queries_in
     from tallybook.schedule s
-   where s.due_at is not null and s.query is not null order by s.due_at limit 1;
-  -- The engine of query-driven schedules may not be installed.
-  if to_regprocedure('tallybook._fire_query(text, timestamptz, timestamptz)') is null then queries_in := null; end if;
+   where s.due_at is not null and s.query is not null and s.due_at > p_at order by s.due_at limit 1;
   if v_idle and due_in > 0 is not false then perform tallybook._service_ran('schedules', p_at, 0); end if;
 end $$;
 
@@ -47,7 +46,6 @@ begin
            (extract(epoch from s.jitter) * 1000000)::bigint, s.missed, s.catch_up, s.since, s.tick
       from tallybook.schedule s
      where s.due_at is not null and s.query is not null and s.due_at <= p_at
-       and to_regprocedure('tallybook._fire_query(text, timestamptz, timestamptz)') is not null
      order by s.due_at limit p_max;
     return;
   end if;

@@ -3,7 +3,7 @@
 --   cron, every   when: a cron expression (5 fields, or 6 with seconds), or an interval of 1 s to 366 days; one of them
 --   tz            of the cron expression, as in the IANA database. Intervals tick at multiples of their length since 1970 (UTC)
 --   args, queue, priority, max_attempts, headers, options   of its jobs, as in enqueue
---   query         its jobs are what this query yields: see enqueue_from
+--   query         its jobs are the rows of this query, run by workers with their rights: see enqueue_from; then without args
 --   jitter        fire up to so much later than the tick, each time by another, fixed time; never past the next tick
 --   missed        ticks found more than 60 s late: once (default: the latest is fired), skip, or all (up to catch_up, 1 to 1000)
 --   overlap       true: fire a tick although the job of the last one has not ended for good
@@ -27,6 +27,12 @@ begin
   s.overlap := coalesce(schedule_put.overlap, false); s.headers := schedule_put.headers; s.options := schedule_put.options;
   s.query := schedule_put.query;
   v_what := tallybook._schedule_put(s, at, true);
+  if v_what in ('created', 'changed') and s.query is not null then
+    begin
+      perform tallybook._query_columns(tallybook._query_text(s.query));
+    exception when insufficient_privilege then null;  -- it is the workers' rights that count
+    end;
+  end if;
   if v_what = 'taken' then
     select k.app into v_app from tallybook.schedule k where k.name = schedule_put.name;
     raise exception 'schedule % is declared in the code of app %', to_json(schedule_put.name), to_json(v_app)
@@ -98,6 +104,9 @@ begin
   perform tallybook._check_options(null, null, p.options);
   if octet_length(p.options::text) > 7500 then
     raise exception 'options of a schedule have at most 7,500 bytes' using errcode = 'TB005';
+  end if;
+  if p.query is not null and p.args <> '{}' then
+    raise exception 'a query-driven schedule has no args of its own' using errcode = 'TB005', hint = 'Each row of the query has a column args.';
   end if;
   if p.priority not between 0 and 32767 then
     raise exception 'priority % is out of range', p.priority

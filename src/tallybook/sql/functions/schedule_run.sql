@@ -1,7 +1,7 @@
 -- schedule_run(name): fire a schedule now, beside its ticks: the same path, the same guard, the same retries.
 --
 -- Its own instant is the tick. what is enqueued (job_id, and jobs: how many), skipped (reason overlap: the job of the last fire
--- has not ended for good) or failed (of a query-driven one, with the error). A paused one can be run. The next tick stays.
+-- has not ended for good, or the query runs right now) or failed (of a query-driven one, with the error). A paused one can be run. The next tick stays.
 -- Errors: TB002 no such schedule; TB003 an isolation level other than READ COMMITTED, whose snapshot may miss the last job's end.
 -- Reads and writes schedule; writes fire, and what enqueue writes.
 create or replace function tallybook.schedule_run(name text, at timestamptz default clock_timestamp(),
@@ -10,8 +10,11 @@ language plpgsql as $$
 declare
   s tallybook.schedule; v_plan jsonb;
 begin
-  select k.* into s from tallybook.schedule k where k.name = schedule_run.name for update;
-  if not found then perform tallybook._known_schedule(schedule_run.name); end if;
+  select k.* into s from tallybook.schedule k where k.name = schedule_run.name and k.query is null for update;
+  if not found then  -- the row of a query-driven one stays free while the query runs
+    select k.* into s from tallybook.schedule k where k.name = schedule_run.name;
+    if not found then perform tallybook._known_schedule(schedule_run.name); end if;
+  end if;
   schedule_run.tick := schedule_run.at;
   while exists (select from tallybook.fire f where f.schedule = s.name and f.tick = schedule_run.tick) loop
     schedule_run.tick := schedule_run.tick + interval '1 us';

@@ -1,0 +1,144 @@
+"""Query-driven schedules: each one that is due is fired by a transaction of its own, beside the clock and beside the others.
+
+A query may take minutes, wait for somebody's lock, or be wrong. So each runs on a connection that is its own for that time, within
+a limit, and what it fails with is on record as the fate of that tick; the clock goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+
+from tallybook._db.limit import Limit
+from tallybook._db.link import Link
+from tallybook._db.policy import Action, action_for, backoff, first_line
+
+log = logging.getLogger("tallybook.worker")
+
+LONGEST: Final = 600.0
+"""Seconds that one query may take; then it is cancelled, and its tick is on record as failed."""
+AT_ONCE: Final = 4
+"""So many queries one worker runs beside each other: that is how many slow ones it takes to delay another."""
+
+_FIRE = "select carried, jobs, failed, reason from tallybook._schedule_fire_query(%s::jsonb, %s::timestamptz)"
+_FAILED = "select tallybook._schedule_query_failed(%s::jsonb, %s::text, %s::timestamptz)"
+_TIME = "select set_config('statement_timeout', %s, true), set_config('lock_timeout', '0', true)"
+_TRIES = 3
+# Somebody else is at it, or its connection was lost: not again before that.
+_NOT_BEFORE = 5.0
+
+Plan = dict[str, Any]
+
+
+class Queries:
+    """Starts what is due and not being run here, on connections like `link`; `on_end` is told whenever one has ended."""
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        on_fired: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
+        longest: float = LONGEST,
+    ) -> None:
+        self._dsn, self._name = link.dsn, link.name
+        self._on_fired = on_fired
+        self._on_end = on_end
+        self._longest = longest
+        self._running: dict[str, asyncio.Task[int]] = {}
+        self._free = [link]
+        self._not_before: dict[str, float] = {}
+
+    def wanted(self, names: Sequence[str]) -> list[str]:
+        """Which of these, that are due, can be started now."""
+        now = time.monotonic()
+        self._not_before = {name: at for name, at in self._not_before.items() if at > now}
+        able = [name for name in names if name not in self._running and name not in self._not_before]
+        return able[: AT_ONCE - len(self._running)]
+
+    def start(self, one: Plan, at: datetime) -> asyncio.Task[int]:
+        """Fire one; how many jobs that put in."""
+        name = str(one["name"])
+        running = asyncio.create_task(self._fire(one, at), name=f"tallybook-query-{name}")
+        self._running[name] = running
+        running.add_done_callback(lambda _: self._ended(name))
+        return running
+
+    def _ended(self, name: str) -> None:
+        running = self._running.pop(name)
+        if not running.cancelled() and (error := running.exception()):
+            log.error("schedule %r: its query could not be fired", name, exc_info=error)
+            self._not_before[name] = time.monotonic() + _NOT_BEFORE
+        self._on_end()
+
+    async def _fire(self, one: Plan, at: datetime) -> int:
+        link = self._free.pop() if self._free else Link(self._dsn, self._name)
+        try:
+            jobs = await self._said(link, one, at)
+        except BaseException:
+            await link.close()
+            raise
+        if self._free:
+            await link.close()
+        else:
+            self._free.append(link)
+        if jobs:
+            self._on_fired()
+        return jobs
+
+    async def _said(self, link: Link, one: Plan, at: datetime) -> int:
+        name, text = one["name"], json.dumps(one)
+        for left in range(_TRIES, 0, -1):
+            try:
+                carried, jobs, failed, reason = await self._call(link, _FIRE, text, at)
+            except (psycopg.Error, OSError) as error:
+                action = action_for(error, link.conn)
+                if action is Action.RECONNECT:  # what it did is undone or committed: the next look shows which
+                    log.warning("schedule %r: its connection was lost: %s", name, first_line(error))
+                    self._not_before[name] = time.monotonic() + _NOT_BEFORE
+                    await link.close()
+                    return 0
+                if action is Action.AGAIN and getattr(error, "sqlstate", "") != "57014" and left > 1:
+                    await asyncio.sleep(backoff(_TRIES - left))
+                    continue
+                reason = first_line(error)
+                if await self._call(link, _FAILED, text, reason, at):
+                    _warn(name, reason)
+                return 0
+            if not carried:
+                self._not_before[name] = time.monotonic() + _NOT_BEFORE * random.uniform(0.2, 1.0)
+            elif failed:
+                _warn(name, reason)
+            return int(jobs)
+        raise AssertionError("the last try has an end")
+
+    async def _call(self, link: Link, query: Any, *params: object) -> Any:
+        conn = await link.connect()
+        with Limit(conn, self._longest + 30.0):
+            async with conn.transaction():
+                await conn.execute(_TIME, (f"{math.ceil(self._longest * 1000)}ms",))
+                row = await (await conn.execute(query, params)).fetchone()
+        assert row is not None
+        return row if len(row) > 1 else row[0]
+
+    async def close(self) -> None:
+        """Stop what runs, which undoes it, and close the connections."""
+        running = list(self._running.values())
+        for one in running:
+            one.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        while self._free:
+            await self._free.pop().close()
+
+
+def _warn(name: str, reason: str) -> None:
+    log.warning("schedule %r: its query failed: %s", name, reason, extra={"event": "schedule failed"})

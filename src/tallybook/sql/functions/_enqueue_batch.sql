@@ -1,0 +1,80 @@
+-- _enqueue_batch(queue, task, ids, keys, ...): put in those of these jobs whose unique key nobody has. Returns how many.
+--
+-- Sorted by key, then id; what has no key comes last. One statement looks at all keys, by indexes only: what an open job holds is
+-- left alone. All others are taken in their order, one after the other, as enqueue_many does: who waits for another producer
+-- may hold smaller keys only, else two calls could wait for each other. What this look cannot decide (a job that somebody has
+-- cancelled, older holders, a producer that came in between) _claim_key does. The jobs are then put in by one statement.
+-- Reads unique_key, entry, outcome, scheduled, waiting, tombstone, lane; writes unique_key, entry, scheduled.
+create or replace function tallybook._enqueue_batch(p_queue text, p_task text, p_ids bigint[], p_keys text[], p_args jsonb[],
+  p_run_ats timestamptz[], p_priorities int[], p_max_attempts int, p_headers jsonb, p_options jsonb, p_at timestamptz)
+returns bigint language plpgsql
+-- No nested loop: the few joins here are of one batch with itself, whose size nobody tells the planner. The look-ups are
+-- scalar, lateral or by an array, which is always by index.
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_nestloop = off set enable_mergejoin = off
+as $$
+declare
+  v_ours boolean[] := array_fill(false, array[cardinality(p_ids)]);
+  v_distinct int[]; v_lanes int[]; v_retentions "char"[];
+  v_before text; v_now bigint; v_later bigint; v record;
+begin
+  perform tallybook._query_row(f.key, f.args) from unnest(p_keys, p_args) f(key, args)
+    where f.args is null or jsonb_typeof(f.args) <> 'object' or pg_column_size(f.args) > 500000
+       or octet_length(f.key) not between 1 and 512;
+  for v in
+    with k as materialized (
+      select f.n, f.id, f.key, u.generation, u.job_id, u.others
+        from unnest(p_ids, p_keys) with ordinality f(id, key, n) left join lateral (
+          select x.generation, x.job_id, x.others from tallybook.unique_key x
+           where x.task = p_task and x.key = f.key order by x.generation desc limit 1) u on true
+       where f.key is not null),
+    jobs as materialized (select array_agg(k.job_id) as ids from k where k.job_id is not null),
+    open as (  -- but for what is cancelled: see _job_open
+      select e.job_id from tallybook.entry e
+       where e.job_id = any ((select ids from jobs)::bigint[])
+         and (select o.entry_seq from tallybook.outcome o
+               where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq) is null
+      union all select s.job_id from tallybook.scheduled s where s.job_id = any ((select ids from jobs)::bigint[])
+      union all select w.job_id from tallybook.waiting w where w.job_id = any ((select ids from jobs)::bigint[])),
+    cancelled as (select t.job_id from tallybook.tombstone t where t.job_id = any ((select ids from jobs)::bigint[]))
+    select k.n, k.id, k.key, k.generation, o.job_id is null and k.others is null as free
+      from k left join open o on o.job_id = k.job_id left join cancelled c on c.job_id = k.job_id
+     where o.job_id is null or c.job_id is not null
+     order by k.n loop
+    continue when v.key = v_before;  -- the key stands here twice: the first has it, or has been told that nobody can
+    v_before := v.key;
+    if v.free then
+      insert into tallybook.unique_key (task, key, generation, job_id)
+      values (p_task, v.key, coalesce(v.generation, 0) + 1, v.id) on conflict do nothing;
+      if found then
+        v_ours[v.n] := true;
+        continue;
+      end if;
+    end if;
+    v_ours[v.n] := tallybook._claim_key(p_task, v.key, v.id) = v.id;
+  end loop;
+
+  select array_agg(d.priority), array_agg(l.lane_id), array_agg(l.retention) into v_distinct, v_lanes, v_retentions
+    from (select distinct f.priority from unnest(p_priorities, p_keys, v_ours) f(priority, key, ours) where f.ours or f.key is null) d,
+         tallybook._lane(p_queue, d.priority, '') l;
+  if v_lanes is null then return 0; end if;
+  insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args, headers,
+                               unique_key, options)
+  select f.id, f.id, p_at, l.id, 1, l.retention, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options
+    from unnest(p_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
+    join unnest(v_distinct, v_lanes, v_retentions) l(priority, id, retention) on l.priority = f.priority
+   where (f.ours or f.key is null) and (f.run_at is null or f.run_at <= p_at);
+  get diagnostics v_now = row_count;
+  insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args, headers,
+                                   unique_key, options)
+  select f.id, f.run_at, p_at, l.id, 1, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options
+    from unnest(p_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
+    join unnest(v_distinct, v_lanes, v_retentions) l(priority, id, retention) on l.priority = f.priority
+   where (f.ours or f.key is null) and f.run_at > p_at;
+  get diagnostics v_later = row_count;
+  if v_now > 0 then perform tallybook._wake(p_queue); end if;
+  if v_later > 0 and exists (select from unnest(p_run_ats) r where r > p_at and r < p_at + interval '10 s') then
+    perform tallybook._wake(' promote');
+  end if;
+  return v_now + v_later;
+end $$;

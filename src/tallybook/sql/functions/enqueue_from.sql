@@ -1,0 +1,52 @@
+-- enqueue_from(query, queue, task, ...): put in one job for each row of a query; what is queued already is left alone.
+--
+-- Each row is put in as enqueue does with its unique key and on_conflict skip: a row whose key an open job has is skipped, and
+-- so is a second row with the same key. Jobs run in the query's order. Said again it puts in only what is new since. Answers
+-- how many rows it has seen and how many jobs it has made.
+--   query         one SELECT, run with the caller's rights. Its columns, by name, in any order:
+--                   args      jsonb        one object by parameter name
+--                   key       text         optional: the unique key, uuid and whole numbers do as well; null: none
+--                   run_at    timestamptz  optional: not before; null or past: at once
+--                   priority  int          optional; null: the one below
+--   queue, task, priority, max_attempts, headers, options    of all these jobs, as in enqueue
+--   at            now, for what is due
+-- Waits only for a producer that is using one of the same keys at the same moment. Needs no more memory for a million rows.
+-- Errors: TB005 what does not fit, in the arguments, the query or one of its rows; nothing is put in then. What the query
+-- raises while it runs is passed on as it is. Reads and writes what enqueue does (see _enqueue_batch).
+create or replace function tallybook.enqueue_from(query text, queue text, task text, priority int default 2,
+  max_attempts int default null, headers jsonb default null, options jsonb default null,
+  at timestamptz default clock_timestamp(), out seen bigint, out created bigint)
+language plpgsql as $$
+declare
+  v_query text; v_columns text; r record; v_n int := 0; v_bytes bigint := 0;
+  v_ids bigint[]; v_keys text[]; v_args jsonb[]; v_run_ats timestamptz[]; v_priorities int[];
+begin
+  seen := 0; created := 0; at := coalesce(at, clock_timestamp());
+  perform tallybook._check_name('queue', queue, 64);
+  perform tallybook._check_name('task name', task, 200);
+  perform tallybook._check_args('{}', headers);
+  perform tallybook._check_options(null, null, options);
+  if max_attempts not between 1 and 32767 then
+    raise exception 'max_attempts % is out of range', max_attempts using errcode = 'TB005', hint = 'It goes from 1 to 32767.';
+  end if;
+  v_query := tallybook._query_text(query);
+  v_columns := tallybook._query_columns(v_query);
+  -- Numbered in the query's order, since that is the order of the jobs; then by key, in which the keys are taken.
+  for r in execute format('select s.* from (select nextval(''tallybook.job_id'') as id, %s from (%s%s) q) s order by s.key, s.id',
+                          v_columns, v_query, E'\n') loop
+    v_n := v_n + 1; v_bytes := v_bytes + pg_column_size(r.args);
+    v_ids[v_n] := r.id; v_keys[v_n] := r.key; v_args[v_n] := r.args; v_run_ats[v_n] := r.run_at;
+    v_priorities[v_n] := coalesce(r.priority, priority);
+    if v_n = 5000 or v_bytes > 16000000 then
+      created := created + tallybook._enqueue_batch(queue, task, v_ids, v_keys, v_args, v_run_ats, v_priorities, max_attempts,
+                                                    headers, options, at);
+      seen := seen + v_n; v_n := 0; v_bytes := 0;
+      v_ids := null; v_keys := null; v_args := null; v_run_ats := null; v_priorities := null;
+    end if;
+  end loop;
+  if v_n > 0 then
+    created := created + tallybook._enqueue_batch(queue, task, v_ids, v_keys, v_args, v_run_ats, v_priorities, max_attempts,
+                                                  headers, options, at);
+    seen := seen + v_n;
+  end if;
+end $$;

@@ -1,0 +1,301 @@
+"""enqueue_from: which jobs a query puts in, and which queries and rows it refuses."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.hands import Hands, put
+from support.queries import enqueue_from, keys, values
+
+pytestmark = pytest.mark.servers
+Connection = psycopg.Connection[tuple[Any, ...]]
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+# --- what it puts in -----------------------------------------------------------------------------------------------
+
+
+def test_each_row_is_a_job(db: Connection) -> None:
+    """S1-21: each row is a job with its own key, args, time and priority; the rest is what the call says of all."""
+    query = """
+      select 'a' as key, '{"n": 1}'::jsonb as args, null::timestamptz as run_at, null::int as priority union all
+      select 'b', '{"n": 2}', '2999-01-01 00:00Z', 7 union all
+      select 'c', '{"n": 3}', '2000-01-01 00:00Z', 0 union all
+      select null, '{"n": 4}', null, 7"""
+    more = {"priority": 5, "max_attempts": 9, "headers": '{"trace": "x"}', "options": '{"version": 2}', "at": NOW}
+    assert enqueue_from(db, query, **more) == (4, 4)
+    found = db.execute(
+        "select unique_key, args -> 'n', state, priority, run_at from tallybook.job order by id"
+    ).fetchall()
+    later = datetime(2999, 1, 1, tzinfo=UTC)
+    assert found == [
+        ("a", 1, "available", 5, NOW),
+        ("b", 2, "scheduled", 7, later),
+        ("c", 3, "available", 0, NOW),
+        (None, 4, "available", 7, NOW),
+    ]
+    same = db.execute(
+        "select distinct queue, task, max_attempts, headers, options, enqueued_at, attempt from tallybook.job"
+    ).fetchall()
+    assert same == [("q", "t", 9, {"trace": "x"}, {"version": 2}, NOW, 1)]
+
+
+def test_args_are_enough(db: Connection) -> None:
+    """Without a key there is no unique key: each call puts all of them in."""
+    query = "select jsonb_build_object('n', n) as args from generate_series(1, 3) n"
+    assert [enqueue_from(db, query), enqueue_from(db, query)] == [(3, 3), (3, 3)]
+    assert keys(db) == [None] * 6
+
+
+def test_the_second_call_puts_nothing_in(db: Connection) -> None:
+    """S1-21: what is queued already is left alone: a second call makes nothing, and what has ended since is put in again."""
+    hands = Hands(db)
+    assert enqueue_from(db, values("a", "b", "c")) == (3, 3)
+    assert enqueue_from(db, values("a", "b", "c", "d")) == (4, 1)
+    jobs = hands.start(3)
+    assert enqueue_from(db, values("a", "b", "c", "d")) == (4, 0)
+    hands.complete(jobs[0])
+    assert enqueue_from(db, values("a", "b", "c", "d")) == (4, 1)
+    assert keys(db) == ["a", "b", "c", "d", "a"]
+    assert db.execute("select key, generation from tallybook.unique_key where generation > 1").fetchall() == [("a", 2)]
+
+
+def test_jobs_run_in_the_order_of_the_query(db: Connection) -> None:
+    """The keys are taken in their own order, the jobs run in the query's."""
+    enqueue_from(db, "select key, '{}'::jsonb as args from (values ('m'), ('z'), ('a')) v(key) order by key desc")
+    assert keys(db) == ["z", "m", "a"]
+    assert [keys(db, f"id = {job}") for job in Hands(db).run_all()] == [["z"], ["m"], ["a"]]
+
+
+def test_a_key_that_comes_twice_is_put_in_once(db: Connection) -> None:
+    """The first row of a key has it, however far away the second one is."""
+    assert enqueue_from(db, values("b", "a", "b", "a")) == (4, 2)
+    far = "select (n % 6000)::text as key, jsonb_build_object('n', n) as args from generate_series(0, 11999) n"
+    assert enqueue_from(db, far, queue="far", task="far") == (12000, 6000)
+    assert db.execute("select max((args ->> 'n')::int) from tallybook.job where queue = 'far'").fetchone() == (5999,)
+
+
+def test_batches_are_not_to_be_seen(db: Connection) -> None:
+    """More rows than one batch has, by number and by size, with and without keys: each is put in once."""
+    many = "select nullif(n % 4000, 0)::text as key, '{}'::jsonb as args from generate_series(1, 12001) n"
+    assert enqueue_from(db, many) == (12001, 3999 + 3)
+    large = """select n as key, jsonb_build_object('t', string_agg(md5(n || '-' || i), '')) as args
+      from generate_series(1, 40) n, generate_series(1, 31000) i group by n"""
+    assert enqueue_from(db, large, task="large") == (40, 40)
+    assert enqueue_from(db, large, task="large") == (40, 0)
+
+
+def test_nothing_is_a_fine_answer(db: Connection) -> None:
+    """A query without rows puts nothing in."""
+    assert enqueue_from(db, "select 'a' as key, '{}'::jsonb as args where false") == (0, 0)
+    assert db.execute("select count(*) from tallybook.lane").fetchone() == (0,)
+
+
+FINE = [
+    "select 'a' as key, '{}'::jsonb as args;",
+    "select 'a' as key, '{}'::jsonb as args ; \n ;",
+    "select 'a' as key, '{}'::jsonb as args -- all of them",
+    "select 'a' as key, '{}'::jsonb as args /* all; of them */",
+    "-- first\nselect 'a' as key, '{}'::jsonb as args",
+    "select 'a;' as key, jsonb_build_object(';', ')') as args",
+    'select \'a\' as key, $$ {"x": "; ) --"} $$::jsonb as args',
+    "with x as (select 'a' as key, '{}'::jsonb as args) select * from x",
+    "select * from (values ('a', '{}'::json)) v(key, args)",
+    "select '{}'::jsonb \"args\", 4711 as key order by 2 limit 1",
+    "select 'a'::varchar(9) as key, '{}'::jsonb as args union all select 'a', '{}'",
+    "select gen_random_uuid() as key, '{}'::jsonb as args",
+    "select '%s%%' as key, '{}'::jsonb as args, 3::bigint as priority",
+    "select 'a' as key, '{}'::jsonb as args, now() - interval '1 day' as run_at",
+    "table given",
+    "select key, args from given where key = 'a' for update skip locked",
+    "select key, args from made('a')",
+]
+
+
+def test_any_select_will_do(db: Connection) -> None:
+    """Comments, a semicolon at the end, CTEs, functions, locks, text that looks like SQL: whatever can stand in brackets."""
+    db.execute("create table given as select 'a' as key, '{}'::jsonb as args")
+    db.execute(
+        "create function made(k text) returns table (key text, args jsonb) language sql as $$ select k, '{}'::jsonb $$"
+    )
+    for query in FINE:
+        with db.transaction(force_rollback=True):
+            assert enqueue_from(db, query) in [(1, 1), (2, 1)], query
+
+
+def test_names_are_the_callers(db: Connection) -> None:
+    """Tables are found by the caller's search_path, and what only the transaction sees is seen."""
+    with db.transaction():
+        db.execute("create schema shop create table asset (id int)")
+        db.execute("set local search_path = shop")
+        db.execute("insert into asset values (1), (2)")
+        assert enqueue_from(db, "select id as key, jsonb_build_object('id', id) as args from asset") == (2, 2)
+
+
+# --- what it refuses -----------------------------------------------------------------------------------------------
+
+
+REFUSED: list[tuple[str | None, str]] = [
+    (None, "is empty"),
+    (" ;; \n", "is empty"),
+    ("select " + "1, " * 40000 + "1", "120008 bytes"),
+    ("selec 1", "syntax error"),
+    ("select 'a' as key, '{}'::jsonb as args from nowhere", "nowhere"),
+    ("select 'a' as key, '{}'::jsonb as args where x > 1", '"x" does not exist'),
+    ("select $1 as key, '{}'::jsonb as args", "$1"),
+    ("select 'a' as key, '{}'::jsonb as args; select 1", "multi-query"),
+    ("select 'a' as key, '{}'::jsonb as args; delete from victim", "multi-query"),
+    ("select '{}'::jsonb as args) q) s; delete from victim; select 1 from (select 1 from (select 1", "syntax error"),
+    ("select '{}'::jsonb as args) q), gone as (delete from victim returning 1) select (((1", "syntax error"),
+    ("select '{}'::jsonb as args /* ", "unterminated"),
+    ("select '{}'::jsonb as args, 'a", "unterminated"),
+    ("delete from victim", "DELETE"),
+    ("delete from victim returning 'a' as key, '{}'::jsonb as args", "syntax error"),
+    ("with gone as (delete from victim returning id) select id as key, '{}'::jsonb as args from gone", "top level"),
+    ("insert into victim values (2) returning 'a' as key, '{}'::jsonb as args", "syntax error"),
+    ("select id as key, '{}'::jsonb as args into other from victim", "INTO"),
+    ("truncate victim", "TRUNCATE"),
+    ("drop table victim", "DROP"),
+    ("explain analyze delete from victim", "syntax error"),
+    ("show server_version", "syntax error"),
+    ("commit", "COMMIT"),
+    ("do $$ begin delete from victim; end $$", "DO"),
+    ("select from victim", "no column args"),
+    ("select 'a' as key", "no column args"),
+    ("values ('a', '{}'::jsonb)", '"column1"'),
+    ("select 'a' as kye, '{}'::jsonb as args", '"kye"'),
+    ("select 'a' as \"Key\", '{}'::jsonb as args", '"Key"'),
+    ("select 'a' as key, 'b' as key, '{}'::jsonb as args", "more than one column key"),
+    ("select 'a' as key, '{}'::jsonb as args, '{}'::jsonb as args", "more than one column args"),
+    ("select now() as key, '{}'::jsonb as args", "the column key"),
+    ("select 1.5 as key, '{}'::jsonb as args", "the column key"),
+    ("select 'a' as key, '{}' as args", "the column args"),
+    ("select 'a' as key, '{}'::jsonb as args, now()::timestamp as run_at", "the column run_at"),
+    ("select 'a' as key, '{}'::jsonb as args, '2999-01-01' as run_at", "the column run_at"),
+    ("select 'a' as key, '{}'::jsonb as args, 1.0 as priority", "the column priority"),
+    ("select 'a' as key, null::jsonb as args", "null"),
+    ("select 'a' as key, '[1]'::jsonb as args", "array"),
+    ("select 'a' as key, 'null'::jsonb as args", "not null"),
+    ("select 'a' as key, jsonb_build_object('x', repeat('x', 1300000)) as args", "bytes"),
+    ("select '' as key, '{}'::jsonb as args", "one of the query has 0"),
+    ("select repeat('x', 513) as key, '{}'::jsonb as args", "one of the query has 513"),
+    ("select 'a' as key, '{}'::jsonb as args, 32768 as priority", "priority"),
+    ("select 'a' as key, '{}'::jsonb as args, -5000000000 as priority", "priority"),
+    ("select n::text as key, case n when 6001 then '[]' else jsonb_build_object('n', n) end as args"
+     " from generate_series(1, 6001) n", "array"),
+]  # fmt: skip
+
+
+def test_what_is_no_list_of_jobs_is_refused(db: Connection) -> None:
+    """TB005 that says what is wrong with the query or with which row; nothing is run, changed or put in."""
+    db.execute("create table victim (id int); insert into victim values (1)")
+    for query, says in REFUSED:
+        with pytest.raises(psycopg.Error) as caught:
+            enqueue_from(db, query)
+        told = caught.value.diag
+        assert caught.value.sqlstate == "TB005", (query, told.message_primary)
+        assert says in str(told.message_primary), query
+        assert told.message_hint or told.message_detail or "more than one" in says, query
+        assert db.execute("select count(*) from victim").fetchone() == (1,), query
+    assert db.execute("select count(*) from tallybook.job").fetchone() == (0,)
+    assert db.execute("select count(*) from tallybook.unique_key").fetchone() == (0,)
+
+
+def test_looking_at_the_query_runs_nothing_of_it(db: Connection) -> None:
+    """A query is checked without being run: what it calls is called once a row, and not at all where it is refused."""
+    db.execute("create sequence calls")
+    db.execute("select nextval('calls')")
+    query = "select nextval('calls') as key, '{}'::jsonb as args"
+    with pytest.raises(psycopg.Error, match="kye"):
+        enqueue_from(db, query + ", 1 as kye")
+    assert enqueue_from(db, query + " from generate_series(1, 3)") == (3, 3)
+    assert keys(db) == ["2", "3", "4"]
+
+
+BAD: list[dict[str, Any]] = [
+    {"queue": ""},
+    {"queue": "x" * 65},
+    {"queue": None},
+    {"task": ""},
+    {"task": None},
+    {"priority": -1},
+    {"priority": None},
+    {"max_attempts": 0},
+    {"headers": "[]"},
+    {"options": "[]"},
+    {"options": '{"version": 0}'},
+]
+
+
+def test_what_enqueue_refuses_is_refused(db: Connection) -> None:
+    """TB005 for arguments that no job may have."""
+    for bad in BAD:
+        with pytest.raises(psycopg.Error) as caught:
+            enqueue_from(db, values("a"), **bad)
+        assert caught.value.sqlstate == "TB005", bad
+
+
+@pytest.mark.parametrize(
+    ("query", "state"),
+    [
+        ("select (1 / (n - 5001))::text as key, '{}'::jsonb as args from generate_series(1, 6000) n", "22012"),
+        ("select 'a' as key, ('{' || n)::jsonb as args from generate_series(1, 3) n", "22P02"),
+        ("select 'a' as key, jsonb_build_object('s', pg_sleep(9)) as args", "57014"),
+    ],
+)
+def test_what_the_query_raises_is_passed_on(db: Connection, query: str, state: str) -> None:
+    """An error of the running query stays what it is, also half way through, and nothing is put in."""
+    with pytest.raises(psycopg.Error) as caught, db.transaction():
+        db.execute("set local statement_timeout = '1 s'")
+        enqueue_from(db, query)
+    assert caught.value.sqlstate == state
+    assert db.execute("select count(*) from tallybook.job").fetchone() == (0,)
+
+
+def test_the_query_has_the_rights_of_the_caller(db: Connection) -> None:
+    """Security: who may not read a table may not read it through a query either, and the error says so (42501)."""
+    db.execute("create table secret (id int)")
+    with db.transaction(force_rollback=True):
+        db.execute("create role reader")
+        db.execute("grant usage on schema tallybook to reader")
+        db.execute("set local role reader")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="secret"), db.transaction():
+            enqueue_from(db, "select id as key, '{}'::jsonb as args from secret")
+
+
+@pytest.mark.parametrize("state", ["available", "running", "scheduled", "waiting", "retrying"])
+def test_a_live_job_keeps_its_key(db: Connection, state: str) -> None:
+    """S1-21: whatever the job that has the key is doing, as long as it is to end its row is skipped."""
+    hands, more = Hands(db), {"unique_key": "a"}
+    if state == "scheduled":
+        put(db, run_at="2999-01-01", **more)
+    elif state == "waiting":
+        put(db, order_key="o", task="other")
+        put(db, order_key="o", **more)
+        assert len(hands.start()) == 1
+    else:
+        put(db, **more)
+        jobs = hands.start() if state != "available" else []
+        if state == "retrying":
+            hands.fail(jobs[0], "1 h")
+    assert db.execute("select state from tallybook.job where unique_key = 'a'").fetchone() == (state,)
+    assert enqueue_from(db, values("a", "b")) == (2, 1)
+    assert keys(db, "task = 't'") == ["a", "b"]
+
+
+@pytest.mark.direct("a sleeping worker holds a session")
+def test_sleepers_are_woken(db: Connection, connect: Any) -> None:
+    """Who sleeps on the queue is woken by what is put in, whoever promotes by what is due soon, nobody by nothing."""
+    with connect() as sleeper:
+        sleeper.execute("listen tallybook")
+        assert sleeper.execute("select armed from tallybook.arm(array['q', ' promote'])").fetchone() == (True,)
+        enqueue_from(db, values("a"))
+        assert [note.payload for note in sleeper.notifies(timeout=10, stop_after=1)] == ["q"]
+        enqueue_from(db, values("a"))
+        enqueue_from(db, "select 'b' as key, '{}'::jsonb as args, now() + interval '2 s' as run_at")
+        assert [note.payload for note in sleeper.notifies(timeout=10, stop_after=1)] == [" promote"]
+        assert list(sleeper.notifies(timeout=0)) == []

@@ -1,0 +1,363 @@
+"""enqueue_from puts in exactly what enqueue would, row by row: in any state of the queue, and beside other producers."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.broken import without
+from support.hands import Hands
+from support.queries import enqueue_from, keys, values
+from support.waiting import wait_until
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Connect = Callable[..., Connection]
+SEED = int(os.environ.get("TALLYBOOK_SEED") or random.randrange(1_000_000))
+EXAMPLES = 60
+KEYS = ["a", "b", "c", "d", "e"]
+TIMES = [None, None, None, "2000-01-01", "2999-01-01"]
+
+
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.direct("holds transactions open beside one another and watches which waits"),
+]
+
+
+# --- in any state --------------------------------------------------------------------------------------------------
+
+
+class Example:
+    """A task and a queue of their own whose jobs have been through something; and rows that a query yields."""
+
+    def __init__(self, db: Connection, seed: int) -> None:
+        self.db, self.seed, self.chance = db, seed, random.Random(seed)
+        self.queue = self.task = f"x{seed}"
+        self.hands = Hands(db, self.queue)
+        self.running: list[Any] = []
+        steps = [
+            self.put,
+            self.put,
+            self.put,
+            self.claim,
+            self.complete,
+            self.fail,
+            self.cancel,
+            self.retry,
+            self.promote,
+        ]
+        for _ in range(self.chance.randrange(30)):
+            self.chance.choice(steps)()
+        self.rows = [
+            (self.chance.choice([*KEYS, None]), n, self.chance.choice(TIMES), self.chance.choice([None, 1, 2]))
+            for n in range(self.chance.randrange(1, 9))
+        ]
+        jobs = self.jobs("state not in ('completed', 'dead')")
+        self.own_cancel = self.chance.choice(jobs) if jobs and self.chance.random() < 0.15 else None
+
+    def jobs(self, where: str) -> list[int]:
+        found = self.db.execute(
+            f"select id from tallybook.job where queue = %s and {where} order by id",  # type: ignore[arg-type]  # noqa: S608
+            [self.queue],
+        )
+        return [job for (job,) in found]
+
+    def put(self) -> None:
+        key, at, chance = self.chance.choice(KEYS), self.chance.choice(TIMES), self.chance
+        self.db.execute(
+            "select tallybook.enqueue(%s, %s, '{}', unique_key => %s, run_at => %s, unique_while => %s, order_key => %s)",
+            (
+                self.queue,
+                self.task,
+                key,
+                at,
+                chance.choice(["running", "queued"]),
+                chance.choice([None, None, self.task]),
+            ),
+        )
+
+    def claim(self) -> None:
+        if self.chance.random() < 0.2 and (jobs := self.jobs("state = 'available'")):
+            self.db.execute(
+                "select tallybook.claim_job(%s, %s, gen_random_uuid())", (self.hands.worker, self.chance.choice(jobs))
+            )
+        else:
+            self.running += self.hands.start(self.chance.randrange(1, 3))
+
+    def complete(self) -> None:
+        if self.running:
+            self.hands.say("complete", self.running.pop())
+
+    def fail(self) -> None:
+        if self.running:
+            final = self.chance.random() < 0.4
+            self.hands.fail(self.running.pop(), self.chance.choice(["0", "1 h"]), final=final)
+
+    def cancel(self) -> None:
+        if jobs := self.jobs("state not in ('completed', 'dead', 'cancelled')"):
+            self.db.execute("select tallybook.cancel(%s)", [self.chance.choice(jobs)])
+
+    def retry(self) -> None:
+        for job in self.jobs("state in ('dead', 'cancelled')")[:1]:
+            try:
+                self.db.execute("select tallybook.retry(%s)", [job])
+            except psycopg.Error as error:
+                assert error.sqlstate == "TB005", error  # another one has the key
+
+    def promote(self) -> None:
+        self.db.execute("select tallybook.promote(at => now() + interval '2 h')")
+
+    # Both ways start from the same committed state, and are rolled back.
+
+    def outcome(self, way: Callable[[], object]) -> Any:
+        """What the jobs and keys of this task are after it, or the error; ids of new jobs by their number in the query."""
+        last = self.hands.one("select last_value - (not is_called)::int from tallybook.job_id")
+        with self.db.transaction(force_rollback=True):
+            if self.own_cancel:
+                self.db.execute("select tallybook.cancel(%s)", [self.own_cancel])
+            try:
+                with self.db.transaction():
+                    way()
+            except psycopg.Error as error:
+                return error.sqlstate, error.diag.message_primary
+            new = self.db.execute(
+                "select (args ->> 'n')::int, unique_key, queue, priority, state, attempt, max_attempts,"
+                " case when state = 'scheduled' then run_at end, id from tallybook.job where task = %s and id > %s order by id",
+                (self.task, last),
+            ).fetchall()
+            names = {row[-1]: f"new {row[0]}" for row in new}
+            held = self.db.execute(
+                "select key, generation, job_id, others from tallybook.unique_key where task = %s order by 1, 2",
+                [self.task],
+            ).fetchall()
+            return [row[:-1] for row in new], [(k, g, names.get(job, job), others) for k, g, job, others in held]
+
+    def one_by_one(self) -> None:
+        for key, n, at, priority in self.rows:
+            self.db.execute(
+                "select tallybook.enqueue(%s, %s, jsonb_build_object('n', %s::int), run_at => %s, unique_key => %s,"
+                " priority => %s)",
+                (self.queue, self.task, n, at, key, 2 if priority is None else priority),
+            )
+
+    def at_once(self) -> None:
+        rows = ", ".join(
+            self.hands.one(
+                "select format('(%%L, %%s, %%L::timestamptz, %%L::int)', %s::text, %s::int, %s::text, %s::int)", *row
+            )
+            for row in self.rows
+        )
+        query = f"select key, jsonb_build_object('n', n) as args, run_at, priority from (values {rows}) v(key, n, run_at, priority)"  # noqa: S608
+        enqueue_from(self.db, query, queue=self.queue, task=self.task)
+
+
+def differences(db: Connection, seed: int, examples: int) -> Iterator[str]:
+    """Where the two ways do not agree."""
+    db.execute("set lock_timeout = '5 s'")
+    for n in range(examples):
+        example = Example(db, seed * 1000 + n)
+        one_by_one, at_once = example.outcome(example.one_by_one), example.outcome(example.at_once)
+        if one_by_one != at_once:
+            yield f"TALLYBOOK_SEED={seed}, example {n}: {example.rows}\n{one_by_one}\n{at_once}"
+
+
+def test_it_agrees_with_enqueue(db: Connection) -> None:
+    """S1-21: in random states of the queue, the jobs, keys, generations and errors are those of enqueue row by row."""
+    assert next(differences(db, SEED, EXAMPLES), None) is None
+
+
+@pytest.mark.parametrize(
+    ("guard", "instead"),
+    [
+        ("union all select s.job_id from tallybook.scheduled s where s.job_id = any ((select ids from jobs)::bigint[])", ""),
+        ("union all select w.job_id from tallybook.waiting w where w.job_id = any ((select ids from jobs)::bigint[])", ""),
+        ("or c.job_id is not null", ""),
+        ("and k.others is null", ""),
+        ("continue when v.key = v_before;", ""),
+        ("coalesce(v.generation, 0) + 1", "coalesce(v.generation, 0) + 2"),
+    ],
+)  # fmt: skip
+def test_control_every_part_of_the_look_counts(db: Connection, guard: str, instead: str) -> None:
+    """Negative control: with any part of the look at held keys taken away the examples find a difference."""
+    without(db, "_enqueue_batch", guard, instead)
+    assert next(differences(db, 7, 400), None) is not None
+
+
+# --- beside other producers ----------------------------------------------------------------------------------------
+
+
+class Call:
+    """enqueue_from on a connection of its own, in a thread, and whom it waits for."""
+
+    def __init__(self, connect: Connect, query: str) -> None:
+        self.conn = connect()
+        self.pid = self.conn.info.backend_pid
+        self.answer: tuple[int, int] | psycopg.Error | None = None
+        self.thread = threading.Thread(target=self._run, args=(query,))
+        self.thread.start()
+
+    def _run(self, query: str) -> None:
+        try:
+            self.answer = enqueue_from(self.conn, query)
+        except psycopg.Error as error:
+            self.answer = error
+
+    def waits_for(self, db: Connection, other: Connection) -> None:
+        """Until it does."""
+        query = "select %s = any (pg_blocking_pids(%s))"
+        pids = (other.info.backend_pid, self.pid)
+        wait_until(lambda: db.execute(query, pids).fetchone() == (True,), "the call waits for the other")
+
+    def said(self) -> tuple[int, int]:
+        self.thread.join(30)
+        if isinstance(self.answer, psycopg.Error):
+            raise self.answer
+        assert self.answer is not None, "it has not come back"
+        return self.answer
+
+
+@contextmanager
+def producer(connect: Connect, *unique: str) -> Iterator[Connection]:
+    """Somebody who has put in a job with each of these keys, and has not committed."""
+    conn = connect(autocommit=False)
+    for key in unique:
+        conn.execute("select tallybook.enqueue('q', 't', unique_key => %s)", [key])
+    yield conn
+    conn.rollback()
+
+
+def live(db: Connection) -> list[str | None]:
+    return sorted(keys(db, "state not in ('completed', 'cancelled', 'dead')"), key=str)
+
+
+def test_it_waits_for_nobody_else(db: Connection, connect: Connect) -> None:
+    """A producer that holds other keys, the same keys of another task, or jobs without one, holds up nothing."""
+    with producer(connect, "x", "y") as other:
+        other.execute("select tallybook.enqueue('q', 'other', unique_key => 'a'), tallybook.enqueue('q', 't')")
+        db.execute("set lock_timeout = '2 s'")
+        assert enqueue_from(db, values("a", "b", "c")) == (3, 3)
+
+
+@pytest.mark.parametrize(("end", "made"), [("commit", 2), ("rollback", 3)])
+def test_it_waits_for_who_uses_the_same_key(db: Connection, connect: Connect, end: str, made: int) -> None:
+    """S1-21: it waits for the producer that is using one of its keys, and puts that one in only if the other did not."""
+    with producer(connect, "b") as other:
+        call = Call(connect, values("a", "b", "c"))
+        call.waits_for(db, other)
+        getattr(other, end)()
+        assert call.said() == (3, made)
+    assert live(db) == ["a", "b", "c"]
+
+
+def test_control_a_key_taken_meanwhile(db: Connection, connect: Connect) -> None:
+    """Negative control: where it does not look whether it got the key, two jobs have it."""
+    without(db, "_enqueue_batch", "if found then", "if true then")
+    with producer(connect, "b") as other:
+        call = Call(connect, values("a", "b", "c"))
+        call.waits_for(db, other)
+        other.commit()
+        call.said()
+    assert live(db) == ["a", "b", "b", "c"]
+
+
+def test_after_a_conflict_it_looks_again(db: Connection, connect: Connect) -> None:
+    """A producer that took the key, and cancelled its job before it committed, leaves the key free: the row is put in."""
+    with producer(connect, "b") as other:
+        call = Call(connect, values("a", "b", "c"))
+        call.waits_for(db, other)
+        other.execute("select tallybook.cancel(id) from tallybook.job where unique_key = 'b'")
+        other.commit()
+        assert call.said() == (3, 3)
+    assert live(db) == ["a", "b", "c"]
+
+
+def test_control_no_second_look(db: Connection, connect: Connect) -> None:
+    """Negative control: where a conflict counts as held, that row is lost."""
+    without(db, "_enqueue_batch", "v_ours[v.n] := tallybook._claim_key(p_task, v.key, v.id) = v.id", "continue")
+    with producer(connect, "b") as other:
+        call = Call(connect, values("a", "b", "c"))
+        call.waits_for(db, other)
+        other.execute("select tallybook.cancel(id) from tallybook.job where unique_key = 'b'")
+        other.commit()
+        assert call.said() == (3, 2)
+    assert live(db) == ["a", "c"]
+
+
+def cross(db: Connection, connect: Connect) -> list[Call]:
+    """Two calls with the same keys in opposite orders; the second comes while the first waits for a third in the middle."""
+    with producer(connect, "m") as third:
+        first = Call(connect, values("a", "m", "z"))
+        first.waits_for(db, third)
+        second = Call(connect, values("z", "m", "a"))
+        wait_until(
+            lambda: db.execute("select cardinality(pg_blocking_pids(%s)) > 0", [second.pid]).fetchone() == (True,),
+            "the second waits",
+        )
+    return [first, second]
+
+
+def test_opposite_orders_do_not_deadlock(db: Connection, connect: Connect) -> None:
+    """Two calls with the same rows in opposite orders: one puts all in, the other nothing, and none is a victim."""
+    first, second = cross(db, connect)
+    assert [first.said(), second.said()] == [(3, 3), (3, 0)]
+    assert live(db) == ["a", "m", "z"]
+
+
+def test_control_the_order_of_the_query_deadlocks(db: Connection, connect: Connect) -> None:
+    """Negative control: keys that are taken in the query's order make two such calls wait for each other."""
+    without(db, "enqueue_from", "order by s.key, s.id", "order by s.id")
+    with pytest.raises(psycopg.errors.DeadlockDetected):
+        for call in cross(db, connect):
+            call.said()
+
+
+def test_in_the_order_of_enqueue_many(db: Connection, connect: Connect) -> None:
+    """Beside an enqueue_many with the same keys, in the order of the database's collation, there is no deadlock either."""
+    names = ["B", "a", "Ä", "z", "_", "1"]
+    with producer(connect, "a") as third:
+        many = threading.Thread(
+            target=lambda: connect().execute(
+                "select tallybook.enqueue_many(array_fill('q'::text, '{6}'), array_fill('t'::text, '{6}'),"
+                " array_fill('{}'::text, '{6}'), unique_keys => %s)",
+                [names[::-1]],
+            )
+        )
+        many.start()
+        call = Call(connect, values(*names))
+        wait_until(lambda: db.execute(
+            "select count(*) from pg_stat_activity where datname = current_database() and cardinality(pg_blocking_pids(pid)) > 0"
+        ).fetchone() == (2,), "both wait")  # fmt: skip
+        third.rollback()
+        assert call.said()[0] == 6
+        many.join(30)
+    assert live(db) == sorted(names)
+
+
+def test_an_older_snapshot_meets_a_conflict(db: Connection, connect: Connect) -> None:
+    """At REPEATABLE READ it works; a key that was taken since its snapshot raises 40001, for the caller's own retry."""
+    old = connect(autocommit=False)
+    old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    assert enqueue_from(old, values("a", "b")) == (2, 2)
+    old.commit()
+    old.execute("select")
+    with producer(connect, "c") as other:
+        other.commit()
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        enqueue_from(old, values("a", "c"))
+
+
+def test_many_at_once(db: Connection, connect: Connect) -> None:
+    """S1-21: of calls that all find the same rows, in whatever order, all together put each in once; none fails."""
+    query = "select n as key, '{}'::jsonb as args from generate_series(1, 300) n order by random()"
+    for _ in range(3):
+        calls = [Call(connect, query) for _ in range(5)]
+        assert sum(call.said()[1] for call in calls) == 300
+        Hands(db).run_all()
+    assert db.execute("select count(*), count(distinct unique_key) from tallybook.job").fetchone() == (900, 300)

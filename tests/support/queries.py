@@ -1,0 +1,31 @@
+"""Helpers for tests of what a query puts in."""
+
+from __future__ import annotations
+
+from typing import Any, LiteralString
+
+import psycopg
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+def enqueue_from(db: Connection, query: str | None, **more: Any) -> tuple[int, int]:
+    """How many rows it has seen, and how many jobs it has made; into queue q, of task t unless told otherwise."""
+    given = {"query": query, "queue": "q", "task": "t", **more}
+    names = ", ".join(f"{name} => %({name})s" for name in given)
+    statement = f"select seen, created from tallybook.enqueue_from({names})"  # noqa: S608
+    row = db.execute(statement, given).fetchone()  # type: ignore[arg-type]
+    assert row is not None
+    return row[0], row[1]
+
+
+def values(*keys: str) -> str:
+    """A query with these keys, in this order."""
+    rows = ", ".join(f"('{key}')" for key in keys)
+    return f"select key, jsonb_build_object('key', key) as args from (values {rows}) v(key)"  # noqa: S608
+
+
+def keys(db: Connection, where: LiteralString | str = "true") -> list[str | None]:
+    """The unique keys of these jobs, in the order in which they were put in."""
+    query = f"select unique_key from tallybook.job where {where} order by id"  # noqa: S608
+    return [row[0] for row in db.execute(query)]  # type: ignore[arg-type]
