@@ -82,7 +82,12 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--all", action="store_true", help="everything on 18, all but slow tests on 16, 15 and through PgBouncer"
     )
-    parser.add_argument("-n", "--processes", default="2", help="processes of pytest-xdist (2)")
+    parser.add_argument(
+        "-n",
+        "--processes",
+        default="3",
+        help="processes of pytest-xdist (3): most tests wait for servers and processes half of their time",
+    )
     parser.add_argument("--durations", type=int, default=15, help="how many of the slowest tests to name (15)")
     parser.add_argument(
         "--on", dest="versions", type=int, action="append", choices=VERSIONS, help="only this version; may be repeated"
