@@ -368,10 +368,18 @@ def test_promote_keeps_the_order(db: Connection, analyzed: bool) -> None:
 
 
 @pytest.mark.parametrize("newest", [True, False])
-def test_an_idle_claim_reads_nothing_of_a_big_open_enqueue(db: Connection, connect: Any, newest: bool) -> None:
+@pytest.mark.parametrize("holes", ["no holes", "a hole that has ended", "a hole"])
+def test_an_idle_claim_reads_nothing_of_a_big_open_enqueue(
+    db: Connection, connect: Any, holes: str, newest: bool
+) -> None:
     """Review 14: 20,000 jobs that nobody has committed yet do not make the claims of their lane any dearer."""
+    other = connect(autocommit=False)
+    if holes != "no holes":
+        other.execute("select pg_current_xact_id()")
     enqueue(db, n=3)
     drain(db)
+    if holes == "a hole that has ended":
+        other.commit()
     worker, business = start_worker(db), connect(autocommit=False)
     idle = "select * from tallybook.claim(%s, '{q}', '{100}', gen_random_uuid())"
     without = buffers(db, idle, worker)
@@ -383,6 +391,7 @@ def test_an_idle_claim_reads_nothing_of_a_big_open_enqueue(db: Connection, conne
     # The least of many: a server that is busy making databases throws its sessions' caches away in between.
     assert min(buffers(db, idle, worker) for _ in range(30)) <= 2 * without
     business.rollback()
+    other.rollback()
 
 
 def test_a_claim_that_meets_only_cancelled_jobs_says_so(db: Connection) -> None:

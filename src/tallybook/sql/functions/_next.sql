@@ -17,9 +17,11 @@ begin
             hint = 'This database was restored or moved: its lanes have to be rebased.';
   end if;
   if c.closed <> '{}' then
-    select e.xid into v_xid from tallybook.entry e
-     where e.lane_id = p_lane_id and e.retention = p_retention and e.xid = any (c.closed)
-       and (e.xid, e.seq) > (c.pos_xid, c.pos_seq) limit 1;
+    -- One by one: given a list, a plan from an empty table reads all of the lane and looks in the list afterwards.
+    select e.xid into v_xid from unnest(c.closed) x(xid), lateral (
+             select e.xid from tallybook.entry e
+              where e.lane_id = p_lane_id and e.retention = p_retention and e.xid = x.xid
+                and (e.xid, e.seq) > (c.pos_xid, c.pos_seq) order by e.seq limit 1) e limit 1;
     if found then return v_xid; end if;
     c.pos_xid := c.lo; c.pos_seq := 0;
   end if;
@@ -37,9 +39,10 @@ begin
    limit 1;
   if found then return v_xid; end if;
   if c.holes <> '{}' then
-    select e.xid into v_xid from tallybook.entry e
-     where e.lane_id = p_lane_id and e.retention = p_retention
-       and e.xid = any (array(select x from unnest(c.holes) x where pg_visible_in_snapshot(x, v_snap) and x is distinct from v_own)) limit 1;
+    select e.xid into v_xid from unnest(c.holes) x(xid), lateral (
+             select e.xid from tallybook.entry e
+              where e.lane_id = p_lane_id and e.retention = p_retention and e.xid = x.xid order by e.seq limit 1) e
+     where pg_visible_in_snapshot(x.xid, v_snap) and x.xid is distinct from v_own limit 1;
   end if;
   return v_xid;
 end $$;
