@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -81,8 +82,10 @@ def test_csv_is_upserted(run: Run, db: Any, tmp_path: Path) -> None:
     lines = [f'"x:{n}","{{""asset_id"": {n}}}",,' for n in range(2100)]
     lines += ['"a ""b""\nc","{""note"": ""x, y""}",2031-01-01T00:00:00+01:00,0', "plain,,,"]
     file.write_text("\ufeffsubject,args,run_at,priority\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    widest = csv.field_size_limit()
     first = run("upsert", "prices", "refresh", "--file", file, "--delay", "1 hour")
     assert (first.exit_code, first.output) == (0, "2102 subjects: 2102 created\n")
+    assert csv.field_size_limit() == widest  # it is the whole process's
     found = {row[0]: row[1:] for row in rows(db)}
     assert len(found) == 2102
     assert found['a "b"\nc'] == ({"note": "x, y"}, 0, datetime(2030, 12, 31, 23, tzinfo=UTC))

@@ -211,7 +211,12 @@ def test_tcp_is_loopback_with_a_password() -> None:
 
 
 def test_settings_reach_the_server() -> None:
-    """Settings are given to the server, and durable=True leaves those for safe data alone."""
+    """Settings are given to the server, and durable=True leaves those for safe data alone.
+
+    What is thrown away is thrown away whole: a killed server's shared memory lies in the directory that goes with it.
+    """
+    with temporary_server() as server:
+        assert (query(server, "show fsync"), query(server, "show dynamic_shared_memory_type")) == ("off", "mmap")
     with temporary_server(settings={"work_mem": "5MB", "jit": False}, durable=True) as server:
         assert (query(server, "show work_mem"), query(server, "show jit")) == ("5MB", "off")
         assert (query(server, "show fsync"), query(server, "show full_page_writes")) == ("on", "on")

@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,8 +53,24 @@ class Result:
         return f"PostgreSQL {self.version}" + (" through PgBouncer" if self.pooled else "")
 
 
+MEMORY, ROOM = Path("/dev/shm"), 6 * 2**30
+
+
+def _in_memory() -> str:
+    """Where the servers' files go: each test makes a database of some 400 files, which takes 20 ms in memory, 130 on a disk.
+
+    Only where there is room, and where nobody has said another place (TMPDIR). None of these servers outlives the run.
+    """
+    with suppress(OSError):
+        free = shutil.disk_usage(MEMORY).free
+        if "TMPDIR" not in os.environ and free >= ROOM and os.access(MEMORY, os.W_OK | os.X_OK):
+            os.environ["TMPDIR"] = str(MEMORY)
+    return tempfile.gettempdir()
+
+
 def main() -> int:
     options, extra = _arguments()
+    print(f"tests: servers and files in {_in_memory()}", flush=True)
     runs = [] if options.pooled else [Result(version) for version in options.versions]
     if options.pooled or (options.all and VERSIONS[0] in options.versions):
         runs.append(Result(VERSIONS[0], pooled=True))

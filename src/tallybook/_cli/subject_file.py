@@ -55,8 +55,14 @@ class _Counted:
 
 
 def _csv(path: str, lines: _Counted) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    csv.field_size_limit(2_000_000)  # args have up to 1 MB
-    reader = csv.DictReader(lines, strict=True)
+    before = csv.field_size_limit(2_000_000)  # args have up to 1 MB; the limit is the whole process's
+    try:
+        yield from _csv_rows(path, csv.DictReader(lines, strict=True))
+    finally:
+        csv.field_size_limit(before)
+
+
+def _csv_rows(path: str, reader: csv.DictReader[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     titles = _at(path, 1, lambda: reader.fieldnames) or ()
     if "subject" not in titles or set(titles) - set(COLUMNS):
         odd = next((title for title in titles if title not in COLUMNS), None)

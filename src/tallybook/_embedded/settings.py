@@ -15,8 +15,9 @@ DEFAULTS: Mapping[str, Setting] = {
     "log_timezone": "UTC",
 }
 # For data that is thrown away. A commit still waits until its WAL is handed to the operating system
-# (synchronous_commit stays on), so that Server.kill() loses no more than a SIGKILL would with real settings.
-NOT_DURABLE: Mapping[str, Setting] = {"fsync": "off", "full_page_writes": "off"}
+# (synchronous_commit stays on), so that Server.kill() loses no more than a SIGKILL would with real settings. Shared memory is
+# files in the data directory: what a killed server has left elsewhere (/dev/shm) only its next start would clear away.
+NOT_DURABLE: Mapping[str, Setting] = {"fsync": "off", "full_page_writes": "off", "dynamic_shared_memory_type": "mmap"}
 # Where and to whom the server listens is what makes it safe, so the manager decides it.
 _OURS = {
     *("listen_addresses", "port", "unix_socket_directories", "unix_socket_permissions", "unix_socket_group"),
