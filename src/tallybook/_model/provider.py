@@ -1,0 +1,24 @@
+"""Whom jobs call: a provider's settings, which anybody may read, and its secrets, which nobody sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tallybook._model.secret import Secret
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One provider as it stands in the database, with its secrets decrypted in memory.
+
+    `settings` are plain JSON values (a base URL, a host, a port); `secrets` are by field (`"api_key"`, `"password"`).
+    """
+
+    name: str
+    kind: str
+    """What it is for, in the user's own words: `market-data`, `webhook`, `smtp`."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    secrets: Mapping[str, Secret] = field(default_factory=dict, repr=False)
+    active: bool = True

@@ -1,0 +1,42 @@
+"""A text that must not be seen: it shows itself only to who asks for it by name."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+STARS = "********"
+
+
+class Secret:
+    """One secret text. `reveal()` gives it; str, repr, format and comparison with a text do not, and pickling is refused.
+
+    `previous` is what it was before it was changed, where that is still good (a signature's key during a rotation).
+    """
+
+    __slots__ = ("_text", "previous")
+
+    def __init__(self, text: str, previous: Secret | None = None) -> None:
+        self._text = text
+        self.previous = previous
+
+    def reveal(self) -> str:
+        """The text itself. Keep it in a local variable, for as long as the call that needs it."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"Secret({STARS!r})"
+
+    def __str__(self) -> str:
+        return STARS
+
+    def __format__(self, spec: str) -> str:
+        return format(STARS, spec)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Secret does not leave its process")
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._text))
