@@ -5,6 +5,8 @@ from tallybook._db.schedules import Fire, Fired, ScheduleInfo
 from tallybook._model.backoff import Constant, Exponential, Linear
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
+from tallybook._model.provider import Provider
+from tallybook._model.secret import Secret
 from tallybook._model.service import ServiceInfo
 from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectReport
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
@@ -31,10 +33,12 @@ __all__ = [
     "JobInfo",
     "Kill",
     "Linear",
+    "Provider",
     "Reject",
     "Reschedule",
     "Retried",
     "ScheduleInfo",
+    "Secret",
     "ServiceInfo",
     "Snooze",
     "Subject",

@@ -28,6 +28,7 @@ from tallybook._service_operations import ServiceOperations
 from tallybook._subject import SubjectVerbs
 from tallybook._task import AtomicContextTask, AtomicTask, ContextTask, Task, run, run_sync
 from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
+from tallybook.providers import Providers
 
 if TYPE_CHECKING:
     from tallybook._worker import DrainReport, WorkerReport
@@ -92,6 +93,8 @@ class App(SubjectVerbs, Operations, Schedules, ServiceOperations, Source):
         self.retry_policies: dict[str, Backoff] = {}
         self.declared: dict[str, Declared] = {}
         """The schedules that its code declares."""
+        self.providers = Providers(self)
+        """Whom jobs call, with their secrets."""
 
     @overload
     def task(self, fn: Callable[Concatenate[Context, P], R], /) -> ContextTask[P, R]: ...

@@ -13,6 +13,7 @@
     ├── DuplicateTask                    two functions under one task name or alias
     ├── UnknownTask                      no function for this task name here
     ├── UnknownQueue                     no such queue
+    ├── UnknownProvider                  TB002: no such provider, or it is switched off
     ├── UnknownSchedule                  TB002: no such schedule
     ├── UnknownJob                       TB002: no such job, or its history is pruned
     ├── ResultTimeout (TimeoutError)     the job has not ended in time; it goes on
@@ -24,6 +25,7 @@
     ├── TransactionError                 the transaction that an attempt's end belongs to did not end as it must
     ├── WorkerEnded                      TB006: the worker is unknown to the server, or was declared ended
     ├── ForeignCursor                    TB004: the cursors were written by another cluster; rebase first
+    ├── SecretError                      a provider's secret cannot be encrypted or decrypted
     ├── QueueUnavailable                 the server cannot be reached
     ├── CommitUnknown                    the connection was lost at a commit, and what became of it cannot be found out
     └── SchemaError                      TB007: program and database are of different versions
@@ -67,10 +69,12 @@ __all__ = [
     "SchemaMissing",
     "SchemaTooNew",
     "SchemaTooOld",
+    "SecretError",
     "SignatureError",
     "TallybookError",
     "TransactionError",
     "UnknownJob",
+    "UnknownProvider",
     "UnknownQueue",
     "UnknownSchedule",
     "UnknownTask",
@@ -275,6 +279,23 @@ class UnknownQueue(TallybookError):
         self.queue = queue
 
 
+class UnknownProvider(TallybookError):
+    """There is no such provider, or it is switched off (`inactive`); `provider` is the name, `known` are those that there are."""
+
+    provider: str | None = None
+    known: tuple[str, ...] = ()
+    inactive: bool = False
+
+    def __init__(self, provider: str, known: Iterable[str] = (), *, inactive: bool = False) -> None:
+        self.provider, self.known, self.inactive = provider, tuple(sorted(known)), inactive
+        if inactive:
+            hint = f"Switch it on: `tallybook provider set {provider} --active`"
+            super().__init__(f"provider {provider!r} is not active", hint=hint)
+        else:
+            hint = _did_you_mean(provider, self.known) or "See the names with `tallybook provider list`"
+            super().__init__(f"unknown provider {provider!r}", hint=hint)
+
+
 class UnknownSchedule(TallybookError):
     """There is no such schedule; `schedule` is the name, `known` are the names that there are."""
 
@@ -393,6 +414,22 @@ class WorkerEnded(TallybookError):
 
 class ForeignCursor(TallybookError):
     """The cursors of the lanes come from another cluster, for example after a restore (TB004): rebase first."""
+
+
+class SecretError(TallybookError):
+    """A provider's secret cannot be encrypted or decrypted; it names `provider`, `field` and `slot`, never the secret or a key."""
+
+    provider: str | None = None
+    field: str | None = None
+    slot: str | None = None
+    reason: str | None = None
+
+    def __init__(
+        self, provider: str, field: str, reason: str, *, slot: str = "current", hint: str | None = None
+    ) -> None:
+        which = " (previous)" if slot == "previous" else ""
+        super().__init__(f"secret {field!r} of provider {provider!r}{which}: {reason}", hint=hint)
+        self.provider, self.field, self.slot, self.reason = provider, field, slot, reason
 
 
 class QueueUnavailable(TallybookError):

@@ -35,6 +35,14 @@ class Secret:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Secret does not leave its process")
 
+    __getstate__ = __reduce__
+
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Secret:
+        return self
+
     def __eq__(self, other: Any) -> bool:
         return isinstance(other, Secret) and self._text == other._text
 

@@ -20,6 +20,7 @@ from tallybook.errors import LeaseLost, NotSupported
 if TYPE_CHECKING:
     from tallybook._worker.jobs import Running
     from tallybook._worker.verbs import Verbs
+    from tallybook.providers import Providers
 
 T = TypeVar("T")
 
@@ -168,6 +169,20 @@ class Context:
         if self._log is None:
             self._log = JobLogger(self._job())
         return self._log
+
+    @property
+    def providers(self) -> Providers:
+        """Whom jobs call, with their secrets: the App's registry. Lifespans have it, too.
+
+        acme = await ctx.providers.get("acme")
+        """
+        found = getattr(self._verbs, "providers", None)
+        if found is None:
+            hint = (
+                "Ask the App, `app.providers`; a task with process=True needs env=('TALLYBOOK_DSN', 'TALLYBOOK_KEYS')"
+            )
+            raise NotSupported("ctx.providers here", hint=hint)
+        return found  # type: ignore[no-any-return]
 
     async def complete(self, conn: object, *, result: object = None) -> None:
         """End this attempt as completed in `conn`'s transaction, together with what else is written there.

@@ -141,7 +141,9 @@ class Runner:
         for known in self._app.tasks.values():
             check(known)
         self._verbs.loop = asyncio.get_running_loop()
-        context = Context(self.state)
+        self._verbs.providers = self._app.providers
+        self._lifespan.enter_context(self._app.providers.through(self._verbs.ask))
+        context = Context(self.state, verbs=self._verbs)
         for hook in self._app.lifespans:
             await self._lifespan.enter_async_context(asynccontextmanager(hook)(context))
 

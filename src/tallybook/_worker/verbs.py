@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from tallybook._db import aio
+from tallybook._db.calls import Call
 from tallybook._db.link import Link
 from tallybook._model.failure import safe_text
 from tallybook._model.payload import encode
 from tallybook._worker.jobs import Running
 from tallybook.errors import ConfigError, LeaseLost
+
+if TYPE_CHECKING:
+    from tallybook.providers import Providers
+
+T = TypeVar("T")
 
 _PROGRESS = "select tallybook.progress(%s::uuid, %s::bigint, %s::int, %s::real, %s::text)"
 _CHECKPOINT = "select tallybook.checkpoint(%s::uuid, %s::bigint, %s::int, %s::jsonb)"
@@ -23,6 +30,15 @@ class Verbs:
     def __init__(self, link: Link) -> None:
         self._link = link
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.providers: Providers | None = None
+
+    async def ask(self, call: Call[T]) -> T:
+        """The result of a verb of the App's on this connection."""
+
+        async def say(conn: Any) -> T:
+            return await aio.run(conn, call)
+
+        return await self._link.run(say)
 
     async def progress(self, job: Running, done: float | None, message: str | None) -> None:
         """How far it is."""

@@ -1,0 +1,259 @@
+"""The verbs over providers, their secrets and routes, as Calls: texts and ciphertexts only, nothing is decrypted here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from tallybook._db.calls import Call, instant
+from tallybook._model.keyring import Place, Sealed
+from tallybook.errors import UnknownProvider
+
+__all__ = ["Field", "Listed", "Route", "Stored"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A provider as it is stored."""
+
+    name: str
+    kind: str
+    settings: dict[str, Any]
+    active: bool
+    secrets: dict[Place, Sealed]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One secret, of which nothing is told but its key and its times."""
+
+    field: str
+    slot: str
+    key_id: str
+    set_at: datetime
+    sealed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A rule: this provider serves this kind of data, for all symbols or for one."""
+
+    data_type: str
+    symbol: str | None
+    provider: str
+    active: bool
+    in_force: bool
+    """Whether it counts: it and its provider are active."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A provider for people."""
+
+    name: str
+    kind: str
+    settings: dict[str, Any]
+    active: bool
+    created_at: datetime
+    changed_at: datetime
+    fields: list[Field] = field(default_factory=list)
+    routes: int = 0
+
+
+_READ = "select cast(tallybook._provider_read(cast(%(name)s as text)) as text)"
+# One statement, so that what the route says and the provider are of one snapshot.
+_RESOLVE = """\
+select cast(tallybook._provider_read(tallybook.provider_resolve(
+  data_type => cast(%(data_type)s as text), symbol => cast(%(symbol)s as text))) as text)"""
+_ACTIVE = """\
+select cast(coalesce(json_agg(tallybook._provider_read(p.name) order by p.name), '[]') as text)
+  from tallybook.provider as p where p.active"""
+_NAMES = "select cast(coalesce(json_agg(p.name order by p.name), '[]') as text) from tallybook.provider as p"
+_LIST = """\
+select cast(coalesce(json_agg(json_build_object(
+  'name', p.name, 'kind', p.kind, 'settings', p.settings, 'active', p.active, 'created_at', p.created_at,
+  'changed_at', p.changed_at, 'routes', (select count(*) from tallybook.provider_route as r where r.provider = p.name),
+  'fields', (select coalesce(json_agg(json_build_object('field', f.field, 'slot', f.slot, 'key_id', f.key_id,
+               'set_at', f.set_at, 'sealed_at', f.sealed_at) order by f.field, f.slot), '[]')
+               from tallybook.provider_field as f where f.provider = p.name)) order by p.name), '[]') as text)
+  from tallybook.provider as p where p.name = coalesce(cast(%(name)s as text), p.name)"""
+_ROUTES = """\
+select cast(coalesce(json_agg(json_build_object('data_type', r.data_type, 'symbol', r.symbol, 'provider', r.provider,
+  'active', r.active, 'in_force', r.active and p.active) order by r.data_type, r.symbol nulls last), '[]') as text)
+  from tallybook.provider_route as r join tallybook.provider as p on p.name = r.provider
+ where r.data_type = coalesce(cast(%(data_type)s as text), r.data_type)"""
+_PUT = """\
+select tallybook.provider_put(name => cast(%(name)s as text), kind => cast(%(kind)s as text),
+  settings => cast(cast(%(settings)s as text) as jsonb), active => cast(cast(%(active)s as text) as boolean))"""
+_DROP = "select tallybook.provider_drop(name => cast(%(name)s as text))"
+_ROUTE_PUT = """\
+select tallybook.route_put(data_type => cast(%(data_type)s as text), provider => cast(%(provider)s as text),
+  symbol => cast(%(symbol)s as text), active => cast(cast(%(active)s as text) as boolean))"""
+_ROUTE_DROP = (
+    "select tallybook.route_drop(data_type => cast(%(data_type)s as text), symbol => cast(%(symbol)s as text))"
+)
+_SECRET_PUT = """\
+select tallybook._provider_secret_put(cast(%(provider)s as text), cast(%(field)s as text),
+  decode(cast(%(was)s as text), 'hex'), cast(%(key_id)s as text), decode(cast(%(nonce)s as text), 'hex'),
+  decode(cast(%(ciphertext)s as text), 'hex'), cast(%(former_key_id)s as text),
+  decode(cast(%(former_nonce)s as text), 'hex'), decode(cast(%(former_ciphertext)s as text), 'hex'))"""
+_RESEAL = """\
+select tallybook._provider_secret_reseal(cast(%(provider)s as text), cast(%(field)s as text), cast(%(slot)s as text),
+  decode(cast(%(was)s as text), 'hex'), cast(%(key_id)s as text), decode(cast(%(nonce)s as text), 'hex'),
+  decode(cast(%(ciphertext)s as text), 'hex'))"""
+_SECRET_DROP = """\
+select tallybook._provider_secret_drop(cast(%(provider)s as text), cast(%(field)s as text), cast(%(slot)s as text))"""
+_OTHER_KEYS = """\
+select cast(coalesce(json_agg(json_build_object('provider', s.provider, 'field', s.field, 'slot', s.slot, 'key_id', s.key_id,
+  'nonce', encode(s.nonce, 'hex'), 'ciphertext', encode(s.ciphertext, 'hex'))), '[]') as text)
+  from (select x.* from tallybook.provider_secret as x
+         where x.key_id <> cast(%(key_id)s as text)
+           and (x.provider, x.field, x.slot) > (cast(%(provider)s as text), cast(%(field)s as text), cast(%(slot)s as text))
+         order by x.provider, x.field, x.slot limit 100) as s"""
+_KEYS_IN_USE = """\
+select cast(coalesce(json_object_agg(k.key_id, k.n), '{}') as text)
+  from (select s.key_id, count(*) as n from tallybook.provider_secret as s
+         where s.provider = coalesce(cast(%(name)s as text), s.provider) group by s.key_id) as k"""
+
+
+def read(name: str) -> Call[Stored | None]:
+    """One provider with its ciphertexts; None: there is none."""
+    return Call("provider", _READ, {"name": name}, _stored_or_none)
+
+
+def resolve(data_type: str, symbol: str | None) -> Call[Stored | None]:
+    """The provider that the routes say; None: none."""
+    return Call("provider_resolve", _RESOLVE, {"data_type": data_type, "symbol": symbol}, _stored_or_none)
+
+
+def active() -> Call[list[Stored]]:
+    """All active providers, in one snapshot."""
+    return Call("providers", _ACTIVE, {}, lambda found: list(map(_stored, json.loads(found))))
+
+
+def names() -> Call[list[str]]:
+    """The names of all, active or not."""
+    return Call("providers", _NAMES, {}, json.loads)
+
+
+def listed(name: str | None = None) -> Call[list[Listed]]:
+    """All providers, or one, for people."""
+    return Call("providers", _LIST, {"name": name}, _listed)
+
+
+def routes(data_type: str | None = None) -> Call[list[Route]]:
+    """The routes, of one kind of data or all; the specific ones first, as they are tried."""
+    row = lambda found: [Route(**route) for route in json.loads(found)]  # noqa: E731
+    return Call("providers", _ROUTES, {"data_type": data_type}, row)
+
+
+def put(name: str, kind: str | None, settings: Mapping[str, Any] | None, active: bool | None) -> Call[str]:
+    """Create or change a provider: created, changed or unchanged."""
+    text = None if settings is None else json.dumps(settings, ensure_ascii=False, allow_nan=False)
+    params = {"name": name, "kind": kind, "settings": text, "active": _bool(active)}
+    return Call("provider_put", _PUT, params, str)
+
+
+def drop(name: str) -> Call[bool]:
+    """Remove a provider with its secrets."""
+    return Call("provider_drop", _DROP, {"name": name}, bool)
+
+
+def route_put(data_type: str, provider: str, symbol: str | None, active: bool | None) -> Call[str]:
+    """Create or change a route: created, changed or unchanged."""
+    params = {"data_type": data_type, "provider": provider, "symbol": symbol, "active": _bool(active)}
+    return Call("route_put", _ROUTE_PUT, params, str, unknown=UnknownProvider)
+
+
+def route_drop(data_type: str, symbol: str | None) -> Call[bool]:
+    """Remove a route."""
+    return Call("route_drop", _ROUTE_DROP, {"data_type": data_type, "symbol": symbol}, bool)
+
+
+def secret_put(place: Place, was: Sealed | None, sealed: Sealed, former: Sealed | None) -> Call[bool]:
+    """Set a secret; False: `was` is not what is stored any more."""
+    params = {
+        "provider": place.provider,
+        "field": place.field,
+        "was": None if was is None else was.nonce.hex(),
+        "key_id": sealed.key_id,
+        "nonce": sealed.nonce.hex(),
+        "ciphertext": sealed.ciphertext.hex(),
+        "former_key_id": None if former is None else former.key_id,
+        "former_nonce": None if former is None else former.nonce.hex(),
+        "former_ciphertext": None if former is None else former.ciphertext.hex(),
+    }
+    return Call("provider_secret_put", _SECRET_PUT, params, bool, unknown=UnknownProvider)
+
+
+def secret_reseal(place: Place, was: Sealed, sealed: Sealed) -> Call[bool]:
+    """The same secret under another key; False: it is not what was read any more, or somebody has it right now."""
+    params = {
+        "provider": place.provider,
+        "field": place.field,
+        "slot": place.slot,
+        "was": was.nonce.hex(),
+        "key_id": sealed.key_id,
+        "nonce": sealed.nonce.hex(),
+        "ciphertext": sealed.ciphertext.hex(),
+    }
+    return Call("provider_rotate", _RESEAL, params, bool)
+
+
+def secret_drop(provider: str, field: str, slot: str | None) -> Call[bool]:
+    """Forget a slot of a secret, or all of it."""
+    return Call("provider_secret_drop", _SECRET_DROP, {"provider": provider, "field": field, "slot": slot}, bool)
+
+
+def under_other_keys(key_id: str, after: Place | None) -> Call[list[tuple[Place, Sealed]]]:
+    """At most 100 secrets that are encrypted with another key than this one, in order, from a place on."""
+    at = after or Place("", "", "")
+    params = {"key_id": key_id, "provider": at.provider, "field": at.field, "slot": at.slot}
+    return Call("provider_rotate", _OTHER_KEYS, params, _sealed_rows)
+
+
+def keys_in_use(name: str | None = None) -> Call[dict[str, int]]:
+    """How many secrets are encrypted with which key."""
+    return Call("providers", _KEYS_IN_USE, {"name": name}, json.loads)
+
+
+def _bool(value: bool | None) -> str | None:
+    return None if value is None else str(value).lower()
+
+
+def _sealed(row: Mapping[str, str]) -> Sealed:
+    return Sealed(row["key_id"], bytes.fromhex(row["nonce"]), bytes.fromhex(row["ciphertext"]))
+
+
+def _sealed_rows(found: str) -> list[tuple[Place, Sealed]]:
+    return [(Place(row["provider"], row["field"], row["slot"]), _sealed(row)) for row in json.loads(found)]
+
+
+def _stored(row: Mapping[str, Any]) -> Stored:
+    secrets = {Place(row["name"], one["field"], one["slot"]): _sealed(one) for one in row["secrets"]}
+    return Stored(row["name"], row["kind"], row["settings"], row["active"], secrets)
+
+
+def _stored_or_none(found: str | None) -> Stored | None:
+    return None if found is None else _stored(json.loads(found))
+
+
+def _listed(found: str) -> list[Listed]:
+    rows: Sequence[dict[str, Any]] = json.loads(found)
+    return [
+        Listed(
+            **{
+                **row,
+                "created_at": instant(row["created_at"]),
+                "changed_at": instant(row["changed_at"]),
+                "fields": [
+                    Field(**{**one, "set_at": instant(one["set_at"]), "sealed_at": instant(one["sealed_at"])})
+                    for one in row["fields"]
+                ],
+            }
+        )
+        for row in rows
+    ]

@@ -1,0 +1,170 @@
+"""Keys, and how a secret is encrypted with one: AES-256-GCM, bound to the place where it is stored.
+
+The additional data says provider, field, slot and key id, and nothing of the installation: a dump can be restored anywhere,
+and a ciphertext that was moved to another row or field opens nowhere. Each encryption has a fresh random nonce of 96 bits; one
+key is good for 2^32 of them. Raw keys are kept by the library's own objects, whose repr shows nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tallybook._model.secret import Secret
+from tallybook.errors import ConfigError, NotSupported, SecretError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+__all__ = ["LONGEST", "Keyring", "Place", "Sealed", "new_key", "parse_keys"]
+
+LONGEST = 65_536
+"""Bytes of one secret."""
+_ID = re.compile(r"[A-Za-z0-9._-]{1,32}")  # so short that a key in its place is not taken for an id, and shown
+_HINT = "Write ID:KEY,ID:KEY, the current one first; `tallybook provider key` prints a new one"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a secret is stored."""
+
+    provider: str
+    field: str
+    slot: str = "current"
+
+    def __str__(self) -> str:
+        return f"secret {self.field!r} of provider {self.provider!r}" + (
+            " (previous)" if self.slot == "previous" else ""
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A secret as the database has it."""
+
+    key_id: str
+    nonce: bytes
+    ciphertext: bytes
+
+
+class Keyring:
+    """The keys of this program by their ids; `current` is what new secrets are encrypted with, None: there are no keys."""
+
+    __slots__ = ("_keys", "current", "source")
+
+    def __init__(self, keys: Mapping[str, AESGCM], source: str) -> None:
+        self._keys = dict(keys)
+        self.current = next(iter(self._keys), None)
+        self.source = source
+        """Where they come from, for people."""
+
+    @property
+    def ids(self) -> list[str]:
+        """Their ids, the current one first."""
+        return list(self._keys)
+
+    def seal(self, place: Place, secret: Secret) -> Sealed:
+        """Encrypt with the current key. SecretError: there is none, or the secret is too long."""
+        if self.current is None:
+            raise SecretError(place.provider, place.field, "there is no key to encrypt it with", hint=self._where())
+        nonce = os.urandom(12)
+        sealed = _sealed(self._keys[self.current], nonce, secret, _bound_to(place, self.current))
+        if sealed is None:
+            raise SecretError(place.provider, place.field, f"a secret is a text of 1 to {LONGEST} bytes")
+        return Sealed(self.current, nonce, sealed)
+
+    def open(self, place: Place, sealed: Sealed) -> Secret:
+        """Decrypt. SecretError, which names provider and field: an unknown key id, a wrong key, an altered or moved text."""
+        key = self._keys.get(sealed.key_id)
+        if key is None:
+            known = f"here are {', '.join(self._keys)}" if self._keys else "here are no keys"
+            reason = f"it is encrypted with key {sealed.key_id!r}, and {known}"
+            raise SecretError(place.provider, place.field, reason, slot=place.slot, hint=self._where())
+        found = _opened(key, sealed, _bound_to(place, sealed.key_id))
+        if found is None:
+            # One text for all: whoever alters ciphertexts learns nothing from it.
+            reason = f"it does not open with key {sealed.key_id!r}"
+            hint = "Another key has this id, or what is stored was altered or moved here. Set the secret anew"
+            raise SecretError(place.provider, place.field, reason, slot=place.slot, hint=hint)
+        return found
+
+    def _where(self) -> str:
+        return f"Keys are read from {self.source}; `tallybook provider key` prints a new one"
+
+    def __repr__(self) -> str:
+        return f"<Keyring {', '.join(self._keys) or 'without keys'}>"
+
+
+def _sealed(key: AESGCM, nonce: bytes, secret: Secret, bound_to: bytes) -> bytes | None:
+    try:
+        text = secret.reveal().encode()
+    except UnicodeEncodeError:  # its attributes have the text
+        return None
+    return key.encrypt(nonce, text, bound_to) if 1 <= len(text) <= LONGEST else None
+
+
+def _opened(key: AESGCM, sealed: Sealed, bound_to: bytes) -> Secret | None:
+    # None and no exception, so that no frame with key or text hangs on the error that is raised for it.
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        return Secret(key.decrypt(sealed.nonce, sealed.ciphertext, bound_to).decode())
+    except (InvalidTag, ValueError):
+        return None
+
+
+def _bound_to(place: Place, key_id: str) -> bytes:
+    bound = ["tallybook.provider_secret", 1, place.provider, place.field, place.slot, key_id]
+    return json.dumps(bound, ensure_ascii=True, separators=(",", ":")).encode()
+
+
+def parse_keys(text: Secret, source: str) -> Keyring:
+    """The keys of `k2:BASE64,k1:BASE64`, or one a line with # comments. ConfigError, which never shows a key.
+
+    NotSupported: the package cryptography is missing.
+    """
+    found = _parsed(text.reveal(), _cipher())
+    if isinstance(found, str):  # raised here, where no frame has a key in a variable
+        raise ConfigError(source, "(not shown)", found, hint=_HINT)
+    return Keyring(found, source)
+
+
+def _parsed(text: str, cipher: type[AESGCM]) -> dict[str, AESGCM] | str:
+    entries = [entry for line in text.splitlines() for entry in re.split(r"[,\s]+", line.partition("#")[0]) if entry]
+    keys: dict[str, AESGCM] = {}
+    for at, entry in enumerate(entries, 1):
+        key_id, _, encoded = entry.partition(":")
+        if not encoded or not _ID.fullmatch(key_id):
+            return f"entry {at} is not ID:KEY; an id has 1 to 32 of A-Z a-z 0-9 . _ -"
+        if key_id in keys:
+            return f"there are two keys {key_id!r}"
+        try:
+            raw = base64.b64decode(encoded, validate=True)
+        except (binascii.Error, ValueError):
+            raw = b""
+        if len(raw) != 32:
+            return f"key {key_id!r} is not base64 of 32 bytes"
+        keys[key_id] = cipher(raw)
+    return keys or "there is no key in it"
+
+
+def new_key(key_id: str | None = None) -> str:
+    """A new random key as `ID:BASE64`; without an id of yours a random one."""
+    if key_id is not None and not _ID.fullmatch(key_id):
+        raise ConfigError("id", key_id, "has 1 to 32 of A-Z a-z 0-9 . _ -")
+    return f"{key_id or 'k' + os.urandom(3).hex()}:{base64.b64encode(os.urandom(32)).decode()}"
+
+
+def _cipher() -> type[AESGCM]:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError:
+        hint = "Install it: pip install 'tallybook[crypto]'"
+        raise NotSupported("encryption of secrets without the package cryptography", hint=hint) from None
+    return AESGCM

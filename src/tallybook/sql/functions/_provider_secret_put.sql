@@ -1,0 +1,62 @@
+-- _provider_secret_put(provider, field, was, key id, nonce, ciphertext, and the former secret, encrypted anew): set a secret.
+--
+-- `was` is the nonce of the ciphertext that the caller has read as the current one, null where there was none. False: it is
+-- another one by now (set or rotated by somebody else): read again. The slot previous is replaced; without a former one it is
+-- emptied. Errors: TB002 no such provider. Writes provider_secret.
+create or replace function tallybook._provider_secret_put(p_provider text, p_field text, p_was bytea, p_key_id text, p_nonce bytea,
+  p_ciphertext bytea, p_former_key_id text, p_former_nonce bytea, p_former_ciphertext bytea,
+  p_at timestamptz default clock_timestamp())
+returns boolean language plpgsql as $$
+declare
+  v_set_at timestamptz;
+begin
+  perform tallybook._check_name('field of a secret', p_field, 64);
+  perform from tallybook.provider p where p.name = p_provider for key share;
+  if not found then
+    raise exception 'there is no provider %', coalesce(to_json(p_provider)::text, 'null') using errcode = 'TB002';
+  end if;
+  if p_was is null then
+    insert into tallybook.provider_secret (provider, field, slot, key_id, nonce, ciphertext, set_at, sealed_at)
+    values (p_provider, p_field, 'current', p_key_id, p_nonce, p_ciphertext, p_at, p_at) on conflict do nothing;
+    if not found then return false; end if;
+  else
+    -- The same row is locked first by all who change a secret, so that the slot previous has one writer.
+    select s.set_at into v_set_at from tallybook.provider_secret s
+     where s.provider = p_provider and s.field = p_field and s.slot = 'current' and s.nonce = p_was for update;
+    if not found then return false; end if;
+    update tallybook.provider_secret s
+       set key_id = p_key_id, nonce = p_nonce, ciphertext = p_ciphertext, set_at = p_at, sealed_at = p_at
+     where s.provider = p_provider and s.field = p_field and s.slot = 'current';
+  end if;
+  delete from tallybook.provider_secret s where s.provider = p_provider and s.field = p_field and s.slot = 'previous';
+  if p_former_ciphertext is not null then
+    insert into tallybook.provider_secret (provider, field, slot, key_id, nonce, ciphertext, set_at, sealed_at)
+    values (p_provider, p_field, 'previous', p_former_key_id, p_former_nonce, p_former_ciphertext, v_set_at, p_at);
+  end if;
+  return true;
+end $$;
+
+-- _provider_secret_reseal(provider, field, slot, was, key id, nonce, ciphertext): the same secret under another key.
+--
+-- False: it is not what the caller has read any more, or somebody's open transaction has it; nobody is waited for.
+create or replace function tallybook._provider_secret_reseal(p_provider text, p_field text, p_slot text, p_was bytea, p_key_id text,
+  p_nonce bytea, p_ciphertext bytea, p_at timestamptz default clock_timestamp())
+returns boolean language plpgsql as $$
+begin
+  perform from tallybook.provider_secret s
+   where s.provider = p_provider and s.field = p_field and s.slot = p_slot and s.nonce = p_was for update skip locked;
+  if not found then return false; end if;
+  update tallybook.provider_secret s set key_id = p_key_id, nonce = p_nonce, ciphertext = p_ciphertext, sealed_at = p_at
+   where s.provider = p_provider and s.field = p_field and s.slot = p_slot;
+  return true;
+end $$;
+
+-- _provider_secret_drop(provider, field, slot): forget one slot of a secret, or, without slot, both. False: there was nothing.
+create or replace function tallybook._provider_secret_drop(p_provider text, p_field text, p_slot text) returns boolean
+language plpgsql as $$
+begin
+  perform from tallybook.provider_secret s where s.provider = p_provider and s.field = p_field order by s.slot for update;
+  delete from tallybook.provider_secret s
+   where s.provider = p_provider and s.field = p_field and s.slot = coalesce(p_slot, s.slot);
+  return found;
+end $$;
