@@ -38,6 +38,8 @@ EXAMPLES = [
     errors.CommitUnknown("enqueue", "db:5432"),
     errors.NotASubject(7, "Reschedule"),
     errors.UnknownSchedule("swep", ["sweep"]),
+    errors.UnknownProvider("acne", ["acme"]),
+    errors.SecretError("acme", "api_key", "it does not open with key 'k1'", hint="Set the secret anew"),
     errors.ExpressionError("cron", "61 * * * *", "'61' does not fit the field minute", field="minute"),
 ]
 

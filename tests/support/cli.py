@@ -17,7 +17,7 @@ from support.waiting import wait_until
 class Command:
     """One `tallybook ...` in `folder`; both of its streams go to one file there. Killed at the end of the block."""
 
-    def __init__(self, folder: Path, *words: str, dsn: str | None = None) -> None:
+    def __init__(self, folder: Path, *words: str, dsn: str | None = None, **environment: str) -> None:
         folder.mkdir(exist_ok=True)
         self._log = folder / f"output-{os.urandom(4).hex()}.log"
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG"))}
@@ -25,7 +25,7 @@ class Command:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tallybook", *words],
                 cwd=folder,
-                env={**clean, "PYTHONUNBUFFERED": "1", **({"TALLYBOOK_DSN": dsn} if dsn else {})},
+                env={**clean, "PYTHONUNBUFFERED": "1", **({"TALLYBOOK_DSN": dsn} if dsn else {}), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -18,6 +18,7 @@ from tallybook._cli.dev import dev
 from tallybook._cli.enqueue import enqueue
 from tallybook._cli.job import job
 from tallybook._cli.migrate import info, migrate, uninstall
+from tallybook._cli.provider import provider
 from tallybook._cli.queue import queue
 from tallybook._cli.schedule import schedule
 from tallybook._cli.service import service
@@ -76,6 +77,7 @@ for _command in (
     schedule,
     subject,
     dead,
+    provider,
     service,
     info,
     demo,

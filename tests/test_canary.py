@@ -1,0 +1,163 @@
+"""A secret with a known value goes through a real worker, the database and the command line: is it in anything they say?"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import signal
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from click.testing import CliRunner
+from psycopg import sql
+
+from support import canary
+from support.cli import Command
+from support.waiting import wait_until
+from tallybook import App
+from tallybook._cli import cli
+from tallybook._model.keyring import new_key
+
+pytestmark = pytest.mark.anyio
+
+CANARY, FORMER, MOVED = "sk-canary/4711+ä", "sk-former/0815", "sk-moved/2342"
+CONTROL = "may-be-seen-2342"
+KEY = new_key("k1")
+
+
+COMMANDS = """\
+provider list
+provider list --json
+provider show acme
+provider show acme --json
+provider test acme
+provider test
+provider test broken --json
+provider rotate
+provider set-secret acme api_key {canary}
+provider set-secret acme api_key={canary}
+provider set-secret acme api_key --{canary}
+provider set-secret acme api_key --from-env {canary}
+provider add beta --kind x {canary}
+provider add beta --kind x --secret x={canary}
+provider add beta --kind x --secret-env x={canary}
+provider add beta --kind x --secret-env {canary}
+job list
+dead list"""
+
+
+def forms(text: str) -> set[str]:
+    """How it could be seen: plain, and as encodings that are no encryption."""
+    raw = text.encode()
+    return {
+        text, text[3:-1], quote(text), raw.hex(), base64.b64encode(raw).decode()[:-4], json.dumps(text)[1:-1],
+        repr(raw)[2:-1], text.encode("utf-16-le").hex(),
+    }  # fmt: skip
+
+
+FORBIDDEN = forms(CANARY) | forms(FORMER) | forms(MOVED)
+KEYS = {KEY.split(":")[1][:-4], base64.b64decode(KEY.split(":")[1]).hex()}
+
+
+def found_in(text: str) -> set[str]:
+    return {one for one in FORBIDDEN | KEYS if one in text}
+
+
+def dump(db: Any) -> str:
+    """Every row of every table and view of the schema as text, bytes in both of PostgreSQL's spellings."""
+    names = db.execute(
+        "select c.oid::regclass::text from pg_class c where c.relnamespace = 'tallybook'::regnamespace and c.relkind in ('r', 'v')"
+    ).fetchall()
+    assert len(names) > 20
+    texts = []
+    for spelling in ("hex", "escape"):
+        db.execute(sql.SQL("set bytea_output = {}").format(spelling))
+        for (name,) in names:
+            schema, _, table = name.rpartition(".")
+            rows = db.execute(
+                sql.SQL("select t::text from {} t").format(sql.Identifier(schema or "tallybook", table.strip('"')))
+            )
+            texts += [row[0] for row in rows]
+    return "\n".join(texts)
+
+
+def run(dsn: str, *words: str, stdin: str | None = None) -> str:
+    result = CliRunner().invoke(cli, [*words, "--dsn", dsn], input=stdin)
+    return f"{words[:2]}: {result.exit_code}\n{result.output}{result.exception!r}\n"
+
+
+async def test_the_canary_is_nowhere(dsn: str, db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S1-12, S4-06: not in the worker's output at debug level, the database, errors, results, nor on the command line.
+
+    The control: a text in the settings of the same provider, which may be seen, is found in each of these places.
+    """
+    monkeypatch.setenv("TALLYBOOK_KEYS", KEY)
+    monkeypatch.setenv("TALLYBOOK_DEBUG", "1")
+    app = App("canary", dsn=dsn)
+    commands = run(dsn, "provider", "add", "acme", "--kind", "x", "--settings", json.dumps({"note": CONTROL}))
+    commands += run(dsn, "provider", "set-secret", "acme", "api_key", stdin=FORMER + "\n")
+    commands += run(dsn, "provider", "set-secret", "acme", "api_key", stdin=CANARY + "\n")
+    key = (await app.providers.get("acme")).secrets["api_key"]
+    assert key.reveal() == CANARY and key.previous is not None and key.previous.reveal() == FORMER
+
+    options = ("-A", "support.canary:app", "--log-level", "debug", "--log-format", "json", "--queues", "default")
+    environment = {"PYTHONPATH": str(Path(__file__).parent), "TALLYBOOK_KEYS": KEY}
+    with Command(tmp_path, "worker", *options, dsn=dsn, **environment) as worker:
+        worker.says("lifespan")
+        await app.providers.put("broken", kind="x", active=True)
+        await app.providers.set_secret("broken", "api_key", MOVED)
+        db.execute(
+            "update tallybook.provider_secret set nonce = decode(repeat('00', 12), 'hex') where provider = 'broken'"
+        )
+        jobs = [one.enqueue_sync(db) for one in canary.JOBS]
+        state = "select count(*) from tallybook.job where state in ('completed', 'dead')"
+        wait_until(lambda: db.execute(state).fetchone()[0] == len(jobs) + 1, "all have ended", seconds=40)
+        worker.send(signal.SIGTERM)
+        assert worker.ended() == 0
+        output = worker.output
+
+    ends = {row[0]: row[1] for row in db.execute("select task, state from tallybook.job")}
+    assert ends.pop("fail") == ends.pop("broken") == ends.pop("bury") == "dead" and set(ends.values()) == {"completed"}
+    for line in COMMANDS.splitlines():
+        commands += run(dsn, *line.format(canary=CANARY).split())
+    for job in jobs:
+        commands += run(dsn, "job", "show", str(job.id))
+    commands += run(dsn, "provider", "set-secret", "broken", "api_key", stdin=CANARY)
+    monkeypatch.setenv("TALLYBOOK_KEYS", f"k9{KEY}")
+    commands += run(dsn, "provider", "test", "acme") + run(dsn, "provider", "rotate")
+    monkeypatch.setenv("TALLYBOOK_KEYS", KEY.partition(":")[2])
+    commands += run(dsn, "provider", "test", "acme")
+
+    errors = json.dumps([row[0] for row in db.execute("select error from tallybook.outcome where error is not null")])
+    errors += json.dumps([row[0] for row in db.execute("select errors from tallybook.dead")])
+    results = json.dumps(
+        [row[0] for row in db.execute("select result from tallybook.outcome where result is not null")]
+    )
+    progress = str(db.execute("select * from tallybook.progress").fetchall())
+    sinks = {"output": output, "database": dump(db), "errors": errors, "results": results, "commands": commands}
+    assert {name: found_in(text) for name, text in sinks.items()} == {name: set() for name in sinks}
+    assert {name for name, text in sinks.items() if CONTROL in text} == set(sinks), progress
+    for said in ("cannot ship", "refused", "it does not open with key 'k1'", "asked", "acme = Provider(name='acme'"):
+        assert said in output, said
+    assert "its result was not kept" in output or "cannot be stored" in sinks["database"]
+
+
+async def test_the_search_finds_each_form() -> None:
+    """The negative control: each form is found in a text that has it, and encryption is what hides it in the table."""
+    for one in FORBIDDEN | KEYS:
+        assert found_in(f"...{one}...")
+    assert found_in(str(pickle.dumps(CANARY))) and found_in(repr(CANARY.encode())) and found_in(json.dumps([CANARY]))
+    assert not found_in("sk-canary of somebody else")
+
+
+async def test_a_secret_in_the_clear_would_be_found(dsn: str, db: Any) -> None:
+    """The negative control: the same dump finds a secret whose ciphertext is the text itself."""
+    db.execute("select tallybook.provider_put('acme', 'x')")
+    db.execute(
+        "select tallybook._provider_secret_put('acme', 'api_key', null, 'k1', %s, %s, null, null, null)",
+        (b"n" * 12, CANARY.encode()),
+    )
+    assert found_in(dump(db))

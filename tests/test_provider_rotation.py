@@ -1,0 +1,187 @@
+"""Rotation of keys while workers run: nothing that reads fails, nothing that was set is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.workers import SLEEPY, eventually, working
+from tallybook import App, Context, Secret
+from tallybook import _provider_steps as steps
+from tallybook._db import sync
+from tallybook._db.calls import Call
+from tallybook._model.keyring import new_key
+from tallybook._provider_keys import KeySource
+from tallybook.providers import Providers
+
+pytestmark = pytest.mark.anyio
+K1, K2 = new_key("k1"), new_key("k2")
+MANY = 230
+
+
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file with the keys."""
+    file = tmp_path / "keys"
+    file.write_text(K1)
+    monkeypatch.setenv("TALLYBOOK_KEYS_FILE", str(file))
+    return file
+
+
+def replace(file: Path, *keys: str) -> None:
+    """As it is done in earnest: a new file in its place."""
+    new = file.with_suffix(".new")
+    new.write_text("\n".join(keys))
+    new.replace(file)
+
+
+async def many(app: App, count: int = MANY) -> None:
+    """A provider with so many secrets, half of them with a previous one."""
+    await app.providers.put("acme", kind="market-data")
+    for n in range(count):
+        await app.providers.set_secret("acme", f"key{n}", f"one {n}")
+        if n % 2:
+            await app.providers.set_secret("acme", f"key{n}", f"two {n}")
+
+
+def under(db: Any) -> dict[str, int]:
+    rows = db.execute("select key_id, count(*) from tallybook.provider_secret group by 1").fetchall()
+    return {row[0]: row[1] for row in rows}
+
+
+def whole(secrets: Any, count: int) -> bool:
+    return all(
+        secrets[f"key{n}"] == Secret(f"{'two' if n % 2 else 'one'} {n}")
+        and (secrets[f"key{n}"].previous == Secret(f"one {n}") if n % 2 else secrets[f"key{n}"].previous is None)
+        for n in range(count)
+    )
+
+
+async def run_under_rotation(dsn: str, db: Any, keys: Path, *, too_early: bool) -> tuple[App, list[str]]:
+    """Jobs that read a provider without any cache, and a rotation from k1 to k2 in the middle; what each job has seen."""
+    app = App("shop", dsn=dsn)
+    seen: list[str] = []
+
+    @app.task(max_attempts=1)
+    async def use(ctx: Context, n: int) -> None:
+        acme = await ctx.providers.get("acme")
+        seen.append(acme.secrets["key1"].reveal())
+        assert whole({**acme.secrets, "key1": Secret("two 1", Secret("one 1"))}, 20)  # one snapshot
+
+    await many(app, 20)
+    app.providers.fresh_for *= 0
+    async with working(app, dsn, **SLEEPY):
+        await app.enqueue_many(app, [use.job(n) for n in range(150)])
+        await eventually(lambda: len(seen) > 20, "some have run")
+        if too_early:
+            replace(keys, K2)
+        else:
+            other = Providers(app)  # the command line's
+            replace(keys, K2, K1)
+            await asyncio.gather(other.rotate(), other.rotate(), other.set_secret("acme", "key1", "three"))
+            assert (await other.rotate()).left == {} and under(db) == {"k2": 30}
+            replace(keys, K2)
+        await app.enqueue_many(app, [use.job(n) for n in range(30)])
+        ended = "select count(*) from tallybook.job where state in ('completed', 'dead')"
+        await eventually(lambda: db.execute(ended).fetchone()[0] == 180, "all have ended")
+    rows = db.execute("select distinct state || ' ' || coalesce(last_error, '') from tallybook.job").fetchall()
+    return app, [row[0] for row in rows] + seen
+
+
+async def test_a_rotation_while_workers_run(dsn: str, db: Any, keys: Path) -> None:
+    """S1-12: k2 before k1, rotate (twice at once, and a secret is set meanwhile), k1 taken away: every job read all secrets."""
+    app, seen = await run_under_rotation(dsn, db, keys, too_early=False)
+    assert set(seen) == {"completed ", "two 1", "three"} and seen[-1] == "three" and len(seen) == 181
+    key = (await app.providers.get("acme")).secrets["key1"]
+    assert key.reveal() == "three" and key.previous == Secret("two 1")
+
+
+async def test_a_key_that_is_taken_away_too_early_is_missed(dsn: str, db: Any, keys: Path) -> None:
+    """The negative control: without the rotation jobs die, with an error that names provider, field and keys."""
+    _, seen = await run_under_rotation(dsn, db, keys, too_early=True)
+    (failed,) = {one for one in seen if one.startswith("dead")}
+    assert "secret 'key0' of provider 'acme': it is encrypted with key 'k1', and here are k2" in failed
+
+
+def stopped_after(made: Generator[Call[Any], Any, Any], conn: Any, count: int) -> None:
+    """Say that many statements and no more: a process that was killed."""
+    said = None
+    for _ in range(count):
+        said = sync.run(conn, made.send(said))
+    made.close()
+
+
+async def test_a_rotation_that_was_broken_off_goes_on(dsn: str, db: Any, keys: Path) -> None:
+    """Broken off at any point all secrets open, and the next rotation does the rest: it is idempotent."""
+    app = App("shop", dsn=dsn)
+    await many(app, 130)
+    replace(keys, K2, K1)
+    stopped_after(steps.rotate(KeySource()), db, 105)  # within the second hundred
+    assert under(db) == {"k1": 92, "k2": 103}
+    assert whole((await app.providers.get("acme")).secrets, 130)
+    stopped_after(steps.rotate(KeySource()), db, 5)
+    done = await app.providers.rotate()
+    assert (done.key_id, done.rotated, done.left, done.problems) == ("k2", 88, {}, ())
+    again = await app.providers.rotate()
+    assert again.rotated == 0 and under(db) == {"k2": 195}
+    replace(keys, K2)
+    assert whole((await app.providers.get("acme")).secrets, 130)
+
+
+async def test_what_does_not_open_is_left_and_named(dsn: str, db: Any, keys: Path) -> None:
+    """A secret that is damaged does not stop the others: they are rotated, it is left with its problem."""
+    app = App("shop", dsn=dsn)
+    await many(app, 10)
+    db.execute("update tallybook.provider_secret set nonce = ciphertext_nonce from (select decode(repeat('00', 12), 'hex')"
+               " as ciphertext_nonce) x where field = 'key3' and slot = 'previous'")  # fmt: skip
+    replace(keys, K2, K1)
+    done = await app.providers.rotate()
+    assert (done.rotated, done.left) == (14, {"k1": 1})
+    (problem,) = done.problems
+    assert (problem.provider, problem.field, problem.slot) == ("acme", "key3", "previous")
+
+
+async def set_between(dsn: str, db: Any, keys: Path, *, guarded: bool) -> str:
+    """A secret is set between a rotation's reading of it and its writing; what it is then."""
+    app = App("shop", dsn=dsn)
+    await many(app, 1)
+    replace(keys, K2, K1)
+    made = steps.rotate(KeySource())
+    batch = sync.run(db, next(made))
+    write = made.send(batch)
+    await app.providers.set_secret("acme", "key0", "new", keep_previous=False)
+    if guarded:
+        assert sync.run(db, write) is False
+    else:
+        db.execute("update tallybook.provider_secret set key_id = %s, nonce = decode(%s, 'hex'), ciphertext = decode(%s, 'hex')",
+                   [write.params[name] for name in ("key_id", "nonce", "ciphertext")])  # fmt: skip
+    steps.drive_sync(steps.rotate(KeySource()), partial(sync.run, db))
+    app.providers.forget()
+    return (await app.providers.get("acme")).secrets["key0"].reveal()
+
+
+async def test_a_rotation_does_not_overwrite_what_is_set_meanwhile(dsn: str, db: Any, keys: Path) -> None:
+    """A secret that is set while a rotation has the former one in its hands stays set."""
+    assert await set_between(dsn, db, keys, guarded=True) == "new"
+
+
+async def test_without_the_guard_it_would(dsn: str, db: Any, keys: Path) -> None:
+    """The negative control: a write that does not name what it has read brings the former secret back."""
+    assert await set_between(dsn, db, keys, guarded=False) == "one 0"
+
+
+async def test_two_who_set_a_secret_at_once_both_count(dsn: str, db: Any, keys: Path) -> None:
+    """Twenty at once: the last one is current, and the previous one is the one before it, not an older one."""
+    app = App("shop", dsn=dsn)
+    await app.providers.put("acme", kind="x")
+    async with app.open(max_size=4):
+        done = await asyncio.gather(*(app.providers.set_secret("acme", "k", str(n)) for n in range(8)))
+    assert sorted(done) == ["changed"] * 7 + ["created"]
+    key = (await app.providers.get("acme")).secrets["k"]
+    assert key.previous is not None and {key.reveal(), key.previous.reveal()} < set(map(str, range(8)))
+    assert key.reveal() != key.previous.reveal() and under(db) == {"k1": 2}
