@@ -207,6 +207,34 @@ def test_the_example_of_the_query_page_runs(tmp_path: Path, dsn: str, db: Any) -
         python(tmp_path, dsn, "-m", *shlex.split(line))
 
 
+def test_the_examples_of_the_providers_page_run(tmp_path: Path, dsn: str, db: Any) -> None:
+    """S1-12, S1-15, S1-17: docs/providers.md as written: added, routed, used, re-routed by one row, changed, rotated."""
+    page = "docs/providers.md"
+    assert project(tmp_path, page) == ["app.py"]
+    first, *others = [line for block in blocks(ROOT / page, "sh") for line in block.splitlines()]
+    secrets = {name: f"{name} of the page" for name in ("ACME_API_KEY", "BETA_API_KEY", "NEW_API_KEY")}
+    key = python(tmp_path, dsn, "-m", *shlex.split(first)).strip()
+    assert key.startswith("k1:")
+    printed = dict.fromkeys(others, "")
+    used = ""
+    for line in others:
+        if not used and line == "tallybook provider route put equity beta --symbol INFY --inactive":
+            enqueue = "from app import *; fetch_price.enqueue_sync(app, 'RELIANCE'); fetch_all.enqueue_sync(app)"
+            python(tmp_path, dsn, "-c", enqueue)
+            used = python(tmp_path, dsn, "-c", DRAIN, TALLYBOOK_KEYS=key)
+            for block in blocks(ROOT / page, "sql"):
+                for statement in statements(block):
+                    db.execute(statement)
+        printed[line] = python(tmp_path, dsn, "-m", *shlex.split(line), TALLYBOOK_KEYS=key, **secrets)
+    assert "ask https://beta.example for RELIANCE with {'api_key': Secret('********')} 1\n" in used
+    assert "Provider(name='acme', kind='market-data'" in used
+    assert printed["tallybook provider route which equity RELIANCE"] == "beta\n"
+    assert db.execute("select tallybook.provider_resolve('equity', 'RELIANCE')").fetchone() == ("acme",)
+    assert db.execute("select slot from tallybook.provider_field where provider = 'beta'").fetchall() == [("current",)]
+    assert "no other key is needed" in printed["tallybook provider rotate"]
+    assert not any(secret in "".join(printed.values()) + used for secret in [*secrets.values(), key[3:]])
+
+
 def test_the_options_of_a_schedule_are_those_of_the_function() -> None:
     """docs/schedules.md lists the options of `app.schedule` with their defaults."""
     declared = inspect.signature(tallybook.App.schedule).parameters
@@ -471,6 +499,7 @@ def test_errors_are_those_of_the_module() -> None:
     by_code = {cls.__name__: code for code, cls in tallybook.errors._BY_SQLSTATE.items()}
     assert states == {
         **by_code,
+        "UnknownProvider": "TB002",
         "UnknownQueue": "TB002",
         "UnknownSchedule": "TB002",
     }  # the same code; the verb says which of them it means

@@ -220,6 +220,28 @@ async def test_a_hundred_who_ask_at_once_are_one_statement(app: App) -> None:
     assert await app.providers.resolve("equity", "x") is None and len(said) == 4
 
 
+async def test_who_asks_after_a_write_joins_no_older_read(app: App) -> None:
+    """A read that set off before this program's own write is not what who asks after the write is given."""
+    await app.providers.put("acme", kind="one")
+    held = asyncio.Event()
+
+    async def slow(call: Any) -> Any:
+        found = await app._run(call)
+        await held.wait()
+        return found
+
+    with app.providers.through(slow):
+        old = asyncio.ensure_future(app.providers.get("acme"))
+        while not app.providers._flights:
+            await asyncio.sleep(0)
+        with app.providers.through(app._run):
+            await app.providers.put("acme", kind="two")
+            assert (await app.providers.get("acme")).kind == "two"
+        held.set()
+        await old
+        assert (await app.providers.get("acme")).kind == "two"
+
+
 async def test_no_more_than_a_thousand_answers_are_kept(app: App) -> None:
     """Routes of very many symbols do not fill the memory."""
     providers = app.providers

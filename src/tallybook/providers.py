@@ -44,7 +44,7 @@ class Providers:
         self._clock = clock
         self._keys = KeySource()
         self._kept: dict[Hashable, tuple[float, Provider | None]] = {}
-        self._flights: dict[tuple[asyncio.AbstractEventLoop, Hashable], asyncio.Task[Provider | None]] = {}
+        self._flights: dict[tuple[Hashable, ...], asyncio.Task[Provider | None]] = {}
         self._generation = 0
         self._ways: list[tuple[asyncio.AbstractEventLoop, Say]] = []
         self.fresh_for = timedelta(seconds=5)
@@ -177,7 +177,8 @@ class Providers:
         kept = self._kept.get(key)
         if kept is not None and self._clock() < kept[0]:
             return kept[1] and _own(kept[1])
-        flights, flight_key = self._flights, (asyncio.get_running_loop(), key)
+        # Not one that set off before this program changed something.
+        flights, flight_key = self._flights, (asyncio.get_running_loop(), key, self._generation)
         flight = flights.get(flight_key)
         if flight is None:  # a hundred jobs that ask at one moment are one statement
             flight = flights[flight_key] = asyncio.create_task(self._fly(key, make()))

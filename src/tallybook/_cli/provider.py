@@ -268,7 +268,8 @@ def drop(name: str, yes: bool, dsn: str | None) -> None:
 def _one(conn: Conn, name: str) -> Listed:
     found = sync.run(conn, calls.listed(name))
     if not found:
-        raise UnknownProvider(name, sync.run(conn, calls.names()))
+        known = sync.run(conn, calls.names())
+        raise UnknownProvider(name, known)
     return found[0]
 
 

@@ -33,7 +33,8 @@ def put(data_type: str, name: str, symbol: str | None, active: bool | None, dsn:
         try:
             what = sync.run(conn, calls.route_put(data_type, name, symbol, active))
         except UnknownProvider:
-            raise UnknownProvider(name, sync.run(conn, calls.names())) from None
+            known = sync.run(conn, calls.names())
+            raise UnknownProvider(name, known) from None
     click.echo(f"the route of {_shown(data_type, symbol)} is {what}")
 
 
