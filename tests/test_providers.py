@@ -223,17 +223,17 @@ async def test_a_hundred_who_ask_at_once_are_one_statement(app: App) -> None:
 async def test_who_asks_after_a_write_joins_no_older_read(app: App) -> None:
     """A read that set off before this program's own write is not what who asks after the write is given."""
     await app.providers.put("acme", kind="one")
-    held = asyncio.Event()
+    asked, held = asyncio.Event(), asyncio.Event()
 
     async def slow(call: Any) -> Any:
         found = await app._run(call)
+        asked.set()
         await held.wait()
         return found
 
     with app.providers.through(slow):
         old = asyncio.ensure_future(app.providers.get("acme"))
-        while not app.providers._flights:
-            await asyncio.sleep(0)
+        await asked.wait()
         with app.providers.through(app._run):
             await app.providers.put("acme", kind="two")
             assert (await app.providers.get("acme")).kind == "two"
