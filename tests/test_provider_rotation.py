@@ -175,8 +175,8 @@ async def test_without_the_guard_it_would(dsn: str, db: Any, keys: Path) -> None
     assert await set_between(dsn, db, keys, guarded=False) == "one 0"
 
 
-async def test_two_who_set_a_secret_at_once_both_count(dsn: str, db: Any, keys: Path) -> None:
-    """Twenty at once: the last one is current, and the previous one is the one before it, not an older one."""
+async def test_many_who_set_a_secret_at_once_leave_it_whole(dsn: str, db: Any, keys: Path) -> None:
+    """Eight at once: one creates it, the others change it; what is left is two different ones of theirs, both of which open."""
     app = App("shop", dsn=dsn)
     await app.providers.put("acme", kind="x")
     async with app.open(max_size=4):
