@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tallybook._db.link import Link
 from tallybook._model.failure import safe_text
 from tallybook._model.payload import encode
 from tallybook._worker.jobs import Running
 from tallybook.errors import ConfigError, LeaseLost
+
+if TYPE_CHECKING:
+    from tallybook._app import App
 
 _PROGRESS = "select tallybook.progress(%s::uuid, %s::bigint, %s::int, %s::real, %s::text)"
 _CHECKPOINT = "select tallybook.checkpoint(%s::uuid, %s::bigint, %s::int, %s::jsonb)"
@@ -20,8 +23,11 @@ _CHECKPOINT_OF = "select tallybook.checkpoint_of(%s::bigint)::text"
 class Verbs:
     """The verbs behind Context.progress and its like. LeaseLost where the attempt is not this worker's any more."""
 
-    def __init__(self, link: Link) -> None:
+    app: App | None = None
+
+    def __init__(self, link: Link, app: App | None = None) -> None:
         self._link = link
+        self.app = app
         self.loop: asyncio.AbstractEventLoop | None = None
 
     async def progress(self, job: Running, done: float | None, message: str | None) -> None:
