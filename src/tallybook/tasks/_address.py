@@ -19,11 +19,17 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 _NAT64 = IPv6Network("64:ff9b::/96")
-_SPECIAL: tuple[tuple[Network, str], ...] = (
+_SPECIAL: tuple[
+    tuple[Network, str], ...
+] = (  # beside what `ipaddress` knows; what that is differs between releases of Python
+    (IPv4Network("100.64.0.0/10"), "shared"),
+    (IPv4Network("192.0.0.0/24"), "reserved"),
     (IPv4Network("168.63.129.16/32"), "a cloud's metadata"),
     (IPv4Network("192.88.99.0/24"), "6to4"),
     (IPv6Network("64:ff9b:1::/48"), "local NAT64"),
-    (IPv6Network("2001::/32"), "Teredo"),
+    (IPv6Network("2001::/23"), "reserved"),
+    (IPv6Network("3fff::/20"), "documentation"),
+    (IPv6Network("5f00::/16"), "not public"),
     (IPv6Network("2002::/16"), "6to4"),
     (IPv6Network("fec0::/10"), "site-local"),
 )

@@ -7,10 +7,10 @@ import json
 import re
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, urlsplit
 
 from tallybook._model.provider import Provider
-from tallybook._model.secret import STARS
+from tallybook._model.secret import STARS, Secret
 
 __all__ = ["Mask"]
 
@@ -31,6 +31,8 @@ class Mask:
     def of(cls, provider: Provider | None, *others: str) -> Mask:
         """For all secrets of a provider, the previous ones too, and what was made of them for this call."""
         texts = list(others)
+        if provider is not None and (url := provider.secrets.get("url")) is not None:
+            texts += _path_of(url)
         for secret in provider.secrets.values() if provider is not None else ():
             texts.append(secret.reveal())
             if secret.previous is not None:
@@ -54,3 +56,12 @@ class Mask:
         if isinstance(value, dict):
             return {self.text(key): self.value(one) for key, one in value.items()}
         return value
+
+
+def _path_of(url: Secret) -> list[str]:
+    """What a server sees of a URL: its host is known to it, so that an echo of the path alone would show the secret."""
+    try:
+        parts = urlsplit(url.reveal())
+    except ValueError:
+        return []
+    return [one for one in (parts.path.rstrip("/"), parts.query) if one]

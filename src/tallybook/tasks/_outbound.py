@@ -197,7 +197,7 @@ def _transport(who: str) -> Any:
 def _checked_url(url: str, *, allow_http: bool) -> str:
     """The URL, whose host is what will be called. ValueError, which does not show it: it may hold a secret."""
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
-        raise ValueError("a URL is ASCII without spaces; a name in other letters is written as xn--...")
+        raise ValueError("a URL is ASCII without spaces; a name in other letters is written in its form with xn--")
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port

@@ -92,6 +92,8 @@ class Server:
             return {one.recipient: (one.code, self._said(one)) for one in error.recipients}
         except smtp.SMTPResponseException as error:
             raise self.failed(self._said(error), no_retry=error.code >= 500) from None
+        except ssl.SSLError as error:  # a wrong certificate is a ValueError as well, and it may be corrected
+            raise self.failed(self.mask.text(str(error))) from None
         except (smtp.SMTPNotSupported, ValueError) as error:
             raise self.failed(self.mask.text(str(error)), no_retry=True) from None
         except TimeoutError:
