@@ -14,6 +14,7 @@ from typing import Any
 
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult, LoginPassword
+
 from tallybook import App
 from tallybook._model.provider import Provider
 from tallybook._model.secret import Secret

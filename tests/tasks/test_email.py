@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from email import message_from_bytes, policy
@@ -11,12 +12,13 @@ from typing import Any
 import pytest
 
 from support.outside import certificate, provider, serving, smtp_server
-from tallybook import App, JobInfo
+from tallybook import App, Constant, JobInfo
 from tallybook.tasks import email
 from tallybook.testing import drain, travel
 
 Run = Callable[..., JobInfo]
 DAY = timedelta(days=1)
+LATER = email.with_(retry=Constant(timedelta(hours=1)))  # nothing is tried again within one drain
 
 
 def mail(port: int, secrets: Any = None, **settings: Any) -> Any:
@@ -67,7 +69,7 @@ def test_the_message_id_is_the_same_at_every_attempt(app: App, dsn: str, db: Any
     with smtp_server() as (mailbox, port):
         serving(app, mail(port))
         mailbox.data = ["cut", "451 later", "250 OK"]
-        first = email.enqueue_sync(db, "mail", "ada@example.org", "Hello", "text")
+        first = LATER.enqueue_sync(db, "mail", "ada@example.org", "Hello", "text")
         keyed = email.with_(delay="10 days").enqueue_sync(
             db, "mail", "ada@example.org", "Hello", "text", idempotency_key="form-7"
         )
@@ -78,7 +80,7 @@ def test_the_message_id_is_the_same_at_every_attempt(app: App, dsn: str, db: Any
             travel(dsn, DAY)
         assert states == ["retrying", "retrying", "completed"]
         travel(dsn, 10 * DAY)
-        second = email.enqueue_sync(db, "mail", "ada@example.org", "Hello", "text")
+        second = LATER.enqueue_sync(db, "mail", "ada@example.org", "Hello", "text")
         drain(app, dsn=dsn)
         assert app.get_sync(db, second).state == app.get_sync(db, keyed).state == "completed"
         ids = [str(read(envelope)["message-id"]) for envelope in mailbox.messages]
@@ -91,8 +93,8 @@ def test_what_the_server_says_makes_of_the_job(app: App, dsn: str, db: Any) -> N
     with smtp_server() as (mailbox, port):
         serving(app, mail(port))
         mailbox.answers = {"never@example.org": ["550 no such user"], "later@example.org": ["450 greylisted", "250 OK"]}
-        dead = email.enqueue_sync(db, "mail", "never@example.org", "s", "t")
-        some = email.enqueue_sync(db, "mail", ["never@example.org", "ada@example.org"], "some", "t")
+        dead = LATER.enqueue_sync(db, "mail", "never@example.org", "s", "t")
+        some = LATER.enqueue_sync(db, "mail", ["never@example.org", "ada@example.org"], "some", "t")
         drain(app, dsn=dsn)
         found = app.get_sync(db, dead)
         assert found.state == "dead" and "never@example.org: 550 no such user" in (found.last_error or "")
@@ -102,7 +104,7 @@ def test_what_the_server_says_makes_of_the_job(app: App, dsn: str, db: Any) -> N
             {"never@example.org": "550 no such user"},
         )
         mailbox.data = ["554 spam"]
-        spam = email.enqueue_sync(db, "mail", "ada@example.org", "s", "t")
+        spam = LATER.enqueue_sync(db, "mail", "ada@example.org", "s", "t")
         drain(app, dsn=dsn)
         assert app.get_sync(db, spam).state == "dead" and "554 spam" in (app.get_sync(db, spam).last_error or "")
 
@@ -113,7 +115,7 @@ def test_who_has_the_message_does_not_get_it_again(app: App, dsn: str, db: Any) 
         serving(app, mail(port))
         mailbox.answers = {"never@example.org": ["550 no"], "later@example.org": ["450 greylisted", "250 OK"]}
         to = ["ada@example.org", "later@example.org", "never@example.org"]
-        job = email.enqueue_sync(db, "mail", to, "s", "t")
+        job = LATER.enqueue_sync(db, "mail", to, "s", "t")
         drain(app, dsn=dsn)
         found = app.get_sync(db, job)
         assert found.state == "retrying" and "later@example.org: 450 greylisted" in (found.last_error or "")
@@ -156,20 +158,20 @@ def test_nothing_is_smuggled_into_a_header(app: App, dsn: str, db: Any) -> None:
             "subject": "s",
             "text": "a line\r\nBcc: eve@example.org\r\n.\r\nRCPT TO:<eve@example.org>",
         }
-        jobs = [email.enqueue_sync(db, "mail", **{**plain, **given}) for given, _ in WRONG]
+        jobs = [LATER.enqueue_sync(db, "mail", **{**plain, **given}) for given, _ in WRONG]
         drain(app, dsn=dsn)
         for job, (given, words) in zip(jobs, WRONG, strict=True):
             found = app.get_sync(db, job)
             assert found.state == "dead" and words in (found.last_error or ""), (given, found.state, found.last_error)
         assert mailbox.messages == []
-        control = email.enqueue_sync(db, "mail", **plain)  # in the text all that is only text
+        control = LATER.enqueue_sync(db, "mail", **plain)  # in the text all that is only text
         drain(app, dsn=dsn)
         assert app.get_sync(db, control).state == "completed"
         assert [envelope.rcpt_tos for envelope in mailbox.messages] == [["ada@example.org"]]
 
 
 def test_the_password_goes_only_over_tls(app: App, dsn: str, db: Any, names: Any, tmp_path: Path) -> None:
-    """S4-22: STARTTLS with the server's certificate, then the login; a wrong password is dead, a wrong certificate or none waits."""
+    """S4-22: STARTTLS with the right certificate, then the login; a wrong password is dead, a wrong certificate waits."""
     names["mail.test"] = names["other.test"] = ["127.0.0.1"]
     cert = certificate(tmp_path, "mail.test")
     with smtp_server(login=("u", "right-p4ssword"), cert=cert) as (mailbox, port), smtp_server() as (plain, plain_port):
@@ -179,12 +181,12 @@ def test_the_password_goes_only_over_tls(app: App, dsn: str, db: Any, names: Any
             (mail(port, right, **secure), "completed", ""),
             (mail(port, {"password": "wrong-p4ssword"}, **secure), "dead", "535"),
             (mail(port, right, **{**secure, "host": "other.test"}), "retrying", "CERTIFICATE_VERIFY_FAILED"),
-            (mail(plain_port, right, **secure), "dead", "STARTTLS"),
+            (mail(plain_port, right, **secure), "retrying", "STARTTLS"),
             (mail(plain_port, right, **{**secure, "tls": "none"}), "retrying", "in clear"),
         ]
         for made, state, words in cases:
             serving(app, made)
-            job = email.enqueue_sync(db, "mail", "ada@example.org", "s", "t")
+            job = LATER.enqueue_sync(db, "mail", "ada@example.org", "s", "t")
             drain(app, dsn=dsn)
             found = app.get_sync(db, job)
             assert (found.state, words in (found.last_error or "")) == (state, True), found.last_error
@@ -195,14 +197,12 @@ def test_the_password_goes_only_over_tls(app: App, dsn: str, db: Any, names: Any
 @pytest.mark.parametrize("held", [True, False])
 def test_a_server_that_says_nothing_is_left(app: App, dsn: str, db: Any, held: bool) -> None:
     """S4-22: a server that takes the connection and is silent, or takes none, is a failure that may pass."""
-    import socket
-
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         if held:
             listener.listen()
         serving(app, mail(listener.getsockname()[1], timeout="300 ms"))
-        job = email.enqueue_sync(db, "mail", "ada@example.org", "s", "t")
+        job = LATER.enqueue_sync(db, "mail", "ada@example.org", "s", "t")
         drain(app, dsn=dsn)
         found = app.get_sync(db, job)
         assert found.state == "retrying" and ("within 0.3 s" if held else "SMTPConnectError") in (

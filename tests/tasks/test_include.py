@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -39,7 +41,7 @@ def test_a_notification_by_mail_and_sms_in_one_call(app: App, dsn: str, db: Any,
 
 
 async def test_an_app_serves_what_it_includes(dsn: str, db: Any) -> None:
-    """S4-06: included tasks have their names, options and retries; a job of one that is not included is put aside for who has it."""
+    """S4-06: included tasks have their names, options and retries; a job of one that is not included is put aside."""
     app = App("shop", dsn=dsn)
     app.include(webhook)
     assert list(app.tasks) == ["tallybook.webhook"] and app.tasks["tallybook.webhook"].app is app
@@ -64,8 +66,6 @@ async def test_an_included_task_has_the_app_and_its_policies(dsn: str, db: Any) 
     app.include(shared)
     with pytest.raises(ConfigError, match="no retry policy"):
         app.check_policies()
-    from datetime import timedelta
-
     app.retry_policy("patient", Constant(timedelta(hours=5)))
     job = await shared.enqueue(app, 3)
     await drain_async(app)
@@ -84,8 +84,11 @@ def test_an_app_without_providers_says_so(app: App, dsn: str, db: Any) -> None:
 
 @pytest.mark.parametrize(
     ("package", "extra", "job"),
-    [("httpcore2", "webhooks", http.job(url="https://192.0.2.1/")), ("aiosmtplib", "email", email.job("mail", "a@b.org", "s", "t"))],
-)  # fmt: skip
+    [
+        ("httpcore2", "webhooks", http.job(url="https://192.0.2.1/")),
+        ("aiosmtplib", "email", email.job("mail", "a@b.org", "s", "t")),
+    ],
+)
 def test_a_missing_extra_is_one_clear_error(
     app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch, package: str, extra: str, job: Any
 ) -> None:
@@ -112,8 +115,6 @@ def test_enqueueing_needs_no_extra() -> None:
 
 def test_errors_can_be_pickled() -> None:
     """The errors keep their data on their way out of a process."""
-    import pickle
-
     error = pickle.loads(pickle.dumps(CallFailed("x", provider="acme", status=429, headers={"retry-after": "5"})))  # noqa: S301
     assert (error.provider, error.status, error.headers, error.no_retry) == ("acme", 429, {"retry-after": "5"}, False)
     refused = pickle.loads(pickle.dumps(AddressRefused("loopback", provider="acme")))  # noqa: S301

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ import httpcore2
 import pytest
 
 from support.outside import Reply, certificate, http_server, provider, serving
-from tallybook import App, JobInfo
+from tallybook import App, Constant, JobInfo
 from tallybook.tasks import _transport, http, new_signing_secret, webhook
 from tallybook.tasks._address import Allowed, problem
 from tallybook.testing import drain
 
 Run = Callable[..., JobInfo]
+LATER = webhook.with_(retry=Constant(timedelta(hours=1)))  # nothing is tried again within one drain
 PUBLIC, INTERNAL = "127.0.0.2", "127.0.0.1"  # the first plays a public address: it is allowed
 
 
@@ -164,7 +166,7 @@ def test_tls_is_with_the_name_and_the_connection_with_the_address(
             provider("wrong", secrets, url=f"https://other.test:{endpoint.port}/", **shared),
             provider("unknown", secrets, url=f"https://endpoint.test:{endpoint.port}/", allow=[INTERNAL]),
         )
-        right, wrong, unknown = (run(webhook.enqueue_sync(db, name, {})) for name in ("right", "wrong", "unknown"))
+        right, wrong, unknown = (run(LATER.enqueue_sync(db, name, {})) for name in ("right", "wrong", "unknown"))
         assert right.state == "completed" and right.result["answer"] == "over tls"
         assert wrong.state == unknown.state == "retrying"
         assert "CERTIFICATE_VERIFY_FAILED" in wrong.last_error
@@ -183,7 +185,7 @@ def test_a_proxy_of_the_environment_is_not_asked(app: App, run: Run, db: Any, mo
                 "acme", {"signing_secret": new_signing_secret()}, url=endpoint.url, allow_http=True, allow=[INTERNAL]
             ),
         )
-        assert run(webhook.enqueue_sync(db, "acme", {})).state == "completed"
+        assert run(LATER.enqueue_sync(db, "acme", {})).state == "completed"
         assert (len(endpoint.got), proxy.got) == (1, [])
 
 
@@ -199,8 +201,8 @@ def test_a_host_that_is_not_there_is_tried_again(app: App, run: Run, db: Any, mo
         serving(
             app, provider("acme", {"signing_secret": new_signing_secret()}, url=url, allow_http=True, allow=[INTERNAL])
         )
-        found = run(webhook.enqueue_sync(db, "acme", {}))
+        found = run(LATER.enqueue_sync(db, "acme", {}))
         assert found.state == "retrying" and "ConnectError" in found.last_error
         monkeypatch.setattr(_transport, "resolve", none)
-        found = run(webhook.enqueue_sync(db, "acme", {}))
+        found = run(LATER.enqueue_sync(db, "acme", {}))
         assert found.state == "retrying" and "name resolution" in found.last_error

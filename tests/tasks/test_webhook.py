@@ -12,13 +12,14 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from support.outside import LOOPBACK, HttpServer, Reply, provider, serving
-from tallybook import App, JobInfo
+from tallybook import App, Constant, JobInfo
 from tallybook._model.secret import Secret
 from tallybook.tasks import new_signing_secret, webhook
 from tallybook.testing import drain, travel
 
 Run = Callable[..., JobInfo]
 DAY = timedelta(days=1)
+LATER = webhook.with_(retry=Constant(timedelta(hours=1)))  # nothing is tried again within one drain
 BODY = {"type": "invoice.paid", "data": {"id": 42, "name": "Zoë"}}
 
 
@@ -145,7 +146,7 @@ def test_what_a_status_makes_of_the_job(app: App, dsn: str, db: Any, endpoint: H
         ),
     )
     endpoint.reply(lambda got: Reply(int(got.path[1:]), {"Location": "/200"}, b"" if got.path == "/204" else b"words"))
-    jobs = {status: webhook.enqueue_sync(db, str(status), BODY) for status in every}
+    jobs = {status: LATER.enqueue_sync(db, str(status), BODY) for status in every}
     drain(app, dsn=dsn)
     for state, listed in STATUSES.items():
         for status in listed:
@@ -160,7 +161,7 @@ def test_a_slow_endpoint_is_left_after_the_timeout(app: App, run: Run, db: Any, 
     """S4-18: an endpoint that does not answer in the provider's timeout has failed, and is tried again."""
     serving(app, acme(endpoint, timeout="300 ms"))
     endpoint.reply(Reply(held=True))
-    found = run(webhook.enqueue_sync(db, "acme", BODY))
+    found = run(LATER.enqueue_sync(db, "acme", BODY))
     assert found.state == "retrying" and "within 0.3 s" in found.last_error
 
 
@@ -168,10 +169,10 @@ def test_an_answer_that_breaks_off_is_no_success(app: App, run: Run, db: Any, en
     """S4-18: a 200 whose body is cut off midway is tried again, with the same id; a whole one completes."""
     serving(app, acme(endpoint))
     endpoint.reply(Reply(200, body=b"half", length=1000), Reply(200, body=b"half", length=4))
-    job = webhook.enqueue_sync(db, "acme", BODY)
+    job = LATER.enqueue_sync(db, "acme", BODY)
     found = run(job)
     assert found.state == "retrying" and "RemoteProtocolError" in found.last_error
-    second = run(webhook.enqueue_sync(db, "acme", BODY))
+    second = run(LATER.enqueue_sync(db, "acme", BODY))
     assert second.state == "completed" and second.result["answer"] == "half"
 
 
@@ -179,7 +180,7 @@ def test_of_a_long_answer_some_is_read(app: App, run: Run, db: Any, endpoint: Ht
     """S4-06: an endpoint that answers with 50 MB is heard out for 16 KB, of which 2,000 characters are kept."""
     serving(app, acme(endpoint))
     endpoint.reply(Reply(200, body=b"x" * 50_000_000))
-    found = run(webhook.enqueue_sync(db, "acme", BODY))
+    found = run(LATER.enqueue_sync(db, "acme", BODY))
     assert found.state == "completed" and found.result["answer"] == "x" * 2000
 
 
@@ -199,9 +200,9 @@ WRONG_ARGS: list[tuple[dict[str, Any], str]] = [
 def test_args_that_cannot_be_sent_are_dead(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
     """S4-06: args that hold another header, a secret or a bad key are dead at once and nothing is sent; a plain header is sent."""
     serving(app, acme(endpoint))
-    jobs = [webhook.enqueue_sync(db, "acme", BODY, **given) for given, _ in WRONG_ARGS]
-    jobs.append(webhook.enqueue_sync(db, "acme"))
-    plain = webhook.enqueue_sync(db, "acme", BODY, headers={"X-Form": "7"})
+    jobs = [LATER.enqueue_sync(db, "acme", BODY, **given) for given, _ in WRONG_ARGS]
+    jobs.append(LATER.enqueue_sync(db, "acme"))
+    plain = LATER.enqueue_sync(db, "acme", BODY, headers={"X-Form": "7"})
     drain(app, dsn=dsn)
     for job, words in zip(jobs, [*(words for _, words in WRONG_ARGS), "neither body nor text"], strict=True):
         found = app.get_sync(db, job)
@@ -229,8 +230,8 @@ def test_a_provider_that_is_wrong_is_tried_again(app: App, dsn: str, db: Any, en
     """S4-06: a wrong setting is a clear error without the secret or the URL; the job waits for somebody to correct it."""
     wrong = [acme(endpoint, **changed) for changed, _ in WRONG_PROVIDERS]
     serving(app, *(replace(one, name=f"acme-{at}") for at, one in enumerate(wrong)))
-    jobs = [webhook.enqueue_sync(db, f"acme-{at}", BODY) for at in range(len(wrong))]
-    unsigned = webhook.enqueue_sync(db, "unknown", BODY)
+    jobs = [LATER.enqueue_sync(db, f"acme-{at}", BODY) for at in range(len(wrong))]
+    unsigned = LATER.enqueue_sync(db, "unknown", BODY)
     drain(app, dsn=dsn)
     for at, (job, (_, words)) in enumerate(zip(jobs, WRONG_PROVIDERS, strict=True)):
         found = app.get_sync(db, job)
