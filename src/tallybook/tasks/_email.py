@@ -17,7 +17,7 @@ from tallybook._model.backoff import Exponential
 from tallybook._worker.context import Context
 from tallybook.errors import CallFailed
 from tallybook.tasks._provider import provider_of, text_setting
-from tallybook.tasks._shelf import shelf
+from tallybook.tasks._shelf import ready_made
 from tallybook.tasks._smtp import Server
 
 __all__ = ["email"]
@@ -32,7 +32,7 @@ _OURS = {
 _MOST_RECIPIENTS = 100
 
 
-@shelf.task(name="tallybook.email", retry=_PATIENT, max_attempts=8, summary="Mail by {provider}: {subject}")
+@ready_made("tallybook.email", retry=_PATIENT, max_attempts=8, summary="Mail by {provider}: {subject}")
 async def email(
     ctx: Context,
     provider: str,

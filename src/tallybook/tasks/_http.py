@@ -10,7 +10,7 @@ from tallybook._worker.context import Context
 from tallybook.errors import CallFailed
 from tallybook.tasks._outbound import Answer, Call, body_of
 from tallybook.tasks._provider import provider_of
-from tallybook.tasks._shelf import shelf
+from tallybook.tasks._shelf import ready_made
 
 __all__ = ["http"]
 
@@ -19,7 +19,7 @@ _MOST = 256_000
 _KEPT = ("content-type", "date", "etag", "last-modified", "link", "location", "retry-after", "x-request-id")
 
 
-@shelf.task(name="tallybook.http")
+@ready_made("tallybook.http")
 async def http(
     ctx: Context,
     provider: str | None = None,

@@ -12,7 +12,7 @@ from tallybook._worker.context import Context
 from tallybook.errors import CallFailed, ConfigError
 from tallybook.tasks._outbound import Call, body_of
 from tallybook.tasks._provider import option, provider_of, registry_of
-from tallybook.tasks._shelf import shelf
+from tallybook.tasks._shelf import ready_made
 from tallybook.tasks._signing import signatures
 
 __all__ = ["webhook"]
@@ -24,7 +24,7 @@ _ID = re.compile(r"[A-Za-z0-9_:/+=@~-]{1,200}")
 _PATIENT = Exponential(timedelta(seconds=5), factor=4, cap=timedelta(hours=12), jitter=True)
 
 
-@shelf.task(name="tallybook.webhook", retry=_PATIENT, max_attempts=15, summary="Webhook to {provider}")
+@ready_made("tallybook.webhook", retry=_PATIENT, max_attempts=15, summary="Webhook to {provider}")
 async def webhook(
     ctx: Context,
     provider: str,
