@@ -23,18 +23,19 @@ LOOPBACK = ["127.0.0.0/8"]
 
 
 class Registry:
-    """Providers in memory; it knows which were set inactive, and why."""
+    """Providers in memory."""
 
     def __init__(self, *providers: Provider) -> None:
         self.known = {provider.name: provider for provider in providers}
-        self.reasons: dict[str, str] = {}
 
     async def get(self, name: str) -> Provider:
+        if not self.known[name].active:
+            raise LookupError(f"provider {name!r} is switched off")
         return self.known[name]
 
-    async def deactivate(self, name: str, reason: str) -> None:
-        self.known[name] = replace(self.known[name], active=False)
-        self.reasons[name] = reason
+    async def put(self, name: str, *, active: bool) -> str:
+        self.known[name] = replace(self.known[name], active=active)
+        return "changed"
 
 
 def serving(app: App, *providers: Provider) -> Registry:

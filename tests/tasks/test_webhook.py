@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -93,18 +94,23 @@ def test_a_text_is_sent_and_signed_byte_for_byte(app: App, run: Run, db: Any, en
     Webhook(secret).verify(got.body, got.headers, json_parse=False)
 
 
-def test_gone_stops_the_endpoint(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """S4-06: after a 410 the job is dead, the provider is not active, and the next job of it is dead without a call."""
+def test_gone_stops_the_endpoint(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
+    """S4-06: after a 410 the job is dead, its provider is not active, and later jobs do not call until it is active again."""
     registry = serving(app, acme(endpoint))
     endpoint.reply(Reply(410, body=b"no such hook"), Reply())
-    first = run(webhook.enqueue_sync(db, "acme", BODY))
-    assert first.state == "dead" and "status 410: no such hook" in first.last_error
-    assert registry.reasons == {"acme": f"status 410 to job {first.id}"}
-    second = run(webhook.enqueue_sync(db, "acme", BODY))
-    assert second.state == "dead" and "not active" in second.last_error
-    assert len(endpoint.got) == 1
-    serving(app, acme(endpoint))  # active again: the control
-    assert run(webhook.enqueue_sync(db, "acme", BODY)).state == "completed"
+    first = LATER.enqueue_sync(db, "acme", BODY)
+    drain(app, dsn=dsn)
+    found = app.get_sync(db, first)
+    assert found.state == "dead" and "status 410: no such hook" in (found.last_error or "")
+    assert not registry.known["acme"].active
+    later = LATER.enqueue_sync(db, "acme", BODY)
+    drain(app, dsn=dsn)
+    found = app.get_sync(db, later)
+    assert found.state == "retrying" and "switched off" in (found.last_error or "") and len(endpoint.got) == 1
+    asyncio.run(registry.put("acme", active=True))  # the control: it was that alone which kept it
+    travel(dsn, DAY)
+    drain(app, dsn=dsn)
+    assert app.get_sync(db, later).state == "completed" and len(endpoint.got) == 2
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 from tallybook._model.durations import parse_duration
 from tallybook._model.provider import Provider
 from tallybook._worker.context import Context
-from tallybook.errors import CallFailed, ConfigError
+from tallybook.errors import ConfigError
 
 __all__ = ["Registry", "auth_headers", "option", "provider_of", "registry_of", "seconds", "text_setting"]
 
@@ -23,10 +23,10 @@ class Registry(Protocol):
     """Where the providers are: `app.providers`."""
 
     async def get(self, name: str) -> Provider:
-        """The provider of this name, with its secrets."""
+        """The active provider of this name, with its secrets; an error where there is none."""
 
-    async def deactivate(self, name: str, reason: str) -> None:
-        """Set it inactive, so that no further job calls it, and keep why."""
+    async def put(self, name: str, *, active: bool) -> str:
+        """Set it active or not."""
 
 
 def registry_of(ctx: Context) -> Registry:
@@ -38,16 +38,11 @@ def registry_of(ctx: Context) -> Registry:
 
 
 async def provider_of(ctx: Context, name: str) -> Provider:
-    """The provider, which is active. CallFailed, for good: it is not."""
-    found = await registry_of(ctx).get(name)
-    if not found.active:
-        raise CallFailed(
-            f"provider {name!r} is not active",
-            provider=name,
-            no_retry=True,
-            hint="Activate it, then retry its dead jobs",
-        )
-    return found
+    """The provider of this name. Raises what the registry raises where there is none, or none that is active.
+
+    That is tried again: the job is right, and goes when the provider is there.
+    """
+    return await registry_of(ctx).get(name)
 
 
 def option(provider: Provider, name: str) -> str:

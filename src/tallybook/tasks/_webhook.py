@@ -67,6 +67,7 @@ async def webhook(
     if 200 <= answer.status < 300:
         return {"status": answer.status, "webhook_id": message_id, "answer": call.mask.text(answer.text())[:_KEPT]}
     if answer.status == 410:
-        await registry_of(ctx).deactivate(provider, f"status 410 to job {ctx.job_id}")
+        await registry_of(ctx).put(provider, active=False)  # first: who crashes now finds it so the next time
+        ctx.log.warning("provider %r is not active any more: its endpoint answered 410", provider)
         raise call.refusal(answer, hint="The provider is not active any more: its endpoint is gone")
     raise call.refusal(answer)
