@@ -39,6 +39,8 @@ EXAMPLES = [
     errors.NotASubject(7, "Reschedule"),
     errors.UnknownSchedule("swep", ["sweep"]),
     errors.ExpressionError("cron", "61 * * * *", "'61' does not fit the field minute", field="minute"),
+    errors.CallFailed("call of 'acme': status 429", provider="acme", status=429, headers={"retry-after": "5"}),
+    errors.AddressRefused("loopback", provider="acme", who="call of 'acme'"),
 ]
 
 

@@ -63,13 +63,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What it answers; `length` is what it says that the body has, `held` keeps it from answering at all."""
+    """What it answers; `length` is what it says that the body has.
+
+    `held` keeps it from answering at all, `trickling` sends 50 bytes a second.
+    """
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b"fine"
     length: int | None = None
     held: bool = False
+    trickling: bool = False
 
 
 class HttpServer:
@@ -106,7 +110,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(reply.body) if reply.length is None else reply.length))
         self.end_headers()
-        if self.command != "HEAD":
+        if reply.trickling:
+            for at in range(len(reply.body)):
+                self.wfile.write(reply.body[at : at + 1])
+                if self.home.freed.wait(0.02):
+                    return
+        elif self.command != "HEAD":
             self.wfile.write(reply.body)
 
     do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = _any

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 from datetime import timedelta
@@ -12,7 +11,7 @@ import pytest
 
 from support.outside import HttpServer, provider, serving, smtp_server
 from tallybook import App, Constant, Context
-from tallybook.errors import AddressRefused, CallFailed, ConfigError, DuplicateTask
+from tallybook.errors import ConfigError, DuplicateTask
 from tallybook.tasks import email, http, new_signing_secret, webhook
 from tallybook.testing import drain, drain_async
 
@@ -111,14 +110,6 @@ def test_enqueueing_needs_no_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"
-
-
-def test_errors_can_be_pickled() -> None:
-    """The errors keep their data on their way out of a process."""
-    error = pickle.loads(pickle.dumps(CallFailed("x", provider="acme", status=429, headers={"retry-after": "5"})))  # noqa: S301
-    assert (error.provider, error.status, error.headers, error.no_retry) == ("acme", 429, {"retry-after": "5"}, False)
-    refused = pickle.loads(pickle.dumps(AddressRefused("loopback", provider="acme")))  # noqa: S301
-    assert (refused.reason, refused.no_retry) == ("loopback", True)
 
 
 def test_a_new_secret_is_one_that_signs() -> None:

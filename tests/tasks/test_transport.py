@@ -12,9 +12,9 @@ from typing import Any
 import httpcore2
 import pytest
 
-from support.outside import Reply, certificate, http_server, provider, serving
+from support.outside import HttpServer, Reply, certificate, http_server, provider, serving
 from tallybook import App, Constant, JobInfo
-from tallybook.tasks import _transport, http, new_signing_secret, webhook
+from tallybook.tasks import _address, _transport, http, new_signing_secret, webhook
 from tallybook.tasks._address import Allowed, problem
 from tallybook.testing import drain
 
@@ -82,6 +82,17 @@ def test_a_call_to_the_inside_is_refused(app: App, dsn: str, db: Any, names: dic
         ]  # the control: allowed, the same arrives
         drain(app, dsn=dsn)
         assert {app.get_sync(db, job).state for job in jobs} == {"completed"} and len(inside.got) == len(INSIDE)
+
+
+def test_without_the_check_the_inside_is_called(
+    app: App, run: Run, db: Any, endpoint: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S4-06, negative control: where every address counts as public, a URL of the args reaches the inside."""
+    assert run(http.enqueue_sync(db, url=f"{endpoint.url}/admin?a=b", query={"c": 1})).state == "dead"
+    monkeypatch.setattr(_address, "problem", lambda address: None)
+    found = run(http.enqueue_sync(db, url=f"{endpoint.url}/admin?a=b", query={"c": 1}))
+    assert (found.state, found.result["text"]) == ("completed", "fine")
+    assert [got.path for got in endpoint.got] == ["/admin?a=b&c=1"]
 
 
 def rebinding(app: App, run: Run, db: Any, names: dict[str, list[str]]) -> tuple[JobInfo, list[int]]:

@@ -171,6 +171,14 @@ def test_a_slow_endpoint_is_left_after_the_timeout(app: App, run: Run, db: Any, 
     assert found.state == "retrying" and "within 0.3 s" in found.last_error
 
 
+def test_an_endpoint_that_trickles_is_left_after_the_timeout(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
+    """S4-18: the timeout is for the whole call: an answer that comes byte by byte does not hold a slot for longer."""
+    serving(app, acme(endpoint, timeout=0.5))
+    endpoint.reply(Reply(body=b"x" * 10_000, trickling=True))
+    found = run(LATER.enqueue_sync(db, "acme", BODY))
+    assert found.state == "retrying" and "within 0.5 s" in (found.last_error or "")
+
+
 def test_an_answer_that_breaks_off_is_no_success(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
     """S4-18: a 200 whose body is cut off midway is tried again, with the same id; a whole one completes."""
     serving(app, acme(endpoint))
@@ -225,6 +233,8 @@ WRONG_PROVIDERS: list[tuple[dict[str, Any], str]] = [
     ({"allow_http": False}, "is called by https"),
     ({"timeout": "1 hour"}, "up to 5 min"),
     ({"timeout": True}, "neither seconds nor"),
+    ({"headers": {"Cookie": "a=b"}}, "a secret's place"),
+    ({"headers": ["X-A"]}, "not an object"),
     ({"allow": "10.0.0.0/8"}, "not a list"),
     ({"allow": ["10.0.0.0/99"]}, "neither a host nor a network"),
     ({"secret": "whsec_c2hvcnQ="}, "24 to 64"),

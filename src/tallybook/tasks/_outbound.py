@@ -100,7 +100,11 @@ class Call:
             url = _checked_url(url, allow_http=secure)
         except ValueError as error:
             raise ConfigError(where, None, f"{error}") from None
-        headers = {**_checked_headers(who, static_headers(provider)), **auth_headers(provider)}
+        try:
+            static = _checked_headers(who, static_headers(provider))
+        except CallFailed as error:  # it is the provider that is wrong, and not the job
+            raise ConfigError(option(provider, "headers"), None, f"{error}") from None
+        headers = {**static, **auth_headers(provider)}
         pairs = [*_pairs(who, query), *_token_pair(provider)]
         allowed = Allowed.of(provider.settings.get("allow", []), option=option(provider, "allow"))
         ca = text_setting(provider, "ca") if "ca" in provider.settings else None
