@@ -14,6 +14,7 @@ import psycopg
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from tallybook import App, Constant, Context, Drop, Job, JobCall, Reschedule
+from tallybook.tasks import email, http, webhook
 from tallybook import Subject, SubjectCall, SubjectInfo, SubjectReport, Task
 
 app = App("shop", dsn="host=db")
@@ -102,6 +103,15 @@ async def use_subjects(conn: object) -> None:
     reports: list[SubjectReport] = await app.upsert_many(conn, [call, charge.subject("x").job(7)])
     info: SubjectInfo | None = one.get_sync(conn)
     forgotten: str = await one.forget(conn)
+
+async def use_ready_made(conn: object, ctx: Context) -> None:
+    app.include(webhook, email, http)
+    job: Job = await webhook.enqueue(conn, "acme", {"type": "paid"}, idempotency_key="7", headers={"X-Form": "7"})
+    job = webhook.with_(queue="out").enqueue_sync(conn, provider="acme", text="{}")
+    call: JobCall = email.job("mail", ["ada@example.org"], "Hello", html="<b>Hello</b>")
+    call = http.job(url="https://example.org/", expect=[404])
+    result: dict[str, Any] = await app.result(job)
+    same: App = ctx.app
 """
 
 WRONG = """
@@ -132,6 +142,9 @@ refresh.subject("a").job(42, colour="red")  # unknown argument
 refresh.with_(priority=1).subject("a").push_sync(app, "42")  # wrong type behind with_
 refresh.append_sync(app, "42")  # wrong type
 app.upsert_many_sync(app, [refresh.job(42)])  # a job is no subject
+webhook.job({"type": "paid"})  # a provider is a name
+email.job("mail", "ada@example.org", text="no subject")  # missing
+http.job("rates", header={})  # unknown argument
 Reschedule(60)  # a bare number
 Reschedule("+1 week", args=[1])  # args go by name
 """

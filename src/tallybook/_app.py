@@ -253,6 +253,20 @@ class App(SubjectVerbs, Operations, Schedules, ServiceOperations, Source):
 
         return declare if fn is None else declare(fn)
 
+    def include(self, *tasks: Task[..., Any]) -> None:
+        """Serve tasks that another App declares, under their names and with their options, as the ready-made ones.
+
+        Put in by their own `enqueue`, or by SQL, their jobs run here, and find this app as `ctx.app`; lifespans and hooks
+        of the other App stay with it. Raises DuplicateTask, ConfigError.
+
+            app.include(webhook, email, http)
+        """
+        for task in tasks:
+            if not isinstance(task, Task):
+                hint = "from tallybook.tasks import webhook; app.include(webhook)"
+                raise ConfigError("include", task, "not a task", hint=hint)
+            self._declare(task.of_app(self))
+
     def _declare(self, declared: Task[..., Any]) -> Task[..., Any]:
         names = (declared.name, *declared.contract.aliases)
         if declared.name in names[1:]:

@@ -96,6 +96,21 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         # What the task declares is looked up when an attempt fails; in the row there is only what a job asked for.
         self._bound: BoundTask[P] = BoundTask(self, replace(options, max_attempts=None, version=self.contract.version))
 
+    def of_app(self, app: App) -> Task[P, R_co]:
+        """The same task in another app, whose retry policies, providers and on_dead are then asked."""
+        return Task(
+            app,
+            self.fn,
+            name=self.name,
+            options=self.options,
+            retry=self.retry_name or self._retry,
+            no_retry=self.no_retry,
+            store_result=self.store_result,
+            contract=self.contract,
+            atomic=self.atomic,
+            execution=self.execution,
+        )
+
     @property
     def queue(self) -> str:
         """Where its jobs go unless `with_(queue=...)` says otherwise."""

@@ -26,6 +26,8 @@
     ├── WorkerEnded                      TB006: the worker is unknown to the server, or was declared ended
     ├── ForeignCursor                    TB004: the cursors were written by another cluster; rebase first
     ├── SecretError                      a provider's secret cannot be encrypted or decrypted
+    ├── CallFailed                       a job's call to the outside did not succeed
+    │   └── AddressRefused               it would have gone to an address that nobody should be sent to
     ├── QueueUnavailable                 the server cannot be reached
     ├── CommitUnknown                    the connection was lost at a commit, and what became of it cannot be found out
     └── SchemaError                      TB007: program and database are of different versions
@@ -41,12 +43,14 @@ All of them can be pickled, so that they pass from a process executor to its wor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Self
 
 __all__ = [
+    "AddressRefused",
+    "CallFailed",
     "CommitUnknown",
     "ConfigError",
     "ConnectionNotSupported",
@@ -381,6 +385,45 @@ class JobCancelled(TallybookError):
     def __init__(self, job: int, reason: str | None) -> None:
         super().__init__(f"job {job} was cancelled" + (f": {reason}" if reason else ""))
         self.job, self.reason = job, reason
+
+
+class CallFailed(TallybookError):
+    """A ready-made task's call to the outside did not succeed: `provider` (None: a URL of the args), `status` (None: no answer).
+
+    `no_retry` is True where another attempt would end the same; `headers` are Retry-After and Date of the answer, which
+    the next attempt waits for. Its text holds no secret of the provider.
+    """
+
+    provider: str | None = None
+    status: int | None = None
+    no_retry = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        provider: str | None = None,
+        status: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        no_retry: bool = False,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.provider, self.status, self.no_retry = provider, status, no_retry
+        self.headers = dict(headers or {})
+
+
+class AddressRefused(CallFailed):
+    """A call would have gone to an address that is not public, and that the provider does not allow: `reason` says which kind."""
+
+    reason: str | None = None
+
+    def __init__(self, reason: str, *, provider: str | None = None, who: str = "call") -> None:
+        hint = "If it is meant, add the host or network to the setting allow of its provider"
+        super().__init__(
+            f"{who}: its host has an address that is {reason}", provider=provider, no_retry=True, hint=hint
+        )
+        self.reason = reason
 
 
 class LeaseLost(TallybookError):

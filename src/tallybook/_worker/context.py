@@ -18,6 +18,7 @@ from tallybook._model.subject import Subject, subject_of
 from tallybook.errors import LeaseLost, NotSupported
 
 if TYPE_CHECKING:
+    from tallybook._app import App
     from tallybook._worker.jobs import Running
     from tallybook._worker.verbs import Verbs
     from tallybook.providers import Providers
@@ -82,6 +83,14 @@ class Context:
         if self._running is None:
             raise RuntimeError("a lifespan runs before any job: only ctx.state is there")
         return self._running
+
+    @property
+    def app(self) -> App:
+        """The App whose worker runs the job, for handlers in modules that cannot import it. Not in a process of its own."""
+        app = self._said().app
+        if app is None:
+            raise RuntimeError("ctx.app is not there in a process of its own: import the app")
+        return app
 
     @property
     def job_id(self) -> int:

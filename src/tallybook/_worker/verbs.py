@@ -15,6 +15,7 @@ from tallybook._worker.jobs import Running
 from tallybook.errors import ConfigError, LeaseLost
 
 if TYPE_CHECKING:
+    from tallybook._app import App
     from tallybook.providers import Providers
 
 T = TypeVar("T")
@@ -27,8 +28,11 @@ _CHECKPOINT_OF = "select tallybook.checkpoint_of(%s::bigint)::text"
 class Verbs:
     """The verbs behind Context.progress and its like. LeaseLost where the attempt is not this worker's any more."""
 
-    def __init__(self, link: Link) -> None:
+    app: App | None = None
+
+    def __init__(self, link: Link, app: App | None = None) -> None:
         self._link = link
+        self.app = app
         self.loop: asyncio.AbstractEventLoop | None = None
         self.providers: Providers | None = None
 

@@ -79,7 +79,7 @@ class Worker:
             app,
             self.book,
             self.finisher,
-            Verbs(self.handlers),
+            Verbs(self.handlers, app),
             threads=settings.slots,
             worker_name=settings.name,
             grace=settings.abort_timeout,

@@ -1,0 +1,67 @@
+"""Stars in the place of secrets, in what a provider answers: it may send back what it was sent."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import quote, quote_plus, urlsplit
+
+from tallybook._model.provider import Provider
+from tallybook._model.secret import STARS, Secret
+
+__all__ = ["Mask"]
+
+
+class Mask:
+    """Replaces every secret, in the forms in which it may come back: as it is, in JSON, in a URL, in base64."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        forms: set[str] = set()
+        for text in texts:
+            plain = base64.b64encode(text.encode()).decode()
+            forms |= {text, quote(text), quote(text, safe=""), quote_plus(text), json.dumps(text)[1:-1], plain}
+            forms |= {json.dumps(text, ensure_ascii=False)[1:-1], text.removeprefix("whsec_")}
+        known = sorted(filter(None, forms), key=len, reverse=True)  # the longest first: one may be part of another
+        self._pattern = re.compile("|".join(map(re.escape, known))) if known else None
+
+    @classmethod
+    def of(cls, provider: Provider | None, *others: str) -> Mask:
+        """For all secrets of a provider, the previous ones too, and what was made of them for this call."""
+        texts = list(others)
+        if provider is not None and (url := provider.secrets.get("url")) is not None:
+            texts += _path_of(url)
+        for secret in provider.secrets.values() if provider is not None else ():
+            texts.append(secret.reveal())
+            if secret.previous is not None:
+                texts.append(secret.previous.reveal())
+        return cls(texts)
+
+    def text(self, text: str) -> str:
+        """The text with stars."""
+        return text if self._pattern is None else self._pattern.sub(STARS, text)
+
+    def data(self, data: bytes) -> bytes:
+        """Bytes with stars."""
+        return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+    def value(self, value: Any) -> Any:
+        """A JSON value with stars in all its texts, keys included."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.value(one) for one in value]
+        if isinstance(value, dict):
+            return {self.text(key): self.value(one) for key, one in value.items()}
+        return value
+
+
+def _path_of(url: Secret) -> list[str]:
+    """What a server sees of a URL: its host is known to it, so that an echo of the path alone would show the secret."""
+    try:
+        parts = urlsplit(url.reveal())
+    except ValueError:
+        return []
+    return [one for one in (parts.path.rstrip("/"), parts.query) if one]

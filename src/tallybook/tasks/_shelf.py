@@ -1,0 +1,24 @@
+"""The app on which the ready-made tasks lie until `app.include` takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+from tallybook._app import App
+from tallybook._model.backoff import Backoff
+from tallybook._task import ContextTask
+from tallybook._worker.context import Context
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+shelf = App("tallybook.tasks")
+
+
+def ready_made(
+    name: str, *, summary: str | None = None, retry: Backoff | None = None, max_attempts: int | None = None
+) -> Callable[[Callable[Concatenate[Context, P], R]], ContextTask[P, R]]:
+    """`shelf.task` for functions with a Context: where an annotation has an Any in it, mypy makes Any of an overload."""
+    made: Any = shelf.task(name=name, summary=summary, retry=retry, max_attempts=max_attempts)
+    return cast(Callable[[Callable[Concatenate[Context, P], R]], ContextTask[P, R]], made)

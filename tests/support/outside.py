@@ -1,0 +1,226 @@
+"""The outside world on this machine: an HTTP server that does what it is told, an SMTP server, and a registry in memory."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import AuthResult, LoginPassword
+
+from tallybook import App
+from tallybook._model.provider import Provider
+from tallybook._model.secret import Secret
+
+LOOPBACK = ["127.0.0.0/8"]
+
+
+class Registry:
+    """Providers in memory."""
+
+    def __init__(self, *providers: Provider) -> None:
+        self.known = {provider.name: provider for provider in providers}
+
+    async def get(self, name: str) -> Provider:
+        if not self.known[name].active:
+            raise LookupError(f"provider {name!r} is switched off")
+        return self.known[name]
+
+    async def put(self, name: str, *, active: bool) -> str:
+        self.known[name] = replace(self.known[name], active=active)
+        return "changed"
+
+
+def serving(app: App, *providers: Provider) -> Registry:
+    """Give the app these providers."""
+    registry = Registry(*providers)
+    app.providers = registry  # type: ignore[attr-defined]
+    return registry
+
+
+def provider(name: str, secrets: Mapping[str, str | Secret] | None = None, **settings: Any) -> Provider:
+    """A provider with these settings, and secrets as texts."""
+    made = {key: Secret(one) if isinstance(one, str) else one for key, one in (secrets or {}).items()}
+    return Provider(name, "test", settings, made)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the server got."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What it answers; `length` is what it says that the body has.
+
+    `held` keeps it from answering at all, `trickling` sends 50 bytes a second.
+    """
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b"fine"
+    length: int | None = None
+    held: bool = False
+    trickling: bool = False
+
+
+class HttpServer:
+    """Answers each request with the next reply; the last one is for all that follow. A function makes its own."""
+
+    def __init__(self, url: str, port: int) -> None:
+        self.url = url
+        self.port = port
+        self.got: list[Request] = []
+        self.replies: list[Reply | Callable[[Request], Reply]] = [Reply()]
+        self.freed = threading.Event()
+
+    def reply(self, *replies: Reply | Callable[[Request], Reply]) -> None:
+        self.replies = list(replies)
+
+    def next(self, request: Request) -> Reply:
+        self.got.append(request)
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        return reply if isinstance(reply, Reply) else reply(request)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    home: HttpServer
+
+    def _any(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        reply = self.home.next(Request(self.command, self.path, headers, body))
+        if reply.held:
+            self.home.freed.wait(30)
+            return
+        self.send_response(reply.status)
+        for name, value in reply.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(reply.body) if reply.length is None else reply.length))
+        self.end_headers()
+        if reply.trickling:
+            for at in range(len(reply.body)):
+                self.wfile.write(reply.body[at : at + 1])
+                if self.home.freed.wait(0.02):
+                    return
+        elif self.command != "HEAD":
+            self.wfile.write(reply.body)
+
+    do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = _any
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, *args: Any) -> None:
+        pass  # a caller that has read enough hangs up
+
+
+@contextmanager
+def http_server(host: str = "127.0.0.1", port: int = 0, cert: Path | None = None) -> Iterator[HttpServer]:
+    """A server in threads of this process; with a certificate (and key) by TLS."""
+    handler = type("Handler", (_Handler,), {})
+    server = _Server((host, port), handler)
+    scheme = "http"
+    if cert is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(cert)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        scheme = "https"
+    handler.home = home = HttpServer(f"{scheme}://{host}:{server.server_port}", server.server_port)  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield home
+    finally:
+        home.freed.set()
+        server.shutdown()
+        server.server_close()
+
+
+def certificate(folder: Path, name: str) -> Path:
+    """A certificate for one host name with its key, in one file; it is its own authority."""
+    path = folder / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}", "-keyout", str(path), "-out", str(folder / "only")],
+        check=True, capture_output=True, timeout=30,
+    )  # fmt: skip
+    with path.open("a", encoding="ascii") as file:
+        file.write((folder / "only").read_text(encoding="ascii"))
+    return path
+
+
+class Mailbox:
+    """What the SMTP server took; `answers` says what it answers to a recipient, `data` to a message."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self.answers: dict[str, list[str]] = {}
+        self.data = ["250 OK"]
+
+    async def handle_RCPT(self, server: Any, session: Any, envelope: Any, address: str, options: Any) -> str:
+        answers = self.answers.get(address, ["250 OK"])
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if answer.startswith("250"):
+            envelope.rcpt_tos.append(address)
+        return answer
+
+    async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
+        answer = self.data.pop(0) if len(self.data) > 1 else self.data[0]
+        if answer.startswith("250"):
+            self.messages.append(envelope)
+        elif answer == "cut":
+            self.messages.append(envelope)
+            session.loop.call_soon(server.transport.close)
+        return answer
+
+
+@contextmanager
+def smtp_server(*, login: tuple[str, str] | None = None, cert: Path | None = None) -> Iterator[tuple[Mailbox, int]]:
+    """A real SMTP server in a thread of this process, and its port; with a login only after STARTTLS."""
+    mailbox = Mailbox()
+    context = None
+    if cert is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(cert)
+
+    def authenticate(server: Any, session: Any, envelope: Any, mechanism: str, given: Any) -> AuthResult:
+        right = isinstance(given, LoginPassword) and login == (given.login.decode(), given.password.decode())
+        return AuthResult(success=right, handled=right is True)
+
+    options: dict[str, Any] = {"tls_context": context, "require_starttls": context is not None}
+    if login is not None:
+        options |= {"authenticator": authenticate, "auth_required": True}
+    controller = _Controller(mailbox, hostname="127.0.0.1", port=0, **options)
+    controller.start()
+    try:
+        yield mailbox, controller.bound
+    finally:
+        controller.stop()
+
+
+class _Controller(Controller):
+    """On a free port, which the library does not look up by itself."""
+
+    bound = 0
+
+    def _trigger_server(self) -> None:
+        self.port = self.bound = self.server.sockets[0].getsockname()[1]
+        super()._trigger_server()

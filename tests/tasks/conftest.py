@@ -1,0 +1,56 @@
+"""An app with the ready-made tasks, drained on the test's database."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from support.outside import HttpServer, http_server
+from tallybook import App, JobInfo
+from tallybook.tasks import email, http, webhook
+from tallybook.testing import drain
+
+
+@pytest.fixture
+def app() -> App:
+    app = App("shop")
+    app.include(webhook, http, email)
+    return app
+
+
+@pytest.fixture
+def run(app: App, dsn: str, db: Any) -> Callable[..., JobInfo]:
+    """Drain once, and say what became of this job."""
+
+    def run(job: Any) -> JobInfo:
+        drain(app, dsn=dsn, queues=["default", "out"])
+        return app.get_sync(db, job)
+
+    return run
+
+
+@pytest.fixture
+def endpoint() -> Iterator[HttpServer]:
+    """A local HTTP server."""
+    with http_server() as server:
+        yield server
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """What the resolver answers for a name, one address a question, the last one for all that follow."""
+    known: dict[str, list[str]] = {}
+    real = socket.getaddrinfo
+
+    def resolved(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+        name = host.decode() if isinstance(host, bytes) else host
+        if name in known:
+            answers = known[name]
+            host = answers.pop(0) if len(answers) > 1 else answers[0]
+        return real(host, port, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    return known

@@ -1,0 +1,210 @@
+"""The task tallybook.email, against a real SMTP server."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from email import message_from_bytes, policy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.outside import certificate, provider, serving, smtp_server
+from tallybook import App, Constant, JobInfo
+from tallybook.tasks import email
+from tallybook.testing import drain, travel
+
+Run = Callable[..., JobInfo]
+DAY = timedelta(days=1)
+LATER = email.with_(retry=Constant(timedelta(hours=1)))  # nothing is tried again within one drain
+
+
+def mail(port: int, secrets: Any = None, **settings: Any) -> Any:
+    given = {"host": "127.0.0.1", "port": port, "tls": "none", "from": "Shop <shop@example.org>", **settings}
+    return provider("mail", secrets, **given)
+
+
+def read(envelope: Any) -> Any:
+    return message_from_bytes(envelope.content, policy=policy.default)
+
+
+def test_sql_alone_sends_a_mail(app: App, run: Run, db: Any) -> None:
+    """S4-22 S4-06: a job that SQL put in is one message to all recipients, text and html; who is in bcc is only in the envelope."""
+    with smtp_server() as (mailbox, port):
+        serving(app, mail(port))
+        (job,) = db.execute(
+            "select tallybook.enqueue('out', 'tallybook.email', jsonb_build_object('provider', 'mail',"
+            " 'to', jsonb_build_array('Ada Löve <ada@example.org>', 'bob@example.org'), 'cc', jsonb_build_array('cy@example.org'),"
+            " 'bcc', jsonb_build_array('dan@example.org'), 'subject', 'Grüße', 'text', E'Hello\n.\nYou', 'html', '<b>Hello</b>',"
+            " 'reply_to', 'desk@example.org', 'headers', jsonb_build_object('Auto-Submitted', 'auto-generated')))"
+        ).fetchone()
+        found = run(job)
+        assert found.state == "completed", found.last_error
+        (envelope,) = mailbox.messages
+        assert envelope.mail_from == "shop@example.org"
+        assert sorted(envelope.rcpt_tos) == [f"{name}@example.org" for name in ("ada", "bob", "cy", "dan")]
+        message = read(envelope)
+        assert (
+            str(message["to"]) == "Ada Löve <ada@example.org>, bob@example.org"
+            and message["from"] == "Shop <shop@example.org>"
+        )
+        assert (message["cc"], message["subject"], message["reply-to"]) == (
+            "cy@example.org",
+            "Grüße",
+            "desk@example.org",
+        )
+        assert message["auto-submitted"] == "auto-generated" and "dan" not in envelope.content.decode()
+        assert message.get_body(("plain",)).get_content().splitlines() == ["Hello", ".", "You"]
+        assert message.get_body(("html",)).get_content().strip() == "<b>Hello</b>"
+        result = found.result
+        assert (
+            result["message_id"] == message["message-id"] and len(result["accepted"]) == 4 and result["refused"] == {}
+        )
+
+
+def test_the_message_id_is_the_same_at_every_attempt(app: App, dsn: str, db: Any) -> None:
+    """S4-18: a server that took the message and broke off gets it again with the same Message-ID; another job has another."""
+    with smtp_server() as (mailbox, port):
+        serving(app, mail(port))
+        mailbox.data = ["cut", "451 later", "250 OK"]
+        first = LATER.enqueue_sync(db, "mail", "ada@example.org", "Hello", "text")
+        keyed = email.with_(delay="10 days").enqueue_sync(
+            db, "mail", "ada@example.org", "Hello", "text", idempotency_key="form-7"
+        )
+        states = []
+        for _ in range(3):
+            drain(app, dsn=dsn)
+            states.append(app.get_sync(db, first).state)
+            travel(dsn, DAY)
+        assert states == ["retrying", "retrying", "completed"]
+        travel(dsn, 10 * DAY)
+        second = LATER.enqueue_sync(db, "mail", "ada@example.org", "Hello", "text")
+        drain(app, dsn=dsn)
+        assert app.get_sync(db, second).state == app.get_sync(db, keyed).state == "completed"
+        ids = [str(read(envelope)["message-id"]) for envelope in mailbox.messages]
+        assert len(ids) == 4 and ids[0] == ids[1] and len(set(ids)) == 3
+        assert ids[0].startswith(f"<job-{first.id}.") and ids[0].endswith("@example.org>")
+
+
+def test_what_the_server_says_makes_of_the_job(app: App, dsn: str, db: Any) -> None:
+    """S4-22: 5xx to the message or to all recipients is dead, 4xx is tried again, whoever is refused for good is in the result."""
+    with smtp_server() as (mailbox, port):
+        serving(app, mail(port))
+        mailbox.answers = {"never@example.org": ["550 no such user"], "later@example.org": ["450 greylisted", "250 OK"]}
+        dead = LATER.enqueue_sync(db, "mail", "never@example.org", "s", "t")
+        some = LATER.enqueue_sync(db, "mail", ["never@example.org", "ada@example.org"], "some", "t")
+        drain(app, dsn=dsn)
+        found = app.get_sync(db, dead)
+        assert found.state == "dead" and "never@example.org: 550 no such user" in (found.last_error or "")
+        result = app.get_sync(db, some).result
+        assert (result["accepted"], result["refused"]) == (
+            ["ada@example.org"],
+            {"never@example.org": "550 no such user"},
+        )
+        mailbox.data = ["554 spam"]
+        spam = LATER.enqueue_sync(db, "mail", "ada@example.org", "s", "t")
+        drain(app, dsn=dsn)
+        assert app.get_sync(db, spam).state == "dead" and "554 spam" in (app.get_sync(db, spam).last_error or "")
+
+
+def test_who_has_the_message_does_not_get_it_again(app: App, dsn: str, db: Any) -> None:
+    """S4-22 S4-18: after one of three recipients was refused for now, the next attempt is for that one alone."""
+    with smtp_server() as (mailbox, port):
+        serving(app, mail(port))
+        mailbox.answers = {"never@example.org": ["550 no"], "later@example.org": ["450 greylisted", "250 OK"]}
+        to = ["ada@example.org", "later@example.org", "never@example.org"]
+        job = LATER.enqueue_sync(db, "mail", to, "s", "t")
+        drain(app, dsn=dsn)
+        found = app.get_sync(db, job)
+        assert found.state == "retrying" and "later@example.org: 450 greylisted" in (found.last_error or "")
+        travel(dsn, DAY)
+        drain(app, dsn=dsn)
+        found = app.get_sync(db, job)
+        assert [envelope.rcpt_tos for envelope in mailbox.messages] == [["ada@example.org"], ["later@example.org"]]
+        assert found.state == "completed" and sorted(found.result["accepted"]) == to[:2]
+        assert found.result["refused"] == {"never@example.org": "550 no"}
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"subject": "Hello\r\nBcc: eve@example.org"}, "subject: a line"),
+    ({"subject": "Hello\u2028Bcc: eve@example.org"}, "line break"),
+    ({"to": "ada@example.org\r\nBcc: eve@example.org"}, "to: a line"),
+    ({"to": "ada@example.org, eve@example.org"}, "one address"),
+    ({"to": "ada@example.org> <eve@example.org"}, "one address"),
+    ({"to": "friends: ada@example.org;"}, "one address"),
+    ({"to": "ada"}, "one address"),
+    ({"to": "ada@example.org>\tNOTIFY=SUCCESS"}, "to: a line"),
+    ({"to": []}, "0 recipients"),
+    ({"to": [f"a{n}@example.org" for n in range(101)]}, "101 recipients"),
+    ({"cc": ["ada@example.org\neve"]}, "cc: a line"),
+    ({"sender": "shop@example.org\nX: y"}, "sender: a line"),
+    ({"reply_to": "a@b.org, c@d.org"}, "one address"),
+    ({"headers": {"X-A\r\nBcc": "eve@example.org"}}, "not for you to set"),
+    ({"headers": {"X-A": "b\nBcc: eve@example.org"}}, "a line"),
+    ({"headers": {"Bcc": "eve@example.org"}}, "not for you to set"),
+    ({"headers": {"Content-Type": "text/plain"}}, "not for you to set"),
+    ({"text": None}, "neither text nor html"),
+]
+
+
+def test_nothing_is_smuggled_into_a_header(app: App, dsn: str, db: Any) -> None:
+    """S4-22: a line break, a second address, or a header of ours in an argument makes the job dead, and nothing is sent."""
+    with smtp_server() as (mailbox, port):
+        serving(app, mail(port))
+        plain = {
+            "to": "ada@example.org",
+            "subject": "s",
+            "text": "a line\r\nBcc: eve@example.org\r\n.\r\nRCPT TO:<eve@example.org>",
+        }
+        jobs = [LATER.enqueue_sync(db, "mail", **{**plain, **given}) for given, _ in WRONG]
+        drain(app, dsn=dsn)
+        for job, (given, words) in zip(jobs, WRONG, strict=True):
+            found = app.get_sync(db, job)
+            assert found.state == "dead" and words in (found.last_error or ""), (given, found.state, found.last_error)
+        assert mailbox.messages == []
+        control = LATER.enqueue_sync(db, "mail", **plain)  # in the text all that is only text
+        drain(app, dsn=dsn)
+        assert app.get_sync(db, control).state == "completed"
+        assert [envelope.rcpt_tos for envelope in mailbox.messages] == [["ada@example.org"]]
+
+
+def test_the_password_goes_only_over_tls(app: App, dsn: str, db: Any, names: Any, tmp_path: Path) -> None:
+    """S4-22: STARTTLS with the right certificate, then the login; a wrong password is dead, a wrong certificate waits."""
+    names["mail.test"] = names["other.test"] = ["127.0.0.1"]
+    cert = certificate(tmp_path, "mail.test")
+    with smtp_server(login=("u", "right-p4ssword"), cert=cert) as (mailbox, port), smtp_server() as (plain, plain_port):
+        secure = {"host": "mail.test", "tls": "starttls", "user": "u", "ca": (tmp_path / "only").read_text("ascii")}
+        right = {"password": "right-p4ssword"}
+        cases = [
+            (mail(port, right, **secure), "completed", ""),
+            (mail(port, {"password": "wrong-p4ssword"}, **secure), "dead", "535"),
+            (mail(port, right, **{**secure, "host": "other.test"}), "retrying", "CERTIFICATE_VERIFY_FAILED"),
+            (mail(plain_port, right, **secure), "retrying", "STARTTLS"),
+            (mail(plain_port, right, **{**secure, "tls": "none"}), "retrying", "in clear"),
+        ]
+        for made, state, words in cases:
+            serving(app, made)
+            job = LATER.enqueue_sync(db, "mail", "ada@example.org", "s", "t")
+            drain(app, dsn=dsn)
+            found = app.get_sync(db, job)
+            assert (found.state, words in (found.last_error or "")) == (state, True), found.last_error
+            assert "p4ssword" not in str(found)
+        assert len(mailbox.messages) == 1 and plain.messages == []
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_server_that_says_nothing_is_left(app: App, dsn: str, db: Any, held: bool) -> None:
+    """S4-22: a server that takes the connection and is silent, or takes none, is a failure that may pass."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if held:
+            listener.listen()
+        serving(app, mail(listener.getsockname()[1], timeout="300 ms"))
+        job = LATER.enqueue_sync(db, "mail", "ada@example.org", "s", "t")
+        drain(app, dsn=dsn)
+        found = app.get_sync(db, job)
+        assert found.state == "retrying" and ("within 0.3 s" if held else "SMTPConnectError") in (
+            found.last_error or ""
+        )

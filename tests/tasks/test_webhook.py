@@ -1,0 +1,257 @@
+"""The task tallybook.webhook, run by a real worker against real local endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from support.outside import LOOPBACK, HttpServer, Reply, provider, serving
+from tallybook import App, Constant, JobInfo
+from tallybook._model.secret import Secret
+from tallybook.tasks import new_signing_secret, webhook
+from tallybook.testing import drain, travel
+
+Run = Callable[..., JobInfo]
+DAY = timedelta(days=1)
+LATER = webhook.with_(retry=Constant(timedelta(hours=1)))  # nothing is tried again within one drain
+BODY = {"type": "invoice.paid", "data": {"id": 42, "name": "Zoë"}}
+
+
+def acme(endpoint: HttpServer, secret: str | Secret | None = None, **settings: Any) -> Any:
+    given = {"url": f"{endpoint.url}/hooks?v=1", "allow": LOOPBACK, "allow_http": True, **settings}
+    return provider("acme", {"signing_secret": secret or new_signing_secret()}, **given)
+
+
+def test_sql_alone_sends_a_webhook_that_the_receiver_verifies(
+    app: App, run: Run, db: Any, endpoint: HttpServer
+) -> None:
+    """S4-06: a job put in by SQL names only the provider; what arrives is signed, and standardwebhooks verifies it."""
+    secret = new_signing_secret()
+    serving(app, acme(endpoint, secret))
+    (job,) = db.execute(
+        "select tallybook.enqueue('out', 'tallybook.webhook', %s::jsonb)",
+        (json.dumps({"provider": "acme", "body": BODY}),),
+    ).fetchone()
+    ended = run(job)
+    assert (ended.state, ended.result) == ("completed", {"status": 200, "webhook_id": f"job_{job}", "answer": "fine"})
+    (got,) = endpoint.got
+    assert (got.method, got.path, got.headers["content-type"]) == ("POST", "/hooks?v=1", "application/json")
+    assert got.headers["webhook-id"] == f"job_{job}"
+    assert Webhook(secret).verify(got.body, got.headers) == BODY
+    for forged in ((got.body + b" ", got.headers), (got.body, {**got.headers, "webhook-id": "job_0"})):
+        with pytest.raises(WebhookVerificationError):
+            Webhook(secret).verify(*forged)
+
+
+def test_while_a_secret_is_replaced_both_sign(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
+    """S4-06: during a rotation a receiver with the old secret and one with the new verify the same webhook; a third does not."""
+    old, new = new_signing_secret(), new_signing_secret()
+    serving(app, acme(endpoint, Secret(new, previous=Secret(old))))
+    assert run(webhook.enqueue_sync(db, "acme", BODY)).state == "completed"
+    (got,) = endpoint.got
+    assert len(got.headers["webhook-signature"].split(" ")) == 2
+    assert Webhook(new).verify(got.body, got.headers) == Webhook(old).verify(got.body, got.headers) == BODY
+    with pytest.raises(WebhookVerificationError):
+        Webhook(new_signing_secret()).verify(got.body, got.headers)
+
+
+@pytest.mark.parametrize("key", [None, "form-7-submission-9-webhook-3"])
+def test_every_attempt_has_the_same_id(app: App, dsn: str, db: Any, endpoint: HttpServer, key: str | None) -> None:
+    """S4-18: the idempotency key is the same at every retry, the caller's or the job's; the timestamp is the attempt's own."""
+    secret = new_signing_secret()
+    serving(app, acme(endpoint, secret))
+    endpoint.reply(Reply(503), Reply(500), Reply())
+    job = webhook.enqueue_sync(db, "acme", BODY, idempotency_key=key)
+    other = webhook.with_(delay="5 days").enqueue_sync(db, "acme", BODY)
+    for _ in range(3):
+        drain(app, dsn=dsn)
+        travel(dsn, DAY)
+    assert app.get_sync(db, job).state == "completed"
+    assert {got.headers["webhook-id"] for got in endpoint.got} == {key or f"job_{job.id}"} and len(endpoint.got) == 3
+    assert {got.body for got in endpoint.got} == {endpoint.got[0].body}
+    for got in endpoint.got:
+        Webhook(secret).verify(got.body, got.headers)
+    travel(dsn, 5 * DAY)
+    drain(app, dsn=dsn)
+    assert endpoint.got[3].headers["webhook-id"] == f"job_{other.id}" != key  # another job is another message
+
+
+@pytest.mark.parametrize("text", ['{"amount": 12345678901234567.10,\r\n "b" : "é \U0001f600"}', "", "a=1&b=%20"])
+def test_a_text_is_sent_and_signed_byte_for_byte(app: App, run: Run, db: Any, endpoint: HttpServer, text: str) -> None:
+    """S4-06: what is given as text arrives byte for byte, and the signature is over these bytes."""
+    secret = new_signing_secret()
+    serving(app, acme(endpoint, secret))
+    assert run(webhook.enqueue_sync(db, "acme", text=text, content_type="text/x-own")).state == "completed"
+    (got,) = endpoint.got
+    assert got.body == text.encode() and got.headers["content-type"] == "text/x-own"
+    Webhook(secret).verify(got.body, got.headers, json_parse=False)
+
+
+def test_gone_stops_the_endpoint(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
+    """S4-06: after a 410 the job is dead, its provider is not active, and later jobs do not call until it is active again."""
+    registry = serving(app, acme(endpoint))
+    endpoint.reply(Reply(410, body=b"no such hook"), Reply())
+    first = LATER.enqueue_sync(db, "acme", BODY)
+    drain(app, dsn=dsn)
+    found = app.get_sync(db, first)
+    assert found.state == "dead" and "status 410: no such hook" in (found.last_error or "")
+    assert not registry.known["acme"].active
+    later = LATER.enqueue_sync(db, "acme", BODY)
+    drain(app, dsn=dsn)
+    found = app.get_sync(db, later)
+    assert found.state == "retrying" and "switched off" in (found.last_error or "") and len(endpoint.got) == 1
+    asyncio.run(registry.put("acme", active=True))  # the control: it was that alone which kept it
+    travel(dsn, DAY)
+    drain(app, dsn=dsn)
+    assert app.get_sync(db, later).state == "completed" and len(endpoint.got) == 2
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_retry_after_is_waited_for(app: App, run: Run, db: Any, endpoint: HttpServer, status: int) -> None:
+    """S4-18: the next attempt is not before the Retry-After of the answer, in seconds or as a date; without one it is sooner."""
+    serving(app, acme(endpoint))
+    endpoint.reply(
+        Reply(status, {"Retry-After": "7200"}),
+        Reply(status, {"Retry-After": "Wed, 21 Oct 2015 10:00:00 GMT", "Date": "Wed, 21 Oct 2015 07:00:00 GMT"}),
+        Reply(status),
+    )
+    waits = []
+    for _ in range(3):
+        before = datetime.now(UTC)
+        found = run(webhook.enqueue_sync(db, "acme", BODY))
+        assert found.state == "retrying" and found.run_at is not None
+        waits.append((found.run_at - before).total_seconds())
+    assert 7200 <= waits[0] < 7260 and waits[2] < 60
+    # Python's server sends a Date of its own first; the last one counts.
+    assert 3 * 3600 <= waits[1] < 3 * 3600 + 60
+
+
+STATUSES = {
+    "completed": (200, 202, 204),
+    "dead": (301, 308, 400, 401, 403, 404, 409, 422),
+    "retrying": (302, 307, 408, 425, 429, 500, 502, 503, 504),
+}
+
+
+def test_what_a_status_makes_of_the_job(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
+    """S4-06: 2xx completes; 4xx is dead at once but for 408, 425 and 429; 5xx is tried again; a redirect is never followed."""
+    every = [status for listed in STATUSES.values() for status in listed]
+    secrets = {"signing_secret": new_signing_secret()}
+    serving(
+        app,
+        *(
+            provider(str(status), secrets, url=f"{endpoint.url}/{status}", allow=LOOPBACK, allow_http=True)
+            for status in every
+        ),
+    )
+    endpoint.reply(lambda got: Reply(int(got.path[1:]), {"Location": "/200"}, b"" if got.path == "/204" else b"words"))
+    jobs = {status: LATER.enqueue_sync(db, str(status), BODY) for status in every}
+    drain(app, dsn=dsn)
+    for state, listed in STATUSES.items():
+        for status in listed:
+            found = app.get_sync(db, jobs[status])
+            assert found.state == state, status
+            said = None if state == "completed" else f"webhook to provider '{status}': status {status}: words"
+            assert found.last_error == said
+    assert sorted(got.path for got in endpoint.got) == sorted(f"/{status}" for status in every)
+
+
+def test_a_slow_endpoint_is_left_after_the_timeout(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
+    """S4-18: an endpoint that does not answer in the provider's timeout has failed, and is tried again."""
+    serving(app, acme(endpoint, timeout="300 ms"))
+    endpoint.reply(Reply(held=True))
+    found = run(LATER.enqueue_sync(db, "acme", BODY))
+    assert found.state == "retrying" and "within 0.3 s" in found.last_error
+
+
+def test_an_endpoint_that_trickles_is_left_after_the_timeout(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
+    """S4-18: the timeout is for the whole call: an answer that comes byte by byte does not hold a slot for longer."""
+    serving(app, acme(endpoint, timeout=0.5))
+    endpoint.reply(Reply(body=b"x" * 10_000, trickling=True))
+    found = run(LATER.enqueue_sync(db, "acme", BODY))
+    assert found.state == "retrying" and "within 0.5 s" in (found.last_error or "")
+
+
+def test_an_answer_that_breaks_off_is_no_success(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
+    """S4-18: a 200 whose body is cut off midway is tried again, with the same id; a whole one completes."""
+    serving(app, acme(endpoint))
+    endpoint.reply(Reply(200, body=b"half", length=1000), Reply(200, body=b"half", length=4))
+    job = LATER.enqueue_sync(db, "acme", BODY)
+    found = run(job)
+    assert found.state == "retrying" and "RemoteProtocolError" in found.last_error
+    second = run(LATER.enqueue_sync(db, "acme", BODY))
+    assert second.state == "completed" and second.result["answer"] == "half"
+
+
+def test_of_a_long_answer_some_is_read(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
+    """S4-06: an endpoint that answers with 50 MB is heard out for 16 KB, of which 2,000 characters are kept."""
+    serving(app, acme(endpoint))
+    endpoint.reply(Reply(200, body=b"x" * 50_000_000))
+    found = run(LATER.enqueue_sync(db, "acme", BODY))
+    assert found.state == "completed" and found.result["answer"] == "x" * 2000
+
+
+WRONG_ARGS: list[tuple[dict[str, Any], str]] = [
+    ({"headers": {"Authorization": "Bearer x"}}, "a secret's place"),
+    ({"headers": {"X-A": "b\r\nX-C: d"}}, "cannot stand in a header"),
+    ({"headers": {"X-A\n": "b"}}, "cannot stand in a header"),
+    ({"headers": {"Webhook-Id": "b"}}, "not for you to set"),
+    ({"headers": {"host": "b"}}, "not for you to set"),
+    ({"content_type": "text/plain\r\nX-C: d"}, "cannot stand in a header"),
+    ({"idempotency_key": "a.b"}, "idempotency_key"),
+    ({"idempotency_key": ""}, "idempotency_key"),
+    ({"text": "both"}, "not both"),
+]
+
+
+def test_args_that_cannot_be_sent_are_dead(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
+    """S4-06: args that hold another header, a secret or a bad key are dead at once and nothing is sent; a plain header is sent."""
+    serving(app, acme(endpoint))
+    jobs = [LATER.enqueue_sync(db, "acme", BODY, **given) for given, _ in WRONG_ARGS]
+    jobs.append(LATER.enqueue_sync(db, "acme"))
+    plain = LATER.enqueue_sync(db, "acme", BODY, headers={"X-Form": "7"})
+    drain(app, dsn=dsn)
+    for job, words in zip(jobs, [*(words for _, words in WRONG_ARGS), "neither body nor text"], strict=True):
+        found = app.get_sync(db, job)
+        assert found.state == "dead" and words in (found.last_error or ""), words
+    assert app.get_sync(db, plain).state == "completed"
+    assert [got.headers["x-form"] for got in endpoint.got] == ["7"]
+
+
+WRONG_PROVIDERS: list[tuple[dict[str, Any], str]] = [
+    ({"url": "ftp://example.org"}, "a URL like"),
+    ({"url": "https://user:word@example.org"}, "user and password belong"),
+    ({"url": "https://exämple.org"}, "xn--"),
+    ({"url": None}, "a text is wanted"),
+    ({"allow_http": False}, "is called by https"),
+    ({"timeout": "1 hour"}, "up to 5 min"),
+    ({"timeout": True}, "neither seconds nor"),
+    ({"headers": {"Cookie": "a=b"}}, "a secret's place"),
+    ({"headers": ["X-A"]}, "not an object"),
+    ({"allow": "10.0.0.0/8"}, "not a list"),
+    ({"allow": ["10.0.0.0/99"]}, "neither a host nor a network"),
+    ({"secret": "whsec_c2hvcnQ="}, "24 to 64"),
+    ({"secret": "whsec_!"}, "base64"),
+]
+
+
+def test_a_provider_that_is_wrong_is_tried_again(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
+    """S4-06: a wrong setting is a clear error without the secret or the URL; the job waits for somebody to correct it."""
+    wrong = [acme(endpoint, **changed) for changed, _ in WRONG_PROVIDERS]
+    serving(app, *(replace(one, name=f"acme-{at}") for at, one in enumerate(wrong)))
+    jobs = [LATER.enqueue_sync(db, f"acme-{at}", BODY) for at in range(len(wrong))]
+    unsigned = LATER.enqueue_sync(db, "unknown", BODY)
+    drain(app, dsn=dsn)
+    for at, (job, (_, words)) in enumerate(zip(jobs, WRONG_PROVIDERS, strict=True)):
+        found = app.get_sync(db, job)
+        assert found.state == "retrying" and words in (found.last_error or ""), found.last_error
+        assert f"provider 'acme-{at}'" in (found.last_error or "")
+        assert "word@" not in str(found.errors) and "c2hv" not in str(found.errors)
+    assert app.get_sync(db, unsigned).state == "retrying" and endpoint.got == []

@@ -1,0 +1,77 @@
+"""docs/webhooks.md does what it says."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from psycopg.conninfo import conninfo_to_dict
+from standardwebhooks import Webhook
+
+from support.outside import HttpServer, smtp_server
+from tallybook.tasks import email, http, new_signing_secret, webhook
+from test_docs import ROOT, blocks, project, python, section, statements, table, words
+
+PAGE = "docs/webhooks.md"
+
+# The page's app, with the providers that it names, whose servers are this test's.
+DRAIN = """
+import json, sys
+from app import app
+from support.outside import provider, serving
+from tallybook.testing import drain
+secret, url, port = json.loads(sys.argv[1])
+serving(
+    app,
+    provider("acme", {"signing_secret": secret}, url=url + "/acme", allow=["127.0.0.1"], allow_http=True),
+    provider("sms", {"token": "t"}, url=url + "/sms", allow=["127.0.0.1"], allow_http=True),
+    provider("mail", host="127.0.0.1", port=port, tls="none", **{"from": "shop@example.org"}),
+)
+print(drain(app).completed)
+"""
+
+
+def test_the_examples_of_the_webhooks_page_run(tmp_path: Path, dsn: str, db: Any, endpoint: HttpServer) -> None:
+    """S4-06 S4-22: docs/webhooks.md as written: in Python and in SQL, two webhooks, a mail and an SMS, then one of each."""
+    assert project(tmp_path, PAGE) == ["app.py", "send.py"]
+    known = conninfo_to_dict(dsn)
+    names = {"host": "PGHOST", "port": "PGPORT", "dbname": "PGDATABASE", "user": "PGUSER", "password": "PGPASSWORD"}
+    environment = {names[key]: str(value) for key, value in known.items() if key in names}
+    python(tmp_path, dsn, "send.py", **environment)
+    for block in blocks(ROOT / PAGE, "sql"):
+        for statement in statements(block):
+            db.execute(statement)
+    secret = new_signing_secret()
+    with smtp_server() as (mailbox, port):
+        given = json.dumps([secret, endpoint.url, port])
+        assert python(tmp_path, dsn, "-c", DRAIN, given, PYTHONPATH=str(ROOT / "tests")) == "7\n"
+        assert len(mailbox.messages) == 2
+    called = [got for got in endpoint.got if got.path == "/acme"]
+    for got in called:
+        Webhook(secret).verify(got.body, got.headers)
+    assert "7-9-webhook" in [got.headers["webhook-id"] for got in called] and len(called) == 3
+    assert sum(got.path == "/sms/messages" for got in endpoint.got) == 2
+
+
+def test_the_args_on_the_page_are_those_of_the_tasks() -> None:
+    """docs/webhooks.md lists every arg of the three tasks, and no other."""
+    for heading, task in (("Webhook", webhook), ("HTTP", http), ("E-mail", email)):
+        listed = words([[row[0]] for row in table(section(PAGE, heading), "arg")])
+        taken = list(inspect.signature(task.fn).parameters)
+        assert sorted(listed) == sorted(set(taken) - {"ctx"}), heading
+
+
+def test_the_settings_on_the_page_are_those_that_are_read() -> None:
+    """docs/webhooks.md lists every setting of a provider that the code asks for, and no other."""
+    folder = ROOT / "src/tallybook/tasks"
+    pattern = re.compile(
+        r'(?:settings\.get\(|text_setting\(\w+, |text_setting\(\s*provider, )"(\w+)"|"(\w+)" (?:not )?in provider\.settings'
+    )
+    read = {
+        name for file in folder.glob("*.py") for found in pattern.findall(file.read_text("utf-8")) for name in found
+    }
+    rows = table(section(PAGE, "Settings of a provider"), "setting") + table(section(PAGE, "E-mail"), "setting")
+    assert set(words([[row[0]] for row in rows])) == read - {""}
