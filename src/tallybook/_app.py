@@ -335,9 +335,7 @@ class App(SubjectVerbs, Operations, Schedules, ServiceOperations, Source):
         self.arounds.append(_hook("around_job", fn))
         return fn
 
-    async def enqueue_many(
-        self, conn: object, jobs: Iterable[JobCall], *, then: JobCall | None = None
-    ) -> list[Job]:
+    async def enqueue_many(self, conn: object, jobs: Iterable[JobCall], *, then: JobCall | None = None) -> list[Job]:
         """Put many jobs in, of any tasks, by one statement in `conn`'s transaction; one Job each, in their order.
 
         All are checked before anything is sent. `conn` is as in Task.enqueue, the App itself included. `then` is a

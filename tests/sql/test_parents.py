@@ -24,7 +24,7 @@ def child(db: Connection, *after: int, **more: Any) -> int:
     """A job that waits for these."""
     given = {"queue": "q", "task": "child", "after": list(after), **more}
     names = ", ".join(f"{name} => %({name})s" for name in given)
-    row = db.execute(f"select tallybook.enqueue_after({names})", given).fetchone()  # type: ignore[arg-type]  # noqa: S608
+    row = db.execute(f"select tallybook.enqueue_after({names})", given).fetchone()  # type: ignore[arg-type]
     assert row is not None
     found: int = row[0]
     return found
@@ -39,9 +39,9 @@ def settle(db: Connection, *parents: int) -> tuple[int, int, int, int]:
     return row  # type: ignore[return-value]
 
 
-def job(db: Connection, id: int, columns: str = "state, reason") -> Any:
+def job(db: Connection, job_id: int, columns: str = "state, reason") -> Any:
     query = f"select {columns} from tallybook.job where id = %s"  # noqa: S608
-    return db.execute(query, (id,)).fetchone()  # type: ignore[arg-type]
+    return db.execute(query, (job_id,)).fetchone()  # type: ignore[arg-type]
 
 
 @pytest.mark.servers
@@ -83,7 +83,9 @@ def test_backoff_snooze_and_rescue_are_no_ends(db: Connection, hands: Hands) -> 
     assert settle(db) == (1, 1, 0, 0)
 
 
-@pytest.mark.parametrize("end", ["dead", "cancelled in line", "cancelled while it ran", "dropped", "cancelled while scheduled"])
+@pytest.mark.parametrize(
+    "end", ["dead", "cancelled in line", "cancelled while it ran", "dropped", "cancelled while scheduled"]
+)
 def test_a_parent_that_does_not_complete_cancels_its_children(db: Connection, hands: Hands, end: str) -> None:
     """A parent that is dead or cancelled cancels its children with that reason, and theirs; another parent does not matter."""
     other = put(db, queue="elsewhere")
@@ -204,7 +206,7 @@ def test_thousands_of_parents(db: Connection, hands: Hands) -> None:
                 hands.fail(one, final=True)
             else:
                 hands.complete(one)
-    odd = sum(id % 2 for id in parents)
+    odd = sum(parent % 2 for parent in parents)
     after, ended = None, 0
     for _ in range(n // 500 + 1):
         found = db.execute("select ended, last from tallybook.settle(after => %s)", (after,)).fetchone()
@@ -217,7 +219,7 @@ def test_thousands_of_parents(db: Connection, hands: Hands) -> None:
 
 
 def test_cancel_and_retry_of_a_waiting_child(db: Connection, hands: Hands) -> None:
-    """A cancelled child ends its own children; a retry before its parents have ended takes the cancel back, later it starts at once."""
+    """A cancelled child ends its own children; a retry while its parents are open takes the cancel back, later it runs."""
     parent = put(db)
     waiter, below = child(db, parent), 0
     assert db.execute("select tallybook.cancel(%s, 'no')", (waiter,)).fetchone() == ("cancelled",)

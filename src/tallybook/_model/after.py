@@ -35,13 +35,15 @@ def checked_after(after: object) -> tuple[int | JobCall, ...]:
     found: dict[Any, int | JobCall] = {}
     for parent in given:
         if isinstance(parent, Job):
-            parent = parent.id  # noqa: PLW2901
+            parent = parent.id
         if type(parent) is JobCall:
             found[id(parent)] = parent
         elif type(parent) is int and 0 < parent < 1 << 63:
             found[("id", parent)] = parent
         else:
-            hint = "Write after=[job, ...] with what an enqueue returned, ids, or task.job(...) of the same enqueue_many"
+            hint = (
+                "Write after=[job, ...] with what an enqueue returned, ids, or task.job(...) of the same enqueue_many"
+            )
             raise ConfigError("after", parent, "not a job", hint=hint)
     if not found:
         raise ConfigError("after", after, "no job is named", hint="Leave it out for a job that waits for none")

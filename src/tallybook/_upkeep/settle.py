@@ -49,7 +49,8 @@ class FollowUps(Service):
     async def look(self) -> int:
         """A round over all, whoever else runs one: how many jobs were started or cancelled."""
         self._ended.clear()
-        moved, last = 0, None
+        moved: int = 0
+        last: int | None = None
         while True:
             _, released, cancelled, _, last, _ = await self._run(None, last, as_service=False)
             moved += released + cancelled

@@ -187,7 +187,9 @@ class Finisher:
             lease = next(job.lease for job in jobs if id(job.lease) == lease_id)
             self._book.ended(lease, count)
             if lease.followed:
-                self.on_followed([job.job_id for job in jobs if job.lease is lease and job.options and "followed" in job.options])
+                self.on_followed(
+                    [job.job_id for job in jobs if job.lease is lease and job.options and "followed" in job.options]
+                )
         self._book.changed.set()  # the claimer may be holding back for what was unsaid
 
     async def _flush_completed(self, conn: psycopg.AsyncConnection[tuple[Any, ...]], jobs: list[Running]) -> None:
