@@ -16,7 +16,7 @@ language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  v_n int := cardinality(tasks); v_roots int[]; v_followed int[]; r record; v_ids bigint[]; v_created boolean[]; v_after bigint[]; v_id bigint;
+  v_n int := cardinality(tasks); v_roots int[]; v_followed int[]; r record; v_ids bigint[]; v_created boolean[]; v_after bigint[]; v_known bigint[]; v_id bigint;
   v_holder bigint; v_wake boolean := false;
 begin
   job_ids := '{}'; created := '{}';
@@ -77,7 +77,9 @@ begin
     if octet_length(r.failed_as) not between 1 and 200 then
       raise exception 'failed_as has 1 to 200 bytes' using errcode = 'TB005';
     end if;
-    v_after := array(select case when p.id < 0 then job_ids[-p.id] else p.id end from unnest(r.after::bigint[]) with ordinality p(id, at) order by p.at);
+    v_after := array(select coalesce(j.id, p.id) from unnest(r.after::bigint[]) with ordinality p(id, at)
+                       left join unnest(job_ids) with ordinality j(id, n) on j.n = -p.id order by p.at);
+    v_known := array(select p.id from unnest(r.after::bigint[]) p(id) where p.id > 0);
     v_id := nextval('tallybook.job_id');
     if r.key is not null then
       v_holder := tallybook._claim_key(r.task, r.key, v_id, coalesce(r.unique_while, 'running'), coalesce(r.on_conflict, 'skip'), r.args::jsonb,
@@ -93,16 +95,16 @@ begin
     end if;
     job_ids[r.n] := v_id;
     perform tallybook._put_child(v_id, r.queue, r.task, r.args::jsonb, r.run_at, r.lane_priority, r.key, r.max_attempts, r.headers::jsonb, at,
-                                 r.order_key, r.expires_at, r.options::jsonb, v_after, r.on_parent, r.failed_as);
-    v_wake := v_wake or exists (select from unnest(r.after::bigint[]) p(id) where p.id > 0 or not created[-p.id]);
+                                 r.order_key, r.expires_at, r.options::jsonb, v_after, v_known, r.on_parent, r.failed_as);
+    v_wake := v_wake or v_known <> '{}' or false = any (created);
   end loop;
   if v_wake then perform tallybook._wake(' settle'); end if;
 end $$;
 
--- _put_child(...): appends one job to waiting, under an id that is given, and its parents. TB002: one of them is not on record.
+-- _put_child(...): appends one job to waiting, under an id that is given, and its parents. TB002: one of p_known is not on record.
 create or replace function tallybook._put_child(p_job_id bigint, p_queue text, p_task text, p_args jsonb, p_run_at timestamptz,
   p_priority int, p_unique_key text, p_max_attempts int, p_headers jsonb, p_now timestamptz, p_order_key text, p_expires_at timestamptz,
-  p_options jsonb, p_after bigint[], p_on_parent text, p_failed_as text) returns void
+  p_options jsonb, p_after bigint[], p_known bigint[], p_on_parent text, p_failed_as text) returns void
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
@@ -110,7 +112,7 @@ as $$
 declare
   v_missing bigint;
 begin
-  select i into v_missing from unnest(p_after) i
+  select i into v_missing from unnest(p_known) i
    where not exists (select from tallybook.entry e where e.job_id = i)
      and not exists (select from tallybook.scheduled s where s.job_id = i)
      and not exists (select from tallybook.waiting w where w.job_id = i)

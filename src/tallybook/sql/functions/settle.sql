@@ -53,9 +53,13 @@ begin
      where p.child_id = any (v_all) and p.child_id <> all (v_children)
        and not exists (select from tallybook.waiting w where w.job_id = p.child_id);
     -- From here on a newer snapshot: all that others have marked for these children is seen.
-    update tallybook.parent p set ended_as = e.ended_as, failure = e.failure
-      from unnest(v_ids, v_as, v_failures) e(id, ended_as, failure)
-     where p.parent_id = e.id and p.child_id = any (v_children) and p.ended_as is null;
+    -- By the parent, however many parents a child has.
+    update tallybook.parent p set ended_as = k.ended_as, failure = k.failure
+      from (select o.child_id, o.parent_id, e.ended_as, e.failure
+              from unnest(v_ids, v_as, v_failures) e(id, ended_as, failure), lateral (
+                select x.child_id, x.parent_id from tallybook.parent x where x.parent_id = e.id and x.ended_as is null offset 0) o
+             where o.child_id = any (v_children) offset 0) k
+     where p.child_id = k.child_id and p.parent_id = k.parent_id;
     get diagnostics v_n = row_count;
     ended := ended + v_n;
 

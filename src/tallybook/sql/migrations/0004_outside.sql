@@ -23,6 +23,7 @@ create table tallybook.parent (
 );
 create index parent_open on tallybook.parent (parent_id) where ended_as is null;
 create index parent_of_child on tallybook.parent (child_id) where ended_as is null;
+create index parent_failed on tallybook.parent (child_id) where failure is not null;
 comment on table tallybook.parent is 'Which jobs a job in waiting waits for; the rows go when it comes into line, or is cancelled.';
 comment on column tallybook.parent.ended_as is 'How the parent was seen to have ended; null: not yet. Written by who holds the row of the child in waiting.';
 comment on column tallybook.parent.failure is 'What the child is told of a parent that did not complete.';
