@@ -111,7 +111,7 @@ def test_the_sql_page_does_what_it_says(db: Any) -> None:
     assert db.execute("select state, reason from tallybook.job where unique_key = 'welcome:42'").fetchall() == [
         ("scheduled", None)  # cancelled, then retried: the intent was taken back before anybody had met it
     ]
-    assert db.execute("select count(*) from tallybook.job where task = 'send_welcome'").fetchone() == (8,)
+    assert db.execute("select count(*) from tallybook.job where task = 'send_welcome'").fetchone() == (10,)
 
 
 def test_every_public_sql_function_is_on_the_sql_page(db: Any) -> None:
@@ -327,6 +327,15 @@ def test_the_tutorials_test_passes(tmp_path: Path, dsn: str) -> None:
     project(tmp_path, "docs/tutorial.md")
     arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_signup.py")
     assert "1 passed" in python(tmp_path, dsn, *arguments, TALLYBOOK_TEST_DSN=dsn)
+
+
+def test_the_example_of_the_fan_out_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
+    """S4-22: docs/fan-out.md as written: two mails, a message that is cancelled, and a follow-up that says so, once."""
+    assert project(tmp_path, "docs/fan-out.md") == ["app.py", "submit.py"]
+    (printed,) = blocks(ROOT / "docs/fan-out.md", "text")
+    assert python(tmp_path, dsn, "submit.py") == printed
+    states = "select array_agg(state order by id) from tallybook.job"
+    assert db.execute(states).fetchone() == (["completed", "completed", "cancelled", "completed"],)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)

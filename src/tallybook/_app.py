@@ -13,8 +13,9 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from tallybook._catalogue import catalogue, check
-from tallybook._db import calls
+from tallybook._db import fan_out
 from tallybook._db.source import Source
+from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
 from tallybook._model.contract import Contract
 from tallybook._model.execution import Execution
@@ -351,20 +352,27 @@ class App(SubjectVerbs, Operations, Schedules, ServiceOperations, Source):
         self.arounds.append(_hook("around_job", fn))
         return fn
 
-    async def enqueue_many(self, conn: object, jobs: Iterable[JobCall]) -> list[Job]:
+    async def enqueue_many(self, conn: object, jobs: Iterable[JobCall], *, then: JobCall | None = None) -> list[Job]:
         """Put many jobs in, of any tasks, by one statement in `conn`'s transaction; one Job each, in their order.
 
-        All are checked before anything is sent. `conn` is as in Task.enqueue, the App itself included.
+        All are checked before anything is sent. `conn` is as in Task.enqueue, the App itself included. `then` is a
+        follow-up that runs when all of them have ended, whatever they ended as; its Job is the last one. If its task has
+        a parameter `failed`, that gets a list of those that did not complete: see docs/fan-out.md.
 
             report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
         """
-        listed = _listed(jobs)
-        return await run(conn, calls.enqueue_many(listed)) if listed else []
+        listed = with_follow_up(_listed(jobs), then)
+        return await run(conn, fan_out.fan_out(listed, self.takes_failed)) if listed else []
 
-    def enqueue_many_sync(self, conn: object, jobs: Iterable[JobCall]) -> list[Job]:
+    def enqueue_many_sync(self, conn: object, jobs: Iterable[JobCall], *, then: JobCall | None = None) -> list[Job]:
         """Put many jobs in; enqueue_many without an event loop."""
-        listed = _listed(jobs)
-        return run_sync(conn, calls.enqueue_many(listed)) if listed else []
+        listed = with_follow_up(_listed(jobs), then)
+        return run_sync(conn, fan_out.fan_out(listed, self.takes_failed)) if listed else []
+
+    def takes_failed(self, task: str) -> bool:
+        """Whether jobs of this task are told, by a parameter `failed`, which of the jobs that they waited for did not complete."""
+        known = self.names.get(task)
+        return known is not None and fan_out.FAILED in known.args.names
 
     async def run_worker(
         self, *, queues: Mapping[str, int] | Iterable[str] | None = None, **options: Any

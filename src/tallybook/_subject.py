@@ -166,7 +166,7 @@ def _appending(call: JobCall) -> Call[SubjectReport]:
 
 
 def _check(options: Options) -> None:
-    for option, none in (("unique", (None, False)), ("order_key", (None,)), ("expires_at", (None,))):
+    for option, none in (("unique", (None, False)), ("order_key", (None,)), ("expires_at", (None,)), ("after", ((),))):
         if (value := getattr(options, option)) not in none:
             hint = "A subject's name is its unique key" if option == "unique" else None
             raise ConfigError(option, value, "a subject has none", hint=hint)

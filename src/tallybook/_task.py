@@ -15,13 +15,14 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
-from tallybook._db import calls
+from tallybook._db import calls, fan_out
 from tallybook._db.kinds import transaction_kind
+from tallybook._model.after import Parent, checked_after
 from tallybook._model.backoff import DEFAULT, Backoff, Retry, as_policy
 from tallybook._model.contract import Contract, Upgrade
 from tallybook._model.execution import PLAIN, Execution
@@ -254,6 +255,8 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         order_key: str | None = None,
         expires_at: datetime | None = None,
         retry: Backoff | str | None = None,
+        after: Parent | Iterable[Parent] | None = None,
+        on_parent: Literal["completed", "any"] | None = None,
     ) -> BoundTask[P]:
         """The task with options for its next jobs; None leaves what the task declares. ConfigError for a wrong value.
 
@@ -266,6 +269,8 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         "raise_priority" (if this call's runs earlier), "push_run_at" (to this call's time).
         Of all jobs with one `order_key` one runs at a time, in the order in which they came into line. After `expires_at`
         (aware) no attempt starts: the job is dead then, with the reason expired.
+        It waits until all jobs of `after` have ended: what an enqueue returned, ids, or `task.job(...)` of the same
+        `enqueue_many`. If one is cancelled or dead, it is cancelled, unless `on_parent` is "any": see docs/fan-out.md.
         `retry` is an Exponential, Constant or Linear, or the name of a policy of the app's; code does not travel in a row.
 
             await send_welcome.with_(delay="5 min", unique="u:42").enqueue(conn, 42)
@@ -283,6 +288,8 @@ class Task(HasSubjects[P], Generic[P, R_co]):
             "order_key": order_key,
             "expires_at": expires_at,
             "retry": retry,
+            "after": None if after is None else checked_after(after),
+            "on_parent": on_parent,
         }
         return BoundTask(self, self._bound.options.replaced(given))
 
@@ -311,11 +318,11 @@ class BoundTask(HasSubjects[P]):
 
     async def enqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Put one job in, in `conn`'s transaction; see Task.enqueue."""
-        return await run(conn, calls.enqueue(self.job(*args, **kwargs)))
+        return await run(conn, fan_out.enqueue(self.job(*args, **kwargs), self._app.takes_failed))
 
     def enqueue_sync(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Put one job in, in `conn`'s transaction; see Task.enqueue_sync."""
-        return run_sync(conn, calls.enqueue(self.job(*args, **kwargs)))
+        return run_sync(conn, fan_out.enqueue(self.job(*args, **kwargs), self._app.takes_failed))
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
         """Describe a job with these options; see Task.job."""

@@ -60,6 +60,7 @@ begin
   commit;
   v_jobs := array(select job_id from tallybook.leased(v_lease) order by job_id);
   perform tallybook.fail(v_lease, v_jobs[4], 1, '{}', final => true);
+  perform tallybook.enqueue_after('q', 'work', v_jobs[3:4]);
   commit;
   drop table if exists staged;
   create table staged as
@@ -93,6 +94,9 @@ VERBS: dict[str, LiteralString] = {
     "result": "select * from tallybook.result((select jobs[1] from staged))",
     "promote": "select tallybook.promote(10)",
     "rescue": "select tallybook.rescue()",
+    "enqueue after others": "select tallybook.enqueue_after('q', 'work', array[queued, jobs[1]]) from staged",
+    "settle what has ended": "select tallybook.settle(array[jobs[4]]) from staged",
+    "settle": "select tallybook.settle()",
     "retry": "select tallybook.retry(jobs[4]) from staged",
     "the view": "select * from tallybook.job where id = (select queued from staged)",
     "the attempts": "select * from tallybook.attempt where job_id = (select queued from staged)",

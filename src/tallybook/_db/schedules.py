@@ -158,6 +158,8 @@ def definition(name: str, job: JobCall, timing: Timing, query: str | None = None
 
 def _job(job: JobCall) -> dict[str, Any]:
     options = job.options
+    if options.after:
+        raise ConfigError("after", list(options.after), "the jobs of a schedule wait for no others")
     return {
         "task": job.task,
         "args": job.args,

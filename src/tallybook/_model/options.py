@@ -44,6 +44,10 @@ class Options:
     """The name of a policy, or one that can travel in the row."""
     version: int = 1
     """Of the task's args."""
+    after: tuple[Any, ...] = ()
+    """The jobs that it waits for: ids, and descriptions of jobs of the same call."""
+    on_parent: str | None = None
+    """completed or any; None: completed, and any for a follow-up."""
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue, 64)
@@ -67,6 +71,8 @@ class Options:
         if self.on_conflict == "push_run_at" and self.run_at is None and self.delay is None:
             hint = "Give the delay or run_at to which the job is pushed"
             raise ConfigError("on_conflict", self.on_conflict, "there is no time to push it to", hint=hint)
+        if self.on_parent not in (None, "completed", "any"):
+            raise ConfigError("on_parent", self.on_parent, "is completed or any")
         if self.order_key is not None:
             _check_key("order_key", self.order_key)
 

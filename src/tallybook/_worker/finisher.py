@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -58,6 +58,8 @@ class Finisher:
         self.settler = Settler(Link(link.dsn, link.name), self.ended)
         self._book = book
         self._on_scheduled = on_scheduled
+        self.on_followed: Callable[[Iterable[int]], object] = lambda jobs: None
+        """Told of ends that other jobs may wait for, once they are in the database."""
         self._completed: list[Running] = []
         self._ends: list[End] = []
         self._results: dict[Running, str] = {}
@@ -184,6 +186,10 @@ class Finisher:
         for lease_id, count in Counter(id(job.lease) for job in jobs).items():
             lease = next(job.lease for job in jobs if id(job.lease) == lease_id)
             self._book.ended(lease, count)
+            if lease.followed:
+                self.on_followed(
+                    [job.job_id for job in jobs if job.lease is lease and job.options and "followed" in job.options]
+                )
         self._book.changed.set()  # the claimer may be holding back for what was unsaid
 
     async def _flush_completed(self, conn: psycopg.AsyncConnection[tuple[Any, ...]], jobs: list[Running]) -> None:

@@ -23,6 +23,8 @@ class Lease:
     claim_id: int
     queue: str
     left: int = 0
+    followed: bool = False
+    """Whether other jobs may wait for one of its jobs."""
 
 
 class Running:
@@ -71,6 +73,8 @@ class Running:
         self.queue = lease.queue
         self.lease = lease
         self.worker_name = worker_name
+        if self.options and self.options.get("followed") is True:
+            lease.followed = True
         self.handle: asyncio.Task[None] | None = None
         self.cancel_reason: str | None = None
         self.lost = False

@@ -25,6 +25,7 @@ log = logging.getLogger("tallybook.worker")
 PROMOTE = " promote"
 CANCEL = " cancel"
 SCHEDULE = " schedule"
+SETTLE = " settle"
 # A listening connection only reads: without a question it would not notice that its peer is gone, or that somebody (a
 # pooler's reset) has ended its listening. Every and limit together are the longest that it may be deaf.
 _PING_EVERY = 8.0
@@ -81,7 +82,7 @@ class Sleeper:
                 # Promotions are heard as long as the session lives: a busy worker, which has got up, has them to do, too.
                 await conn.execute(
                     "select pg_advisory_lock_shared(1413565444, hashtext(w)) from unnest(%s::text[]) w",
-                    ([PROMOTE, SCHEDULE],),
+                    ([PROMOTE, SCHEDULE, SETTLE],),
                 )
         except BaseException:
             await conn.close()
@@ -126,7 +127,7 @@ class Sleeper:
         self._word(notify.payload)
 
     def _word(self, word: str) -> None:
-        if word in (PROMOTE, CANCEL, SCHEDULE):
+        if word in (PROMOTE, CANCEL, SCHEDULE, SETTLE):
             self._on_word(word)
         elif word in self._queues:
             self.woken.set()

@@ -21,6 +21,7 @@ from tallybook._upkeep.clock import Clock, ClockWatch
 from tallybook._upkeep.loop import Upkeep
 from tallybook._upkeep.promote import Promoter
 from tallybook._upkeep.rescue import Rescuer
+from tallybook._upkeep.settle import FollowUps
 from tallybook._worker import children, sessions
 from tallybook._worker.atomic import Atomic
 from tallybook._worker.claimer import Claimer
@@ -29,7 +30,7 @@ from tallybook._worker.heartbeat import Heartbeat
 from tallybook._worker.jobs import Book
 from tallybook._worker.runner import Runner
 from tallybook._worker.settings import WorkerSettings
-from tallybook._worker.sleeper import CANCEL, SCHEDULE, Sleeper
+from tallybook._worker.sleeper import CANCEL, SCHEDULE, SETTLE, Sleeper
 from tallybook._worker.verbs import Verbs
 from tallybook._worker.watchdog import Watchdog
 from tallybook.errors import NotSupported, QueueUnavailable, SchemaError
@@ -94,6 +95,8 @@ class Worker:
         )
         self.promoter = Promoter(self.upkeep, on_promoted=self._wake)
         self.rescuer = Rescuer(self.upkeep, lease=settings.lease, every=settings.rescue_look, on_rescued=self._wake)
+        self.follow_ups = FollowUps(self.upkeep, self.promoter.told, on_released=self._wake)
+        self.finisher.on_followed = self.follow_ups.ended
         self.rebaser = rebase.Rebaser(self.upkeep, on_rebased=self._wake)
         self.clock = Clock(
             self.upkeep,
@@ -117,7 +120,7 @@ class Worker:
         watch = ClockWatch(self.clock)
         self.services = Upkeep(
             self.upkeep,
-            [self.promoter, self.rescuer, self.rebaser, watch],
+            [self.promoter, self.rescuer, self.rebaser, self.follow_ups, watch],
             self.promoter,
             self.rescuer,
             watch,
@@ -171,6 +174,8 @@ class Worker:
             self._beat_now()
         elif word == SCHEDULE:
             self.clock.changed()
+        elif word == SETTLE:
+            self.follow_ups.soon()
         else:
             self.promoter.at_latest_in(0, behind=True)
 

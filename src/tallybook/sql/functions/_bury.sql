@@ -21,4 +21,5 @@ begin
       null, 2, null, null, e.headers, p_at);
   end if;
   if e.order_key is not null then perform tallybook._release(e.order_key, e.job_id, p_at); end if;
+  perform tallybook._parent_ended(e.job_id);
 end $$;

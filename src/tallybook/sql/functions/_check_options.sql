@@ -14,6 +14,9 @@ begin
   if p_options ? 'subject' then
     raise exception 'options have no subject' using errcode = 'TB005', hint = 'Use subject_push.';
   end if;
+  if p_options ? 'parents' then
+    raise exception 'options have no parents' using errcode = 'TB005', hint = 'Use enqueue_after.';
+  end if;
   if p_options ? 'version'
      and not (jsonb_typeof(p_options -> 'version') = 'number' and p_options ->> 'version' ~ '^[1-9][0-9]{0,2}$') then
     raise exception 'version % is not a whole number from 1 to 999', left(p_options ->> 'version', 40)

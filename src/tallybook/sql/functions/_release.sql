@@ -81,7 +81,9 @@ declare
   v_first text; v_key text; v_holder bigint; v_released int := 0; w tallybook.waiting; v_id bigint;
 begin
   for v_id in select y.job_id from tallybook.tombstone t join tallybook.waiting y on y.job_id = t.job_id
-               where t.cancelled and (t.attempt = y.attempt or t.attempt < y.attempt and not t.once) limit 1000 loop
+               where t.cancelled and (t.attempt = y.attempt or t.attempt < y.attempt and not t.once)
+                 and not exists (select from tallybook.parent p where p.child_id = y.job_id)  -- see settle
+               limit 1000 loop
     delete from tallybook.waiting x
      where x.job_id = (select y.job_id from tallybook.waiting y where y.job_id = v_id for update skip locked) returning x.* into w;
     if found then
@@ -93,6 +95,9 @@ begin
    where k.job_id >= (select b.low + floor(random() * (b.high - b.low + 1))::bigint
                         from (select min(x.job_id) as low, max(x.job_id) as high from tallybook.waiting x) b)
    order by k.job_id limit 1;
+  if v_first is null then  -- that one waits for something else
+    select k.order_key into v_first from tallybook.waiting k where k.order_key is not null order by k.order_key limit 1;
+  end if;
   v_key := v_first;
   for step in 1..1000 loop
     exit when v_key is null or v_released = 100;
@@ -104,7 +109,7 @@ begin
     select n.order_key into v_key from (
       select (select k.order_key from tallybook.waiting k where k.order_key > v_key order by k.order_key limit 1)) n(order_key);
     if v_key is null and v_first is not null then
-      select k.order_key into v_key from tallybook.waiting k order by k.order_key limit 1;
+      select k.order_key into v_key from tallybook.waiting k where k.order_key is not null order by k.order_key limit 1;
     end if;
     exit when v_key = v_first;
   end loop;

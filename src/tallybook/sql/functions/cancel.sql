@@ -64,6 +64,7 @@ begin
     end if;
     -- It may have held the line of its order key.
     if v_state = 'cancelled' and exists (select from tallybook.waiting) then perform tallybook._wake(' promote'); end if;
+    if v_state = 'cancelled' then perform tallybook._parent_ended(cancel.job_id); end if;
     if v_state = 'cancelled' and not v_sure then v_state := 'cancelling'; end if;
     perform pg_notify('tallybook', ' cancel')
       where v_state = 'cancelling' and coalesce(current_setting('tallybook.notify', true), 'on') <> 'off';

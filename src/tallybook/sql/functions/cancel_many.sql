@@ -74,6 +74,9 @@ begin
   else
     v_ids := array(select n.job_id from tallybook.order_line n where n.key = p_order_key
                    union select w.job_id from tallybook.waiting w where w.order_key = p_order_key
+                   union select w.job_id from tallybook.waiting w  -- those that wait for their parents
+                          where w.order_key is null and w.options #>> '{parents,order_key}' = p_order_key
+                            and w.options #>> '{parents,order_key}' is not null
                    union select s.job_id from tallybook.scheduled s where s.order_key = p_order_key
                    union (select t.job_id from tallybook.order_turn t where t.key = p_order_key order by t.generation desc limit 1));
   end if;
@@ -81,7 +84,7 @@ begin
   select s.job_id, 'scheduled', l.queue, s.task, s.unique_key, s.order_key, s.args, s.attempt
     from unnest(v_ids) i(id) join tallybook.scheduled s on s.job_id = i.id join tallybook.lane l on l.lane_id = s.lane_id
   union all
-  select w.job_id, 'waiting', l.queue, w.task, w.unique_key, w.order_key, w.args, w.attempt
+  select w.job_id, 'waiting', l.queue, w.task, w.unique_key, coalesce(w.order_key, w.options #>> '{parents,order_key}'), w.args, w.attempt
     from unnest(v_ids) i(id) join tallybook.waiting w on w.job_id = i.id join tallybook.lane l on l.lane_id = w.lane_id
   union all
   select e.job_id, case when tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)

@@ -9,5 +9,6 @@ declare
 begin
   if e.job_id is null then return 'refused'; end if;
   if e.order_key is not null then perform tallybook._release(e.order_key, job_id, cancelled.at); end if;
+  perform tallybook._parent_ended(e.job_id);
   return 'cancelled';
 end $$;

@@ -5,8 +5,8 @@
 --   worker, queues  look whether this worker could claim something of these queues, too; in place of an idle claim
 -- Returns due: the names of those that have something to do, or have not run for a minute; next_run_at: when the next job is
 -- due, and passed: before which nothing is scheduled, for a later after; next_tick_at: when the next schedule is due; work: whether there is something to claim; workers: how many are
--- on record; names and every: how often each service is looked after. A run itself: promote, rescue, rebase with as_service.
--- Reads service, scheduled, schedule, worker, waiting, tombstone, amendment, lane, queue, claim, entry, installation.
+-- on record; names and every: how often each service is looked after. A run itself: promote, rescue, rebase, settle with as_service.
+-- Reads service, scheduled, schedule, worker, waiting, parent, tombstone, amendment, lane, queue, claim, entry, installation.
 create or replace function tallybook.upkeep_look(services text[] default null, after timestamptz default null, worker int default null,
   queues text[] default '{}', at timestamptz default clock_timestamp(), out due text[], out next_run_at timestamptz,
   out passed timestamptz, out work boolean, out workers int, out names text[], out every interval[], out next_tick_at timestamptz)
@@ -14,7 +14,7 @@ language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  v_old text[]; v_second text[]; v_parts text[]; v_waiting boolean := exists (select from tallybook.waiting);
+  v_old text[]; v_second text[]; v_parts text[]; v_waiting boolean := exists (select from tallybook.waiting w where w.order_key is not null);
 begin
   select array_agg(s.name), array_agg(s.every),
          coalesce(array_agg(s.name) filter (where s.last_run_at is null or s.last_run_at < at - greatest(s.every, interval '1 min')), '{}'),
@@ -43,6 +43,8 @@ begin
                                     or exists (select from tallybook.tombstone t where t.created_at < at - interval '1 min')) then
     due := due || 'rescue'::text;
   end if;
+
+  if 'settle' = any (v_second) and exists (select from tallybook.parent) then due := due || 'settle'::text; end if;
 
   if tallybook._elsewhere(false) or 'rebase' = any (v_old) and exists (select from tallybook.lane l where l.retired_at is not null) then
     due := due || 'rebase'::text;

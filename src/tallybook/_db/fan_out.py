@@ -1,0 +1,55 @@
+"""The verb that puts in jobs of which some wait for others, as a Call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from tallybook._db import calls
+from tallybook._db.calls import Call, text_array
+from tallybook._model.after import arranged
+from tallybook._model.job import Job, JobCall
+
+__all__ = ["enqueue", "fan_out"]
+
+FAILED = "failed"
+"""The parameter of a task that gets what became of the parents that did not complete."""
+
+_MORE = """,
+  afters => cast(cast(%(afters)s as text) as text[]), on_parents => cast(cast(%(on_parents)s as text) as text[]),
+  failed_as => cast(cast(%(failed_as)s as text) as text[])) as r"""
+
+
+def enqueue(job: JobCall, takes_failed: Callable[[str], bool]) -> Call[Job]:
+    """Put one job in, whether it waits for others or not."""
+    if not job.options.after:
+        return calls.enqueue(job)
+    many = fan_out([job], takes_failed)
+    return Call("enqueue", many.sql, many.params, lambda found: many.row(found)[0])
+
+
+def fan_out(jobs: Sequence[JobCall], takes_failed: Callable[[str], bool]) -> Call[list[Job]]:
+    """Put many jobs in; those without parents as calls.enqueue_many does. `takes_failed` knows the tasks by name."""
+    if not any(job.options.after for job in jobs):
+        return calls.enqueue_many(jobs)
+    found = arranged(jobs)
+    many = calls.enqueue_many(found.jobs)
+    sql = many.sql.replace("tallybook.enqueue_many(", "tallybook.fan_out(").removesuffix(") as r") + _MORE
+    on = [job.options.on_parent or "completed" if job.options.after else None for job in found.jobs]
+    params = {
+        **many.params,
+        "afters": text_array(["{" + ",".join(map(str, ids)) + "}" if ids else None for ids in found.parents]),
+        "on_parents": text_array(on),
+        "failed_as": text_array(
+            [
+                FAILED if said == "any" and takes_failed(job.task) and FAILED not in json.loads(job.args) else None
+                for said, job in zip(on, found.jobs, strict=True)
+            ]
+        ),
+    }
+
+    def as_given(report: str) -> list[Job]:
+        put = many.row(report)
+        return [put[place] for place in found.places]
+
+    return Call("fan_out", sql, params, as_given)

@@ -1,0 +1,109 @@
+"""Jobs that wait for others: which of a call wait for which, in an order in which each comes after its parents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tallybook._model.job import Job, JobCall
+from tallybook.errors import ConfigError, InvalidArgument
+
+__all__ = ["ON_PARENT", "Arranged", "Parent", "arranged", "checked_after", "with_follow_up"]
+
+Parent = Job | JobCall | int
+"""A job that is on record, or one that is put in by the same call."""
+
+ON_PARENT = ("completed", "any")
+"""What a job needs its parents to end as."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """The jobs of a call in the order in which they are put in."""
+
+    jobs: list[JobCall]
+    parents: list[list[int]]
+    """Of each job: ids, and -1 for the first of these jobs, -2 for the second, ..."""
+    places: list[int]
+    """Where each of the jobs stands that the caller gave."""
+
+
+def checked_after(after: object) -> tuple[int | JobCall, ...]:
+    """What `with_(after=...)` takes, each once: ids of jobs, and jobs that are only described. ConfigError."""
+    given = after if isinstance(after, Iterable) and not isinstance(after, str | bytes) else (after,)
+    found: dict[Any, int | JobCall] = {}
+    for parent in given:
+        if isinstance(parent, Job):
+            parent = parent.id
+        if type(parent) is JobCall:
+            found[id(parent)] = parent
+        elif type(parent) is int and 0 < parent < 1 << 63:
+            found[("id", parent)] = parent
+        else:
+            hint = (
+                "Write after=[job, ...] with what an enqueue returned, ids, or task.job(...) of the same enqueue_many"
+            )
+            raise ConfigError("after", parent, "not a job", hint=hint)
+    if not found:
+        raise ConfigError("after", after, "no job is named", hint="Leave it out for a job that waits for none")
+    return tuple(found.values())
+
+
+def with_follow_up(jobs: Sequence[JobCall], then: JobCall | None) -> list[JobCall]:
+    """These jobs and, last, one that waits for all of them, whatever they end as unless it says otherwise."""
+    if then is None:
+        return list(jobs)
+    if type(then) is not JobCall:
+        raise InvalidArgument(f"then is of type {type(then).__name__}", hint="Describe it by task.job(...)")
+    parents = {id(job): job for job in jobs}
+    options = replace(
+        then.options, after=(*then.options.after, *parents.values()), on_parent=then.options.on_parent or "any"
+    )
+    return [*jobs, replace(then, options=options)]
+
+
+def arranged(jobs: Sequence[JobCall]) -> Arranged:
+    """Each job after its parents. InvalidArgument for one that waits for a described job that is not among them.
+
+    No circle can be described: a job's parents are there before it is.
+    """
+    among: dict[int, list[int]] = {}
+    for at, job in enumerate(jobs):
+        among.setdefault(id(job), []).append(at)
+    places = [-1] * len(jobs)
+    order: list[int] = []
+    for first in range(len(jobs)):
+        stack = [first]
+        while stack:  # a chain may be longer than Python's own stack
+            at = stack[-1]
+            if places[at] >= 0:
+                stack.pop()
+                continue
+            before = [p for call in _calls(jobs[at]) for p in _found(among, call, at) if places[p] < 0]
+            if before:
+                stack.extend(reversed(before))
+                continue
+            stack.pop()
+            places[at] = len(order)
+            order.append(at)
+    parents = [
+        [
+            n
+            for parent in jobs[at].options.after
+            for n in ([parent] if isinstance(parent, int) else [-1 - places[p] for p in among[id(parent)]])
+        ]
+        for at in order
+    ]
+    return Arranged([jobs[at] for at in order], parents, places)
+
+
+def _calls(job: JobCall) -> list[JobCall]:
+    return [parent for parent in job.options.after if not isinstance(parent, int)]
+
+
+def _found(among: dict[int, list[int]], call: JobCall, at: int) -> list[int]:
+    if found := among.get(id(call)):
+        return found
+    hint = "Put both in by one enqueue_many, or wait for the Job that an earlier enqueue has returned"
+    raise InvalidArgument(f"job {at} waits for a job of {call.task!r} that is not put in by this call", hint=hint)

@@ -1,0 +1,26 @@
+-- _parent_ended(job_id): wakes who settles, where a job waits for this one: it has just been cancelled, or died.
+--
+-- Only for these rare ends. One that completes is told by its worker, or found by a look: see settle.
+create or replace function tallybook._parent_ended(p_job_id bigint) returns void
+language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+begin
+  if exists (select from tallybook.parent p where p.parent_id = p_job_id and p.ended_as is null) then
+    perform tallybook._wake(' settle');
+  end if;
+end $$;
+
+-- _waits_for(job_id): what a job in waiting waits for, in a few words for people; null: not for parents.
+create or replace function tallybook._waits_for(p_job_id bigint) returns text
+language plpgsql stable
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+declare
+  v_ids text[]; v_all bigint; v_open bigint;
+begin
+  select count(*), count(*) filter (where p.ended_as is null), (array_agg(p.parent_id order by p.place) filter (where p.ended_as is null))[:3]
+    into v_all, v_open, v_ids from tallybook.parent p where p.child_id = p_job_id;
+  if v_all = 0 then return null; end if;
+  return format('%s of its %s parents have not ended: %s', v_open, v_all, array_to_string(v_ids, ', ') || case when v_open > 3 then ', ...' else '' end);
+end $$;

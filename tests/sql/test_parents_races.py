@@ -1,0 +1,233 @@
+"""Parents that end at the same moment, in transactions that stay open: no child waits for ever, none starts early or twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors as pg
+
+from support.broken import without
+from support.hands import Hands, put, states
+
+pytestmark = pytest.mark.direct("holds transactions open beside one another")
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Connect = Callable[..., Connection]
+GUARD = ("settle", " order by w.job_id for update skip locked")
+ENDED = ("completed", "cancelled", "dead")
+
+
+def child(db: Connection, after: list[int], on_parent: str = "completed", **more: Any) -> int:
+    given = {"queue": "q", "task": "child", "after": after, "on_parent": on_parent, **more}
+    names = ", ".join(f"{name} => %({name})s" for name in given)
+    row = db.execute(f"select tallybook.enqueue_after({names})", given).fetchone()  # type: ignore[arg-type]
+    assert row is not None
+    found: int = row[0]
+    return found
+
+
+def settle(db: Connection, *parents: int) -> tuple[int, int, int]:
+    """How many children were released, cancelled, busy."""
+    query = "select released, cancelled, busy from tallybook.settle(%s)"
+    row = db.execute(query, (list(parents) or None,)).fetchone()
+    assert row is not None
+    return row  # type: ignore[return-value]
+
+
+def both_end_at_once(db: Connection, connect: Connect) -> int:
+    """The two parents of one child are settled by two transactions, neither of which sees the other."""
+    hands = Hands(db)
+    parents = [put(db), put(db)]
+    waiter = child(db, parents)
+    hands.complete(*hands.start())
+    one, two = connect(), connect()
+    with one.transaction(), two.transaction():
+        settle(one, parents[0])
+        settle(two, parents[1])
+    settle(db)
+    return waiter
+
+
+def test_two_parents_that_are_settled_at_once(db: Connection, connect: Connect) -> None:
+    """Whoever meets a child that another transaction has locked leaves it alone; the next look finds both parents ended."""
+    assert states(db, both_end_at_once(db, connect)) == ["available"]
+
+
+def test_without_the_lock_of_the_child_it_waits_for_ever(db: Connection, connect: Connect) -> None:
+    """Control: settle without the lock of the child's row marks both parents, and nobody sees that both have ended."""
+    without(db, *GUARD)
+    assert states(db, both_end_at_once(db, connect)) == ["waiting"]
+
+
+def test_an_open_transaction_that_has_the_child_stops_nobody(db: Connection, connect: Connect) -> None:
+    """A user's transaction that cancels or changes a child and stays open delays that child alone; settle waits for none."""
+    hands = Hands(db)
+    parent, bad = put(db), put(db)
+    changed = child(db, [parent], unique_key="u")
+    cancelled = child(db, [bad])
+    others = [child(db, [parent]), child(db, [bad])]
+    first, second = hands.start()
+    hands.complete(first)
+    hands.fail(second, final=True)
+    user, someone = connect(), connect()
+    with user.transaction():
+        child(user, [parent], unique_key="u", on_conflict="replace_args", args='{"new": 1}')
+        with someone.transaction():
+            someone.execute("select tallybook.cancel(%s, 'mine')", (cancelled,))
+            db.execute("set statement_timeout = '2s'")
+            assert settle(db) == (1, 1, 2)
+            assert states(db, changed, cancelled, *others) == ["waiting", "waiting", "available", "cancelled"]
+            assert settle(db)[:2] == (0, 0)
+        assert settle(db) == (0, 1, 1)
+    assert settle(db) == (1, 0, 0)
+    assert states(db, changed, cancelled) == ["available", "cancelled"]
+    row = db.execute("select args, reason from tallybook.job where id = any (%s) order by id", ([changed, cancelled],))
+    assert row.fetchall() == [({"new": 1}, None), ({}, "mine")]
+
+
+class World:
+    """Jobs and their children under random steps of sessions whose transactions stay open for a while."""
+
+    def __init__(self, db: Connection, connect: Connect, seed: int) -> None:
+        self.db = db
+        self.random = random.Random(seed)
+        self.hands = Hands(db)
+        self.sessions = [connect(autocommit=False) for _ in range(3)]
+        for session in self.sessions:
+            session.execute("set lock_timeout = '50ms'")
+            session.commit()
+        self.unsure: dict[int, list[tuple[int, list[int], str]]] = {}
+        self.children: dict[int, tuple[list[int], str]] = {}
+        self.jobs: list[int] = []
+        self.running: list[Any] = []
+        self.starts: dict[int, int] = {}
+        self.retried: set[int] = set()
+        self.recent: list[int] = []
+
+    def ended(self, jobs: list[int]) -> bool:
+        query = "select count(*) from tallybook.job where id = any (%s) and state = any (%s)"
+        return self.db.execute(query, (jobs, list(ENDED))).fetchone() == (len(set(jobs)),)
+
+    def start(self) -> None:
+        for one in self.hands.start(self.random.randint(1, 4)):
+            self.starts[one.id] = self.starts.get(one.id, 0) + 1
+            if one.id in self.children and one.attempt == 1 and not self.retried & set(self.children[one.id][0]):
+                assert self.ended(self.children[one.id][0]), f"{one.id} has started before its parents had ended"
+            self.running.append(one)
+
+    def end(self) -> None:
+        if self.running:
+            one = self.running.pop(self.random.randrange(len(self.running)))
+            self.recent.append(one.id)
+            what = self.random.choice(("complete", "complete", "complete", "fail", "dead", "snooze"))
+            if what == "complete":
+                self.hands.complete(one)
+            elif what == "snooze":
+                self.hands.say("snooze", one, "0")
+            else:
+                self.hands.fail(one, final=what == "dead")
+
+    def step(self) -> None:  # noqa: PLR0912  a list of what can happen
+        at = self.random.randrange(len(self.sessions))
+        session = self.sessions[at]
+        what = self.random.choices(
+            ("start", "end", "settle", "told", "child", "job", "cancel", "retry", "commit", "rollback", "rescue"),
+            (6, 10, 1, 10, 6, 6, 2, 1, 5, 1, 1),
+        )[0]
+        try:
+            if what == "start":
+                self.start()
+            elif what == "end":
+                self.end()
+            elif what == "job":
+                self.jobs.append(put(self.db))
+            elif what == "rescue":
+                self.db.execute("select tallybook.rescue()")
+            elif what == "settle":
+                settle(session)
+            elif what == "told" and self.recent:  # as the worker that has ended it
+                settle(session, self.recent.pop(0))
+            elif what == "child" and self.jobs:
+                young = self.jobs[-6:]
+                after = self.random.sample(young, self.random.randint(1, min(3, len(young))))
+                on = self.random.choice(("completed", "any"))
+                self.unsure.setdefault(at, []).append((child(session, after, on), after, on))
+            elif what == "cancel" and self.jobs:
+                session.execute("select tallybook.cancel(%s)", (self.random.choice(self.jobs),))
+            elif what == "retry" and self.jobs:
+                job = self.random.choice(self.jobs)
+                session.execute("select tallybook.retry(%s)", (job,))
+                self.retried.add(job)
+            elif what == "commit":
+                self.commit(at)
+            elif what == "rollback":
+                raise pg.LockNotAvailable
+        except (pg.LockNotAvailable, pg.DeadlockDetected):
+            session.rollback()
+            self.unsure.pop(at, None)
+        except pg.DatabaseError as error:
+            assert error.sqlstate in ("TB005", "TB002"), error
+            session.rollback()
+            self.unsure.pop(at, None)
+
+    def commit(self, at: int) -> None:
+        self.sessions[at].commit()
+        for job, after, on in self.unsure.pop(at, []):
+            self.children[job] = (after, on)
+            self.jobs.append(job)
+
+    def finish(self) -> None:
+        """Commit what is open, and let everything run to its end."""
+        for at in range(len(self.sessions)):
+            self.commit(at)
+        for _ in range(400):
+            settle(self.db)
+            self.start()
+            while self.running:
+                self.hands.complete(self.running.pop())
+            if self.ended(self.jobs):
+                return
+        raise AssertionError(f"these wait for ever: {self.left()}")
+
+    def left(self) -> list[Any]:
+        query = "select id, state, reason from tallybook.job where not state = any (%s)"
+        return self.db.execute(query, (list(ENDED),)).fetchall()
+
+    def check(self) -> None:
+        assert self.db.execute("select count(*) from tallybook.parent").fetchone() == (0,)
+        how = dict(self.db.execute("select id, state from tallybook.job").fetchall())
+        for job, (after, on) in self.children.items():
+            if self.retried & {job, *after} or how[job] != "completed":
+                continue
+            assert on == "any" or all(how[parent] == "completed" for parent in after), (job, after, on)
+        bad = self.db.execute(
+            "select e.job_id from tallybook.entry e where e.attempt = 1 group by e.job_id having count(*) > 1"
+        ).fetchall()
+        assert bad == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_interleavings(db: Connection, connect: Connect, seed: int) -> None:
+    """Whatever sessions enqueue, end, cancel, retry and settle beside one another: no child starts before its parents have ended,
+    none waits for ever, each comes into line once, and runs only if its parents ended as it needs them."""
+    play(World(db, connect, seed))
+
+
+def play(world: World) -> None:
+    for _ in range(250):
+        world.step()
+    world.finish()
+    world.check()
+    assert len(world.children) > 10
+
+
+def test_random_interleavings_find_it_without_the_lock(db: Connection, connect: Connect) -> None:
+    """Control: without the lock of the child's row the same steps leave a job that waits for ever, or raise."""
+    without(db, *GUARD)
+    with pytest.raises((AssertionError, pg.DatabaseError)):
+        for seed in range(25):
+            play(World(db, connect, seed))
