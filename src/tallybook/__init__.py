@@ -5,6 +5,7 @@ from tallybook._db.schedules import Fire, Fired, ScheduleInfo
 from tallybook._model.backoff import Constant, Exponential, Linear
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
+from tallybook._model.rate import RateInfo
 from tallybook._model.service import ServiceInfo
 from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectReport
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
@@ -31,6 +32,7 @@ __all__ = [
     "JobInfo",
     "Kill",
     "Linear",
+    "RateInfo",
     "Reject",
     "Reschedule",
     "Retried",

@@ -15,6 +15,7 @@ import hashlib
 import inspect
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -239,6 +240,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         order_key: str | None = None,
         expires_at: datetime | None = None,
         retry: Backoff | str | None = None,
+        limits: tuple[str, ...] | None = None,
     ) -> BoundTask[P]:
         """The task with options for its next jobs; None leaves what the task declares. ConfigError for a wrong value.
 
@@ -252,6 +254,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         Of all jobs with one `order_key` one runs at a time, in the order in which they came into line. After `expires_at`
         (aware) no attempt starts: the job is dead then, with the reason expired.
         `retry` is an Exponential, Constant or Linear, or the name of a policy of the app's; code does not travel in a row.
+        `limits` are the keys of the limits that hold the job, like "provider:acme"; `{name}` in one stands for that argument.
 
             await send_welcome.with_(delay="5 min", unique="u:42").enqueue(conn, 42)
         """
@@ -268,6 +271,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
             "order_key": order_key,
             "expires_at": expires_at,
             "retry": retry,
+            "limits": limits,
         }
         return BoundTask(self, self._bound.options.replaced(given))
 
@@ -308,7 +312,26 @@ class BoundTask(HasSubjects[P]):
             self._app.policy(self.options.retry)  # a slip of the pen is found here, not when the job fails
         bound = self._args.bind(args, kwargs)
         text = encode(bound, task=self.name)
-        return JobCall(self.name, text, self._key(text) if self._keyed else None, self.options)
+        options = self._limited(text) if self.options.limits else self.options
+        return JobCall(self.name, text, self._key(text) if self._keyed else None, options)
+
+    def _limited(self, text: str) -> Options:
+        """The options with what the args make of the limits' keys."""
+        if not any("{" in key for key in self.options.limits):
+            return self.options
+        args = json.loads(text)
+        return replace(self.options, limits=tuple(self._filled(key, args) for key in self.options.limits))
+
+    def _filled(self, key: str, args: Mapping[str, Any]) -> str:
+        def value(found: re.Match[str]) -> str:
+            self._check_names((found[1],), "limits")
+            given = args.get(found[1])
+            if isinstance(given, bool) or not isinstance(given, str | int):
+                reason = f"argument {found[1]!r} is no text and no whole number here"
+                raise ConfigError("limits", key, reason, hint="Name the key by with_(limits=...)")
+            return str(given)
+
+        return re.sub(r"\{(\w+)\}", value, key)
 
     def _with_options(self) -> BoundTask[P]:
         return self
@@ -333,12 +356,12 @@ class BoundTask(HasSubjects[P]):
         canonical = json.dumps(args, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    def _check_names(self, names: Sequence[str]) -> None:
+    def _check_names(self, names: Sequence[str], option: str = "unique") -> None:
         for name in names:
             if name not in self._args.names:
                 known = ", ".join(sorted(self._args.names)) or "none"
                 reason = f"task {self.name!r} has no argument {name!r}"
-                raise ConfigError("unique", names, reason, hint=f"It has {known}")
+                raise ConfigError(option, names, reason, hint=f"It has {known}")
 
     def __repr__(self) -> str:
         return f"<Task {self.name} with {self.options}>"
