@@ -35,7 +35,7 @@ begin
   -- 1. What is the caller's, in the order of its lines, and what holds it.
   select array_agg(x.lease), array_agg(x.job_id), array_agg(x.attempt), array_agg(x.limits), array_agg(x.front)
     into v_lease, v_job, v_attempt, v_limits, v_front
-    from (select f.lease, k.job_id, k.attempt, l.priority < 2 or e.options ? 'turn' as front,
+    from (select f.lease, k.job_id, k.attempt, l.priority < 2 or coalesce(e.options ? 'turn', false) as front,
                  case when limit_take.names is not null then to_jsonb(limit_take.names)
                       else coalesce(e.options -> 'limits', '[]') || tallybook._wide_limits(l.queue, e.task) end as limits
             from tallybook._held(leases, job_ids, attempts) k
@@ -46,7 +46,7 @@ begin
             join tallybook.lane l on l.lane_id = k.lane_id
            where not exists (select from tallybook.outcome o
                               where o.retention = k.retention and o.entry_xid = k.xid and o.entry_seq = k.seq)
-           order by l.priority, k.xid, k.seq) x;
+           order by front desc, l.priority, k.xid, k.seq) x;
   if v_job is null then return; end if;
 
   -- 2. Their keys, locked in one order.
@@ -60,7 +60,8 @@ begin
          array_agg(r.calls - r.burst + 1 order by n), array_agg(s.next_at order by n), array_agg(s.front_at order by n),
          array_agg(s.granted order by n),
          array_agg((select w.run_at + c_early + r.per / (r.calls - r.burst + 1) from tallybook.scheduled w
-                     where w.options ? 'turn' and w.options ->> 'turn' = n order by w.run_at desc limit 1) order by n)
+                     where w.options ? 'turn' and w.options ->> 'turn' = n
+                       and not exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled) order by w.run_at desc limit 1) order by n)
     into v_gap, v_burst, v_every, v_next, v_again, v_count, v_tail
     from unnest(v_name) n join tallybook.rate_state s on s.name = n
     left join lateral (select * from tallybook._rate_limit_of(n)) r on true;
@@ -97,7 +98,7 @@ begin
     end if;
     -- Its turn: behind those who wait, at each of its limits.
     foreach j in array v_of loop
-      if v_front[i] then v_start := greatest(v_start, v_again[j]); else v_start := greatest(v_start, v_tail[j]); end if;
+      v_start := greatest(v_start, v_again[j], case when not v_front[i] then v_tail[j] end);
     end loop;
     foreach j in array v_of loop
       if v_front[i] then v_again[j] := v_start + v_gap[j]; else v_tail[j] := v_start + v_gap[j]; end if;

@@ -10,7 +10,7 @@ begin
   if not exists (select from tallybook._rate_limit_of(rate_limit_push.name)) then
     raise exception 'there is no rate limit %', rate_limit_push.name using errcode = 'TB005', hint = 'Make one by rate_limit_put.';
   end if;
-  if until is null or until not between '2000-01-01' and clock_timestamp() + interval '1000 years' then
+  if until is null or until not between '2000-01-01' and '9999-01-01' then
     raise exception 'until % is out of range', coalesce(until::text, 'null') using errcode = 'TB005';
   end if;
   insert into tallybook.rate_state as s (name, next_at, front_at, pushed_to, granted)
