@@ -14,8 +14,8 @@ from typing import Any
 
 from tallybook._worker.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
+from tallybook._worker.runner import Runner
 from tallybook._worker.suspects import Suspects
-from tallybook._worker.verbs import LATE
 from tallybook.errors import QueueUnavailable
 
 log = logging.getLogger("tallybook.worker")
@@ -36,11 +36,13 @@ class Gate:
         suspects: Suspects,
         finisher: Finisher,
         book: Book,
+        runner: Runner,
         ask: Callable[[str, Sequence[bytes | None]], Awaitable[list[tuple[Any, ...]]]],
     ) -> None:
         self._suspects = suspects
         self._finisher = finisher
         self._book = book
+        self._runner = runner
         self._ask = ask
         self._waiting: dict[int, Running] = {}
         self._looks: set[asyncio.Task[None]] = set()
@@ -166,28 +168,26 @@ class Gate:
                 _array([job.attempt for job in some]),
             )
             asked = loop.time()
-            found = {
-                job_id: (starts_in, unknown) for job_id, starts_in, unknown in await self._ask("limit_take", params)
-            }
+            found = {row[0]: row[1:] for row in await self._ask("limit_take", params)}
             for job in some:
-                starts_in, unknown = found.get(job.job_id, (None, None))
+                starts_in, unknown, late = found.get(job.job_id, (None, None, None))
                 if unknown is not None:
-                    self._finisher.fail(job, _no_such_limit(unknown), delay=None, limit=None, final=False)
+                    self._runner.cannot_start(job, _no_such_limit(unknown))
                     self._let_go(job)
                 elif starts_in is None:  # it stands in scheduled until its turn comes
                     self._let_go(job)
                     self._book.ended(job.lease, 1)
                     self._finisher.counts["scheduled"] += 1
                 elif starts_in <= 0:
-                    self._on_time(job, asked)
+                    self._on_time(job, asked + late)
                 else:  # from the answer on: not before its time, whatever the way back took
-                    loop.call_later(starts_in, self._on_time, job, asked + starts_in)
+                    loop.call_later(starts_in, self._on_time, job, asked + starts_in + late)
 
-    def _on_time(self, job: Running, due: float) -> None:
-        """Start a job that a limit has let through for this moment, on the loop's clock; too late, it asks again."""
+    def _on_time(self, job: Running, latest: float) -> None:
+        """Start a job that a limit has let through for now; after `latest`, on the loop's clock, it has to ask again."""
         if self._waiting.get(job.job_id) is not job:
             return
-        if asyncio.get_running_loop().time() - due <= LATE:
+        if asyncio.get_running_loop().time() <= latest:
             self._start([job])
             return
         self._follow(self._again_through(job))

@@ -168,6 +168,12 @@ class Runner:
             self._ready.append((job, known))
         self._spawn()
 
+    def cannot_start(self, job: Running, error: dict[str, Any]) -> None:
+        """Fail an attempt that has not started, by its task's own limit of attempts."""
+        known = self._app.names.get(job.task_name)
+        limit = None if known is None else known.max_attempts
+        self._finisher.fail(job, {**error, "worker": self._worker_name}, delay=None, limit=limit, final=False)
+
     def cancel(self, job_id: int, reason: str | None, attempt: int | None = None) -> None:
         """Tell one running job to stop; with `attempt` only if it is that one."""
         job = self._book.running.get(job_id)

@@ -17,12 +17,9 @@ from tallybook.errors import ConfigError, LeaseLost
 
 _PROGRESS = "select tallybook.progress(%s::uuid, %s::bigint, %s::int, %s::real, %s::text)"
 _CHECKPOINT = "select tallybook.checkpoint(%s::uuid, %s::bigint, %s::int, %s::jsonb)"
-_LIMIT = "select starts_in, unknown from tallybook.limit_take(array[%s::uuid], array[%s::bigint], array[%s::int], %s::text[])"
+_LIMIT = "select starts_in, unknown, late from tallybook.limit_take(array[%s::uuid], array[%s::bigint], array[%s::int], %s::text[])"
 _PUSH = "select tallybook.rate_limit_push(%s::text, clock_timestamp() + %s::interval)"
 _CHECKPOINT_OF = "select tallybook.checkpoint_of(%s::bigint)::text"
-
-LATE = 0.02
-"""What a limit has let through may start so many seconds late, see limit_take.sql; later it has to ask again."""
 
 
 class PutOff(Outcome):
@@ -59,25 +56,27 @@ class Verbs:
 
     async def limit(self, job: Running, keys: tuple[str, ...]) -> None:
         """A call of each key, at its moment; PutOff where that is not near, and then the attempt is over."""
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
 
         async def ask(conn: Any) -> Any:
+            nonlocal asked
+            asked = loop.time()  # not before the connection is there
             cursor = await conn.execute(_LIMIT, (job.lease.lease, job.job_id, job.attempt, list(keys)))
             return await cursor.fetchone()
 
         check_limits(keys)
-        loop = asyncio.get_running_loop()
         while True:
-            asked = loop.time()
             found = await self._link.run(ask)
             if found is None:
                 raise PutOff(keys)
-            starts_in, unknown = found
+            starts_in, unknown, late = found
             if unknown is not None:
                 hint = "Declare it by app.rate_limit, or by tallybook.rate_limit_put"
                 raise ConfigError("limit", unknown, "there is no rate limit of that name", hint=hint)
             if starts_in > 0:
                 await asyncio.sleep(starts_in)
-            if loop.time() - asked - starts_in <= LATE:
+            if loop.time() - asked - starts_in <= late:
                 return
 
     async def push(self, key: str, by: timedelta) -> None:

@@ -1,21 +1,22 @@
 -- limit_take(leases, job_ids, attempts): a start for claimed jobs that limits hold. Ask it before you start one.
 --
--- starts_in   seconds from now: start it then, not earlier, and not more than 20 ms later (rather ask again). At most 0.15
+-- starts_in   seconds from now, at most 0.15: start it then, not earlier, and not later by more than late (rather ask again)
+-- late        20 ms; of longer windows the hundredth part, up to 1 s
 -- unknown     instead of it: there is no limit of this name; nothing has happened to the job
 -- A job that is in neither is not the caller's any more: it stands in scheduled until its turn comes, or it was lost before.
 -- No failure is counted, and its next attempt asks again: a turn is good at its time only, and what was not used is not saved up.
 --   names     what to take instead of the limits that the jobs name: what a handler knows only when it runs
 --   at        the time; for tests
 -- The rules (see rate_limit_put): starts of one key are a gap apart, the window divided by the calls; a burst of b takes b at
--- once and stretches the gap so that no window has more than its calls. Every so many calls the gap is 20 ms longer, so that
--- starts that are late by that much cannot make one too many.
+-- once and stretches the gap so that no window has more than its calls. Every so many calls the gap is longer by late, so that
+-- starts that come so late cannot make one too many.
 -- Who comes first goes first: what waits is in line, with its turn as run_at, and a newcomer goes behind it, unless its priority is
 -- below 2. What came back in vain, because of an outage or a push, keeps ahead of newcomers.
 -- Needs READ COMMITTED (TB003). Locks the keys' rows, in their order, to the end of the transaction: commit at once.
 -- Reads claim, entry, outcome, rate_limit; writes rate_state, rate_call; for what has to wait outcome and scheduled.
 create or replace function tallybook.limit_take(leases uuid[], job_ids bigint[], attempts int[], names text[] default null,
   at timestamptz default clock_timestamp())
-returns table (job_id bigint, starts_in double precision, unknown text)
+returns table (job_id bigint, starts_in double precision, unknown text, late double precision)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off
@@ -23,9 +24,8 @@ as $$
 declare
   c_horizon constant interval := '150 ms';  -- a start that is so near is waited for
   c_early constant interval := '120 ms';    -- what waits in line comes back so long before its turn
-  c_late constant interval := '20 ms';      -- see above
   v_lease uuid[]; v_job bigint[]; v_attempt int[]; v_limits jsonb[]; v_front boolean[];
-  v_name text[]; v_gap interval[]; v_burst int[]; v_every int[]; v_next timestamptz[]; v_again timestamptz[]; v_tail timestamptz[]; v_count bigint[];
+  v_name text[]; v_gap interval[]; v_late interval[]; v_burst int[]; v_every int[]; v_next timestamptz[]; v_again timestamptz[]; v_tail timestamptz[]; v_count bigint[];
   v_of int[]; v_start timestamptz; v_last text; v_passes boolean; v_missing text; j int;
   v_called timestamptz[] := '{}'; v_called_job bigint[] := '{}'; v_called_attempt int[] := '{}'; v_called_name text[] := '{}';
 begin
@@ -57,12 +57,13 @@ begin
   on conflict do nothing;
   perform from (select s.name from tallybook.rate_state s where s.name = any (v_name) order by s.name for update) s;
   select array_agg(case when r.name is not null then r.per / (r.calls - r.burst + 1) end order by n), array_agg(r.burst order by n),
+         array_agg(greatest(interval '20 ms', least(r.per / 100, interval '1 s')) order by n),
          array_agg(r.calls - r.burst + 1 order by n), array_agg(s.next_at order by n), array_agg(s.front_at order by n),
          array_agg(s.granted order by n),
          array_agg((select w.run_at + c_early + r.per / (r.calls - r.burst + 1) from tallybook.scheduled w
                      where w.options ? 'turn' and w.options ->> 'turn' = n
                        and not exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled) order by w.run_at desc limit 1) order by n)
-    into v_gap, v_burst, v_every, v_next, v_again, v_count, v_tail
+    into v_gap, v_burst, v_late, v_every, v_next, v_again, v_count, v_tail
     from unnest(v_name) n join tallybook.rate_state s on s.name = n
     left join lateral (select * from tallybook._rate_limit_of(n)) r on true;
 
@@ -80,7 +81,7 @@ begin
       if not v_front[i] and v_tail[j] > limit_take.at + c_horizon then v_passes := false; v_last := coalesce(v_last, v_name[j]); end if;
     end loop;
     if v_missing is not null then
-      job_id := v_job[i]; starts_in := null; unknown := v_missing;
+      job_id := v_job[i]; starts_in := null; unknown := v_missing; late := null;
       return next;
       continue;
     end if;
@@ -88,11 +89,12 @@ begin
       foreach j in array v_of loop
         v_count[j] := v_count[j] + 1;
         v_next[j] := greatest(v_next[j], v_start - (v_burst[j] - 1) * v_gap[j]) + v_gap[j]
-                     + case when v_count[j] % v_every[j] = 0 then c_late else interval '0' end;
+                     + case when v_count[j] % v_every[j] = 0 then v_late[j] else interval '0' end;
         v_called := v_called || v_start; v_called_name := v_called_name || v_name[j];
         v_called_job := v_called_job || v_job[i]; v_called_attempt := v_called_attempt || v_attempt[i];
       end loop;
       job_id := v_job[i]; starts_in := extract(epoch from v_start - limit_take.at); unknown := null;
+      late := extract(epoch from (select min(v_late[n]) from unnest(v_of) n));
       return next;
       continue;
     end if;
