@@ -22,8 +22,10 @@ from tallybook._model.execution import Execution
 from tallybook._model.job import Job, JobCall
 from tallybook._model.no_retry import NoRetry, checked
 from tallybook._model.options import Options, check_name
+from tallybook._model.rate import RateRule
 from tallybook._model.schedule import Timing
 from tallybook._operations import Operations
+from tallybook._rates import RateLimits
 from tallybook._schedules import Declared, Schedules
 from tallybook._service_operations import ServiceOperations
 from tallybook._subject import SubjectVerbs
@@ -61,7 +63,7 @@ class _AtomicDecorator(Protocol):
     def __call__(self, fn: Callable[Concatenate[Tx, P], R], /) -> AtomicTask[Tx, P, R]: ...
 
 
-class App(SubjectVerbs, Operations, Schedules, ServiceOperations, Source):
+class App(SubjectVerbs, Operations, Schedules, RateLimits, ServiceOperations, Source):
     """The tasks of one program under one name. No connection, no work at import.
 
     `dsn` is used where no connection is at hand; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.
@@ -92,6 +94,8 @@ class App(SubjectVerbs, Operations, Schedules, ServiceOperations, Source):
         self.lifespans: list[Callable[[Any], AsyncIterator[Any]]] = []
         self.arounds: list[Callable[[Any], AsyncIterator[Any]]] = []
         self.retry_policies: dict[str, Backoff] = {}
+        self.rate_limits: dict[str, RateRule] = {}
+        """The rate limits that its code declares."""
         self.declared: dict[str, Declared] = {}
         """The schedules that its code declares."""
         self.providers = Providers(self)
@@ -113,6 +117,7 @@ class App(SubjectVerbs, Operations, Schedules, ServiceOperations, Source):
         no_retry: NoRetry = (),
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
+        limits: tuple[str, ...] = (),
         store_result: bool = True,
         version: int = 1,
         aliases: tuple[str, ...] = (),
@@ -143,6 +148,7 @@ class App(SubjectVerbs, Operations, Schedules, ServiceOperations, Source):
         no_retry: NoRetry = (),
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
+        limits: tuple[str, ...] = (),
         store_result: bool = True,
         version: int = 1,
         aliases: tuple[str, ...] = (),
@@ -169,6 +175,7 @@ class App(SubjectVerbs, Operations, Schedules, ServiceOperations, Source):
         no_retry: NoRetry = (),
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
+        limits: tuple[str, ...] = (),
         store_result: bool = True,
         version: int = 1,
         aliases: tuple[str, ...] = (),
@@ -194,7 +201,8 @@ class App(SubjectVerbs, Operations, Schedules, ServiceOperations, Source):
         returns is kept, up to 1 MB of JSON, for `app.result`, unless `store_result` is False. `atomic` runs the function
         in a transaction that it gets first, of the library that the annotation says, and that carries its end (a text:
         of Django, with this alias): see docs/atomic.md. Queue, priority, retry, max_attempts and unique can be changed
-        per job by `with_`. Raises DuplicateTask, ConfigError, SignatureError.
+        per job by `with_`, and so can `limits`, the keys of the limits that hold each of them ("provider:{provider}", where
+        `{name}` stands for an argument). Raises DuplicateTask, ConfigError, SignatureError.
 
         `retry` is the backoff after a failure, by default exponential from 5 s with jitter, at most 6 h: a policy; the
         name of one that `retry_policy` declares, before or after the task; or a function of (failures) or (failures,
@@ -228,7 +236,7 @@ class App(SubjectVerbs, Operations, Schedules, ServiceOperations, Source):
         elif retry is not None:
             retry = as_policy(retry)
         no_retry = checked(no_retry)
-        options = Options(queue, priority, unique, max_attempts=max_attempts)
+        options = Options(queue, priority, unique, max_attempts=max_attempts, limits=limits)
         contract = Contract(version, aliases, summary, self._follower(on_dead))
 
         def declare(fn: Callable[..., Any]) -> Task[..., Any]:

@@ -15,6 +15,7 @@ import hashlib
 import inspect
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -257,6 +258,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         retry: Backoff | str | None = None,
         after: Parent | Iterable[Parent] | None = None,
         on_parent: Literal["completed", "any"] | None = None,
+        limits: tuple[str, ...] | None = None,
     ) -> BoundTask[P]:
         """The task with options for its next jobs; None leaves what the task declares. ConfigError for a wrong value.
 
@@ -272,6 +274,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         It waits until all jobs of `after` have ended: what an enqueue returned, ids, or `task.job(...)` of the same
         `enqueue_many`. If one is cancelled or dead, it is cancelled, unless `on_parent` is "any": see docs/fan-out.md.
         `retry` is an Exponential, Constant or Linear, or the name of a policy of the app's; code does not travel in a row.
+        `limits` are the keys of the limits that hold the job, like "provider:acme"; `{name}` in one stands for that argument.
 
             await send_welcome.with_(delay="5 min", unique="u:42").enqueue(conn, 42)
         """
@@ -290,6 +293,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
             "retry": retry,
             "after": None if after is None else checked_after(after),
             "on_parent": on_parent,
+            "limits": limits,
         }
         return BoundTask(self, self._bound.options.replaced(given))
 
@@ -330,7 +334,26 @@ class BoundTask(HasSubjects[P]):
             self._app.policy(self.options.retry)  # a slip of the pen is found here, not when the job fails
         bound = self._args.bind(args, kwargs)
         text = encode(bound, task=self.name)
-        return JobCall(self.name, text, self._key(text) if self._keyed else None, self.options)
+        options = self._limited(text) if self.options.limits else self.options
+        return JobCall(self.name, text, self._key(text) if self._keyed else None, options)
+
+    def _limited(self, text: str) -> Options:
+        """The options with what the args make of the limits' keys."""
+        if not any("{" in key for key in self.options.limits):
+            return self.options
+        args = json.loads(text)
+        return replace(self.options, limits=tuple(self._filled(key, args) for key in self.options.limits))
+
+    def _filled(self, key: str, args: Mapping[str, Any]) -> str:
+        def value(found: re.Match[str]) -> str:
+            self._check_names((found[1],), "limits")
+            given = args.get(found[1])
+            if isinstance(given, bool) or not isinstance(given, str | int):
+                reason = f"argument {found[1]!r} is no text and no whole number here"
+                raise ConfigError("limits", key, reason, hint="Name the key by with_(limits=...)")
+            return str(given)
+
+        return re.sub(r"\{(\w+)\}", value, key)
 
     def _with_options(self) -> BoundTask[P]:
         return self
@@ -355,12 +378,12 @@ class BoundTask(HasSubjects[P]):
         canonical = json.dumps(args, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    def _check_names(self, names: Sequence[str]) -> None:
+    def _check_names(self, names: Sequence[str], option: str = "unique") -> None:
         for name in names:
             if name not in self._args.names:
                 known = ", ".join(sorted(self._args.names)) or "none"
                 reason = f"task {self.name!r} has no argument {name!r}"
-                raise ConfigError("unique", names, reason, hint=f"It has {known}")
+                raise ConfigError(option, names, reason, hint=f"It has {known}")
 
     def __repr__(self) -> str:
         return f"<Task {self.name} with {self.options}>"

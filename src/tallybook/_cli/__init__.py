@@ -17,6 +17,7 @@ from tallybook._cli.demo import demo
 from tallybook._cli.dev import dev
 from tallybook._cli.enqueue import enqueue
 from tallybook._cli.job import job
+from tallybook._cli.limit import limit
 from tallybook._cli.migrate import info, migrate, uninstall
 from tallybook._cli.provider import provider
 from tallybook._cli.queue import queue
@@ -76,6 +77,7 @@ for _command in (
     task,
     schedule,
     subject,
+    limit,
     dead,
     provider,
     service,

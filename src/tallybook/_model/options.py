@@ -13,7 +13,7 @@ from tallybook._model.backoff import Backoff, as_policy, to_json
 from tallybook._model.durations import parse_duration
 from tallybook.errors import ConfigError
 
-__all__ = ["ON_CONFLICT", "Options", "Unique", "check_name", "text_problem"]
+__all__ = ["ON_CONFLICT", "Options", "Unique", "check_limits", "check_name", "text_problem"]
 
 Unique = str | bool | tuple[str, ...]
 """A key; or True: derived from all args; or the names of the args that it is derived from."""
@@ -48,6 +48,8 @@ class Options:
     """The jobs that it waits for: ids, and descriptions of jobs of the same call."""
     on_parent: str | None = None
     """completed or any; None: completed, and any for a follow-up."""
+    limits: tuple[str, ...] = ()
+    """The keys of the limits that hold it; `{name}` stands for the value of an arg until the job is described."""
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue, 64)
@@ -75,6 +77,8 @@ class Options:
             raise ConfigError("on_parent", self.on_parent, "is completed or any")
         if self.order_key is not None:
             _check_key("order_key", self.order_key)
+        if self.limits:
+            check_limits(self.limits)
 
     def replaced(self, given: Mapping[str, Any]) -> Options:
         """These options with those of `given` that are not None. `delay` may be text; it excludes `run_at`."""
@@ -99,6 +103,8 @@ class Options:
             said["retry"] = self.retry if isinstance(self.retry, str) else to_json(self.retry)
         if self.version != 1:
             said["version"] = self.version
+        if self.limits:
+            said["limits"] = list(self.limits)
         return json.dumps(said) if said else None
 
     @property
@@ -117,6 +123,19 @@ class Options:
         if self.delay is None:
             return None
         return f"{self.delay.days * 86_400 + self.delay.seconds}.{self.delay.microseconds:06d} s"
+
+
+def check_limits(limits: object) -> None:
+    """ConfigError unless these are up to 8 different keys of limits."""
+    if not isinstance(limits, tuple):
+        raise ConfigError("limits", limits, "not a tuple of names", hint='Write limits=("provider:acme",)')
+    for name in limits:
+        check_name("limits", name, 200)
+        if name.startswith(("queue:", "task:")):
+            hint = "The limit of a queue or a task holds its jobs without being named"
+            raise ConfigError("limits", name, "holds all jobs of a queue or a task", hint=hint)
+    if len(limits) > 8 or len(set(limits)) < len(limits):
+        raise ConfigError("limits", limits, "up to 8 different ones")
 
 
 def check_name(option: str, name: object, max_bytes: int) -> None:

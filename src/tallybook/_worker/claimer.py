@@ -31,10 +31,12 @@ _STATEMENTS = {
     # What almost never is comes as one number, see gate: null costs nothing to read. $2: one job, or null for all.
     "leased": (
         "select job_id, attempt, task, args::text, headers::text, failures, crashes, max_attempts,"
-        " nullif(cancelled::int + 2 * coalesce(expired::int, 0) + 4 * coalesce(put_off::int, 0) + 8 * coalesce(busy::int, 0), 0),"
+        " nullif(cancelled::int + 2 * coalesce(expired::int, 0) + 4 * coalesce(put_off::int, 0) + 8 * coalesce(busy::int, 0)"
+        " + 16 * coalesce(limited::int, 0), 0),"
         " order_key, case when options ? 'subject' then options || jsonb_build_object('subject_name', unique_key)"
         " else options end::text from tallybook.leased($1::uuid, $2::bigint)"
     ),
+    "limit_take": "select job_id, starts_in, unknown, late from tallybook.limit_take($1::uuid[], $2::bigint[], $3::int[])",
     "turn": "select ready, busy from tallybook.turn($1::uuid[], $2::bigint[], $3::int[], $4::boolean)",
 }
 # So many claims in a row with work: producers need not wake this worker.
@@ -81,7 +83,7 @@ class Claimer:
         self.suspects = Suspects(
             book, runner, finisher, patience=settings.suspect_wait, stopping=self.stopping, on_found=self.wake
         )
-        self.gate = Gate(self.suspects, finisher, book, self._ask)
+        self.gate = Gate(self.suspects, finisher, book, runner, self._ask)
         self.awake = asyncio.Event()
         book.room = self.wake
         self.claimed = 0

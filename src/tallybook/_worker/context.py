@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, MutableMapping
 from contextvars import ContextVar
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -264,6 +264,34 @@ class Context:
     def set_checkpoint_sync(self, value: object) -> None:
         """Keep a checkpoint; set_checkpoint for plain handlers."""
         self._wait(self._said().set_checkpoint(self._job(), value))
+
+    async def limit(self, *keys: str) -> None:
+        """Take one call of each of these limits before you make it, where the key is known only in the handler.
+
+        Returns at the moment when the call may be made. Where that is more than 150 ms away it raises instead, which ends
+        the attempt without a failure: the job runs again, from its beginning, when its turn comes. Let it pass (it is no
+        error of yours), and call this before anything that must not happen twice. ConfigError: no limit has that name.
+
+            await ctx.limit("provider:acme")
+        """
+        await self._said().limit(self._job(), keys)
+
+    def limit_sync(self, *keys: str) -> None:
+        """Take one call of each of these limits; limit for plain handlers."""
+        self._wait(self._said().limit(self._job(), keys))
+
+    async def push_back(self, key: str, retry_after: timedelta) -> None:
+        """Tell a limit what really happened: nobody may call for so long, as a 429 with a Retry-After says.
+
+        if answer.status_code == 429:
+            await ctx.push_back("provider:acme", timedelta(seconds=int(answer.headers["Retry-After"])))
+            return Snooze(timedelta(0))
+        """
+        await self._said().push(key, retry_after)
+
+    def push_back_sync(self, key: str, retry_after: timedelta) -> None:
+        """Tell a limit that nobody may call for so long; push_back for plain handlers."""
+        self._wait(self._said().push(key, retry_after))
 
     def _said(self) -> Verbs:
         if self._verbs is None:

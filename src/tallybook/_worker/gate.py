@@ -1,19 +1,20 @@
 """Between a claim and the start of its jobs: those that must not start, or not yet.
 
 A claim hands out what stands in line. What has happened to a job since it was put there is read after the claim has
-committed: it was cancelled, it has expired, it was given a later time, a producer is just changing it, or another job
-with its order key has its turn. All of that is rare; for the rest this is one look at a null.
+committed: it was cancelled, it has expired, it was given a later time, a producer is just changing it, another job
+with its order key has its turn, or a limit holds it. All of that is rare; for the rest this is one look at a null.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from tallybook._worker.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
+from tallybook._worker.runner import Runner
 from tallybook._worker.suspects import Suspects
 from tallybook.errors import QueueUnavailable
 
@@ -35,11 +36,13 @@ class Gate:
         suspects: Suspects,
         finisher: Finisher,
         book: Book,
+        runner: Runner,
         ask: Callable[[str, Sequence[bytes | None]], Awaitable[list[tuple[Any, ...]]]],
     ) -> None:
         self._suspects = suspects
         self._finisher = finisher
         self._book = book
+        self._runner = runner
         self._ask = ask
         self._waiting: dict[int, Running] = {}
         self._looks: set[asyncio.Task[None]] = set()
@@ -68,10 +71,13 @@ class Gate:
                     self._let_go(old)
                     self._book.ended(old.lease)
                 self._waiting[job.job_id] = job
-            look = asyncio.create_task(self._look(later), name="tallybook-gate")
-            self._looks.add(look)
-            look.add_done_callback(self._looks.discard)
+            self._follow(self._look(later))
         return start
+
+    def _follow(self, looking: Coroutine[Any, Any, None]) -> None:
+        look = asyncio.create_task(looking, name="tallybook-gate")
+        self._looks.add(look)
+        look.add_done_callback(self._looks.discard)
 
     def _ended(self, flags: int, job: Running) -> bool:
         """Whether the attempt is over before it began."""
@@ -121,7 +127,7 @@ class Gate:
                 continue
             fresh = Running(rows[0], job.lease, job.worker_name)
             flags = rows[0][8]
-            job.args, job.options, job.busy = fresh.args, fresh.options, bool(flags and flags & BUSY)
+            job.args, job.options, job.busy, job.limited = fresh.args, fresh.options, fresh.busy, fresh.limited
             if flags is None or not self._ended(flags, job):
                 left.append(job)
         return left
@@ -129,7 +135,7 @@ class Gate:
     async def _turns(self, jobs: list[Running], *, patient: bool) -> list[Running]:
         """Start what may start; what is left has to be asked for again."""
         left = [job for job in jobs if job.busy]
-        self._start([job for job in jobs if not job.busy and job.order_key is None])
+        await self._let_through([job for job in jobs if not job.busy and job.order_key is None])
         ordered = [job for job in jobs if not job.busy and job.order_key is not None]
         for first in range(0, len(ordered), _LARGEST_QUESTION):
             some = ordered[first : first + _LARGEST_QUESTION]
@@ -146,8 +152,54 @@ class Gate:
                 elif job.job_id not in ready:  # put aside until the one before it has ended; its attempt is over
                     self._let_go(job)
                     self._book.ended(job.lease, 1)
-            self._start([job for job in some if job.job_id in ready])
+            await self._let_through([job for job in some if job.job_id in ready])
         return left
+
+    async def _let_through(self, jobs: list[Running]) -> None:
+        """Start what no limit holds, and the rest at the moment that its limits say; what has to wait longer is over here."""
+        self._start([job for job in jobs if not job.limited])
+        limited = [job for job in jobs if job.limited]
+        loop = asyncio.get_running_loop()
+        for first in range(0, len(limited), _LARGEST_QUESTION):
+            some = limited[first : first + _LARGEST_QUESTION]
+            params = (
+                _array([job.lease.lease for job in some]),
+                _array([job.job_id for job in some]),
+                _array([job.attempt for job in some]),
+            )
+            asked = loop.time()
+            found = {row[0]: row[1:] for row in await self._ask("limit_take", params)}
+            for job in some:
+                starts_in, unknown, late = found.get(job.job_id, (None, None, None))
+                if unknown is not None:
+                    self._runner.cannot_start(job, _no_such_limit(unknown))
+                    self._let_go(job)
+                elif starts_in is None:  # it stands in scheduled until its turn comes
+                    self._let_go(job)
+                    self._book.ended(job.lease, 1)
+                    self._finisher.counts["scheduled"] += 1
+                elif starts_in <= 0:
+                    self._on_time(job, asked + late)
+                else:  # from the answer on: not before its time, whatever the way back took
+                    loop.call_later(starts_in, self._on_time, job, asked + starts_in + late)
+
+    def _on_time(self, job: Running, latest: float) -> None:
+        """Start a job that a limit has let through for now; after `latest`, on the loop's clock, it has to ask again."""
+        if self._waiting.get(job.job_id) is not job:
+            return
+        if asyncio.get_running_loop().time() <= latest:
+            self._start([job])
+            return
+        self._follow(self._again_through(job))
+
+    async def _again_through(self, job: Running) -> None:
+        try:
+            await self._let_through([job])
+        except QueueUnavailable:
+            return
+        except Exception:
+            log.exception("job %s cannot be started yet", job.job_id)
+            self._follow(self._look([job]))
 
     def _start(self, jobs: list[Running]) -> None:
         if jobs:
@@ -174,3 +226,10 @@ class Gate:
 
 def _array(values: Sequence[object]) -> bytes:
     return ("{" + ",".join(map(str, values)) + "}").encode()
+
+
+def _no_such_limit(name: str) -> dict[str, Any]:
+    return {
+        "type": "UnknownLimit",
+        "message": f"there is no rate limit {name!r}: declare it by app.rate_limit, or by tallybook.rate_limit_put",
+    }

@@ -44,6 +44,7 @@ class Running:
         "interrupt",
         "job_id",
         "lease",
+        "limited",
         "lost",
         "max_attempts",
         "options",
@@ -69,6 +70,7 @@ class Running:
             self.max_attempts, flags, self.order_key, options,
         ) = row  # fmt: skip
         self.busy = bool(flags and flags & 8)
+        self.limited = bool(flags and flags & 16)
         self.options: dict[str, Any] | None = _options(options, self.job_id) if options else None
         self.queue = lease.queue
         self.lease = lease

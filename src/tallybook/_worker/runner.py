@@ -33,7 +33,7 @@ from tallybook._worker.jobs import Book, Running
 from tallybook._worker.retrying import after_failure, after_rejection
 from tallybook._worker.subjects import end_of, rejection
 from tallybook._worker.threads import DaemonThreads
-from tallybook._worker.verbs import Verbs
+from tallybook._worker.verbs import PutOff, Verbs
 from tallybook._worker.versions import is_newer, upgraded
 from tallybook.errors import PayloadError, TallybookError, TransactionError
 
@@ -169,6 +169,12 @@ class Runner:
             self._book.running[job.job_id] = job
             self._ready.append((job, known))
         self._spawn()
+
+    def cannot_start(self, job: Running, error: dict[str, Any]) -> None:
+        """Fail an attempt that has not started, by its task's own limit of attempts."""
+        known = self._app.names.get(job.task_name)
+        limit = None if known is None else known.max_attempts
+        self._finisher.fail(job, {**error, "worker": self._worker_name}, delay=None, limit=limit, final=False)
 
     def cancel(self, job_id: int, reason: str | None, attempt: int | None = None) -> None:
         """Tell one running job to stop; with `attempt` only if it is that one."""
@@ -473,6 +479,9 @@ class Runner:
                     "%s %s: attempt %s was rejected: %s", known.name, job.job_id, job.attempt, described["message"]
                 )
                 self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
+            case PutOff():
+                if not job.lost:
+                    self._finisher.ended(job, "limit_take", "scheduled", timedelta(0))
             case SubjectOutcome():
                 self._iterated(job, known, outcome)
             case _:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tallybook._db import aio
 from tallybook._db.calls import Call
 from tallybook._db.link import Link
 from tallybook._model.failure import safe_text
+from tallybook._model.options import check_limits
+from tallybook._model.outcome import Outcome
 from tallybook._model.payload import encode
 from tallybook._worker.jobs import Running
 from tallybook.errors import ConfigError, LeaseLost
@@ -22,7 +25,13 @@ T = TypeVar("T")
 
 _PROGRESS = "select tallybook.progress(%s::uuid, %s::bigint, %s::int, %s::real, %s::text)"
 _CHECKPOINT = "select tallybook.checkpoint(%s::uuid, %s::bigint, %s::int, %s::jsonb)"
+_LIMIT = "select starts_in, unknown, late from tallybook.limit_take(array[%s::uuid], array[%s::bigint], array[%s::int], %s::text[])"
+_PUSH = "select tallybook.rate_limit_push(%s::text, clock_timestamp() + %s::interval)"
 _CHECKPOINT_OF = "select tallybook.checkpoint_of(%s::bigint)::text"
+
+
+class PutOff(Outcome):
+    """The turn of this attempt's job at a limit is not near: it stands in scheduled until then, and the attempt is over."""
 
 
 class Verbs:
@@ -64,6 +73,41 @@ class Verbs:
 
         text = await self._link.run(ask)
         return None if text is None else json.loads(text)
+
+    async def limit(self, job: Running, keys: tuple[str, ...]) -> None:
+        """A call of each key, at its moment; PutOff where that is not near, and then the attempt is over."""
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+
+        async def ask(conn: Any) -> Any:
+            nonlocal asked
+            asked = loop.time()  # not before the connection is there
+            cursor = await conn.execute(_LIMIT, (job.lease.lease, job.job_id, job.attempt, list(keys)))
+            return await cursor.fetchone()
+
+        check_limits(keys)
+        while True:
+            found = await self._link.run(ask)
+            if found is None:
+                raise PutOff(keys)
+            starts_in, unknown, late = found
+            if unknown is not None:
+                hint = "Declare it by app.rate_limit, or by tallybook.rate_limit_put"
+                raise ConfigError("limit", unknown, "there is no rate limit of that name", hint=hint)
+            if starts_in > 0:
+                await asyncio.sleep(starts_in)
+            if loop.time() - asked - starts_in <= late:
+                return
+
+    async def push(self, key: str, by: timedelta) -> None:
+        """No call of a key within this time."""
+        if not isinstance(by, timedelta) or by < timedelta(0):
+            raise ConfigError("retry_after", by, "not a timedelta from 0 on", hint="Write timedelta(seconds=30)")
+
+        async def say(conn: Any) -> None:
+            await conn.execute(_PUSH, (key, by))
+
+        await self._link.run(say)
 
     async def _say(self, job: Running, sql: str, *values: object) -> None:
         async def say(conn: Any) -> bool:

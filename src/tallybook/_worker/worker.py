@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from tallybook._db import migrate
+from tallybook._db import migrate, rates
 from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._upkeep import rebase
@@ -215,6 +215,7 @@ class Worker:
         with psycopg.connect(self.dsn, connect_timeout=10, autocommit=True) as conn:
             self._expected = migrate.check(conn).expected
             self._warn_of_twins(conn)
+            conn.execute(rates.REGISTER, (self._app.name, rates.registered([*self._app.rate_limits.values()])))
             known = [
                 row[0]
                 for row in conn.execute("select name from tallybook.queue union select queue from tallybook.lane")

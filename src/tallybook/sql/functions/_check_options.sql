@@ -22,4 +22,10 @@ begin
     raise exception 'version % is not a whole number from 1 to 999', left(p_options ->> 'version', 40)
       using errcode = 'TB005', hint = 'It is the version of the task''s args that these are; leave it out for the first.';
   end if;
+  if p_options ? 'limits' and (
+       jsonb_typeof(p_options -> 'limits') <> 'array' or jsonb_array_length(p_options -> 'limits') not between 1 and 8
+       or exists (select from jsonb_array_elements(p_options -> 'limits') x
+                   where jsonb_typeof(x) <> 'string' or octet_length(x #>> '{}') not between 1 and 200)) then
+    raise exception 'limits are a list of 1 to 8 names of 1 to 200 bytes, not %', left(p_options ->> 'limits', 200) using errcode = 'TB005';
+  end if;
 end $$;

@@ -7,22 +7,24 @@
 -- busy: a producer's open transaction is about to change the job, or relies on its being queued: ask again soon, with job.
 -- put_off: it was given a later time since. End it with put_off().
 -- order_key: ask turn() before you start it.
+-- limited: a limit holds it, or may do so: ask limit_take() before you start it, after turn().
 -- max_attempts null: what the task says. run_at null: it was to run at once.
 -- job: only this one of them. Of a job that is not busy nothing can change any more that a producer was told.
 -- No rows where no claim has that lease: it took nothing, or a crash of the server has taken it back.
--- Reads claim, entry, tombstone; for jobs with a unique key amendment.
+-- Reads claim, entry, tombstone, rate_limit; for jobs with a unique key amendment.
 -- The limit is what the claim has counted: a scan does not end at a row's second column, so without it each claim of a big
 -- transaction would read all of that transaction's jobs that are still to come.
 create or replace function tallybook.leased(lease uuid, job bigint default null, at timestamptz default clock_timestamp())
 returns table (job_id bigint, attempt int, task text, args jsonb, headers jsonb, queue text, priority int, failures int, crashes int,
                max_attempts int, unique_key text, enqueued_at timestamptz, run_at timestamptz, cancelled boolean, expired boolean,
-               busy boolean, put_off boolean, order_key text, options jsonb)
+               busy boolean, put_off boolean, order_key text, options jsonb, limited boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
   c tallybook.claim; v_queue text; v_priority int; v_dead boolean := exists (select from tallybook.tombstone);
+  v_wide boolean := exists (select from tallybook.rate_limit r where r.name like 'queue:%' or r.name like 'task:%');
 begin
   select k.* into c from tallybook.claim k where k.lease = leased.lease;
   if not found then return; end if;
@@ -37,7 +39,8 @@ begin
            v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled)
              or coalesce((e.k).cancelled, false),
            e.expires_at <= leased.at, (e.k).busy, (e.k).run_at > leased.at, e.order_key,
-           case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end
+           case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end,
+           e.options ? 'limits' or v_wide and exists (select from tallybook.rate_limit r where r.name in ('queue:' || v_queue, 'task:' || e.task))
       from (
     select e.job_id, e.attempt, e.task, e.args, e.headers, e.failures, e.crashes, e.max_attempts, e.unique_key, e.enqueued_at, e.run_at,
            e.expires_at, e.order_key, e.options, case when e.unique_key is not null then tallybook._look(e.job_id) end as k
@@ -54,7 +57,8 @@ begin
            v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled)
              or coalesce((e.k).cancelled, false),
            e.expires_at <= leased.at, (e.k).busy, (e.k).run_at > leased.at, e.order_key,
-           case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end
+           case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end,
+           e.options ? 'limits' or v_wide and exists (select from tallybook.rate_limit r where r.name in ('queue:' || v_queue, 'task:' || e.task))
       from (
     select e.job_id, e.attempt, e.task, e.args, e.headers, e.failures, e.crashes, e.max_attempts, e.unique_key, e.enqueued_at, e.run_at,
            e.expires_at, e.order_key, e.options, case when e.unique_key is not null then tallybook._look(e.job_id) end as k

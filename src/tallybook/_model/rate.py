@@ -1,0 +1,61 @@
+"""Rate limits: a rule as code and people say it, and a key as it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tallybook._model.durations import parse_duration
+from tallybook._model.options import check_name
+from tallybook.errors import ConfigError
+
+__all__ = ["RateInfo", "RateRule"]
+
+_MOST = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class RateRule:
+    """At most `calls` in any window of `per`, `burst` of them at once. ConfigError for what cannot be."""
+
+    name: str
+    calls: int
+    per: timedelta
+    burst: int = 1
+
+    @classmethod
+    def checked(cls, name: str, calls: int, per: timedelta | str, burst: int = 1) -> RateRule:
+        """A rule with a duration in words, too."""
+        return cls(name, calls, parse_duration(per, option="per"), burst)
+
+    def __post_init__(self) -> None:
+        check_name("rate_limit", self.name, 200)
+        if self.name.rstrip(":") in ("queue", "task"):
+            raise ConfigError("rate_limit", self.name, "no name of a limit", hint="Write 'queue:NAME' or 'task:NAME'")
+        for option, value, most in (("calls", self.calls, _MOST), ("burst", self.burst, self.calls)):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise ConfigError(option, value, f"is a whole number from 1 to {most}")
+        if not timedelta(milliseconds=100) <= self.per <= timedelta(days=366):
+            raise ConfigError("per", self.per, "goes from 100 ms to 366 days")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateInfo:
+    """A rule, or one key of it that is in use, as the view tallybook.rate shows it. Instants are aware, in UTC."""
+
+    name: str
+    """The key: `provider:acme`."""
+    rule: str | None
+    """The rule that it has: `provider`. None: there is none any more."""
+    calls: int | None
+    per: timedelta | None
+    burst: int | None
+    calls_ever: int = 0
+    calls_in_window: int = 0
+    waiting: int = 0
+    """How many jobs stand in scheduled until their turn comes."""
+    last_call_at: datetime | None = None
+    next_call_at: datetime | None = None
+    """No call starts before."""
+    pushed_to: datetime | None = None
+    """Until when it was pushed back, where that is not over."""

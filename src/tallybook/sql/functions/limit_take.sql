@@ -1,0 +1,147 @@
+-- limit_take(leases, job_ids, attempts): a start for claimed jobs that limits hold. Ask it before you start one.
+--
+-- starts_in   seconds from now, at most 0.15: start it then, not earlier, and not later by more than late (rather ask again)
+-- late        20 ms; of longer windows the hundredth part, up to 1 s
+-- unknown     instead of it: there is no limit of this name; nothing has happened to the job
+-- A job that is in neither is not the caller's any more: it stands in scheduled until its turn comes, or it was lost before.
+-- No failure is counted, and its next attempt asks again: a turn is good at its time only, and what was not used is not saved up.
+--   names     what to take instead of the limits that the jobs name: what a handler knows only when it runs
+--   at        the time; for tests
+-- The rules (see rate_limit_put): starts of one key are a gap apart, the window divided by the calls; a burst of b takes b at
+-- once and stretches the gap so that no window has more than its calls. Every so many calls the gap is longer by late, so that
+-- starts that come so late cannot make one too many.
+-- Who comes first goes first: what waits is in line, with its turn as run_at, and a newcomer goes behind it, unless its priority is
+-- below 2. What came back in vain, because of an outage or a push, keeps ahead of newcomers.
+-- Needs READ COMMITTED (TB003). Locks the keys' rows, in their order, to the end of the transaction: commit at once.
+-- Reads claim, entry, outcome, rate_limit; writes rate_state, rate_call; for what has to wait outcome and scheduled.
+create or replace function tallybook.limit_take(leases uuid[], job_ids bigint[], attempts int[], names text[] default null,
+  at timestamptz default clock_timestamp())
+returns table (job_id bigint, starts_in double precision, unknown text, late double precision)
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off
+as $$
+declare
+  c_horizon constant interval := '150 ms';  -- a start that is so near is waited for
+  c_early constant interval := '120 ms';    -- what waits in line comes back so long before its turn
+  v_lease uuid[]; v_job bigint[]; v_attempt int[]; v_limits jsonb[]; v_front boolean[];
+  v_name text[]; v_gap interval[]; v_late interval[]; v_burst int[]; v_every int[]; v_next timestamptz[]; v_again timestamptz[]; v_tail timestamptz[]; v_count bigint[];
+  v_of int[]; v_start timestamptz; v_last text; v_passes boolean; v_missing text; j int;
+  v_called timestamptz[] := '{}'; v_called_job bigint[] := '{}'; v_called_attempt int[] := '{}'; v_called_name text[] := '{}';
+begin
+  if current_setting('transaction_isolation') <> 'read committed' then
+    raise exception 'limit_take needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not know who was let through.';
+  end if;
+  -- 1. What is the caller's, in the order of its lines, and what holds it.
+  select array_agg(x.lease), array_agg(x.job_id), array_agg(x.attempt), array_agg(x.limits), array_agg(x.front)
+    into v_lease, v_job, v_attempt, v_limits, v_front
+    from (select f.lease, k.job_id, k.attempt, l.priority < 2 or coalesce(e.options ? 'turn', false) as front,
+                 case when limit_take.names is not null then to_jsonb(limit_take.names)
+                      else coalesce(e.options -> 'limits', '[]') || tallybook._wide_limits(l.queue, e.task) end as limits
+            from tallybook._held(leases, job_ids, attempts) k
+            join unnest(leases, job_ids, attempts) f(lease, job_id, attempt) on f.job_id = k.job_id and f.attempt = k.attempt
+            cross join lateral (
+              select e.task, e.options from tallybook.entry e
+               where e.lane_id = k.lane_id and e.retention = k.retention and e.xid = k.xid and e.seq = k.seq limit 1) e
+            join tallybook.lane l on l.lane_id = k.lane_id
+           where not exists (select from tallybook.outcome o
+                              where o.retention = k.retention and o.entry_xid = k.xid and o.entry_seq = k.seq)
+           order by front desc, l.priority, k.xid, k.seq) x;
+  if v_job is null then return; end if;
+
+  -- 2. Their keys, locked in one order.
+  v_name := array(select distinct n from unnest(v_limits) x(l), jsonb_array_elements_text(x.l) n order by n);
+  insert into tallybook.rate_state (name, next_at, front_at, granted)
+  select n, '-infinity', '-infinity', 0 from unnest(v_name) n
+   where not exists (select from tallybook.rate_state s where s.name = n) order by n
+  on conflict do nothing;
+  perform from (select s.name from tallybook.rate_state s where s.name = any (v_name) order by s.name for update) s;
+  select array_agg(case when r.name is not null then r.per / (r.calls - r.burst + 1) end order by n), array_agg(r.burst order by n),
+         array_agg(greatest(interval '20 ms', least(r.per / 100, interval '1 s')) order by n),
+         array_agg(r.calls - r.burst + 1 order by n), array_agg(s.next_at order by n), array_agg(s.front_at order by n),
+         array_agg(s.granted order by n),
+         array_agg((select w.run_at + c_early + r.per / (r.calls - r.burst + 1) from tallybook.scheduled w
+                     where w.options ? 'turn' and w.options ->> 'turn' = n
+                       and not exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled) order by w.run_at desc limit 1) order by n)
+    into v_gap, v_burst, v_late, v_every, v_next, v_again, v_count, v_tail
+    from unnest(v_name) n join tallybook.rate_state s on s.name = n
+    left join lateral (select * from tallybook._rate_limit_of(n)) r on true;
+
+  for i in 1..cardinality(v_name) loop  -- nobody waits: who was in front has been cancelled
+    if v_tail[i] is null then v_again[i] := '-infinity'; end if;
+  end loop;
+
+  -- 3. One after the other.
+  for i in 1..cardinality(v_job) loop
+    v_of := array(select array_position(v_name, n) from jsonb_array_elements_text(v_limits[i]) n group by n);
+    v_start := limit_take.at; v_last := null; v_passes := true; v_missing := null;
+    foreach j in array v_of loop
+      if v_gap[j] is null then v_missing := v_name[j]; exit; end if;
+      if v_next[j] > v_start then v_start := v_next[j]; v_last := v_name[j]; end if;
+      if not v_front[i] and v_tail[j] > limit_take.at + c_horizon then v_passes := false; v_last := coalesce(v_last, v_name[j]); end if;
+    end loop;
+    if v_missing is not null then
+      job_id := v_job[i]; starts_in := null; unknown := v_missing; late := null;
+      return next;
+      continue;
+    end if;
+    if v_passes and v_start <= limit_take.at + c_horizon then
+      foreach j in array v_of loop
+        v_count[j] := v_count[j] + 1;
+        v_next[j] := greatest(v_next[j], v_start - (v_burst[j] - 1) * v_gap[j]) + v_gap[j]
+                     + case when v_count[j] % v_every[j] = 0 then v_late[j] else interval '0' end;
+        v_called := v_called || v_start; v_called_name := v_called_name || v_name[j];
+        v_called_job := v_called_job || v_job[i]; v_called_attempt := v_called_attempt || v_attempt[i];
+      end loop;
+      job_id := v_job[i]; starts_in := extract(epoch from v_start - limit_take.at); unknown := null;
+      late := extract(epoch from (select min(v_late[n]) from unnest(v_of) n));
+      return next;
+      continue;
+    end if;
+    -- Its turn: behind those who wait, at each of its limits.
+    foreach j in array v_of loop
+      v_start := greatest(v_start, v_again[j], case when not v_front[i] then v_tail[j] end);
+    end loop;
+    foreach j in array v_of loop
+      if v_front[i] then v_again[j] := v_start + v_gap[j]; else v_tail[j] := v_start + v_gap[j]; end if;
+    end loop;
+    perform tallybook._until_turn(v_lease[i], v_job[i], v_attempt[i], v_last, v_start - c_early, limit_take.at);
+  end loop;
+
+  -- 4. On record, once for all of them.
+  update tallybook.rate_state s set next_at = u.next_at, front_at = u.again, granted = u.granted
+    from unnest(v_name, v_next, v_again, v_count) u(name, next_at, again, granted)
+   where s.name = u.name and (s.next_at, s.front_at, s.granted) is distinct from (u.next_at, u.again, u.granted);
+  insert into tallybook.rate_call (called_at, job_id, attempt, name)
+  select u.called_at, u.job_id, u.attempt, u.name from unnest(v_called, v_called_job, v_called_attempt, v_called_name) u(called_at, job_id, attempt, name);
+end $$;
+
+-- _wide_limits(queue, task): the names of the rules for all jobs of a queue and of a task, as a JSON array.
+create or replace function tallybook._wide_limits(p_queue text, p_task text) returns jsonb
+language plpgsql stable as $$
+begin
+  return coalesce((select jsonb_agg(r.name order by r.name) from tallybook.rate_limit r
+                    where r.name in ('queue:' || p_queue, 'task:' || p_task)), '[]');
+end $$;
+
+-- _rate_limit_of(name): the rule of a key: of its own name, else of what stands before the first colon. No row: none.
+create or replace function tallybook._rate_limit_of(p_name text) returns setof tallybook.rate_limit
+language plpgsql stable as $$
+begin
+  return query select r.* from tallybook.rate_limit r where r.name = p_name;
+  if not found then return query select r.* from tallybook.rate_limit r where r.name = split_part(p_name, ':', 1); end if;
+end $$;
+
+-- _until_turn(lease, job_id, attempt, name, run_at, at): end an attempt as snoozed; the job stands in scheduled until its turn.
+create or replace function tallybook._until_turn(p_lease uuid, p_job_id bigint, p_attempt int, p_name text, p_run_at timestamptz,
+  p_at timestamptz) returns void
+language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+declare
+  e tallybook.entry := tallybook._end(p_lease, p_job_id, p_attempt, 'snoozed', null, p_at);
+begin
+  if e.job_id is null then return; end if;
+  e.options := coalesce(e.options, '{}') || jsonb_build_object('turn', p_name);
+  perform tallybook._back(e, greatest(p_run_at, p_at + interval '1 us'), p_at, e.failures, e.crashes, e.errors);
+end $$;

@@ -1,0 +1,22 @@
+-- rate_limit_push(name, until): no call of this key starts before then: what a 429 with a Retry-After says.
+--
+-- Of what waits already nobody loses its place: who comes too early is put off again. An earlier time than is on record
+-- changes nothing. Returns when the next call may start. Errors: TB005 there is no such limit. Writes rate_state.
+create or replace function tallybook.rate_limit_push(name text, until timestamptz) returns timestamptz
+language plpgsql as $$
+declare
+  v_next timestamptz;
+begin
+  if not exists (select from tallybook._rate_limit_of(rate_limit_push.name)) then
+    raise exception 'there is no rate limit %', rate_limit_push.name using errcode = 'TB005', hint = 'Make one by rate_limit_put.';
+  end if;
+  if until is null or until not between '2000-01-01' and '9999-01-01' then
+    raise exception 'until % is out of range', coalesce(until::text, 'null') using errcode = 'TB005';
+  end if;
+  insert into tallybook.rate_state as s (name, next_at, front_at, pushed_to, granted)
+  values (rate_limit_push.name, until, '-infinity', until, 0)
+  on conflict on constraint rate_state_pkey do update
+     set next_at = greatest(s.next_at, excluded.next_at), pushed_to = greatest(s.pushed_to, excluded.pushed_to)
+  returning s.next_at into v_next;
+  return v_next;
+end $$;

@@ -1,0 +1,44 @@
+-- rate_limit_put(name, calls, per, burst): at most so many calls in any window of that length, whoever makes them.
+--
+-- NAME holds what says the key NAME, and each key NAME:... by itself (a provider, a customer) unless that has a rule of its own;
+-- queue:NAME holds all jobs of a queue, task:NAME all jobs of a task.
+--   burst    how many may be made at once; 1: each a gap (per divided by calls) after the one before it
+--   in_code  the app whose code declares it; a person's rule of that name stays as it is then
+-- Returns created, changed or unchanged. What is in line already keeps its turn, and is checked again when that comes.
+-- Errors: TB005. Writes rate_limit.
+create or replace function tallybook.rate_limit_put(name text, calls int, per interval, burst int default 1, in_code text default null,
+  at timestamptz default clock_timestamp())
+returns text language plpgsql as $$
+declare
+  v_there tallybook.rate_limit;
+begin
+  perform tallybook._check_name('name of a limit', name, 200);
+  if name in ('queue', 'task') or name in ('queue:', 'task:') then
+    raise exception 'a limit cannot be named %', name using errcode = 'TB005', hint = 'Write queue:NAME or task:NAME.';
+  end if;
+  if calls is null or calls not between 1 and 100000 then
+    raise exception 'calls % is out of range', coalesce(calls::text, 'null') using errcode = 'TB005', hint = 'It goes from 1 to 100000.';
+  end if;
+  if burst is null or burst not between 1 and calls then
+    raise exception 'burst % is out of range', coalesce(burst::text, 'null') using errcode = 'TB005', hint = 'It goes from 1 to calls.';
+  end if;
+  if per is null or per not between interval '100 ms' and interval '366 days' then
+    raise exception 'per % is out of range', coalesce(per::text, 'null') using errcode = 'TB005', hint = 'It goes from 100 ms to 366 days.';
+  end if;
+  loop
+    select r.* into v_there from tallybook.rate_limit r where r.name = rate_limit_put.name for update;
+    if found then
+      if in_code is not null and v_there.in_code is null then return 'unchanged'; end if;
+      if (v_there.calls, v_there.per, v_there.burst, v_there.in_code) is not distinct from (calls, per, burst, in_code) then
+        return 'unchanged';
+      end if;
+      update tallybook.rate_limit r set calls = rate_limit_put.calls, per = rate_limit_put.per, burst = rate_limit_put.burst,
+             in_code = rate_limit_put.in_code, changed_at = rate_limit_put.at
+       where r.name = rate_limit_put.name;
+      return 'changed';
+    end if;
+    insert into tallybook.rate_limit (name, calls, per, burst, in_code, created_at, changed_at)
+    values (rate_limit_put.name, calls, per, burst, in_code, at, at) on conflict do nothing;
+    if found then return 'created'; end if;
+  end loop;
+end $$;

@@ -1,0 +1,22 @@
+-- rate: one row per key of a rate limit that is in use: where it stands, who waits, what was let through in the last window.
+create or replace view tallybook.rate as
+select s.name, r.name as rule, r.calls, r.per, r.burst, s.granted as calls_ever,
+       (select count(*) from tallybook.rate_call c where c.name = s.name and c.called_at > clock_timestamp() - r.per) as calls_in_window,
+       (select count(*) from tallybook.scheduled w where w.options ? 'turn' and w.options ->> 'turn' = s.name) as waiting,
+       (select max(c.called_at) from tallybook.rate_call c where c.name = s.name) as last_call_at,
+       nullif(s.next_at, '-infinity') as next_call_at,
+       case when s.pushed_to > clock_timestamp() then s.pushed_to end as pushed_to
+  from tallybook.rate_state s
+  left join lateral tallybook._rate_limit_of(s.name) r on true;
+comment on view tallybook.rate is 'Each key of a rate limit: its rule, its calls, who waits for it.';
+
+-- rate_calls: every call that a limit has let through, with how its attempt ended (null: it has not ended yet).
+create or replace view tallybook.rate_calls as
+select c.name, c.called_at, c.job_id, c.attempt, o.state = 'completed' as success, o.ended_at
+  from tallybook.rate_call c
+  left join lateral (
+    select e.retention, e.xid, e.seq from tallybook.entry e where e.job_id = c.job_id and e.attempt = c.attempt limit 1) e on true
+  left join lateral (
+    select o.state, o.ended_at from tallybook.outcome o
+     where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq limit 1) o on true;
+comment on view tallybook.rate_calls is 'The call log of the rate limits: key, time, job and success.';

@@ -1,0 +1,438 @@
+"""Rate limits in SQL: at most so many calls in any window, in order, whoever asks, at a time of the test's."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from support.broken import without
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.servers
+Connection = psycopg.Connection[tuple[Any, ...]]
+T = datetime.fromisoformat("2031-03-30T00:30:00+00:00")
+MS, S, MIN, HOUR = timedelta(milliseconds=1), timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+EARLY = 120 * MS  # what waits comes back so long before its turn
+
+
+def one(db: Connection, query: str, *params: Any) -> Any:
+    row = db.execute(cast("Any", query), params[0] if params and isinstance(params[0], dict) else params).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def put(db: Connection, *keys: str, n: int = 1, at: datetime = T, **more: Any) -> list[int]:
+    options = Jsonb({"limits": list(keys)}) if keys else None
+    named = {"queue": "q", "task": "t", "options": options, "at": at, **more}
+    names = ", ".join(f"{name} => %({name})s" for name in named)
+    return [one(db, f"select tallybook.enqueue({names})", named) for _ in range(n)]
+
+
+@dataclass
+class Asker:
+    """A worker that claims at a time of the test's and asks the limits; it keeps what it was let through for, and when."""
+
+    db: Connection
+    queue: str = "q"
+    started: list[tuple[int, datetime]] = field(default_factory=list)
+    held: dict[int, tuple[UUID, int]] = field(default_factory=dict)
+    unknown: list[tuple[int, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.worker = one(self.db, "select tallybook.worker_start('w', array[%s], at => %s)", self.queue, T)
+
+    def claim(self, at: datetime, n: int = 100) -> list[tuple[UUID, int, int, bool]]:
+        lease = uuid4()
+        query = "select jobs from tallybook.claim(%s, array[%s], array[%s], %s, at => %s)"
+        if not one(self.db, query, self.worker, self.queue, n, lease, at):
+            return []
+        rows = self.db.execute("select job_id, attempt, limited from tallybook.leased(%s, at => %s)", (lease, at))
+        return [(lease, *row) for row in rows.fetchall()]
+
+    def ask(self, jobs: list[tuple[UUID, int, int, bool]], at: datetime, names: list[str] | None = None) -> list[int]:
+        """Which of these start, in this order."""
+        leases, ids, attempts = ([job[n] for job in jobs] for n in range(3))
+        rows = self.db.execute(
+            "select job_id, starts_in, unknown from tallybook.limit_take(%s, %s, %s, %s, at => %s)",
+            (leases, ids, attempts, names, at),
+        ).fetchall()
+        self.unknown += [(job, name) for job, _, name in rows if name is not None]
+        starts = [(job, at + starts_in * S) for job, starts_in, name in rows if name is None]
+        self.started += starts
+        self.held.update({job: (lease, attempt) for lease, job, attempt, _ in jobs})
+        return [job for job, _ in starts]
+
+    def look(self, at: datetime, n: int = 100) -> list[int]:
+        """Promote what is due, claim all there is and ask."""
+        self.db.execute("select tallybook.promote(at => %s)", (at,))
+        started = []
+        while jobs := self.claim(at, n):
+            assert all(limited for *_, limited in jobs)
+            started += self.ask(jobs, at)
+        return started
+
+    def run(self, until: datetime, since: datetime = T) -> list[int]:
+        """Look now, and then whenever something falls due."""
+        order, at = self.look(since), since
+        while True:
+            due = one(self.db, "select min(run_at) from tallybook.scheduled")
+            if due is None or due > until:
+                return order
+            at = max(at, due)
+            order += self.look(at)
+
+
+def late(window: timedelta) -> timedelta:
+    """How late a start may be."""
+    return max(20 * MS, min(window / 100, S))
+
+
+def most_in_window(starts: list[datetime], window: timedelta) -> int:
+    """The largest number of starts in any window, where each may be late by what is allowed, or not."""
+    starts, most_late = sorted(starts), late(window)
+    return max(sum(first + most_late <= start < first + window + most_late for start in [first + most_late, *starts[n + 1 :]])
+               for n, first in enumerate(starts))  # fmt: skip
+
+
+@pytest.fixture
+def eight(db: Connection) -> Connection:
+    """Eight calls a minute for each provider."""
+    assert one(db, "select tallybook.rate_limit_put('provider', 8, '1 minute')") == "created"
+    return db
+
+
+def test_eight_a_minute_are_a_gap_of_seven_and_a_half_seconds(eight: Connection) -> None:
+    """S1-18, S1-20: the first call does not wait, each next one starts 7,500 ms after it, at exactly its turn."""
+    jobs = put(eight, "provider:acme", n=8)
+    asker = Asker(eight)
+    assert asker.look(T) == jobs[:1]
+    turns = eight.execute("select job_id, run_at from tallybook.scheduled order by run_at").fetchall()
+    assert turns == [(job, T + n * 7500 * MS - EARLY) for n, job in enumerate(jobs) if n]
+    assert asker.run(T + MIN) == jobs[1:]
+    assert asker.started == [(job, T + n * 7500 * MS) for n, job in enumerate(jobs)]
+
+
+def test_a_job_over_the_limit_is_put_off_without_a_failure(eight: Connection) -> None:
+    """S1-18: waiting for a turn holds no worker and no lane, is no failure and no attempt that counts, and shows its time."""
+    _, second = put(eight, "provider:acme", n=2)
+    (other,) = put(eight)
+    asker = Asker(eight)
+    claimed = asker.claim(T)
+    asker.ask([job for job in claimed if job[3]], T)
+    row = eight.execute(
+        "select state, failures, run_at from tallybook.job where id = %s", (second,)
+    ).fetchone()  # fmt: skip
+    assert row == ("scheduled", 0, T + 7500 * MS - EARLY)
+    assert [job for _, job, _, limited in claimed if not limited] == [other]
+    assert one(eight, "select jsonb_agg(distinct state) from tallybook.attempt where job_id = %s", second) == [
+        "snoozed"
+    ]
+
+
+def test_each_key_is_held_by_itself(eight: Connection) -> None:
+    """S1-18: a provider that is at its limit does not hold up another one."""
+    acme, other = put(eight, "provider:acme", n=2), put(eight, "provider:other", n=2)
+    assert Asker(eight).look(T) == [acme[0], other[0]]
+
+
+def test_a_rule_of_a_keys_own_goes_before_the_broad_one(eight: Connection) -> None:
+    """S1-18: NAME:KEY has the rule NAME unless it has one itself; a change of it counts from the next turn on."""
+    eight.execute("select tallybook.rate_limit_put('provider:acme', 60, '1 minute')")
+    jobs = put(eight, "provider:acme", n=3)
+    asker = Asker(eight)
+    asker.run(T + MIN)
+    assert asker.started == [(job, T + n * S) for n, job in enumerate(jobs)]
+    assert one(eight, "select tallybook.rate_limit_put('provider:acme', 60, '1 minute')") == "unchanged"
+    assert one(eight, "select tallybook.rate_limit_put('provider:acme', 6, '1 minute')") == "changed"
+    put(eight, "provider:acme", n=2)
+    asker.look(T + MIN)
+    asker.run(T + 2 * MIN, T + MIN)
+    assert [start for _, start in asker.started[3:]] == [T + MIN, T + MIN + 10 * S]
+
+
+def test_the_limit_survives_restarts(eight: Connection, connect: Any) -> None:
+    """S1-19: a new worker on a new connection is held by what another one has called."""
+    put(eight, "provider:acme", n=2)
+    assert len(Asker(eight).look(T)) == 1
+    later = Asker(connect())
+    put(eight, "provider:acme", at=T + S)
+    assert later.look(T + S) == []
+    assert len(later.run(T + MIN, T + S)) == 2
+
+
+def test_every_call_is_on_record_with_its_end(eight: Connection) -> None:
+    """S1-19: key, time, job and success are logged for each call, whether it failed or not."""
+    jobs = put(eight, "provider:acme", n=3)
+    asker = Asker(eight)
+    asker.run(T + MIN)
+    (lease, attempt), (bad, its) = asker.held[jobs[0]], asker.held[jobs[1]]
+    assert one(eight, "select tallybook.complete(%s, %s, %s)", lease, jobs[0], attempt)
+    eight.execute('select tallybook.fail(%s, %s, %s, \'{"message": "no"}\')', (bad, jobs[1], its))
+    rows = eight.execute(
+        "select name, called_at, job_id, success from tallybook.rate_calls order by called_at"
+    ).fetchall()
+    assert rows == [
+        ("provider:acme", T + n * 7500 * MS, job, success)
+        for n, (job, success) in enumerate(zip(jobs, [True, False, None], strict=True))
+    ]
+
+
+def test_an_outage_is_not_followed_by_a_burst(eight: Connection) -> None:
+    """S1-18: unused turns are not saved up, and who waited through the outage keeps its place before newcomers."""
+    jobs = put(eight, "provider:acme", n=20)
+    asker = Asker(eight)
+    asker.look(T)
+    asker.started.clear()
+    late = T + 2 * MIN  # 16 turns have passed meanwhile
+    newcomers = put(eight, "provider:acme", n=2, at=late)
+    order = asker.run(late + 10 * MIN, late)
+    starts = [start for _, start in asker.started]
+    assert sorted(order) == jobs[1:] + newcomers
+    assert min(b - a for a, b in pairwise(starts)) >= 7500 * MS
+    assert most_in_window(starts, MIN) <= 8
+    assert max(map(order.index, jobs[1:17])) < min(map(order.index, newcomers)), "due before they came"
+
+
+def test_a_push_back_holds_all_calls_of_its_key(eight: Connection) -> None:
+    """S1-19: after a 429 no call starts before its Retry-After is over; order and gaps are as before, others go on."""
+    jobs = put(eight, "provider:acme", n=4)
+    asker = Asker(eight)
+    asker.look(T)
+    until = T + HOUR
+    assert one(eight, "select tallybook.rate_limit_push('provider:acme', %s)", until) == until
+    assert one(eight, "select tallybook.rate_limit_push('provider:acme', %s)", T + MIN) == until, (
+        "never brought forward"
+    )
+    (other,) = put(eight, "provider:other", at=T + MIN)
+    assert asker.look(T + MIN) == [other]
+    assert asker.run(until + HOUR, T + MIN) == jobs[1:]
+    assert [start for job, start in asker.started if job in jobs[1:]] == [until + n * 7500 * MS for n in range(3)]
+
+
+def test_what_is_urgent_goes_ahead_of_those_who_wait(eight: Connection) -> None:
+    """S1-07: a job of priority 1 takes the next turn, not the one behind a thousand that wait."""
+    jobs = put(eight, "provider:acme", n=10)
+    asker = Asker(eight)
+    asker.look(T)
+    (urgent,) = put(eight, "provider:acme", priority=1, at=T + S)
+    asker.look(T + S)
+    order = asker.run(T + HOUR, T + S)
+    assert order.index(urgent) <= 1
+    assert sorted(order) == sorted([*jobs[1:], urgent])
+
+
+def test_who_waits_and_is_cancelled_leaves_no_hole(eight: Connection) -> None:
+    """S1-18: turns of cancelled jobs are given to others: a newcomer does not wait behind nobody."""
+    jobs = put(eight, "provider:acme", n=100)
+    asker = Asker(eight)
+    asker.look(T)
+    for job in jobs[1:]:
+        eight.execute("select tallybook.cancel(%s)", (job,))
+    new = put(eight, "provider:acme", n=2, at=T + S)
+    assert asker.run(T + MIN, T + S) == new
+    assert [start for job, start in asker.started if job in new] == [T + 7500 * MS, T + 15 * S]
+
+
+def test_a_burst_starts_at_once_and_no_window_has_more(db: Connection) -> None:
+    """S1-18: a burst of 5 of 20 a second starts 5 together; the gap is longer for it, so that no second ever has 21."""
+    db.execute("select tallybook.rate_limit_put('api', 20, '1 second', burst => 5)")
+    put(db, "api", n=100)
+    asker = Asker(db)
+    assert len(asker.run(T + MIN)) == 100
+    starts = [start for _, start in asker.started]
+    assert starts[:5] == [T] * 5
+    assert starts[5] > T
+    assert most_in_window(starts, S) <= 20
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_window_has_more_whatever_comes_when(db: Connection, seed: int) -> None:
+    """S1-18: jobs at random times, outages, pushes, cancels, several keys a job: no window of any key ever has too many."""
+    chance = random.Random(seed)
+    rules = {"a": (5, S, 1), "b": (20, S, 4), "c": (3, 10 * S, 3)}
+    for name, (calls, per, burst) in rules.items():
+        db.execute("select tallybook.rate_limit_put(%s, %s, %s, burst => %s)", (name, calls, per, burst))
+    asker, at, jobs = Asker(db), T, []
+    for _ in range(60):
+        at += chance.choice([0, 1, 10, 40, 150, 400, 3000]) * MS
+        what = chance.random()
+        if what < 0.5:
+            keys = chance.sample(["a", "b", "b:x", "c"], chance.choice([1, 1, 2]))
+            jobs += put(db, *keys, n=chance.randrange(1, 8), at=at, priority=chance.choice([1, 2, 2]))
+        elif what < 0.6 and jobs:
+            db.execute("select tallybook.cancel(%s)", (chance.choice(jobs),))
+        elif what < 0.65:
+            db.execute(
+                "select tallybook.rate_limit_push(%s, %s)", (chance.choice(["a", "b:x"]), at + chance.random() * 3 * S)
+            )
+        asker.look(at, n=chance.choice([1, 7, 100]))
+    asker.run(at + 24 * HOUR, at)
+    calls = db.execute("select name, array_agg(called_at) from tallybook.rate_call group by name").fetchall()
+    assert len(calls) == 4
+    for name, starts in calls:
+        most, window, _ = rules[name.split(":")[0]]
+        assert most_in_window(starts, window) <= most, name
+    left = db.execute("select id, state from tallybook.job where state not in ('running', 'cancelled')").fetchall()
+    assert left == [], "nobody waits for ever"
+    assert len(asker.started) == len({job for job, _ in asker.started})
+
+
+def test_control_without_the_longer_gap_a_late_start_makes_one_too_many(db: Connection) -> None:
+    """Control: with gaps of exactly the window divided by the calls, a start that is a little late makes nine in a minute."""
+    without(db, "limit_take", "+ case when v_count[j] % v_every[j] = 0 then v_late[j] else interval '0' end")
+    db.execute("select tallybook.rate_limit_put('api', 8, '1 minute')")
+    put(db, "api", n=20)
+    asker = Asker(db)
+    asker.run(T + HOUR)
+    assert most_in_window([start for _, start in asker.started], MIN) > 8
+
+
+def _two_at_once(db: Connection, connect: Any) -> list[float]:
+    """Two sessions ask for one job each at the same moment; when they are told to start."""
+    db.execute("select tallybook.rate_limit_put('api', 10, '1 second')")
+    db.execute("insert into tallybook.rate_state values ('api', '-infinity', '-infinity', null, 0)")
+    put(db, "api", n=2)
+    askers, claims = [], []
+    for _ in range(2):
+        askers.append(asker := Asker(connect(autocommit=False)))
+        claims.append(asker.claim(T, 1))
+        asker.db.commit()
+    first, second = askers
+    first.ask(claims[0], T)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(second.ask, claims[1], T)
+        wait_until(
+            lambda: asking.done() or one(db, "select count(*) from pg_locks where not granted") > 0, "it waits, or not"
+        )
+        first.db.commit()
+        asking.result(10)
+        second.db.commit()
+    return [(start - T) / S for asker in (first, second) for _, start in asker.started]
+
+
+@pytest.mark.direct("watches which session waits for which")
+def test_two_that_ask_at_once_get_two_turns(db: Connection, connect: Any) -> None:
+    """S1-18: the second waits for the first one's commit, and knows of its call."""
+    assert _two_at_once(db, connect) == [0.0, 0.1]
+
+
+@pytest.mark.direct("watches which session waits for which")
+def test_control_without_the_lock_two_get_one_turn(db: Connection, connect: Any) -> None:
+    """Control: read, then write without the lock, and both are let through at once: the original's defect."""
+    without(db, "limit_take", "order by s.name for update) s;", "order by s.name) s;")
+    assert _two_at_once(db, connect) == [0.0, 0.0]
+
+
+def test_a_limit_of_a_queue_and_of_a_task_holds_their_jobs(db: Connection) -> None:
+    """S1-18: jobs that name nothing are held by the rule of their queue and of their task, all of these together."""
+    db.execute("select tallybook.rate_limit_put('queue:q', 10, '1 second')")
+    db.execute("select tallybook.rate_limit_put('task:slow', 1, '1 second')")
+    fast, slow = put(db, n=2), put(db, n=2, task="slow")
+    asker = Asker(db)
+    asker.run(T + MIN)
+    starts = dict(asker.started)
+    assert [starts[job] - T for job in fast] == [0 * S, 0.1 * S]
+    assert starts[slow[1]] - starts[slow[0]] >= S
+    db.execute("select tallybook.rate_limit_drop('queue:q')")
+    db.execute("select tallybook.rate_limit_drop('task:slow')")
+    put(db, at=T + MIN)
+    assert [limited for *_, limited in asker.claim(T + MIN)] == [None]
+
+
+def test_a_job_of_two_limits_takes_both_or_none(db: Connection) -> None:
+    """S1-18: a job that one of its limits holds takes nothing of the others."""
+    db.execute("select tallybook.rate_limit_put('slow', 1, '1 hour')")
+    db.execute("select tallybook.rate_limit_put('fast', 1, '1 second')")
+    put(db, "slow")
+    held = put(db, "fast", "slow")
+    asker = Asker(db)
+    asker.look(T)
+    assert one(db, "select coalesce(sum(granted), 0) from tallybook.rate_state where name = 'fast'") == 0
+    (other,) = put(db, "fast", at=T)
+    assert asker.look(T) == [other]
+    assert asker.run(T + 2 * HOUR) == held
+    assert asker.started[-1][1] == T + HOUR + late(HOUR)
+
+
+def test_a_limit_without_a_rule_is_told_and_changes_nothing(db: Connection) -> None:
+    """S1-18: a slip of the pen does not lift a limit: the job stays with its worker, which fails it."""
+    jobs = put(db, "provder:acme")
+    asker = Asker(db)
+    assert asker.look(T) == []
+    assert asker.unknown == [(jobs[0], "provder:acme")]
+    assert one(db, "select state from tallybook.job where id = %s", jobs[0]) == "running"
+    with pytest.raises(psycopg.Error, match="there is no rate limit provder:acme"):
+        db.execute("select tallybook.rate_limit_push('provder:acme', now())")
+
+
+def test_what_was_lost_gets_no_turn(eight: Connection) -> None:
+    """S1-18: who was rescued meanwhile is told nothing, and takes nothing."""
+    put(eight, "provider:acme")
+    asker = Asker(eight)
+    jobs = asker.claim(T)
+    eight.execute("update tallybook.worker set seen_at = '-infinity' where id = %s", (asker.worker,))
+    eight.execute("select tallybook.rescue(only_worker => %s, at => %s)", (asker.worker, T + HOUR))
+    assert asker.ask(jobs, T + HOUR) == []
+    assert one(eight, "select count(*) from tallybook.rate_call") == 0
+    assert Asker(eight).look(T + HOUR) == [jobs[0][1]]
+
+
+def test_a_handler_takes_what_it_knows_only_then(eight: Connection) -> None:
+    """S1-18: names given by the caller are taken in place of the job's; over the limit the attempt is over as snoozed."""
+    first, second = put(eight, n=2)
+    asker = Asker(eight)
+    jobs = asker.claim(T)
+    assert asker.ask(jobs, T, ["provider:acme"]) == [first]
+    eight.execute("select tallybook.promote(at => %s)", (T + 8 * S,))
+    (again,) = asker.claim(T + 8 * S)
+    assert (again[1], again[2]) == (second, 2)
+    assert asker.ask([again], T + 8 * S, ["provider:acme"]) == [second]
+
+
+def test_it_needs_read_committed(eight: Connection, connect: Any) -> None:
+    """S1-18: an older snapshot cannot know who was let through."""
+    conn = connect(autocommit=False)
+    conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    with pytest.raises(psycopg.Error, match="READ COMMITTED"):
+        conn.execute("select tallybook.limit_take('{}', '{}', '{}')")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("rate_limit_put('', 1, '1 s')", "1 to 200 bytes"),
+        ("rate_limit_put('a', 0, '1 s')", "calls 0 is out of range"),
+        ("rate_limit_put('a', null, '1 s')", "calls null is out of range"),
+        ("rate_limit_put('a', 1, '1 ms')", "per 00:00:00.001 is out of range"),
+        ("rate_limit_put('a', 1, null)", "per null is out of range"),
+        ("rate_limit_put('a', 2, '1 s', burst => 3)", "burst 3 is out of range"),
+        ("rate_limit_put('queue', 2, '1 s')", "cannot be named queue"),
+        ("enqueue('q', 't', options => '{\"limits\": \"a\"}')", "limits are a list of 1 to 8"),
+        ("enqueue('q', 't', options => '{\"limits\": [1]}')", "limits are a list of 1 to 8"),
+        ("enqueue('q', 't', options => '{\"limits\": []}')", "limits are a list of 1 to 8"),
+    ],
+)
+def test_what_does_not_fit_is_refused(db: Connection, call: str, message: str) -> None:
+    """Bad input gets a clear error."""
+    with pytest.raises(psycopg.Error, match=message) as error:
+        db.execute(cast("Any", f"select tallybook.{call}"))
+    assert error.value.sqlstate == "TB005"
+
+
+def test_the_view_shows_where_each_key_stands(eight: Connection) -> None:
+    """S1-19: rule, calls, who waits and when the next may start."""
+    put(eight, "provider:acme", n=3)
+    Asker(eight).look(T)
+    row = eight.execute(
+        "select name, rule, calls, calls_ever, waiting, last_call_at, next_call_at from tallybook.rate"
+    ).fetchall()
+    assert row == [("provider:acme", "provider", 8, 1, 2, T, T + 7500 * MS)]

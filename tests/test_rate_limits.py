@@ -1,0 +1,234 @@
+"""Rate limits in Python, in running workers and on the command line. What the rules do is in sql/test_rate_limits.py."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import click.testing
+import pytest
+
+from support.workers import Jobs, eventually, working
+from tallybook import App, Context, RateInfo, Snooze
+from tallybook._cli import cli
+from tallybook.errors import ConfigError, InvalidArgument
+
+anyio = pytest.mark.anyio
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def app() -> App:
+    return App("shop")
+
+
+@pytest.fixture
+def jobs(app: App, db: Any) -> Jobs:
+    return Jobs(app, db)
+
+
+def rows(db: Any, query: str) -> list[Any]:
+    return list(db.execute(query).fetchall())
+
+
+@anyio
+async def test_handlers_start_at_their_turn(app: App, dsn: str, db: Any) -> None:
+    """S1-18: with two workers no window of a second has more than ten starts of one key."""
+    app.rate_limit("api", 10, per="1 s")
+    starts: list[float] = []
+
+    @app.task(limits=("api:{customer}",))
+    async def call(customer: str) -> None:
+        starts.append(time.monotonic())
+
+    app.enqueue_many_sync(db, [call.job("acme") for _ in range(25)])
+    async with working(app, dsn), working(app, dsn):
+        await eventually(lambda: len(starts) == 25, "25 calls")
+    assert all(later - first >= 1.0 for first, later in zip(starts, starts[10:], strict=False))
+    assert rows(db, "select distinct name from tallybook.rate_call") == [("api:acme",)]
+
+
+@anyio
+async def test_a_handler_takes_a_slot_or_ends_as_a_snooze(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S1-18: ctx.limit returns for the first, and ends the second's attempt without a failure until its turn."""
+    app.rate_limit("provider", 1, per="1 hour")
+    seen: list[tuple[int, str]] = []
+
+    @app.task
+    async def fetch(ctx: Context) -> None:
+        seen.append((ctx.job_id, "before"))
+        await ctx.limit("provider:acme")
+        seen.append((ctx.job_id, "after"))
+
+    @app.task
+    def fetch_plain(ctx: Context) -> None:
+        ctx.limit_sync("provider:acme")
+        seen.append((ctx.job_id, "plain"))
+
+    first = fetch.enqueue_sync(db).id
+    async with working(app, dsn):
+        await eventually(lambda: jobs(first).state == "completed", "the first call")
+        second, plain = fetch.enqueue_sync(db).id, fetch_plain.enqueue_sync(db).id
+        await eventually(lambda: (jobs(second).state, jobs(plain).state) == ("scheduled", "scheduled"), "two snoozes")
+    assert seen == [(first, "before"), (first, "after"), (second, "before")]
+    for job in (second, plain):
+        found = jobs(job)
+        assert (found.failures, found.errors, found.run_at is not None) == (0, None, True)
+    ((at,),) = rows(db, "select min(run_at) - max(called_at) from tallybook.scheduled, tallybook.rate_call")
+    assert abs(at - HOUR) < timedelta(seconds=1)
+
+
+@anyio
+async def test_a_provider_that_says_429_is_left_alone(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S1-19: ctx.push_back puts the limit itself off: the job's next attempt and everybody else's come after it."""
+    app.rate_limit("provider", 100, per="1 s")
+
+    @app.task(limits=("provider:acme",))
+    async def fetch(ctx: Context) -> Snooze:
+        await ctx.push_back("provider:acme", HOUR)
+        return Snooze(timedelta(0))
+
+    job = fetch.enqueue_sync(db).id
+    async with working(app, dsn):
+        await eventually(lambda: jobs(job).state == "scheduled" and jobs(job).attempt == 3, "the second attempt")
+    (rate,) = [rate for rate in app.rates_sync(db) if rate.name == "provider:acme"]
+    assert rate.pushed_to is not None and rate.pushed_to - datetime.now(UTC) > timedelta(minutes=59)
+    assert (rate.waiting, rate.rule) == (1, "provider")
+
+
+@anyio
+async def test_an_unknown_limit_is_an_error_that_says_so(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S1-18: a slip of the pen does not lift a limit: the attempt fails, in line or in the handler, and nothing is lost."""
+
+    @app.task(limits=("provder:acme",), max_attempts=1)
+    async def named() -> None:
+        raise AssertionError("it started")
+
+    @app.task(max_attempts=1)
+    async def asked(ctx: Context) -> None:
+        await ctx.limit("provder:acme")
+
+    both = [named.enqueue_sync(db).id, asked.enqueue_sync(db).id]
+    async with working(app, dsn):
+        await eventually(lambda: [jobs(job).state for job in both] == ["dead", "dead"], "two dead letters")
+    for job in both:
+        assert "there is no rate limit" in str(jobs(job).last_error)
+        assert "provder:acme" in str(jobs(job).last_error)
+
+
+@anyio
+async def test_limits_in_code_come_change_and_go(app: App, dsn: str, db: Any) -> None:
+    """S1-18: a worker's start puts the app's limits on record, changes and removes them; a person's stays as it is."""
+    app.rate_limit("provider", 8, per="1 min")
+    app.rate_limit("mail", 5, per="1 s", burst=2)
+    app.rate_limit_put_sync(db, "mail", 1, per="1 s")
+    async with working(app, dsn):
+        pass
+    query = "select name, calls, burst, in_code from tallybook.rate_limit order by name"
+    assert rows(db, query) == [("mail", 1, 1, None), ("provider", 8, 1, "shop")]
+    newer = App("shop")
+    newer.rate_limit("provider", 9, per="1 min")
+    async with working(newer, dsn):
+        pass
+    assert rows(db, query) == [("mail", 1, 1, None), ("provider", 9, 1, "shop")]
+    async with working(App("shop"), dsn):
+        pass
+    assert rows(db, query) == [("mail", 1, 1, None)]
+
+
+@anyio
+async def test_drain_puts_off_what_a_limit_holds(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S1-18: drain does not wait for a turn; what is over the limit is for a later one."""
+    app.rate_limit_put_sync(db, "api", 1, per="1 hour")
+
+    @app.task(limits=("api",))
+    async def call() -> None: ...
+
+    both = [call.enqueue_sync(db).id for _ in range(2)]
+    app.dsn = dsn
+    await app.drain()
+    assert [jobs(job).state for job in both] == ["completed", "scheduled"]
+
+
+def test_keys_are_made_of_args(app: App) -> None:
+    """S1-18: {name} in a key stands for that argument, a text or a whole number; anything else is told when it is described."""
+
+    @app.task(limits=("provider:{provider}", "all"))
+    async def fetch(provider: str, n: int = 1) -> None: ...
+
+    assert fetch.job("acme").options.limits == ("provider:acme", "all")
+    assert fetch.with_(limits=("n:{n}",)).job("acme", n=3).options.limits == ("n:3",)
+    with pytest.raises(ConfigError, match="has no argument 'x'"):
+        fetch.with_(limits=("{x}",)).job("acme")
+    with pytest.raises(ConfigError, match="is no text and no whole number"):
+        fetch.with_(limits=("{n}",)).job("acme")
+    with pytest.raises(ConfigError, match="1 to 200 bytes"):
+        fetch.job("a" * 200)
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda app: app.rate_limit("", 1, per="1 s"), "1 to 200 bytes"),
+        (lambda app: app.rate_limit("queue:", 1, per="1 s"), "queue:NAME"),
+        (lambda app: app.rate_limit("a", 0, per="1 s"), "from 1 to 100000"),
+        (lambda app: app.rate_limit("a", 2, per="1 s", burst=3), "from 1 to 2"),
+        (lambda app: app.rate_limit("a", 2, per="1 ms"), "100 ms to 366 days"),
+        (lambda app: app.rate_limit("a", 2, per="1"), "needs a unit"),
+        (lambda app: [app.rate_limit("a", 2, per="1 s") for _ in range(2)], "declared twice"),
+        (lambda app: app.task(limits="a"), "not a tuple"),
+        (lambda app: app.task(limits=("a", "a")), "up to 8 different"),
+        (lambda app: app.task(limits=("queue:mail",)), "without being named"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_at_once(app: App, declare: Callable[[App], object], message: str) -> None:
+    """A wrong limit is told where it is declared."""
+    with pytest.raises(ConfigError, match=message):
+        declare(app)
+
+
+@anyio
+async def test_the_verbs_in_python(app: App, dsn: str) -> None:
+    """S1-18: put, push, list and drop, awaited, on a connection of the app's own."""
+    app.dsn = dsn
+    async with app.open():
+        assert await app.rate_limit_put(app, "api", 30, per=timedelta(minutes=1), burst=5) == "created"
+        until = datetime(2031, 1, 1, tzinfo=UTC)
+        assert await app.rate_limit_push(app, "api:acme", until) == until
+        with pytest.raises(InvalidArgument, match="there is no rate limit"):
+            await app.rate_limit_push(app, "other", until)
+        with pytest.raises(ConfigError, match="aware"):
+            await app.rate_limit_push(app, "api", datetime(2031, 1, 1))
+        broad, key = await app.rates(app)
+        assert broad == RateInfo(name="api", rule="api", calls=30, per=timedelta(minutes=1), burst=5)
+        assert (key.name, key.rule, key.next_call_at, key.pushed_to) == ("api:acme", "api", until, until)
+        assert (await app.rate_limit_drop(app, "api"), await app.rate_limit_drop(app, "api")) == (True, False)
+
+
+def test_the_command_line(dsn: str, db: Any) -> None:
+    """S1-18, S1-19: put, list, push, calls and drop, as text and as JSON, with exit codes."""
+
+    def run(*words: str) -> click.testing.Result:
+        return click.testing.CliRunner().invoke(cli, ["limit", *words], env={"TALLYBOOK_DSN": dsn})
+
+    assert run("list").output == "no rate limits\n"
+    assert run("put", "provider", "8", "1min").output == "rate limit 'provider' is created\n"
+    assert "may start at" in run("push", "provider:acme", "5min").output
+    shown = run("list").output.splitlines()
+    assert shown[0].split()[:2] == ["key", "limit"]
+    assert "8 per 1 min" in shown[2] and "(pushed back)" in shown[2]
+    assert {one["name"]: one["per"] for one in json.loads(run("list", "--json").output)} == {
+        "provider": 60.0,
+        "provider:acme": 60.0,
+    }
+    db.execute("insert into tallybook.rate_call values (now(), 7, 1, 'provider:acme')")
+    assert run("calls", "provider:acme").output.splitlines()[1].split()[-4:] == ["7", "1", "not", "ended"]
+    assert json.loads(run("calls", "provider:acme", "--json").output)[0]["job_id"] == 7
+    assert run("drop", "provider").output == "rate limit 'provider' is removed\n"
+    missing = run("drop", "provider")
+    assert (missing.exit_code, missing.output) == (1, "there is no rate limit 'provider'\n")
+    wrong = run("put", "provider", "0", "1min")
+    assert wrong.exit_code == 2
