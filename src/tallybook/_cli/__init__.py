@@ -19,6 +19,7 @@ from tallybook._cli.enqueue import enqueue
 from tallybook._cli.job import job
 from tallybook._cli.migrate import info, migrate, uninstall
 from tallybook._cli.queue import queue
+from tallybook._cli.roles import roles
 from tallybook._cli.schedule import schedule
 from tallybook._cli.service import service
 from tallybook._cli.subject import subject
@@ -78,6 +79,7 @@ for _command in (
     dead,
     service,
     info,
+    roles,
     demo,
     uninstall,
     version,

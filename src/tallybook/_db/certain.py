@@ -37,7 +37,7 @@ _TWICE = ("cancel", "dead_letters", "get", "pause", "result", "resume")
 # The subquery is volatile, so it is run first: the time is not before that of its jobs.
 _MARKED = "select r.said, cast(pg_current_xact_id() as text), cast(clock_timestamp() as text) from ({}) as r(said)"
 _STATUS = "select pg_xact_status(%s::text::xid8)"
-_THERE = "select count(*) from tallybook.job j where j.id = any (%s::bigint[]) and j.enqueued_at <= %s::timestamptz"
+_THERE = "select tallybook._enqueued(%s::bigint[], %s::timestamptz)"
 _NOT_ASSIGNED = "22023"  # this server has not given out that number: a standby that never had the transaction
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tallybook.worker")
 
 _TWINS = """\
-select n.name, t.app, t.definition ->> 'queue' from tallybook.task t, unnest(t.aliases || t.name) n(name)
+select n.name, t.app, t.definition ->> 'queue' from tallybook.tasks t, unnest(t.aliases || t.name) n(name)
  where t.app <> %s and n.name = any (%s) order by n.name"""
 
 
@@ -210,10 +210,7 @@ class Worker:
         with psycopg.connect(self.dsn, connect_timeout=10, autocommit=True) as conn:
             self._expected = migrate.check(conn).expected
             self._warn_of_twins(conn)
-            known = [
-                row[0]
-                for row in conn.execute("select name from tallybook.queue union select queue from tallybook.lane")
-            ]
+            known = [row[0] for row in conn.execute("select name from tallybook.queues")]
         for queue in self.settings.queues:
             if queue not in known and (near := get_close_matches(queue, known, 1, 0.75)):
                 log.warning(
