@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import click
+import psycopg
 
 from tallybook._cli.common import DURATION, Conn, connect, dsn_option, json_option, print_json
 from tallybook._cli.errors import Problem

@@ -12,7 +12,9 @@ __all__ = ["roles"]
 
 
 @click.command()
-@click.option("--prefix", default=database.PREFIX, show_default=True, help="What the names of the five roles begin with.")
+@click.option(
+    "--prefix", default=database.PREFIX, show_default=True, help="What the names of the five roles begin with."
+)
 @click.option("--existing", is_flag=True, help="Create no role: give the rights to roles that are there.")
 @click.option("--sql", "only_sql", is_flag=True, help="Print the SQL and touch nothing.")
 @click.option("--forget", is_flag=True, help="Take the rights away, and let everybody run the functions again.")

@@ -36,7 +36,9 @@ def names(prefix: str = PREFIX) -> list[str]:
     """The five names, in the order of KINDS; ConfigError for a prefix that is no plain name."""
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,40}", prefix) or prefix.startswith("pg_"):
         raise ConfigError(
-            "prefix", prefix, "has 1 to 41 small letters, digits and underscores, no digit first, and does not begin with pg_"
+            "prefix",
+            prefix,
+            "has 1 to 41 small letters, digits and underscores, no digit first, and does not begin with pg_",
         )
     return [prefix + kind for kind in KINDS]
 
@@ -73,7 +75,9 @@ def create(conn: psycopg.Connection[Any], prefix: str = PREFIX, *, existing: boo
             raise RoleError(missing, "are not there", _by_administrator(missing))
         if not existing and (taken := [name for name in wanted if name in there and name not in ours]):
             reason = "are there already, and are not on record in this database"
-            raise RoleError(taken, reason, "Say --existing to give them their rights here as well, or choose another --prefix")
+            raise RoleError(
+                taken, reason, "Say --existing to give them their rights here as well, or choose another --prefix"
+            )
         listed = statements(prefix, missing)
         for statement in listed:
             try:

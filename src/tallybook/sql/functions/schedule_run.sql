@@ -29,7 +29,7 @@ begin
     raise exception 'schedule % has just been changed', to_json(p_name) using errcode = '40001';
   end if;
   tick := tallybook._schedule_free_tick(p_name, p_at);
-  perform tallybook._schedules_fire(jsonb_build_array(tallybook._schedule_plan(s, tick)), p_at);
+  perform tallybook._schedules_fire(jsonb_build_array(tallybook._schedule_plan(s, _schedule_run_plain.tick)), p_at);
   select f.what, f.reason, f.job_id, f.jobs into what, reason, job_id, jobs
     from tallybook.fire f where f.schedule = p_name and f.tick = _schedule_run_plain.tick;
 end $$;
@@ -40,7 +40,7 @@ create or replace function tallybook._schedule_run_query(p_name text, p_at times
 language plpgsql as $$
 begin
   tick := tallybook._schedule_free_tick(p_name, p_at);
-  perform tallybook._schedule_fire_query(tallybook._schedule_plan(s, tick), p_at) from tallybook._schedule_of(p_name) s;
+  perform tallybook._schedule_fire_query(tallybook._schedule_plan(s, _schedule_run_query.tick), p_at) from tallybook._schedule_of(p_name) s;
   select f.what, f.reason, f.job_id, f.jobs into what, reason, job_id, jobs
     from tallybook.fire f where f.schedule = p_name and f.tick = _schedule_run_query.tick;
 end $$;
