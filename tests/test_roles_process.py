@@ -19,6 +19,9 @@ from support.waiting import wait_until
 from tallybook import App, Snooze
 from tallybook._cli import cli
 from tallybook._db import roles
+from tallybook.errors import UnknownJob
+
+pytestmark = pytest.mark.direct("logins of their own")
 
 JOBS = """
 from datetime import timedelta
@@ -64,7 +67,6 @@ def states(at: House, *ids: int) -> list[str]:
     ]
 
 
-@pytest.mark.direct("roles with passwords of their own")
 def test_a_real_worker_needs_no_more_than_its_role(at: House, tmp_path: Path) -> None:
     """S10: `tallybook worker` as the worker role runs, fails, retries, snoozes, keeps results and checkpoints, fires and stops."""
     (tmp_path / "jobs.py").write_text(JOBS)
@@ -113,7 +115,6 @@ def test_a_real_worker_needs_no_more_than_its_role(at: House, tmp_path: Path) ->
 
 
 @pytest.mark.anyio
-@pytest.mark.direct("roles with passwords of their own")
 async def test_drain_and_rescue_as_the_worker_role(at: House) -> None:
     """S10: app.drain promotes, rescues a dead worker's job, runs and ends, as the worker role; the app enqueues as the producer."""
     app = App("shop", dsn=at.dsn_of(at.user("producer")))
@@ -126,7 +127,12 @@ async def test_drain_and_rescue_as_the_worker_role(at: House) -> None:
             raise Snooze(timedelta(hours=1))
 
     for n in (1, 2, 3):
-        await work.enqueue(app, n)
+        job = await work.enqueue(app, n)
+    assert await app.state(app, job) == "available"
+    with pytest.raises(UnknownJob):
+        await app.state(app, 4711)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        await app.get(app, job)
     worker = at.as_("worker")
     worker.execute("select tallybook.worker_start('dead', '{default}', array[%s])", [work.name])
     taken = worker.execute("select jobs from tallybook.claim(1, '{default}', '{1}', gen_random_uuid())").fetchone()
@@ -140,7 +146,6 @@ def run(at: House, user: str, *words: str) -> Result:
     return CliRunner().invoke(cli, [*words, "--dsn", at.dsn_of(user)])
 
 
-@pytest.mark.direct("roles with passwords of their own")
 def test_the_command_line_as_operator_and_producer(at: House) -> None:
     """What an operator does by hand works with the role alone; a producer can enqueue and is told what it may not."""
     producer, operator = at.user("producer"), at.user("operator")
@@ -158,7 +163,6 @@ def test_the_command_line_as_operator_and_producer(at: House) -> None:
     assert result.exit_code == 1 and "permission denied" in result.output and "lacks a right" in result.output
 
 
-@pytest.mark.direct("roles with passwords of their own")
 def test_the_command(at: House) -> None:
     """`tallybook roles` says what it made, can be said again, prints SQL, and takes all back."""
     words = ("roles", "--prefix", at.prefix)
@@ -185,7 +189,6 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.direct("roles with passwords of their own")
 def test_the_examples_of_the_page_run(at: House) -> None:
     """docs/roles.md as written, with other names: the logins do what the page says that they can."""
     made, *asked = (

@@ -23,7 +23,7 @@ class House:
         self.prefix = f"t{secrets.token_hex(5)}_"
         self.owner = self.prefix + "owner"
         self._admin_dsn = dsn
-        self._admin = admin
+        self.admin = admin
         self._stack = ExitStack()
         self.created: list[str] = []
         self.login(self.owner, "createrole" if createrole else "nocreaterole")
@@ -41,14 +41,14 @@ class House:
     def login(self, name: str, *options: str) -> str:
         """A login without any right."""
         words = sql.SQL(" ").join(map(sql.SQL, options))  # type: ignore[arg-type]
-        self._admin.execute(sql.SQL("create role {} login password 'x' {}").format(sql.Identifier(name), words))
+        self.admin.execute(sql.SQL("create role {} login password 'x' {}").format(sql.Identifier(name), words))
         self.created.append(name)
         return name
 
     def user(self, kind: str) -> str:
         """A login that is a member of one role: its name."""
         name = self.login(f"{self.prefix}{kind}_login")
-        self._admin.execute(sql.SQL("grant {} to {}").format(sql.Identifier(self.prefix + kind), sql.Identifier(name)))
+        self.admin.execute(sql.SQL("grant {} to {}").format(sql.Identifier(self.prefix + kind), sql.Identifier(name)))
         return name
 
     def dsn_of(self, user: str) -> str:
@@ -69,10 +69,10 @@ class House:
         self._stack.close()
         listed = [*(self.prefix + kind for kind in roles.KINDS), *reversed(self.created)]
         for name in listed:
-            if self._admin.execute("select from pg_roles where rolname = %s", [name]).fetchone():
-                self._admin.execute(sql.SQL("reassign owned by {} to current_user").format(sql.Identifier(name)))
-                self._admin.execute(sql.SQL("drop owned by {}").format(sql.Identifier(name)))
-                self._admin.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+            if self.admin.execute("select from pg_roles where rolname = %s", [name]).fetchone():
+                self.admin.execute(sql.SQL("reassign owned by {} to current_user").format(sql.Identifier(name)))
+                self.admin.execute(sql.SQL("drop owned by {}").format(sql.Identifier(name)))
+                self.admin.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
 
 
 @contextmanager

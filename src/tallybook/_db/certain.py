@@ -33,7 +33,7 @@ PATIENCE = 10.0
 """Seconds for which a verb is said again before its caller hears of it."""
 _CONTENTIONS = 3
 _ENQUEUES = ("enqueue", "enqueue_many")
-_TWICE = ("cancel", "dead_letters", "get", "pause", "result", "resume")
+_TWICE = ("cancel", "dead_letters", "get", "pause", "result", "resume", "state")
 # The subquery is volatile, so it is run first: the time is not before that of its jobs.
 _MARKED = "select r.said, cast(pg_current_xact_id() as text), cast(clock_timestamp() as text) from ({}) as r(said)"
 _STATUS = "select pg_xact_status(%s::text::xid8)"

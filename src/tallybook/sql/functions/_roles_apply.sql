@@ -7,7 +7,7 @@
 create or replace function tallybook._roles_apply() returns int
 language plpgsql as $$
 declare
-  v_kinds text[]; v_names text[]; v_to text; v_from text; r record;
+  v_kinds text[]; v_names text[]; v_to text; r record;
 begin
   select array_agg(k.kind order by k.kind), array_agg(k.name order by k.kind) into v_kinds, v_names
     from tallybook.role k join pg_catalog.pg_roles p on p.rolname = k.name;
