@@ -6,6 +6,7 @@ and the fourth are the parts of it: search_path alone, and SECURITY DEFINER alon
 
 from __future__ import annotations
 
+import random
 import secrets
 import time
 import uuid
@@ -72,8 +73,10 @@ def run() -> None:
             conn = stack.enter_context(psycopg.connect(stack.enter_context(database(running)), autocommit=True))
             stack.callback(conn.close)
             sides[kind] = _Side(conn, kind, prefix)
+        order = list(sides.values())
         for _ in range(turns):
-            for side in sides.values():
+            random.shuffle(order)  # who comes first finds colder caches
+            for side in order:
                 side.turn()
         base = {what: median(sides["plain"].seconds[what]) for what in _WHAT}
         for what in _WHAT:
