@@ -242,7 +242,8 @@ def test_a_newer_schema_that_does_not(dsn: str, db: Any) -> None:
 def test_an_older_schema_is_told(dsn: str, db: Any) -> None:
     """F32: behind the program, whatever it says about itself: run migrate."""
     db.execute(
-        "update tallybook.installation set version = 1; alter table tallybook.installation drop column works_from"
+        "update tallybook.installation set version = 1; drop view tallybook.installed;"
+        "alter table tallybook.installation drop column works_from"
     )
     with pytest.raises(SchemaTooOld, match="tallybook migrate"):
         drain(App("shop"), dsn=dsn)

@@ -71,6 +71,17 @@ class Operations:
         """Read one job as it is now; get without an event loop."""
         return run_sync(conn, calls.get(_id(job)))
 
+    async def state(self, conn: object, job: int | Job) -> str:
+        """The state of one job, and nothing else of it: all that a producer's role may read. Raises UnknownJob.
+
+        await app.state(conn, job)
+        """
+        return await run(conn, calls.state(_id(job)))
+
+    def state_sync(self, conn: object, job: int | Job) -> str:
+        """The state of one job; state without an event loop."""
+        return run_sync(conn, calls.state(_id(job)))
+
     async def cancel_many(
         self,
         conn: object,

@@ -30,6 +30,7 @@
     │   └── AddressRefused               it would have gone to an address that nobody should be sent to
     ├── QueueUnavailable                 the server cannot be reached
     ├── CommitUnknown                    the connection was lost at a commit, and what became of it cannot be found out
+    ├── RoleError                        roles of the database cannot be created, or are not there
     └── SchemaError                      TB007: program and database are of different versions
         ├── SchemaMissing                there is no schema `tallybook` in this database
         ├── SchemaTooOld                 migrate the database
@@ -68,6 +69,7 @@ __all__ = [
     "QueueUnavailable",
     "ResultMissing",
     "ResultTimeout",
+    "RoleError",
     "SchemaBusy",
     "SchemaError",
     "SchemaMissing",
@@ -536,6 +538,16 @@ class SchemaTooNew(SchemaError):
             hint="Update the package tallybook here",
         )
         self.found, self.needed = found, needed
+
+
+class RoleError(TallybookError):
+    """Roles of the database cannot be created, are not there, or are somebody else's; `names` says which. Nothing was changed."""
+
+    names: tuple[str, ...] = ()
+
+    def __init__(self, names: Iterable[str], reason: str, hint: str) -> None:
+        self.names = tuple(names)
+        super().__init__(f"the roles {', '.join(self.names)} {reason}", hint=hint)
 
 
 class SchemaBusy(SchemaError):

@@ -21,6 +21,7 @@ from tallybook._cli.limit import limit
 from tallybook._cli.migrate import info, migrate, uninstall
 from tallybook._cli.provider import provider
 from tallybook._cli.queue import queue
+from tallybook._cli.roles import roles
 from tallybook._cli.schedule import schedule
 from tallybook._cli.service import service
 from tallybook._cli.subject import subject
@@ -82,6 +83,7 @@ for _command in (
     provider,
     service,
     info,
+    roles,
     demo,
     uninstall,
     version,

@@ -63,11 +63,16 @@ _INFO = """\
 select jsonb_build_object(
   'installed_at', i.installed_at, 'migrated_at', i.migrated_at,
   'cluster', case when i.system_identifier = c.system_identifier then 'this one' else 'another one' end,
-  'queues', (select count(*) from tallybook.queue),
-  'workers', (select count(*) from tallybook.worker w where w.ended_at is null),
+  'queues', (select count(*) from tallybook.queues),
+  'workers', (select count(*) from tallybook.workers w where w.ended_at is null),
   'bytes', (select sum(pg_total_relation_size(c.oid)) from pg_class c
              where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'r'))::text
-  from tallybook.installation i, pg_control_system() c"""
+  from tallybook.installed i, pg_control_system() c"""
+_OLD_INFO = (
+    _INFO.replace("tallybook.queues", "tallybook.queue")
+    .replace("tallybook.workers", "tallybook.worker")
+    .replace("tallybook.installed", "tallybook.installation")
+)
 
 
 @click.command()
@@ -89,7 +94,7 @@ def info(dsn: str | None, as_json: bool) -> None:
             "node": found.node if found.version else None,
         }
         if found.version:
-            row = conn.execute(_INFO).fetchone()
+            row = conn.execute(_INFO if found.version >= 4 else _OLD_INFO).fetchone()
             values |= json.loads(row[0]) if row else {}
     if as_json:
         print_json(json.dumps(values, indent=1))

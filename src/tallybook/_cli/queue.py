@@ -17,7 +17,7 @@ from tallybook.errors import UnknownQueue
 
 __all__ = ["me", "queue"]
 
-_NAMES = "select q.name from tallybook.queue q union select l.queue from tallybook.lane l"
+_NAMES = "select q.name from tallybook.queues q"
 
 _LIST = """\
 with live as materialized (
@@ -25,10 +25,9 @@ with live as materialized (
 select json_build_object(
   'name', n.name, 'available', j.available, 'running', j.running, 'scheduled', j.scheduled, 'retrying', j.retrying,
   'dead', j.dead, 'unserved', j.unserved,
-  'workers', (select count(*) from tallybook.worker w where w.ended_at is null and n.name = any (w.queues)),
-  'paused_at', q.paused_at, 'paused_by', q.paused_by)::text
-  from (select q.name from tallybook.queue q union select l.queue from tallybook.lane l) n
-  left join tallybook.queue q using (name)
+  'workers', (select count(*) from tallybook.workers w where w.ended_at is null and n.name = any (w.queues)),
+  'paused_at', n.paused_at, 'paused_by', n.paused_by)::text
+  from tallybook.queues n
   cross join lateral (
     select count(*) filter (where v.state = 'available') as available, count(*) filter (where v.state = 'running') as running,
            count(*) filter (where v.state = 'scheduled') as scheduled, count(*) filter (where v.state = 'retrying') as retrying,

@@ -39,7 +39,7 @@ __all__ = ["schedule"]
 
 T = TypeVar("T")
 
-_NAMES = "select s.name from tallybook.schedule s"
+_NAMES = "select s.name from tallybook.schedules s"
 
 
 @click.group()

@@ -18,15 +18,15 @@ __all__ = ["task"]
 # What nobody has put on record but somebody serves (a worker in another language, an older release) is listed, too.
 _LIST = """\
 with live as (
-  select w.name, w.queues, unnest(w.tasks) as task from tallybook.worker w where w.ended_at is null)
+  select w.name, w.queues, unnest(w.tasks) as task from tallybook.workers w where w.ended_at is null)
 select json_build_object(
   'name', n.name, 'app', t.app, 'summary', t.summary, 'version', t.version, 'aliases', t.aliases, 'alias_of', a.name,
   'on_dead', t.on_dead_task, 'definition', t.definition, 'registered_at', t.registered_at,
   'workers', (select coalesce(json_agg(json_build_object('name', s.name, 'queues', s.queues) order by s.name), '[]')
                 from (select distinct l.name, l.queues from live l where l.task = n.name) s))::text
-  from (select k.name from tallybook.task k union select l.task from live l) n
-  left join tallybook.task t using (name)
-  left join lateral (select k.name from tallybook.task k where n.name = any (k.aliases) order by k.name limit 1) a on true
+  from (select k.name from tallybook.tasks k union select l.task from live l) n
+  left join tallybook.tasks t using (name)
+  left join lateral (select k.name from tallybook.tasks k where n.name = any (k.aliases) order by k.name limit 1) a on true
  where t.name is not null or a.name is null
  order by n.name"""
 

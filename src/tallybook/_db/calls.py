@@ -25,7 +25,19 @@ from tallybook._model.job import Job, JobCall, JobInfo
 from tallybook._model.options import Options
 from tallybook.errors import TallybookError, UnknownJob, UnknownQueue
 
-__all__ = ["Call", "cancel", "enqueue", "enqueue_many", "get", "pause", "rendered", "resume", "retry", "text_array"]
+__all__ = [
+    "Call",
+    "cancel",
+    "enqueue",
+    "enqueue_many",
+    "get",
+    "pause",
+    "rendered",
+    "resume",
+    "retry",
+    "state",
+    "text_array",
+]
 
 T = TypeVar("T")
 Params = Mapping[str, str | None]
@@ -80,6 +92,8 @@ select cast(to_json(r) as text) from tallybook.enqueue_many(
 
 _GET = """\
 select cast(to_json(j) as text) from tallybook.job as j where j.id = cast(cast(%(job_id)s as text) as bigint)"""
+
+_STATE = "select tallybook.state(job_id => cast(cast(%(job_id)s as text) as bigint))"
 
 _CANCEL = """\
 select tallybook.cancel(job_id => cast(cast(%(job_id)s as text) as bigint), reason => cast(%(reason)s as text))"""
@@ -160,6 +174,17 @@ def _columns(options: Options) -> tuple[tuple[str, str | None], ...]:
 def get(job_id: int) -> Call[JobInfo]:
     """Read one job; UnknownJob if there is none."""
     return Call("get", _GET, {"job_id": str(job_id)}, partial(_job_info, job_id))
+
+
+def state(job_id: int) -> Call[str]:
+    """The state of one job; UnknownJob if there is none."""
+    return Call("state", _STATE, {"job_id": str(job_id)}, partial(_known_state, job_id))
+
+
+def _known_state(job_id: int, found: str | None) -> str:
+    if found is None:
+        raise UnknownJob(job_id)
+    return found
 
 
 def cancel(job_id: int, reason: str | None = None) -> Call[str]:

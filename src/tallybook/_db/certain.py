@@ -35,12 +35,12 @@ _CONTENTIONS = 3
 _ENQUEUES = ("enqueue", "enqueue_many")
 _TWICE = (
     "cancel", "dead_letters", "get", "pause", "provider", "provider_put", "provider_resolve", "provider_rotate",
-    "provider_secret_put", "providers", "result", "resume", "route_put",
+    "provider_secret_put", "providers", "result", "resume", "route_put", "state",
 )  # fmt: skip
 # The subquery is volatile, so it is run first: the time is not before that of its jobs.
 _MARKED = "select r.said, cast(pg_current_xact_id() as text), cast(clock_timestamp() as text) from ({}) as r(said)"
 _STATUS = "select pg_xact_status(%s::text::xid8)"
-_THERE = "select count(*) from tallybook.job j where j.id = any (%s::bigint[]) and j.enqueued_at <= %s::timestamptz"
+_THERE = "select tallybook._enqueued(%s::bigint[], %s::timestamptz)"
 _NOT_ASSIGNED = "22023"  # this server has not given out that number: a standby that never had the transaction
 
 

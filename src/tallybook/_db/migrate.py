@@ -105,7 +105,8 @@ alter sequence tallybook.job_id minvalue {start} maxvalue {end} start {start} re
 insert into tallybook.installation (version, functions, node, system_identifier)
 select {version}, '{functions}', {node}, s.system_identifier from pg_control_system() s;"""
 _AGAIN = """\
-update tallybook.installation set version = {version}, functions = '{functions}', migrated_at = clock_timestamp();"""
+update tallybook.installation set version = {version}, functions = '{functions}', migrated_at = clock_timestamp();
+select tallybook._roles_apply();"""
 
 
 def _start(node: int) -> int:

@@ -70,20 +70,20 @@ select cast(tallybook._provider_read(tallybook.provider_resolve(
   data_type => cast(%(data_type)s as text), symbol => cast(%(symbol)s as text))) as text)"""
 _ACTIVE = """\
 select cast(coalesce(json_agg(tallybook._provider_read(p.name) order by p.name), '[]') as text)
-  from tallybook.provider as p where p.active"""
-_NAMES = "select cast(coalesce(json_agg(p.name order by p.name), '[]') as text) from tallybook.provider as p"
+  from tallybook.providers as p where p.active"""
+_NAMES = "select cast(coalesce(json_agg(p.name order by p.name), '[]') as text) from tallybook.providers as p"
 _LIST = """\
 select cast(coalesce(json_agg(json_build_object(
   'name', p.name, 'kind', p.kind, 'settings', p.settings, 'active', p.active, 'created_at', p.created_at,
-  'changed_at', p.changed_at, 'routes', (select count(*) from tallybook.provider_route as r where r.provider = p.name),
+  'changed_at', p.changed_at, 'routes', (select count(*) from tallybook.provider_routes as r where r.provider = p.name),
   'fields', (select coalesce(json_agg(json_build_object('field', f.field, 'slot', f.slot, 'key_id', f.key_id,
                'set_at', f.set_at, 'sealed_at', f.sealed_at) order by f.field, f.slot), '[]')
                from tallybook.provider_field as f where f.provider = p.name)) order by p.name), '[]') as text)
-  from tallybook.provider as p where p.name = coalesce(cast(%(name)s as text), p.name)"""
+  from tallybook.providers as p where p.name = coalesce(cast(%(name)s as text), p.name)"""
 _ROUTES = """\
 select cast(coalesce(json_agg(json_build_object('data_type', r.data_type, 'symbol', r.symbol, 'provider', r.provider,
-  'active', r.active, 'in_force', r.active and p.active) order by r.data_type, r.symbol nulls last), '[]') as text)
-  from tallybook.provider_route as r join tallybook.provider as p on p.name = r.provider
+  'active', r.active, 'in_force', r.in_force) order by r.data_type, r.symbol nulls last), '[]') as text)
+  from tallybook.provider_routes as r
  where r.data_type = coalesce(cast(%(data_type)s as text), r.data_type)"""
 _PUT = """\
 select tallybook.provider_put(name => cast(%(name)s as text), kind => cast(%(kind)s as text),
@@ -107,15 +107,11 @@ select tallybook._provider_secret_reseal(cast(%(provider)s as text), cast(%(fiel
 _SECRET_DROP = """\
 select tallybook._provider_secret_drop(cast(%(provider)s as text), cast(%(field)s as text), cast(%(slot)s as text))"""
 _OTHER_KEYS = """\
-select cast(coalesce(json_agg(json_build_object('provider', s.provider, 'field', s.field, 'slot', s.slot, 'key_id', s.key_id,
-  'nonce', encode(s.nonce, 'hex'), 'ciphertext', encode(s.ciphertext, 'hex'))), '[]') as text)
-  from (select x.* from tallybook.provider_secret as x
-         where x.key_id <> cast(%(key_id)s as text)
-           and (x.provider, x.field, x.slot) > (cast(%(provider)s as text), cast(%(field)s as text), cast(%(slot)s as text))
-         order by x.provider, x.field, x.slot limit 100) as s"""
+select cast(tallybook._provider_secrets_under_others(cast(%(key_id)s as text), cast(%(provider)s as text), cast(%(field)s as text),
+  cast(%(slot)s as text)) as text)"""
 _KEYS_IN_USE = """\
 select cast(coalesce(json_object_agg(k.key_id, k.n), '{}') as text)
-  from (select s.key_id, count(*) as n from tallybook.provider_secret as s
+  from (select s.key_id, count(*) as n from tallybook.provider_field as s
          where s.provider = coalesce(cast(%(name)s as text), s.provider) group by s.key_id) as k"""
 
 

@@ -26,12 +26,7 @@ select cast(coalesce(json_agg(json_build_object(
   'name', r.name, 'rule', r.rule, 'calls', r.calls, 'per', extract(epoch from r.per), 'burst', r.burst, 'calls_ever', r.calls_ever,
   'calls_in_window', r.calls_in_window, 'waiting', r.waiting, 'last_call_at', r.last_call_at, 'next_call_at', r.next_call_at,
   'pushed_to', r.pushed_to) order by r.name), '[]') as text)
-  from (select r.name, r.rule, r.calls, r.per, r.burst, r.calls_ever, r.calls_in_window, r.waiting, r.last_call_at, r.next_call_at,
-               r.pushed_to
-          from tallybook.rate as r
-        union all
-        select l.name, l.name, l.calls, l.per, l.burst, 0, 0, 0, null, null, null from tallybook.rate_limit as l
-         where not exists (select from tallybook.rate_state as s where s.name = l.name)) as r"""
+  from tallybook.rate as r"""
 REGISTER = "select tallybook._rate_limits_register(%s::text, %s::jsonb)"
 
 

@@ -132,9 +132,9 @@ _ROW = """\
 select to_jsonb(s) || jsonb_build_object(
   'every', cast(extract(epoch from s.every) * 1000000 as bigint), 'jitter', cast(extract(epoch from s.jitter) * 1000000 as bigint),
   'last_tick', f.tick, 'last_what', f.what, 'now', clock_timestamp()) as r
-  from tallybook.schedule s
+  from tallybook.schedules s
   left join lateral (
-    select k.tick, k.what from tallybook.fire k where k.schedule = s.name order by k.tick desc limit 1) f on true"""
+    select k.tick, k.what from tallybook.fires k where k.schedule = s.name order by k.tick desc limit 1) f on true"""
 
 _LIST = f"select cast(coalesce(json_agg(x.r order by x.r ->> 'name'), '[]') as text) from ({_ROW}) x"  # noqa: S608
 _SHOW = f"select cast(x.r as text) from ({_ROW} where s.name = cast(%(name)s as text)) x"  # noqa: S608
@@ -143,7 +143,7 @@ _FIRES = """\
 select cast(coalesce(json_agg(x order by x.tick desc), '[]') as text) from (
   select f.tick, f.fired_at, f.what, f.reason, f.job_id, f.jobs, f.ticks,
          (select j.state from tallybook.job j where j.id = f.job_id) as job_state
-    from tallybook.fire f where f.schedule = cast(%(name)s as text)
+    from tallybook.fires f where f.schedule = cast(%(name)s as text)
    order by f.tick desc limit cast(cast(%(most)s as text) as int)) x"""
 
 

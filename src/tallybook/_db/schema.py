@@ -18,14 +18,18 @@ __all__ = ["UNDEFINED", "installed", "refusal", "verdict"]
 UNDEFINED = ("42883", "42P01", "42703", "42704", "3F000")
 """SQLSTATEs of a function, table, column, type or schema that is not there: the schema may have been migrated, or dropped."""
 
-_ROW = "select to_jsonb(i)::text from tallybook.installation i"
+_ROW = "select to_jsonb(i)::text from tallybook.installed i"
+_OLD_ROW = "select to_jsonb(i)::text from tallybook.installation i"  # before version 4
 
 
 def installed(conn: psycopg.Connection[Any]) -> dict[str, Any] | None:
     """The row of the installation; None: there is none. As JSON, since older schemas have fewer columns."""
-    if conn.execute("select to_regclass('tallybook.installation') is not null").fetchone() != (True,):
+    there = conn.execute(
+        "select to_regclass('tallybook.installed') is not null, to_regclass('tallybook.installation') is not null"
+    ).fetchone()
+    if there == (False, False):
         return None
-    row = conn.execute(_ROW).fetchone()
+    row = conn.execute(_ROW if there == (True, True) else _OLD_ROW).fetchone()
     found: dict[str, Any] | None = json.loads(row[0]) if row else None
     return found
 
@@ -45,7 +49,7 @@ def refusal(conn: psycopg.Connection[Any], expected: int) -> SchemaError | None:
     """The same by a look at the database: one short statement, outside of a transaction."""
     try:
         row = conn.execute(_ROW).fetchone()
+        found = json.loads(row[0]) if row else {"version": 0}
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-        row = None
-    found = json.loads(row[0]) if row else {"version": 0}
+        found = installed(conn) or {"version": 0}
     return verdict(found["version"], found.get("works_from"), expected, conn.info.dbname)

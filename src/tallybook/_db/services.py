@@ -16,7 +16,7 @@ _SERVICES = """\
 select cast(coalesce(json_agg(json_build_object(
   'name', s.name, 'every', extract(epoch from s.every), 'last_run_at', s.last_run_at,
   'last_took', extract(epoch from s.last_took), 'last_effect', s.last_effect) order by s.name), '[]') as text)
-  from tallybook.service as s"""
+  from tallybook.services as s"""
 _EVERY = """\
 select tallybook.service_every(service => cast(%(service)s as text), every => cast(cast(%(every)s as text) as interval))"""
 

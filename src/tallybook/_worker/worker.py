@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tallybook.worker")
 
 _TWINS = """\
-select n.name, t.app, t.definition ->> 'queue' from tallybook.task t, unnest(t.aliases || t.name) n(name)
+select n.name, t.app, t.definition ->> 'queue' from tallybook.tasks t, unnest(t.aliases || t.name) n(name)
  where t.app <> %s and n.name = any (%s) order by n.name"""
 
 
@@ -216,10 +216,7 @@ class Worker:
             self._expected = migrate.check(conn).expected
             self._warn_of_twins(conn)
             conn.execute(rates.REGISTER, (self._app.name, rates.registered([*self._app.rate_limits.values()])))
-            known = [
-                row[0]
-                for row in conn.execute("select name from tallybook.queue union select queue from tallybook.lane")
-            ]
+            known = [row[0] for row in conn.execute("select name from tallybook.queues")]
         for queue in self.settings.queues:
             if queue not in known and (near := get_close_matches(queue, known, 1, 0.75)):
                 log.warning(

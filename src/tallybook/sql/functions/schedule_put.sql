@@ -9,6 +9,7 @@
 --   overlap       true: fire a tick although the job of the last one has not ended for good
 -- A changed cron, every, tz or query counts from now on; all else changes in place, and a pause stays. Expression and zone are
 -- read by workers: where they cannot be, schedule.problem says why.
+-- Where there are roles, an operator may not put one with a query (42501): it would run with the workers' rights.
 -- Errors: TB005 what does not fit, and a name that is declared in code. Reads and writes schedule.
 create or replace function tallybook.schedule_put(name text, task text, args jsonb default '{}', cron text default null,
   every interval default null, tz text default 'UTC', queue text default 'default', priority int default 2,
@@ -17,7 +18,7 @@ create or replace function tallybook.schedule_put(name text, task text, args jso
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
 declare
-  s tallybook.schedule; v_app text; v_what text;
+  s tallybook.schedule; v_what text;
 begin
   s.name := schedule_put.name; s.source := 'database'; s.task := schedule_put.task; s.args := coalesce(schedule_put.args, '{}');
   s.cron := schedule_put.cron; s.every := schedule_put.every; s.tz := coalesce(schedule_put.tz, 'UTC');
@@ -26,19 +27,38 @@ begin
   s.missed := coalesce(schedule_put.missed, 'once'); s.catch_up := coalesce(schedule_put.catch_up, 100);
   s.overlap := coalesce(schedule_put.overlap, false); s.headers := schedule_put.headers; s.options := schedule_put.options;
   s.query := schedule_put.query;
+  if s.query is null then return tallybook._schedule_put_plain(s, at); end if;
   v_what := tallybook._schedule_put(s, at, true);
-  if v_what in ('created', 'changed') and s.query is not null then
+  if v_what in ('created', 'changed') then
     begin
       perform tallybook._query_columns(tallybook._query_text(s.query));
     exception when insufficient_privilege then null;  -- it is the workers' rights that count
     end;
   end if;
-  if v_what = 'taken' then
-    select k.app into v_app from tallybook.schedule k where k.name = schedule_put.name;
-    raise exception 'schedule % is declared in the code of app %', to_json(schedule_put.name), to_json(v_app)
-      using errcode = 'TB005', hint = 'Change it there, or give this one another name.';
-  end if;
+  if v_what = 'taken' then perform tallybook._schedule_taken(s.name); end if;
   return v_what;
+end $$;
+
+-- _schedule_put_plain(schedule, at): the same for one without a query, which is what an operator may put: a query would be run with
+-- the workers' rights, and be looked at with the owner's.
+create or replace function tallybook._schedule_put_plain(p tallybook.schedule, p_at timestamptz) returns text
+language plpgsql as $$
+declare
+  v_what text;
+begin
+  p.source := 'database'; p.app := null; p.query := null;
+  v_what := tallybook._schedule_put(p, p_at, true);
+  if v_what = 'taken' then perform tallybook._schedule_taken(p.name); end if;
+  return v_what;
+end $$;
+
+-- _schedule_taken(name): raises TB005 for a name that is declared in code.
+create or replace function tallybook._schedule_taken(p_name text) returns void
+language plpgsql as $$
+begin
+  raise exception 'schedule % is declared in the code of app %', to_json(p_name),
+      (select to_json(k.app) from tallybook.schedule k where k.name = p_name)
+    using errcode = 'TB005', hint = 'Change it there, or give this one another name.';
 end $$;
 
 -- _schedule_put(schedule, at, wait): what schedule_put and the registration of an app's schedules do with one definition.

@@ -2,30 +2,70 @@
 --
 -- Its own instant is the tick. what is enqueued (job_id, and jobs: how many), skipped (reason overlap: the job of the last fire
 -- has not ended for good, or the query runs right now) or failed (of a query-driven one, with the error). A paused one can be run. The next tick stays.
+-- Where there are roles, an operator may not run a query-driven one (42501): its query would run with the operator's rights.
 -- Errors: TB002 no such schedule; TB003 an isolation level other than READ COMMITTED, whose snapshot may miss the last job's end.
 -- Reads and writes schedule; writes fire, and what enqueue writes.
 create or replace function tallybook.schedule_run(name text, at timestamptz default clock_timestamp(),
   out what text, out reason text, out job_id bigint, out jobs bigint, out tick timestamptz)
 language plpgsql as $$
-declare
-  s tallybook.schedule; v_plan jsonb;
 begin
-  select k.* into s from tallybook.schedule k where k.name = schedule_run.name and k.query is null for update;
-  if not found then  -- the row of a query-driven one stays free while the query runs
-    select k.* into s from tallybook.schedule k where k.name = schedule_run.name;
-    if not found then perform tallybook._known_schedule(schedule_run.name); end if;
-  end if;
-  schedule_run.tick := schedule_run.at;
-  while exists (select from tallybook.fire f where f.schedule = s.name and f.tick = schedule_run.tick) loop
-    schedule_run.tick := schedule_run.tick + interval '1 us';
-  end loop;
-  v_plan := jsonb_build_object('name', s.name, 'revision', s.revision::text, 'tick', s.tick, 'late', '[]'::jsonb,
-    'ticks', jsonb_build_array(schedule_run.tick), 'next', s.tick, 'due', s.due_at, 'problem', s.problem, 'now', true);
-  if s.query is null then
-    perform tallybook._schedules_fire(jsonb_build_array(v_plan), schedule_run.at);
+  if tallybook._schedule_has_query(name) then
+    select r.* into what, reason, job_id, jobs, tick from tallybook._schedule_run_query(name, at) r;
   else
-    perform tallybook._schedule_fire_query(v_plan, schedule_run.at);
+    select r.* into what, reason, job_id, jobs, tick from tallybook._schedule_run_plain(name, at) r;
   end if;
-  select f.what, f.reason, f.job_id, f.jobs into schedule_run.what, schedule_run.reason, schedule_run.job_id, schedule_run.jobs
-    from tallybook.fire f where f.schedule = s.name and f.tick = schedule_run.tick;
 end $$;
+
+-- _schedule_run_plain(name, at): fire one without a query.
+create or replace function tallybook._schedule_run_plain(p_name text, p_at timestamptz,
+  out what text, out reason text, out job_id bigint, out jobs bigint, out tick timestamptz)
+language plpgsql as $$
+declare
+  s tallybook.schedule;
+begin
+  select k.* into s from tallybook.schedule k where k.name = p_name and k.query is null for update;
+  if not found then
+    perform tallybook._known_schedule(p_name);
+    raise exception 'schedule % has just been changed', to_json(p_name) using errcode = '40001';
+  end if;
+  tick := tallybook._schedule_free_tick(p_name, p_at);
+  perform tallybook._schedules_fire(jsonb_build_array(tallybook._schedule_plan(s, _schedule_run_plain.tick)), p_at);
+  select f.what, f.reason, f.job_id, f.jobs into what, reason, job_id, jobs
+    from tallybook.fire f where f.schedule = p_name and f.tick = _schedule_run_plain.tick;
+end $$;
+
+-- _schedule_run_query(name, at): fire a query-driven one, with the caller's rights. Its row stays free while the query runs.
+create or replace function tallybook._schedule_run_query(p_name text, p_at timestamptz,
+  out what text, out reason text, out job_id bigint, out jobs bigint, out tick timestamptz)
+language plpgsql as $$
+begin
+  tick := tallybook._schedule_free_tick(p_name, p_at);
+  perform tallybook._schedule_fire_query(tallybook._schedule_plan(s, _schedule_run_query.tick), p_at) from tallybook._schedule_of(p_name) s;
+  select f.what, f.reason, f.job_id, f.jobs into what, reason, job_id, jobs
+    from tallybook.fire f where f.schedule = p_name and f.tick = _schedule_run_query.tick;
+end $$;
+
+-- _schedule_has_query(name): whether it is query-driven; TB002 where there is none.
+create or replace function tallybook._schedule_has_query(p_name text) returns boolean
+language plpgsql as $$
+begin
+  perform tallybook._known_schedule(p_name);
+  return exists (select from tallybook.schedule s where s.name = p_name and s.query is not null);
+end $$;
+
+-- _schedule_free_tick(name, at): the first instant from then on that no fire has.
+create or replace function tallybook._schedule_free_tick(p_name text, p_at timestamptz) returns timestamptz
+language plpgsql as $$
+begin
+  while exists (select from tallybook.fire f where f.schedule = p_name and f.tick = p_at) loop
+    p_at := p_at + interval '1 us';
+  end loop;
+  return p_at;
+end $$;
+
+-- _schedule_plan(schedule, tick): the plan of _schedules_fire that fires it now.
+create or replace function tallybook._schedule_plan(s tallybook.schedule, p_tick timestamptz) returns jsonb
+language sql stable as $$
+  select jsonb_build_object('name', s.name, 'revision', s.revision::text, 'tick', s.tick, 'late', '[]'::jsonb,
+    'ticks', jsonb_build_array(p_tick), 'next', s.tick, 'due', s.due_at, 'problem', s.problem, 'now', true)
+$$;

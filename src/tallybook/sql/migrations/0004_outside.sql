@@ -122,3 +122,12 @@ create index scheduled_turn on tallybook.scheduled ((options ->> 'turn'), run_at
 
 -- leased says of each job whether a limit holds it.
 drop function if exists tallybook.leased(uuid, bigint, timestamptz);
+
+-- Roles
+
+create table tallybook.role (
+  kind text primary key,
+  name name not null unique,
+  constraint "there are five kinds of roles" check (kind in ('producer', 'worker', 'operator', 'reader', 'metrics'))
+);
+comment on table tallybook.role is 'The roles that `tallybook roles` has given rights; none: everything runs with the caller''s rights.';

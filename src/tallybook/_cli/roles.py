@@ -1,0 +1,51 @@
+"""tallybook roles: who may do what in the database."""
+
+from __future__ import annotations
+
+import click
+
+from tallybook._cli.common import connect, dsn_option
+from tallybook._cli.text import clean
+from tallybook._db import roles as database
+
+__all__ = ["roles"]
+
+
+@click.command()
+@click.option(
+    "--prefix", default=database.PREFIX, show_default=True, help="What the names of the five roles begin with."
+)
+@click.option("--existing", is_flag=True, help="Create no role: give the rights to roles that are there.")
+@click.option("--sql", "only_sql", is_flag=True, help="Print the SQL and touch nothing.")
+@click.option("--forget", is_flag=True, help="Take the rights away, and let everybody run the functions again.")
+@dsn_option
+def roles(dsn: str | None, prefix: str, existing: bool, only_sql: bool, forget: bool) -> None:
+    """Create the roles producer, worker, operator, reader and metrics with exactly their rights.
+
+    Run it as the owner of the schema; safe to run twice. The functions then run with the owner's rights, and
+    nobody but these roles may use them. Migrations keep it so.
+    """
+    if forget and (existing or only_sql):
+        raise click.UsageError("--forget goes with neither --existing nor --sql")
+    if only_sql:
+        click.echo(database.script(prefix, existing=existing), nl=False)
+        return
+    with connect(dsn) as conn:
+        where = f"schema tallybook of database {conn.info.dbname!r}"
+        if forget:
+            found = database.forget(conn)
+            if not found:
+                click.echo(f"nothing to do: there are no roles on record in {where}")
+                return
+            click.echo(f"took all rights in {where} from {', '.join(map(clean, found))}; the roles are still there")
+            return
+        if owner := database.superuser_owner(conn):
+            click.echo(
+                f"warning: {where} belongs to {clean(owner)}, a superuser: what the roles call runs with a superuser's"
+                " rights. Let a plain owner install it",
+                err=True,
+            )
+        done = database.create(conn, prefix, existing=existing)
+        for name in done.names:
+            click.echo(f"{name}: {'created' if name in done.created else 'there already'}")
+        click.echo(f"they have their rights in {where}; give them to your logins: grant {done.names[0]} to your_login")

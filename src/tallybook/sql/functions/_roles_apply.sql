@@ -1,0 +1,111 @@
+-- _roles_apply(): give the roles on record exactly the rights of _rights; nothing where none is on record. Returns how many there are.
+--
+-- `tallybook roles` and each migration end with it, in their own transaction: "create or replace function" forgets SECURITY DEFINER
+-- and the search_path, and a new function is everybody's until it is revoked. A role that this cluster does not have (the
+-- database was moved) is left out. search_path: pg_temp stands last by name, else temporary tables would be found first.
+-- Rights that you have given to others stay, but for those of PUBLIC. Must be run by the owner. Reads role, pg_proc, pg_class.
+create or replace function tallybook._roles_apply() returns int
+language plpgsql as $$
+declare
+  v_kinds text[]; v_names text[]; v_to text; r record;
+begin
+  select array_agg(k.kind order by k.kind), array_agg(k.name order by k.kind) into v_kinds, v_names
+    from tallybook.role k join pg_catalog.pg_roles p on p.rolname = k.name;
+  if v_kinds is null then return 0; end if;
+  perform tallybook._roles_revoke(v_names);
+  v_to := (select string_agg(format('%I', n), ', ' order by n) from unnest(v_names) n);
+  execute 'grant usage on schema tallybook to ' || v_to;
+  for r in
+    select p.oid::regprocedure::text as call, g.kind, tallybook._roles_named(g.roles) as names, p.prosecdef as definer
+      from pg_catalog.pg_proc p left join tallybook._rights() g on g.name = p.proname and g.kind in ('definer', 'caller')
+     where p.pronamespace = 'tallybook'::regnamespace order by p.oid
+  loop
+    execute format('revoke all on function %s from public', r.call);
+    if r.names is not null then execute format('grant execute on function %s to %s', r.call, r.names); end if;
+    if r.kind = 'definer' and r.names is not null then
+      execute format('alter function %s security definer set search_path = pg_catalog, pg_temp', r.call);
+    elsif r.definer then
+      execute format('alter function %s security invoker reset search_path', r.call);
+    end if;
+  end loop;
+  for r in select g.*, tallybook._roles_named(g.roles) as names from tallybook._rights() g where g.kind in ('view', 'sequence') loop
+    continue when r.names is null;
+    if r.kind = 'sequence' then
+      execute format('grant usage on sequence tallybook.%I to %s', r.name, r.names);
+    else
+      execute format('grant select %s on tallybook.%I to %s', '(' || r.columns || ')', r.name, r.names);
+    end if;
+  end loop;
+  return cardinality(v_kinds);
+end $$;
+
+-- _roles_named(kinds): the names of these roles as a list in SQL, those that this cluster has; null: none of them.
+create or replace function tallybook._roles_named(p_kinds text[]) returns text
+language sql stable as $$
+  select string_agg(format('%I', k.name), ', ' order by k.kind)
+    from tallybook.role k join pg_catalog.pg_roles p on p.rolname = k.name where k.kind = any (p_kinds)
+$$;
+
+-- _roles_revoke(names): take all rights in the schema from these roles. Only what they have is touched: who works with a table
+-- or a function plans anew whenever its row in the catalogue was written.
+create or replace function tallybook._roles_revoke(p_names text[]) returns void
+language plpgsql as $$
+declare
+  r record;
+begin
+  for r in
+    select distinct 'schema tallybook' as what, p.rolname
+      from pg_catalog.pg_namespace s, aclexplode(s.nspacl) a join pg_catalog.pg_roles p on p.oid = a.grantee
+     where s.nspname = 'tallybook' and p.rolname = any (p_names)
+    union select format('function %s', f.oid::regprocedure), p.rolname
+      from pg_catalog.pg_proc f, aclexplode(f.proacl) a join pg_catalog.pg_roles p on p.oid = a.grantee
+     where f.pronamespace = 'tallybook'::regnamespace and p.rolname = any (p_names)
+    union select format('%s tallybook.%I', case when c.relkind = 'S' then 'sequence' else 'table' end, c.relname), p.rolname
+      from pg_catalog.pg_class c, aclexplode(c.relacl) a join pg_catalog.pg_roles p on p.oid = a.grantee
+     where c.relnamespace = 'tallybook'::regnamespace and p.rolname = any (p_names)
+    union select format('table tallybook.%I', c.relname), p.rolname
+      from pg_catalog.pg_class c join pg_catalog.pg_attribute t on t.attrelid = c.oid, aclexplode(t.attacl) a
+      join pg_catalog.pg_roles p on p.oid = a.grantee
+     where c.relnamespace = 'tallybook'::regnamespace and p.rolname = any (p_names)
+  loop
+    execute format('revoke all on %s from %I', r.what, r.rolname);
+  end loop;
+end $$;
+
+-- _roles_use(producer, worker, operator, reader, metrics): put these roles on record, in place of others, and apply their rights.
+--
+-- They must exist. Errors: TB005 one that does not, or one name twice. Writes role.
+create or replace function tallybook._roles_use(producer name, worker name, operator name, reader name, metrics name) returns int
+language plpgsql as $$
+declare
+  v_names name[] := array[producer, worker, operator, reader, metrics]; v_missing text;
+begin
+  select string_agg(to_json(n)::text, ', ') into v_missing from unnest(v_names) n
+   where not exists (select from pg_catalog.pg_roles p where p.rolname = n);
+  if v_missing is not null or array_position(v_names, null) is not null then
+    raise exception 'there is no role %', coalesce(v_missing, 'without a name') using errcode = 'TB005', hint = 'Create it first.';
+  end if;
+  if (select count(distinct n) from unnest(v_names) n) < 5 then
+    raise exception 'two of the roles have one name' using errcode = 'TB005';
+  end if;
+  perform tallybook._roles_revoke(array(select k.name::text from tallybook.role k where k.name <> all (v_names)));
+  delete from tallybook.role;
+  insert into tallybook.role (kind, name)
+  select k, n from unnest('{producer,worker,operator,reader,metrics}'::text[], v_names) u(k, n);
+  return tallybook._roles_apply();
+end $$;
+
+-- _roles_forget(): as if there had never been roles: functions run with the caller's rights again, and are PUBLIC's. The roles stay.
+create or replace function tallybook._roles_forget() returns void
+language plpgsql as $$
+declare
+  r record;
+begin
+  perform tallybook._roles_revoke(array(select k.name::text from tallybook.role k));
+  for r in select p.oid::regprocedure::text as call, p.prosecdef as definer from pg_catalog.pg_proc p
+            where p.pronamespace = 'tallybook'::regnamespace loop
+    execute format('grant execute on function %s to public', r.call);
+    if r.definer then execute format('alter function %s security invoker reset search_path', r.call); end if;
+  end loop;
+  delete from tallybook.role;
+end $$;

@@ -1,0 +1,3 @@
+-- installed: what is installed here; one row. What every program looks at before it works.
+create or replace view tallybook.installed as select * from tallybook.installation;
+comment on view tallybook.installed is 'One row: what is installed here.';

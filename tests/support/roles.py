@@ -1,0 +1,86 @@
+"""A database whose owner is no superuser, with roles of its own: they belong to the cluster, so each test has its own prefix."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from tallybook._db import migrate, roles
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class House:
+    """One database; connections to it as its owner, or as a login that has one of the roles."""
+
+    def __init__(self, dsn: str, admin: Connection, *, createrole: bool = True) -> None:
+        self.prefix = f"t{secrets.token_hex(5)}_"
+        self.owner = self.prefix + "owner"
+        self._admin_dsn = dsn
+        self.admin = admin
+        self._stack = ExitStack()
+        self.created: list[str] = []
+        self.login(self.owner, "createrole" if createrole else "nocreaterole")
+        name = self.row(admin, "select current_database()")
+        admin.execute(sql.SQL("alter database {} owner to {}").format(sql.Identifier(name), sql.Identifier(self.owner)))
+        self.dsn = self.dsn_of(self.owner)
+        self.db = self.connect(self.owner)
+        migrate.migrate(self.db)
+
+    @staticmethod
+    def row(conn: Connection, query: str) -> Any:
+        found = conn.execute(query.encode()).fetchone()
+        return found[0] if found else None
+
+    def login(self, name: str, *options: str) -> str:
+        """A login without any right."""
+        words = sql.SQL(" ").join(map(sql.SQL, options))  # type: ignore[arg-type]
+        self.admin.execute(sql.SQL("create role {} login password 'x' {}").format(sql.Identifier(name), words))
+        self.created.append(name)
+        return name
+
+    def user(self, kind: str) -> str:
+        """A login that is a member of one role: its name."""
+        name = self.login(f"{self.prefix}{kind}_login")
+        self.admin.execute(sql.SQL("grant {} to {}").format(sql.Identifier(self.prefix + kind), sql.Identifier(name)))
+        return name
+
+    def dsn_of(self, user: str) -> str:
+        return make_conninfo(self._admin_dsn, user=user, password="x")
+
+    def connect(self, user: str, **options: Any) -> Connection:
+        return self._stack.enter_context(psycopg.connect(self.dsn_of(user), **{"autocommit": True, **options}))
+
+    def as_(self, kind: str) -> Connection:
+        """A connection of a new login that has this role."""
+        return self.connect(self.user(kind))
+
+    def give(self) -> roles.Done:
+        """What `tallybook roles` does."""
+        return roles.create(self.db, self.prefix)
+
+    def close(self) -> None:
+        self._stack.close()
+        listed = [*(self.prefix + kind for kind in roles.KINDS), *reversed(self.created)]
+        for name in listed:
+            if self.admin.execute("select from pg_roles where rolname = %s", [name]).fetchone():
+                self.admin.execute(sql.SQL("reassign owned by {} to current_user").format(sql.Identifier(name)))
+                self.admin.execute(sql.SQL("drop owned by {}").format(sql.Identifier(name)))
+                self.admin.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+
+
+@contextmanager
+def house(dsn: str, *, createrole: bool = True) -> Iterator[House]:
+    """A House in this empty database; all of its roles are gone at the end."""
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        made = House(dsn, admin, createrole=createrole)
+        try:
+            yield made
+        finally:
+            made.close()

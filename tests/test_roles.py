@@ -1,0 +1,373 @@
+"""Roles: who may do what, held against the catalogue of PostgreSQL, for every function, view and table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from support.roles import Connection, House, house
+from tallybook._db import roles
+
+pytestmark = pytest.mark.direct("logins of their own")
+DENIED = psycopg.errors.InsufficientPrivilege
+
+
+@pytest.fixture
+def at(empty_dsn: str) -> Iterator[House]:
+    """A database of a plain owner, with the five roles."""
+    with house(empty_dsn) as made:
+        made.give()
+        yield made
+
+
+def functions(at: House) -> list[tuple[str, str, bool, list[str] | None, str]]:
+    """Name, signature, security definer, settings and text of every function of the schema."""
+    return at.db.execute(
+        "select proname, oid::regprocedure::text, prosecdef, proconfig, prosrc from pg_proc"
+        " where pronamespace = 'tallybook'::regnamespace and prokind in ('f', 'p')"
+    ).fetchall()
+
+
+def rights(db: Connection) -> list[tuple[str, str, set[str], str | None]]:
+    return [
+        (a, b, set(c), d) for a, b, c, d in db.execute("select kind, name, roles, columns from tallybook._rights()")
+    ]
+
+
+# --- the exact list ---------------------------------------------------------------------------------------------------
+
+
+def test_every_public_name_is_in_the_list(at: House) -> None:
+    """A new function or view without its line in _rights.sql fails here; so does a line whose function is gone."""
+    called = {name for name, *_ in functions(at)}
+    views = {
+        row[0]
+        for row in at.db.execute(
+            "select relname from pg_class where relnamespace = 'tallybook'::regnamespace and relkind = 'v'"
+        )
+    }
+    listed = rights(at.db)
+    of_functions = {name for kind, name, *_ in listed if kind in ("definer", "caller")}
+    of_views = {name for kind, name, *_ in listed if kind == "view"}
+    public = {name for name in called | views if not name.startswith("_")}
+    unlisted = sorted(public - of_functions - of_views)
+    assert not unlisted, f"say who may use {', '.join(unlisted)}: one line each in sql/functions/_rights.sql"
+    assert of_functions <= called, f"in _rights.sql, and not in the schema: {sorted(of_functions - called)}"
+    assert of_views <= views, f"in _rights.sql, and not in the schema: {sorted(of_views - views)}"
+    assert len([name for kind, name, *_ in listed if kind in ("definer", "caller")]) == len(of_functions), (
+        "a line twice"
+    )
+
+
+def test_every_role_may_call_exactly_its_functions(at: House) -> None:
+    """For each role and each function of the schema, what PostgreSQL allows is what the list says; PUBLIC may nothing."""
+    allowed = {name: roles for kind, name, roles, _ in rights(at.db) if kind in ("definer", "caller")}
+    wrong = []
+    for name, call, *_ in functions(at):
+        for kind in roles.KINDS:
+            found = at.db.execute(
+                "select has_function_privilege(%s, %s, 'execute')", [at.prefix + kind, call]
+            ).fetchone()
+            if found != (kind in allowed.get(name, set()),):
+                wrong.append(f"{kind}: {call} is {found}")
+        nobody = at.db.execute("select has_function_privilege('public', %s, 'execute')", [call]).fetchone()
+        if nobody != (False,):
+            wrong.append(f"everybody may call {call}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_role_has_a_right_to_a_table(at: House) -> None:
+    """Tables are the owner's alone; of views each role reads exactly the listed columns, and writes none."""
+    expected = {(kind, name): columns for what, name, who, columns in rights(at.db) if what == "view" for kind in who}
+    wrong = []
+    for table, kind_of, oid in at.db.execute(
+        "select relname, relkind, oid from pg_class"
+        " where relnamespace = 'tallybook'::regnamespace and relkind in ('r', 'p', 'v', 'm', 'f')"
+    ).fetchall():
+        columns = [
+            row[0]
+            for row in at.db.execute(
+                "select attname from pg_attribute where attrelid = %s and attnum > 0 and not attisdropped", [oid]
+            )
+        ]
+        for kind in roles.KINDS:
+            role = at.prefix + kind
+            read = {
+                column
+                for column in columns
+                if at.db.execute(
+                    "select has_column_privilege(%s, %s::oid, %s, 'select')", [role, oid, column]
+                ).fetchone()
+                == (True,)
+            }
+            listed = expected.get((kind, table), "") if kind_of == "v" else ""
+            wanted = set(columns) if listed is None else {word.strip() for word in listed.split(",")} - {""}
+            if read != wanted:
+                wrong.append(f"{kind} reads of {table}: {sorted(read ^ wanted)} differ")
+            written = at.db.execute(
+                "select has_table_privilege(%s, %s::oid, 'insert, update, delete, truncate, references, trigger')"
+                " or has_any_column_privilege(%s, %s::oid, 'insert, update, references')",
+                [role, oid, role, oid],
+            ).fetchone()
+            if written != (False,):
+                wrong.append(f"{kind} writes {table}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_readers_get_no_payload(at: House) -> None:
+    """What a reader or metrics may read has none of the columns that hold args, results or errors; only operators do."""
+    payload = {
+        "args", "headers", "options", "result", "error", "errors", "last_error", "message", "details", "summary", "reason", "query",
+        "progress_message", "unique_key", "order_key", "subject", "definition",
+    }  # fmt: skip
+    for kind, name, who, columns in rights(at.db):
+        if (
+            kind == "view"
+            and who & {"reader", "metrics", "producer"}
+            and name not in ("queues", "workers", "services", "installed")
+        ):
+            assert columns is not None and not payload & {word.strip() for word in columns.split(",")}, name
+
+
+def test_sequences_and_schema(at: House) -> None:
+    """The schema may be used and nothing be made in it; of sequences only job_id, by workers, and not to be set."""
+    for kind in roles.KINDS:
+        role = at.prefix + kind
+        assert at.db.execute(
+            "select has_schema_privilege(%s, 'tallybook', 'usage'), has_schema_privilege(%s, 'tallybook', 'create')",
+            [role, role],
+        ).fetchone() == (True, False)
+        found = at.db.execute(
+            "select relname from pg_class where relnamespace = 'tallybook'::regnamespace and relkind = 'S'"
+            " and (has_sequence_privilege(%s, oid, 'usage') or has_sequence_privilege(%s, oid, 'select, update'))",
+            [role, role],
+        ).fetchall()
+        assert found == ([("job_id",)] if kind == "worker" else [])
+        assert at.db.execute("select has_sequence_privilege(%s, 'tallybook.job_id', 'update')", [role]).fetchone() == (
+            False,
+        )
+
+
+# --- definers ---------------------------------------------------------------------------------------------------------
+
+
+def test_definers_are_hardened(at: House) -> None:
+    """Every function with the owner's rights has search_path = pg_catalog, pg_temp; no other has either."""
+    kinds = {name: kind for kind, name, who, _ in rights(at.db) if kind in ("definer", "caller") and who}
+    for name, call, definer, config, _ in functions(at):
+        path = [line for line in config or [] if line.startswith("search_path")]
+        assert definer == (kinds.get(name) == "definer"), call
+        assert path == (["search_path=pg_catalog, pg_temp"] if definer else []), call
+
+
+DYNAMIC = re.compile(r"\bexecute\b", re.IGNORECASE)
+
+
+def test_definers_execute_no_text(at: House) -> None:
+    """S11: no function with the owner's rights reaches, by whatever it calls, one that executes a text."""
+    texts: dict[str, str] = {}
+    for name, _, _, _, source in functions(at):
+        texts[name] = texts.get(name, "") + re.sub(r"--[^\n]*", "", source)
+    reach = {name: set(re.findall(r"tallybook\.(\w+)\s*\(", text)) & set(texts) for name, text in texts.items()}
+    dynamic = {name for name, text in texts.items() if DYNAMIC.search(text)}
+    assert {"enqueue_from", "_query_text", "_query_columns"} <= dynamic  # else this looks at nothing
+    for name in {name for name, _, definer, *_ in functions(at) if definer}:
+        seen, todo = set(), [name]
+        while todo:
+            one = todo.pop()
+            if one not in seen:
+                seen.add(one)
+                todo += reach[one]
+        assert not seen & dynamic, f"{name} has the owner's rights and reaches {seen & dynamic}"
+    for _, call, definer, *_ in functions(at):
+        assert not definer or not re.search(r"\breg\w+\b", call), f"{call} takes the name of a thing in the database"
+
+
+HIJACKED = "plpgsql as $$ begin raise exception 'hijacked as %', current_user; end $$"
+OPERATORS = ("bigint, bigint", "text, text", "int, int", "uuid, uuid")
+BUILT_IN = {
+    "octet_length(text)": "int", "jsonb_build_object(variadic text[])": "jsonb", "nextval(text)": "bigint", "hashtext(text)": "int",
+    "cardinality(anyarray)": "int", "now()": "timestamptz", "clock_timestamp()": "timestamptz",
+    "pg_current_snapshot()": "pg_snapshot",
+}  # fmt: skip
+
+
+def trap(schema: str) -> str:
+    """A schema whose functions and operators look like PostgreSQL's own."""
+    made = [f"create schema {schema}", f"grant usage on schema {schema} to public"]
+    for types in OPERATORS:
+        left, right = types.split(", ")
+        made += [
+            f"create function {schema}.eq({types}) returns boolean language {HIJACKED}",
+            f"create operator {schema}.= (function = {schema}.eq, leftarg = {left}, rightarg = {right})",
+        ]
+    made += [f"create function {schema}.{name} returns {of} language {HIJACKED}" for name, of in BUILT_IN.items()]
+    return ";\n".join(made)
+
+
+RUN = """
+select tallybook.enqueue('q', 't', '{"a": 1}', unique_key => 'k', order_key => 'o', at => pg_catalog.clock_timestamp());
+select tallybook.enqueue_many('{q,q}', '{t,t}', array['{}', '{}'], at => pg_catalog.clock_timestamp());
+select tallybook.enqueue('q', 't', run_at => pg_catalog.clock_timestamp() + '1 h'::interval, at => pg_catalog.clock_timestamp());
+select tallybook.worker_start('w', '{q}', '{t}', at => pg_catalog.clock_timestamp());
+select tallybook.claim(1, '{q}', '{10}', '7c9e6679-7425-40de-944b-e07fc1f90ae7', at => pg_catalog.clock_timestamp());
+select tallybook.leased('7c9e6679-7425-40de-944b-e07fc1f90ae7', at => pg_catalog.clock_timestamp());
+select tallybook.turn('{7c9e6679-7425-40de-944b-e07fc1f90ae7}', '{1}', '{1}', at => pg_catalog.clock_timestamp());
+select tallybook.complete_many('{7c9e6679-7425-40de-944b-e07fc1f90ae7}', '{1}', '{1}', at => pg_catalog.clock_timestamp());
+select tallybook.fail('7c9e6679-7425-40de-944b-e07fc1f90ae7', 2, 1, '{"message": "x"}', at => pg_catalog.clock_timestamp());
+select tallybook.promote(at => pg_catalog.clock_timestamp());
+select tallybook.rescue(at => pg_catalog.clock_timestamp());
+select tallybook.rebase(at => pg_catalog.clock_timestamp());
+select tallybook.upkeep_look(at => pg_catalog.clock_timestamp());
+select tallybook.schedule_put('s', 't', every => '1 h', at => pg_catalog.clock_timestamp());
+select tallybook.schedule_run('s', at => pg_catalog.clock_timestamp());
+select tallybook.cancel(4, at => pg_catalog.clock_timestamp());
+select tallybook.retry(4, at => pg_catalog.clock_timestamp());
+select tallybook.dead_letters();
+select tallybook.backlog();
+select id, state, args from tallybook.job order by id using operator(pg_catalog.<);
+"""
+
+
+def hostile(at: House) -> Connection:
+    """A session whose search_path has a schema with operators and built-ins of its own, and temporary tables, before all others."""
+    name = at.prefix + "hostile"
+    at.db.execute(trap(name).encode())
+    user = at.user("producer")
+    for kind in ("worker", "operator"):
+        at.db.execute(sql.SQL("grant {} to {}").format(sql.Identifier(at.prefix + kind), sql.Identifier(user)))
+    conn = at.connect(user)
+    for table in ("entry", "lane", "pg_class", "pg_proc"):
+        conn.execute(sql.SQL("create temp table {} (x int)").format(sql.Identifier(table)))
+    conn.execute(sql.SQL("set search_path = {}, pg_temp, pg_catalog").format(sql.Identifier(name)))
+    return conn
+
+
+def statements() -> list[str]:
+    return [line for line in RUN.splitlines() if line]
+
+
+def test_a_hostile_search_path_has_no_effect(at: House) -> None:
+    """S10: operators, built-ins and temporary tables before pg_catalog in the caller's search_path change nothing."""
+    conn = hostile(at)
+    for statement in statements():
+        conn.execute(statement.encode())
+    assert conn.execute("select state from tallybook.job where id operator(pg_catalog.=) 1").fetchone() == (
+        "completed",
+    )
+
+
+def test_control_without_the_search_path_it_has(at: House) -> None:
+    """Negative control: with the owner's rights and the caller's search_path, the caller's own code runs as the owner."""
+    conn = hostile(at)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        conn.execute("table tallybook.entry")
+    for _, call, definer, *_ in functions(at):
+        if definer:
+            at.db.execute(f"alter function {call} reset search_path".encode())
+    wrong = []
+    for statement in statements():
+        try:
+            conn.execute(statement.encode())
+        except psycopg.Error as error:
+            wrong.append(str(error))
+    assert any(f"hijacked as {at.owner}" in text for text in wrong), wrong
+
+
+# --- what each may, and may not, by doing it ---------------------------------------------------------------------------
+
+
+def refused(conn: Connection, *statements: str) -> None:
+    for statement in statements:
+        with pytest.raises(DENIED):
+            conn.execute(statement.encode())
+
+
+def test_producer(at: House) -> None:
+    """S10: a producer enqueues, asks for the state of an id that it knows, and reads nothing, cancels nothing, claims nothing."""
+    conn = at.as_("producer")
+    (job,) = conn.execute("""select tallybook.enqueue('q', 't', '{"secret": 1}')""").fetchone() or ()
+    assert conn.execute("select tallybook.state(%s)", [job]).fetchone() == ("available",)
+    assert conn.execute("select tallybook.state(4711)").fetchone() == (None,)
+    refused(
+        conn, "select id from tallybook.job", "select * from tallybook.entry", f"select tallybook.cancel({job})",
+        f"select tallybook.result({job})", "select tallybook.dead_letters()", "insert into tallybook.queue (name) values ('x')",
+        "select tallybook.worker_start('w', '{q}')", "select setval('tallybook.job_id', 1)",
+        "select tallybook.enqueue_from('select 1', 'q', 't')", "select tallybook._roles_apply()",
+    )  # fmt: skip
+
+
+def test_operator(at: House) -> None:
+    """S10: an operator sees args, cancels, retries, pauses and keeps schedules, and neither enqueues nor claims."""
+    at.db.execute("""select tallybook.enqueue('q', 't', '{"a": 1}')""")
+    conn = at.as_("operator")
+    assert conn.execute("select args from tallybook.job").fetchone() == ({"a": 1},)
+    assert conn.execute("select tallybook.cancel(1)").fetchone() == ("cancelled",)
+    assert conn.execute("select tallybook.retry(1)").fetchone() is not None
+    assert conn.execute("select tallybook.pause('q')").fetchone() == (True,)
+    who = conn.execute("select paused_by from tallybook.queues").fetchone()
+    assert who == (conn.info.user,)  # not the owner, whose rights the function has
+    assert conn.execute("select tallybook.schedule_put('s', 't', every => '1 h')").fetchone() == ("created",)
+    assert conn.execute("select what from tallybook.schedule_run('s')").fetchone() == ("enqueued",)
+    refused(
+        conn, "select tallybook.enqueue('q', 't')", "select tallybook.claim(1, '{q}', '{1}', gen_random_uuid())",
+        "delete from tallybook.dead", "select * from tallybook.dead", "update tallybook.schedules set query = 'select 1'",
+    )  # fmt: skip
+
+
+def test_a_query_never_runs_with_more_rights_than_its_caller(at: House) -> None:
+    """S11: an operator may neither put a query, which workers would run, nor run one; a worker runs it as itself."""
+    at.db.execute("create table secret (x int)")
+    at.db.execute(
+        "select tallybook.schedule_put('s', 't', every => '1 h', query => 'select to_jsonb(s) as args from public.secret s')"
+    )
+    query = "select jsonb_build_object(''who'', current_user::text) as args"
+    operator = at.as_("operator")
+    refused(
+        operator, f"select tallybook.schedule_put('p', 't', every => '1 h', query => '{query}')",
+        "select tallybook.schedule_run('s')", f"select tallybook.enqueue_from('{query}', 'q', 't')",
+    )  # fmt: skip
+    worker = at.as_("worker")
+    with pytest.raises(DENIED, match="secret"):
+        worker.execute("select tallybook.enqueue_from('select to_jsonb(s) as args from public.secret s', 'q', 't')")
+    worker.execute(f"select tallybook.enqueue_from('{query}', 'q', 't')".encode())
+    assert at.db.execute("select args from tallybook.job").fetchone() == ({"who": worker.info.user},)
+
+
+def test_control_a_query_with_the_owners_rights(at: House) -> None:
+    """Negative control: were the shell around a query a definer, its caller would read what only the owner may."""
+    at.db.execute("create table secret (x int); insert into secret values (42)")
+    call = "enqueue_from(text, text, text, int, int, jsonb, jsonb, timestamptz)"
+    at.db.execute(f"alter function tallybook.{call} security definer".encode())
+    query = "select to_jsonb(s) as args from public.secret s"
+    at.as_("worker").execute(f"select tallybook.enqueue_from('{query}', 'q', 't')".encode())
+    assert at.db.execute("select args from tallybook.job").fetchone() == ({"x": 42},)
+
+
+def test_reader_and_metrics(at: House) -> None:
+    """S10: a reader sees jobs without args and errors; metrics get numbers and nothing else."""
+    at.db.execute("""select tallybook.enqueue('q', 't', '{"a": 1}')""")
+    reader, metrics = at.as_("reader"), at.as_("metrics")
+    assert reader.execute("select id, queue, state, attempts from tallybook.job").fetchone() == (1, "q", "available", 0)
+    assert reader.execute("select job_id, state from tallybook.attempt").fetchone() == (1, "available")
+    refused(reader, "select args from tallybook.job", "select * from tallybook.job", "select summary from tallybook.job",
+            "select error from tallybook.attempt", "select message from tallybook.error", "select tallybook.result(1)")  # fmt: skip
+    for view in ("queues", "workers", "services", "installed"):
+        reader.execute(f"table tallybook.{view}".encode())
+    for conn in (reader, metrics):
+        assert conn.execute("select queue, state, jobs from tallybook.backlog()").fetchall() == [("q", "available", 1)]
+    refused(metrics, "select id from tallybook.job", "select tallybook.state(1)", "table tallybook.queues")
+
+
+def test_what_a_definer_sets_for_the_transaction_stays(at: House) -> None:
+    """The end of a function with a search_path of its own takes back that alone: a claim commits asynchronously as before."""
+    conn = at.as_("worker")
+    conn.execute("select tallybook.worker_start('w', '{q}')")
+    with conn.transaction():
+        conn.execute("select tallybook.claim(1, '{q}', '{1}', gen_random_uuid(), durable => false)")
+        assert conn.execute("show synchronous_commit").fetchone() == ("off",)
+        assert conn.execute("show search_path").fetchone() == ('"$user", public',)

@@ -1,0 +1,237 @@
+"""Real programs that connect with nothing but their role: a worker process, a drain, an app that enqueues, the command line."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+from psycopg.conninfo import make_conninfo
+
+from support.cli import Command
+from support.roles import House, house
+from support.waiting import wait_until
+from tallybook import App, Snooze
+from tallybook._cli import cli
+from tallybook._db import roles
+from tallybook.errors import UnknownJob
+
+pytestmark = pytest.mark.direct("logins of their own")
+
+JOBS = """
+from datetime import timedelta
+from tallybook import App, Context, Snooze
+
+app = App("shop")
+
+
+@app.task(queue="mail", schedule="0 0 1 1 *")
+async def greet(name: str = "nobody") -> dict[str, str]:
+    return {"said": f"hello {name}"}
+
+
+@app.task(queue="mail", max_attempts=1)
+async def fails() -> None:
+    raise ValueError("no")
+
+
+@app.task(queue="mail")
+async def reports(ctx: Context) -> None:
+    await ctx.progress(0.5, "half")
+    if await ctx.get_checkpoint() is None:
+        await ctx.set_checkpoint({"at": 1})
+        raise Snooze(timedelta(0))
+
+
+@app.task(queue="mail", process=True)
+def apart() -> int:
+    return 1
+"""
+
+
+@pytest.fixture
+def at(empty_dsn: str) -> Iterator[House]:
+    with house(empty_dsn) as made:
+        made.give()
+        yield made
+
+
+def states(at: House, *ids: int) -> list[str]:
+    return [
+        row[0] for row in at.db.execute("select state from tallybook.job where id = any (%s) order by id", [list(ids)])
+    ]
+
+
+def test_a_real_worker_needs_no_more_than_its_role(at: House, tmp_path: Path) -> None:
+    """S10: `tallybook worker` as the worker role runs, fails, retries, snoozes, keeps results and checkpoints, fires and stops."""
+    (tmp_path / "jobs.py").write_text(JOBS)
+    producer = at.as_("producer")
+    ids = [
+        at.row(producer, f"select tallybook.enqueue('mail', {task}, {args})")
+        for task, args in (
+            ("'greet'", """'{"name": "ada"}'"""),
+            *((f"'{name}'", "'{}'") for name in ("fails", "reports", "apart", "unknown")),
+        )
+    ]  # fmt: skip
+    later = at.row(
+        producer, "select tallybook.enqueue('mail', 'greet', run_at => clock_timestamp() + '1 s', order_key => 'o')"
+    )
+    at.db.execute(
+        "select tallybook.schedule_put('by the second', 'greet', queue => 'mail', every => '1 s'),"
+        " tallybook.schedule_put('by query', 'greet', queue => 'mail', every => '1 s',"
+        "   query => 'select ''k'' as key, jsonb_build_object(''name'', current_user::text) as args')"
+    )
+    user = at.user("worker")
+    with Command(tmp_path, "worker", "-A", "jobs:app", "--queues", "mail", dsn=at.dsn_of(user)) as command:
+        wait_until(
+            lambda: states(at, *ids[:4], later) == ["completed", "dead", "completed", "completed", "completed"],
+            "all jobs have ended",
+            seconds=30,
+        )
+        wait_until(
+            lambda: (
+                at.db.execute("select count(distinct schedule) from tallybook.fire where what = 'enqueued'").fetchone()
+                == (2,)
+            ),
+            "both schedules have fired",
+            seconds=30,
+        )
+        assert at.db.execute("select unserved from tallybook.job where id = %s", [ids[4]]).fetchone() == (True,)
+        command.send(signal.SIGTERM)
+        assert command.ended() == 0, command.output
+        assert "permission denied" not in command.output, command.output
+    assert at.db.execute("select count(*) from tallybook.schedule where source = 'code'").fetchone() == (1,)
+    assert at.db.execute("select count(*) from tallybook.worker where ended_at is null").fetchone() == (0,)
+    assert at.db.execute(
+        "select args from tallybook.job where args ->> 'name' like %s limit 1", [f"{at.prefix}%"]
+    ).fetchone() == (
+        {"name": user},  # the query ran with the worker's rights
+    )
+
+
+@pytest.mark.anyio
+async def test_drain_and_rescue_as_the_worker_role(at: House) -> None:
+    """S10: app.drain promotes, rescues a dead worker's job, runs and ends, as the worker role; the app enqueues as the producer."""
+    app = App("shop", dsn=at.dsn_of(at.user("producer")))
+    done: list[int] = []
+
+    @app.task
+    async def work(n: int) -> None:
+        done.append(n)
+        if n == 2:
+            raise Snooze(timedelta(hours=1))
+
+    for n in (1, 2, 3):
+        job = await work.enqueue(app, n)
+    assert await app.state(app, job) == "available"
+    with pytest.raises(UnknownJob):
+        await app.state(app, 4711)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        await app.get(app, job)
+    worker = at.as_("worker")
+    worker.execute("select tallybook.worker_start('dead', '{default}', array[%s])", [work.name])
+    taken = worker.execute("select jobs from tallybook.claim(1, '{default}', '{1}', gen_random_uuid())").fetchone()
+    assert taken == (1,)
+    at.db.execute("update tallybook.worker set seen_at = '-infinity'")
+    report = await app.drain(dsn=at.dsn_of(worker.info.user))
+    assert sorted(done) == [1, 2, 3] and report.completed == 2
+
+
+def run(at: House, user: str, *words: str) -> Result:
+    return CliRunner().invoke(cli, [*words, "--dsn", at.dsn_of(user)])
+
+
+def test_the_command_line_as_operator_and_producer(at: House) -> None:
+    """What an operator does by hand works with the role alone; a producer can enqueue and is told what it may not."""
+    producer, operator = at.user("producer"), at.user("operator")
+    assert run(at, producer, "enqueue", "mail", "greet", "{}").exit_code == 0
+    at.db.execute("select tallybook.worker_start('w', '{mail}', '{greet}')")
+    for words in (
+        ["job", "list"], ["job", "show", "1"], ["queue", "list"], ["queue", "pause", "mail"], ["queue", "resume", "mail"],
+        ["task", "list"], ["schedule", "put", "s", "greet", "--every", "1 h"], ["schedule", "list"], ["schedule", "show", "s"],
+        ["schedule", "run", "s"], ["schedule", "pause", "s"], ["schedule", "drop", "s", "--yes"], ["service", "list"],
+        ["subject", "list"], ["dead", "list"], ["info"], ["job", "cancel", "1"], ["job", "retry", "1"],
+    ):  # fmt: skip
+        result = run(at, operator, *words)
+        assert result.exit_code == 0, f"{words}: {result.output}"
+    result = run(at, producer, "job", "list")
+    assert result.exit_code == 1 and "permission denied" in result.output and "lacks a right" in result.output
+
+
+def test_the_command(at: House) -> None:
+    """`tallybook roles` says what it made, can be said again, prints SQL, and takes all back."""
+    words = ("roles", "--prefix", at.prefix)
+    again = run(at, at.owner, *words)
+    assert again.exit_code == 0 and again.output.count("there already") == len(roles.KINDS), again.output
+    printed = CliRunner().invoke(cli, [*words, "--sql"])
+    assert f'create role "{at.prefix}producer" nologin' in printed.output and "_roles_use" in printed.output
+    gone = run(at, at.owner, *words, "--forget")
+    assert gone.exit_code == 0 and "took all rights" in gone.output
+    assert "nothing to do" in run(at, at.owner, *words, "--forget").output
+    taken = run(at, at.owner, *words)
+    assert taken.exit_code == 1 and "--existing" in taken.output, taken.output
+    assert run(at, at.owner, *words, "--existing").exit_code == 0
+    denied = run(at, at.user("worker"), *words)
+    assert denied.exit_code == 1 and "permission denied" in denied.output
+    wrong = run(at, at.owner, "roles", "--prefix", "Shop")
+    assert wrong.exit_code == 2 and "prefix" in wrong.output
+
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "roles.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_the_examples_of_the_page_run(at: House) -> None:
+    """docs/roles.md as written, with other names: the logins do what the page says that they can."""
+    made, *asked = (
+        block.replace("tallybook_", at.prefix).replace("shop_", f"{at.prefix}shop_") for block in blocks("pgsql")
+    )
+    at.created += [f"{at.prefix}shop_web", f"{at.prefix}shop_worker"]
+    at.db.execute(made.encode())
+    web, worker = (
+        psycopg.connect(make_conninfo(at.dsn, user=name, password="secret"), autocommit=True)
+        for name in at.created[-2:]
+    )
+    with web, worker:
+        assert web.execute("select tallybook.enqueue('mail', 'greet')").fetchone() == (1,)
+        worker.execute("select tallybook.enqueue('mail', 'greet')")
+        worker.execute("select tallybook.worker_start('w', '{mail}')")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            web.execute("select tallybook.worker_start('w', '{mail}')")
+        reader = at.as_("reader")
+        for statement in asked[0].split(";\n")[:-1]:
+            assert reader.execute(statement.encode()).fetchall()
+        assert web.execute(asked[1].strip().encode()).fetchone() == ("available",)
+    lines = " ".join(blocks("sh")).splitlines()
+    assert set(re.findall(r"--\w+", " ".join(lines))) == {
+        "--prefix",
+        "--existing",
+        "--sql",
+        "--forget",
+    }
+
+
+def test_the_tables_of_the_page_are_the_list(at: House) -> None:
+    """Each public function and view stands on docs/roles.md with exactly the roles that have it."""
+    rows = re.findall(r"^\| `(\w+)` \|([^|]*)\|([^|]*)\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    told = {kind: tuple(set(re.findall(r"`(\w+)`", cell)) for cell in cells) for kind, *cells in rows[-5:]}
+    for kind in roles.KINDS:
+        found = [
+            {
+                row[0]
+                for row in at.db.execute(
+                    "select name from tallybook._rights() where %s = any (roles) and kind = any (%s) and name not like '\\_%%'",
+                    [kind, kinds],
+                )
+            }
+            for kinds in (["definer", "caller"], ["view"])
+        ]
+        assert told[kind] == tuple(found), kind
