@@ -23,6 +23,7 @@ NAMES = (
     "pinned_scheduled",
     "upsert",
     "query",
+    "limit",
     "roles",
 )
 _WITH_PEERS = ("drain", "latency")

@@ -63,6 +63,7 @@ def test_public_names() -> None:
         "Kill",
         "Linear",
         "Provider",
+        "RateInfo",
         "Reject",
         "Reschedule",
         "Retried",

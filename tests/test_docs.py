@@ -338,6 +338,16 @@ def test_the_example_of_the_fan_out_page_runs(tmp_path: Path, dsn: str, db: Any)
     assert db.execute(states).fetchone() == (["completed", "completed", "cancelled", "completed"],)
 
 
+def test_the_example_of_the_limits_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
+    """S1-18: docs/limits.md as written: five calls a second of one provider are 200 ms apart, another's does not wait."""
+    assert project(tmp_path, "docs/limits.md") == ["app.py", "run.py"]
+    (printed,) = blocks(ROOT / "docs/limits.md", "text")
+    assert python(tmp_path, dsn, "run.py") == printed
+    starts = db.execute("select array_agg(called_at order by called_at) from tallybook.rate_call where name = 'provider:acme'")
+    first, *_, last = starts.fetchone()[0]
+    assert last - first >= timedelta(milliseconds=400)
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
 def test_python_blocks_are_python(page: Path) -> None:
     """Every Python block of a page can be parsed."""
