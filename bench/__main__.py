@@ -23,8 +23,8 @@ NAMES = (
     "pinned_scheduled",
     "upsert",
     "query",
-    "limit",
     "roles",
+    "limit",
 )
 _WITH_PEERS = ("drain", "latency")
 

@@ -22,7 +22,8 @@ _LOAD = """
 select cardinality(job_ids) from tallybook.enqueue_many(
   array_fill('default'::text, array[%(jobs)s]), array_fill('note'::text, array[%(jobs)s]),
   (select array_agg(format('{"n": %%s}', n) order by n) from generate_series(0, %(jobs)s - 1) n),
-  options => (select array_agg(format('{"limits": ["api:%%s"]}', n %% %(keys)s) order by n) from generate_series(0, %(jobs)s - 1) n))"""
+  options => (select array_agg(format('{"limits": ["api:%%s"]}', n %% %(keys)s) order by n)
+                from generate_series(0, %(jobs)s - 1) n))"""
 
 
 def run() -> None:
@@ -60,7 +61,9 @@ def run() -> None:
     at_most("limit", "windows_exceeded", float(exceeded + jobs - len(said)), "windows", 0, shown_as).show()
     at_least("limit", "rate_used", sum(used) / len(used), "of the rate", 0.95, f"least {min(used):.3f}").show()
     plain("limit", "gap_p1_ms", 1000 * percentile(gaps, 0.01), "ms", f"p99 {1000 * percentile(gaps, 0.99):.0f}").show()
-    plain("limit", "calls_wasted", (called[0] - len(said)) / jobs, "of the jobs", "turns that a late start gave up").show()
+    plain(
+        "limit", "calls_wasted", (called[0] - len(said)) / jobs, "of the jobs", "turns that a late start gave up"
+    ).show()
 
 
 def _done(conn: psycopg.Connection[Any]) -> int:

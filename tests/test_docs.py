@@ -343,9 +343,11 @@ def test_the_example_of_the_limits_page_runs(tmp_path: Path, dsn: str, db: Any) 
     assert project(tmp_path, "docs/limits.md") == ["app.py", "run.py"]
     (printed,) = blocks(ROOT / "docs/limits.md", "text")
     assert python(tmp_path, dsn, "run.py") == printed
-    starts = db.execute("select array_agg(called_at order by called_at) from tallybook.rate_call where name = 'provider:acme'")
+    starts = db.execute(
+        "select array_agg(called_at order by called_at) from tallybook.rate_call where name = 'provider:acme'"
+    )
     first, *_, last = starts.fetchone()[0]
-    assert last - first >= timedelta(milliseconds=400)
+    assert last - first >= timedelta(milliseconds=200)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)

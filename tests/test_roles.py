@@ -128,7 +128,17 @@ def test_readers_get_no_payload(at: House) -> None:
         if (
             kind == "view"
             and who & {"reader", "metrics", "producer"}
-            and name not in ("queues", "workers", "services", "installed", "rate", "rate_calls", "provider_field", "provider_routes")
+            and name
+            not in (
+                "queues",
+                "workers",
+                "services",
+                "installed",
+                "rate",
+                "rate_calls",
+                "provider_field",
+                "provider_routes",
+            )
         ):
             assert columns is not None and not payload & {word.strip() for word in columns.split(",")}, name
 

@@ -433,6 +433,9 @@ def test_the_view_shows_where_each_key_stands(eight: Connection) -> None:
     put(eight, "provider:acme", n=3)
     Asker(eight).look(T)
     row = eight.execute(
-        "select name, rule, calls, calls_ever, waiting, last_call_at, next_call_at from tallybook.rate"
+        "select name, rule, calls, calls_ever, waiting, last_call_at, next_call_at from tallybook.rate order by name"
     ).fetchall()
-    assert row == [("provider:acme", "provider", 8, 1, 2, T, T + 7500 * MS)]
+    assert row == [
+        ("provider", "provider", 8, 0, 0, None, None),
+        ("provider:acme", "provider", 8, 1, 2, T, T + 7500 * MS),
+    ]

@@ -6,7 +6,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -33,6 +33,9 @@ class Registry:
             raise LookupError(f"provider {name!r} is switched off")
         return self.known[name]
 
+    def through(self, _: object) -> AbstractContextManager[None]:
+        return nullcontext()
+
     async def put(self, name: str, *, active: bool) -> str:
         self.known[name] = replace(self.known[name], active=active)
         return "changed"
@@ -41,7 +44,7 @@ class Registry:
 def serving(app: App, *providers: Provider) -> Registry:
     """Give the app these providers."""
     registry = Registry(*providers)
-    app.providers = registry  # type: ignore[attr-defined]
+    app.providers = registry  # type: ignore[assignment]
     return registry
 
 

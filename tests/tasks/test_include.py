@@ -72,15 +72,6 @@ async def test_an_included_task_has_the_app_and_its_policies(dsn: str, db: Any) 
     assert shared.app is library
 
 
-def test_an_app_without_providers_says_so(app: App, dsn: str, db: Any) -> None:
-    """S4-06: without a registry a job fails with that reason and is tried again."""
-    vars(app)["providers"] = None
-    job = webhook.enqueue_sync(db, "acme", {})
-    drain(app, dsn=dsn)
-    found = app.get_sync(db, job)
-    assert found.state == "retrying" and "no registry of providers" in (found.last_error or "")
-
-
 @pytest.mark.parametrize(
     ("package", "extra", "job"),
     [

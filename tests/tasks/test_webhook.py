@@ -14,6 +14,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from support.outside import LOOPBACK, HttpServer, Reply, provider, serving
 from tallybook import App, Constant, JobInfo
+from tallybook._model.keyring import new_key
 from tallybook._model.secret import Secret
 from tallybook.tasks import new_signing_secret, webhook
 from tallybook.testing import drain, travel
@@ -48,6 +49,27 @@ def test_sql_alone_sends_a_webhook_that_the_receiver_verifies(
     for forged in ((got.body + b" ", got.headers), (got.body, {**got.headers, "webhook-id": "job_0"})):
         with pytest.raises(WebhookVerificationError):
             Webhook(secret).verify(*forged)
+
+
+def test_the_apps_own_providers_serve_it(
+    app: App, run: Run, dsn: str, db: Any, endpoint: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S1-12, S4-06: with a provider of the database, whose secret is encrypted, a webhook is signed; 410 switches it off there."""
+    monkeypatch.setenv("TALLYBOOK_KEYS", new_key("k1"))
+    app.dsn, secret = dsn, new_signing_secret()
+    settings = {"url": f"{endpoint.url}/hooks", "allow": LOOPBACK, "allow_http": True}
+
+    async def made() -> None:
+        async with app.open():
+            await app.providers.put("acme", kind="webhook", settings=settings)
+            await app.providers.set_secret("acme", "signing_secret", secret)
+
+    asyncio.run(made())
+    assert run(webhook.enqueue_sync(db, "acme", BODY)).state == "completed"
+    assert Webhook(secret).verify(endpoint.got[0].body, endpoint.got[0].headers) == BODY
+    endpoint.replies = [Reply(410)]
+    assert run(webhook.enqueue_sync(db, "acme", BODY)).state == "dead"
+    assert db.execute("select active from tallybook.provider where name = 'acme'").fetchone() == (False,)
 
 
 def test_while_a_secret_is_replaced_both_sign(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:

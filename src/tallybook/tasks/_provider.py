@@ -31,10 +31,7 @@ class Registry(Protocol):
 
 def registry_of(ctx: Context) -> Registry:
     """The registry of the app that runs this job."""
-    found = getattr(ctx.app, "providers", None)
-    if found is None:
-        raise ConfigError("providers", ctx.app, "this app has no registry of providers")
-    return cast(Registry, found)
+    return cast(Registry, ctx.app.providers)
 
 
 async def provider_of(ctx: Context, name: str) -> Provider:
