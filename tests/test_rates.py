@@ -9,8 +9,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click.testing
+import psycopg
 import pytest
 
+from support import zoo
 from support.workers import Jobs, eventually, working
 from tallybook import App, Context, RateInfo, Snooze
 from tallybook._cli import cli
@@ -79,6 +81,30 @@ async def test_a_handler_takes_a_slot_or_ends_as_a_snooze(app: App, dsn: str, db
         assert (found.failures, found.errors, found.run_at is not None) == (0, None, True)
     ((at,),) = rows(db, "select min(run_at) - max(called_at) from tallybook.scheduled, tallybook.rate_call")
     assert abs(at - HOUR) < timedelta(seconds=1)
+
+
+@anyio
+async def test_an_atomic_task_and_one_in_a_process_are_put_off_too(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S1-18: over the limit, an atomic task's writes are rolled back, and a process of its own ends; no failure is counted."""
+    app.rate_limit_put_sync(db, "provider", 1, per="1 hour")
+    app.rate_limit_push_sync(db, "provider:acme", datetime.now(UTC) + HOUR)
+    db.execute("create table written (n int)")
+
+    @app.task(atomic=True)
+    async def write(tx: psycopg.AsyncConnection[Any], ctx: Context) -> None:
+        await tx.execute("insert into written values (1)")
+        await ctx.limit("provider:acme")
+
+    app.rate_limit_put_sync(db, "other", 1, per="1 s")
+    limited = app.task(process=True)(zoo.limited)
+    both = [write.enqueue_sync(db).id, limited.enqueue_sync(db).id]
+    async with working(app, dsn):
+        await eventually(lambda: [jobs(job).state for job in both] == ["scheduled", "scheduled"], "both are put off")
+    assert [jobs(job).failures for job in both] == [0, 0]
+    assert rows(db, "select * from written") == []
+    assert rows(db, "select next_at > now() + interval '59 min' from tallybook.rate_state where name = 'other'") == [
+        (True,)
+    ]
 
 
 @anyio
@@ -176,7 +202,7 @@ def test_keys_are_made_of_args(app: App) -> None:
         (lambda app: app.rate_limit("queue:", 1, per="1 s"), "queue:NAME"),
         (lambda app: app.rate_limit("a", 0, per="1 s"), "from 1 to 100000"),
         (lambda app: app.rate_limit("a", 2, per="1 s", burst=3), "from 1 to 2"),
-        (lambda app: app.rate_limit("a", 2, per="1 ms"), "100 ms to 366 days"),
+        (lambda app: app.rate_limit("a", 2, per="1 ms"), "1 s to 366 days"),
         (lambda app: app.rate_limit("a", 2, per="1"), "needs a unit"),
         (lambda app: [app.rate_limit("a", 2, per="1 s") for _ in range(2)], "declared twice"),
         (lambda app: app.task(limits="a"), "not a tuple"),

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
 T = datetime.fromisoformat("2031-03-30T00:30:00+00:00")
 MS, S, MIN, HOUR = timedelta(milliseconds=1), timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+LATE = 20 * MS
 EARLY = 120 * MS  # what waits comes back so long before its turn
 
 
@@ -58,11 +59,16 @@ class Asker:
         rows = self.db.execute("select job_id, attempt, limited from tallybook.leased(%s, at => %s)", (lease, at))
         return [(lease, *row) for row in rows.fetchall()]
 
-    def ask(self, jobs: list[tuple[UUID, int, int, bool]], at: datetime, names: list[str] | None = None) -> list[int]:
+    def ask(
+        self, jobs: list[tuple[UUID, int, int, bool]], at: datetime, names: list[str] | None = None, **more: Any
+    ) -> list[int]:
         """Which of these start, in this order."""
+        given = "".join(f", {name} => {value}" for name, value in more.items())
         leases, ids, attempts = ([job[n] for job in jobs] for n in range(3))
         rows = self.db.execute(
-            "select job_id, starts_in, unknown from tallybook.limit_take(%s, %s, %s, %s, at => %s)",
+            cast(
+                "Any", f"select job_id, starts_in, unknown from tallybook.limit_take(%s, %s, %s, %s, at => %s{given})"
+            ),
             (leases, ids, attempts, names, at),
         ).fetchall()
         self.unknown += [(job, name) for job, _, name in rows if name is not None]
@@ -70,6 +76,12 @@ class Asker:
         self.started += starts
         self.held.update({job: (lease, attempt) for lease, job, attempt, _ in jobs})
         return [job for job, _ in starts]
+
+    def too_late(self, jobs: list[int], at: datetime) -> None:
+        """These were let through and did not start in time: they ask again."""
+        again = [(lease, job, attempt, True) for job in jobs for lease, attempt in [self.held[job]]]
+        self.started = [start for start in self.started if start[0] not in jobs]
+        assert sorted(self.ask(again, at, missed=True)) == sorted(jobs)
 
     def look(self, at: datetime, n: int = 100) -> list[int]:
         """Promote what is due, claim all there is and ask."""
@@ -274,7 +286,10 @@ def test_no_window_has_more_whatever_comes_when(db: Connection, seed: int) -> No
             db.execute(
                 "select tallybook.rate_limit_push(%s, %s)", (chance.choice(["a", "b:x"]), at + chance.random() * 3 * S)
             )
-        asker.look(at, n=chance.choice([1, 7, 100]))
+        started = asker.look(at, n=chance.choice([1, 7, 100]))
+        if started and chance.random() < 0.3:
+            at += chance.choice([25, 150, 300]) * MS
+            asker.too_late([job for job, start in asker.started if job in started and start + LATE < at], at)
     asker.run(at + 24 * HOUR, at)
     calls = db.execute("select name, array_agg(called_at) from tallybook.rate_call group by name").fetchall()
     assert len(calls) == 4
@@ -284,6 +299,30 @@ def test_no_window_has_more_whatever_comes_when(db: Connection, seed: int) -> No
     left = db.execute("select id, state from tallybook.job where state not in ('running', 'cancelled')").fetchall()
     assert left == [], "nobody waits for ever"
     assert len(asker.started) == len({job for job, _ in asker.started})
+
+
+def test_a_start_that_was_missed_is_made_up_for(db: Connection) -> None:
+    """S1-18: who comes too late starts at once, takes no second call, and all who come later are put off by as much."""
+    db.execute("select tallybook.rate_limit_put('api', 10, '1 second')")
+    jobs = put(db, "api", n=3)
+    asker = Asker(db)
+    assert asker.look(T) == jobs[:2]
+    asker.too_late(jobs[:1], T + 50 * MS)
+    assert asker.run(T + MIN, T + 50 * MS) == jobs[2:]
+    assert sorted(start - T for _, start in asker.started) == [50 * MS, 100 * MS, 250 * MS]
+    assert one(db, "select granted from tallybook.rate_state where name = 'api'") == 3
+    assert one(db, "select array_agg(called_at order by called_at) from tallybook.rate_call") == [
+        T + n * MS for n in (50, 100, 250)
+    ]
+
+
+def test_starts_are_not_sooner_than_the_caller_can(db: Connection) -> None:
+    """S1-18: with ahead the first start is so long from now, and the gaps are as ever."""
+    db.execute("select tallybook.rate_limit_put('api', 10, '1 second')")
+    put(db, "api", n=2)
+    asker = Asker(db)
+    asker.ask(asker.claim(T), T, ahead="interval '40 ms'")
+    assert [start - T for _, start in asker.started] == [40 * MS, 140 * MS]
 
 
 def test_control_without_the_longer_gap_a_late_start_makes_one_too_many(db: Connection) -> None:

@@ -123,6 +123,12 @@ def hoards(path: str) -> None:
         kept.append(bytearray(16 << 20))
 
 
+def limited(ctx: Context) -> None:
+    """Asks a limit for a call, and for a pause of all calls before that."""
+    ctx.push_back_sync("other", timedelta(hours=1))
+    ctx.limit_sync("provider:acme")
+
+
 @app.task(process=True, retry=LATER, memory="512 MB")
 def is_modest(path: str) -> None:
     Path(path).write_text(str(os.getpid()))

@@ -35,8 +35,8 @@ class RateRule:
         for option, value, most in (("calls", self.calls, _MOST), ("burst", self.burst, self.calls)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise ConfigError(option, value, f"is a whole number from 1 to {most}")
-        if not timedelta(milliseconds=100) <= self.per <= timedelta(days=366):
-            raise ConfigError("per", self.per, "goes from 100 ms to 366 days")
+        if not timedelta(seconds=1) <= self.per <= timedelta(days=366):
+            raise ConfigError("per", self.per, "goes from 1 s to 366 days")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ from tallybook._worker.frames import pack, receive
 from tallybook._worker.jobs import Lease, Running
 from tallybook._worker.retrying import after_failure
 from tallybook._worker.subject_frames import to_frame
-from tallybook._worker.verbs import Verbs
+from tallybook._worker.verbs import PutOff, Verbs, checked_push
 from tallybook.errors import PayloadError
 
 __all__ = ["main"]
@@ -83,6 +83,12 @@ class _Verbs(Verbs):
     async def get_checkpoint(self, job: Running) -> Any:
         return await self._ask(job, "get_checkpoint")
 
+    async def limit(self, job: Running, keys: tuple[str, ...]) -> None:
+        await self._ask(job, "limit", keys)
+
+    async def push(self, job: Running, key: str, by: timedelta) -> None:
+        await self._ask(job, "push", key, checked_push(by).total_seconds())
+
     async def _ask(self, job: Running, verb: str, *values: object) -> Any:
         future: Future[Any] = Future()
         self._number += 1
@@ -97,6 +103,9 @@ class _Verbs(Verbs):
         future = self._asked.pop(message["id"])
         if "error" not in message:
             future.set_result(message["value"])
+            return
+        if message["error"] == PutOff.__name__:
+            future.set_exception(PutOff())
             return
         kind: type[errors.TallybookError] = getattr(errors, message["error"], errors.TallybookError)
         error = kind.__new__(kind)  # its own arguments are not known here, its text is
@@ -221,6 +230,8 @@ def _ended(value: Any, task: str) -> dict[str, Any]:
             return {"cancel": safe_text(value.reason)}
         case Dead():
             return {"dead": safe_text(value.reason)}
+        case PutOff():
+            return {"put_off": True}
         case SubjectOutcome():
             return {"subject": to_frame(value, task)}
     try:

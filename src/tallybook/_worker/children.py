@@ -31,7 +31,7 @@ from tallybook._worker.jobs import Running
 from tallybook._worker.retrying import Next
 from tallybook._worker.subject_frames import from_frame
 from tallybook._worker.supervisor import how
-from tallybook._worker.verbs import Verbs
+from tallybook._worker.verbs import PutOff, Verbs
 from tallybook.errors import ConfigError, LeaseLost
 
 if TYPE_CHECKING:
@@ -287,6 +287,8 @@ class Children:
             "progress": self._verbs.progress,
             "set_checkpoint": self._verbs.set_checkpoint,
             "get_checkpoint": self._verbs.get_checkpoint,
+            "limit": self._limit,
+            "push": self._push,
         }[question["verb"]]
         try:
             if question["job"] != [job.job_id, job.attempt]:  # of a thread that an earlier job has left behind
@@ -296,6 +298,12 @@ class Children:
             child.answer({"id": question["id"], "error": type(error).__name__, "message": safe_text(error)})
         else:
             child.answer({"id": question["id"], "value": value})
+
+    async def _limit(self, job: Running, keys: list[str]) -> None:
+        await self._verbs.limit(job, tuple(keys))
+
+    async def _push(self, job: Running, key: str, seconds: float) -> None:
+        await self._verbs.push(job, key, timedelta(seconds=seconds))
 
     def _back(self, child: Child, answer: dict[str, Any] | None) -> None:
         """Keep a child for the next job, if it is as good as new."""
@@ -384,6 +392,8 @@ def _value(answer: dict[str, Any]) -> Any:
         outcome = Cancel(answer["cancel"])
     elif "dead" in answer:
         outcome = Dead(answer["dead"])
+    elif "put_off" in answer:
+        outcome = PutOff()
     elif "subject" in answer:
         outcome = from_frame(answer["subject"])
     else:

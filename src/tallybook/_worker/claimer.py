@@ -36,7 +36,8 @@ _STATEMENTS = {
         " order_key, case when options ? 'subject' then options || jsonb_build_object('subject_name', unique_key)"
         " else options end::text from tallybook.leased($1::uuid, $2::bigint)"
     ),
-    "limit_take": "select job_id, starts_in, unknown, late from tallybook.limit_take($1::uuid[], $2::bigint[], $3::int[])",
+    "limit_take": "select job_id, starts_in, unknown, late from tallybook.limit_take($1::uuid[], $2::bigint[], $3::int[],"
+    " ahead => $4::interval, missed => $5::boolean)",
     "turn": "select ready, busy from tallybook.turn($1::uuid[], $2::bigint[], $3::int[], $4::boolean)",
 }
 # So many claims in a row with work: producers need not wake this worker.
@@ -98,12 +99,13 @@ class Claimer:
         self._trips = RoundTrips(conn, _STATEMENTS, prepared=not self.link.pooled)
         await self._trips.open()
 
-    async def _ask(self, name: str, params: Sequence[bytes | None]) -> list[tuple[Any, ...]]:
-        """The rows of one of the statements above, for the gate."""
+    async def _ask(self, name: str, params: Sequence[bytes | None]) -> tuple[float, list[tuple[Any, ...]]]:
+        """When one of the statements above was sent, on the loop's clock, and its rows: for the gate."""
 
-        async def call(_: object) -> list[tuple[Any, ...]]:
+        async def call(_: object) -> tuple[float, list[tuple[Any, ...]]]:
             assert self._trips is not None
-            return (await self._trips.run((name, params)))[0]
+            asked = asyncio.get_running_loop().time()  # not before the connection is free
+            return asked, (await self._trips.run((name, params)))[0]
 
         return await self.link.run(call)
 

@@ -287,11 +287,11 @@ class Context:
             await ctx.push_back("provider:acme", timedelta(seconds=int(answer.headers["Retry-After"])))
             return Snooze(timedelta(0))
         """
-        await self._said().push(key, retry_after)
+        await self._said().push(self._job(), key, retry_after)
 
     def push_back_sync(self, key: str, retry_after: timedelta) -> None:
         """Tell a limit that nobody may call for so long; push_back for plain handlers."""
-        self._wait(self._said().push(key, retry_after))
+        self._wait(self._said().push(self._job(), key, retry_after))
 
     def _said(self) -> Verbs:
         if self._verbs is None:

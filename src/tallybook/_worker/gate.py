@@ -24,6 +24,8 @@ CANCELLED, EXPIRED, PUT_OFF, BUSY = 1, 2, 4, 8
 _FIRST_WAIT, _LONGEST_WAIT = 0.02, 1.0
 # Then a job whose line is being moved by a transaction that stays open is put aside: it would only hold a slot.
 _PATIENCE = 1.0
+# So many seconds a start that a limit lets through is put ahead at most, where answers are slow to come.
+_FAR_AHEAD = 0.3
 # Each key of one question is a lock of the server's, whose table of them has room for some thousands.
 _LARGEST_QUESTION = 100
 
@@ -37,7 +39,7 @@ class Gate:
         finisher: Finisher,
         book: Book,
         runner: Runner,
-        ask: Callable[[str, Sequence[bytes | None]], Awaitable[list[tuple[Any, ...]]]],
+        ask: Callable[[str, Sequence[bytes | None]], Awaitable[tuple[float, list[tuple[Any, ...]]]]],
     ) -> None:
         self._suspects = suspects
         self._finisher = finisher
@@ -45,6 +47,8 @@ class Gate:
         self._runner = runner
         self._ask = ask
         self._waiting: dict[int, Running] = {}
+        self._missed: list[Running] = []
+        self._ahead = 0.0
         self._looks: set[asyncio.Task[None]] = set()
         self.moved = asyncio.Event()
         """Set when a job has left."""
@@ -120,7 +124,7 @@ class Gate:
     async def _again(self, jobs: list[Running]) -> list[Running]:
         left = []
         for job in jobs:
-            rows = await self._ask("leased", (job.lease.lease.encode(), b"%d" % job.job_id))
+            _, rows = await self._ask("leased", (job.lease.lease.encode(), b"%d" % job.job_id))
             if not rows:  # a crash of the server has taken the claim back: it is claimed again
                 self._let_go(job)
                 self._book.ended(job.lease, 1)
@@ -145,7 +149,7 @@ class Gate:
                 _array([job.attempt for job in some]),
                 b"t" if patient else b"f",
             )
-            ((ready, busy),) = await self._ask("turn", params)
+            _, ((ready, busy),) = await self._ask("turn", params)
             for job in some:
                 if job.job_id in busy:
                     left.append(job)
@@ -155,51 +159,60 @@ class Gate:
             await self._let_through([job for job in some if job.job_id in ready])
         return left
 
-    async def _let_through(self, jobs: list[Running]) -> None:
+    async def _let_through(self, jobs: list[Running], *, missed: bool = False) -> None:
         """Start what no limit holds, and the rest at the moment that its limits say; what has to wait longer is over here."""
         self._start([job for job in jobs if not job.limited])
         limited = [job for job in jobs if job.limited]
-        loop = asyncio.get_running_loop()
         for first in range(0, len(limited), _LARGEST_QUESTION):
-            some = limited[first : first + _LARGEST_QUESTION]
-            params = (
-                _array([job.lease.lease for job in some]),
-                _array([job.job_id for job in some]),
-                _array([job.attempt for job in some]),
-            )
-            asked = loop.time()
-            found = {row[0]: row[1:] for row in await self._ask("limit_take", params)}
-            for job in some:
-                starts_in, unknown, late = found.get(job.job_id, (None, None, None))
-                if unknown is not None:
-                    self._runner.cannot_start(job, _no_such_limit(unknown))
-                    self._let_go(job)
-                elif starts_in is None:  # it stands in scheduled until its turn comes
-                    self._let_go(job)
-                    self._book.ended(job.lease, 1)
-                    self._finisher.counts["scheduled"] += 1
-                elif starts_in <= 0:
-                    self._on_time(job, asked + late)
-                else:  # from the answer on: not before its time, whatever the way back took
-                    loop.call_later(starts_in, self._on_time, job, asked + starts_in + late)
+            await self._ask_limits(limited[first : first + _LARGEST_QUESTION], missed=missed)
+
+    async def _ask_limits(self, jobs: list[Running], *, missed: bool) -> None:
+        loop = asyncio.get_running_loop()
+        params = (
+            _array([job.lease.lease for job in jobs]),
+            _array([job.job_id for job in jobs]),
+            _array([job.attempt for job in jobs]),
+            b"%.4f s" % self._ahead,
+            b"t" if missed else b"f",
+        )
+        asked, rows = await self._ask("limit_take", params)
+        found, answered = {row[0]: row[1:] for row in rows}, loop.time()
+        # What the answers took lately, so that a start is not over before its answer is here.
+        self._ahead = min(max(0.8 * self._ahead, 1.5 * (answered - asked) - 0.01, 0.0), _FAR_AHEAD)
+        for job in jobs:
+            starts_in, unknown, late = found.get(job.job_id, (None, None, None))
+            if unknown is not None:
+                self._runner.cannot_start(job, _no_such_limit(unknown))
+                self._let_go(job)
+            elif starts_in is None:  # it stands in scheduled until its turn comes
+                self._let_go(job)
+                self._book.ended(job.lease, 1)
+                self._finisher.counts["scheduled"] += 1
+            else:  # from the answer on: not before its time, whatever the way back took
+                loop.call_later(starts_in, self._on_time, job, asked + starts_in + late)
 
     def _on_time(self, job: Running, latest: float) -> None:
         """Start a job that a limit has let through for now; after `latest`, on the loop's clock, it has to ask again."""
         if self._waiting.get(job.job_id) is not job:
             return
-        if asyncio.get_running_loop().time() <= latest:
+        late = asyncio.get_running_loop().time() - latest
+        if late <= 0:
             self._start([job])
             return
-        self._follow(self._again_through(job))
+        self._ahead = min(max(self._ahead, 2 * late), _FAR_AHEAD)
+        self._missed.append(job)
+        if len(self._missed) == 1:  # the first of those that are late in this turn of the loop asks for all
+            self._follow(self._ask_again())
 
-    async def _again_through(self, job: Running) -> None:
+    async def _ask_again(self) -> None:
+        jobs, self._missed = self._missed, []
         try:
-            await self._let_through([job])
+            await self._let_through([job for job in jobs if self._waiting.get(job.job_id) is job], missed=True)
         except QueueUnavailable:
             return
-        except Exception:
-            log.exception("job %s cannot be started yet", job.job_id)
-            self._follow(self._look([job]))
+        except Exception:  # whatever it is, they are asked for again: nobody else knows of them
+            log.exception("%s claimed jobs cannot be started yet", len(jobs))
+            self._follow(self._look(jobs))
 
     def _start(self, jobs: list[Running]) -> None:
         if jobs:

@@ -25,7 +25,10 @@ T = TypeVar("T")
 
 _PROGRESS = "select tallybook.progress(%s::uuid, %s::bigint, %s::int, %s::real, %s::text)"
 _CHECKPOINT = "select tallybook.checkpoint(%s::uuid, %s::bigint, %s::int, %s::jsonb)"
-_LIMIT = "select starts_in, unknown, late from tallybook.limit_take(array[%s::uuid], array[%s::bigint], array[%s::int], %s::text[])"
+_LIMIT = (
+    "select starts_in, unknown, late from tallybook.limit_take(array[%s::uuid], array[%s::bigint], array[%s::int], %s::text[],"
+    " missed => %s)"
+)
 _PUSH = "select tallybook.rate_limit_push(%s::text, clock_timestamp() + %s::interval)"
 _CHECKPOINT_OF = "select tallybook.checkpoint_of(%s::bigint)::text"
 
@@ -77,12 +80,12 @@ class Verbs:
     async def limit(self, job: Running, keys: tuple[str, ...]) -> None:
         """A call of each key, at its moment; PutOff where that is not near, and then the attempt is over."""
         loop = asyncio.get_running_loop()
-        asked = loop.time()
+        asked, missed = loop.time(), False
 
         async def ask(conn: Any) -> Any:
             nonlocal asked
             asked = loop.time()  # not before the connection is there
-            cursor = await conn.execute(_LIMIT, (job.lease.lease, job.job_id, job.attempt, list(keys)))
+            cursor = await conn.execute(_LIMIT, (job.lease.lease, job.job_id, job.attempt, list(keys), missed))
             return await cursor.fetchone()
 
         check_limits(keys)
@@ -98,11 +101,11 @@ class Verbs:
                 await asyncio.sleep(starts_in)
             if loop.time() - asked - starts_in <= late:
                 return
+            missed = True
 
-    async def push(self, key: str, by: timedelta) -> None:
+    async def push(self, job: Running, key: str, by: timedelta) -> None:
         """No call of a key within this time."""
-        if not isinstance(by, timedelta) or by < timedelta(0):
-            raise ConfigError("retry_after", by, "not a timedelta from 0 on", hint="Write timedelta(seconds=30)")
+        checked_push(by)
 
         async def say(conn: Any) -> None:
             await conn.execute(_PUSH, (key, by))
@@ -116,3 +119,10 @@ class Verbs:
 
         if not await self._link.run(say):
             raise LeaseLost(job.job_id, job.attempt)
+
+
+def checked_push(by: timedelta) -> timedelta:
+    """ConfigError unless a limit can be pushed back by this."""
+    if not isinstance(by, timedelta) or by < timedelta(0):
+        raise ConfigError("retry_after", by, "not a timedelta from 0 on", hint="Write timedelta(seconds=30)")
+    return by

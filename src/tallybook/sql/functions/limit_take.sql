@@ -1,11 +1,13 @@
 -- limit_take(leases, job_ids, attempts): a start for claimed jobs that limits hold. Ask it before you start one.
 --
--- starts_in   seconds from now, at most 0.15: start it then, not earlier, and not later by more than late (rather ask again)
--- late        20 ms; of longer windows the hundredth part, up to 1 s
--- unknown     instead of it: there is no limit of this name; nothing has happened to the job
+-- starts_in   seconds from now: start it then, not earlier, and not later by more than late. At most ahead and 0.15 s more
+-- late        20 ms; of longer windows the hundredth part, up to 1 s. Whoever comes later asks again, with missed
+-- unknown     instead of both: there is no limit of this name; nothing has happened to the job
 -- A job that is in neither is not the caller's any more: it stands in scheduled until its turn comes, or it was lost before.
 -- No failure is counted, and its next attempt asks again: a turn is good at its time only, and what was not used is not saved up.
 --   names     what to take instead of the limits that the jobs name: what a handler knows only when it runs
+--   ahead     how long the caller needs from asking to starting; no start is sooner
+--   missed    these were let through and did not start in time: they start as soon as they can, and all who come after them later
 --   at        the time; for tests
 -- The rules (see rate_limit_put): starts of one key are a gap apart, the window divided by the calls; a burst of b takes b at
 -- once and stretches the gap so that no window has more than its calls. Every so many calls the gap is longer by late, so that
@@ -15,33 +17,37 @@
 -- Needs READ COMMITTED (TB003). Locks the keys' rows, in their order, to the end of the transaction: commit at once.
 -- Reads claim, entry, outcome, rate_limit; writes rate_state, rate_call; for what has to wait outcome and scheduled.
 create or replace function tallybook.limit_take(leases uuid[], job_ids bigint[], attempts int[], names text[] default null,
-  at timestamptz default clock_timestamp())
+  ahead interval default '0', missed boolean default false, at timestamptz default clock_timestamp())
 returns table (job_id bigint, starts_in double precision, unknown text, late double precision)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off
 as $$
 declare
-  c_horizon constant interval := '150 ms';  -- a start that is so near is waited for
-  c_early constant interval := '120 ms';    -- what waits in line comes back so long before its turn
-  v_lease uuid[]; v_job bigint[]; v_attempt int[]; v_limits jsonb[]; v_front boolean[];
-  v_name text[]; v_gap interval[]; v_late interval[]; v_burst int[]; v_every int[]; v_next timestamptz[]; v_again timestamptz[]; v_tail timestamptz[]; v_count bigint[];
-  v_of int[]; v_start timestamptz; v_last text; v_passes boolean; v_missing text; j int;
+  c_horizon constant interval := ahead + interval '150 ms';  -- a start that is so near is waited for
+  c_early constant interval := '120 ms';  -- what waits in line comes back so long before its turn
+  v_lane int[]; v_retention "char"[]; v_xid xid8[]; v_seq bigint[]; v_lease uuid[]; v_job bigint[]; v_attempt int[]; v_limits jsonb[]; v_front boolean[];
+  v_special boolean[]; v_name text[]; v_gap interval[]; v_late interval[]; v_burst int[]; v_every int[]; v_next timestamptz[];
+  v_again timestamptz[]; v_tail timestamptz[]; v_count bigint[];
+  v_of int[]; v_start timestamptz; v_was timestamptz; v_last text; v_passes boolean; v_missing text; j int;
   v_called timestamptz[] := '{}'; v_called_job bigint[] := '{}'; v_called_attempt int[] := '{}'; v_called_name text[] := '{}';
+  v_held int[] := '{}'; v_held_until timestamptz[] := '{}'; v_held_by text[] := '{}';
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'limit_take needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not know who was let through.';
   end if;
   -- 1. What is the caller's, in the order of its lines, and what holds it.
-  select array_agg(x.lease), array_agg(x.job_id), array_agg(x.attempt), array_agg(x.limits), array_agg(x.front)
-    into v_lease, v_job, v_attempt, v_limits, v_front
-    from (select f.lease, k.job_id, k.attempt, l.priority < 2 or coalesce(e.options ? 'turn', false) as front,
+  select array_agg(x.lane_id), array_agg(x.retention), array_agg(x.xid), array_agg(x.seq), array_agg(x.lease), array_agg(x.job_id),
+         array_agg(x.attempt), array_agg(x.limits), array_agg(x.front), array_agg(x.special)
+    into v_lane, v_retention, v_xid, v_seq, v_lease, v_job, v_attempt, v_limits, v_front, v_special
+    from (select k.lane_id, k.retention, k.xid, k.seq, f.lease, k.job_id, k.attempt, e.unique_key is not null as special,
+                 l.priority < 2 or coalesce(e.options ? 'turn', false) as front,
                  case when limit_take.names is not null then to_jsonb(limit_take.names)
                       else coalesce(e.options -> 'limits', '[]') || tallybook._wide_limits(l.queue, e.task) end as limits
             from tallybook._held(leases, job_ids, attempts) k
             join unnest(leases, job_ids, attempts) f(lease, job_id, attempt) on f.job_id = k.job_id and f.attempt = k.attempt
             cross join lateral (
-              select e.task, e.options from tallybook.entry e
+              select e.task, e.options, e.unique_key from tallybook.entry e
                where e.lane_id = k.lane_id and e.retention = k.retention and e.xid = k.xid and e.seq = k.seq limit 1) e
             join tallybook.lane l on l.lane_id = k.lane_id
            where not exists (select from tallybook.outcome o
@@ -62,11 +68,11 @@ begin
          array_agg(s.granted order by n),
          array_agg((select w.run_at + c_early + r.per / (r.calls - r.burst + 1) from tallybook.scheduled w
                      where w.options ? 'turn' and w.options ->> 'turn' = n
-                       and not exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled) order by w.run_at desc limit 1) order by n)
+                       and not exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled)
+                     order by w.run_at desc limit 1) order by n)
     into v_gap, v_burst, v_late, v_every, v_next, v_again, v_count, v_tail
     from unnest(v_name) n join tallybook.rate_state s on s.name = n
     left join lateral (select * from tallybook._rate_limit_of(n)) r on true;
-
   for i in 1..cardinality(v_name) loop  -- nobody waits: who was in front has been cancelled
     if v_tail[i] is null then v_again[i] := '-infinity'; end if;
   end loop;
@@ -74,7 +80,26 @@ begin
   -- 3. One after the other.
   for i in 1..cardinality(v_job) loop
     v_of := array(select array_position(v_name, n) from jsonb_array_elements_text(v_limits[i]) n group by n);
-    v_start := limit_take.at; v_last := null; v_passes := true; v_missing := null;
+    v_start := limit_take.at + ahead; v_last := null; v_passes := true; v_missing := null;
+    if missed then
+      v_was := (select max(c.called_at) from tallybook.rate_call c
+                 where c.name = v_name[v_of[1]] and c.called_at > limit_take.at - interval '1 s'
+                   and c.job_id = v_job[i] and c.attempt = v_attempt[i]);
+      -- Only while nearly all that counts with it is still to come: see "Any window" in docs/design/0006-outside.md.
+      if v_was > limit_take.at - interval '500 ms' then
+        v_start := greatest(v_start, v_was);
+        foreach j in array v_of loop
+          v_next[j] := v_next[j] + (v_start - v_was);
+        end loop;
+        update tallybook.rate_call c set called_at = v_start
+         where c.name = any (array(select v_name[n] from unnest(v_of) n)) and c.called_at = v_was
+           and c.job_id = v_job[i] and c.attempt = v_attempt[i];
+        job_id := v_job[i]; starts_in := extract(epoch from v_start - limit_take.at); unknown := null;
+        late := extract(epoch from (select min(v_late[n]) from unnest(v_of) n));
+        return next;
+        continue;
+      end if;
+    end if;
     foreach j in array v_of loop
       if v_gap[j] is null then v_missing := v_name[j]; exit; end if;
       if v_next[j] > v_start then v_start := v_next[j]; v_last := v_name[j]; end if;
@@ -105,7 +130,12 @@ begin
     foreach j in array v_of loop
       if v_front[i] then v_again[j] := v_start + v_gap[j]; else v_tail[j] := v_start + v_gap[j]; end if;
     end loop;
-    perform tallybook._until_turn(v_lease[i], v_job[i], v_attempt[i], v_last, v_start - c_early, limit_take.at);
+    v_start := greatest(v_start - c_early, limit_take.at + interval '1 us');
+    if v_special[i] then
+      perform tallybook._until_turn(v_lease[i], v_job[i], v_attempt[i], v_last, v_start, limit_take.at);
+    else
+      v_held := v_held || i; v_held_until := v_held_until || v_start; v_held_by := v_held_by || v_last;
+    end if;
   end loop;
 
   -- 4. On record, once for all of them.
@@ -114,6 +144,23 @@ begin
    where s.name = u.name and (s.next_at, s.front_at, s.granted) is distinct from (u.next_at, u.again, u.granted);
   insert into tallybook.rate_call (called_at, job_id, attempt, name)
   select u.called_at, u.job_id, u.attempt, u.name from unnest(v_called, v_called_job, v_called_attempt, v_called_name) u(called_at, job_id, attempt, name);
+  if v_held <> '{}' then
+    with h as materialized (
+      select v_lane[u.i] as lane_id, v_retention[u.i] as retention, v_xid[u.i] as xid, v_seq[u.i] as seq, v_job[u.i] as job_id, u.until, u.name
+        from unnest(v_held, v_held_until, v_held_by) u(i, until, name)
+    ), ended as (
+      insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state)
+      select h.xid, h.seq, h.job_id, limit_take.at, h.retention, 'snoozed' from h order by h.job_id
+      on conflict do nothing returning entry_xid, entry_seq)
+    insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
+                                     headers, unique_key, errors, expires_at, order_key, options)
+    select e.job_id, h.until, e.enqueued_at, e.lane_id, e.attempt + 1, e.failures, e.crashes, e.max_attempts, e.task, e.args,
+           e.headers, e.unique_key, e.errors, e.expires_at, e.order_key, coalesce(e.options, '{}') || jsonb_build_object('turn', h.name)
+      from ended d join h on h.xid = d.entry_xid and h.seq = d.entry_seq
+      cross join lateral (select e.* from tallybook.entry e
+                           where e.lane_id = h.lane_id and e.retention = h.retention and e.xid = h.xid and e.seq = h.seq limit 1) e;
+    if (select min(u) from unnest(v_held_until) u) < limit_take.at + interval '10 s' then perform tallybook._wake(' promote'); end if;
+  end if;
 end $$;
 
 -- _wide_limits(queue, task): the names of the rules for all jobs of a queue and of a task, as a JSON array.
@@ -132,7 +179,8 @@ begin
   if not found then return query select r.* from tallybook.rate_limit r where r.name = split_part(p_name, ':', 1); end if;
 end $$;
 
--- _until_turn(lease, job_id, attempt, name, run_at, at): end an attempt as snoozed; the job stands in scheduled until its turn.
+-- _until_turn(lease, job_id, attempt, name, run_at, at): end one attempt as snoozed, whose job may have been changed in the
+-- meantime (it has a unique key); it stands in scheduled until its turn.
 create or replace function tallybook._until_turn(p_lease uuid, p_job_id bigint, p_attempt int, p_name text, p_run_at timestamptz,
   p_at timestamptz) returns void
 language plpgsql
@@ -143,5 +191,5 @@ declare
 begin
   if e.job_id is null then return; end if;
   e.options := coalesce(e.options, '{}') || jsonb_build_object('turn', p_name);
-  perform tallybook._back(e, greatest(p_run_at, p_at + interval '1 us'), p_at, e.failures, e.crashes, e.errors);
+  perform tallybook._back(e, p_run_at, p_at, e.failures, e.crashes, e.errors);
 end $$;

@@ -22,8 +22,8 @@ begin
   if burst is null or burst not between 1 and calls then
     raise exception 'burst % is out of range', coalesce(burst::text, 'null') using errcode = 'TB005', hint = 'It goes from 1 to calls.';
   end if;
-  if per is null or per not between interval '100 ms' and interval '366 days' then
-    raise exception 'per % is out of range', coalesce(per::text, 'null') using errcode = 'TB005', hint = 'It goes from 100 ms to 366 days.';
+  if per is null or per not between interval '1 s' and interval '366 days' then
+    raise exception 'per % is out of range', coalesce(per::text, 'null') using errcode = 'TB005', hint = 'It goes from 1 s to 366 days.';
   end if;
   loop
     select r.* into v_there from tallybook.rate_limit r where r.name = rate_limit_put.name for update;

@@ -89,7 +89,7 @@ create table tallybook.rate_limit (
   constraint "a limit's name has 1 to 200 bytes" check (octet_length(name) between 1 and 200),
   constraint "a rate limit has 1 to 100000 calls" check (calls between 1 and 100000),
   constraint "a burst has 1 to all calls" check (burst between 1 and calls),
-  constraint "a window has 100 ms to 366 days" check (per between interval '100 ms' and interval '366 days')
+  constraint "a window has 1 s to 366 days" check (per between interval '1 s' and interval '366 days')
 );
 -- What holds jobs that do not name it: asked for by every claim.
 create index rate_limit_wide on tallybook.rate_limit (name) where name like 'queue:%' or name like 'task:%';
