@@ -65,12 +65,8 @@ class Asker:
         """Which of these start, in this order."""
         given = "".join(f", {name} => {value}" for name, value in more.items())
         leases, ids, attempts = ([job[n] for job in jobs] for n in range(3))
-        rows = self.db.execute(
-            cast(
-                "Any", f"select job_id, starts_in, unknown from tallybook.limit_take(%s, %s, %s, %s, at => %s{given})"
-            ),
-            (leases, ids, attempts, names, at),
-        ).fetchall()
+        query = f"select job_id, starts_in, unknown from tallybook.limit_take(%s, %s, %s, %s, at => %s{given})"  # noqa: S608
+        rows = self.db.execute(cast("Any", query), (leases, ids, attempts, names, at)).fetchall()
         self.unknown += [(job, name) for job, _, name in rows if name is not None]
         starts = [(job, at + starts_in * S) for job, starts_in, name in rows if name is None]
         self.started += starts

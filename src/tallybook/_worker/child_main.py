@@ -226,10 +226,8 @@ def _ended(value: Any, task: str) -> dict[str, Any]:
                 "snooze": None if delay is None else [delay.days, delay.seconds, delay.microseconds],
                 "until": None if until is None else until.astimezone(UTC).isoformat(),
             }
-        case Cancel():
-            return {"cancel": safe_text(value.reason)}
-        case Dead():
-            return {"dead": safe_text(value.reason)}
+        case Cancel() | Dead():
+            return {"cancel" if isinstance(value, Cancel) else "dead": safe_text(value.reason)}
         case PutOff():
             return {"put_off": True}
         case SubjectOutcome():
