@@ -45,6 +45,7 @@ class Gate:
         self._finisher = finisher
         self._book = book
         self._runner = runner
+        runner.on_missed = self.missed
         self._ask = ask
         self._waiting: dict[int, Running] = {}
         self._missed: list[Running] = []
@@ -195,10 +196,21 @@ class Gate:
         """Start a job that a limit has let through for now; after `latest`, on the loop's clock, it has to ask again."""
         if self._waiting.get(job.job_id) is not job:
             return
-        late = asyncio.get_running_loop().time() - latest
-        if late <= 0:
+        job.latest = latest
+        if asyncio.get_running_loop().time() <= latest:
             self._start([job])
-            return
+        else:
+            self._miss(job)
+
+    def missed(self, job: Running) -> None:
+        """The loop was busy between this job's start here and its handler's."""
+        self.started -= 1
+        self._waiting[job.job_id] = job
+        self._miss(job)
+
+    def _miss(self, job: Running) -> None:
+        assert job.latest is not None
+        late = asyncio.get_running_loop().time() - job.latest
         self._ahead = min(max(self._ahead, 2 * late), _FAR_AHEAD)
         self._missed.append(job)
         if len(self._missed) == 1:  # the first of those that are late in this turn of the loop asks for all

@@ -43,6 +43,7 @@ class Running:
         "in_doubt",
         "interrupt",
         "job_id",
+        "latest",
         "lease",
         "limited",
         "lost",
@@ -80,6 +81,8 @@ class Running:
         self.handle: asyncio.Task[None] | None = None
         self.cancel_reason: str | None = None
         self.lost = False
+        self.latest: float | None = None
+        """A limit lets it start until then, on the loop's clock."""
         self.guard: Guard | None = None
         self.in_doubt = False
         """Its end may be in the database already, or be on its way there, in a transaction other than the finisher's."""

@@ -131,6 +131,8 @@ class Runner:
         self._on_abandoned = on_abandoned
         self._left: set[asyncio.Task[None]] = set()
         self._unclosed = 0
+        self.on_missed: Callable[[Running], object] = lambda _: None
+        """Called for a job that a limit has let through and that could not start in time."""
         self.abandoned = 0
         """How many handlers did not end after their deadline and the grace."""
         self.state = SimpleNamespace()
@@ -274,7 +276,9 @@ class Runner:
         until = loop.time() + _TURN
         while self._ready:
             job, known = self._ready.popleft()
-            if (job.cancel_reason is not None or job.lost or self.aborting) and self._told_before_it_began(job):
+            if (
+                job.cancel_reason is not None or job.lost or self.aborting or job.latest is not None
+            ) and self._told_before_it_began(job):
                 continue
             job.handle = me
             if known.guarded:
@@ -297,6 +301,10 @@ class Runner:
             self._finisher.snooze(job, timedelta(0))
         elif job.cancel_reason is not None:
             self._finisher.cancelled(job, job.cancel_reason or None)
+        elif job.latest is not None and asyncio.get_running_loop().time() > job.latest:
+            del self._book.running[job.job_id]
+            self.on_missed(job)
+            return True
         else:
             return False
         self._book.freed(job)

@@ -2,7 +2,7 @@
 --
 -- Walks the lanes of the queues, lowest priority number first, and takes from the first that has work what its cursor has
 -- not passed, at most max_jobs[i] for queues[i] (0: none). The ids are not returned: commit, then read them with leased,
--- so that nothing slow happens under the lane's lock. A job whose transaction commits late is taken late, never skipped:
+-- so that nothing slow happens under the lane's lock. Of one priority the lane of those goes first whose turn at a limit has come. A job whose transaction commits late is taken late, never skipped:
 -- see "holes" in sql/README.md.
 --   lease    a random UUID of the caller's: whatever ends these attempts names it
 --   durable  false: this transaction commits asynchronously. A crash of the server can then forget the claim; its jobs
@@ -40,7 +40,7 @@ begin
            lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid) e
      where n.max_jobs > 0 and (l.part = '' or l.part = any (v_parts)) and q.paused_at is null
        and l.lane_id <> all (v_tried) and e.xid is not null
-     order by l.priority, e.xid, n.place limit 1;
+     order by l.priority, l.part <> 'turn', e.xid, n.place limit 1;
     exit when not found;
     -- Only the first lane is waited for: two claimers that met two lanes in opposite order would deadlock.
     if turn = 1 then

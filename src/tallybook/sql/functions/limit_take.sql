@@ -15,7 +15,7 @@
 -- Who comes first goes first: what waits is in line, with its turn as run_at, and a newcomer goes behind it, unless its priority is
 -- below 2. What came back in vain, because of an outage or a push, keeps ahead of newcomers.
 -- Needs READ COMMITTED (TB003). Locks the keys' rows, in their order, to the end of the transaction: commit at once.
--- Reads claim, entry, outcome, rate_limit; writes rate_state, rate_call; for what has to wait outcome and scheduled.
+-- Reads claim, entry, outcome, rate_limit; writes rate_state, rate_call; for what has to wait outcome and scheduled, at first use lane.
 create or replace function tallybook.limit_take(leases uuid[], job_ids bigint[], attempts int[], names text[] default null,
   ahead interval default '0', missed boolean default false, at timestamptz default clock_timestamp())
 returns table (job_id bigint, starts_in double precision, unknown text, late double precision)
@@ -31,6 +31,7 @@ declare
   v_again timestamptz[]; v_tail timestamptz[]; v_count bigint[];
   v_of int[]; v_start timestamptz; v_was timestamptz; v_last text; v_passes boolean; v_missing text; j int;
   v_called timestamptz[] := '{}'; v_called_job bigint[] := '{}'; v_called_attempt int[] := '{}'; v_called_name text[] := '{}';
+  v_lanes int[]; v_turn_lanes int[];
   v_held int[] := '{}'; v_held_until timestamptz[] := '{}'; v_held_by text[] := '{}';
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
@@ -145,6 +146,9 @@ begin
   insert into tallybook.rate_call (called_at, job_id, attempt, name)
   select u.called_at, u.job_id, u.attempt, u.name from unnest(v_called, v_called_job, v_called_attempt, v_called_name) u(called_at, job_id, attempt, name);
   if v_held <> '{}' then
+    -- They come back in a lane of their own: behind all others they would be late for their turn.
+    select array_agg(l.lane_id), array_agg((select n.lane_id from tallybook._lane(l.queue, l.priority, 'turn') n)) into v_lanes, v_turn_lanes
+      from tallybook.lane l where l.lane_id = any (array(select distinct v_lane[i] from unnest(v_held) i)) and l.part = '';
     with h as materialized (
       select v_lane[u.i] as lane_id, v_retention[u.i] as retention, v_xid[u.i] as xid, v_seq[u.i] as seq, v_job[u.i] as job_id, u.until, u.name
         from unnest(v_held, v_held_until, v_held_by) u(i, until, name)
@@ -154,11 +158,12 @@ begin
       on conflict do nothing returning entry_xid, entry_seq)
     insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
                                      headers, unique_key, errors, expires_at, order_key, options)
-    select e.job_id, h.until, e.enqueued_at, e.lane_id, e.attempt + 1, e.failures, e.crashes, e.max_attempts, e.task, e.args,
+    select e.job_id, h.until, e.enqueued_at, coalesce(t.turn_lane, e.lane_id), e.attempt + 1, e.failures, e.crashes, e.max_attempts, e.task, e.args,
            e.headers, e.unique_key, e.errors, e.expires_at, e.order_key, coalesce(e.options, '{}') || jsonb_build_object('turn', h.name)
       from ended d join h on h.xid = d.entry_xid and h.seq = d.entry_seq
       cross join lateral (select e.* from tallybook.entry e
-                           where e.lane_id = h.lane_id and e.retention = h.retention and e.xid = h.xid and e.seq = h.seq limit 1) e;
+                           where e.lane_id = h.lane_id and e.retention = h.retention and e.xid = h.xid and e.seq = h.seq limit 1) e
+      left join unnest(v_lanes, v_turn_lanes) t(lane_id, turn_lane) on t.lane_id = h.lane_id;
     if (select min(u) from unnest(v_held_until) u) < limit_take.at + interval '10 s' then perform tallybook._wake(' promote'); end if;
   end if;
 end $$;

@@ -28,6 +28,8 @@ begin
   end if;
   insert into tallybook.worker (name, queues, tasks, parts, session, lease, started_at, seen_at)
   values (worker_start.name, worker_start.queues, worker_start.tasks, array(
+            select 'turn'  -- what comes back to a limit
+            union all
             select 'task:' || t from unnest(worker_start.tasks) t
             union all  -- args of these versions, put aside by workers that did not know them
             select format('version:%s:%s', v, n.name) from jsonb_to_recordset(worker_start.catalogue) c(name text, version int, aliases text[]),

@@ -120,6 +120,10 @@ comment on table tallybook.rate_call is 'LEDGER: one row is one call that a rate
 -- Who waits for its turn at a limit, and until when.
 create index scheduled_turn on tallybook.scheduled ((options ->> 'turn'), run_at) where options ? 'turn';
 
+-- Who comes back to a limit stands in the part 'turn' of its lane, which every worker walks.
+update tallybook.worker set parts = parts || 'turn'::text where ended_at is null;
+comment on column tallybook.lane.part is 'Empty, ''turn'' for jobs whose turn at a limit has come, or ''task:NAME'' for jobs whose task the workers that met them did not know.';
+
 -- leased says of each job whether a limit holds it.
 drop function if exists tallybook.leased(uuid, bigint, timestamptz);
 

@@ -54,7 +54,7 @@ select e.job_id, l.queue, e.task,
        e.max_attempts::int, case when e.options ? 'subject' then null else e.unique_key end, e.enqueued_at, coalesce(e.run_at, e.enqueued_at),
        c.claimed_at, o.ended_at, c.worker_id, w.name,
        coalesce(o.error ->> 'message', t.reason), e.errors -> -1 ->> 'message', e.errors,
-       o.state is null and c.lease is null and l.part <> ''
+       o.state is null and c.lease is null and l.part not in ('', 'turn')
          and not exists (select from tallybook.worker k where k.ended_at is null and l.part = any (k.parts) and l.queue = any (k.queues)),
        e.order_key, e.expires_at, tallybook.summary(e.task, g.args), o.result,
        (select p.done from tallybook.progress p where p.job_id = e.job_id),
