@@ -49,6 +49,7 @@ def test_public_names() -> None:
         "Cancel",
         "Cancelled",
         "Complete",
+        "ConcurrencyInfo",
         "Constant",
         "Context",
         "Dead",

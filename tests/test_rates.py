@@ -255,6 +255,6 @@ def test_the_command_line(dsn: str, db: Any) -> None:
     assert json.loads(run("calls", "provider:acme", "--json").output)[0]["job_id"] == 7
     assert run("drop", "provider").output == "rate limit 'provider' is removed\n"
     missing = run("drop", "provider")
-    assert (missing.exit_code, missing.output) == (1, "there is no rate limit 'provider'\n")
+    assert (missing.exit_code, missing.output) == (1, "there is no limit 'provider'\n")
     wrong = run("put", "provider", "0", "1min")
     assert wrong.exit_code == 2

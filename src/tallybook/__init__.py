@@ -6,7 +6,7 @@ from tallybook._model.backoff import Constant, Exponential, Linear
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
 from tallybook._model.provider import Provider
-from tallybook._model.rate import RateInfo
+from tallybook._model.rate import ConcurrencyInfo, RateInfo
 from tallybook._model.secret import Secret
 from tallybook._model.service import ServiceInfo
 from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectReport
@@ -21,6 +21,7 @@ __all__ = [
     "Cancel",
     "Cancelled",
     "Complete",
+    "ConcurrencyInfo",
     "Constant",
     "Context",
     "Dead",

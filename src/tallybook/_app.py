@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 from tallybook._catalogue import catalogue, check
 from tallybook._db import fan_out
 from tallybook._db.source import Source
+from tallybook._limits import Limits
 from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
 from tallybook._model.contract import Contract
@@ -22,10 +23,9 @@ from tallybook._model.execution import Execution
 from tallybook._model.job import Job, JobCall
 from tallybook._model.no_retry import NoRetry, checked
 from tallybook._model.options import Options, check_name
-from tallybook._model.rate import RateRule
+from tallybook._model.rate import ConcurrencyRule, RateRule
 from tallybook._model.schedule import Timing
 from tallybook._operations import Operations
-from tallybook._rates import RateLimits
 from tallybook._schedules import Declared, Schedules
 from tallybook._service_operations import ServiceOperations
 from tallybook._subject import SubjectVerbs
@@ -63,7 +63,7 @@ class _AtomicDecorator(Protocol):
     def __call__(self, fn: Callable[Concatenate[Tx, P], R], /) -> AtomicTask[Tx, P, R]: ...
 
 
-class App(SubjectVerbs, Operations, Schedules, RateLimits, ServiceOperations, Source):
+class App(SubjectVerbs, Operations, Schedules, Limits, ServiceOperations, Source):
     """The tasks of one program under one name. No connection, no work at import.
 
     `dsn` is used where no connection is at hand; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.
@@ -96,6 +96,8 @@ class App(SubjectVerbs, Operations, Schedules, RateLimits, ServiceOperations, So
         self.retry_policies: dict[str, Backoff] = {}
         self.rate_limits: dict[str, RateRule] = {}
         """The rate limits that its code declares."""
+        self.concurrency_limits: dict[str, ConcurrencyRule] = {}
+        """The concurrency limits that its code declares."""
         self.declared: dict[str, Declared] = {}
         """The schedules that its code declares."""
         self.providers = Providers(self)

@@ -1,4 +1,4 @@
-"""tallybook limit list, put, drop, push, calls."""
+"""tallybook limit list, put, at-once, drop, push, calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tallybook._cli.common import DURATION, connect, dsn_option, json_option, pr
 from tallybook._cli.text import clean, local
 from tallybook._db import rates, sync
 from tallybook._model.durations import format_duration
-from tallybook._model.rate import RateInfo, RateRule
+from tallybook._model.rate import ConcurrencyRule, RateInfo, RateRule
 
 __all__ = ["limit"]
 
@@ -34,12 +34,16 @@ def limit() -> None:
 def list_(dsn: str | None, as_json: bool) -> None:
     """List the rate limits and their keys, with how many jobs wait at each. In JSON durations are seconds."""
     with connect(dsn) as conn:
-        found = sync.run(conn, rates.rates())
+        found, at_once = sync.run(conn, rates.rates()), sync.run(conn, rates.concurrency())
     if as_json:
-        print_json([json.dumps(asdict(one), default=_plain) for one in found])
+        print_json([json.dumps(asdict(one), default=_plain) for one in (*found, *at_once)])
         return
     titles = ("key", "limit", "in window", "waiting", "last call", "next call")
     print_table(titles, [_line(one) for one in found], empty="no rate limits")
+    if at_once:
+        click.echo()
+        rows = [(one.name, "none any more" if one.most is None else one.most, one.held, one.waiting) for one in at_once]
+        print_table(("key", "at once", "held", "waiting"), rows, empty="no concurrency limits")
 
 
 def _plain(value: Any) -> object:
@@ -80,15 +84,33 @@ def put(name: str, calls: int, per: timedelta, burst: int, dsn: str | None) -> N
     click.echo(f"rate limit {clean(name)!r} is {said}")
 
 
+@limit.command("at-once")
+@click.argument("name")
+@click.argument("most", type=int)
+@dsn_option
+def at_once(name: str, most: int, dsn: str | None) -> None:
+    """Make or change a limit of MOST jobs that run at once, like `customer 2`, `queue:reports 5`."""
+    rule = ConcurrencyRule(name, most)
+    with connect(dsn) as conn:
+        said = sync.run(conn, rates.put_concurrency(rule))
+    click.echo(f"concurrency limit {clean(name)!r} is {said}")
+
+
 @limit.command()
 @click.argument("name")
 @dsn_option
 def drop(name: str, dsn: str | None) -> None:
-    """Remove a limit. Jobs that still name it fail."""
+    """Remove what this name has of both kinds of limits. Jobs that still name it fail."""
     with connect(dsn) as conn:
-        gone = sync.run(conn, rates.drop(name))
-    click.echo(f"rate limit {clean(name)!r} is removed" if gone else f"there is no rate limit {clean(name)!r}")
+        gone = [
+            kind
+            for kind, call in (("rate", rates.drop(name)), ("concurrency", rates.drop_concurrency(name)))
+            if sync.run(conn, call)
+        ]
+    for kind in gone:
+        click.echo(f"{kind} limit {clean(name)!r} is removed")
     if not gone:
+        click.echo(f"there is no limit {clean(name)!r}")
         raise SystemExit(1)
 
 

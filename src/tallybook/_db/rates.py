@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
 from tallybook._db.calls import Call, instant
 from tallybook._model.durations import format_duration
 from tallybook._model.options import check_name
-from tallybook._model.rate import RateInfo, RateRule
+from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
 from tallybook.errors import ConfigError
 
-__all__ = ["REGISTER", "drop", "push", "put", "rates", "registered"]
+__all__ = [
+    "REGISTER",
+    "concurrency",
+    "drop",
+    "drop_concurrency",
+    "push",
+    "put",
+    "put_concurrency",
+    "rates",
+    "registered",
+]
 
 _PUT = """\
 select tallybook.rate_limit_put(name => cast(%(name)s as text), calls => cast(cast(%(calls)s as text) as int),
@@ -27,7 +39,14 @@ select cast(coalesce(json_agg(json_build_object(
   'calls_in_window', r.calls_in_window, 'waiting', r.waiting, 'last_call_at', r.last_call_at, 'next_call_at', r.next_call_at,
   'pushed_to', r.pushed_to) order by r.name), '[]') as text)
   from tallybook.rate as r"""
-REGISTER = "select tallybook._rate_limits_register(%s::text, %s::jsonb)"
+REGISTER = "select tallybook._limits_register(%s::text, %s::jsonb)"
+_PUT_CONCURRENCY = """\
+select tallybook.concurrency_limit_put(name => cast(%(name)s as text), most => cast(cast(%(most)s as text) as int))"""
+_DROP_CONCURRENCY = "select tallybook.concurrency_limit_drop(name => cast(%(name)s as text))"
+_CONCURRENCY = """\
+select cast(coalesce(json_agg(json_build_object(
+  'name', c.name, 'rule', c.rule, 'most', c.most, 'held', c.held, 'waiting', c.waiting) order by c.name), '[]') as text)
+  from tallybook.concurrency as c"""
 
 
 def put(rule: RateRule) -> Call[str]:
@@ -82,11 +101,26 @@ def _infos(found: str) -> list[RateInfo]:
     ]
 
 
-def registered(rules: list[RateRule]) -> str:
+def put_concurrency(rule: ConcurrencyRule) -> Call[str]:
+    """Make or change a rule: created, changed or unchanged."""
+    return Call("concurrency_limit_put", _PUT_CONCURRENCY, {"name": rule.name, "most": str(rule.most)}, str)
+
+
+def drop_concurrency(name: str) -> Call[bool]:
+    """Remove a rule; False: there is none."""
+    check_name("name", name, 200)
+    return Call("concurrency_limit_drop", _DROP_CONCURRENCY, {"name": name}, bool)
+
+
+def concurrency() -> Call[list[ConcurrencyInfo]]:
+    """All keys in use, and the rules that no key of their own name has used."""
+    return Call("concurrency", _CONCURRENCY, {}, lambda found: [ConcurrencyInfo(**row) for row in json.loads(found)])
+
+
+def registered(rates: Iterable[RateRule], concurrency: Iterable[ConcurrencyRule]) -> str:
     """What a worker puts on record at its start: the rules of its app's code, as JSON."""
-    return json.dumps(
-        [
-            {"name": rule.name, "calls": rule.calls, "per": format_duration(rule.per), "burst": rule.burst}
-            for rule in rules
-        ]
-    )
+    of_rates = [
+        {"name": rule.name, "calls": rule.calls, "per": format_duration(rule.per), "burst": rule.burst}
+        for rule in rates
+    ]
+    return json.dumps({"rates": of_rates, "concurrency": [asdict(rule) for rule in concurrency]})

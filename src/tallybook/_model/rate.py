@@ -9,9 +9,15 @@ from tallybook._model.durations import parse_duration
 from tallybook._model.options import check_name
 from tallybook.errors import ConfigError
 
-__all__ = ["RateInfo", "RateRule"]
+__all__ = ["ConcurrencyInfo", "ConcurrencyRule", "RateInfo", "RateRule"]
 
 _MOST = 100_000
+
+
+def _check_name(option: str, name: str) -> None:
+    check_name(option, name, 200)
+    if name.rstrip(":") in ("queue", "task"):
+        raise ConfigError(option, name, "no name of a limit", hint="Write 'queue:NAME' or 'task:NAME'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +35,40 @@ class RateRule:
         return cls(name, calls, parse_duration(per, option="per"), burst)
 
     def __post_init__(self) -> None:
-        check_name("rate_limit", self.name, 200)
-        if self.name.rstrip(":") in ("queue", "task"):
-            raise ConfigError("rate_limit", self.name, "no name of a limit", hint="Write 'queue:NAME' or 'task:NAME'")
+        _check_name("rate_limit", self.name)
         for option, value, most in (("calls", self.calls, _MOST), ("burst", self.burst, self.calls)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise ConfigError(option, value, f"is a whole number from 1 to {most}")
         if not timedelta(seconds=1) <= self.per <= timedelta(days=366):
             raise ConfigError("per", self.per, "goes from 1 s to 366 days")
+
+
+@dataclass(frozen=True, slots=True)
+class ConcurrencyRule:
+    """At most `most` at once. ConfigError for what cannot be."""
+
+    name: str
+    most: int
+
+    def __post_init__(self) -> None:
+        _check_name("concurrency_limit", self.name)
+        if isinstance(self.most, bool) or not isinstance(self.most, int) or not 1 <= self.most <= 10_000:
+            raise ConfigError("most", self.most, "is a whole number from 1 to 10000")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcurrencyInfo:
+    """A key of a concurrency limit that is in use, or a rule that is not, as the view tallybook.concurrency shows it."""
+
+    name: str
+    """The key: `customer:42`."""
+    rule: str | None
+    """The rule that it has: `customer`. None: there is none any more."""
+    most: int | None
+    held: int = 0
+    """How many places are taken: by what runs, and by what is next."""
+    waiting: int = 0
+    """How many jobs wait for a place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

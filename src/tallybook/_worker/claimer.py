@@ -36,7 +36,7 @@ _STATEMENTS = {
         " order_key, case when options ? 'subject' then options || jsonb_build_object('subject_name', unique_key)"
         " else options end::text from tallybook.leased($1::uuid, $2::bigint)"
     ),
-    "limit_take": "select job_id, starts_in, unknown, late from tallybook.limit_take($1::uuid[], $2::bigint[], $3::int[],"
+    "limit_take": "select job_id, starts_in, unknown, late, places from tallybook.limit_take($1::uuid[], $2::bigint[], $3::int[],"
     " ahead => $4::interval, missed => $5::boolean)",
     "turn": "select ready, busy from tallybook.turn($1::uuid[], $2::bigint[], $3::int[], $4::boolean)",
 }

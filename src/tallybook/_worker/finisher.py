@@ -60,6 +60,8 @@ class Finisher:
         self._on_scheduled = on_scheduled
         self.on_followed: Callable[[Iterable[int]], object] = lambda jobs: None
         """Told of ends that other jobs may wait for, once they are in the database."""
+        self.on_places: Callable[[Iterable[str]], object] = lambda keys: None
+        """Told of limits' keys of which places may be free, once the ends are in the database."""
         self._completed: list[Running] = []
         self._ends: list[End] = []
         self._results: dict[Running, str] = {}
@@ -186,6 +188,8 @@ class Finisher:
         for lease_id, count in Counter(id(job.lease) for job in jobs).items():
             lease = next(job.lease for job in jobs if id(job.lease) == lease_id)
             self._book.ended(lease, count)
+            if lease.places:
+                self.on_places({key for job in jobs if job.lease is lease for key in job.places or ()})
             if lease.followed:
                 self.on_followed(
                     [job.job_id for job in jobs if job.lease is lease and job.options and "followed" in job.options]

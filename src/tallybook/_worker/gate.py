@@ -181,7 +181,9 @@ class Gate:
         # What the answers took lately, so that a start is not over before its answer is here.
         self._ahead = min(max(0.8 * self._ahead, 1.5 * (answered - asked) - 0.01, 0.0), _FAR_AHEAD)
         for job in jobs:
-            starts_in, unknown, late = found.get(job.job_id, (None, None, None))
+            starts_in, unknown, late, places = found.get(job.job_id, (None, None, None, False))
+            if places:
+                job.holds(_keys(job))
             if unknown is not None:
                 self._runner.cannot_start(job, _no_such_limit(unknown))
                 self._let_go(job)
@@ -251,6 +253,10 @@ class Gate:
 
 def _array(values: Sequence[object]) -> bytes:
     return ("{" + ",".join(map(str, values)) + "}").encode()
+
+
+def _keys(job: Running) -> list[str]:
+    return [*(job.options or {}).get("limits", ()), f"queue:{job.queue}", f"task:{job.task_name}"]
 
 
 def _no_such_limit(name: str) -> dict[str, Any]:

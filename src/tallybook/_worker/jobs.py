@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ class Lease:
     queue: str
     left: int = 0
     followed: bool = False
+    places: bool = False
     """Whether other jobs may wait for one of its jobs."""
 
 
@@ -50,6 +51,7 @@ class Running:
         "max_attempts",
         "options",
         "order_key",
+        "places",
         "queue",
         "task_name",
         "worker_name",
@@ -81,6 +83,8 @@ class Running:
         self.handle: asyncio.Task[None] | None = None
         self.cancel_reason: str | None = None
         self.lost = False
+        self.places: list[str] | None = None
+        """The keys of the limits of which it may hold a place."""
         self.latest: float | None = None
         """A limit lets it start until then, on the loop's clock."""
         self.guard: Guard | None = None
@@ -88,6 +92,11 @@ class Running:
         """Its end may be in the database already, or be on its way there, in a transaction other than the finisher's."""
         self.interrupt: Callable[[], object] | None = None
         """Cancels what its thread waits for in the database."""
+
+    def holds(self, keys: Iterable[str]) -> None:
+        """It may hold places of these keys, which others wait for when it has ended."""
+        self.places = [*(self.places or ()), *keys]
+        self.lease.places = True
 
     def __repr__(self) -> str:
         return f"<{self.task_name} {self.job_id} attempt {self.attempt}>"

@@ -26,6 +26,7 @@ PROMOTE = " promote"
 CANCEL = " cancel"
 SCHEDULE = " schedule"
 SETTLE = " settle"
+PLACES = " places"
 # A listening connection only reads: without a question it would not notice that its peer is gone, or that somebody (a
 # pooler's reset) has ended its listening. Every and limit together are the longest that it may be deaf.
 _PING_EVERY = 8.0
@@ -82,7 +83,7 @@ class Sleeper:
                 # Promotions are heard as long as the session lives: a busy worker, which has got up, has them to do, too.
                 await conn.execute(
                     "select pg_advisory_lock_shared(1413565444, hashtext(w)) from unnest(%s::text[]) w",
-                    ([PROMOTE, SCHEDULE, SETTLE],),
+                    ([PROMOTE, SCHEDULE, SETTLE, PLACES],),
                 )
         except BaseException:
             await conn.close()
@@ -127,7 +128,7 @@ class Sleeper:
         self._word(notify.payload)
 
     def _word(self, word: str) -> None:
-        if word in (PROMOTE, CANCEL, SCHEDULE, SETTLE):
+        if word in (PROMOTE, CANCEL, SCHEDULE, SETTLE, PLACES):
             self._on_word(word)
         elif word in self._queues:
             self.woken.set()

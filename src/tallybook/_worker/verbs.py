@@ -26,8 +26,8 @@ T = TypeVar("T")
 _PROGRESS = "select tallybook.progress(%s::uuid, %s::bigint, %s::int, %s::real, %s::text)"
 _CHECKPOINT = "select tallybook.checkpoint(%s::uuid, %s::bigint, %s::int, %s::jsonb)"
 _LIMIT = (
-    "select starts_in, unknown, late from tallybook.limit_take(array[%s::uuid], array[%s::bigint], array[%s::int], %s::text[],"
-    " missed => %s)"
+    "select starts_in, unknown, late, places"
+    " from tallybook.limit_take(array[%s::uuid], array[%s::bigint], array[%s::int], %s::text[], missed => %s)"
 )
 _PUSH = "select tallybook.rate_limit_push(%s::text, clock_timestamp() + %s::interval)"
 _CHECKPOINT_OF = "select tallybook.checkpoint_of(%s::bigint)::text"
@@ -93,7 +93,9 @@ class Verbs:
             found = await self._link.run(ask)
             if found is None:
                 raise PutOff(keys)
-            starts_in, unknown, late = found
+            starts_in, unknown, late, places = found
+            if places:
+                job.holds(keys)
             if unknown is not None:
                 hint = "Declare it by app.rate_limit, or by tallybook.rate_limit_put"
                 raise ConfigError("limit", unknown, "there is no rate limit of that name", hint=hint)

@@ -19,6 +19,7 @@ from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._upkeep import rebase
 from tallybook._upkeep.clock import Clock, ClockWatch
 from tallybook._upkeep.loop import Upkeep
+from tallybook._upkeep.places import Places
 from tallybook._upkeep.promote import Promoter
 from tallybook._upkeep.rescue import Rescuer
 from tallybook._upkeep.settle import FollowUps
@@ -30,7 +31,7 @@ from tallybook._worker.heartbeat import Heartbeat
 from tallybook._worker.jobs import Book
 from tallybook._worker.runner import Runner
 from tallybook._worker.settings import WorkerSettings
-from tallybook._worker.sleeper import CANCEL, SCHEDULE, SETTLE, Sleeper
+from tallybook._worker.sleeper import CANCEL, PLACES, SCHEDULE, SETTLE, Sleeper
 from tallybook._worker.verbs import Verbs
 from tallybook._worker.watchdog import Watchdog
 from tallybook.errors import NotSupported, QueueUnavailable, SchemaError
@@ -97,6 +98,8 @@ class Worker:
         self.rescuer = Rescuer(self.upkeep, lease=settings.lease, every=settings.rescue_look, on_rescued=self._wake)
         self.follow_ups = FollowUps(self.upkeep, self.promoter.told, on_released=self._wake)
         self.finisher.on_followed = self.follow_ups.ended
+        self.places = Places(self.upkeep, self.promoter.told, on_released=self._wake)
+        self.finisher.on_places = self.places.ended
         self.rebaser = rebase.Rebaser(self.upkeep, on_rebased=self._wake)
         self.clock = Clock(
             self.upkeep,
@@ -120,7 +123,7 @@ class Worker:
         watch = ClockWatch(self.clock)
         self.services = Upkeep(
             self.upkeep,
-            [self.promoter, self.rescuer, self.rebaser, self.follow_ups, watch],
+            [self.promoter, self.rescuer, self.rebaser, self.follow_ups, self.places, watch],
             self.promoter,
             self.rescuer,
             watch,
@@ -176,6 +179,8 @@ class Worker:
             self.clock.changed()
         elif word == SETTLE:
             self.follow_ups.soon()
+        elif word == PLACES:
+            self.places.soon()
         else:
             self.promoter.at_latest_in(0, behind=True)
 
@@ -215,7 +220,8 @@ class Worker:
         with psycopg.connect(self.dsn, connect_timeout=10, autocommit=True) as conn:
             self._expected = migrate.check(conn).expected
             self._warn_of_twins(conn)
-            conn.execute(rates.REGISTER, (self._app.name, rates.registered([*self._app.rate_limits.values()])))
+            said = rates.registered(self._app.rate_limits.values(), self._app.concurrency_limits.values())
+            conn.execute(rates.REGISTER, (self._app.name, said))
             known = [row[0] for row in conn.execute("select name from tallybook.queues")]
         for queue in self.settings.queues:
             if queue not in known and (near := get_close_matches(queue, known, 1, 0.75)):

@@ -11,7 +11,7 @@
 -- max_attempts null: what the task says. run_at null: it was to run at once.
 -- job: only this one of them. Of a job that is not busy nothing can change any more that a producer was told.
 -- No rows where no claim has that lease: it took nothing, or a crash of the server has taken it back.
--- Reads claim, entry, tombstone, rate_limit; for jobs with a unique key amendment.
+-- Reads claim, entry, tombstone, rate_limit, concurrency_limit; for jobs with a unique key amendment.
 -- The limit is what the claim has counted: a scan does not end at a row's second column, so without it each claim of a big
 -- transaction would read all of that transaction's jobs that are still to come.
 create or replace function tallybook.leased(lease uuid, job bigint default null, at timestamptz default clock_timestamp())
@@ -24,7 +24,8 @@ set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
   c tallybook.claim; v_queue text; v_priority int; v_dead boolean := exists (select from tallybook.tombstone);
-  v_wide boolean := exists (select from tallybook.rate_limit r where r.name like 'queue:%' or r.name like 'task:%');
+  v_wide boolean := exists (select from tallybook.rate_limit r where r.name like 'queue:%' or r.name like 'task:%')
+    or exists (select from tallybook.concurrency_limit r where r.name like 'queue:%' or r.name like 'task:%');
 begin
   select k.* into c from tallybook.claim k where k.lease = leased.lease;
   if not found then return; end if;
@@ -40,7 +41,7 @@ begin
              or coalesce((e.k).cancelled, false),
            e.expires_at <= leased.at, (e.k).busy, (e.k).run_at > leased.at, e.order_key,
            case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end,
-           e.options ? 'limits' or v_wide and exists (select from tallybook.rate_limit r where r.name in ('queue:' || v_queue, 'task:' || e.task))
+           e.options ? 'limits' or v_wide and tallybook._wide_limits(v_queue, e.task) <> '[]'
       from (
     select e.job_id, e.attempt, e.task, e.args, e.headers, e.failures, e.crashes, e.max_attempts, e.unique_key, e.enqueued_at, e.run_at,
            e.expires_at, e.order_key, e.options, case when e.unique_key is not null then tallybook._look(e.job_id) end as k
@@ -58,7 +59,7 @@ begin
              or coalesce((e.k).cancelled, false),
            e.expires_at <= leased.at, (e.k).busy, (e.k).run_at > leased.at, e.order_key,
            case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end,
-           e.options ? 'limits' or v_wide and exists (select from tallybook.rate_limit r where r.name in ('queue:' || v_queue, 'task:' || e.task))
+           e.options ? 'limits' or v_wide and tallybook._wide_limits(v_queue, e.task) <> '[]'
       from (
     select e.job_id, e.attempt, e.task, e.args, e.headers, e.failures, e.crashes, e.max_attempts, e.unique_key, e.enqueued_at, e.run_at,
            e.expires_at, e.order_key, e.options, case when e.unique_key is not null then tallybook._look(e.job_id) end as k

@@ -3,7 +3,9 @@
 -- starts_in   seconds from now: start it then, not earlier, and not later by more than late. At most ahead and 0.15 s more
 -- late        20 ms; of longer windows the hundredth part, up to 1 s. Whoever comes later asks again, with missed
 -- unknown     instead of both: there is no limit of this name; nothing has happened to the job
--- A job that is in neither is not the caller's any more: it stands in scheduled until its turn comes, or it was lost before.
+-- places      it holds a place of a concurrency limit: say places() with the limits' names when it has ended
+-- A job that is not named is not the caller's any more: it stands in scheduled until its turn comes, in waiting until there is a
+-- place, or it was lost before.
 -- No failure is counted, and its next attempt asks again: a turn is good at its time only, and what was not used is not saved up.
 --   names     what to take instead of the limits that the jobs name: what a handler knows only when it runs
 --   ahead     how long the caller needs from asking to starting; no start is sooner
@@ -13,12 +15,14 @@
 -- once and stretches the gap so that no window has more than its calls. Every so many calls the gap is longer by late, so that
 -- starts that come so late cannot make one too many.
 -- Who comes first goes first: what waits is in line, with its turn as run_at, and a newcomer goes behind it, unless its priority is
--- below 2. What came back in vain, because of an outage or a push, keeps ahead of newcomers.
+-- below 2. What came back in vain, because of an outage or a push, keeps ahead of newcomers. A place is held until the attempt has an
+-- outcome, whoever writes it, so there are never more than the limit says; who waits for one goes by priority, then as it came.
 -- Needs READ COMMITTED (TB003). Locks the keys' rows, in their order, to the end of the transaction: commit at once.
--- Reads claim, entry, outcome, rate_limit; writes rate_state, rate_call; for what has to wait outcome and scheduled, at first use lane.
+-- Reads claim, entry, outcome, rate_limit, concurrency_limit; writes rate_state, rate_call, concurrency_holder; for what has to wait
+-- outcome and scheduled, or waiting and concurrency_line, at first use lane.
 create or replace function tallybook.limit_take(leases uuid[], job_ids bigint[], attempts int[], names text[] default null,
   ahead interval default '0', missed boolean default false, at timestamptz default clock_timestamp())
-returns table (job_id bigint, starts_in double precision, unknown text, late double precision)
+returns table (job_id bigint, starts_in double precision, unknown text, late double precision, places boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off
@@ -27,6 +31,7 @@ declare
   c_horizon constant interval := ahead + interval '150 ms';  -- a start that is so near is waited for
   c_early constant interval := '120 ms';  -- what waits in line comes back so long before its turn
   v_lane int[]; v_retention "char"[]; v_xid xid8[]; v_seq bigint[]; v_lease uuid[]; v_job bigint[]; v_attempt int[]; v_limits jsonb[]; v_front boolean[];
+  v_priority int[]; v_most int[]; v_free int[]; v_line boolean[]; v_mine text[]; v_blocked text;
   v_special boolean[]; v_name text[]; v_gap interval[]; v_late interval[]; v_burst int[]; v_every int[]; v_next timestamptz[];
   v_again timestamptz[]; v_tail timestamptz[]; v_count bigint[];
   v_of int[]; v_start timestamptz; v_was timestamptz; v_last text; v_passes boolean; v_missing text; j int;
@@ -39,9 +44,9 @@ begin
   end if;
   -- 1. What is the caller's, in the order of its lines, and what holds it.
   select array_agg(x.lane_id), array_agg(x.retention), array_agg(x.xid), array_agg(x.seq), array_agg(x.lease), array_agg(x.job_id),
-         array_agg(x.attempt), array_agg(x.limits), array_agg(x.front), array_agg(x.special)
-    into v_lane, v_retention, v_xid, v_seq, v_lease, v_job, v_attempt, v_limits, v_front, v_special
-    from (select k.lane_id, k.retention, k.xid, k.seq, f.lease, k.job_id, k.attempt, e.unique_key is not null as special,
+         array_agg(x.attempt), array_agg(x.limits), array_agg(x.front), array_agg(x.special), array_agg(x.priority)
+    into v_lane, v_retention, v_xid, v_seq, v_lease, v_job, v_attempt, v_limits, v_front, v_special, v_priority
+    from (select k.lane_id, k.retention, k.xid, k.seq, f.lease, k.job_id, k.attempt, e.unique_key is not null as special, l.priority,
                  l.priority < 2 or coalesce(e.options ? 'turn', false) as front,
                  case when limit_take.names is not null then to_jsonb(limit_take.names)
                       else coalesce(e.options -> 'limits', '[]') || tallybook._wide_limits(l.queue, e.task) end as limits
@@ -60,59 +65,88 @@ begin
   v_name := array(select distinct n from unnest(v_limits) x(l), jsonb_array_elements_text(x.l) n order by n);
   insert into tallybook.rate_state (name, next_at, front_at, granted)
   select n, '-infinity', '-infinity', 0 from unnest(v_name) n
-   where not exists (select from tallybook.rate_state s where s.name = n) order by n
+   where not exists (select from tallybook.rate_state s where s.name = n)
+     and (exists (select from tallybook._rate_limit_of(n)) or exists (select from tallybook._concurrency_limit_of(n))) order by n
   on conflict do nothing;
   perform from (select s.name from tallybook.rate_state s where s.name = any (v_name) order by s.name for update) s;
   select array_agg(case when r.name is not null then r.per / (r.calls - r.burst + 1) end order by n), array_agg(r.burst order by n),
          array_agg(greatest(interval '20 ms', least(r.per / 100, interval '1 s')) order by n),
          array_agg(r.calls - r.burst + 1 order by n), array_agg(s.next_at order by n), array_agg(s.front_at order by n),
-         array_agg(s.granted order by n),
+         array_agg(s.granted order by n), array_agg(p.most order by n),
          array_agg((select w.run_at + c_early + r.per / (r.calls - r.burst + 1) from tallybook.scheduled w
                      where w.options ? 'turn' and w.options ->> 'turn' = n
                        and not exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled)
                      order by w.run_at desc limit 1) order by n)
-    into v_gap, v_burst, v_late, v_every, v_next, v_again, v_count, v_tail
-    from unnest(v_name) n join tallybook.rate_state s on s.name = n
-    left join lateral (select * from tallybook._rate_limit_of(n)) r on true;
-  for i in 1..cardinality(v_name) loop  -- nobody waits: who was in front has been cancelled
-    if v_tail[i] is null then v_again[i] := '-infinity'; end if;
+    into v_gap, v_burst, v_late, v_every, v_next, v_again, v_count, v_most, v_tail
+    from unnest(v_name) n left join tallybook.rate_state s on s.name = n
+    left join lateral (select * from tallybook._rate_limit_of(n)) r on true
+    left join lateral (select * from tallybook._concurrency_limit_of(n)) p on true;
+  for i in 1..cardinality(v_name) loop
+    if v_tail[i] is null then v_again[i] := '-infinity'; end if;  -- nobody waits: who was in front has been cancelled
+    if v_most[i] is not null then
+      v_line[i] := exists (select from tallybook.concurrency_line l where l.name = v_name[i]);
+      if v_line[i] then
+        perform tallybook._let_in(v_name[i], limit_take.at);
+        v_line[i] := exists (select from tallybook.concurrency_line l where l.name = v_name[i]);
+      end if;
+      v_free[i] := v_most[i] - tallybook._places_held(v_name[i]);
+    end if;
   end loop;
 
   -- 3. One after the other.
   for i in 1..cardinality(v_job) loop
     v_of := array(select array_position(v_name, n) from jsonb_array_elements_text(v_limits[i]) n group by n);
-    v_start := limit_take.at + ahead; v_last := null; v_passes := true; v_missing := null;
+    v_start := limit_take.at + ahead; v_last := null; v_passes := true; v_missing := null; v_blocked := null; v_mine := '{}';
+    places := exists (select from unnest(v_of) n where v_most[n] is not null);
     if missed then
       v_was := (select max(c.called_at) from tallybook.rate_call c
-                 where c.name = v_name[v_of[1]] and c.called_at > limit_take.at - interval '1 s'
+                 where c.name = (select v_name[n] from unnest(v_of) n where v_gap[n] is not null limit 1) and c.called_at > limit_take.at - interval '1 s'
                    and c.job_id = v_job[i] and c.attempt = v_attempt[i]);
       -- Only while nearly all that counts with it is still to come: see "Any window" in docs/design/0006-outside.md.
       if v_was > limit_take.at - interval '500 ms' then
         v_start := greatest(v_start, v_was);
         foreach j in array v_of loop
-          v_next[j] := v_next[j] + (v_start - v_was);
+          if v_gap[j] is not null then v_next[j] := v_next[j] + (v_start - v_was); end if;
         end loop;
         update tallybook.rate_call c set called_at = v_start
          where c.name = any (array(select v_name[n] from unnest(v_of) n)) and c.called_at = v_was
            and c.job_id = v_job[i] and c.attempt = v_attempt[i];
         job_id := v_job[i]; starts_in := extract(epoch from v_start - limit_take.at); unknown := null;
-        late := extract(epoch from (select min(v_late[n]) from unnest(v_of) n));
+        late := extract(epoch from (select min(v_late[n]) from unnest(v_of) n where v_gap[n] is not null));
         return next;
         continue;
       end if;
     end if;
+    if places and (v_front[i] or missed or limit_take.names is not null) then  -- places that it has, or that were kept for it
+      v_mine := array(select h.name from tallybook.concurrency_holder h
+                       where h.name = any (array(select v_name[n] from unnest(v_of) n)) and h.xid = v_xid[i] and h.seq = v_seq[i]);
+    end if;
     foreach j in array v_of loop
-      if v_gap[j] is null then v_missing := v_name[j]; exit; end if;
+      if v_gap[j] is null and v_most[j] is null then v_missing := v_name[j]; exit; end if;
+      if v_most[j] is not null and v_blocked is null and (v_free[j] <= 0 or v_line[j]) and v_name[j] <> all (v_mine) then
+        v_blocked := v_name[j];
+      end if;
+      continue when v_gap[j] is null;
       if v_next[j] > v_start then v_start := v_next[j]; v_last := v_name[j]; end if;
       if not v_front[i] and v_tail[j] > limit_take.at + c_horizon then v_passes := false; v_last := coalesce(v_last, v_name[j]); end if;
     end loop;
     if v_missing is not null then
-      job_id := v_job[i]; starts_in := null; unknown := v_missing; late := null;
+      job_id := v_job[i]; starts_in := null; unknown := v_missing; late := null; places := false;
       return next;
+      continue;
+    end if;
+    if v_blocked is not null then
+      perform tallybook._until_place(v_lease[i], v_job[i], v_attempt[i], v_blocked, v_priority[i], limit_take.at);
       continue;
     end if;
     if v_passes and v_start <= limit_take.at + c_horizon then
       foreach j in array v_of loop
+        if v_most[j] is not null and v_name[j] <> all (v_mine) then
+          v_free[j] := v_free[j] - 1;
+          insert into tallybook.concurrency_holder (xid, seq, job_id, retention, name)
+          values (v_xid[i], v_seq[i], v_job[i], v_retention[i], v_name[j]);
+        end if;
+        continue when v_gap[j] is null;
         v_count[j] := v_count[j] + 1;
         v_next[j] := greatest(v_next[j], v_start - (v_burst[j] - 1) * v_gap[j]) + v_gap[j]
                      + case when v_count[j] % v_every[j] = 0 then v_late[j] else interval '0' end;
@@ -120,15 +154,17 @@ begin
         v_called_job := v_called_job || v_job[i]; v_called_attempt := v_called_attempt || v_attempt[i];
       end loop;
       job_id := v_job[i]; starts_in := extract(epoch from v_start - limit_take.at); unknown := null;
-      late := extract(epoch from (select min(v_late[n]) from unnest(v_of) n));
+      late := coalesce(extract(epoch from (select min(v_late[n]) from unnest(v_of) n where v_gap[n] is not null)), 3600);
       return next;
       continue;
     end if;
     -- Its turn: behind those who wait, at each of its limits.
     foreach j in array v_of loop
+      continue when v_gap[j] is null;
       v_start := greatest(v_start, v_again[j], case when not v_front[i] then v_tail[j] end);
     end loop;
     foreach j in array v_of loop
+      continue when v_gap[j] is null;
       if v_front[i] then v_again[j] := v_start + v_gap[j]; else v_tail[j] := v_start + v_gap[j]; end if;
     end loop;
     v_start := greatest(v_start - c_early, limit_take.at + interval '1 us');
@@ -172,8 +208,10 @@ end $$;
 create or replace function tallybook._wide_limits(p_queue text, p_task text) returns jsonb
 language plpgsql stable as $$
 begin
-  return coalesce((select jsonb_agg(r.name order by r.name) from tallybook.rate_limit r
-                    where r.name in ('queue:' || p_queue, 'task:' || p_task)), '[]');
+  return coalesce((select jsonb_agg(distinct r.name) from (
+                     select r.name from tallybook.rate_limit r where r.name in ('queue:' || p_queue, 'task:' || p_task)
+                     union all
+                     select r.name from tallybook.concurrency_limit r where r.name in ('queue:' || p_queue, 'task:' || p_task)) r), '[]');
 end $$;
 
 -- _rate_limit_of(name): the rule of a key: of its own name, else of what stands before the first colon. No row: none.

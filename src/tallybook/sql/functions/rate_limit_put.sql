@@ -12,10 +12,7 @@ returns text language plpgsql as $$
 declare
   v_there tallybook.rate_limit;
 begin
-  perform tallybook._check_name('name of a limit', name, 200);
-  if name in ('queue', 'task') or name in ('queue:', 'task:') then
-    raise exception 'a limit cannot be named %', name using errcode = 'TB005', hint = 'Write queue:NAME or task:NAME.';
-  end if;
+  perform tallybook._check_limit_name(name);
   if calls is null or calls not between 1 and 100000 then
     raise exception 'calls % is out of range', coalesce(calls::text, 'null') using errcode = 'TB005', hint = 'It goes from 1 to 100000.';
   end if;

@@ -45,6 +45,7 @@ begin
   end if;
 
   if 'settle' = any (v_second) and exists (select from tallybook.parent) then due := due || 'settle'::text; end if;
+  if 'places' = any (v_second) and exists (select from tallybook.concurrency_line) then due := due || 'places'::text; end if;
 
   if tallybook._elsewhere(false) or 'rebase' = any (v_old) and exists (select from tallybook.lane l where l.retired_at is not null) then
     due := due || 'rebase'::text;

@@ -97,6 +97,39 @@ comment on table tallybook.rate_limit is 'Rules: at most so many calls per windo
 comment on column tallybook.rate_limit.burst is 'How many calls may be made at once; never more than calls in any window for all that.';
 comment on column tallybook.rate_limit.in_code is 'The app that declares it; null: it was put in by a person.';
 
+create table tallybook.concurrency_limit (
+  name       text primary key,
+  most       int not null,
+  in_code    text,
+  created_at timestamptz not null default clock_timestamp(),
+  changed_at timestamptz not null default clock_timestamp(),
+  constraint "a limit's name has 1 to 200 bytes" check (octet_length(name) between 1 and 200),
+  constraint "a concurrency limit lets 1 to 10000 run" check (most between 1 and 10000)
+);
+create index concurrency_limit_wide on tallybook.concurrency_limit (name) where name like 'queue:%' or name like 'task:%';
+comment on table tallybook.concurrency_limit is 'Rules: at most so many at once. Names as in rate_limit; a key may have a rule of both kinds.';
+
+-- Which attempts run under a key, or are next: each holds its place until it has an outcome. Rows of the ended go with the next look.
+create table tallybook.concurrency_holder (
+  xid       xid8 not null,
+  seq       bigint not null,
+  job_id    bigint not null,
+  retention "char" not null,
+  name      text not null
+);
+create index concurrency_holder_of on tallybook.concurrency_holder (name);
+
+-- Who waits for a place, in this order. Their jobs are in waiting.
+create table tallybook.concurrency_line (
+  seq      bigint not null,
+  job_id   bigint not null,
+  priority smallint not null,
+  name     text not null,
+  primary key (name, priority, seq)
+);
+create index concurrency_line_of_job on tallybook.concurrency_line (job_id);
+insert into tallybook.service (name, every) values ('places', '5 s');
+
 -- One row per key that is in use, changed once per batch of jobs.
 create table tallybook.rate_state (
   name      text primary key,

@@ -1,22 +1,68 @@
-"""Rate limits of an App: those that its code declares, and the verbs that steer any."""
+"""Limits of an App: those that its code declares, and the verbs that steer any."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 
 from tallybook._db import rates
-from tallybook._model.rate import RateInfo, RateRule
+from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
 from tallybook._run import run, run_sync
 from tallybook.errors import ConfigError
 
-__all__ = ["RateLimits"]
+__all__ = ["Limits"]
 
 
-class RateLimits:
+class Limits:
     """Mixed into App."""
 
     name: str
     rate_limits: dict[str, RateRule]
+    concurrency_limits: dict[str, ConcurrencyRule]
+
+    def concurrency_limit(self, name: str, most: int) -> None:
+        """Declare a concurrency limit: at most `most` jobs of a key run at once, over all workers.
+
+        Names are those of `rate_limit`; a name may have a rule of both kinds. What is over it waits (state waiting) and goes on, by
+        priority, then as it came, when one that runs has ended or its worker has died. ConfigError.
+
+            app.concurrency_limit("customer", 2)
+        """
+        rule = ConcurrencyRule(name, most)
+        if name in self.concurrency_limits:
+            raise ConfigError("concurrency_limit", name, "declared twice", hint="Give one of them another name")
+        self.concurrency_limits[name] = rule
+
+    async def concurrency_limit_put(self, conn: object, name: str, most: int) -> str:
+        """Make or change a concurrency limit that lives in the database; "created", "changed" or "unchanged".
+
+        A lower one stops nobody who runs.
+
+            await app.concurrency_limit_put(conn, "customer:42", 5)
+        """
+        return await run(conn, rates.put_concurrency(ConcurrencyRule(name, most)))
+
+    def concurrency_limit_put_sync(self, conn: object, name: str, most: int) -> str:
+        """Make or change a concurrency limit; concurrency_limit_put without an event loop."""
+        return run_sync(conn, rates.put_concurrency(ConcurrencyRule(name, most)))
+
+    async def concurrency_limit_drop(self, conn: object, name: str) -> bool:
+        """Remove a concurrency limit; False: there is none. Who waits for a place goes on."""
+        return await run(conn, rates.drop_concurrency(name))
+
+    def concurrency_limit_drop_sync(self, conn: object, name: str) -> bool:
+        """Remove a concurrency limit; concurrency_limit_drop without an event loop."""
+        return run_sync(conn, rates.drop_concurrency(name))
+
+    async def concurrency(self, conn: object) -> list[ConcurrencyInfo]:
+        """List the keys of concurrency limits: their rule, how many places are held, how many jobs wait for one.
+
+        for key in await app.concurrency(conn): print(key.name, key.held, key.waiting)
+        """
+        return await run(conn, rates.concurrency())
+
+    def concurrency_sync(self, conn: object) -> list[ConcurrencyInfo]:
+        """List the keys of concurrency limits; concurrency without an event loop."""
+        return run_sync(conn, rates.concurrency())
 
     def rate_limit(self, name: str, calls: int, *, per: timedelta | str, burst: int = 1) -> None:
         """Declare a rate limit: at most `calls` in any window of `per`, over all workers and restarts.
