@@ -4,99 +4,21 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, cast
-from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from psycopg.types.json import Jsonb
 
+from support.askers import HOUR, MIN, MS, Asker, S, T, one, put
 from support.broken import without
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
-T = datetime.fromisoformat("2031-03-30T00:30:00+00:00")
-MS, S, MIN, HOUR = timedelta(milliseconds=1), timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 LATE = 20 * MS
 EARLY = 120 * MS  # what waits comes back so long before its turn
-
-
-def one(db: Connection, query: str, *params: Any) -> Any:
-    row = db.execute(cast("Any", query), params[0] if params and isinstance(params[0], dict) else params).fetchone()
-    assert row is not None
-    return row[0]
-
-
-def put(db: Connection, *keys: str, n: int = 1, at: datetime = T, **more: Any) -> list[int]:
-    options = Jsonb({"limits": list(keys)}) if keys else None
-    named = {"queue": "q", "task": "t", "options": options, "at": at, **more}
-    names = ", ".join(f"{name} => %({name})s" for name in named)
-    return [one(db, f"select tallybook.enqueue({names})", named) for _ in range(n)]
-
-
-@dataclass
-class Asker:
-    """A worker that claims at a time of the test's and asks the limits; it keeps what it was let through for, and when."""
-
-    db: Connection
-    queue: str = "q"
-    started: list[tuple[int, datetime]] = field(default_factory=list)
-    held: dict[int, tuple[UUID, int]] = field(default_factory=dict)
-    unknown: list[tuple[int, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.worker = one(self.db, "select tallybook.worker_start('w', array[%s], at => %s)", self.queue, T)
-
-    def claim(self, at: datetime, n: int = 100) -> list[tuple[UUID, int, int, bool]]:
-        lease = uuid4()
-        query = "select jobs from tallybook.claim(%s, array[%s], array[%s], %s, at => %s)"
-        if not one(self.db, query, self.worker, self.queue, n, lease, at):
-            return []
-        rows = self.db.execute("select job_id, attempt, limited from tallybook.leased(%s, at => %s)", (lease, at))
-        return [(lease, *row) for row in rows.fetchall()]
-
-    def ask(
-        self, jobs: list[tuple[UUID, int, int, bool]], at: datetime, names: list[str] | None = None, **more: Any
-    ) -> list[int]:
-        """Which of these start, in this order."""
-        given = "".join(f", {name} => {value}" for name, value in more.items())
-        leases, ids, attempts = ([job[n] for job in jobs] for n in range(3))
-        query = f"select job_id, starts_in, unknown from tallybook.limit_take(%s, %s, %s, %s, at => %s{given})"  # noqa: S608
-        rows = self.db.execute(cast("Any", query), (leases, ids, attempts, names, at)).fetchall()
-        self.unknown += [(job, name) for job, _, name in rows if name is not None]
-        starts = [(job, at + starts_in * S) for job, starts_in, name in rows if name is None]
-        self.started += starts
-        self.held.update({job: (lease, attempt) for lease, job, attempt, _ in jobs})
-        return [job for job, _ in starts]
-
-    def too_late(self, jobs: list[int], at: datetime) -> None:
-        """These were let through and did not start in time: they ask again."""
-        again = [(lease, job, attempt, True) for job in jobs for lease, attempt in [self.held[job]]]
-        self.started = [start for start in self.started if start[0] not in jobs]
-        assert sorted(self.ask(again, at, missed=True)) == sorted(jobs)
-
-    def look(self, at: datetime, n: int = 100) -> list[int]:
-        """Promote what is due, claim all there is and ask."""
-        self.db.execute("select tallybook.promote(at => %s)", (at,))
-        started = []
-        while jobs := self.claim(at, n):
-            assert all(limited for *_, limited in jobs)
-            started += self.ask(jobs, at)
-        return started
-
-    def run(self, until: datetime, since: datetime = T) -> list[int]:
-        """Look now, and then whenever something falls due."""
-        order, at = self.look(since), since
-        while True:
-            due = one(self.db, "select min(run_at) from tallybook.scheduled")
-            if due is None or due > until:
-                return order
-            at = max(at, due)
-            order += self.look(at)
 
 
 def late(window: timedelta) -> timedelta:

@@ -22,7 +22,8 @@ select w.job_id, l.queue, w.task, case when t.cancelled then 'cancelled' else 'w
        l.priority::int, w.args, w.headers, w.attempt, w.attempt - 1 - tallybook._moves(w.job_id, w.attempt),
        w.failures::int, w.crashes::int, w.max_attempts::int, case when w.options ? 'subject' then null else w.unique_key end, w.enqueued_at, w.run_at,
        null, null, null, null,
-       coalesce(t.reason, case when w.order_key is null then tallybook._waits_for(w.job_id)
+       coalesce(t.reason, case when w.options ? 'held' then format('the places of the limit %s are taken', to_json(w.options ->> 'held'))
+                               when w.order_key is null then tallybook._waits_for(w.job_id)
                                else format('another job with the order key %s is before it', to_json(w.order_key)) end),
        w.errors -> -1 ->> 'message', w.errors, false,
        coalesce(w.order_key, w.options #>> '{parents,order_key}'), w.expires_at, tallybook.summary(w.task, w.args), null,

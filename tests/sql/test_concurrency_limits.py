@@ -1,0 +1,329 @@
+"""Concurrency limits in SQL: never more than so many at once, whoever ends or dies, and who waits goes on."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, cast
+
+import psycopg
+import pytest
+
+from support.askers import HOUR, MIN, MS, Asker, S, T, one, put
+from support.broken import without
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.servers
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+def limit(db: Connection, name: str = "customer", most: int = 2) -> str:
+    return str(one(db, "select tallybook.concurrency_limit_put(%s, %s)", name, most))
+
+
+def states(db: Connection, jobs: list[int]) -> list[str]:
+    rows = dict(db.execute("select id, state from tallybook.job where id = any (%s)", (jobs,)).fetchall())
+    return [rows[job] for job in jobs]
+
+
+def complete(asker: Asker, *jobs: int) -> None:
+    for job in jobs:
+        lease, attempt = asker.held.pop(job)
+        assert one(asker.db, "select tallybook.complete(%s, %s, %s)", lease, job, attempt)
+
+
+def places(db: Connection, *names: str, at: datetime = T) -> int:
+    given = list(names) or None
+    return int(one(db, "select released from tallybook.places(%s, at => %s)", given, at))
+
+
+def test_only_so_many_run_and_the_others_wait(db: Connection) -> None:
+    """S1-18: two of five run, three are waiting, hold no worker and no lane, and show what for; nobody else is held up."""
+    limit(db)
+    jobs, (other,) = put(db, "customer:1", n=5), put(db, "customer:2")
+    asker = Asker(db)
+    assert asker.look(T) == [*jobs[:2], other]
+    assert states(db, jobs) == ["running"] * 2 + ["waiting"] * 3
+    assert (
+        one(db, "select reason from tallybook.job where id = %s", jobs[2])
+        == 'the places of the limit "customer:1" are taken'
+    )
+    assert asker.claim(T) == []
+    row = db.execute("select name, rule, most, held, waiting from tallybook.concurrency order by name").fetchall()
+    assert row == [
+        ("customer", "customer", 2, 0, 0),
+        ("customer:1", "customer", 2, 2, 3),
+        ("customer:2", "customer", 2, 1, 0),
+    ]
+
+
+def test_an_end_lets_the_next_go_on(db: Connection) -> None:
+    """S1-18: each completion frees one place, taken by priority, then in the order in which they came; attempts are not counted."""
+    limit(db)
+    jobs = put(db, "customer:1", n=4)
+    (urgent,) = put(db, "customer:1", priority=1)
+    asker = Asker(db)
+    assert asker.look(T) == [urgent, jobs[0]]
+    order = []
+    while asker.held:
+        complete(asker, min(asker.held))
+        places(db, "customer:1")
+        order += asker.look(T)
+    assert order == jobs[1:]
+    assert one(db, "select array_agg(distinct (attempts, failures)::text) from tallybook.job") == ["(1,0)"]
+    assert one(db, "select count(*) from tallybook.concurrency_line") == 0
+
+
+def test_a_newcomer_goes_behind_those_who_wait(db: Connection) -> None:
+    """S1-18: a place that is free goes to who waits for it, also where a newcomer is the first to ask."""
+    limit(db, most=1)
+    first, second = put(db, "customer:1", n=2)
+    asker = Asker(db)
+    asker.look(T)
+    complete(asker, first)
+    (new,) = put(db, "customer:1")
+    assert asker.look(T) == [second], "let go on by who asks"
+    assert states(db, [new]) == ["waiting"]
+
+
+@pytest.mark.parametrize("end", ["fail", "bury", "snooze", "cancelled", "rescue"])
+def test_whatever_ends_an_attempt_frees_its_place(db: Connection, end: str) -> None:
+    """S1-18: a failure, a snooze, a cancel and the death of the worker free the place; the job asks again at its next attempt."""
+    limit(db, most=1)
+    first, second = put(db, "customer:1", n=2)
+    asker = Asker(db)
+    asker.look(T)
+    lease, attempt = asker.held.pop(first)
+    verbs = {
+        "fail": "tallybook.fail(%s, %s, %s, '{}', '1 s', at => %s)",
+        "bury": "tallybook.fail(%s, %s, %s, '{}', final => true, at => %s)",
+        "snooze": "tallybook.snooze(%s, %s, %s, '1 s', at => %s)",
+        "cancelled": "tallybook.cancelled(%s, %s, %s, at => %s)",
+    }
+    if end == "rescue":
+        db.execute("update tallybook.worker set seen_at = '-infinity' where id = %s", (asker.worker,))
+        db.execute("select tallybook.rescue(only_worker => %s, at => %s)", (asker.worker, T))
+        asker = Asker(db)
+    else:
+        db.execute(cast("Any", f"select {verbs[end]}"), (lease, first, attempt, T))
+    assert places(db) == 1, "found by the service"
+    assert second in asker.look(T)
+    if end in ("fail", "snooze", "rescue"):
+        complete(asker, second)
+        assert asker.look(T + MIN) == [first]
+
+
+def test_who_waits_can_be_cancelled(db: Connection) -> None:
+    """S1-18: a cancelled job is passed over, and ends; it takes nobody's place."""
+    limit(db, most=1)
+    jobs = put(db, "customer:1", n=3)
+    asker = Asker(db)
+    asker.look(T)
+    db.execute("select tallybook.cancel(%s)", (jobs[1],))
+    complete(asker, jobs[0])
+    assert places(db, "customer:1") == 1
+    assert asker.look(T) == [jobs[2]]
+    assert states(db, jobs) == ["completed", "cancelled", "running"]
+
+
+def test_a_rule_that_changes_or_goes_lets_them_go_on(db: Connection) -> None:
+    """S1-18: a higher limit counts at the next look, a lower one stops nobody, and without it all go on."""
+    limit(db, most=1)
+    jobs = put(db, "customer:1", n=6)
+    asker = Asker(db)
+    asker.look(T)
+    assert (limit(db, most=3), limit(db, most=3)) == ("changed", "unchanged")
+    assert (places(db), asker.look(T)) == (2, jobs[1:3])
+    limit(db, most=1)
+    complete(asker, jobs[0])
+    assert (places(db), asker.look(T)) == (0, [])
+    limit(db, "all", 1)  # a name that still has a rule of some kind is no unknown one
+    assert one(db, "select tallybook.concurrency_limit_drop('customer')") is True
+    db.execute("select tallybook.rate_limit_put('customer', 1000, '1 s')")
+    assert places(db) == 3
+    assert len(asker.look(T)) == 3
+
+
+def test_a_rate_and_a_place_are_taken_together(db: Connection) -> None:
+    """S1-18: what has a place and no turn gives it back; what has both starts, and one call is counted for each start."""
+    limit(db, "api", 2)
+    db.execute("select tallybook.rate_limit_put('api', 1, '1 s')")
+    jobs = put(db, "api", n=4)
+    asker = Asker(db)
+    assert asker.look(T) == jobs[:1]
+    assert one(db, "select held from tallybook.concurrency where name = 'api'") == 1
+    at, started = T, [jobs[0]]
+    while len(started) < 4:
+        at += 200 * MS
+        for job in list(asker.held):
+            if job in started:
+                complete(asker, job)
+        places(db, at=at)
+        started += asker.look(at)
+        assert at < T + MIN
+    assert sorted(started) == jobs
+    assert one(db, "select count(*) from tallybook.rate_call") == 4
+
+
+def test_a_limit_of_a_queue_and_of_a_task(db: Connection) -> None:
+    """S1-18: jobs that name nothing are held by the rule of their queue and of their task."""
+    limit(db, "queue:q", 3)
+    limit(db, "task:slow", 1)
+    slow, fast = put(db, n=2, task="slow"), put(db, n=3)
+    asker = Asker(db)
+    assert asker.look(T) == [slow[0], *fast[:2]]
+    assert states(db, [slow[1], fast[2]]) == ["waiting", "waiting"]
+
+
+def test_other_claims_read_no_more_for_those_who_wait(db: Connection) -> None:
+    """S1-18: a thousand jobs that wait cost the claims of their queue nothing."""
+
+    def pages() -> int:
+        """Of a claim of one other job, once its plans are made; its effects are rolled back."""
+        found = 0
+        query = (
+            "explain (analyze, buffers, format json) select * from tallybook.claim(%s, '{q}', '{1}', gen_random_uuid())"
+        )
+        with db.transaction(force_rollback=True):
+            db.execute("select tallybook.enqueue('q', 't', priority => 1)")
+            for _ in range(2):
+                plan = one(db, query, asker.worker)[0]["Plan"]
+                found = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+        return found
+
+    limit(db, most=1)
+    asker = Asker(db)
+    put(db, "customer:1")
+    asker.look(T)
+    before = pages()
+    put(db, "customer:1", n=300)
+    asker.look(T)
+    assert one(db, "select waiting from tallybook.concurrency where name = 'customer:1'") == 300
+    assert min(pages() for _ in range(10)) <= before + 10
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_never_more_than_the_limit_whatever_happens(db: Connection, seed: int) -> None:
+    """S1-18: random claims, ends, deaths, cancels and rules: in no committed state are there more than the limit, and all end."""
+    chance = random.Random(seed)
+    rules = {"a": 3, "b": 1, "c": 5}
+    for name, most in rules.items():
+        limit(db, name, most)
+    askers, jobs, at = [Asker(db), Asker(db)], [], T
+    running: dict[int, Asker] = {}
+
+    def check() -> None:
+        for name, held in db.execute("select name, held from tallybook.concurrency").fetchall():
+            assert held <= rules[name.split(":")[0]], (name, held)
+        for key in ("a", "b", "b:x", "c"):
+            now = [job for job in running if key in keys_of[job]]
+            assert len(now) <= rules[key.split(":")[0]], (key, now)
+
+    keys_of: dict[int, list[str]] = {}
+    for _ in range(120):
+        at += chance.choice([0, 10, 1000]) * MS
+        what, asker = chance.random(), chance.choice(askers)
+        if what < 0.3:
+            keys = chance.sample(["a", "b", "b:x", "c"], chance.choice([1, 1, 2]))
+            for job in put(db, *keys, n=chance.randrange(1, 5), at=at, priority=chance.choice([1, 2, 2])):
+                jobs.append(job)
+                keys_of[job] = keys
+        elif what < 0.6 and running:
+            job = chance.choice(list(running))
+            owner = running.pop(job)
+            lease, attempt = owner.held.pop(job)
+            how = chance.choice(
+                [
+                    "complete(%s, %s, %s)",
+                    "complete(%s, %s, %s)",
+                    "fail(%s, %s, %s, '{}', '1 s')",
+                    "snooze(%s, %s, %s, '0')",
+                ]
+            )
+            db.execute(cast("Any", f"select tallybook.{how}"), (lease, job, attempt))
+            if chance.random() < 0.7:
+                places(db, *keys_of[job], at=at)
+        elif what < 0.65 and jobs:
+            job = chance.choice(jobs)
+            db.execute("select tallybook.cancel(%s)", (job,))
+        elif what < 0.7:
+            db.execute("update tallybook.worker set seen_at = '-infinity' where id = %s", (asker.worker,))
+            db.execute("select tallybook.rescue(only_worker => %s, at => %s)", (asker.worker, at))
+            running = {job: owner for job, owner in running.items() if owner is not asker}
+            askers[askers.index(asker)] = Asker(db)
+        else:
+            for job in asker.look(at, n=chance.choice([1, 3, 100])):
+                running[job] = asker
+        check()
+    for _ in range(400):
+        at += S
+        for job, owner in list(running.items()):
+            lease, attempt = owner.held.pop(job)
+            db.execute("select tallybook.complete(%s, %s, %s)", (lease, job, attempt))
+        running.clear()
+        db.execute("select tallybook.promote(at => %s)", (at + HOUR,))
+        places(db, at=at)
+        for job in askers[0].look(at + HOUR):
+            running[job] = askers[0]
+        check()
+        if not running and not one(
+            db, "select count(*) from tallybook.job where state not in ('completed', 'cancelled', 'running')"
+        ):
+            break
+    left = db.execute(
+        "select id, state from tallybook.job where state not in ('completed', 'cancelled', 'running')"
+    ).fetchall()
+    assert left == []
+
+
+def _two_at_once(db: Connection, connect: Any) -> int:
+    """Two sessions ask for one job each at the same moment where there is one place; how many are let through."""
+    limit(db, "one", 1)
+    db.execute("insert into tallybook.rate_state values ('one', '-infinity', '-infinity', null, 0)")
+    put(db, "one", n=2)
+    askers, claims = [], []
+    for _ in range(2):
+        askers.append(asker := Asker(connect(autocommit=False)))
+        claims.append(asker.claim(T, 1))
+        asker.db.commit()
+    first, second = askers
+    first.ask(claims[0], T)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(second.ask, claims[1], T)
+        wait_until(
+            lambda: asking.done() or one(db, "select count(*) from pg_locks where not granted") > 0, "it waits, or not"
+        )
+        first.db.commit()
+        asking.result(10)
+        second.db.commit()
+    return sum(len(asker.started) for asker in askers)
+
+
+@pytest.mark.direct("watches which session waits for which")
+def test_two_that_ask_at_once_get_one_place(db: Connection, connect: Any) -> None:
+    """S1-18: the second waits for the first one's commit, and knows of its place."""
+    assert _two_at_once(db, connect) == 1
+
+
+@pytest.mark.direct("watches which session waits for which")
+def test_control_without_the_lock_two_get_one_place(db: Connection, connect: Any) -> None:
+    """Control: without the lock of the key's row both are let through."""
+    without(db, "limit_take", "order by s.name for update) s;", "order by s.name) s;")
+    assert _two_at_once(db, connect) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("concurrency_limit_put('', 1)", "1 to 200 bytes"),
+        ("concurrency_limit_put('a', 0)", "most 0 is out of range"),
+        ("concurrency_limit_put('a', null)", "most null is out of range"),
+        ("concurrency_limit_put('task:', 2)", "cannot be named task:"),
+    ],
+)
+def test_what_does_not_fit_is_refused(db: Connection, call: str, message: str) -> None:
+    """Bad input gets a clear error."""
+    with pytest.raises(psycopg.Error, match=message) as error:
+        db.execute(cast("Any", f"select tallybook.{call}"))
+    assert error.value.sqlstate == "TB005"
