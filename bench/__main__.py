@@ -25,6 +25,7 @@ NAMES = (
     "query",
     "roles",
     "limit",
+    "concurrency",
 )
 _WITH_PEERS = ("drain", "latency")
 

@@ -13,6 +13,7 @@ app = App("bench")
 seen: dict[str, Any] = {"done": 0, "first": 0.0, "last": 0.0}
 starts: dict[int, float] = {}
 ends: list[float] = []
+spells: list[tuple[float, float]] = []
 fires: list[tuple[str | None, float, float]] = []
 
 
@@ -45,6 +46,14 @@ async def rest(to: str, n: int) -> None:
     """Ten milliseconds, and when they were over."""
     await asyncio.sleep(0.01)
     ends.append(time.time())
+
+
+@app.task
+async def spell(n: int) -> None:
+    """Ten milliseconds, from when to when."""
+    begun = time.time()
+    await asyncio.sleep(0.01)
+    spells.append((begun, time.time()))
 
 
 @app.task

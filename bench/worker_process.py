@@ -58,6 +58,7 @@ async def _serve(dsn: str, options: dict[str, Any]) -> dict[str, object]:
         "starts": bench_app.starts,
         "ends": bench_app.ends,
         "fires": bench_app.fires,
+        "spells": bench_app.spells,
         "completed": report.completed,
     }
 

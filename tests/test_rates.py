@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -258,3 +259,69 @@ def test_the_command_line(dsn: str, db: Any) -> None:
     assert (missing.exit_code, missing.output) == (1, "there is no limit 'provider'\n")
     wrong = run("put", "provider", "0", "1min")
     assert wrong.exit_code == 2
+
+
+@anyio
+async def test_no_more_than_the_limit_run_at_once(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S1-18: of 30 jobs of one customer two workers run three at once, never four; an end lets the next go on at once."""
+    app.concurrency_limit("customer", 3)
+    now, most, order = 0, 0, list[int]()
+
+    @app.task(limits=("customer:{customer}",))
+    async def work(customer: int, n: int) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        order.append(n)
+        await asyncio.sleep(0.01)
+        now -= 1
+
+    app.enqueue_many_sync(db, [work.job(42, n) for n in range(30)])
+    async with working(app, dsn) as one, working(app, dsn):
+        await eventually(lambda: len(order) == 30, "all of them have run")
+        assert most == 3
+        assert sorted(order) == list(range(30))
+        one.stop()
+    (key,) = [key for key in app.concurrency_sync(db) if key.name == "customer:42"]
+    assert (key.rule, key.most, key.waiting) == ("customer", 3, 0)
+
+
+@anyio
+async def test_a_handler_takes_a_place_that_it_names_itself(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S1-18: ctx.limit takes a place of a concurrency limit, too; without one the job waits, and runs again when it has it."""
+    app.concurrency_limit("report", 1)
+    gate, began = asyncio.Event(), list[int]()
+
+    @app.task
+    async def report(ctx: Context) -> None:
+        await ctx.limit("report:big")
+        began.append(ctx.job_id)
+        await gate.wait()
+
+    first = report.enqueue_sync(db).id
+    async with working(app, dsn):
+        await eventually(lambda: began == [first], "the first runs")
+        second = report.enqueue_sync(db).id
+        await eventually(lambda: jobs(second).state == "waiting", "the second waits")
+        assert jobs(second).reason == 'the places of the limit "report:big" are taken'
+        gate.set()
+        await eventually(lambda: began == [first, second], "the second runs")
+
+
+def test_concurrency_limits_by_hand(dsn: str, db: Any, app: App) -> None:
+    """S1-18: made, listed and removed from the command line and from Python."""
+
+    def run(*words: str) -> click.testing.Result:
+        return click.testing.CliRunner().invoke(cli, ["limit", *words], env={"TALLYBOOK_DSN": dsn})
+
+    assert run("at-once", "customer", "2").output == "concurrency limit 'customer' is created\n"
+    assert app.concurrency_limit_put_sync(db, "customer:7", 5) == "created"
+    assert "customer:7  5       0     0" in run("list").output
+    assert run("drop", "customer").output == "concurrency limit 'customer' is removed\n"
+    assert app.concurrency_limit_drop_sync(db, "customer") is False
+    assert [(one.name, one.most) for one in app.concurrency_sync(db)] == [("customer:7", 5)]
+    with pytest.raises(ConfigError, match="from 1 to 10000"):
+        app.concurrency_limit("a", 0)
+    app.concurrency_limit("a", 1)
+    with pytest.raises(ConfigError, match="declared twice"):
+        app.concurrency_limit("a", 1)
