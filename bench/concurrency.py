@@ -1,4 +1,4 @@
-"""A limit of 10 at once on one key, 50,000 jobs of it, four worker processes: never an eleventh, and what those who wait cost others.
+"""A limit of 10 at once on one key and 50,000 jobs of it: never an eleventh, and what those who wait cost others.
 
 First the claims of 100 other jobs are timed, in turn, in two databases of one server: one in which 50,000 jobs wait for a place,
 and one without them. Then the workers run a part of these jobs. At most how many ran at one moment is judged by the handlers' own

@@ -136,6 +136,7 @@ def test_readers_get_no_payload(at: House) -> None:
                 "installed",
                 "rate",
                 "rate_calls",
+                "concurrency",
                 "provider_field",
                 "provider_routes",
             )
