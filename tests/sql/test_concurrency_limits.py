@@ -111,6 +111,7 @@ def test_whatever_ends_an_attempt_frees_its_place(db: Connection, end: str) -> N
     assert second in asker.look(T)
     if end in ("fail", "snooze", "rescue"):
         complete(asker, second)
+        places(db, at=T + MIN)
         assert asker.look(T + MIN) == [first]
 
 
