@@ -159,7 +159,7 @@ async def test_a_suspect_waits_until_it_is_alone(dsn: str, db: Any, by: str) -> 
 async def test_a_suspect_that_cannot_be_alone_is_given_back(dsn: str, db: Any, caplog: Any) -> None:
     """F24: where something else goes on running, a suspect is given back without any count, and claiming goes on."""
     jobs = Jobs(zoo.app, db)
-    long = zoo.neighbour.enqueue_sync(db, 0)
+    long = zoo.stays.enqueue_sync(db)
     async with working(zoo.app, dsn, queues={"default": 3}, suspect_wait="100 ms") as worker:
         await jobs.becomes(long, "running")
         db.execute("begin")

@@ -280,6 +280,7 @@ async def test_looks_behind_the_mark_take_a_tenth_of_the_time(monkeypatch: pytes
     assert link.marks[-1] is None, "but it was not forgotten"
 
 
+@pytest.mark.direct("holds a lock of a session")
 @anyio
 async def test_a_suspect_is_looked_at_twice(
     app: App, dsn: str, db: Any, connect: Any, monkeypatch: pytest.MonkeyPatch

@@ -368,7 +368,7 @@ def test_promote_keeps_the_order(db: Connection, analyzed: bool) -> None:
 
 
 @pytest.mark.parametrize("newest", [True, False])
-@pytest.mark.parametrize("holes", ["no holes", "a hole that has ended", "a hole"])
+@pytest.mark.parametrize("holes", ["no holes", "a hole that was drained", "a hole that has ended", "a hole"])
 def test_an_idle_claim_reads_nothing_of_a_big_open_enqueue(
     db: Connection, connect: Any, holes: str, newest: bool
 ) -> None:
@@ -378,7 +378,11 @@ def test_an_idle_claim_reads_nothing_of_a_big_open_enqueue(
         other.execute("select pg_current_xact_id()")
     enqueue(db, n=3)
     drain(db)
-    if holes == "a hole that has ended":
+    if holes == "a hole that was drained":
+        enqueue(other)
+        other.commit()
+        assert len(drain(db)) == 1
+    elif holes == "a hole that has ended":
         other.commit()
     worker, business = start_worker(db), connect(autocommit=False)
     idle = "select * from tallybook.claim(%s, '{q}', '{100}', gen_random_uuid())"

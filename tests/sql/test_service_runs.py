@@ -259,6 +259,7 @@ def test_the_look_names_what_was_amended(db: Connection, ran: datetime) -> None:
     assert "promote" in look(db, ran + S)
 
 
+@pytest.mark.direct("holds a lock of a session")
 def test_the_look_names_rescue_for_who_seems_dead(db: Connection, somebody: Connection, ran: datetime) -> None:
     """A worker is looked after when its session is gone, when it is silent for its lease, and until all is over."""
     silent = Hands(db, at="clock_timestamp()").worker

@@ -303,6 +303,12 @@ async def neighbour(n: int) -> None:
     await asyncio.sleep(0.3)
 
 
+@app.task(retry=NOW)
+async def stays() -> None:
+    """Runs for longer than what is done beside it, on a busy machine too."""
+    await asyncio.sleep(4)
+
+
 class ZooWorker:
     """A worker process that runs the zoo; started again by nobody."""
 
