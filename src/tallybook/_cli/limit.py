@@ -25,18 +25,19 @@ select to_json(c)::text from (
 
 @click.group()
 def limit() -> None:
-    """List and change rate limits, and see what they let through."""
+    """List and change the limits of rates and of what runs at once, and see what they let through."""
 
 
 @limit.command("list")
 @dsn_option
 @json_option
 def list_(dsn: str | None, as_json: bool) -> None:
-    """List the rate limits and their keys, with how many jobs wait at each. In JSON durations are seconds."""
+    """List the limits and their keys, with how many jobs wait at each. In JSON durations are seconds."""
     with connect(dsn) as conn:
         found, at_once = sync.run(conn, rates.rates()), sync.run(conn, rates.concurrency())
     if as_json:
-        print_json([json.dumps(asdict(one), default=_plain) for one in (*found, *at_once)])
+        rows_of = [asdict(one) for one in found] + [asdict(one) for one in at_once]
+        print_json([json.dumps(row, default=_plain) for row in rows_of])
         return
     titles = ("key", "limit", "in window", "waiting", "last call", "next call")
     print_table(titles, [_line(one) for one in found], empty="no rate limits")
