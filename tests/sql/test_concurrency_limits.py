@@ -116,7 +116,7 @@ def test_whatever_ends_an_attempt_frees_its_place(db: Connection, end: str) -> N
 
 
 def test_no_place_is_kept_for_a_job_that_waits_for_another_key(db: Connection) -> None:
-    """S1-18: a job of two keys takes both places or none: while one is full, others use the other one; its attempt is not counted."""
+    """S1-18: a job of two keys takes both places or none: while one is full, others use the other one."""
     limit(db, "a", 1)
     limit(db, "b", 1)
     (of_a,), (of_b,) = put(db, "a"), put(db, "b")

@@ -1,9 +1,10 @@
--- _places_free(name, at): how many more of this key may start (null: it has no such rule), and whether the next one is a probe.
+-- _places_free(name, at): how many more of this key may start (null: it has no such rule), whether the next one is a probe, and whether
+-- the breaker bars all others, those that have a place included.
 --
 -- A place is held by an attempt without an outcome. Forgets those that have ended, after telling the breaker of them: so it opens, closes
 -- and lets its probe through with the next look, which whoever asks for a start takes. The key's row in rate_state is locked.
 -- Reads concurrency_limit, breaker_rule, outcome; deletes from concurrency_holder; writes breaker_state.
-create or replace function tallybook._places_free(p_name text, p_at timestamptz, out free int, out probing boolean)
+create or replace function tallybook._places_free(p_name text, p_at timestamptz, out free int, out probing boolean, out barred boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off
@@ -13,7 +14,7 @@ declare
   v_most int; v_breaker tallybook.breaker_rule; v tallybook.breaker_state; v_was tallybook.breaker_state;
   v_gone tid[]; v_failed timestamptz[]; v_proved boolean; v_disproved timestamptz; v_held int; v_probes int;
 begin
-  probing := false;
+  probing := false; barred := false;
   select r.most into v_most from tallybook._concurrency_limit_of(p_name) r;
   select b.* into v_breaker from tallybook._breaker_of(p_name) b;
   if v_most is null and v_breaker.name is null then return; end if;
@@ -50,7 +51,7 @@ begin
     on conflict (name) do update set state = excluded.state, failed_at = excluded.failed_at, changed_at = excluded.changed_at,
        open_until = excluded.open_until;
   end if;
-  probing := v.state = 'half-open';
+  probing := v.state = 'half-open'; barred := v.state <> 'closed';
   free := case v.state when 'open' then 0 when 'half-open' then least(free, 1 - v_probes) else free end;
 end $$;
 

@@ -32,7 +32,7 @@ declare
   c_horizon constant interval := ahead + interval '150 ms';  -- a start that is so near is waited for
   c_early constant interval := '120 ms';  -- what waits in line comes back so long before its turn
   v_lane int[]; v_retention "char"[]; v_xid xid8[]; v_seq bigint[]; v_lease uuid[]; v_job bigint[]; v_attempt int[]; v_limits jsonb[]; v_front boolean[];
-  v_priority int[]; v_free int[]; v_probing boolean[]; v_line boolean[]; v_mine text[]; v_blocked text;
+  v_priority int[]; v_free int[]; v_probing boolean[]; v_barred boolean[]; v_line boolean[]; v_mine text[]; v_probe text[]; v_blocked text;
   v_special boolean[]; v_name text[]; v_gap interval[]; v_late interval[]; v_burst int[]; v_every int[]; v_next timestamptz[];
   v_again timestamptz[]; v_tail timestamptz[]; v_count bigint[];
   v_of int[]; v_start timestamptz; v_was timestamptz; v_last text; v_passes boolean; v_missing text; j int;
@@ -89,14 +89,14 @@ begin
     end if;
   end loop;
   -- After all of that: who goes on takes places of other keys, too.
-  select array_agg(x.free order by n), array_agg(x.probing order by n),
+  select array_agg(x.free order by n), array_agg(x.probing order by n), array_agg(x.barred order by n),
          array_agg(x.free is not null and exists (select from tallybook.concurrency_line l where l.name = n) order by n)
-    into v_free, v_probing, v_line from unnest(v_name) n, tallybook._places_free(n, limit_take.at) x;
+    into v_free, v_probing, v_barred, v_line from unnest(v_name) n, tallybook._places_free(n, limit_take.at) x;
 
   -- 3. One after the other.
   for i in 1..cardinality(v_job) loop
     v_of := array(select array_position(v_name, n) from jsonb_array_elements_text(v_limits[i]) n group by n);
-    v_start := limit_take.at + ahead; v_last := null; v_passes := true; v_missing := null; v_blocked := null; v_mine := '{}';
+    v_start := limit_take.at + ahead; v_last := null; v_passes := true; v_missing := null; v_blocked := null; v_mine := '{}'; v_probe := '{}';
     places := exists (select from unnest(v_of) n where v_free[n] is not null);
     if missed then
       v_was := (select max(c.called_at) from tallybook.rate_call c
@@ -118,12 +118,14 @@ begin
       end if;
     end if;
     if places and (v_front[i] or missed or limit_take.names is not null) then  -- places that it has, or that were kept for it
-      v_mine := array(select h.name from tallybook.concurrency_holder h
-                       where h.name = any (array(select v_name[n] from unnest(v_of) n)) and h.xid = v_xid[i] and h.seq = v_seq[i]);
+      select coalesce(array_agg(h.name), '{}'), coalesce(array_agg(h.name) filter (where h.probe), '{}') into v_mine, v_probe
+        from tallybook.concurrency_holder h
+       where h.name = any (array(select v_name[n] from unnest(v_of) n)) and h.xid = v_xid[i] and h.seq = v_seq[i];
     end if;
     foreach j in array v_of loop
       if v_gap[j] is null and v_free[j] is null then v_missing := v_name[j]; exit; end if;
-      if v_free[j] is not null and v_blocked is null and (v_free[j] <= 0 or v_line[j]) and v_name[j] <> all (v_mine) then
+      if v_free[j] is not null and v_blocked is null and (case when v_name[j] = any (v_mine) then v_barred[j] and v_name[j] <> all (v_probe)
+                                                           else v_free[j] <= 0 or v_line[j] end) then
         v_blocked := v_name[j];
       end if;
       continue when v_gap[j] is null;
