@@ -38,6 +38,7 @@ declare
   v_of int[]; v_start timestamptz; v_was timestamptz; v_last text; v_passes boolean; v_missing text; j int;
   v_called timestamptz[] := '{}'; v_called_job bigint[] := '{}'; v_called_attempt int[] := '{}'; v_called_name text[] := '{}';
   v_lanes int[]; v_turn_lanes int[];
+  v_rules boolean := exists (select from tallybook.concurrency_limit) or exists (select from tallybook.breaker_rule);
   v_held int[] := '{}'; v_held_until timestamptz[] := '{}'; v_held_by text[] := '{}';
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
@@ -67,8 +68,8 @@ begin
   insert into tallybook.rate_state (name, next_at, front_at, granted)
   select n, '-infinity', '-infinity', 0 from unnest(v_name) n
    where not exists (select from tallybook.rate_state s where s.name = n)
-     and (exists (select from tallybook._rate_limit_of(n)) or exists (select from tallybook._concurrency_limit_of(n))
-          or exists (select from tallybook._breaker_of(n))) order by n
+     and (exists (select from tallybook._rate_limit_of(n))
+          or v_rules and (exists (select from tallybook._concurrency_limit_of(n)) or exists (select from tallybook._breaker_of(n)))) order by n
   on conflict do nothing;
   perform from (select s.name from tallybook.rate_state s where s.name = any (v_name) order by s.name for update) s;
   select array_agg(case when r.name is not null then r.per / (r.calls - r.burst + 1) end order by n), array_agg(r.burst order by n),
@@ -84,20 +85,21 @@ begin
     left join lateral (select * from tallybook._rate_limit_of(n)) r on true;
   for i in 1..cardinality(v_name) loop
     if v_tail[i] is null then v_again[i] := '-infinity'; end if;  -- nobody waits: who was in front has been cancelled
-    if exists (select from tallybook.concurrency_line l where l.name = v_name[i]) then
+    if v_rules and exists (select from tallybook.concurrency_line l where l.name = v_name[i]) then
       perform tallybook._let_in(v_name[i], limit_take.at, 50);
     end if;
   end loop;
-  -- After all of that: who goes on takes places of other keys, too.
-  select array_agg(x.free order by n), array_agg(x.probing order by n), array_agg(x.barred order by n),
-         array_agg(x.free is not null and exists (select from tallybook.concurrency_line l where l.name = n) order by n)
-    into v_free, v_probing, v_barred, v_line from unnest(v_name) n, tallybook._places_free(n, limit_take.at) x;
+  if v_rules then  -- after all of that: who goes on takes places of other keys, too
+    select array_agg(x.free order by n), array_agg(x.probing order by n), array_agg(x.barred order by n),
+           array_agg(x.free is not null and exists (select from tallybook.concurrency_line l where l.name = n) order by n)
+      into v_free, v_probing, v_barred, v_line from unnest(v_name) n, tallybook._places_free(n, limit_take.at) x;
+  end if;
 
   -- 3. One after the other.
   for i in 1..cardinality(v_job) loop
     v_of := array(select array_position(v_name, n) from jsonb_array_elements_text(v_limits[i]) n group by n);
     v_start := limit_take.at + ahead; v_last := null; v_passes := true; v_missing := null; v_blocked := null; v_mine := '{}'; v_probe := '{}';
-    places := exists (select from unnest(v_of) n where v_free[n] is not null);
+    places := v_rules and exists (select from unnest(v_of) n where v_free[n] is not null);
     if missed then
       v_was := (select max(c.called_at) from tallybook.rate_call c
                  where c.name = (select v_name[n] from unnest(v_of) n where v_gap[n] is not null limit 1) and c.called_at > limit_take.at - interval '1 s'

@@ -6,14 +6,15 @@
 -- as_service: claim the run first, and put it on record (see _service.sql); promoted is null where somebody else is running it.
 -- Rows that another session has locked are left to it. Without after it also moves jobs in line that were amended to another
 -- lane or time, and the lines of order keys whose first was cancelled.
--- Reads lane, tombstone, amendment; deletes from scheduled; writes entry, order_line, service.
+-- Of those that come back to their turn at a limit only so many are moved as can start; the others get a later time (see _pace).
+-- Reads lane, tombstone, amendment, rate_limit; deletes from scheduled; writes entry, order_line, service, scheduled, rate_state.
 create or replace function tallybook.promote(max_jobs int default 1000, after timestamptz default null,
   at timestamptz default clock_timestamp(), as_service boolean default false, out promoted int, out last_run_at timestamptz, out next_run_at timestamptz)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  v_queues text[];
+  v_queues text[]; v_ids bigint[]; v_limited boolean; v_last timestamptz;
 begin
   if as_service and not tallybook._service_claim('promote', at) then
     select s.run_at into next_run_at from tallybook.scheduled s
@@ -31,12 +32,13 @@ begin
     end if;
     if exists (select from tallybook.amendment) then perform tallybook._apply_amendments(at); end if;
   end if;
-  with due as materialized (
-    select s.job_id from tallybook.scheduled s
+  select array_agg(d.job_id), bool_or(d.turn), max(d.run_at) into v_ids, v_limited, v_last from (
+    select s.job_id, s.run_at, coalesce(s.options ? 'turn', false) as turn from tallybook.scheduled s
      where s.run_at <= promote.at and s.run_at >= coalesce(promote.after, '-infinity')
-     order by s.run_at limit max_jobs for update skip locked
-  ), gone as materialized (
-    delete from tallybook.scheduled s where s.job_id = any (array(select d.job_id from due d)) returning s.*
+     order by s.run_at limit max_jobs for update skip locked) d;
+  if v_limited then v_ids := tallybook._pace(v_ids, at); end if;
+  with gone as materialized (
+    delete from tallybook.scheduled s where s.job_id = any (v_ids) returning s.*
   ), lined as (
     -- The numbers are drawn in the order of the line, whatever the plan of the join was.
     select o.*, nextval('tallybook.job_id') as seq
@@ -55,7 +57,8 @@ begin
      where p.order_key is not null and not tallybook._has_turn(p.order_key, p.job_id)
        and not exists (select from tallybook.order_line n where n.job_id = p.job_id)
   )
-  select count(*), max(p.run_at), array_agg(distinct p.queue) into promoted, last_run_at, v_queues from lined p;
+  select count(*), array_agg(distinct p.queue) into promoted, v_queues from lined p;
+  last_run_at := v_last;
   perform tallybook._wake(q) from unnest(v_queues) q;
   select s.run_at into next_run_at from tallybook.scheduled s
    where s.run_at >= coalesce(last_run_at, promote.after, '-infinity') order by s.run_at limit 1;
