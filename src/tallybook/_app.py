@@ -120,6 +120,7 @@ class App(SubjectVerbs, Operations, Schedules, Limits, ServiceOperations, Source
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
         limits: tuple[str, ...] = (),
+        fair_key: str | None = None,
         store_result: bool = True,
         version: int = 1,
         aliases: tuple[str, ...] = (),
@@ -151,6 +152,7 @@ class App(SubjectVerbs, Operations, Schedules, Limits, ServiceOperations, Source
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
         limits: tuple[str, ...] = (),
+        fair_key: str | None = None,
         store_result: bool = True,
         version: int = 1,
         aliases: tuple[str, ...] = (),
@@ -178,6 +180,7 @@ class App(SubjectVerbs, Operations, Schedules, Limits, ServiceOperations, Source
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
         limits: tuple[str, ...] = (),
+        fair_key: str | None = None,
         store_result: bool = True,
         version: int = 1,
         aliases: tuple[str, ...] = (),
@@ -238,7 +241,7 @@ class App(SubjectVerbs, Operations, Schedules, Limits, ServiceOperations, Source
         elif retry is not None:
             retry = as_policy(retry)
         no_retry = checked(no_retry)
-        options = Options(queue, priority, unique, max_attempts=max_attempts, limits=limits)
+        options = Options(queue, priority, unique, max_attempts=max_attempts, limits=limits, fair_key=fair_key)
         contract = Contract(version, aliases, summary, self._follower(on_dead))
 
         def declare(fn: Callable[..., Any]) -> Task[..., Any]:
