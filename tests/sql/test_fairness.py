@@ -21,11 +21,17 @@ pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[..., Connection]
 
-FAIL = "select tallybook.fail(%s, %s, %s::int, '{\"message\": \"no\"}', %s, max_attempts => 30, at => %s)"
+FAIL = 'select tallybook.fail(%s, %s, %s::int, \'{"message": "no"}\', %s, max_attempts => 30, at => %s)'
 
 
 def put(db: Connection, key: str, n: int = 1, *, at: datetime = T, **more: Any) -> list[int]:
-    named = {"queue": "q", "task": "t", "at": at, **more, "options": Jsonb({"fair_key": key, **more.get("options", {})})}
+    named = {
+        "queue": "q",
+        "task": "t",
+        "at": at,
+        **more,
+        "options": Jsonb({"fair_key": key, **more.get("options", {})}),
+    }
     names = ", ".join(f"{name} => %({name})s" for name in named)
     return [one(db, f"select tallybook.enqueue({names})", named) for _ in range(n)]
 
@@ -64,7 +70,9 @@ class Worker:
 
     def claim(self, n: int = 100, at: datetime = T) -> list[int]:
         lease = uuid4()
-        self.db.execute("select tallybook.claim(%s::int, '{q}', array[%s]::int[], %s, at => %s)", (self.id, n, lease, at))
+        self.db.execute(
+            "select tallybook.claim(%s::int, '{q}', array[%s]::int[], %s, at => %s)", (self.id, n, lease, at)
+        )
         rows = self.db.execute("select job_id, attempt from tallybook.leased(%s::uuid)", (lease,)).fetchall()
         self.held.update({job: (lease, attempt) for job, attempt in rows})
         return [job for job, _ in rows]
@@ -76,7 +84,9 @@ class Worker:
 
 
 def keys_of(db: Connection, jobs: list[int]) -> list[str]:
-    rows = dict(db.execute("select id, options ->> 'fair_key' from tallybook.job where id = any (%s)", (jobs,)).fetchall())
+    rows = dict(
+        db.execute("select id, options ->> 'fair_key' from tallybook.job where id = any (%s)", (jobs,)).fetchall()
+    )
     return [rows[job] for job in jobs]
 
 
@@ -140,7 +150,8 @@ def test_what_waits_says_what_for(db: Connection) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "order_key"), [({"fair_key": ""}, None), ({"fair_key": 7}, None), ({"fair_key": "x" * 201}, None), ({"fair_key": "a"}, "o")]
+    ("options", "order_key"),
+    [({"fair_key": ""}, None), ({"fair_key": 7}, None), ({"fair_key": "x" * 201}, None), ({"fair_key": "a"}, "o")],
 )
 def test_what_does_not_fit_is_refused(db: Connection, options: dict[str, Any], order_key: str | None) -> None:
     """A key that is no text of 1 to 200 bytes, or comes beside an order key: TB005."""
@@ -311,7 +322,10 @@ def test_a_rate_limited_job_keeps_its_turn(db: Connection) -> None:
     dealer.deal()
     for job in worker.claim():
         lease, attempt = worker.held[job]
-        db.execute("select * from tallybook.limit_take(array[%s], array[%s]::bigint[], array[%s]::int[], at => %s)", (lease, job, attempt, T))
+        db.execute(
+            "select * from tallybook.limit_take(array[%s], array[%s]::bigint[], array[%s]::int[], at => %s)",
+            (lease, job, attempt, T),
+        )
     assert one(db, "select state from tallybook.job where id = %s", jobs[1]) == "scheduled"
     db.execute("select tallybook.promote(at => %s)", (T + 2 * HOUR,))
     assert one(db, "select count(*) from tallybook.waiting") == 0
@@ -321,11 +335,13 @@ def test_a_rate_limited_job_keeps_its_turn(db: Connection) -> None:
 
 def read(db: Connection, statement: str, params: tuple[Any, ...]) -> int:
     """Pages that a statement reads, the second time: catalogues are in memory then."""
+
     def once() -> int:
         row = db.execute(f"explain (analyze, buffers, format json) {statement}", params).fetchone()  # type: ignore[arg-type]
         assert row is not None
         plan = row[0][0]["Plan"]
         return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
     return min(once() for _ in range(3))
 
 
@@ -345,7 +361,9 @@ def costs_after(db: Connection, connect: Connect, tenants: int, *, knows: bool =
         known = dealer.known if knows else None
         return (
             read(db, "select * from tallybook.deal(%s::jsonb, at => %s)", (known, T)),
-            read(db, "select * from tallybook.claim(%s::int, '{q}', '{10}', gen_random_uuid(), at => %s)", (worker.id, T)),
+            read(
+                db, "select * from tallybook.claim(%s::int, '{q}', '{10}', gen_random_uuid(), at => %s)", (worker.id, T)
+            ),
         )
 
 
@@ -377,8 +395,14 @@ def test_a_backlog_is_not_walked_again(db: Connection, connect: Connect) -> None
         for _ in range(30):
             dealer.deal()
             worker.claim(100)
-        knows = read(db, "select tallybook._fair_keys(l.lane_id, %s::jsonb -> l.lane_id::text, 100, %s) from tallybook.lane l where part = 'fair'", (dealer.known, T))
-        knows_not = read(db, "select tallybook._fair_keys(l.lane_id, null, 100, %s) from tallybook.lane l where part = 'fair'", (T,))
+        knows = read(
+            db,
+            "select tallybook._fair_keys(l.lane_id, %s::jsonb -> l.lane_id::text, 100, %s) from tallybook.lane l where part = 'fair'",
+            (dealer.known, T),
+        )
+        knows_not = read(
+            db, "select tallybook._fair_keys(l.lane_id, null, 100, %s) from tallybook.lane l where part = 'fair'", (T,)
+        )
         assert knows * 3 < knows_not
 
 
@@ -432,12 +456,21 @@ def test_all_end_exactly_once(db: Connection, seed: int) -> None:
         worker.claim(50, at)
         for job in list(worker.held):
             worker.end("complete", job)
-        if not one(db, "select count(*) from tallybook.job where state in ('waiting', 'available', 'running', 'scheduled', 'retrying')"):
+        if not one(
+            db,
+            "select count(*) from tallybook.job where state in ('waiting', 'available', 'running', 'scheduled', 'retrying')",
+        ):
             break
     states = dict(db.execute("select id, state from tallybook.job where id = any (%s)", (jobs,)).fetchall())
     assert set(states) == set(jobs)
     assert set(states.values()) <= {"completed", "cancelled", "dead"}
     assert all(states[job] == "cancelled" for job in cancelled)
-    assert one(db, "select max(n) from (select count(*) as n from tallybook.entry e join tallybook.outcome o"
-        " on o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq"
-        " where o.state in ('completed', 'cancelled', 'dead') group by e.job_id) x") == 1
+    assert (
+        one(
+            db,
+            "select max(n) from (select count(*) as n from tallybook.entry e join tallybook.outcome o"
+            " on o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq"
+            " where o.state in ('completed', 'cancelled', 'dead') group by e.job_id) x",
+        )
+        == 1
+    )
