@@ -296,6 +296,118 @@ def test_what_was_given_back_goes_straight_to_the_line(db: Connection) -> None:
     assert Worker(db).claim() == [first]
 
 
+def snoozing(db: Connection) -> tuple[int, list[int]]:
+    """Ten that snooze without a delay fill a line of ten; then another key's job comes: that, and what was claimed since."""
+    put(db, "a", 10)
+    dealer, worker, seen = Dealer(db, 10), Worker(db), []
+    dealer.deal()
+    (other,) = put(db, "b")
+    for _ in range(6):
+        seen += worker.claim(5)
+        for job in list(worker.held):
+            assert worker.end("snooze", job, timedelta(0)) == "available"
+        dealer.deal()
+    return other, seen
+
+
+def test_jobs_that_go_on_at_once_do_not_keep_others_out(db: Connection) -> None:
+    """A snooze without a delay waits for its turn once more: another key's job starts after what was in line."""
+    other, seen = snoozing(db)
+    assert other in seen[:12]
+
+
+def test_jobs_that_go_straight_to_the_line_keep_others_out(db: Connection) -> None:
+    """The control: where what was snoozed goes straight to the line, it is always full."""
+    without(db, "_again", "e.options ? 'fair_key' and", "false and")
+    other, seen = snoozing(db)
+    assert other not in seen
+
+
+def test_a_persons_retry_waits_for_its_turn(db: Connection) -> None:
+    """A dead letter that is retried comes into the rounds: retried by the thousand they hold up nobody."""
+    (job,) = put(db, "a")
+    dealer, worker = Dealer(db), Worker(db)
+    dealer.deal()
+    worker.claim()
+    lease, attempt = worker.held.pop(job)
+    db.execute(
+        'select tallybook.fail(%s, %s, %s::int, \'{"message": "no"}\', final => true, at => %s)',
+        (lease, job, attempt, T),
+    )
+    db.execute("select tallybook.retry(%s, at => %s)", (job, T))
+    assert one(db, "select state from tallybook.job where id = %s", job) == "waiting"
+    dealer.deal()
+    assert worker.claim() == [job]
+
+
+def test_bulk_and_query_put_them_in_turn(db: Connection) -> None:
+    """enqueue_many, beside jobs without a key, with a unique key, for later; and enqueue_from: all wait for their turn."""
+    db.execute(
+        "select tallybook.enqueue_many('{q,q,q,q}', '{t,t,t,t}', array['{}', '{}', '{}', '{}'],"
+        " unique_keys => '{NULL,u,NULL,NULL}', run_ats => array[null, null, null, %s]::timestamptz[], options => %s, at => %s)",
+        (T + HOUR, ['{"fair_key": "a"}', '{"fair_key": "b"}', None, '{"fair_key": "c"}'], T),
+    )
+    db.execute(
+        "select tallybook.enqueue_from('select jsonb_build_object(''n'', n) as args from generate_series(1, 3) n', 'q', 't',"
+        ' options => \'{"fair_key": "d"}\', at => %s)',
+        (T,),
+    )
+    states = "select j.state, count(*) from tallybook.job j group by 1 order by 1"
+    assert db.execute(states).fetchall() == [("available", 1), ("scheduled", 1), ("waiting", 5)]
+    assert Dealer(db).deal() == 5
+    worker = Worker(db)
+    assert len(worker.claim() + worker.claim()) == 6
+
+
+def test_a_held_job_goes_on_when_its_place_is_free(db: Connection) -> None:
+    """A concurrency limit beside the fair key: who was put aside had its turn, and comes back without another."""
+    db.execute("select tallybook.concurrency_limit_put('p', 1)")
+    jobs = put(db, "a", 2, options={"limits": ["p"]})
+    dealer, worker = Dealer(db), Worker(db)
+    dealer.deal()
+    for job in worker.claim():
+        lease, attempt = worker.held[job]
+        db.execute(
+            "select * from tallybook.limit_take(array[%s], array[%s]::bigint[], array[%s]::int[], at => %s)",
+            (lease, job, attempt, T),
+        )
+    assert "places" in one(db, "select reason from tallybook.job where id = %s", jobs[1])
+    assert dealer.deal(T + HOUR) == 0
+    worker.end("complete", jobs[0])
+    assert one(db, "select released from tallybook.places(at => %s)", T + HOUR) == 1
+    assert worker.claim(at=T + HOUR) == [jobs[1]]
+
+
+def test_a_move_to_another_cluster_takes_them_along(db: Connection) -> None:
+    """rebase: what waits and what is in line goes on under new lanes, in the rounds of these, once."""
+    jobs = put(db, "a", 3) + put(db, "b", 3)
+    Dealer(db, 2).deal()
+    db.execute("update tallybook.installation set system_identifier = 1")
+    assert one(db, "select rebased from tallybook.rebase(at => %s)", T)
+    more = put(db, "c")
+    dealer, worker, seen = Dealer(db, 2), Worker(db), []
+    for _ in range(6):
+        dealer.deal()
+        seen += worker.claim()
+    assert sorted(seen) == sorted(jobs + more)
+    assert one(db, "select count(*) from tallybook.lane where part = 'fair' and retired_at is null") == 1
+
+
+def test_a_deal_reads_by_indexes_only(db: Connection) -> None:
+    """Without any statistics, as after an installation: a deal among 3,000 waiting jobs reads no table as a whole."""
+    load(db, [f"k{n % 20}" for n in range(3000)])
+    dealer = Dealer(db)
+    scans = (
+        "select coalesce(sum(seq_scan), 0) from pg_stat_xact_user_tables where relname in ('waiting', 'fair_turn')"
+        " or relname ~ '^(entry|claim)_'"
+    )
+    with db.transaction():
+        before = one(db, scans)
+        assert dealer.deal() == 200
+        assert dealer.deal() == 0
+        assert one(db, scans) == before
+
+
 def test_a_child_comes_into_the_rounds_after_its_parents(db: Connection) -> None:
     """enqueue_after: first it waits for its parent, then for its turn."""
     (parent,) = put(db, "a")
