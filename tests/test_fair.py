@@ -112,3 +112,21 @@ async def test_drain_deals(app: App, dsn: str, db: Any) -> None:
 
     app.enqueue_many_sync(db, [export.job(n % 3) for n in range(450)])
     assert (await app.drain(dsn=dsn)).completed == 450
+
+
+@anyio
+async def test_a_worker_that_starts_finds_what_was_left(app: App, dsn: str, db: Any) -> None:
+    """Jobs that nobody has dealt for long, behind 20,000 newer numbers: a worker that starts runs them at once."""
+    seen: list[int] = []
+
+    @app.task(fair_key="{tenant}")
+    async def export(tenant: int) -> None:
+        seen.append(tenant)
+
+    app.enqueue_many_sync(db, [export.job(n) for n in range(3)])
+    db.execute("select tallybook.deal(max_line => 0, as_service => true)")
+    db.execute("select setval('tallybook.job_id', nextval('tallybook.job_id') + 20000)")
+    begin = time.monotonic()
+    async with working(app, dsn):
+        await eventually(lambda: len(seen) == 3, "all have run")
+        assert time.monotonic() - begin < 5

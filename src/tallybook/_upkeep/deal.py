@@ -29,7 +29,8 @@ class Dealer(Service):
         self._told = told
         self._on_dealt = on_dealt
         self._known: str | None = None
-        self._last_time = False
+        self._last_time = True
+        self.run_at = 0.0  # a look sees what is new: what a worker before this one has left is found here
 
     def soon(self) -> None:
         """There are new jobs, or there is room in line."""

@@ -47,8 +47,14 @@ begin
   if 'settle' = any (v_second) and exists (select from tallybook.parent) then due := due || 'settle'::text; end if;
   if 'places' = any (v_second) and exists (select from tallybook.concurrency_line) then due := due || 'places'::text; end if;
 
-  -- Cheap while nothing waits, unlike a look into waiting, which could be full of dead rows.
-  if 'deal' = any (v_second) and exists (select from tallybook.lane l where l.part = 'fair') then due := due || 'deal'::text; end if;
+  -- Of the newest 10,000 numbers only: all of waiting may be dead rows. What is older is known to the workers that deal, and looked for
+  -- by each that starts, and every minute.
+  if 'deal' = any (v_second) and exists (
+       select from tallybook.lane l where l.part = 'fair' and exists (
+         select from tallybook.waiting w where w.lane_id = l.lane_id and w.fair_key is not null
+            and w.fair_seq > (select q.last_value - 10000 from tallybook.job_id q))) then
+    due := due || 'deal'::text;
+  end if;
 
   if tallybook._elsewhere(false) or 'rebase' = any (v_old) and exists (select from tallybook.lane l where l.retired_at is not null) then
     due := due || 'rebase'::text;
