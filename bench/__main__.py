@@ -26,6 +26,7 @@ NAMES = (
     "roles",
     "limit",
     "concurrency",
+    "fair",
 )
 _WITH_PEERS = ("drain", "latency")
 

@@ -34,6 +34,12 @@ async def note(n: int) -> None:
 
 
 @app.task
+async def mark(to: str, n: int) -> None:
+    """When the handler of job n started, with args like noop's."""
+    starts[n] = time.time()
+
+
+@app.task
 async def fired(ctx: Context) -> None:
     """Of which schedule and tick, and when its handler started."""
     now = time.time()

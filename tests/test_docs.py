@@ -340,14 +340,21 @@ def test_the_example_of_the_fan_out_page_runs(tmp_path: Path, dsn: str, db: Any)
 
 def test_the_example_of_the_limits_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
     """S1-18: docs/limits.md as written: five calls a second of one provider are 200 ms apart, another's does not wait."""
-    assert project(tmp_path, "docs/limits.md") == ["app.py", "run.py"]
-    (printed,) = blocks(ROOT / "docs/limits.md", "text")
+    assert project(tmp_path, "docs/limits.md") == ["app.py", "run.py", "tenants.py"]
+    printed, _ = blocks(ROOT / "docs/limits.md", "text")
     assert python(tmp_path, dsn, "run.py") == printed
     starts = db.execute(
         "select array_agg(called_at order by called_at) from tallybook.rate_call where name = 'provider:acme'"
     )
     first, *_, last = starts.fetchone()[0]
     assert last - first >= timedelta(milliseconds=200)
+
+
+def test_the_fair_example_of_the_limits_page_runs(tmp_path: Path, dsn: str) -> None:
+    """docs/limits.md as written: the jobs of two tenants run in turn."""
+    project(tmp_path, "docs/limits.md")
+    _, printed = blocks(ROOT / "docs/limits.md", "text")
+    assert python(tmp_path, dsn, "tenants.py") == printed
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)

@@ -124,6 +124,7 @@ class App(SubjectVerbs, Operations, Schedules, Limits, Breakers, ServiceOperatio
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
         limits: tuple[str, ...] = (),
+        fair_key: str | None = None,
         store_result: bool = True,
         version: int = 1,
         aliases: tuple[str, ...] = (),
@@ -155,6 +156,7 @@ class App(SubjectVerbs, Operations, Schedules, Limits, Breakers, ServiceOperatio
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
         limits: tuple[str, ...] = (),
+        fair_key: str | None = None,
         store_result: bool = True,
         version: int = 1,
         aliases: tuple[str, ...] = (),
@@ -182,6 +184,7 @@ class App(SubjectVerbs, Operations, Schedules, Limits, Breakers, ServiceOperatio
         max_attempts: int | None = None,
         unique: bool | tuple[str, ...] | None = None,
         limits: tuple[str, ...] = (),
+        fair_key: str | None = None,
         store_result: bool = True,
         version: int = 1,
         aliases: tuple[str, ...] = (),
@@ -242,7 +245,7 @@ class App(SubjectVerbs, Operations, Schedules, Limits, Breakers, ServiceOperatio
         elif retry is not None:
             retry = as_policy(retry)
         no_retry = checked(no_retry)
-        options = Options(queue, priority, unique, max_attempts=max_attempts, limits=limits)
+        options = Options(queue, priority, unique, max_attempts=max_attempts, limits=limits, fair_key=fair_key)
         contract = Contract(version, aliases, summary, self._follower(on_dead))
 
         def declare(fn: Callable[..., Any]) -> Task[..., Any]:

@@ -259,6 +259,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         after: Parent | Iterable[Parent] | None = None,
         on_parent: Literal["completed", "any"] | None = None,
         limits: tuple[str, ...] | None = None,
+        fair_key: str | None = None,
     ) -> BoundTask[P]:
         """The task with options for its next jobs; None leaves what the task declares. ConfigError for a wrong value.
 
@@ -275,6 +276,8 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         `enqueue_many`. If one is cancelled or dead, it is cancelled, unless `on_parent` is "any": see docs/fan-out.md.
         `retry` is an Exponential, Constant or Linear, or the name of a policy of the app's; code does not travel in a row.
         `limits` are the keys of the limits that hold the job, like "provider:acme"; `{name}` in one stands for that argument.
+        Jobs with a `fair_key` take turns with those of the other keys of their queue, one of each key at a time, however many each
+        has: "tenant:42", or "tenant:{tenant}" for that argument.
 
             await send_welcome.with_(delay="5 min", unique="u:42").enqueue(conn, 42)
         """
@@ -294,6 +297,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
             "after": None if after is None else checked_after(after),
             "on_parent": on_parent,
             "limits": limits,
+            "fair_key": fair_key,
         }
         return BoundTask(self, self._bound.options.replaced(given))
 
@@ -334,23 +338,28 @@ class BoundTask(HasSubjects[P]):
             self._app.policy(self.options.retry)  # a slip of the pen is found here, not when the job fails
         bound = self._args.bind(args, kwargs)
         text = encode(bound, task=self.name)
-        options = self._limited(text) if self.options.limits else self.options
+        options = self._keys_filled(text) if self.options.limits or self.options.fair_key else self.options
         return JobCall(self.name, text, self._key(text) if self._keyed else None, options)
 
-    def _limited(self, text: str) -> Options:
-        """The options with what the args make of the limits' keys."""
-        if not any("{" in key for key in self.options.limits):
+    def _keys_filled(self, text: str) -> Options:
+        """The options with what the args make of the limits' keys and of the fair key."""
+        limits, fair = self.options.limits, self.options.fair_key
+        if not any("{" in key for key in (*limits, fair or "")):
             return self.options
         args = json.loads(text)
-        return replace(self.options, limits=tuple(self._filled(key, args) for key in self.options.limits))
+        return replace(
+            self.options,
+            limits=tuple(self._filled("limits", key, args) for key in limits),
+            fair_key=fair and self._filled("fair_key", fair, args),
+        )
 
-    def _filled(self, key: str, args: Mapping[str, Any]) -> str:
+    def _filled(self, option: str, key: str, args: Mapping[str, Any]) -> str:
         def value(found: re.Match[str]) -> str:
-            self._check_names((found[1],), "limits")
+            self._check_names((found[1],), option)
             given = args.get(found[1])
             if isinstance(given, bool) or not isinstance(given, str | int):
                 reason = f"argument {found[1]!r} is no text and no whole number here"
-                raise ConfigError("limits", key, reason, hint="Name the key by with_(limits=...)")
+                raise ConfigError(option, key, reason, hint=f"Name the key by with_({option}=...)")
             return str(given)
 
         return re.sub(r"\{(\w+)\}", value, key)

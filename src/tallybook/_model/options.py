@@ -50,6 +50,8 @@ class Options:
     """completed or any; None: completed, and any for a follow-up."""
     limits: tuple[str, ...] = ()
     """The keys of the limits that hold it; `{name}` stands for the value of an arg until the job is described."""
+    fair_key: str | None = None
+    """The key whose jobs take turns with those of others in the queue; `{name}` as in limits."""
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue, 64)
@@ -79,6 +81,7 @@ class Options:
             _check_key("order_key", self.order_key)
         if self.limits:
             check_limits(self.limits)
+        _check_fair(self.fair_key, self.order_key)
 
     def replaced(self, given: Mapping[str, Any]) -> Options:
         """These options with those of `given` that are not None. `delay` may be text; it excludes `run_at`."""
@@ -105,6 +108,8 @@ class Options:
             said["version"] = self.version
         if self.limits:
             said["limits"] = list(self.limits)
+        if self.fair_key is not None:
+            said["fair_key"] = self.fair_key
         return json.dumps(said) if said else None
 
     @property
@@ -123,6 +128,15 @@ class Options:
         if self.delay is None:
             return None
         return f"{self.delay.days * 86_400 + self.delay.seconds}.{self.delay.microseconds:06d} s"
+
+
+def _check_fair(fair_key: str | None, order_key: str | None) -> None:
+    if fair_key is None:
+        return
+    check_name("fair_key", fair_key, 200)
+    if order_key is not None:
+        hint = "Its jobs come in their order; for one at a time give it a concurrency limit of 1, too"
+        raise ConfigError("fair_key", fair_key, "there is an order key, too", hint=hint)
 
 
 def check_limits(limits: object) -> None:

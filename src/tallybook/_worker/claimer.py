@@ -67,6 +67,7 @@ class Claimer:
         worker_id: Callable[[], int],
         on_many: Callable[[], object],
         on_foreign: Callable[[], Awaitable[bool]],
+        on_fair: Callable[[], object],
     ) -> None:
         self.link = Link(dsn, settings.name, on_connect=self._prepare, on_close=self._forget)
         self._trips: RoundTrips | None = None
@@ -77,6 +78,7 @@ class Claimer:
         self._worker_id = worker_id
         self._on_many = on_many
         self._on_foreign = on_foreign
+        self._on_fair = on_fair
         self._foreign = 0
         self._order = list(settings.queues)
         self._most_unsaid = max(2000, 2 * settings.slots)
@@ -266,6 +268,9 @@ class Claimer:
             return None
         if worker_id != self._worker_id():  # given up while the answer was on its way: they are others' already
             return []
+        # A claim is of one lane, and in a lane of fair jobs all are: there is room in line for the next ones.
+        if rows and rows[0][10] is not None and '"fair_key"' in rows[0][10]:
+            self._on_fair()
         taken = Lease(lease, claim_id, queue)
         self._book.opened(taken, jobs)
         self.claimed += jobs

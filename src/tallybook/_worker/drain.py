@@ -76,7 +76,7 @@ async def drain(
                     continue
                 # What just ended may have put more in line.
                 promoted, _ = await worker.promoter.look()
-                promoted += await worker.follow_ups.look() + await worker.places.look()
+                promoted += await worker.follow_ups.look() + await worker.places.look() + await worker.dealer.look()
                 if await claim() or promoted or worker.book.running or before != (gate.started, gate.waiting):
                     continue
                 if gate.waiting and await _gate_moved(worker, until):

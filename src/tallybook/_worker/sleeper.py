@@ -27,6 +27,7 @@ CANCEL = " cancel"
 SCHEDULE = " schedule"
 SETTLE = " settle"
 PLACES = " places"
+DEAL = " deal"
 # A listening connection only reads: without a question it would not notice that its peer is gone, or that somebody (a
 # pooler's reset) has ended its listening. Every and limit together are the longest that it may be deaf.
 _PING_EVERY = 8.0
@@ -83,7 +84,7 @@ class Sleeper:
                 # Promotions are heard as long as the session lives: a busy worker, which has got up, has them to do, too.
                 await conn.execute(
                     "select pg_advisory_lock_shared(1413565444, hashtext(w)) from unnest(%s::text[]) w",
-                    ([PROMOTE, SCHEDULE, SETTLE, PLACES],),
+                    ([PROMOTE, SCHEDULE, SETTLE, PLACES, DEAL],),
                 )
         except BaseException:
             await conn.close()
@@ -128,7 +129,7 @@ class Sleeper:
         self._word(notify.payload)
 
     def _word(self, word: str) -> None:
-        if word in (PROMOTE, CANCEL, SCHEDULE, SETTLE, PLACES):
+        if word in (PROMOTE, CANCEL, SCHEDULE, SETTLE, PLACES, DEAL):
             self._on_word(word)
         elif word in self._queues:
             self.woken.set()

@@ -18,6 +18,7 @@ from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._upkeep import rebase
 from tallybook._upkeep.clock import Clock, ClockWatch
+from tallybook._upkeep.deal import Dealer
 from tallybook._upkeep.loop import Upkeep
 from tallybook._upkeep.places import Places
 from tallybook._upkeep.promote import Promoter
@@ -31,7 +32,7 @@ from tallybook._worker.heartbeat import Heartbeat
 from tallybook._worker.jobs import Book
 from tallybook._worker.runner import Runner
 from tallybook._worker.settings import WorkerSettings
-from tallybook._worker.sleeper import CANCEL, PLACES, SCHEDULE, SETTLE, Sleeper
+from tallybook._worker.sleeper import CANCEL, DEAL, PLACES, SCHEDULE, SETTLE, Sleeper
 from tallybook._worker.verbs import Verbs
 from tallybook._worker.watchdog import Watchdog
 from tallybook.errors import NotSupported, QueueUnavailable, SchemaError
@@ -100,6 +101,7 @@ class Worker:
         self.finisher.on_followed = self.follow_ups.ended
         self.places = Places(self.upkeep, self.promoter.told, on_released=self._wake)
         self.finisher.on_places = self.places.ended
+        self.dealer = Dealer(self.upkeep, self.promoter.told, on_dealt=self._wake)
         self.rebaser = rebase.Rebaser(self.upkeep, on_rebased=self._wake)
         self.clock = Clock(
             self.upkeep,
@@ -119,11 +121,12 @@ class Worker:
             worker_id=self._id,
             on_many=self._beat_now,
             on_foreign=self._foreign,
+            on_fair=self.dealer.soon,
         )
         watch = ClockWatch(self.clock)
         self.services = Upkeep(
             self.upkeep,
-            [self.promoter, self.rescuer, self.rebaser, self.follow_ups, self.places, watch],
+            [self.promoter, self.rescuer, self.rebaser, self.follow_ups, self.places, self.dealer, watch],
             self.promoter,
             self.rescuer,
             watch,
@@ -181,6 +184,8 @@ class Worker:
             self.follow_ups.soon()
         elif word == PLACES:
             self.places.soon()
+        elif word == DEAL:
+            self.dealer.soon()
         else:
             self.promoter.at_latest_in(0, behind=True)
 

@@ -27,5 +27,8 @@ begin
   if exists (select from unnest(p_run_ats) r where not isfinite(r)) then
     raise exception 'a run_at is infinite' using errcode = 'TB005', hint = 'Complete the subject, or leave run_at out.';
   end if;
+  if exists (select from unnest(p_options) o where o::jsonb ? 'fair_key') then
+    raise exception 'a subject has no fair key' using errcode = 'TB005', hint = 'Each subject has one job, which comes at its own time.';
+  end if;
   if p_options is not null then perform tallybook._check_options(null, null, o::jsonb) from unnest(p_options) o; end if;
 end $$;

@@ -58,12 +58,21 @@ begin
     from (select distinct f.priority from unnest(p_priorities, p_keys, v_ours) f(priority, key, ours) where f.ours or f.key is null) d,
          tallybook._lane(p_queue, d.priority, '') l;
   if v_lanes is null then return 0; end if;
-  insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args, headers,
-                               unique_key, options)
-  select f.id, f.id, p_at, l.id, 1, l.retention, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options
-    from unnest(p_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
-    join unnest(v_distinct, v_lanes, v_retentions) l(priority, id, retention) on l.priority = f.priority
-   where (f.ours or f.key is null) and (f.run_at is null or f.run_at <= p_at);
+  if p_options ? 'fair_key' then
+    insert into tallybook.waiting (job_id, waits_since, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args, headers,
+                                   unique_key, options, fair_key, fair_seq)
+    select f.id, p_at, p_at, l.fair_id, 1, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options, p_options ->> 'fair_key', f.id
+      from unnest(p_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
+      join (select u.priority, tallybook._lane_beside(u.id, 'fair') from unnest(v_distinct, v_lanes) u(priority, id)) l(priority, fair_id) on l.priority = f.priority
+     where (f.ours or f.key is null) and (f.run_at is null or f.run_at <= p_at);
+  else
+    insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args, headers,
+                                 unique_key, options)
+    select f.id, f.id, p_at, l.id, 1, l.retention, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options
+      from unnest(p_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
+      join unnest(v_distinct, v_lanes, v_retentions) l(priority, id, retention) on l.priority = f.priority
+     where (f.ours or f.key is null) and (f.run_at is null or f.run_at <= p_at);
+  end if;
   get diagnostics v_now = row_count;
   insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args, headers,
                                    unique_key, options)
@@ -72,7 +81,7 @@ begin
     join unnest(v_distinct, v_lanes, v_retentions) l(priority, id, retention) on l.priority = f.priority
    where (f.ours or f.key is null) and f.run_at > p_at;
   get diagnostics v_later = row_count;
-  if v_now > 0 then perform tallybook._wake(p_queue); end if;
+  if v_now > 0 then perform tallybook._wake(case when p_options ? 'fair_key' then ' deal' else p_queue end); end if;
   if v_later > 0 and exists (select from unnest(p_run_ats) r where r > p_at and r < p_at + interval '10 s') then
     perform tallybook._wake(' promote');
   end if;

@@ -91,11 +91,14 @@ begin
       perform tallybook._put_back(w, p_at);
     end if;
   end loop;
+  -- By order_line, which holds all that wait for their key and few besides: waiting may hold a million jobs that wait for something else.
   select k.order_key into v_first from tallybook.waiting k
-   where k.job_id >= (select b.low + floor(random() * (b.high - b.low + 1))::bigint
-                        from (select min(x.job_id) as low, max(x.job_id) as high from tallybook.waiting x) b)
-   order by k.job_id limit 1;
-  if v_first is null then  -- that one waits for something else
+   where k.order_key >= (select n.key from tallybook.order_line n
+                          where n.job_id >= (select b.low + floor(random() * (b.high - b.low + 1))::bigint
+                                               from (select min(x.job_id) as low, max(x.job_id) as high from tallybook.order_line x) b)
+                          order by n.job_id limit 1)
+   order by k.order_key limit 1;
+  if v_first is null then  -- no such key is behind that one
     select k.order_key into v_first from tallybook.waiting k where k.order_key is not null order by k.order_key limit 1;
   end if;
   v_key := v_first;

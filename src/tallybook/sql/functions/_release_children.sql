@@ -8,7 +8,7 @@ set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off 
 set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
-  v_free bigint[]; v_queues text[]; v_later boolean; v_n int;
+  v_free bigint[]; v_queues text[]; v_later boolean; v_fair boolean; v_n int;
 begin
   v_free := array(select w.job_id from tallybook.waiting w
                    where w.job_id = any (p_children)
@@ -26,7 +26,8 @@ begin
      group by k.child_id
   ), freed as materialized (
     -- The numbers are drawn in the order of the line, whatever the plan of the joins was.
-    select o.*, nextval('tallybook.job_id') as seq, coalesce(o.run_at > p_at, false) as later
+    select o.*, nextval('tallybook.job_id') as seq, coalesce(o.run_at > p_at, false) as later,
+           o.options ? 'fair_key' and coalesce(o.run_at <= p_at, true) as fair
       from (select g.*, l.queue, l.retention, g.options #>> '{parents,order_key}' as key,
                    case when g.options #>> '{parents,failed_as}' is null then g.args
                         else g.args || jsonb_build_object(g.options #>> '{parents,failed_as}', t.failures) end as told_args,
@@ -38,7 +39,13 @@ begin
                                  headers, unique_key, run_at, errors, expires_at, order_key, options)
     select f.seq, f.job_id, f.enqueued_at, f.lane_id, f.attempt, f.retention, f.failures, f.crashes, f.max_attempts, f.task, f.told_args,
            f.headers, f.unique_key, coalesce(f.run_at, p_at), f.errors, f.expires_at, f.key, f.told_options
-      from freed f where not f.later
+      from freed f where not f.later and not f.fair
+  ), dealt as (  -- the row that is deleted above comes anew: its turn among the keys of its queue comes later, see deal
+    insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
+                                   headers, unique_key, errors, expires_at, options, fair_key, fair_seq)
+    select f.job_id, p_at, f.enqueued_at, f.run_at, tallybook._lane_beside(f.lane_id, 'fair'), f.attempt, f.failures, f.crashes, f.max_attempts, f.task,
+           f.told_args, f.headers, f.unique_key, f.errors, f.expires_at, f.told_options, f.options ->> 'fair_key', f.seq
+      from freed f where f.fair
   ), put_later as (
     insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
                                      headers, unique_key, errors, expires_at, order_key, options)
@@ -48,9 +55,10 @@ begin
   ), ordered as (
     insert into tallybook.order_line (key, seq, job_id) select f.key, f.seq, f.job_id from freed f where f.key is not null and not f.later
   )
-  select count(*), array_agg(distinct f.queue order by f.queue) filter (where not f.later), bool_or(f.later)
-    into v_n, v_queues, v_later from freed f;
+  select count(*), array_agg(distinct f.queue order by f.queue) filter (where not f.later and not f.fair), bool_or(f.later), bool_or(f.fair)
+    into v_n, v_queues, v_later, v_fair from freed f;
   perform tallybook._wake(q) from unnest(v_queues) q;
+  if v_fair then perform tallybook._wake(' deal'); end if;
   if v_later then perform tallybook._wake(' promote'); end if;
   return v_n;
 end $$;

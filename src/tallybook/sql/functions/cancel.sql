@@ -63,7 +63,7 @@ begin
       -- Failed, snoozed, moved or lost meanwhile: the intent holds for every later attempt.
     end if;
     -- It may have held the line of its order key.
-    if v_state = 'cancelled' and exists (select from tallybook.waiting) then perform tallybook._wake(' promote'); end if;
+    if v_state = 'cancelled' and exists (select from tallybook.waiting w where w.order_key is not null) then perform tallybook._wake(' promote'); end if;
     if v_state = 'cancelled' then perform tallybook._parent_ended(cancel.job_id); end if;
     if v_state = 'cancelled' and not v_sure then v_state := 'cancelling'; end if;
     perform pg_notify('tallybook', ' cancel')

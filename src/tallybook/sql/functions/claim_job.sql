@@ -34,7 +34,10 @@ begin
   select x.lane_id, x.retention, x.xid, x.seq, x.attempt into e
     from tallybook.entry x where x.job_id = claim_job.job_id order by x.attempt desc limit 1;
   if not found then
-    if exists (select from tallybook.scheduled s where s.job_id = claim_job.job_id) then return false; end if;
+    if exists (select from tallybook.scheduled s where s.job_id = claim_job.job_id) 
+       or exists (select from tallybook.waiting w where w.job_id = claim_job.job_id) then
+      return false;
+    end if;
     raise exception 'there is no job %', claim_job.job_id using errcode = 'TB002';
   end if;
   -- The tombstone comes before the lane's lock: it may have to wait for a user's transaction that cancelled this job.

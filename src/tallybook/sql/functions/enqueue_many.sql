@@ -16,7 +16,7 @@ declare
   v_now timestamptz := at;
   v_n int := cardinality(tasks);
   v_lanes int[]; v_retentions "char"[];
-  v_bad int; v_soon boolean; v record;
+  v_bad int; v_soon boolean; v record; v_fair boolean := false;
 begin
   job_ids := '{}'; created := '{}';
   if v_n is null or cardinality(queues) <> v_n or cardinality(args) <> v_n or cardinality(run_ats) <> v_n
@@ -37,6 +37,7 @@ begin
   end if;
   if order_keys is not null or expires_ats is not null or options is not null then
     perform tallybook._check_options(f.k, f.x, f.o::jsonb) from unnest(order_keys, expires_ats, options) f(k, x, o);
+    v_fair := exists (select from unnest(options) o where o::jsonb ? 'fair_key');
   end if;
   job_ids := array(select nextval('tallybook.job_id') from generate_series(1, v_n));
   created := array_fill(true, array[v_n]);
@@ -77,7 +78,18 @@ begin
          f.expires_at, f.order_key, f.options::jsonb
     from unnest(job_ids, v_lanes, v_retentions, tasks, args, run_ats, unique_keys, max_attempts, headers, expires_ats, order_keys, options)
       as f(id, lane, retention, task, args, run_at, key, max_attempts, headers, expires_at, order_key, options)
-   where f.key is null and (f.run_at is null or f.run_at <= v_now);
+   where f.key is null and (f.run_at is null or f.run_at <= v_now) and (not v_fair or (f.options::jsonb ? 'fair_key') is not true);
+  if v_fair then  -- their turn among the keys of their queue comes later, see deal
+    insert into tallybook.waiting (job_id, waits_since, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args, headers,
+                                   expires_at, options, fair_key, fair_seq)
+    select f.id, v_now, v_now, l.fair_id, 1, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb, f.expires_at, f.options::jsonb,
+           f.options::jsonb ->> 'fair_key', f.id
+      from unnest(job_ids, v_lanes, tasks, args, run_ats, unique_keys, max_attempts, headers, expires_ats, options)
+        as f(id, lane, task, args, run_at, key, max_attempts, headers, expires_at, options)
+      join (select d.id, tallybook._lane_beside(d.id, 'fair') from (select distinct u from unnest(v_lanes) u) d(id)) l(id, fair_id) on l.id = f.lane
+     where f.key is null and (f.run_at is null or f.run_at <= v_now) and f.options::jsonb ? 'fair_key';
+    if found then perform tallybook._wake(' deal'); end if;
+  end if;
   if order_keys is not null then
     insert into tallybook.order_line (key, seq, job_id)
     select f.order_key, f.id, f.id from unnest(job_ids, run_ats, unique_keys, order_keys) as f(id, run_at, key, order_key)

@@ -37,7 +37,7 @@ begin
     perform tallybook._bury(e, 'failed', fail.at, v_failures, e.crashes, tallybook._errors(e.errors, v_error));
     return 'dead';
   end if;
-  perform tallybook._back(e, fail.at + coalesce(retry_in, tallybook.backoff(v_failures)), fail.at, v_failures, e.crashes,
+  perform tallybook._again(e, fail.at + coalesce(retry_in, tallybook.backoff(v_failures)), fail.at, v_failures, e.crashes,
                           tallybook._errors(e.errors, v_error));
   return case when retry_in <= interval '0' then 'available' else 'scheduled' end;
 end $$;

@@ -188,7 +188,7 @@ begin
   if v_held <> '{}' then
     -- They come back in a lane of their own: behind all others they would be late for their turn.
     select array_agg(l.lane_id), array_agg((select n.lane_id from tallybook._lane(l.queue, l.priority, 'turn') n)) into v_lanes, v_turn_lanes
-      from tallybook.lane l where l.lane_id = any (array(select distinct v_lane[i] from unnest(v_held) i)) and l.part = '';
+      from tallybook.lane l where l.lane_id = any (array(select distinct v_lane[i] from unnest(v_held) i)) and l.part in ('', 'fair');
     with h as materialized (
       select v_lane[u.i] as lane_id, v_retention[u.i] as retention, v_xid[u.i] as xid, v_seq[u.i] as seq, v_job[u.i] as job_id, u.until, u.name
         from unnest(v_held, v_held_until, v_held_by) u(i, until, name)

@@ -6,15 +6,19 @@
 -- as_service: claim the run first, and put it on record (see _service.sql); promoted is null where somebody else is running it.
 -- Rows that another session has locked are left to it. Without after it also moves jobs in line that were amended to another
 -- lane or time, and the lines of order keys whose first was cancelled.
+<<<<<<< HEAD
 -- Of those that come back to their turn at a limit only so many are moved as can start; the others get a later time (see _pace).
 -- Reads lane, tombstone, amendment, rate_limit; deletes from scheduled; writes entry, order_line, service, scheduled, rate_state.
+=======
+-- Reads lane, tombstone, amendment; deletes from scheduled; writes entry, waiting, order_line, service.
+>>>>>>> fair
 create or replace function tallybook.promote(max_jobs int default 1000, after timestamptz default null,
   at timestamptz default clock_timestamp(), as_service boolean default false, out promoted int, out last_run_at timestamptz, out next_run_at timestamptz)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  v_queues text[]; v_ids bigint[]; v_limited boolean; v_last timestamptz;
+  v_queues text[]; v_ids bigint[]; v_limited boolean; v_last timestamptz; v_fair boolean;
 begin
   if as_service and not tallybook._service_claim('promote', at) then
     select s.run_at into next_run_at from tallybook.scheduled s
@@ -22,7 +26,7 @@ begin
     return;
   end if;
   if promote.after is null then  -- every few seconds, or when told to
-    if exists (select from tallybook.waiting) then  -- what was cancelled while it held the line of its key
+    if exists (select from tallybook.waiting w where w.order_key is not null) then  -- what was cancelled while it held the line of its key
       perform tallybook._release(d.order_key, null, promote.at) from (
         select distinct k.order_key from tallybook.tombstone t, lateral (
                  select s.order_key from tallybook.scheduled s where s.job_id = t.job_id
@@ -41,25 +45,33 @@ begin
     delete from tallybook.scheduled s where s.job_id = any (v_ids) returning s.*
   ), lined as (
     -- The numbers are drawn in the order of the line, whatever the plan of the join was.
-    select o.*, nextval('tallybook.job_id') as seq
+    select o.*, nextval('tallybook.job_id') as seq, (o.options ? 'fair_key' and not o.options ? 'turn') is true as fair
       from (select g.*, l.queue, l.retention from gone g join tallybook.lane l on l.lane_id = g.lane_id
              order by g.run_at, g.failures, g.job_id) o
   ), put as (
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args,
                                  headers, unique_key, run_at, errors, expires_at, order_key, options)
-    select p.seq, p.job_id, p.enqueued_at, p.lane_id, p.attempt, p.retention, p.failures, p.crashes, p.max_attempts, p.task, p.args,
+    select p.seq, p.job_id, p.enqueued_at, case when p.options ? 'fair_key' then tallybook._lane_beside(p.lane_id, 'turn') else p.lane_id end,
+           p.attempt, p.retention, p.failures, p.crashes, p.max_attempts, p.task, p.args,
            p.headers, p.unique_key, p.run_at, p.errors,
            p.expires_at, p.order_key, p.options
-      from lined p
+      from lined p where not p.fair
+  ), dealt as (  -- their turn among the keys of their queue comes later, see deal
+    insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
+                                   headers, unique_key, errors, expires_at, options, fair_key, fair_seq)
+    select p.job_id, promote.at, p.enqueued_at, p.run_at, tallybook._lane_beside(p.lane_id, 'fair'), p.attempt, p.failures, p.crashes, p.max_attempts,
+           p.task, p.args, p.headers, p.unique_key, p.errors, p.expires_at, p.options, p.options ->> 'fair_key', p.seq
+      from lined p where p.fair
   ), ordered as (
     insert into tallybook.order_line (key, seq, job_id)
     select p.order_key, p.seq, p.job_id from lined p
      where p.order_key is not null and not tallybook._has_turn(p.order_key, p.job_id)
        and not exists (select from tallybook.order_line n where n.job_id = p.job_id)
   )
-  select count(*), array_agg(distinct p.queue) into promoted, v_queues from lined p;
+  select count(*), array_agg(distinct p.queue) filter (where not p.fair), bool_or(p.fair) into promoted, v_queues, v_fair from lined p;
   last_run_at := v_last;
   perform tallybook._wake(q) from unnest(v_queues) q;
+  if v_fair then perform tallybook._wake(' deal'); end if;
   select s.run_at into next_run_at from tallybook.scheduled s
    where s.run_at >= coalesce(last_run_at, promote.after, '-infinity') order by s.run_at limit 1;
   if as_service then perform tallybook._service_ran('promote', at, promoted); end if;

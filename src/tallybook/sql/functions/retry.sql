@@ -83,7 +83,7 @@ begin
   if v_back then return tallybook._behind(retry.job_id); end if;
   e := tallybook._amended(e, retry.at);
   e.expires_at := null;  -- a person wants it run now
-  perform tallybook._back(e, retry.at, retry.at, 0, 0, e.errors);
+  perform tallybook._again(e, retry.at, retry.at, 0, 0, e.errors);
   return e.attempt + 1;
 end $$;
 

@@ -28,7 +28,7 @@ begin
   end if;
   insert into tallybook.worker (name, queues, tasks, parts, session, lease, started_at, seen_at)
   values (worker_start.name, worker_start.queues, worker_start.tasks, array(
-            select 'turn'  -- what comes back to a limit
+            select unnest(array['turn', 'fair'])  -- what comes back to a limit; whose turn among the keys has come
             union all
             select 'task:' || t from unnest(worker_start.tasks) t
             union all  -- args of these versions, put aside by workers that did not know them

@@ -193,6 +193,27 @@ comment on column tallybook.lane.part is 'Empty, ''turn'' for jobs whose turn at
 -- leased says of each job whether a limit holds it.
 drop function if exists tallybook.leased(uuid, bigint, timestamptz);
 
+-- Fairness
+
+-- Jobs whose turn among the keys of their queue has not come; fair_seq is their order within a key: a late row is behind, never before.
+alter table tallybook.waiting add column fair_key text collate "C", add column fair_seq bigint;
+create index waiting_fair on tallybook.waiting (lane_id, fair_key, fair_seq) where fair_key is not null;
+create index waiting_fair_new on tallybook.waiting (lane_id, fair_seq) where fair_key is not null;
+comment on column tallybook.waiting.fair_key is 'It waits for its turn among the keys of its queue: see deal. Null: it waits for something else.';
+
+-- One row per fair lane, the newest: whom the last deal came to. Each deal appends one and takes the one before away.
+create table tallybook.fair_turn (
+  lane_id  int not null,
+  number   bigint not null,
+  fair_key text collate "C" not null,
+  primary key (lane_id, number)
+);
+comment on table tallybook.fair_turn is 'Where the rounds of each lane of fair jobs stand: the key that was served last.';
+create index lane_fair on tallybook.lane (lane_id) where part = 'fair';
+insert into tallybook.service (name, every) values ('deal', '5 s');
+update tallybook.worker set parts = parts || 'fair'::text where ended_at is null;
+comment on column tallybook.lane.part is 'Empty, ''turn'' for jobs whose turn at a limit has come, ''fair'' for jobs whose turn among the keys of their queue has come, or ''task:NAME'' for jobs whose task the workers that met them did not know.';
+
 -- Roles
 
 create table tallybook.role (

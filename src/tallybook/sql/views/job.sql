@@ -26,6 +26,7 @@ select w.job_id, l.queue, w.task, case when t.cancelled then 'cancelled' else 'w
                                  case when exists (select from tallybook.breaker_state b where b.name = w.options ->> 'held' and b.state <> 'closed')
                                       then format('the breaker of %s is open', to_json(w.options ->> 'held'))
                                       else format('the places of the limit %s are taken', to_json(w.options ->> 'held')) end
+                               when w.fair_key is not null then format('the turn of %s among the keys of its queue has not come', to_json(w.fair_key::text))
                                when w.order_key is null then tallybook._waits_for(w.job_id)
                                else format('another job with the order key %s is before it', to_json(w.order_key)) end),
        w.errors -> -1 ->> 'message', w.errors, false,
@@ -58,7 +59,7 @@ select e.job_id, l.queue, e.task,
        e.max_attempts::int, case when e.options ? 'subject' then null else e.unique_key end, e.enqueued_at, coalesce(e.run_at, e.enqueued_at),
        c.claimed_at, o.ended_at, c.worker_id, w.name,
        coalesce(o.error ->> 'message', t.reason), e.errors -> -1 ->> 'message', e.errors,
-       o.state is null and c.lease is null and l.part not in ('', 'turn')
+       o.state is null and c.lease is null and l.part not in ('', 'turn', 'fair')
          and not exists (select from tallybook.worker k where k.ended_at is null and l.part = any (k.parts) and l.queue = any (k.queues)),
        e.order_key, e.expires_at, tallybook.summary(e.task, g.args), o.result,
        (select p.done from tallybook.progress p where p.job_id = e.job_id),

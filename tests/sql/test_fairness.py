@@ -1,0 +1,615 @@
+"""Fairness in SQL: jobs of many keys are dealt in rounds, and what was seen once costs nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from support.askers import HOUR, S, T, one
+from support.broken import without
+
+pytestmark = pytest.mark.servers
+Connection = psycopg.Connection[tuple[Any, ...]]
+Connect = Callable[..., Connection]
+
+FAIL = 'select tallybook.fail(%s, %s, %s::int, \'{"message": "no"}\', %s, max_attempts => 30, at => %s)'
+
+
+def put(db: Connection, key: str, n: int = 1, *, at: datetime = T, **more: Any) -> list[int]:
+    named = {
+        "queue": "q",
+        "task": "t",
+        "at": at,
+        **more,
+        "options": Jsonb({"fair_key": key, **more.get("options", {})}),
+    }
+    names = ", ".join(f"{name} => %({name})s" for name in named)
+    return [one(db, f"select tallybook.enqueue({names})", named) for _ in range(n)]
+
+
+def load(db: Connection, keys: list[str], at: datetime = T) -> None:
+    db.execute(
+        "select tallybook.enqueue_many(array_fill('q'::text, array[%(n)s]), array_fill('t'::text, array[%(n)s]),"
+        " array_fill('{}'::text, array[%(n)s]), options => %(options)s, at => %(at)s)",
+        {"n": len(keys), "options": [json.dumps({"fair_key": key}) for key in keys], "at": at},
+    )
+
+
+class Dealer:
+    """Deals and keeps what it knows from call to call, as the service does."""
+
+    def __init__(self, db: Connection, most: int = 200) -> None:
+        self.db, self.most, self.known, self.busy, self.remain = db, most, None, False, False
+
+    def deal(self, at: datetime = T) -> int:
+        row = self.db.execute(
+            "select known::text, dealt, busy, remain from tallybook.deal(%s::jsonb, %s, at => %s)",
+            (self.known, self.most, at),
+        ).fetchone()
+        assert row is not None
+        self.known, dealt, self.busy, self.remain = row
+        return int(dealt)
+
+
+class Worker:
+    """Claims by hand; what it got, in the order of the line."""
+
+    def __init__(self, db: Connection) -> None:
+        self.db = db
+        self.id = one(db, "select tallybook.worker_start('w', '{q}', '{t}')")
+        self.held: dict[int, tuple[Any, int]] = {}
+
+    def claim(self, n: int = 100, at: datetime = T) -> list[int]:
+        lease = uuid4()
+        self.db.execute(
+            "select tallybook.claim(%s::int, '{q}', array[%s]::int[], %s, at => %s)", (self.id, n, lease, at)
+        )
+        rows = self.db.execute("select job_id, attempt from tallybook.leased(%s::uuid)", (lease,)).fetchall()
+        self.held.update({job: (lease, attempt) for job, attempt in rows})
+        return [job for job, _ in rows]
+
+    def end(self, how: str, job: int, *more: Any) -> Any:
+        lease, attempt = self.held.pop(job)
+        marks = "".join(", %s" for _ in more)
+        return one(self.db, f"select tallybook.{how}(%s, %s, %s::int{marks})", lease, job, attempt, *more)
+
+
+def keys_of(db: Connection, jobs: list[int]) -> list[str]:
+    rows = dict(
+        db.execute("select id, options ->> 'fair_key' from tallybook.job where id = any (%s)", (jobs,)).fetchall()
+    )
+    return [rows[job] for job in jobs]
+
+
+def in_line(db: Connection) -> int:
+    """Entries that no claim has passed, by the view."""
+    return int(one(db, "select count(*) from tallybook.job where state = 'available'"))
+
+
+def test_each_key_gets_one_turn_a_round(db: Connection) -> None:
+    """Jobs of three keys are claimed one of each, in rounds; within a key in the order in which they came."""
+    a, b, c = put(db, "a", 5), put(db, "b", 2), put(db, "c", 3)
+    assert Dealer(db).deal() == 10
+    assert Worker(db).claim() == [a[0], b[0], c[0], a[1], b[1], c[1], a[2], c[2], a[3], a[4]]
+
+
+def test_a_round_goes_on_where_the_last_deal_ended(db: Connection) -> None:
+    """With room for one at a time each key is served in turn, whoever deals and whatever it knows."""
+    for key in "abc":
+        put(db, key, 3)
+    worker, dealers = Worker(db), [Dealer(db, 1), Dealer(db, 1)]
+    seen = []
+    for n in range(9):
+        assert dealers[n % 2].deal() == 1
+        seen += worker.claim()
+    assert "".join(keys_of(db, seen)) == "abcabcabc"
+
+
+def test_a_tenant_with_thousands_delays_others_by_one_round(db: Connection) -> None:
+    """5,000 jobs of one key, then one each of 300 others: all of these are claimed within what was in line and one round."""
+    load(db, ["big"] * 5000)
+    dealer, worker, order = Dealer(db), Worker(db), []
+    dealer.deal()
+    load(db, [f"k{n}" for n in range(300)])
+    while len(order) < 1000:
+        order += worker.claim(50)
+        dealer.deal()
+        assert in_line(db) <= 200
+    last = max(n for n, key in enumerate(keys_of(db, order)) if key != "big")
+    assert last < 200 + 301
+
+
+def test_an_ordinary_job_is_not_touched(db: Connection) -> None:
+    """A job without a fair key goes to its lane at once; no lane, row or column of fairness is there for it."""
+    db.execute("select tallybook.enqueue('q', 't', at => %s)", (T,))
+    assert one(db, "select count(*) from tallybook.waiting") == 0
+    assert one(db, "select count(*) from tallybook.lane where part = 'fair'") == 0
+    assert Dealer(db).deal() == 0
+    assert len(Worker(db).claim()) == 1
+
+
+def test_what_waits_says_what_for(db: Connection) -> None:
+    """Until its turn a job is waiting, with a reason; the view counts them by key."""
+    jobs = put(db, "tenant:42", 2)
+    assert db.execute("select state, reason from tallybook.job where id = %s", (jobs[0],)).fetchone() == (
+        "waiting",
+        'the turn of "tenant:42" among the keys of its queue has not come',
+    )
+    assert db.execute("select queue, priority, fair_key, waiting, oldest from tallybook.fair").fetchall() == [
+        ("q", 2, "tenant:42", 2, T)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "order_key"),
+    [({"fair_key": ""}, None), ({"fair_key": 7}, None), ({"fair_key": "x" * 201}, None), ({"fair_key": "a"}, "o")],
+)
+def test_what_does_not_fit_is_refused(db: Connection, options: dict[str, Any], order_key: str | None) -> None:
+    """A key that is no text of 1 to 200 bytes, or comes beside an order key: TB005."""
+    with pytest.raises(psycopg.Error) as found:
+        db.execute("select tallybook.enqueue('q', 't', options => %s, order_key => %s)", (Jsonb(options), order_key))
+    assert found.value.sqlstate == "TB005"
+
+
+def test_a_subject_has_no_fair_key(db: Connection) -> None:
+    """A subject's job comes at its own time: TB005."""
+    with pytest.raises(psycopg.Error) as found:
+        db.execute("select tallybook.subject_push('q', 't', 's', options => '{\"fair_key\": \"a\"}')")
+    assert found.value.sqlstate == "TB005"
+
+
+def test_late_commits_are_found(db: Connection, connect: Connect) -> None:
+    """A job whose number was drawn before those that were dealt is dealt when it commits; one that is very late within 3 s."""
+    put(db, "b")
+    dealer, worker = Dealer(db), Worker(db)
+    with connect(autocommit=False) as late, connect(autocommit=False) as very_late:
+        (second,) = put(very_late, "z")
+        load(db, ["a"] * 150)
+        (first,) = put(late, "a")
+        put(db, "a", 2)
+        assert dealer.deal() == 153
+        worker.claim(200)
+        late.commit()
+        assert dealer.deal() == 1
+        assert worker.claim() == [first]
+        very_late.commit()
+        assert dealer.deal() == 0
+        assert dealer.deal(T + 4 * S) == 1
+        assert worker.claim() == [second]
+
+
+def test_one_deals_at_a_time(db: Connection, connect: Connect) -> None:
+    """While one deals, another says busy and puts nothing in line; afterwards it sees the line full."""
+    put(db, "a", 30)
+    with connect(autocommit=False) as other:
+        assert Dealer(other, 10).deal() == 10
+        mine = Dealer(db, 10)
+        assert (mine.deal(), mine.busy, mine.remain) == (0, True, True)
+        other.commit()
+    assert (mine.deal(), mine.busy) == (0, False)
+    assert in_line(db) == 10
+
+
+def test_two_deal_more_without_the_lock(db: Connection, connect: Connect) -> None:
+    """The control: without the lock two that deal at one moment put twice as many in line."""
+    without(db, "deal", "tallybook._service_claim('deal ' || l.lane_id, at)", "true")
+    put(db, "a", 30)
+    others = put(db, "b", 30)
+    lane = one(db, "select lane_id from tallybook.lane where part = 'fair'")
+    mine = Dealer(db, 10)  # it has seen these only, or all would be locked that it chooses
+    mine.known = json.dumps(
+        {lane: {"keys": {"b": others[10]}, "top": others[-1] + 100, "full": False, "looked": T.timestamp()}}
+    )
+    with connect(autocommit=False) as other:
+        assert Dealer(other, 10).deal() == 10
+        assert mine.deal() == 10
+        other.commit()
+    assert in_line(db) == 20
+
+
+def test_a_cancelled_job_does_not_start(db: Connection) -> None:
+    """Cancelled while it waits: its turn comes, and a claim ends it; the others go on."""
+    jobs = put(db, "a", 3)
+    assert one(db, "select tallybook.cancel(%s, at => %s)", jobs[1], T) == "cancelled"
+    Dealer(db).deal()
+    assert Worker(db).claim() == [jobs[0], jobs[2]]
+    assert one(db, "select state from tallybook.job where id = %s", jobs[1]) == "cancelled"
+
+
+def test_a_cancelled_job_is_retried(db: Connection) -> None:
+    """A person takes the cancel of a waiting job back: it waits on, and runs once."""
+    (job,) = put(db, "a")
+    db.execute("select tallybook.cancel(%s, at => %s)", (job, T))
+    db.execute("select tallybook.retry(%s, at => %s)", (job, T))
+    Dealer(db).deal()
+    assert Worker(db).claim() == [job]
+
+
+def test_priorities_have_rounds_of_their_own(db: Connection) -> None:
+    """A lower number runs first, whatever waits behind; each priority has its own rounds."""
+    later, first = put(db, "a", 2), put(db, "b", 1, priority=1)
+    assert Dealer(db).deal() == 3
+    worker = Worker(db)
+    assert worker.claim() + worker.claim() == first + later
+
+
+def test_raised_priority_moves_what_waits(db: Connection) -> None:
+    """on_conflict raise_priority: the waiting job with that unique key goes to the rounds of the other priority."""
+    put(db, "a", 2)
+    (job,) = put(db, "a", unique_key="u")
+    assert put(db, "a", unique_key="u", priority=0, on_conflict="raise_priority") == [job]
+    Dealer(db).deal()
+    assert Worker(db).claim(1) == [job]
+
+
+def test_a_pushed_job_comes_later(db: Connection) -> None:
+    """on_conflict push_run_at: at its turn it goes to scheduled, and comes back to the rounds at its time."""
+    (job,) = put(db, "a", unique_key="u")
+    put(db, "a", unique_key="u", run_at=T + HOUR, on_conflict="push_run_at")
+    dealer = Dealer(db)
+    dealer.deal()
+    assert one(db, "select state from tallybook.job where id = %s", job) == "scheduled"
+    db.execute("select tallybook.promote(at => %s)", (T + HOUR,))
+    assert dealer.deal(T + HOUR) == 1
+    assert Worker(db).claim(at=T + HOUR) == [job]
+
+
+def test_scheduled_and_retried_jobs_come_into_the_rounds(db: Connection) -> None:
+    """What was promoted waits for its turn like a new one: first when it is due, again after a failure."""
+    dealer, worker = Dealer(db, 1), Worker(db)
+    (job,) = put(db, "b", run_at=T + S)
+    dealer.deal()
+    put(db, "a", 2)
+    db.execute("select tallybook.promote(at => %s)", (T + S,))
+    assert one(db, "select state from tallybook.job where id = %s", job) == "waiting"
+    seen = []
+    for _ in range(3):
+        dealer.deal(T + S)
+        seen += worker.claim(at=T + S)
+    assert keys_of(db, seen) == ["a", "b", "a"]
+    lease, attempt = worker.held[job]
+    db.execute(FAIL, (lease, job, attempt, S, T + S))
+    db.execute("select tallybook.promote(at => %s)", (T + 2 * S,))
+    assert one(db, "select state from tallybook.job where id = %s", job) == "waiting"
+    dealer.deal(T + 2 * S)
+    assert worker.claim(at=T + 2 * S) == [job]
+
+
+def test_what_was_given_back_goes_straight_to_the_line(db: Connection) -> None:
+    """put_back and rescue: its turn had come."""
+    first, _ = put(db, "a", 2)
+    dealer, worker = Dealer(db, 1), Worker(db)
+    dealer.deal()
+    assert worker.claim() == [first]
+    assert worker.end("put_back", first) == "available"
+    assert worker.claim() == [first]
+    db.execute("select tallybook.worker_stop(%s)", (worker.id,))
+    assert Worker(db).claim() == [first]
+
+
+def snoozing(db: Connection) -> tuple[int, list[int]]:
+    """Ten that snooze without a delay fill a line of ten; then another key's job comes: that, and what was claimed since."""
+    put(db, "a", 10)
+    dealer, worker, seen = Dealer(db, 10), Worker(db), []
+    dealer.deal()
+    (other,) = put(db, "b")
+    for _ in range(6):
+        seen += worker.claim(5)
+        for job in list(worker.held):
+            assert worker.end("snooze", job, timedelta(0)) == "available"
+        dealer.deal()
+    return other, seen
+
+
+def test_jobs_that_go_on_at_once_do_not_keep_others_out(db: Connection) -> None:
+    """A snooze without a delay waits for its turn once more: another key's job starts after what was in line."""
+    other, seen = snoozing(db)
+    assert other in seen[:12]
+
+
+def test_jobs_that_go_straight_to_the_line_keep_others_out(db: Connection) -> None:
+    """The control: where what was snoozed goes straight to the line, it is always full."""
+    without(db, "_again", "e.options ? 'fair_key' and", "false and")
+    other, seen = snoozing(db)
+    assert other not in seen
+
+
+def test_a_persons_retry_waits_for_its_turn(db: Connection) -> None:
+    """A dead letter that is retried comes into the rounds: retried by the thousand they hold up nobody."""
+    (job,) = put(db, "a")
+    dealer, worker = Dealer(db), Worker(db)
+    dealer.deal()
+    worker.claim()
+    lease, attempt = worker.held.pop(job)
+    db.execute(
+        'select tallybook.fail(%s, %s, %s::int, \'{"message": "no"}\', final => true, at => %s)',
+        (lease, job, attempt, T),
+    )
+    db.execute("select tallybook.retry(%s, at => %s)", (job, T))
+    assert one(db, "select state from tallybook.job where id = %s", job) == "waiting"
+    dealer.deal()
+    assert worker.claim() == [job]
+
+
+def test_bulk_and_query_put_them_in_turn(db: Connection) -> None:
+    """enqueue_many, beside jobs without a key, with a unique key, for later; and enqueue_from: all wait for their turn."""
+    db.execute(
+        "select tallybook.enqueue_many('{q,q,q,q}', '{t,t,t,t}', array['{}', '{}', '{}', '{}'],"
+        " unique_keys => '{NULL,u,NULL,NULL}', run_ats => array[null, null, null, %s]::timestamptz[], options => %s, at => %s)",
+        (T + HOUR, ['{"fair_key": "a"}', '{"fair_key": "b"}', None, '{"fair_key": "c"}'], T),
+    )
+    db.execute(
+        "select tallybook.enqueue_from('select jsonb_build_object(''n'', n) as args from generate_series(1, 3) n', 'q', 't',"
+        ' options => \'{"fair_key": "d"}\', at => %s)',
+        (T,),
+    )
+    states = "select j.state, count(*) from tallybook.job j group by 1 order by 1"
+    assert db.execute(states).fetchall() == [("available", 1), ("scheduled", 1), ("waiting", 5)]
+    assert Dealer(db).deal() == 5
+    worker = Worker(db)
+    assert len(worker.claim() + worker.claim()) == 6
+
+
+def test_a_held_job_goes_on_when_its_place_is_free(db: Connection) -> None:
+    """A concurrency limit beside the fair key: who was put aside had its turn, and comes back without another."""
+    db.execute("select tallybook.concurrency_limit_put('p', 1)")
+    jobs = put(db, "a", 2, options={"limits": ["p"]})
+    dealer, worker = Dealer(db), Worker(db)
+    dealer.deal()
+    for job in worker.claim():
+        lease, attempt = worker.held[job]
+        db.execute(
+            "select * from tallybook.limit_take(array[%s], array[%s]::bigint[], array[%s]::int[], at => %s)",
+            (lease, job, attempt, T),
+        )
+    assert "places" in one(db, "select reason from tallybook.job where id = %s", jobs[1])
+    assert dealer.deal(T + HOUR) == 0
+    worker.end("complete", jobs[0])
+    assert one(db, "select released from tallybook.places(at => %s)", T + HOUR) == 1
+    assert worker.claim(at=T + HOUR) == [jobs[1]]
+
+
+def test_a_move_to_another_cluster_takes_them_along(db: Connection) -> None:
+    """rebase: what waits and what is in line goes on under new lanes, in the rounds of these, once."""
+    jobs = put(db, "a", 3) + put(db, "b", 3)
+    Dealer(db, 2).deal()
+    db.execute("update tallybook.installation set system_identifier = 1")
+    assert one(db, "select rebased from tallybook.rebase(at => %s)", T)
+    more = put(db, "c")
+    dealer, worker, seen = Dealer(db, 2), Worker(db), []
+    for _ in range(6):
+        dealer.deal()
+        seen += worker.claim()
+    assert sorted(seen) == sorted(jobs + more)
+    assert one(db, "select count(*) from tallybook.lane where part = 'fair' and retired_at is null") == 1
+
+
+def test_a_look_says_that_there_is_to_deal(db: Connection) -> None:
+    """upkeep_look names deal while a job waits for its turn and nobody has dealt in the last second, and not when none does."""
+    due = "select 'deal' = any (due) from tallybook.upkeep_look(at => %s)"
+    put(db, "a")
+    db.execute("select tallybook.deal(max_line => 0, as_service => true, at => %s)", (T,))
+    assert not one(db, due, T + 0.5 * S)
+    assert one(db, due, T + 2 * S)
+    db.execute("select tallybook.deal(as_service => true, at => %s)", (T + 2 * S,))
+    assert not one(db, due, T + 4 * S)
+
+
+def test_a_deal_reads_by_indexes_only(db: Connection) -> None:
+    """Without any statistics, as after an installation: a deal among 3,000 waiting jobs reads no table as a whole."""
+    load(db, [f"k{n % 20}" for n in range(3000)])
+    dealer = Dealer(db)
+    scans = (
+        "select coalesce(sum(seq_scan), 0) from pg_stat_xact_user_tables where relname in ('waiting', 'fair_turn')"
+        " or relname ~ '^(entry|claim)_'"
+    )
+    with db.transaction():
+        before = one(db, scans)
+        assert dealer.deal() == 200
+        assert dealer.deal() == 0
+        assert one(db, scans) == before
+
+
+def test_a_child_comes_into_the_rounds_after_its_parents(db: Connection) -> None:
+    """enqueue_after: first it waits for its parent, then for its turn."""
+    (parent,) = put(db, "a")
+    child = one(
+        db,
+        "select tallybook.enqueue_after('q', 't', array[%s]::bigint[], options => '{\"fair_key\": \"b\"}', at => %s)",
+        parent, T,
+    )  # fmt: skip
+    dealer, worker = Dealer(db), Worker(db)
+    assert dealer.deal() == 1
+    worker.claim()
+    assert worker.end("complete", parent)
+    db.execute("select tallybook.settle(at => %s)", (T,))
+    assert "the turn of" in one(db, "select reason from tallybook.job where id = %s", child)
+    assert dealer.deal() == 1
+    assert worker.claim() == [child]
+
+
+def test_a_rate_limited_job_keeps_its_turn(db: Connection) -> None:
+    """What a rate limit has put off goes to the lane of turns at its time, not into the rounds again."""
+    db.execute("select tallybook.rate_limit_put('p', 1, '1 hour')")
+    jobs = put(db, "a", 2, options={"limits": ["p"]})
+    dealer, worker = Dealer(db), Worker(db)
+    dealer.deal()
+    for job in worker.claim():
+        lease, attempt = worker.held[job]
+        db.execute(
+            "select * from tallybook.limit_take(array[%s], array[%s]::bigint[], array[%s]::int[], at => %s)",
+            (lease, job, attempt, T),
+        )
+    assert one(db, "select state from tallybook.job where id = %s", jobs[1]) == "scheduled"
+    db.execute("select tallybook.promote(at => %s)", (T + 2 * HOUR,))
+    assert one(db, "select count(*) from tallybook.waiting") == 0
+    assert worker.claim(at=T + 2 * HOUR) == [jobs[1]]
+    assert one(db, "select count(*) from tallybook.lane where part = 'turn'") == 1
+
+
+def read(db: Connection, statement: str, params: tuple[Any, ...]) -> int:
+    """Pages that a statement reads, the second time: catalogues are in memory then."""
+
+    def once() -> int:
+        row = db.execute(f"explain (analyze, buffers, format json) {statement}", params).fetchone()  # type: ignore[arg-type]
+        assert row is not None
+        plan = row[0][0]["Plan"]
+        return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+    return min(once() for _ in range(3))
+
+
+def costs_after(db: Connection, connect: Connect, tenants: int, *, knows: bool = True) -> tuple[int, int]:
+    """Pages of an idle deal and of an idle claim after so many keys have come and gone under a pinned snapshot."""
+    with connect(autocommit=False) as pin:
+        pin.execute("set transaction isolation level repeatable read")
+        pin.execute("select 1 from tallybook.waiting")
+        dealer, worker = Dealer(db), Worker(db)
+        load(db, [f"t{n}" for n in range(tenants)])
+        while dealer.deal() or dealer.remain:
+            while worker.claim(200):
+                pass
+        load(db, ["t1"])  # and one more, as it would be in a queue that is in use
+        dealer.deal()
+        worker.claim()
+        known = dealer.known if knows else None
+        return (
+            read(db, "select * from tallybook.deal(%s::jsonb, at => %s)", (known, T)),
+            read(
+                db, "select * from tallybook.claim(%s::int, '{q}', '{10}', gen_random_uuid(), at => %s)", (worker.id, T)
+            ),
+        )
+
+
+def test_what_was_seen_once_costs_nothing(db: Connection, connect: Connect) -> None:
+    """An idle deal and an idle claim read as much after 3,000 keys as after 150, under a pinned snapshot; no row stays."""
+    few = costs_after(db, connect, 150)
+    many = costs_after(db, connect, 3000)
+    assert many[0] <= few[0] + 30
+    assert many[1] <= few[1] + 30
+    assert one(db, "select count(*) from tallybook.waiting") == 0
+    assert one(db, "select count(*) from tallybook.fair_turn") == 1
+    assert one(db, "select count(*) from tallybook.lane where part = 'fair'") == 1
+
+
+def test_without_what_it_knows_a_deal_walks_over_dead_rows(db: Connection, connect: Connect) -> None:
+    """The control: a deal that knows nothing reads all that has gone."""
+    few, _ = costs_after(db, connect, 150, knows=False)
+    many, _ = costs_after(db, connect, 3000, knows=False)
+    assert many > few + 300
+
+
+def test_a_backlog_is_not_walked_again(db: Connection, connect: Connect) -> None:
+    """The dead head of a key's own jobs is not read again, while a snapshot holds back vacuum; a deal that knows nothing does."""
+    with connect(autocommit=False) as pin:
+        pin.execute("set transaction isolation level repeatable read")
+        pin.execute("select 1 from tallybook.waiting")
+        dealer, worker = Dealer(db, 100), Worker(db)
+        load(db, ["a"] * 4000)
+        for _ in range(30):
+            dealer.deal()
+            worker.claim(100)
+        knows = read(
+            db,
+            "select tallybook._fair_keys(l.lane_id, %s::jsonb -> l.lane_id::text, 100, %s)"
+            " from tallybook.lane l where part = 'fair'",
+            (dealer.known, T),
+        )
+        knows_not = read(
+            db, "select tallybook._fair_keys(l.lane_id, null, 100, %s) from tallybook.lane l where part = 'fair'", (T,)
+        )
+        assert knows * 3 < knows_not
+
+
+def test_more_keys_than_are_kept(db: Connection) -> None:
+    """1,000 keys of two jobs each: the first round serves each of them once before the second begins."""
+    load(db, [f"k{n}" for n in range(1000)] * 2)
+    dealer, worker, order = Dealer(db), Worker(db), []
+    while len(order) < 2000:
+        assert dealer.deal() > 0
+        order += worker.claim(200)
+    keys = keys_of(db, order)
+    assert max(Counter(keys[:1000]).values()) == 1
+    assert set(Counter(keys).values()) == {2}
+
+
+def stumble(db: Connection, worker: Worker, rng: random.Random, at: datetime) -> None:
+    """An attempt fails, or is given back."""
+    job = rng.choice(list(worker.held))
+    if rng.random() < 0.5:
+        worker.end("put_back", job)
+    else:
+        lease, attempt = worker.held.pop(job)
+        db.execute(FAIL, (lease, job, attempt, S, at))
+
+
+def stumbles(db: Connection) -> int:
+    """How many were given back: these come into line without a turn."""
+    return int(one(db, "select count(*) from tallybook.outcome where state = 'moved'"))
+
+
+def complete(worker: Worker, rng: random.Random, share: float) -> None:
+    for job in list(worker.held):
+        if rng.random() < share:
+            worker.end("complete", job)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_end_exactly_once(db: Connection, seed: int) -> None:
+    """Random enqueues, delays, cancels, failures, crashes and two that deal: every job ends once, the line is never too long."""
+    rng, at = random.Random(seed), T
+    dealers, worker = [Dealer(db, 8), Dealer(db, 8)], Worker(db)
+    jobs: list[int] = []
+    cancelled: set[int] = set()
+    for step in range(200):
+        at += timedelta(milliseconds=rng.randrange(400))
+        match rng.randrange(8) if step < 170 else rng.randrange(4, 8):
+            case 0 | 1:
+                jobs += put(db, rng.choice("abcde"), rng.randrange(1, 6), at=at)
+            case 2:
+                jobs += put(db, rng.choice("abcde"), at=at, run_at=at + rng.randrange(3) * S)
+            case 3 if jobs:
+                job = rng.choice(jobs)
+                if one(db, "select tallybook.cancel(%s, at => %s)", job, at) == "cancelled":
+                    cancelled.add(job)
+            case 4 | 5 if worker.held and rng.random() < 0.4:
+                stumble(db, worker, rng, at)
+            case _:
+                rng.choice(dealers).deal(at)
+                worker.claim(rng.randrange(1, 6), at)
+                assert in_line(db) <= 8 + stumbles(db)
+                complete(worker, rng, 0.5)
+        db.execute("select tallybook.promote(at => %s)", (at,))
+    for _ in range(200):
+        at += 4 * S
+        db.execute("select tallybook.promote(at => %s)", (at,))
+        dealers[0].deal(at)
+        worker.claim(50, at)
+        complete(worker, rng, 1.0)
+        if not one(
+            db,
+            "select count(*) from tallybook.job where state in ('waiting', 'available', 'running', 'scheduled', 'retrying')",
+        ):
+            break
+    states = dict(db.execute("select id, state from tallybook.job where id = any (%s)", (jobs,)).fetchall())
+    assert set(states) == set(jobs)
+    assert set(states.values()) <= {"completed", "cancelled", "dead"}
+    assert all(states[job] == "cancelled" for job in cancelled)
+    assert (
+        one(
+            db,
+            "select max(n) from (select count(*) as n from tallybook.entry e join tallybook.outcome o"
+            " on o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq"
+            " where o.state in ('completed', 'cancelled', 'dead') group by e.job_id) x",
+        )
+        == 1
+    )

@@ -1,0 +1,132 @@
+"""Fairness in Python and in running workers. What the rounds are is in sql/test_fairness.py."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from support.workers import eventually, working
+from tallybook import App
+from tallybook.errors import ConfigError
+
+anyio = pytest.mark.anyio
+
+
+@pytest.fixture
+def app() -> App:
+    return App("shop")
+
+
+def key_of(db: Any, job: int) -> Any:
+    return db.execute("select options ->> 'fair_key', state from tallybook.job where id = %s", (job,)).fetchone()
+
+
+def test_the_key_comes_from_the_args(app: App, db: Any) -> None:
+    """fair_key="tenant:{tenant}" is filled from the args of each job; with_ names it for one."""
+
+    @app.task(fair_key="tenant:{tenant}")
+    def export(tenant: int) -> None: ...
+
+    assert key_of(db, export.enqueue_sync(db, 42).id) == ("tenant:42", "waiting")
+    assert key_of(db, export.with_(fair_key="other").enqueue_sync(db, 42).id) == ("other", "waiting")
+
+
+def test_what_does_not_fit_is_refused(app: App) -> None:
+    """No text, too long, beside an order key, an argument that is none: ConfigError."""
+
+    @app.task
+    def export(tenant: float) -> None: ...
+
+    for wrong in ("", "x" * 201, 7):
+        with pytest.raises(ConfigError):
+            export.with_(fair_key=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="order key"):
+        export.with_(fair_key="a", order_key="o")
+    with pytest.raises(ConfigError, match="fair_key"):
+        export.with_(fair_key="{customer}").job(1.0)
+    with pytest.raises(ConfigError, match="no text and no whole number"):
+        export.with_(fair_key="{tenant}").job(1.0)
+
+
+@anyio
+async def test_a_tenants_jobs_do_not_hold_up_another_tenants(app: App, dsn: str, db: Any) -> None:
+    """2,000 jobs of one tenant, then one each of 20 others: these start among the first, and all end once."""
+    order: list[str] = []
+
+    @app.task(fair_key="{tenant}")
+    async def export(tenant: str, n: int) -> None:
+        order.append(tenant)
+        await asyncio.sleep(0)
+
+    app.enqueue_many_sync(db, [export.job("big", n) for n in range(2000)])
+    app.enqueue_many_sync(db, [export.job(f"small{n}", 0) for n in range(20)])
+    async with working(app, dsn):
+        await eventually(lambda: len(order) == 2020, "all have run", seconds=60)
+    assert max(at for at, tenant in enumerate(order) if tenant != "big") < 2 * 200 + 21
+    assert db.execute("select count(*) from tallybook.waiting").fetchone() == (0,)
+
+
+@anyio
+async def test_a_waiting_worker_starts_a_fair_job_at_once(app: App, dsn: str, db: Any) -> None:
+    """A producer wakes the service, and that the worker: no poll in between."""
+    started: list[float] = []
+
+    @app.task(fair_key="{tenant}")
+    async def export(tenant: str) -> None:
+        started.append(time.monotonic())
+
+    took = []
+    async with working(app, dsn):
+        for n in range(6):
+            begin = time.monotonic()
+            export.enqueue_sync(db, f"t{n}")
+            await eventually(lambda n=n: len(started) == n + 1, "it has started")
+            took.append(started[-1] - begin)
+    assert sorted(took)[2] < 0.3, took
+
+
+@anyio
+async def test_two_workers_run_all_of_them(app: App, dsn: str, db: Any) -> None:
+    """Two workers that both deal run each job once."""
+    seen: list[int] = []
+
+    @app.task(fair_key="{tenant}")
+    async def export(tenant: int, n: int) -> None:
+        seen.append(n)
+
+    app.enqueue_many_sync(db, [export.job(n % 7, n) for n in range(1500)])
+    async with working(app, dsn), working(app, dsn):
+        await eventually(lambda: len(seen) >= 1500, "all have run", seconds=60)
+    assert sorted(seen) == list(range(1500))
+
+
+@anyio
+async def test_drain_deals(app: App, dsn: str, db: Any) -> None:
+    """app.drain runs all of them, more than are in line at once too."""
+
+    @app.task(fair_key="{tenant}")
+    async def export(tenant: int) -> None: ...
+
+    app.enqueue_many_sync(db, [export.job(n % 3) for n in range(450)])
+    assert (await app.drain(dsn=dsn)).completed == 450
+
+
+@anyio
+async def test_a_worker_that_starts_finds_what_was_left(app: App, dsn: str, db: Any) -> None:
+    """Jobs that nobody has dealt for long, behind 20,000 newer numbers: a worker that starts runs them at once."""
+    seen: list[int] = []
+
+    @app.task(fair_key="{tenant}")
+    async def export(tenant: int) -> None:
+        seen.append(tenant)
+
+    app.enqueue_many_sync(db, [export.job(n) for n in range(3)])
+    db.execute("select tallybook.deal(max_line => 0, as_service => true)")
+    db.execute("select setval('tallybook.job_id', nextval('tallybook.job_id') + 20000)")
+    begin = time.monotonic()
+    async with working(app, dsn):
+        await eventually(lambda: len(seen) == 3, "all have run")
+        assert time.monotonic() - begin < 5
