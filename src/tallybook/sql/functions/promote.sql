@@ -6,12 +6,9 @@
 -- as_service: claim the run first, and put it on record (see _service.sql); promoted is null where somebody else is running it.
 -- Rows that another session has locked are left to it. Without after it also moves jobs in line that were amended to another
 -- lane or time, and the lines of order keys whose first was cancelled.
-<<<<<<< HEAD
 -- Of those that come back to their turn at a limit only so many are moved as can start; the others get a later time (see _pace).
--- Reads lane, tombstone, amendment, rate_limit; deletes from scheduled; writes entry, order_line, service, scheduled, rate_state.
-=======
--- Reads lane, tombstone, amendment; deletes from scheduled; writes entry, waiting, order_line, service.
->>>>>>> fair
+-- Reads lane, tombstone, amendment, rate_limit; deletes from scheduled; writes entry, waiting, order_line,
+-- service, scheduled, rate_state.
 create or replace function tallybook.promote(max_jobs int default 1000, after timestamptz default null,
   at timestamptz default clock_timestamp(), as_service boolean default false, out promoted int, out last_run_at timestamptz, out next_run_at timestamptz)
 language plpgsql
