@@ -111,7 +111,7 @@ def test_node_is_set_once(run: Run, dsn: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["wroker"], "Did you mean 'worker'?"),
+        (["workr"], "Did you mean 'worker'?"),
         (["worker"], "Write -A module:app"),
         (["worker", "-A", "m:app", "--qeues", "mail"], "Did you mean '--queues'?"),
         (["worker", "-A", "m:app", "--lease", "5"], "a duration needs a unit"),

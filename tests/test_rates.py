@@ -142,7 +142,7 @@ async def test_an_unknown_limit_is_an_error_that_says_so(app: App, dsn: str, db:
     async with working(app, dsn):
         await eventually(lambda: [jobs(job).state for job in both] == ["dead", "dead"], "two dead letters")
     for job in both:
-        assert "there is no rate limit" in str(jobs(job).last_error)
+        assert "there is no limit" in str(jobs(job).last_error)
         assert "provder:acme" in str(jobs(job).last_error)
 
 

@@ -137,6 +137,7 @@ def test_readers_get_no_payload(at: House) -> None:
                 "rate",
                 "rate_calls",
                 "concurrency",
+                "breaker",
                 "provider_field",
                 "provider_routes",
             )

@@ -3,6 +3,7 @@
 from tallybook._app import App
 from tallybook._db.schedules import Fire, Fired, ScheduleInfo
 from tallybook._model.backoff import Constant, Exponential, Linear
+from tallybook._model.breaker import BreakerInfo
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
 from tallybook._model.provider import Provider
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "App",
+    "BreakerInfo",
     "Cancel",
     "Cancelled",
     "Complete",

@@ -12,12 +12,14 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
+from tallybook._breakers import Breakers
 from tallybook._catalogue import catalogue, check
 from tallybook._db import fan_out
 from tallybook._db.source import Source
 from tallybook._limits import Limits
 from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
+from tallybook._model.breaker import BreakerRule
 from tallybook._model.contract import Contract
 from tallybook._model.execution import Execution
 from tallybook._model.job import Job, JobCall
@@ -63,7 +65,7 @@ class _AtomicDecorator(Protocol):
     def __call__(self, fn: Callable[Concatenate[Tx, P], R], /) -> AtomicTask[Tx, P, R]: ...
 
 
-class App(SubjectVerbs, Operations, Schedules, Limits, ServiceOperations, Source):
+class App(SubjectVerbs, Operations, Schedules, Limits, Breakers, ServiceOperations, Source):
     """The tasks of one program under one name. No connection, no work at import.
 
     `dsn` is used where no connection is at hand; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.
@@ -98,6 +100,8 @@ class App(SubjectVerbs, Operations, Schedules, Limits, ServiceOperations, Source
         """The rate limits that its code declares."""
         self.concurrency_limits: dict[str, ConcurrencyRule] = {}
         """The concurrency limits that its code declares."""
+        self.breaker_rules: dict[str, BreakerRule] = {}
+        """The circuit breakers that its code declares."""
         self.declared: dict[str, Declared] = {}
         """The schedules that its code declares."""
         self.providers = Providers(self)

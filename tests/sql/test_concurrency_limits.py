@@ -115,6 +115,28 @@ def test_whatever_ends_an_attempt_frees_its_place(db: Connection, end: str) -> N
         assert asker.look(T + MIN) == [first]
 
 
+def test_no_place_is_kept_for_a_job_that_waits_for_another_key(db: Connection) -> None:
+    """S1-18: a job of two keys takes both places or none: while one is full, others use the other one."""
+    limit(db, "a", 1)
+    limit(db, "b", 1)
+    (of_a,), (of_b,) = put(db, "a"), put(db, "b")
+    asker = Asker(db)
+    assert asker.look(T) == [of_a, of_b]
+    (both,) = put(db, "a", "b")
+    assert asker.look(T) == []
+    complete(asker, of_a)
+    assert places(db, "a") == 0
+    (other,) = put(db, "a")
+    assert asker.look(T) == [other], "the place of a was not kept"
+    complete(asker, other)
+    complete(asker, of_b)
+    assert places(db, "b") == 1
+    (late,) = put(db, "a")
+    assert asker.look(T) == [both], "with both places, before a newcomer"
+    assert states(db, [late]) == ["waiting"]
+    assert one(db, "select count(*) from tallybook.entry where job_id = %s", both) == 2, "it came into line once more"
+
+
 def test_who_waits_can_be_cancelled(db: Connection) -> None:
     """S1-18: a cancelled job is passed over, and ends; it takes nobody's place."""
     limit(db, most=1)
@@ -207,7 +229,7 @@ def test_other_claims_read_no_more_for_those_who_wait(db: Connection) -> None:
 LEFT = "select count(*) from tallybook.job where state not in ('completed', 'cancelled', 'running')"
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(8))
 def test_never_more_than_the_limit_whatever_happens(db: Connection, seed: int) -> None:  # noqa: PLR0912
     """S1-18: random claims, ends, deaths, cancels and rules: in no committed state are there more than the limit, and all end."""
     chance = random.Random(seed)

@@ -12,6 +12,7 @@ from typing import Any, Never
 import click
 
 from tallybook._cli import errors
+from tallybook._cli.breaker import breaker
 from tallybook._cli.dead import dead
 from tallybook._cli.demo import demo
 from tallybook._cli.dev import dev
@@ -79,6 +80,7 @@ for _command in (
     schedule,
     subject,
     limit,
+    breaker,
     dead,
     provider,
     service,

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
+from tallybook._db import breakers
 from tallybook._db.calls import Call, instant
+from tallybook._model.breaker import BreakerRule
 from tallybook._model.durations import format_duration
 from tallybook._model.options import check_name
 from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
@@ -117,10 +119,15 @@ def concurrency() -> Call[list[ConcurrencyInfo]]:
     return Call("concurrency", _CONCURRENCY, {}, lambda found: [ConcurrencyInfo(**row) for row in json.loads(found)])
 
 
-def registered(rates: Iterable[RateRule], concurrency: Iterable[ConcurrencyRule]) -> str:
+def registered(
+    rates: Iterable[RateRule], concurrency: Iterable[ConcurrencyRule], breaker_rules: Iterable[BreakerRule]
+) -> str:
     """What a worker puts on record at its start: the rules of its app's code, as JSON."""
     of_rates = [
         {"name": rule.name, "calls": rule.calls, "per": format_duration(rule.per), "burst": rule.burst}
         for rule in rates
     ]
-    return json.dumps({"rates": of_rates, "concurrency": [asdict(rule) for rule in concurrency]})
+    of_breakers = breakers.registered(breaker_rules)
+    return json.dumps(
+        {"rates": of_rates, "concurrency": [asdict(rule) for rule in concurrency], "breakers": of_breakers}
+    )

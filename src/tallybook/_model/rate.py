@@ -9,12 +9,13 @@ from tallybook._model.durations import parse_duration
 from tallybook._model.options import check_name
 from tallybook.errors import ConfigError
 
-__all__ = ["ConcurrencyInfo", "ConcurrencyRule", "RateInfo", "RateRule"]
+__all__ = ["ConcurrencyInfo", "ConcurrencyRule", "RateInfo", "RateRule", "check_limit_name"]
 
 _MOST = 100_000
 
 
-def _check_name(option: str, name: str) -> None:
+def check_limit_name(option: str, name: str) -> None:
+    """Refuse what no rule may be named. ConfigError."""
     check_name(option, name, 200)
     if name.rstrip(":") in ("queue", "task"):
         raise ConfigError(option, name, "no name of a limit", hint="Write 'queue:NAME' or 'task:NAME'")
@@ -35,7 +36,7 @@ class RateRule:
         return cls(name, calls, parse_duration(per, option="per"), burst)
 
     def __post_init__(self) -> None:
-        _check_name("rate_limit", self.name)
+        check_limit_name("rate_limit", self.name)
         for option, value, most in (("calls", self.calls, _MOST), ("burst", self.burst, self.calls)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise ConfigError(option, value, f"is a whole number from 1 to {most}")
@@ -51,7 +52,7 @@ class ConcurrencyRule:
     most: int
 
     def __post_init__(self) -> None:
-        _check_name("concurrency_limit", self.name)
+        check_limit_name("concurrency_limit", self.name)
         if isinstance(self.most, bool) or not isinstance(self.most, int) or not 1 <= self.most <= 10_000:
             raise ConfigError("most", self.most, "is a whole number from 1 to 10000")
 

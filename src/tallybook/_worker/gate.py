@@ -262,5 +262,5 @@ def _keys(job: Running) -> list[str]:
 def _no_such_limit(name: str) -> dict[str, Any]:
     return {
         "type": "UnknownLimit",
-        "message": f"there is no rate limit {name!r}: declare it by app.rate_limit, or by tallybook.rate_limit_put",
+        "message": f"there is no limit {name!r}: declare it by app.rate_limit, app.concurrency_limit or app.breaker",
     }

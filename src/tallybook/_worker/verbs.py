@@ -97,8 +97,8 @@ class Verbs:
             if places:
                 job.holds(keys)
             if unknown is not None:
-                hint = "Declare it by app.rate_limit, or by tallybook.rate_limit_put"
-                raise ConfigError("limit", unknown, "there is no rate limit of that name", hint=hint)
+                hint = "Declare it by app.rate_limit, app.concurrency_limit or app.breaker"
+                raise ConfigError("limit", unknown, "there is no limit of that name", hint=hint)
             if starts_in > 0:
                 await asyncio.sleep(starts_in)
             if loop.time() - asked - starts_in <= late:

@@ -220,7 +220,9 @@ class Worker:
         with psycopg.connect(self.dsn, connect_timeout=10, autocommit=True) as conn:
             self._expected = migrate.check(conn).expected
             self._warn_of_twins(conn)
-            said = rates.registered(self._app.rate_limits.values(), self._app.concurrency_limits.values())
+            said = rates.registered(
+                self._app.rate_limits.values(), self._app.concurrency_limits.values(), self._app.breaker_rules.values()
+            )
             conn.execute(rates.REGISTER, (self._app.name, said))
             known = [row[0] for row in conn.execute("select name from tallybook.queues")]
         for queue in self.settings.queues:

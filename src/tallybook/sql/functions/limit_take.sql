@@ -18,7 +18,8 @@
 -- below 2. What came back in vain, because of an outage or a push, keeps ahead of newcomers. A place is held until the attempt has an
 -- outcome, whoever writes it, so there are never more than the limit says; who waits for one goes by priority, then as it came.
 -- Needs READ COMMITTED (TB003). Locks the keys' rows, in their order, to the end of the transaction: commit at once.
--- Reads claim, entry, outcome, rate_limit, concurrency_limit; writes rate_state, rate_call, concurrency_holder; for what has to wait
+-- Reads claim, entry, outcome, rate_limit, concurrency_limit, breaker_rule; writes rate_state, rate_call, concurrency_holder,
+-- breaker_state; for what has to wait
 -- outcome and scheduled, or waiting and concurrency_line, at first use lane.
 create or replace function tallybook.limit_take(leases uuid[], job_ids bigint[], attempts int[], names text[] default null,
   ahead interval default '0', missed boolean default false, at timestamptz default clock_timestamp())
@@ -31,7 +32,7 @@ declare
   c_horizon constant interval := ahead + interval '150 ms';  -- a start that is so near is waited for
   c_early constant interval := '120 ms';  -- what waits in line comes back so long before its turn
   v_lane int[]; v_retention "char"[]; v_xid xid8[]; v_seq bigint[]; v_lease uuid[]; v_job bigint[]; v_attempt int[]; v_limits jsonb[]; v_front boolean[];
-  v_priority int[]; v_most int[]; v_free int[]; v_line boolean[]; v_mine text[]; v_blocked text;
+  v_priority int[]; v_free int[]; v_probing boolean[]; v_barred boolean[]; v_line boolean[]; v_mine text[]; v_probe text[]; v_blocked text;
   v_special boolean[]; v_name text[]; v_gap interval[]; v_late interval[]; v_burst int[]; v_every int[]; v_next timestamptz[];
   v_again timestamptz[]; v_tail timestamptz[]; v_count bigint[];
   v_of int[]; v_start timestamptz; v_was timestamptz; v_last text; v_passes boolean; v_missing text; j int;
@@ -66,38 +67,37 @@ begin
   insert into tallybook.rate_state (name, next_at, front_at, granted)
   select n, '-infinity', '-infinity', 0 from unnest(v_name) n
    where not exists (select from tallybook.rate_state s where s.name = n)
-     and (exists (select from tallybook._rate_limit_of(n)) or exists (select from tallybook._concurrency_limit_of(n))) order by n
+     and (exists (select from tallybook._rate_limit_of(n)) or exists (select from tallybook._concurrency_limit_of(n))
+          or exists (select from tallybook._breaker_of(n))) order by n
   on conflict do nothing;
   perform from (select s.name from tallybook.rate_state s where s.name = any (v_name) order by s.name for update) s;
   select array_agg(case when r.name is not null then r.per / (r.calls - r.burst + 1) end order by n), array_agg(r.burst order by n),
          array_agg(greatest(interval '20 ms', least(r.per / 100, interval '1 s')) order by n),
          array_agg(r.calls - r.burst + 1 order by n), array_agg(s.next_at order by n), array_agg(s.front_at order by n),
-         array_agg(s.granted order by n), array_agg(p.most order by n),
+         array_agg(s.granted order by n),
          array_agg((select w.run_at + c_early + r.per / (r.calls - r.burst + 1) from tallybook.scheduled w
                      where w.options ? 'turn' and w.options ->> 'turn' = n
                        and not exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled)
                      order by w.run_at desc limit 1) order by n)
-    into v_gap, v_burst, v_late, v_every, v_next, v_again, v_count, v_most, v_tail
+    into v_gap, v_burst, v_late, v_every, v_next, v_again, v_count, v_tail
     from unnest(v_name) n left join tallybook.rate_state s on s.name = n
-    left join lateral (select * from tallybook._rate_limit_of(n)) r on true
-    left join lateral (select * from tallybook._concurrency_limit_of(n)) p on true;
+    left join lateral (select * from tallybook._rate_limit_of(n)) r on true;
   for i in 1..cardinality(v_name) loop
     if v_tail[i] is null then v_again[i] := '-infinity'; end if;  -- nobody waits: who was in front has been cancelled
-    if v_most[i] is not null then
-      v_line[i] := exists (select from tallybook.concurrency_line l where l.name = v_name[i]);
-      if v_line[i] then
-        perform tallybook._let_in(v_name[i], limit_take.at);
-        v_line[i] := exists (select from tallybook.concurrency_line l where l.name = v_name[i]);
-      end if;
-      v_free[i] := v_most[i] - tallybook._places_held(v_name[i]);
+    if exists (select from tallybook.concurrency_line l where l.name = v_name[i]) then
+      perform tallybook._let_in(v_name[i], limit_take.at, 50);
     end if;
   end loop;
+  -- After all of that: who goes on takes places of other keys, too.
+  select array_agg(x.free order by n), array_agg(x.probing order by n), array_agg(x.barred order by n),
+         array_agg(x.free is not null and exists (select from tallybook.concurrency_line l where l.name = n) order by n)
+    into v_free, v_probing, v_barred, v_line from unnest(v_name) n, tallybook._places_free(n, limit_take.at) x;
 
   -- 3. One after the other.
   for i in 1..cardinality(v_job) loop
     v_of := array(select array_position(v_name, n) from jsonb_array_elements_text(v_limits[i]) n group by n);
-    v_start := limit_take.at + ahead; v_last := null; v_passes := true; v_missing := null; v_blocked := null; v_mine := '{}';
-    places := exists (select from unnest(v_of) n where v_most[n] is not null);
+    v_start := limit_take.at + ahead; v_last := null; v_passes := true; v_missing := null; v_blocked := null; v_mine := '{}'; v_probe := '{}';
+    places := exists (select from unnest(v_of) n where v_free[n] is not null);
     if missed then
       v_was := (select max(c.called_at) from tallybook.rate_call c
                  where c.name = (select v_name[n] from unnest(v_of) n where v_gap[n] is not null limit 1) and c.called_at > limit_take.at - interval '1 s'
@@ -118,12 +118,14 @@ begin
       end if;
     end if;
     if places and (v_front[i] or missed or limit_take.names is not null) then  -- places that it has, or that were kept for it
-      v_mine := array(select h.name from tallybook.concurrency_holder h
-                       where h.name = any (array(select v_name[n] from unnest(v_of) n)) and h.xid = v_xid[i] and h.seq = v_seq[i]);
+      select coalesce(array_agg(h.name), '{}'), coalesce(array_agg(h.name) filter (where h.probe), '{}') into v_mine, v_probe
+        from tallybook.concurrency_holder h
+       where h.name = any (array(select v_name[n] from unnest(v_of) n)) and h.xid = v_xid[i] and h.seq = v_seq[i];
     end if;
     foreach j in array v_of loop
-      if v_gap[j] is null and v_most[j] is null then v_missing := v_name[j]; exit; end if;
-      if v_most[j] is not null and v_blocked is null and (v_free[j] <= 0 or v_line[j]) and v_name[j] <> all (v_mine) then
+      if v_gap[j] is null and v_free[j] is null then v_missing := v_name[j]; exit; end if;
+      if v_free[j] is not null and v_blocked is null and (case when v_name[j] = any (v_mine) then v_barred[j] and v_name[j] <> all (v_probe)
+                                                           else v_free[j] <= 0 or v_line[j] end) then
         v_blocked := v_name[j];
       end if;
       continue when v_gap[j] is null;
@@ -141,10 +143,10 @@ begin
     end if;
     if v_passes and v_start <= limit_take.at + c_horizon then
       foreach j in array v_of loop
-        if v_most[j] is not null and v_name[j] <> all (v_mine) then
+        if v_free[j] is not null and v_name[j] <> all (v_mine) then
           v_free[j] := v_free[j] - 1;
-          insert into tallybook.concurrency_holder (xid, seq, job_id, retention, name)
-          values (v_xid[i], v_seq[i], v_job[i], v_retention[i], v_name[j]);
+          insert into tallybook.concurrency_holder (xid, seq, job_id, retention, probe, name)
+          values (v_xid[i], v_seq[i], v_job[i], v_retention[i], v_probing[j], v_name[j]);
         end if;
         continue when v_gap[j] is null;
         v_count[j] := v_count[j] + 1;
@@ -211,7 +213,9 @@ begin
   return coalesce((select jsonb_agg(distinct r.name) from (
                      select r.name from tallybook.rate_limit r where r.name in ('queue:' || p_queue, 'task:' || p_task)
                      union all
-                     select r.name from tallybook.concurrency_limit r where r.name in ('queue:' || p_queue, 'task:' || p_task)) r), '[]');
+                     select r.name from tallybook.concurrency_limit r where r.name in ('queue:' || p_queue, 'task:' || p_task)
+                     union all
+                     select r.name from tallybook.breaker_rule r where r.name in ('queue:' || p_queue, 'task:' || p_task)) r), '[]');
 end $$;
 
 -- _rate_limit_of(name): the rule of a key: of its own name, else of what stands before the first colon. No row: none.

@@ -1,10 +1,11 @@
--- places(names, at, as_service): let those go on who wait for a place at a concurrency limit, where one is free.
+-- places(names, at, as_service): let those go on who wait for a place at a concurrency limit, or for a breaker, where there is one.
 --
--- Said with names by whoever has just seen the end of a job that held one; without, by a service, for what a crash, a rescue or a
--- changed rule has freed: up to 1000 keys, from a random one on.
+-- Said with names by whoever has just seen the end of a job that held one; without, by a service, for what a crash, a rescue, the
+-- time or a changed rule has freed: up to 1000 keys, from a random one on. At most 500 go on per key and call.
 -- Returns released: how many were let go on (null: somebody else runs the service), and whether anybody waits still.
--- Locks the keys' rows in their order. Reads concurrency_limit, outcome, tombstone; deletes from concurrency_holder, concurrency_line,
--- waiting; writes entry, scheduled, concurrency_holder, service.
+-- Locks the keys' rows in their order; those that it was not told of are only tried. Reads concurrency_limit, breaker_rule, outcome,
+-- tombstone; deletes from concurrency_holder, concurrency_line, waiting; writes entry, scheduled, concurrency_holder, concurrency_line,
+-- breaker_state, service.
 create or replace function tallybook.places(names text[] default null, at timestamptz default clock_timestamp(), as_service boolean default false,
   out released int, out remain boolean)
 language plpgsql
@@ -12,7 +13,7 @@ set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off 
 set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
-  v_name text; v_first text;
+  v_name text; v_first text; v_told boolean := names is not null;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'places needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not see who has ended.';
@@ -36,64 +37,93 @@ begin
       exit when v_name = v_first;
     end loop;
   end if;
-  -- In the order in which limit_take locks them: the rows are there since the first who waits was put aside.
+  if v_told then  -- all of them first, in the order of limit_take: _let_in locks more, which it only tries
+    perform from (select s.name from tallybook.rate_state s where s.name = any (places.names) order by s.name for update) s;
+  end if;
   for v_name in select n from unnest(names) n group by n order by n loop
-    continue when not exists (select from tallybook.concurrency_line l where l.name = v_name);
-    perform from tallybook.rate_state s where s.name = v_name for update;
-    released := released + tallybook._let_in(v_name, at);
+    if not v_told then
+      perform from tallybook.rate_state s where s.name = v_name for update skip locked;
+      continue when not found;
+    end if;
+    if exists (select from tallybook.concurrency_line l where l.name = v_name) then
+      released := released + tallybook._let_in(v_name, at);
+    elsif exists (select from tallybook._breaker_of(v_name)) then
+      perform tallybook._places_free(v_name, at);  -- so that what an end has said to the breaker is on view
+    end if;
   end loop;
   remain := exists (select from tallybook.concurrency_line);
   if as_service then perform tallybook._service_ran('places', at, released); end if;
 end $$;
 
--- _let_in(name, at): those who wait for a place of this key go on, as many as there are places; how many. The key's row is locked.
-create or replace function tallybook._let_in(p_name text, p_at timestamptz) returns int
+-- _let_in(name, at, most): those who wait for a place of this key go on, as many as there are places; how many. The key's row is locked.
+--
+-- A job goes on with the places of all its keys. Where another key of it has none it goes into that one's line, without an entry, and keeps
+-- its seniority: a place that was kept for it meanwhile would be nobody's, and two jobs could keep one from each other for ever.
+-- A job or a key that somebody has locked is passed by: the next look finds it.
+create or replace function tallybook._let_in(p_name text, p_at timestamptz, p_most int default 500) returns int
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
-  v_free int; v_in int := 0; l record; w tallybook.waiting;
+  v_in int := 0; v_free int; v_probing boolean; v_priority int := -1; v_seq bigint := 0; v_job bigint; v_lane record;
+  v_keys text[]; v_probes text[]; v_full text; v_busy boolean; f record; w tallybook.waiting; k text;
 begin
-  v_free := coalesce((select r.most from tallybook._concurrency_limit_of(p_name) r), 2147483647) - tallybook._places_held(p_name);
-  while v_in < v_free loop
-    select n.priority, n.seq, n.job_id into l from tallybook.concurrency_line n where n.name = p_name order by n.priority, n.seq limit 1;
+  select x.free, x.probing into v_free, v_probing from tallybook._places_free(p_name, p_at) x;
+  for step in 1..p_most loop
+    exit when v_in >= v_free;  -- null: it has no rule any more
+    select n.priority, n.seq, n.job_id into v_priority, v_seq, v_job from tallybook.concurrency_line n
+     where n.name = p_name and (n.priority, n.seq) > (v_priority, v_seq) order by n.priority, n.seq limit 1;
     exit when not found;
-    delete from tallybook.concurrency_line n where n.name = p_name and n.priority = l.priority and n.seq = l.seq;
-    delete from tallybook.waiting x
-     where x.job_id = (select y.job_id from tallybook.waiting y where y.job_id = l.job_id and y.options ->> 'held' = p_name for update)
-    returning x.* into w;
-    continue when not found;  -- cancelled, and on its way already
-    w.options := w.options - 'held';
+    select y.* into w from tallybook.waiting y where y.job_id = v_job and y.options ->> 'held' = p_name for update skip locked;
+    if not found then
+      continue when exists (select from tallybook.waiting y where y.job_id = v_job and y.options ->> 'held' = p_name);
+      delete from tallybook.concurrency_line n where n.name = p_name and n.priority = v_priority and n.seq = v_seq;
+      continue;  -- cancelled, and on its way already
+    end if;
     if exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled
                   and (t.attempt = w.attempt or t.attempt < w.attempt and not t.once)) then
-      w.run_at := least(w.run_at, p_at);
+      delete from tallybook.concurrency_line n where n.name = p_name and n.priority = v_priority and n.seq = v_seq;
+      delete from tallybook.waiting y where y.job_id = w.job_id;
+      w.run_at := least(w.run_at, p_at); w.options := w.options - 'held';
       perform tallybook._put_back(w, p_at);  -- a claim meets and ends it
       continue;
     end if;
-    w.lane_id := coalesce((select n.lane_id from tallybook.lane o, lateral tallybook._lane(o.queue, o.priority, 'turn') n
-                            where o.lane_id = w.lane_id and o.part = ''), w.lane_id);
-    w.options := w.options || jsonb_build_object('turn', coalesce(w.options ->> 'turn', p_name));
+    select o.queue, o.priority, o.part into v_lane from tallybook.lane o where o.lane_id = w.lane_id;
+    v_keys := '{}'; v_probes := case when v_probing then array[p_name] else '{}' end; v_full := null; v_busy := false;
+    for k in select distinct n from jsonb_array_elements_text(coalesce(w.options -> 'limits', '[]') || coalesce(w.options -> 'places', '[]')
+                                                              || tallybook._wide_limits(v_lane.queue, w.task)) n
+              where n <> p_name order by n loop
+      perform from tallybook.rate_state s where s.name = k for update skip locked;
+      if not found then
+        v_busy := exists (select from tallybook.rate_state s where s.name = k);
+        exit when v_busy;
+        continue;  -- no job has asked for it yet
+      end if;
+      select x.free, x.probing into f from tallybook._places_free(k, p_at) x;
+      continue when f.free is null;
+      if f.free <= 0 then v_full := k; exit; end if;
+      v_keys := v_keys || k;
+      if f.probing then v_probes := v_probes || k; end if;
+    end loop;
+    continue when v_busy;
+    if v_full is not null then
+      update tallybook.concurrency_line n set name = v_full where n.name = p_name and n.priority = v_priority and n.seq = v_seq;
+      update tallybook.waiting y set options = y.options || jsonb_build_object('held', v_full) where y.job_id = w.job_id;
+      continue;
+    end if;
+    delete from tallybook.concurrency_line n where n.name = p_name and n.priority = v_priority and n.seq = v_seq;
+    delete from tallybook.waiting y where y.job_id = w.job_id;
+    if v_lane.part = '' then w.lane_id := (select n.lane_id from tallybook._lane(v_lane.queue, v_lane.priority, 'turn') n); end if;
+    w.options := w.options - 'held' || jsonb_build_object('turn', coalesce(w.options ->> 'turn', p_name));
     if tallybook._put_back(w, p_at) then
-      insert into tallybook.concurrency_holder (xid, seq, job_id, retention, name)
-      select pg_current_xact_id(), currval('tallybook.job_id'), w.job_id, n.retention, p_name from tallybook.lane n where n.lane_id = w.lane_id;
+      insert into tallybook.concurrency_holder (xid, seq, job_id, retention, probe, name)
+      select pg_current_xact_id(), currval('tallybook.job_id'), w.job_id, l.retention, n = any (v_probes), n
+        from tallybook.lane l, unnest(case when v_free is null then v_keys else p_name || v_keys end) n where l.lane_id = w.lane_id;
       v_in := v_in + 1;
     end if;
   end loop;
   return v_in;
-end $$;
-
--- _places_held(name): how many hold a place of this key. Forgets those that have ended. The key's row is locked.
-create or replace function tallybook._places_held(p_name text) returns int
-language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off
-as $$
-begin
-  delete from tallybook.concurrency_holder h
-   where h.name = p_name
-     and exists (select from tallybook.outcome o where o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq);
-  return (select count(*) from tallybook.concurrency_holder h where h.name = p_name);
 end $$;
 
 -- _concurrency_limit_of(name): the rule of a key: of its own name, else of what stands before the first colon. No row: none.
@@ -118,6 +148,7 @@ begin
                                  headers, unique_key, errors, expires_at, order_key, options)
   values (e.job_id, p_at, e.enqueued_at, e.run_at, e.lane_id, e.attempt + 1, e.failures, e.crashes, e.max_attempts, e.task,
           e.args, e.headers, e.unique_key, e.errors, e.expires_at, e.order_key,
-          coalesce(e.options, '{}') || jsonb_build_object('held', p_name));
+          coalesce(e.options, '{}') || jsonb_build_object('held', p_name) || case when e.options -> 'limits' ? p_name then '{}'::jsonb else
+            jsonb_build_object('places', coalesce(e.options -> 'places', '[]') - p_name || to_jsonb(p_name)) end);
   insert into tallybook.concurrency_line (name, priority, seq, job_id) values (p_name, p_priority, nextval('tallybook.job_id'), e.job_id);
 end $$;

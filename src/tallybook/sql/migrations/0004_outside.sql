@@ -115,8 +115,10 @@ create table tallybook.concurrency_holder (
   seq       bigint not null,
   job_id    bigint not null,
   retention "char" not null,
+  probe     boolean not null default false,
   name      text not null
 );
+comment on column tallybook.concurrency_holder.probe is 'It is the one job that a breaker has let through to see whether the key works again.';
 create index concurrency_holder_of on tallybook.concurrency_holder (name);
 
 -- Who waits for a place, in this order. Their jobs are in waiting.
@@ -129,6 +131,34 @@ create table tallybook.concurrency_line (
 );
 create index concurrency_line_of_job on tallybook.concurrency_line (job_id);
 insert into tallybook.service (name, every) values ('places', '5 s');
+
+create table tallybook.breaker_rule (
+  name       text primary key,
+  failures   int not null,
+  per        interval not null,
+  open_for   interval not null,
+  in_code    text,
+  created_at timestamptz not null default clock_timestamp(),
+  changed_at timestamptz not null default clock_timestamp(),
+  constraint "a limit's name has 1 to 200 bytes" check (octet_length(name) between 1 and 200),
+  constraint "a breaker opens after 1 to 1000 failures" check (failures between 1 and 1000),
+  constraint "a window has 1 s to 366 days" check (per between interval '1 s' and interval '366 days'),
+  constraint "a breaker is open for 1 s to 366 days" check (open_for between interval '1 s' and interval '366 days')
+);
+create index breaker_rule_wide on tallybook.breaker_rule (name) where name like 'queue:%' or name like 'task:%';
+comment on table tallybook.breaker_rule is 'Rules: after so many failures within a window the jobs of a key wait. Names as in rate_limit.';
+comment on column tallybook.breaker_rule.open_for is 'How long they wait before one of them is let through as a probe.';
+
+create table tallybook.breaker_state (
+  name       text primary key,
+  state      text not null default 'closed',
+  failed_at  timestamptz[] not null default '{}',
+  changed_at timestamptz not null,
+  open_until timestamptz,
+  constraint "a breaker is closed, open or half-open" check (state in ('closed', 'open', 'half-open'))
+);
+comment on table tallybook.breaker_state is 'Where the breaker of a key stands, changed under the lock of its row in rate_state. For people there is the view breaker.';
+comment on column tallybook.breaker_state.failed_at is 'The newest failures, since it was closed last.';
 
 -- One row per key that is in use, changed once per batch of jobs.
 create table tallybook.rate_state (

@@ -22,7 +22,10 @@ select w.job_id, l.queue, w.task, case when t.cancelled then 'cancelled' else 'w
        l.priority::int, w.args, w.headers, w.attempt, w.attempt - 1 - tallybook._moves(w.job_id, w.attempt),
        w.failures::int, w.crashes::int, w.max_attempts::int, case when w.options ? 'subject' then null else w.unique_key end, w.enqueued_at, w.run_at,
        null, null, null, null,
-       coalesce(t.reason, case when w.options ? 'held' then format('the places of the limit %s are taken', to_json(w.options ->> 'held'))
+       coalesce(t.reason, case when w.options ? 'held' then
+                                 case when exists (select from tallybook.breaker_state b where b.name = w.options ->> 'held' and b.state <> 'closed')
+                                      then format('the breaker of %s is open', to_json(w.options ->> 'held'))
+                                      else format('the places of the limit %s are taken', to_json(w.options ->> 'held')) end
                                when w.order_key is null then tallybook._waits_for(w.job_id)
                                else format('another job with the order key %s is before it', to_json(w.order_key)) end),
        w.errors -> -1 ->> 'message', w.errors, false,

@@ -1,0 +1,85 @@
+"""The verbs over circuit breakers, as pure values like those of calls.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from tallybook._db.calls import Call, instant
+from tallybook._model.breaker import BreakerInfo, BreakerRule
+from tallybook._model.durations import format_duration, parse_duration
+from tallybook._model.options import check_name
+
+__all__ = ["breakers", "close", "drop", "open_", "put", "registered"]
+
+_PUT = """\
+select tallybook.breaker_put(name => cast(%(name)s as text), failures => cast(cast(%(failures)s as text) as int),
+  per => cast(cast(%(per)s as text) as interval), open_for => cast(cast(%(open_for)s as text) as interval))"""
+_DROP = "select tallybook.breaker_drop(name => cast(%(name)s as text))"
+_OPEN = """\
+select cast(to_json(tallybook.breaker_open(name => cast(%(name)s as text),
+  duration => cast(cast(%(duration)s as text) as interval))) as text)"""
+_CLOSE = "select tallybook.breaker_close(name => cast(%(name)s as text))"
+_BREAKERS = """\
+select cast(coalesce(json_agg(json_build_object(
+  'name', b.name, 'rule', b.rule, 'failures', b.failures, 'per', extract(epoch from b.per), 'state', b.state,
+  'open_for', extract(epoch from b.open_for), 'failed_in_window', b.failed_in_window, 'changed_at', b.changed_at,
+  'open_until', b.open_until, 'probe', b.probe, 'waiting', b.waiting) order by b.name), '[]') as text)
+  from tallybook.breaker as b"""
+
+
+def put(rule: BreakerRule) -> Call[str]:
+    """Make or change a rule: created, changed or unchanged."""
+    return Call("breaker_put", _PUT, _named(rule), str)
+
+
+def _named(rule: BreakerRule) -> dict[str, str]:
+    return {
+        "name": rule.name,
+        "failures": str(rule.failures),
+        "per": format_duration(rule.per),
+        "open_for": format_duration(rule.open_for),
+    }
+
+
+def drop(name: str) -> Call[bool]:
+    """Remove a rule; False: there is none."""
+    check_name("name", name, 200)
+    return Call("breaker_drop", _DROP, {"name": name}, bool)
+
+
+def open_(name: str, duration: timedelta | str | None) -> Call[datetime]:
+    """Open a key's breaker; until when it is open."""
+    check_name("name", name, 200)
+    text = None if duration is None else format_duration(parse_duration(duration, option="duration"))
+    return Call("breaker_open", _OPEN, {"name": name, "duration": text}, _instant)
+
+
+def _instant(text: str) -> datetime:
+    found = instant(json.loads(text))
+    assert found is not None
+    return found
+
+
+def close(name: str) -> Call[bool]:
+    """Close a key's breaker; whether it was not closed."""
+    check_name("name", name, 200)
+    return Call("breaker_close", _CLOSE, {"name": name}, bool)
+
+
+def breakers() -> Call[list[BreakerInfo]]:
+    """All keys that were in use, and the rules that no key of their own name has used."""
+    return Call("breakers", _BREAKERS, {}, lambda found: [_info(row) for row in json.loads(found)])
+
+
+def _info(row: dict[str, Any]) -> BreakerInfo:
+    durations = {name: timedelta(seconds=row[name]) for name in ("per", "open_for")}
+    instants = {name: instant(row[name]) for name in ("changed_at", "open_until")}
+    return BreakerInfo(**{**row, **durations, **instants})
+
+
+def registered(rules: Iterable[BreakerRule]) -> list[dict[str, str]]:
+    """What a worker puts on record at its start."""
+    return [_named(rule) for rule in rules]

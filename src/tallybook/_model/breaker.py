@@ -1,0 +1,58 @@
+"""Circuit breakers: a rule as code and people say it, and a key as it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tallybook._model.durations import parse_duration
+from tallybook._model.rate import check_limit_name
+from tallybook.errors import ConfigError
+
+__all__ = ["BreakerInfo", "BreakerRule"]
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerRule:
+    """After `failures` within `per` the jobs of a key wait for `open_for`. ConfigError for what cannot be."""
+
+    name: str
+    failures: int
+    per: timedelta
+    open_for: timedelta
+
+    @classmethod
+    def checked(cls, name: str, failures: int, per: timedelta | str, open_for: timedelta | str) -> BreakerRule:
+        """A rule with durations in words, too."""
+        return cls(name, failures, parse_duration(per, option="per"), parse_duration(open_for, option="open_for"))
+
+    def __post_init__(self) -> None:
+        check_limit_name("breaker", self.name)
+        if isinstance(self.failures, bool) or not isinstance(self.failures, int) or not 1 <= self.failures <= 1000:
+            raise ConfigError("failures", self.failures, "is a whole number from 1 to 1000")
+        for option, value in (("per", self.per), ("open_for", self.open_for)):
+            if not timedelta(seconds=1) <= value <= timedelta(days=366):
+                raise ConfigError(option, value, "goes from 1 s to 366 days")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerInfo:
+    """A rule, or one key of it that was in use, as the view tallybook.breaker shows it. Instants are aware, in UTC."""
+
+    name: str
+    """The key: `provider:acme`."""
+    rule: str
+    """The rule that it has: `provider`."""
+    failures: int
+    per: timedelta
+    open_for: timedelta
+    state: str
+    """closed: jobs start; open: they wait; half-open: one of them is let through as a probe."""
+    failed_in_window: int = 0
+    changed_at: datetime | None = None
+    """Since when it is in this state; None: it was never in another."""
+    open_until: datetime | None = None
+    probe: int | None = None
+    """The job that runs as a probe."""
+    waiting: int = 0
+    """How many jobs wait for it."""

@@ -1,0 +1,362 @@
+"""Circuit breakers in SQL: too many failures open them, a probe closes them, and nobody is lost on the way."""
+
+from __future__ import annotations
+
+import random
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+import psycopg
+import pytest
+
+from support.askers import HOUR, MIN, MS, Asker, S, T, one, put
+from support.broken import without
+
+pytestmark = pytest.mark.servers
+Connection = psycopg.Connection[tuple[Any, ...]]
+KEY = "provider:acme"
+
+
+def rule(db: Connection, name: str = "provider", failures: int = 3, per: str = "1 min", open_for: str = "30 s") -> str:
+    return str(
+        one(db, "select tallybook.breaker_put(%s, %s, %s::interval, %s::interval)", name, failures, per, open_for)
+    )
+
+
+def end(asker: Asker, job: int, at: datetime, how: str = "completed") -> None:
+    """End an attempt so; a failure is tried again a minute later."""
+    lease, attempt = asker.held.pop(job)
+    verb = {
+        "completed": "complete(%s, %s, %s, at => %s)",
+        "failed": "fail(%s, %s, %s, '{}', '1 min', at => %s)",
+        "dead": "fail(%s, %s, %s, '{}', final => true, at => %s)",
+        "snoozed": "snooze(%s, %s, %s, '1 min', at => %s)",
+        "cancelled": "cancelled(%s, %s, %s, at => %s)",
+    }[how]
+    asker.db.execute(cast("Any", f"select tallybook.{verb}"), (lease, job, attempt, at))
+
+
+def places(db: Connection, at: datetime, *names: str) -> int:
+    return int(one(db, "select released from tallybook.places(%s, at => %s)", list(names) or None, at))
+
+
+def state(db: Connection, name: str = KEY) -> tuple[Any, ...]:
+    row = db.execute(
+        "select s.state, cardinality(s.failed_at), s.open_until, (select count(*) from tallybook.concurrency_line l"
+        " where l.name = s.name) from tallybook.breaker_state s where s.name = %s",
+        (name,),
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+def states(db: Connection, jobs: list[int]) -> list[str]:
+    rows = dict(db.execute("select id, state from tallybook.job where id = any (%s)", (jobs,)).fetchall())
+    return [rows[job] for job in jobs]
+
+
+def broken(db: Connection, asker: Asker, n: int = 3, at: datetime = T) -> datetime:
+    """Let the breaker open by that many jobs that fail for good; when that was."""
+    for _ in range(n):
+        (job,) = put(db, KEY, at=at)
+        assert asker.look(at) == [job]
+        end(asker, job, at, "dead")
+        at += S
+    places(db, at, KEY)
+    return at
+
+
+def test_so_many_failures_open_it_and_its_jobs_wait(db: Connection) -> None:
+    """Three failures within a minute: the jobs of the key wait, no failure is counted, others are not held, and it is on view."""
+    rule(db)
+    asker = Asker(db)
+    at = broken(db, asker)
+    jobs, (other,) = put(db, KEY, n=4, at=at), put(db, "provider:other", at=at)
+    assert asker.look(at) == [other]
+    assert asker.claim(at) == []
+    assert states(db, jobs) == ["waiting"] * 4
+    assert one(db, "select reason from tallybook.job where id = %s", jobs[0]) == f'the breaker of "{KEY}" is open'
+    assert one(
+        db, "select array_agg(distinct (attempts, failures)::text) from tallybook.job where id = any (%s)", jobs
+    ) == ["(0,0)"]
+    assert state(db) == ("open", 3, at + 30 * S, 4)
+    assert db.execute("select name, rule, state, waiting from tallybook.breaker order by name").fetchall() == [
+        ("provider", "provider", "closed", 0),
+        (KEY, "provider", "open", 4),
+        ("provider:other", "provider", "closed", 0),
+    ]
+
+
+def test_one_probe_closes_it(db: Connection) -> None:
+    """After its time exactly one job starts; when it completes the others go on."""
+    rule(db)
+    asker = Asker(db)
+    at = broken(db, asker)
+    jobs = put(db, KEY, n=4, at=at)
+    asker.look(at)
+    assert (places(db, at + 29 * S), asker.look(at + 29 * S)) == (0, [])
+    at += 30 * S
+    assert places(db, at) == 1
+    assert asker.look(at) == jobs[:1]
+    (new,) = put(db, KEY, at=at)
+    assert (places(db, at), asker.look(at)) == (0, []), "one probe, whoever asks"
+    assert state(db)[0] == "half-open"
+    assert one(db, "select probe from tallybook.breaker where name = %s", KEY) == jobs[0]
+    end(asker, jobs[0], at)
+    assert places(db, at, KEY) == 4
+    assert asker.look(at) == [*jobs[1:], new]
+    assert state(db) == ("closed", 0, None, 0)
+
+
+def test_a_probe_that_fails_opens_it_once_more(db: Connection) -> None:
+    """The others wait for another time of the same length, and then the next probe goes."""
+    rule(db)
+    asker = Asker(db)
+    at = broken(db, asker) + 30 * S
+    jobs = put(db, KEY, n=3, at=at)
+    assert asker.look(at) == jobs[:1], "without anybody in line the first that asks is the probe"
+    end(asker, jobs[0], at, "failed")
+    assert places(db, at, KEY) == 0
+    assert state(db) == ("open", 1, at + 30 * S, 2)
+    at += 30 * S
+    assert (places(db, at), asker.look(at)) == (1, jobs[1:2])
+    end(asker, jobs[1], at)
+    places(db, at, KEY)
+    assert asker.look(at) == jobs[2:]
+
+
+@pytest.mark.parametrize("how", ["snoozed", "cancelled", "lost"])
+def test_a_probe_that_says_nothing_is_followed_by_another(db: Connection, how: str) -> None:
+    """A probe that was snoozed or cancelled, or whose worker died, neither opens nor closes it: the next one is let through."""
+    rule(db)
+    asker = Asker(db)
+    at = broken(db, asker) + 30 * S
+    jobs = put(db, KEY, n=3, at=at)
+    assert asker.look(at) == jobs[:1]
+    if how == "lost":
+        db.execute("update tallybook.worker set seen_at = '-infinity' where id = %s", (asker.worker,))
+        db.execute("select tallybook.rescue(only_worker => %s, at => %s)", (asker.worker, at))
+        asker = Asker(db)
+    else:
+        end(asker, jobs[0], at, how)
+    assert places(db, at) == 1
+    assert len(asker.look(at)) == 1
+    assert state(db)[0] == "half-open"
+
+
+def test_failures_that_are_far_apart_do_not_open_it(db: Connection) -> None:
+    """Two in a minute and one later are not three in a minute; snoozes, cancels and completions are no failures."""
+    rule(db)
+    asker = Asker(db)
+    jobs = put(db, KEY, n=9)
+    assert asker.look(T) == jobs
+    for n, how in enumerate(["failed", "dead", "snoozed", "cancelled", "completed", "completed"]):
+        end(asker, jobs[n], T + n * S, how)
+    places(db, T + 10 * S, KEY)
+    assert state(db)[:2] == ("closed", 2)
+    end(asker, jobs[6], T + 61 * S, "failed")
+    places(db, T + 61 * S, KEY)
+    assert state(db)[:2] == ("closed", 1), "of the others' minute is over"
+    for job in jobs[7:]:
+        end(asker, job, T + 62 * S, "failed")
+    places(db, T + 62 * S, KEY)
+    assert state(db)[0] == "open"
+
+
+def test_what_runs_when_it_opens_does_not_close_it(db: Connection) -> None:
+    """A job that started before it opened and completes afterwards is no probe."""
+    rule(db)
+    asker = Asker(db)
+    jobs = put(db, KEY, n=5)
+    assert asker.look(T) == jobs
+    for job in jobs[:3]:
+        end(asker, job, T, "failed")
+    places(db, T, KEY)
+    end(asker, jobs[3], T + S)
+    places(db, T + S, KEY)
+    assert state(db)[0] == "open"
+    (late,) = put(db, KEY, at=T + 31 * S)
+    assert asker.look(T + 31 * S) == [late], "its probe"
+    end(asker, jobs[4], T + 32 * S, "failed")
+    places(db, T + 32 * S, KEY)
+    assert state(db)[0] == "half-open", "and what fails that ran before says nothing of the probe"
+
+
+def test_by_hand(db: Connection) -> None:
+    """A person opens it for a time, and closes it; nobody's failures are needed; a probe that ran meanwhile decides nothing."""
+    rule(db)
+    asker = Asker(db)
+    until = one(db, "select tallybook.breaker_open(%s, '2 h', at => %s)", KEY, T)
+    assert until == T + 2 * HOUR
+    jobs = put(db, KEY, n=3)
+    assert (asker.look(T), states(db, jobs)) == ([], ["waiting"] * 3)
+    assert places(db, T + HOUR) == 0
+    assert one(db, "select tallybook.breaker_close(%s, at => %s)", KEY, T + HOUR) is True
+    assert one(db, "select tallybook.breaker_close(%s, at => %s)", KEY, T + HOUR) is False
+    assert places(db, T + HOUR) == 3
+    assert asker.look(T + HOUR) == jobs
+    at = T + HOUR
+    one(db, "select tallybook.breaker_open(%s, '1 s', at => %s)", KEY, at)
+    (probe,) = put(db, KEY, at=at + S)
+    assert asker.look(at + S) == [probe]
+    one(db, "select tallybook.breaker_open(%s, at => %s)", KEY, at + S)
+    end(asker, probe, at + 2 * S)
+    places(db, at + 2 * S, KEY)
+    assert state(db)[0] == "open"
+
+
+def test_a_rule_that_goes_lets_all_go_on(db: Connection) -> None:
+    """Without its rule nobody waits; a changed one counts at once."""
+    assert [rule(db), rule(db), rule(db, failures=1)] == ["created", "unchanged", "changed"]
+    db.execute("select tallybook.rate_limit_put('provider', 1000, '1 s')")  # so that the name is still one
+    asker = Asker(db)
+    at = broken(db, asker, n=1)
+    jobs = put(db, KEY, n=3, at=at)
+    assert asker.look(at) == []
+    assert one(db, "select tallybook.breaker_drop('provider')") is True
+    assert one(db, "select tallybook.breaker_drop('provider')") is False
+    assert places(db, at) == 3
+    assert len(asker.look(at)) == 3
+    assert states(db, jobs) == ["running"] * 3
+    assert one(db, "select count(*) from tallybook.breaker_state") == 0
+
+
+def test_of_a_queue_and_of_a_task(db: Connection) -> None:
+    """Jobs that name nothing are held by the breaker of their queue and of their task."""
+    rule(db, "task:slow", 1)
+    rule(db, "queue:q", 2)
+    asker = Asker(db)
+    slow, fast = put(db, n=1, task="slow")[0], put(db, n=1)[0]
+    assert asker.look(T) == [slow, fast]
+    end(asker, slow, T, "dead")
+    slow, fast = put(db, n=1, task="slow")[0], put(db, n=1)[0]
+    assert asker.look(T) == [fast]
+    end(asker, fast, T, "dead")
+    (fast,) = put(db)
+    assert asker.look(T) == []
+    assert states(db, [slow, fast]) == ["waiting", "waiting"]
+
+
+def test_with_a_concurrency_limit_of_the_same_name(db: Connection) -> None:
+    """Both hold: never more than the places, and none while it is open."""
+    rule(db)
+    db.execute("select tallybook.concurrency_limit_put('provider', 2)")
+    asker = Asker(db)
+    jobs = put(db, KEY, n=6)
+    assert asker.look(T) == jobs[:2]
+    for job in jobs[:2]:
+        end(asker, job, T, "dead")
+    assert (places(db, T, KEY), asker.look(T)) == (2, jobs[2:4])
+    end(asker, jobs[2], T, "dead")
+    assert (places(db, T, KEY), asker.look(T)) == (0, [])
+    end(asker, jobs[3], T)
+    assert (places(db, T + 30 * S), asker.look(T + 30 * S)) == (1, jobs[4:5])
+    end(asker, jobs[4], T + 31 * S)
+    assert (places(db, T + 31 * S, KEY), asker.look(T + 31 * S)) == (1, jobs[5:])
+
+
+def _probes(db: Connection, connect: Any) -> int:
+    """Two sessions ask for one job each when it is time for a probe; how many start."""
+    rule(db)
+    asker = Asker(db)
+    at = broken(db, asker) + 30 * S
+    put(db, KEY, n=2, at=at)
+    askers = [Asker(connect()) for _ in range(2)]
+    claims = [other.claim(at, 1) for other in askers]
+    return sum(len(other.ask(claim, at)) for other, claim in zip(askers, claims, strict=True))
+
+
+def test_two_workers_get_one_probe(db: Connection, connect: Any) -> None:
+    """Whoever asks second finds the probe of the first."""
+    assert _probes(db, connect) == 1
+
+
+def test_control_two_probes_if_they_are_not_counted(db: Connection, connect: Any) -> None:
+    """Control: if probes were not counted both would start."""
+    without(db, "_places_free", "1 - v_probes", "1")
+    assert _probes(db, connect) == 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_end_whatever_happens(db: Connection, seed: int) -> None:  # noqa: PLR0912
+    """Random jobs, ends, times and hands on two keys: at most one probe at a time, nothing starts while open, and all end."""
+    chance = random.Random(seed)
+    rule(db, "a", 2, "20 s", "5 s")
+    rule(db, "b", 1, "20 s", "3 s")
+    db.execute("select tallybook.concurrency_limit_put('b', 2)")
+    asker, at, running = Asker(db), T, dict[int, list[str]]()
+    keys_of: dict[int, list[str]] = {}
+    for step in range(260):
+        at += chance.choice([0, 100, 2000]) * MS
+        wild = step < 140
+        what = chance.random()
+        if wild and what < 0.3:
+            keys = chance.choice([["a"], ["b"], ["a", "b"]])
+            for job in put(db, *keys, n=chance.randrange(1, 4), at=at):
+                keys_of[job] = keys
+        elif wild and what < 0.35:
+            verb = chance.choice(["breaker_open", "breaker_close"])
+            db.execute(cast("Any", f"select tallybook.{verb}(%s, at => %s)"), (chance.choice("ab"), at))
+        elif what < 0.75 and running:
+            job = chance.choice(list(running))
+            del running[job]
+            ends = ["completed", "failed", "dead", "snoozed", "cancelled"] if wild else ["completed"]
+            end(asker, job, at, chance.choice(ends))
+            if chance.random() < 0.7:
+                places(db, at, *keys_of[job])
+        else:
+            places(db, at)
+            db.execute("select tallybook.promote(at => %s)", (at,))
+            while jobs := asker.claim(at, chance.choice([1, 3, 100])):
+                before = dict(
+                    db.execute(
+                        "select name, state from tallybook.breaker_state where open_until > %s", (at,)
+                    ).fetchall()
+                )
+                for job in asker.ask(jobs, at):
+                    assert not [key for key in keys_of[job] if before.get(key) == "open"], "while it is open"
+                    running[job] = keys_of[job]
+        for name, probes in db.execute(
+            "select h.name, count(*) from tallybook.concurrency_holder h where h.probe and not exists ("
+            "select from tallybook.outcome o where o.retention = h.retention and o.entry_xid = h.xid"
+            " and o.entry_seq = h.seq) group by 1"
+        ).fetchall():
+            assert probes <= 1, name
+    left = "select count(*) from tallybook.job where state not in ('completed', 'cancelled', 'dead')"
+    for _ in range(200):
+        at += 2 * MIN
+        for job in list(running):
+            del running[job]
+            end(asker, job, at)
+        places(db, at)
+        running.update({job: keys_of[job] for job in asker.look(at)})
+        if not running and not one(db, left):
+            break
+    assert one(db, left) == 0, "nobody waits for ever"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("breaker_put('', 1, '1 s', '1 s')", "1 to 200 bytes"),
+        ("breaker_put('queue:', 1, '1 s', '1 s')", "cannot be named queue:"),
+        ("breaker_put('a', 0, '1 s', '1 s')", "failures 0 is out of range"),
+        ("breaker_put('a', 1, '0 s', '1 s')", "per 00:00:00 is out of range"),
+        ("breaker_put('a', 1, '1 s', null)", "open_for null is out of range"),
+        ("breaker_open('a')", "there is no breaker a"),
+        ("breaker_close('a')", "there is no breaker a"),
+    ],
+)
+def test_what_does_not_fit_is_refused(db: Connection, call: str, message: str) -> None:
+    """Bad input gets a clear error."""
+    with pytest.raises(psycopg.Error, match=message) as error:
+        db.execute(cast("Any", f"select tallybook.{call}"))
+    assert error.value.sqlstate == "TB005"
+
+
+def test_a_duration_that_does_not_fit(db: Connection) -> None:
+    """A time before now, or of centuries, is refused."""
+    rule(db, "a")
+    for duration in (timedelta(seconds=-1), timedelta(days=40_000)):
+        with pytest.raises(psycopg.Error, match="is out of range"):
+            db.execute("select tallybook.breaker_open('a', %s)", (duration,))
