@@ -85,7 +85,9 @@ def _content(call: Call, answer: Answer) -> dict[str, Any]:
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/json" or kind.endswith("+json"):
         try:
-            return {"json": call.mask.value(json.loads(answer.body))}
+            value = call.mask.value(json.loads(answer.body))
+            if _can_be_kept(value):
+                return {"json": value}
         except (ValueError, RecursionError):
             pass  # it is not what it says; then it is text
     try:
@@ -95,3 +97,9 @@ def _content(call: Call, answer: Answer) -> dict[str, Any]:
     if "\0" in text:  # no text that a database could keep
         return {"base64": base64.b64encode(call.mask.data(answer.body)).decode()}
     return {"text": call.mask.text(text)}
+
+
+def _can_be_kept(value: Any) -> bool:
+    """Whether a database could keep it as JSON: no NUL, no half of a character, no number that is none. ValueError, too."""
+    written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return "\\u0000" not in written and bool(written.encode())

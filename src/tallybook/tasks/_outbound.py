@@ -16,9 +16,11 @@ from tallybook.tasks._address import Allowed
 from tallybook.tasks._masking import Mask
 from tallybook.tasks._provider import (
     auth_headers,
+    bare,
     is_header_name,
     is_header_value,
     option,
+    quiet,
     seconds,
     static_headers,
     text_setting,
@@ -68,7 +70,7 @@ class Answer:
     """What came back. Names of headers are in small letters; of several of one name the last counts."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(repr=False)
 
     def text(self) -> str:
@@ -90,6 +92,7 @@ class Call:
     timeout: float = 20.0
 
     @classmethod
+    @quiet
     def to_provider(cls, who: str, provider: Provider, *, path: str | None = None, query: Any = None) -> Call:
         """To the provider's own URL, a setting or, where it holds a secret itself, a secret. ConfigError, CallFailed."""
         secret = provider.secrets.get("url")
@@ -141,7 +144,24 @@ class Call:
         for name, value in headers.items():
             if not is_header_value(value):  # a line break would make two headers of it
                 raise CallFailed(f"{self.who}: {name}: its value cannot stand in a header", no_retry=True)
-        sent = {"User-Agent": "tallybook", "Accept-Encoding": "identity", **theirs, **self.headers, **headers}
+        got = await self._made(transport, method, body, theirs, headers, most, cut=cut)
+        if isinstance(got, Exception):
+            raise got
+        return got
+
+    async def _made(
+        self,
+        transport: Any,
+        method: str,
+        body: bytes | None,
+        theirs: Mapping[str, str],
+        headers: Mapping[str, str],
+        most: int,
+        *,
+        cut: bool,
+    ) -> Answer | Exception:
+        """The answer, or what went wrong: an error that came through this frame would show the secrets in it."""
+        sent = _merged({"User-Agent": "tallybook", "Accept-Encoding": "identity"}, theirs, self.headers, headers)
         if body is None and method in ("POST", "PUT", "PATCH"):
             body = b""
         limits = dict.fromkeys(("read", "write", "pool"), self.timeout) | {"connect": min(_CONNECT, self.timeout)}
@@ -152,13 +172,13 @@ class Call:
                     said = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in got.headers}
                     return Answer(got.status, said, await self._read(got.aiter_stream(), most, cut=cut))
         except AddressRefused as error:
-            raise AddressRefused(error.reason or "", provider=self._name, who=self.who) from None
-        except CallFailed:
-            raise
+            return AddressRefused(error.reason or "", provider=self._name, who=self.who)
+        except CallFailed as error:
+            return bare(error)
         except TimeoutError:
-            raise self._failed(f"there was no whole answer within {self.timeout:g} s") from None
-        except transport.FAILURES as error:
-            raise self._failed(f"{type(error).__name__}: {self.mask.text(str(error)) or 'no answer'}") from None
+            return self._failed(f"there was no whole answer within {self.timeout:g} s")
+        except Exception as error:
+            return self._failed(f"{type(error).__name__}: {self.mask.text(str(error)) or 'no answer'}")
 
     async def _read(self, chunks: Any, most: int, *, cut: bool) -> bytes:
         found = bytearray()
@@ -189,6 +209,12 @@ class Call:
         return None if self.provider is None else self.provider.name
 
 
+def _merged(*groups: Mapping[str, str]) -> dict[str, str]:
+    """All headers, of one name the last, in whatever letters it is written: two would be sent otherwise."""
+    found = {name.lower(): (name, value) for group in groups for name, value in group.items()}
+    return dict(found.values())
+
+
 def _transport(who: str) -> Any:
     try:
         from tallybook.tasks import _transport
@@ -211,7 +237,9 @@ def _checked_url(url: str, *, allow_http: bool) -> str:
         raise ValueError("a URL like https://example.com/path is wanted")
     if parts.username is not None or parts.password is not None:
         raise ValueError("user and password belong into the provider's setting user and secret password")
-    if ":" not in host and not _HOST.fullmatch(host):
+    if ":" not in host and not (
+        _HOST.fullmatch(host) and all(0 < len(one) < 64 for one in host.removesuffix(".").split("."))
+    ):
         raise ValueError("its host is no name")
     if parts.scheme == "http" and not allow_http:
         raise ValueError("a provider with secrets is called by https, unless its settings say allow_http")

@@ -4,19 +4,58 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Protocol, cast
+from functools import wraps
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from tallybook._model.durations import parse_duration
 from tallybook._model.provider import Provider
 from tallybook._worker.context import Context
 from tallybook.errors import ConfigError
 
-__all__ = ["Registry", "auth_headers", "option", "provider_of", "registry_of", "seconds", "text_setting"]
+__all__ = [
+    "Registry",
+    "auth_headers",
+    "bare",
+    "option",
+    "provider_of",
+    "quiet",
+    "registry_of",
+    "seconds",
+    "text_setting",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _LONGEST = timedelta(minutes=5)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
+
+
+def bare(error: Exception) -> Exception:
+    """The error without the frames that it came through: they hold secrets, and error trackers show local variables."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
+def quiet(function: Callable[P, R]) -> Callable[P, R]:
+    """For functions that have a secret in a variable: what they raise is raised by a frame that has none."""
+
+    def outcome(*args: P.args, **kwargs: P.kwargs) -> R | Exception:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            return bare(error)
+
+    @wraps(function)
+    def quietly(*args: P.args, **kwargs: P.kwargs) -> R:
+        found = outcome(*args, **kwargs)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return quietly
 
 
 class Registry(Protocol):
@@ -72,6 +111,7 @@ def seconds(provider: Provider | None, default: float) -> float:
     return found.total_seconds()
 
 
+@quiet
 def auth_headers(provider: Provider) -> dict[str, str]:
     """The headers by which the provider knows us, made of its secrets `token`, or `password` and the setting `user`."""
     made = {}

@@ -10,6 +10,7 @@ import secrets
 
 from tallybook._model.secret import Secret
 from tallybook.errors import ConfigError
+from tallybook.tasks._provider import quiet
 
 __all__ = ["new_signing_secret", "signatures"]
 
@@ -24,6 +25,7 @@ def new_signing_secret() -> str:
     return _PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
+@quiet
 def signatures(secret: Secret, *, message_id: str, timestamp: int, body: bytes, option: str) -> str:
     """The header webhook-signature: by the secret, and by the previous one while that is being replaced.
 

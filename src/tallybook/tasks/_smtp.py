@@ -62,7 +62,7 @@ class Server:
             text_setting(provider, "ca") if "ca" in provider.settings else None,
             text_setting(provider, "helo", "localhost"),
             seconds(provider, 30.0),
-            Mask.of(provider),
+            _mask(provider, password),
         )
 
     async def send(self, message: EmailMessage, sender: str, recipients: list[str]) -> dict[str, tuple[int, str]]:
@@ -109,7 +109,16 @@ class Server:
         return CallFailed(f"{self.who}: {what}", provider=self.name, no_retry=no_retry)
 
     def _said(self, answer: Any) -> str:
-        return f"{answer.code} {self.mask.text(' '.join(str(answer.message).split()))[:300]}"
+        said = " ".join(self.mask.text(str(answer.message)).split())
+        return f"{answer.code} {said[:300]}"
+
+
+def _mask(provider: Provider, password: Secret | None) -> Mask:
+    """Of the login's line, too, which servers quote when they refuse it."""
+    if password is None:
+        return Mask.of(provider)
+    user = text_setting(provider, "user")
+    return Mask.of(provider, f"\0{user}\0{password.reveal()}")
 
 
 @lru_cache(maxsize=32)

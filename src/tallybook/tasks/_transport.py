@@ -19,17 +19,7 @@ import httpcore2
 from tallybook.errors import AddressRefused, CallFailed
 from tallybook.tasks._address import Allowed
 
-__all__ = ["FAILURES", "CheckedBackend", "pool", "tls"]
-
-FAILURES = (
-    httpcore2.NetworkError,
-    httpcore2.TimeoutException,
-    httpcore2.ProtocolError,
-    httpcore2.UnsupportedProtocol,
-    ssl.SSLError,
-    OSError,
-)
-"""What goes wrong on the way, and may go well the next time."""
+__all__ = ["CheckedBackend", "pool", "tls"]
 
 _MOST_ADDRESSES = 4
 

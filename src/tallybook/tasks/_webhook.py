@@ -65,7 +65,8 @@ async def webhook(
     }
     answer = await call.make("POST", content, signed, more=headers, most=_MOST, cut=True)
     if 200 <= answer.status < 300:
-        return {"status": answer.status, "webhook_id": message_id, "answer": call.mask.text(answer.text())[:_KEPT]}
+        said = call.mask.text(answer.text()).replace("\0", "\ufffd")[:_KEPT]  # a database keeps no NUL
+        return {"status": answer.status, "webhook_id": message_id, "answer": said}
     if answer.status == 410:
         await registry_of(ctx).put(provider, active=False)  # first: who crashes now finds it so the next time
         ctx.log.warning("provider %r is not active any more: its endpoint answered 410", provider)
