@@ -285,7 +285,7 @@ def test_two_that_ask_at_once_get_two_turns(db: Connection, connect: Any) -> Non
 @pytest.mark.direct("watches which session waits for which")
 def test_control_without_the_lock_two_get_one_turn(db: Connection, connect: Any) -> None:
     """Control: read, then write without the lock, and both are let through at once: the original's defect."""
-    without(db, "limit_take", "order by s.name for update) s;", "order by s.name) s;")
+    without(db, "limit_take", "order by s.name for update) s", "order by s.name) s")
     assert _two_at_once(db, connect) == [0.0, 0.0]
 
 

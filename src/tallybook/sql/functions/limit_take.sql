@@ -37,8 +37,12 @@ declare
   v_again timestamptz[]; v_tail timestamptz[]; v_count bigint[];
   v_of int[]; v_start timestamptz; v_was timestamptz; v_last text; v_passes boolean; v_missing text; j int;
   v_called timestamptz[] := '{}'; v_called_job bigint[] := '{}'; v_called_attempt int[] := '{}'; v_called_name text[] := '{}';
-  v_lanes int[]; v_turn_lanes int[];
+  v_lanes int[]; v_turn_lanes int[]; v_known text[];
   v_rules boolean := exists (select from tallybook.concurrency_limit) or exists (select from tallybook.breaker_rule);
+  v_wide boolean := exists (select from tallybook.rate_limit r where r.name like 'queue:%' or r.name like 'task:%')
+    or exists (select from tallybook.concurrency_limit r where r.name like 'queue:%' or r.name like 'task:%')
+    or exists (select from tallybook.breaker_rule r where r.name like 'queue:%' or r.name like 'task:%');
+  v_least interval; v_first timestamptz; v_key text;
   v_held int[] := '{}'; v_held_until timestamptz[] := '{}'; v_held_by text[] := '{}';
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
@@ -51,7 +55,7 @@ begin
     from (select k.lane_id, k.retention, k.xid, k.seq, f.lease, k.job_id, k.attempt, e.unique_key is not null as special, l.priority,
                  l.priority < 2 or coalesce(e.options ? 'turn', false) as front,
                  case when limit_take.names is not null then to_jsonb(limit_take.names)
-                      else coalesce(e.options -> 'limits', '[]') || tallybook._wide_limits(l.queue, e.task) end as limits
+                      else coalesce(e.options -> 'limits', '[]') || case when v_wide then tallybook._wide_limits(l.queue, e.task) else '[]' end end as limits
             from tallybook._held(leases, job_ids, attempts) k
             join unnest(leases, job_ids, attempts) f(lease, job_id, attempt) on f.job_id = k.job_id and f.attempt = k.attempt
             cross join lateral (
@@ -65,41 +69,63 @@ begin
 
   -- 2. Their keys, locked in one order.
   v_name := array(select distinct n from unnest(v_limits) x(l), jsonb_array_elements_text(x.l) n order by n);
-  insert into tallybook.rate_state (name, next_at, front_at, granted)
-  select n, '-infinity', '-infinity', 0 from unnest(v_name) n
-   where not exists (select from tallybook.rate_state s where s.name = n)
-     and (exists (select from tallybook._rate_limit_of(n))
-          or v_rules and (exists (select from tallybook._concurrency_limit_of(n)) or exists (select from tallybook._breaker_of(n)))) order by n
-  on conflict do nothing;
-  perform from (select s.name from tallybook.rate_state s where s.name = any (v_name) order by s.name for update) s;
-  select array_agg(case when r.name is not null then r.per / (r.calls - r.burst + 1) end order by n), array_agg(r.burst order by n),
-         array_agg(greatest(interval '20 ms', least(r.per / 100, interval '1 s')) order by n),
-         array_agg(r.calls - r.burst + 1 order by n), array_agg(s.next_at order by n), array_agg(s.front_at order by n),
-         array_agg(s.granted order by n),
-         array_agg((select w.run_at + c_early + r.per / (r.calls - r.burst + 1) from tallybook.scheduled w
-                     where w.options ? 'turn' and w.options ->> 'turn' = n
-                       and not exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled)
-                     order by w.run_at desc limit 1) order by n)
-    into v_gap, v_burst, v_late, v_every, v_next, v_again, v_count, v_tail
-    from unnest(v_name) n left join tallybook.rate_state s on s.name = n
-    left join lateral (select * from tallybook._rate_limit_of(n)) r on true;
+  for turn in 1..2 loop
+    select array_agg(s.name), array_agg(s.next_at), array_agg(s.front_at), array_agg(s.granted), array_agg(r.per / (r.calls - r.burst + 1)),
+           array_agg(r.burst), array_agg(greatest(interval '20 ms', least(r.per / 100, interval '1 s'))), array_agg(r.calls - r.burst + 1)
+      into v_known, v_next, v_again, v_count, v_gap, v_burst, v_late, v_every
+      from (select s.name, s.next_at, s.front_at, s.granted from tallybook.rate_state s
+             where s.name = any (v_name) order by s.name for update) s
+      left join lateral (
+        select r.per, r.calls, r.burst from tallybook.rate_limit r where r.name in (s.name, split_part(s.name, ':', 1))
+         order by r.name = s.name desc limit 1) r on true;
+    exit when turn = 2 or cardinality(v_known) = cardinality(v_name);
+    insert into tallybook.rate_state (name, next_at, front_at, granted)
+    select u.name, '-infinity', '-infinity', 0 from unnest(v_name) u(name)
+     where not exists (select from tallybook.rate_state s where s.name = u.name)
+       and (exists (select from tallybook._rate_limit_of(u.name)) or v_rules and (
+         exists (select from tallybook._concurrency_limit_of(u.name)) or exists (select from tallybook._breaker_of(u.name)))) order by u.name
+    on conflict do nothing;
+    exit when not found;
+  end loop;
+  if cardinality(v_known) is distinct from cardinality(v_name) then  -- some have no rule of any kind
+    select array_agg(k.n order by u.name), array_agg(v_next[k.n] order by u.name), array_agg(v_again[k.n] order by u.name),
+           array_agg(v_count[k.n] order by u.name), array_agg(v_gap[k.n] order by u.name), array_agg(v_burst[k.n] order by u.name),
+           array_agg(v_late[k.n] order by u.name), array_agg(v_every[k.n] order by u.name)
+      into v_of, v_next, v_again, v_count, v_gap, v_burst, v_late, v_every
+      from unnest(v_name) u(name), lateral (select array_position(v_known, u.name) as n) k;
+  end if;
+  -- Behind whom a newcomer goes, and whether anybody waits; what has waited asks for the latter only.
+  if false = any (v_front) or exists (select from unnest(v_again) g where g > '-infinity') then
+    select array_agg((select w.run_at + c_early + v_gap[u.n] from tallybook.scheduled w
+                       where w.options ? 'turn' and w.options ->> 'turn' = u.name
+                         and not exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled)
+                       order by w.run_at desc limit 1) order by u.n)
+      into v_tail from unnest(v_name) with ordinality u(name, n);
+  end if;
   for i in 1..cardinality(v_name) loop
     if v_tail[i] is null then v_again[i] := '-infinity'; end if;  -- nobody waits: who was in front has been cancelled
-    if v_rules and exists (select from tallybook.concurrency_line l where l.name = v_name[i]) then
-      perform tallybook._let_in(v_name[i], limit_take.at, 50);
-    end if;
   end loop;
-  if v_rules then  -- after all of that: who goes on takes places of other keys, too
-    select array_agg(x.free order by n), array_agg(x.probing order by n), array_agg(x.barred order by n),
-           array_agg(x.free is not null and exists (select from tallybook.concurrency_line l where l.name = n) order by n)
-      into v_free, v_probing, v_barred, v_line from unnest(v_name) n, tallybook._places_free(n, limit_take.at) x;
+  if v_rules then
+    foreach v_key in array v_name loop
+      if exists (select from tallybook.concurrency_line l where l.name = v_key) then perform tallybook._let_in(v_key, limit_take.at, 50); end if;
+    end loop;
+    -- After all of that: who goes on takes places of other keys, too.
+    select array_agg(x.free order by u.n), array_agg(x.probing order by u.n), array_agg(x.barred order by u.n),
+           array_agg(x.free is not null and exists (select from tallybook.concurrency_line l where l.name = u.n) order by u.n)
+      into v_free, v_probing, v_barred, v_line from unnest(v_name) u(n), tallybook._places_free(u.n, limit_take.at) x;
   end if;
 
   -- 3. One after the other.
   for i in 1..cardinality(v_job) loop
-    v_of := array(select array_position(v_name, n) from jsonb_array_elements_text(v_limits[i]) n group by n);
+    v_of := '{}'; v_least := null; places := false;
+    for k in 0..jsonb_array_length(v_limits[i]) - 1 loop
+      j := array_position(v_name, v_limits[i] ->> k);
+      continue when j = any (v_of);
+      v_of := v_of || j;
+      v_least := least(v_least, case when v_gap[j] is not null then v_late[j] end);
+      places := places or v_free[j] is not null;
+    end loop;
     v_start := limit_take.at + ahead; v_last := null; v_passes := true; v_missing := null; v_blocked := null; v_mine := '{}'; v_probe := '{}';
-    places := v_rules and exists (select from unnest(v_of) n where v_free[n] is not null);
     if missed then
       v_was := (select max(c.called_at) from tallybook.rate_call c
                  where c.name = (select v_name[n] from unnest(v_of) n where v_gap[n] is not null limit 1) and c.called_at > limit_take.at - interval '1 s'
@@ -114,7 +140,7 @@ begin
          where c.name = any (array(select v_name[n] from unnest(v_of) n)) and c.called_at = v_was
            and c.job_id = v_job[i] and c.attempt = v_attempt[i];
         job_id := v_job[i]; starts_in := extract(epoch from v_start - limit_take.at); unknown := null;
-        late := extract(epoch from (select min(v_late[n]) from unnest(v_of) n where v_gap[n] is not null));
+        late := extract(epoch from v_least);
         return next;
         continue;
       end if;
@@ -158,7 +184,7 @@ begin
         v_called_job := v_called_job || v_job[i]; v_called_attempt := v_called_attempt || v_attempt[i];
       end loop;
       job_id := v_job[i]; starts_in := extract(epoch from v_start - limit_take.at); unknown := null;
-      late := coalesce(extract(epoch from (select min(v_late[n]) from unnest(v_of) n where v_gap[n] is not null)), 3600);
+      late := coalesce(extract(epoch from v_least), 3600);
       return next;
       continue;
     end if;
@@ -189,6 +215,9 @@ begin
     -- They come back in a lane of their own: behind all others they would be late for their turn.
     select array_agg(l.lane_id), array_agg((select n.lane_id from tallybook._lane(l.queue, l.priority, 'turn') n)) into v_lanes, v_turn_lanes
       from tallybook.lane l where l.lane_id = any (array(select distinct v_lane[i] from unnest(v_held) i)) and l.part in ('', 'fair');
+    -- Who promotes is told of the first only: before that it looks by itself.
+    v_first := (select min(u) from unnest(v_held_until) u);
+    if exists (select from tallybook.scheduled s where s.run_at <= v_first and s.run_at > limit_take.at - interval '1 s') then v_first := null; end if;
     with h as materialized (
       select v_lane[u.i] as lane_id, v_retention[u.i] as retention, v_xid[u.i] as xid, v_seq[u.i] as seq, v_job[u.i] as job_id, u.until, u.name
         from unnest(v_held, v_held_until, v_held_by) u(i, until, name)
@@ -204,7 +233,7 @@ begin
       cross join lateral (select e.* from tallybook.entry e
                            where e.lane_id = h.lane_id and e.retention = h.retention and e.xid = h.xid and e.seq = h.seq limit 1) e
       left join unnest(v_lanes, v_turn_lanes) t(lane_id, turn_lane) on t.lane_id = h.lane_id;
-    if (select min(u) from unnest(v_held_until) u) < limit_take.at + interval '10 s' then perform tallybook._wake(' promote'); end if;
+    if v_first < limit_take.at + interval '10 s' then perform tallybook._wake(' promote'); end if;
   end if;
 end $$;
 
