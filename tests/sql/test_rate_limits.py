@@ -172,6 +172,52 @@ def test_who_waits_and_is_cancelled_leaves_no_hole(eight: Connection) -> None:
     assert [start for job, start in asker.started if job in new] == [T + 7500 * MS, T + 15 * S]
 
 
+def _after_an_outage(db: Connection) -> tuple[list[int], Asker, int]:
+    """Forty jobs that wait, nobody looks for an hour; how many come into line at the next look."""
+    jobs = put(db, "provider:acme", n=40)
+    asker = Asker(db)
+    assert asker.look(T) == jobs[:1]
+    return jobs, asker, one(db, "select promoted from tallybook.promote(at => %s)", T + HOUR)
+
+
+def test_after_an_outage_only_so_many_come_as_can_start(eight: Connection) -> None:
+    """S1-19: those whose turns went by get new ones, in their order, and not all at once."""
+    jobs, asker, came = _after_an_outage(eight)
+    assert came == 1
+    waiting = eight.execute("select job_id, run_at from tallybook.scheduled order by run_at").fetchall()
+    assert [job for job, _ in waiting] == jobs[2:]
+    assert [at for _, at in waiting] == [T + HOUR + n * 7500 * MS - 120 * MS for n in range(1, 39)]
+    assert asker.run(T + 3 * HOUR, T + HOUR) == jobs[1:]
+    assert one(eight, "select max(attempt) from tallybook.entry") <= 3, (
+        "put off once, and for the longer gaps that come now and then"
+    )
+
+
+def test_control_without_the_pace_all_come_at_once(eight: Connection) -> None:
+    """Control: without it each of them is claimed in vain."""
+    without(eight, "promote", "if v_limited then", "if false then")
+    assert _after_an_outage(eight)[2] == 39
+
+
+def test_a_changed_rule_counts_for_those_who_wait(eight: Connection) -> None:
+    """S1-18: a faster rule brings the turns of those who wait forward, in their order; a slower one does not."""
+    jobs = put(eight, "provider:acme", n=5)
+    asker = Asker(eight)
+    asker.look(T)
+    eight.execute("select tallybook.rate_limit_put('provider', 60, '1 minute', at => %s)", (T + S,))
+    assert asker.run(T + MIN, T + S) == jobs[1:]
+    assert [start for job, start in asker.started if job in jobs[1:]] == [T + n * S for n in range(1, 5)]
+
+
+def test_a_mistaken_push_goes_with_its_rule(eight: Connection) -> None:
+    """S1-18: a key that was pushed back for years by mistake is free again when its rule is dropped and made anew."""
+    eight.execute("select tallybook.rate_limit_push('provider:acme', '2226-01-01')")
+    eight.execute("select tallybook.rate_limit_drop('provider')")
+    eight.execute("select tallybook.rate_limit_put('provider', 8, '1 minute')")
+    jobs = put(eight, "provider:acme", n=1)
+    assert Asker(eight).look(T) == jobs
+
+
 def test_a_burst_starts_at_once_and_no_window_has_more(db: Connection) -> None:
     """S1-18: a burst of 5 of 20 a second starts 5 together; the gap is longer for it, so that no second ever has 21."""
     db.execute("select tallybook.rate_limit_put('api', 20, '1 second', burst => 5)")

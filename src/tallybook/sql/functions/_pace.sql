@@ -23,10 +23,12 @@ begin
     select k.key, r.gap, r.burst from (select distinct d.key from due d where d.key is not null) k
       cross join lateral (select r.per / (r.calls - r.burst + 1) as gap, r.burst from tallybook._rate_limit_of(k.key) r) r
   ), mine as materialized (
-    select s.name, s.next_at, s.promised_at, s.front_at from tallybook.rate_state s
+    select s.name, s.next_at, s.promised_at, s.paced_to from tallybook.rate_state s
      where s.name = any (array(select k.key from keys k)) order by s.name for update skip locked
   ), placed as materialized (
-    select d.job_id, d.key, k.gap, m.name is not null as mine, m.front_at,
+    select d.job_id, d.key, k.gap, m.name is not null as mine,
+           case when exists (select from tallybook.scheduled w where w.options ? 'turn' and w.options ->> 'turn' = d.key
+                                and w.run_at > p_at) then m.paced_to end as paced_to,
            greatest(m.next_at, m.promised_at, p_at - (k.burst - 1) * k.gap) as base,
            row_number() over (partition by d.key order by d.urgent desc, d.run_at, d.job_id) - 1 as place
       from due d join keys k on k.key = d.key left join mine m on m.name = d.key
@@ -34,16 +36,16 @@ begin
     select p.*, p.mine and p.base + p.place * p.gap <= p_at + c_early + interval '30 ms' as passes from placed p
   ), per_key as materialized (
     select p.key, min(p.gap) as gap, count(*) filter (where p.passes) as passing, count(*) filter (where not p.passes) as held,
-           min(p.base) as base, min(p.front_at) as front_at
+           min(p.base) as base, min(p.paced_to) as paced_to
       from passed p where p.mine group by p.key
   ), noted as (
     update tallybook.rate_state s
        set promised_at = case when k.passing > 0 then k.base + k.passing * k.gap else s.promised_at end,
-           front_at = case when k.held > 0 then greatest(k.base + k.passing * k.gap, k.front_at) + k.held * k.gap else s.front_at end
+           paced_to = case when k.held > 0 then greatest(k.base + k.passing * k.gap, k.paced_to) + k.held * k.gap else s.paced_to end
       from per_key k where s.name = k.key
   ), put_off as (
     update tallybook.scheduled s
-       set run_at = case when p.mine then greatest(k.base + k.passing * k.gap, k.front_at) + (p.place - k.passing) * k.gap - c_early
+       set run_at = case when p.mine then greatest(k.base + k.passing * k.gap, k.paced_to) + (p.place - k.passing) * k.gap - c_early
                          else p_at + interval '10 ms' end
       from passed p left join per_key k on k.key = p.key
      where s.job_id = p.job_id and not p.passes

@@ -4,8 +4,8 @@
 -- queue:NAME holds all jobs of a queue, task:NAME all jobs of a task.
 --   burst    how many may be made at once; 1: each a gap (per divided by calls) after the one before it
 --   in_code  the app whose code declares it; a person's rule of that name stays as it is then
--- Returns created, changed or unchanged. What is in line already keeps its turn, and is checked again when that comes.
--- Errors: TB005. Writes rate_limit.
+-- Returns created, changed or unchanged. What waits has the turns of a faster rule at once, in the same order; of a slower one it keeps
+-- its own, and is checked again when that comes. Errors: TB005. Writes rate_limit; where it is changed rate_state, scheduled.
 create or replace function tallybook.rate_limit_put(name text, calls int, per interval, burst int default 1, in_code text default null,
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
@@ -32,10 +32,39 @@ begin
       update tallybook.rate_limit r set calls = rate_limit_put.calls, per = rate_limit_put.per, burst = rate_limit_put.burst,
              in_code = rate_limit_put.in_code, changed_at = rate_limit_put.at
        where r.name = rate_limit_put.name;
+      perform tallybook._rate_changed(rate_limit_put.name, at);
       return 'changed';
     end if;
     insert into tallybook.rate_limit (name, calls, per, burst, in_code, created_at, changed_at)
     values (rate_limit_put.name, calls, per, burst, in_code, at, at) on conflict do nothing;
     if found then return 'created'; end if;
   end loop;
+end $$;
+
+-- _rate_changed(name, at): the keys of this rule stand where their last calls and the rule that they have now put them, if that is sooner
+-- than before; who waits for them comes sooner, too.
+create or replace function tallybook._rate_changed(p_name text, p_at timestamptz) returns void
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+declare
+  k record; v_next timestamptz;
+begin
+  for k in select s.name, s.next_at, s.pushed_to, r.per / (r.calls - r.burst + 1) as gap, r.name is not null as held
+             from (select s.name, s.next_at, s.pushed_to from tallybook.rate_state s
+                    where s.name in (select n.name from tallybook.rate_state n where n.name = p_name or split_part(n.name, ':', 1) = p_name)
+                    order by s.name for update) s
+             left join lateral (select * from tallybook._rate_limit_of(s.name)) r on true loop
+    v_next := least(k.next_at, greatest(case when k.held then k.pushed_to end,
+      (select max(c.called_at) from tallybook.rate_call c where c.name = k.name) + coalesce(k.gap, interval '0'), '-infinity'));
+    update tallybook.rate_state s set next_at = v_next, front_at = '-infinity', promised_at = '-infinity', paced_to = '-infinity',
+           pushed_to = case when k.held then s.pushed_to end
+     where s.name = k.name;
+    update tallybook.scheduled s set run_at = w.turn
+      from (select w.job_id, least(w.run_at, greatest(v_next, p_at) + (row_number() over (order by w.run_at, w.job_id) - 1)
+                                             * coalesce(k.gap, interval '0') - interval '120 ms') as turn
+              from tallybook.scheduled w where w.options ? 'turn' and w.options ->> 'turn' = k.name) w
+     where s.job_id = w.job_id and s.run_at > w.turn;
+  end loop;
+  perform tallybook._wake(' promote');
 end $$;

@@ -167,10 +167,12 @@ create table tallybook.rate_state (
   front_at  timestamptz not null,
   pushed_to timestamptz,
   granted   bigint not null,
-  promised_at timestamptz not null default '-infinity'
+  promised_at timestamptz not null default '-infinity',
+  paced_to  timestamptz not null default '-infinity'
 ) with (fillfactor = 50);
 comment on column tallybook.rate_state.front_at is 'Behind the last that came back to its turn in vain.';
 comment on column tallybook.rate_state.promised_at is 'Which start the next one gets that promote lets come back: not more of them come than can start.';
+comment on column tallybook.rate_state.paced_to is 'Behind the last that was late for its turn and was given a new one.';
 comment on table tallybook.rate_state is 'Where each key of a rate limit stands: next_at is when its next call may start.';
 
 -- LEDGER. What was let through, success or not: that is its attempt's outcome.
