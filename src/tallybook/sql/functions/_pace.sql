@@ -21,7 +21,7 @@ begin
       join tallybook.lane l on l.lane_id = s.lane_id
   ), keys as materialized (
     select k.key, r.gap, r.burst from (select distinct d.key from due d where d.key is not null) k
-      cross join lateral (select r.per / (r.calls - r.burst + 1) as gap, r.burst from tallybook._rate_limit_of(k.key) r) r
+      cross join lateral (select tallybook._step(r.calls, r.per, r.burst) as gap, r.burst from tallybook._rate_limit_of(k.key) r) r
   ), mine as materialized (
     select s.name, s.next_at, s.promised_at, s.paced_to from tallybook.rate_state s
      where s.name = any (array(select k.key from keys k)) order by s.name for update skip locked

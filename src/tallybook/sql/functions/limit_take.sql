@@ -33,7 +33,7 @@ declare
   c_early constant interval := '120 ms';  -- what waits in line comes back so long before its turn
   v_lane int[]; v_retention "char"[]; v_xid xid8[]; v_seq bigint[]; v_lease uuid[]; v_job bigint[]; v_attempt int[]; v_limits jsonb[]; v_front boolean[];
   v_priority int[]; v_free int[]; v_probing boolean[]; v_barred boolean[]; v_line boolean[]; v_mine text[]; v_probe text[]; v_blocked text;
-  v_special boolean[]; v_name text[]; v_gap interval[]; v_late interval[]; v_burst int[]; v_every int[]; v_next timestamptz[];
+  v_special boolean[]; v_name text[]; v_gap interval[]; v_step interval[]; v_late interval[]; v_burst int[]; v_every int[]; v_next timestamptz[];
   v_again timestamptz[]; v_tail timestamptz[]; v_count bigint[];
   v_of int[]; v_start timestamptz; v_was timestamptz; v_last text; v_passes boolean; v_missing text; j int;
   v_called timestamptz[] := '{}'; v_called_job bigint[] := '{}'; v_called_attempt int[] := '{}'; v_called_name text[] := '{}';
@@ -71,8 +71,9 @@ begin
   v_name := array(select distinct n from unnest(v_limits) x(l), jsonb_array_elements_text(x.l) n order by n);
   for turn in 1..2 loop
     select array_agg(s.name), array_agg(s.next_at), array_agg(s.front_at), array_agg(s.granted), array_agg(r.per / (r.calls - r.burst + 1)),
-           array_agg(r.burst), array_agg(greatest(interval '20 ms', least(r.per / 100, interval '1 s'))), array_agg(r.calls - r.burst + 1)
-      into v_known, v_next, v_again, v_count, v_gap, v_burst, v_late, v_every
+           array_agg(r.burst), array_agg(greatest(interval '20 ms', least(r.per / 100, interval '1 s'))), array_agg(r.calls - r.burst + 1),
+           array_agg(tallybook._step(r.calls, r.per, r.burst))
+      into v_known, v_next, v_again, v_count, v_gap, v_burst, v_late, v_every, v_step
       from (select s.name, s.next_at, s.front_at, s.granted from tallybook.rate_state s
              where s.name = any (v_name) order by s.name for update) s
       left join lateral (
@@ -90,13 +91,13 @@ begin
   if cardinality(v_known) is distinct from cardinality(v_name) then  -- some have no rule of any kind
     select array_agg(k.n order by u.name), array_agg(v_next[k.n] order by u.name), array_agg(v_again[k.n] order by u.name),
            array_agg(v_count[k.n] order by u.name), array_agg(v_gap[k.n] order by u.name), array_agg(v_burst[k.n] order by u.name),
-           array_agg(v_late[k.n] order by u.name), array_agg(v_every[k.n] order by u.name)
-      into v_of, v_next, v_again, v_count, v_gap, v_burst, v_late, v_every
+           array_agg(v_late[k.n] order by u.name), array_agg(v_every[k.n] order by u.name), array_agg(v_step[k.n] order by u.name)
+      into v_of, v_next, v_again, v_count, v_gap, v_burst, v_late, v_every, v_step
       from unnest(v_name) u(name), lateral (select array_position(v_known, u.name) as n) k;
   end if;
   -- Behind whom a newcomer goes, and whether anybody waits; what has waited asks for the latter only.
   if false = any (v_front) or exists (select from unnest(v_again) g where g > '-infinity') then
-    select array_agg((select w.run_at + c_early + v_gap[u.n] from tallybook.scheduled w
+    select array_agg((select w.run_at + c_early + v_step[u.n] from tallybook.scheduled w
                        where w.options ? 'turn' and w.options ->> 'turn' = u.name
                          and not exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled)
                        order by w.run_at desc limit 1) order by u.n)
@@ -195,7 +196,7 @@ begin
     end loop;
     foreach j in array v_of loop
       continue when v_gap[j] is null;
-      if v_front[i] then v_again[j] := v_start + v_gap[j]; else v_tail[j] := v_start + v_gap[j]; end if;
+      if v_front[i] then v_again[j] := v_start + v_step[j]; else v_tail[j] := v_start + v_step[j]; end if;
     end loop;
     v_start := greatest(v_start - c_early, limit_take.at + interval '1 us');
     if v_special[i] then
@@ -271,3 +272,11 @@ begin
   e.options := coalesce(e.options, '{}') || jsonb_build_object('turn', p_name);
   perform tallybook._back(e, p_run_at, p_at, e.failures, e.crashes, e.errors);
 end $$;
+
+-- _step(calls, per, burst): the estimated time between the turns of two that wait. The longer gaps that come now and then are spread over all
+-- where they are short beside the time that one comes early: else those far behind come too early by all of them, in vain.
+create or replace function tallybook._step(p_calls int, p_per interval, p_burst int) returns interval
+language sql immutable as $$
+  select p_per / (p_calls - p_burst + 1)
+         + case when p_per <= interval '10 s' then greatest(interval '20 ms', p_per / 100) / (p_calls - p_burst + 1) else interval '0' end
+$$;
