@@ -308,7 +308,15 @@ def _two_at_once(db: Connection, connect: Any) -> int:
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(second.ask, claims[1], T)
         wait_until(
-            lambda: asking.done() or one(db, "select count(*) from pg_locks where not granted") > 0, "it waits, or not"
+            lambda: (
+                asking.done()
+                or one(
+                    db,
+                    "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'",
+                )
+                > 0
+            ),
+            "it waits, or not",
         )
         first.db.commit()
         asking.result(10)
