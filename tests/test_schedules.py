@@ -197,7 +197,16 @@ async def test_run_now_waits_for_a_fire_in_flight_and_sees_its_job(dsn: str, db:
         waiting = asyncio.create_task(
             asyncio.to_thread(one, second, "select what, reason from tallybook.schedule_run('s')")
         )
-        await eventually(lambda: one(db, "select count(*) from pg_locks where not granted") == 1, "it waits")
+        await eventually(
+            lambda: (
+                one(
+                    db,
+                    "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'",
+                )
+                == 1
+            ),
+            "it waits",
+        )
         firing.commit()
         assert await waiting == ("skipped", "overlap")
 
