@@ -18,6 +18,7 @@ from aiosmtpd.smtp import AuthResult, LoginPassword
 from tallybook import App
 from tallybook._model.provider import Provider
 from tallybook._model.secret import Secret
+from tallybook.errors import UnknownProvider
 
 LOOPBACK = ["127.0.0.0/8"]
 
@@ -30,11 +31,18 @@ class Registry:
 
     async def get(self, name: str) -> Provider:
         if not self.known[name].active:
-            raise LookupError(f"provider {name!r} is switched off")
+            raise UnknownProvider(name, inactive=True)
         return self.known[name]
+
+    def forget(self) -> None:
+        """Nothing is kept here."""
 
     def through(self, _: object) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def change(self, name: str, **settings: Any) -> None:
+        """Other settings of one that is there."""
+        self.known[name] = replace(self.known[name], settings={**self.known[name].settings, **settings})
 
     async def put(self, name: str, *, active: bool) -> str:
         self.known[name] = replace(self.known[name], active=active)

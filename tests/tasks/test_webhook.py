@@ -128,11 +128,30 @@ def test_gone_stops_the_endpoint(app: App, dsn: str, db: Any, endpoint: HttpServ
     later = LATER.enqueue_sync(db, "acme", BODY)
     drain(app, dsn=dsn)
     found = app.get_sync(db, later)
-    assert found.state == "retrying" and "switched off" in (found.last_error or "") and len(endpoint.got) == 1
+    assert found.state == "retrying" and "is not active" in (found.last_error or "") and len(endpoint.got) == 1
     asyncio.run(registry.put("acme", active=True))  # the control: it was that alone which kept it
     travel(dsn, DAY)
     drain(app, dsn=dsn)
     assert app.get_sync(db, later).state == "completed" and len(endpoint.got) == 2
+
+
+def test_gone_at_a_former_url_stops_nothing(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
+    """S4-06: a 410 from a URL that was corrected meanwhile leaves the provider active, and the job is tried again."""
+    registry = serving(app, acme(endpoint))
+
+    def gone(_: object) -> Reply:
+        registry.change("acme", url=f"{endpoint.url}/new")
+        return Reply(410)
+
+    endpoint.reply(gone, Reply())
+    job = LATER.enqueue_sync(db, "acme", BODY)
+    drain(app, dsn=dsn)
+    found = app.get_sync(db, job)
+    assert found.state == "retrying" and "a url that the provider has no more" in (found.last_error or "")
+    assert registry.known["acme"].active
+    travel(dsn, DAY)
+    drain(app, dsn=dsn)
+    assert app.get_sync(db, job).state == "completed" and endpoint.got[1].path == "/new"
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -157,13 +176,13 @@ def test_retry_after_is_waited_for(app: App, run: Run, db: Any, endpoint: HttpSe
 
 STATUSES = {
     "completed": (200, 202, 204),
-    "dead": (301, 308, 400, 401, 403, 404, 409, 422),
-    "retrying": (302, 307, 408, 425, 429, 500, 502, 503, 504),
+    "dead": (301, 308, 400, 404, 409, 422),
+    "retrying": (302, 307, 401, 403, 407, 408, 425, 429, 500, 502, 503, 504),
 }
 
 
 def test_what_a_status_makes_of_the_job(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-06: 2xx completes; 4xx is dead at once but for 408, 425 and 429; 5xx is tried again; a redirect is never followed."""
+    """S4-06: 2xx completes; 4xx is dead at once, but for what says later or is about credentials; 5xx is tried again."""
     every = [status for listed in STATUSES.values() for status in listed]
     secrets = {"signing_secret": new_signing_secret()}
     serving(

@@ -28,8 +28,9 @@ from tallybook.tasks._provider import (
 
 __all__ = ["Answer", "Call", "body_of", "is_final"]
 
-# A status after which the next attempt would end the same. 408, 425 and 429 say "later", 5xx "not now".
-_LATER = {408, 425, 429}
+# A status after which the next attempt would end the same. 408, 425 and 429 say "later", 5xx "not now", and 401, 403 and 407
+# are about the provider's credentials: the job is right, and goes when these are.
+_LATER = {401, 403, 407, 408, 425, 429}
 _MOVED_FOR_GOOD = {301, 308}
 # What is ours to say, or a secret's place: of a secret the args know nothing.
 _OURS = {

@@ -67,6 +67,9 @@ class Registry(Protocol):
     async def put(self, name: str, *, active: bool) -> str:
         """Set it active or not."""
 
+    def forget(self) -> None:
+        """Read anew what is asked for next."""
+
 
 def registry_of(ctx: Context) -> Registry:
     """The registry of the app that runs this job."""

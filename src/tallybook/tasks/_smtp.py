@@ -90,6 +90,8 @@ class Server:
                     await client.quit()
         except smtp.SMTPRecipientsRefused as error:
             return {one.recipient: (one.code, self._said(one)) for one in error.recipients}
+        except smtp.SMTPAuthenticationError as error:  # the job is right, and goes when the provider's password is
+            raise self.failed(self._said(error)) from None
         except smtp.SMTPResponseException as error:
             raise self.failed(self._said(error), no_retry=error.code >= 500) from None
         except ssl.SSLError as error:  # a wrong certificate is a ValueError as well, and it may be corrected

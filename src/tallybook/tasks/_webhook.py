@@ -8,10 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 from tallybook._model.backoff import Exponential
+from tallybook._model.provider import Provider
 from tallybook._worker.context import Context
-from tallybook.errors import CallFailed, ConfigError
+from tallybook.errors import CallFailed, ConfigError, UnknownProvider
 from tallybook.tasks._outbound import Call, body_of
-from tallybook.tasks._provider import option, provider_of, registry_of
+from tallybook.tasks._provider import Registry, option, provider_of, registry_of
 from tallybook.tasks._shelf import ready_made
 from tallybook.tasks._signing import signatures
 
@@ -68,7 +69,20 @@ async def webhook(
         said = call.mask.text(answer.text()).replace("\0", "\ufffd")[:_KEPT]  # a database keeps no NUL
         return {"status": answer.status, "webhook_id": message_id, "answer": said}
     if answer.status == 410:
-        await registry_of(ctx).put(provider, active=False)  # first: who crashes now finds it so the next time
+        registry = registry_of(ctx)
+        if await _has_moved(registry, found):
+            raise CallFailed(f"{who}: status 410, at a url that the provider has no more", provider=provider)
+        await registry.put(provider, active=False)  # first: who crashes now finds it so the next time
         ctx.log.warning("provider %r is not active any more: its endpoint answered 410", provider)
         raise call.refusal(answer, hint="The provider is not active any more: its endpoint is gone")
     raise call.refusal(answer)
+
+
+async def _has_moved(registry: Registry, called: Provider) -> bool:
+    """Whether it was given another URL since it was read: what is gone is the former one."""
+    registry.forget()
+    try:
+        now = await registry.get(called.name)
+    except UnknownProvider:  # not active any more, which another 410 may have done
+        return False
+    return now.settings.get("url") != called.settings.get("url")
