@@ -26,7 +26,7 @@ from support import pooler
 from tallybook.embedded import EmbeddedError, EmbeddedUnavailable, temporary_server
 
 VERSIONS = (18, 16, 15)
-SETTINGS = {"max_prepared_transactions": "40", "max_connections": "200"}
+SETTINGS = {"max_prepared_transactions": "40", "max_connections": "300"}
 # Where a version comes from that the wheel does not bring.
 PACKAGES = {15: "Debian package postgresql-15"}
 NO_TESTS_COLLECTED = 5
