@@ -25,7 +25,7 @@ def app(dsn: str) -> App:
 @anyio
 async def test_a_provider_that_is_down_is_left_alone(app: App, dsn: str, db: Any) -> None:
     """Two failures and its jobs wait; once its time is over one is tried, and when that succeeds all the others run."""
-    app.breaker("provider", 2, per="1 min", open_for="1 s")
+    app.breaker("provider", 2, per="1 min", open_for="1 h")
     jobs, down, calls = Jobs(app, db), True, list[int]()
 
     @app.task(limits=("provider:{name}",))
@@ -44,6 +44,7 @@ async def test_a_provider_that_is_down_is_left_alone(app: App, dsn: str, db: Any
         assert (key.rule, key.state, key.waiting, key.failed_in_window) == ("provider", "open", 20, 2)
         assert calls == [0, 1]
         down = False
+        app.breaker_open_sync(db, "provider:acme", timedelta(0))  # its hour is over
         await eventually(lambda: {jobs(job).state for job in rest} == {"completed"}, "all have run")
     assert calls == list(range(22)), "the first of them alone, as a probe, then the others as they came"
     (key,) = [key for key in app.breakers_sync(db) if key.name == "provider:acme"]

@@ -70,6 +70,7 @@ async def test_a_tenants_jobs_do_not_hold_up_another_tenants(app: App, dsn: str,
 
 
 @anyio
+@pytest.mark.direct("a worker behind a pooler is not woken: it polls")
 async def test_a_waiting_worker_starts_a_fair_job_at_once(app: App, dsn: str, db: Any) -> None:
     """A producer wakes the service, and that the worker: no poll in between."""
     started: list[float] = []
