@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 from typing import Any, LiteralString, NamedTuple, TypeAlias, cast
 from uuid import UUID, uuid4
@@ -16,7 +16,8 @@ import psycopg
 import pytest
 
 from support.waiting import wait_until
-from tallybook._db.migrate import routines
+from tallybook._db.migrate import migrate, routines
+from tallybook.embedded import temporary_server
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 Attempt: TypeAlias = tuple[int, int]
@@ -187,17 +188,25 @@ create or replace function tallybook._next(p_lane_id int, p_retention "char", p_
    order by e.xid limit 1 $$"""
 
 
-@pytest.mark.direct("watches which session waits for which")
-def test_control_a_claim_that_looks_at_its_own_entry(db: Connection, connect: Any) -> None:
+@pytest.mark.direct("has a server of its own")
+def test_control_a_claim_that_looks_at_its_own_entry() -> None:
     """Review 1, control: where a claim believes what it saw of its own entry, the other's second job is lost."""
-    replace(db, "_take", "and p_next is distinct from pg_current_xact_id_if_assigned() then", "then")
+    # A server of its own: it is not lost where a transaction of another test has just ended with a higher number.
+    with temporary_server() as server, ExitStack() as stack:
+        dsn = server.create_database("control")
 
-    def loses() -> bool:
-        jobs, handed_out = claimed_around_a_claim_that_waited(db, connect, later=False, look=NAIVE_NEXT)
-        return bool(set(jobs) - set(handed_out))
+        def connect(**options: Any) -> Connection:
+            return stack.enter_context(psycopg.connect(dsn, **{"autocommit": True, **options}))
 
-    # Not where a transaction of another test, in the same cluster, has just ended with a higher number.
-    assert any(loses() for _ in range(50))
+        db = connect()
+        migrate(db)
+        replace(db, "_take", "and p_next is distinct from pg_current_xact_id_if_assigned() then", "then")
+
+        def loses() -> bool:
+            jobs, handed_out = claimed_around_a_claim_that_waited(db, connect, later=False, look=NAIVE_NEXT)
+            return bool(set(jobs) - set(handed_out))
+
+        assert any(loses() for _ in range(5))
 
 
 # --- 2: a claim that is said twice ---------------------------------------------------------------------------------
