@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, cast
 
 import psycopg
 import pytest
 
-from support.askers import HOUR, MIN, MS, Asker, S, T, one, put
+from support.askers import HOUR, MIN, MS, Asker, S, T, one, put, two_at_once
 from support.broken import without
-from support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -296,32 +294,7 @@ def test_never_more_than_the_limit_whatever_happens(db: Connection, seed: int) -
 def _two_at_once(db: Connection, connect: Any) -> int:
     """Two sessions ask for one job each at the same moment where there is one place; how many are let through."""
     limit(db, "one", 1)
-    db.execute("insert into tallybook.rate_state values ('one', '-infinity', '-infinity', null, 0)")
-    put(db, "one", n=2)
-    askers, claims = [], []
-    for _ in range(2):
-        askers.append(asker := Asker(connect(autocommit=False)))
-        claims.append(asker.claim(T, 1))
-        asker.db.commit()
-    first, second = askers
-    first.ask(claims[0], T)
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(second.ask, claims[1], T)
-        wait_until(
-            lambda: (
-                asking.done()
-                or one(
-                    db,
-                    "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'",
-                )
-                > 0
-            ),
-            "it waits, or not",
-        )
-        first.db.commit()
-        asking.result(10)
-        second.db.commit()
-    return sum(len(asker.started) for asker in askers)
+    return sum(len(asker.started) for asker in two_at_once(db, connect, "one"))
 
 
 @pytest.mark.direct("watches which session waits for which")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, cast
@@ -11,9 +10,8 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from support.askers import HOUR, MIN, MS, Asker, S, T, one, put
+from support.askers import HOUR, MIN, MS, Asker, S, T, one, put, two_at_once
 from support.broken import without
-from support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -300,34 +298,9 @@ def test_control_without_the_longer_gap_a_late_start_makes_one_too_many(db: Conn
 
 
 def _two_at_once(db: Connection, connect: Any) -> list[float]:
-    """Two sessions ask for one job each at the same moment; when they are told to start."""
+    """When two sessions that ask for one job each at the same moment are told to start it."""
     db.execute("select tallybook.rate_limit_put('api', 10, '1 second')")
-    db.execute("insert into tallybook.rate_state values ('api', '-infinity', '-infinity', null, 0)")
-    put(db, "api", n=2)
-    askers, claims = [], []
-    for _ in range(2):
-        askers.append(asker := Asker(connect(autocommit=False)))
-        claims.append(asker.claim(T, 1))
-        asker.db.commit()
-    first, second = askers
-    first.ask(claims[0], T)
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(second.ask, claims[1], T)
-        wait_until(
-            lambda: (
-                asking.done()
-                or one(
-                    db,
-                    "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'",
-                )
-                > 0
-            ),
-            "it waits, or not",
-        )
-        first.db.commit()
-        asking.result(10)
-        second.db.commit()
-    return [(start - T) / S for asker in (first, second) for _, start in asker.started]
+    return [(start - T) / S for asker in two_at_once(db, connect, "api") for _, start in asker.started]
 
 
 @pytest.mark.direct("watches which session waits for which")

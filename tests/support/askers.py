@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, cast
@@ -9,6 +10,8 @@ from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.types.json import Jsonb
+
+from support.waiting import wait_until
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 T = datetime.fromisoformat("2031-03-30T00:30:00+00:00")
@@ -88,3 +91,24 @@ class Asker:
                 return order
             at = max(at, due)
             order += self.look(at)
+
+
+def two_at_once(db: Connection, connect: Any, key: str) -> list[Asker]:
+    """Two sessions that ask for one job of this key each at the same moment: the second before the first has committed."""
+    db.execute("insert into tallybook.rate_state values (%s, '-infinity', '-infinity', null, 0)", (key,))
+    put(db, key, n=2)
+    askers, claims = [], []
+    for _ in range(2):
+        askers.append(asker := Asker(connect(autocommit=False)))
+        claims.append(asker.claim(T, 1))
+        asker.db.commit()
+    first, second = askers
+    waits = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    first.ask(claims[0], T)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(second.ask, claims[1], T)
+        wait_until(lambda: asking.done() or one(db, waits) > 0, "it waits, or not")
+        first.db.commit()
+        asking.result(10)
+        second.db.commit()
+    return askers

@@ -19,8 +19,7 @@
 -- outcome, whoever writes it, so there are never more than the limit says; who waits for one goes by priority, then as it came.
 -- Needs READ COMMITTED (TB003). Locks the keys' rows, in their order, to the end of the transaction: commit at once.
 -- Reads claim, entry, outcome, rate_limit, concurrency_limit, breaker_rule; writes rate_state, rate_call, concurrency_holder,
--- breaker_state; for what has to wait
--- outcome and scheduled, or waiting and concurrency_line, at first use lane.
+-- breaker_state; for what has to wait outcome and scheduled, or waiting and concurrency_line, at first use lane.
 create or replace function tallybook.limit_take(leases uuid[], job_ids bigint[], attempts int[], names text[] default null,
   ahead interval default '0', missed boolean default false, at timestamptz default clock_timestamp())
 returns table (job_id bigint, starts_in double precision, unknown text, late double precision, places boolean)
