@@ -22,7 +22,7 @@ begin
   select s.task, sum(s.n)::bigint, max(s.last_at)
     from (select x.task, x.n, x.last_at from tallybook._folded_sums() x where x.what = 'event'
           union all
-          select c.task, c.n, clock_timestamp() from tallybook.fold f, lateral tallybook._changed(f.hi, null, f.holes, '{}') c
+          select c.task, c.n, f.folded_at from tallybook.fold f, lateral tallybook._changed(f.hi, null, f.holes, '{}') c
            where c.what = 'event' and f.number = (select max(y.number) from tallybook.fold y)) s
    group by s.task order by s.task;
 end $$;

@@ -62,7 +62,7 @@ begin
     select s.lane_id, s.task, s.what, sum(s.n)::bigint as n, sum(s.attempts)::bigint as attempts, max(s.last_at) as last_at
       from (select * from tallybook._folded_sums()
             union all
-            select c.lane_id, c.task, c.what, c.n, c.attempts, clock_timestamp() from tallybook._changed(f.hi, null, f.holes, '{}') c) s
+            select c.lane_id, c.task, c.what, c.n, c.attempts, f.folded_at from tallybook._changed(f.hi, null, f.holes, '{}') c) s
      where s.lane_id is not null group by s.lane_id, s.task, s.what
   ), open as materialized (
     select s.lane_id, s.task, sum(case when s.what = 'opened' then s.n else -s.n end)::bigint as n,

@@ -8,7 +8,7 @@ language plpgsql
 set plan_cache_mode = force_custom_plan set jit = off set work_mem = '64MB'
 as $$
 declare
-  v_last bigint; v_number bigint; v_n bigint; v_hi xid8; v_started timestamptz := clock_timestamp();
+  v_last bigint; v_number bigint; v_n bigint; v_hi xid8;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'recount needs READ COMMITTED, this transaction is %', upper(current_setting('transaction_isolation')) using errcode = 'TB003';
@@ -57,8 +57,8 @@ begin
      group by s.lane_id, s.what, s.task having sum(s.n) <> 0
     returning 1
   ), folded as (
-    insert into tallybook.fold (number, folded_at, hi, holes, last_job, checkpoint, took)
-    select v_number, recount.at, pg_snapshot_xmax(s.s), array(select x from pg_snapshot_xip(s.s) x), 0, v_number, '0'
+    insert into tallybook.fold (number, folded_at, hi, holes, last_job, checkpoint)
+    select v_number, recount.at, pg_snapshot_xmax(s.s), array(select x from pg_snapshot_xip(s.s) x), 0, v_number
       from (select pg_current_snapshot() as s) s
     returning hi
   )

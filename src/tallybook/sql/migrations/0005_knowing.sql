@@ -33,8 +33,7 @@ create table tallybook.fold (
   hi         xid8 not null,
   holes      xid8[] not null,
   last_job   bigint not null,
-  checkpoint bigint not null,
-  took       interval not null
+  checkpoint bigint not null
 );
 comment on table tallybook.fold is 'LEDGER: up to where the counters have been folded, like the window of a claim: all below hi, but for holes.';
 comment on column tallybook.fold.last_job is 'Where the sequence of job ids stood: unchanged, and nothing has come into line since.';
@@ -103,8 +102,8 @@ begin
   -- A new installation has nothing to count; in an older one the first fold recounts.
   if not exists (select from tallybook.entry) and not exists (select from tallybook.scheduled)
      and not exists (select from tallybook.waiting) and not exists (select from tallybook.dead) then
-    insert into tallybook.fold (number, folded_at, hi, holes, last_job, checkpoint, took)
-    select 0, clock_timestamp(), pg_snapshot_xmax(s.now), array(select x from pg_snapshot_xip(s.now) x), q.last_value, 0, '0'
+    insert into tallybook.fold (number, folded_at, hi, holes, last_job, checkpoint)
+    select 0, clock_timestamp(), pg_snapshot_xmax(s.now), array(select x from pg_snapshot_xip(s.now) x), q.last_value, 0
       from (select pg_current_snapshot() as now) s, tallybook.job_id q;
   end if;
 end $$;
