@@ -45,7 +45,7 @@ set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off 
 set enable_mergejoin = off
 as $$
 declare
-  c record; f record; v_leases uuid[] := p_leases; v_ids bigint[] := p_job_ids; v_tries int[] := p_attempts;
+  c record; f record; v_leases uuid[]; v_ids bigint[] := p_job_ids; v_tries int[] := p_attempts;
   v_xids xid8[] := '{}'; v_seqs bigint[] := '{}'; v_jobs bigint[] := '{}'; v_classes "char"[] := '{}'; v_few uuid[] := '{}';
 begin
   for c in select d.lease, d.n, count(*) over () > 1 as others, k.*
@@ -84,10 +84,8 @@ begin
             tallybook._bucket(c.claimed_at - f.first - (f.last - f.first) / 2), f.task);
   end loop;
   if v_few <> '{}' then
-    if cardinality(v_few) < (select count(distinct l) from unnest(p_leases) l) then
-      select array_agg(u.lease), array_agg(u.id), array_agg(u.attempt) into v_leases, v_ids, v_tries
-        from unnest(p_leases, p_job_ids, p_attempts) u(lease, id, attempt) where u.lease = any (v_few);
-    end if;
+    select array_agg(u.lease), array_agg(u.id), array_agg(u.attempt) into v_leases, v_ids, v_tries
+      from unnest(p_leases, p_job_ids, p_attempts) u(lease, id, attempt) where u.lease = any (v_few);
     with h as materialized (
       select * from tallybook._held(v_leases, v_ids, v_tries)
     ), told as (
