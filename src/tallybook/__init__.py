@@ -4,6 +4,7 @@ from tallybook._app import App
 from tallybook._db.schedules import Fire, Fired, ScheduleInfo
 from tallybook._model.backoff import Constant, Exponential, Linear
 from tallybook._model.breaker import BreakerInfo
+from tallybook._model.counting import Counts, Difference, Level, Rates, Timings
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
 from tallybook._model.provider import Provider
@@ -26,8 +27,10 @@ __all__ = [
     "ConcurrencyInfo",
     "Constant",
     "Context",
+    "Counts",
     "Dead",
     "DeadLetter",
+    "Difference",
     "Drop",
     "Exponential",
     "Fire",
@@ -36,9 +39,11 @@ __all__ = [
     "JobCall",
     "JobInfo",
     "Kill",
+    "Level",
     "Linear",
     "Provider",
     "RateInfo",
+    "Rates",
     "Reject",
     "Reschedule",
     "Retried",
@@ -51,5 +56,6 @@ __all__ = [
     "SubjectInfo",
     "SubjectReport",
     "Task",
+    "Timings",
     "__version__",
 ]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 
 from tallybook._breakers import Breakers
 from tallybook._catalogue import catalogue, check
+from tallybook._counting import Counting
 from tallybook._db import fan_out
 from tallybook._db.source import Source
 from tallybook._limits import Limits
@@ -65,7 +66,7 @@ class _AtomicDecorator(Protocol):
     def __call__(self, fn: Callable[Concatenate[Tx, P], R], /) -> AtomicTask[Tx, P, R]: ...
 
 
-class App(SubjectVerbs, Operations, Schedules, Limits, Breakers, ServiceOperations, Source):
+class App(SubjectVerbs, Operations, Schedules, Limits, Breakers, Counting, ServiceOperations, Source):
     """The tasks of one program under one name. No connection, no work at import.
 
     `dsn` is used where no connection is at hand; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.

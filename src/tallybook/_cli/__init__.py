@@ -13,6 +13,7 @@ import click
 
 from tallybook._cli import errors
 from tallybook._cli.breaker import breaker
+from tallybook._cli.counting import counts, event, recount, series, verify
 from tallybook._cli.dead import dead
 from tallybook._cli.demo import demo
 from tallybook._cli.dev import dev
@@ -83,6 +84,9 @@ for _command in (
     breaker,
     dead,
     provider,
+    event,
+    verify,
+    recount,
     service,
     info,
     roles,
@@ -91,6 +95,8 @@ for _command in (
     version,
 ):
     cli.add_command(_command)
+queue.add_command(counts)
+queue.add_command(series)
 
 
 def main() -> None:

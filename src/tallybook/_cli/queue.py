@@ -20,20 +20,12 @@ __all__ = ["me", "queue"]
 _NAMES = "select q.name from tallybook.queues q"
 
 _LIST = """\
-with live as materialized (
-  select j.queue, j.state, j.unserved from tallybook.job j where j.state not in ('completed', 'cancelled'))
 select json_build_object(
-  'name', n.name, 'available', j.available, 'running', j.running, 'scheduled', j.scheduled, 'retrying', j.retrying,
-  'dead', j.dead, 'unserved', j.unserved,
-  'workers', (select count(*) from tallybook.workers w where w.ended_at is null and n.name = any (w.queues)),
+  'name', n.queue, 'available', n.available, 'running', n.running, 'scheduled', n.scheduled, 'retrying', n.retrying,
+  'dead', n.dead, 'unserved', n.unserved,
+  'workers', (select count(*) from tallybook.workers w where w.ended_at is null and n.queue = any (w.queues)),
   'paused_at', n.paused_at, 'paused_by', n.paused_by)::text
-  from tallybook.queues n
-  cross join lateral (
-    select count(*) filter (where v.state = 'available') as available, count(*) filter (where v.state = 'running') as running,
-           count(*) filter (where v.state = 'scheduled') as scheduled, count(*) filter (where v.state = 'retrying') as retrying,
-           count(*) filter (where v.state = 'dead') as dead, count(*) filter (where v.unserved) as unserved
-      from live v where v.queue = n.name) j
- order by n.name"""
+  from tallybook.queue_stats n order by n.queue"""
 
 
 @click.group()

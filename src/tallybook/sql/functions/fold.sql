@@ -115,13 +115,16 @@ language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  k record; v_to timestamptz; v_checkpoint bigint;
+  k record; v_to timestamptz; v_checkpoint bigint; v_below timestamptz;
 begin
   for k in select s.step, s.keep, s.thinned_to, n.step as next,
                   make_interval(secs => greatest(60, coalesce(n.step, s.step))) as width
              from tallybook.series_step s left join lateral (
                select x.step from tallybook.series_step x where x.step > s.step order by x.step limit 1) n on true order by s.step loop
     v_to := date_bin(k.width, p_at - k.keep, timestamptz '2001-01-01 00:00+00');
+    -- Never past what the step below it has still to hand on.
+    if v_below < v_to then v_to := case when isfinite(v_below) then date_bin(k.width, v_below, timestamptz '2001-01-01 00:00+00') else v_below end; end if;
+    v_below := k.thinned_to;
     continue when v_to <= k.thinned_to;
     select f.checkpoint into v_checkpoint from tallybook.fold f order by f.number desc limit 1;
     with gone as (
@@ -134,6 +137,7 @@ begin
      group by begins, g.lane_id, g.bucket, g.what, g.task having sum(g.n) <> 0 or sum(g.attempts) <> 0;
     update tallybook.series_step s set thinned_to = v_to
      where s.step = k.step and not exists (select from tallybook.series x where x.step = k.step and x.at >= k.thinned_to and x.at < v_to);
+    if found then v_below := v_to; end if;
   end loop;
 end $$;
 

@@ -2,8 +2,9 @@
 -- at its end, in all queues or in one.
 --
 -- The numbers of now are walked back through the changes, so each point is exact at the end of its step; of the step that is not over, now.
---   step   60 s or more; in whole minutes. Where a span is older than such steps are kept (series_step) its points are further apart
--- Errors: TB005 a step below a minute. Reads what counts reads, and series.
+--   step   whole minutes. Of a time for which only longer steps are kept (series_step), changes are told at the beginning of these
+--   since  60 steps ago where it is null; the first step is the one that it lies in
+-- Errors: TB005 a step that is not of whole minutes, more than 10,000 steps. Reads what counts reads, and series.
 create or replace function tallybook.levels(step interval default '1 min', since timestamptz default null, queue text default null,
   at timestamptz default clock_timestamp(),
   out begins timestamptz, out scheduled bigint, out retrying bigint, out waiting bigint, out open bigint, out dead bigint,
@@ -15,10 +16,7 @@ as $$
 declare
   v_since timestamptz;
 begin
-  if levels.step is null or levels.step < interval '1 min' then
-    raise exception 'a step has one minute or more, not %', coalesce(levels.step::text, 'null') using errcode = 'TB005';
-  end if;
-  v_since := date_bin(levels.step, coalesce(levels.since, levels.at - 60 * levels.step), timestamptz '2001-01-01 00:00+00');
+  v_since := tallybook._first_step(levels.step, levels.since, levels.at);
   return query
   with lanes as materialized (
     select l.lane_id from tallybook.lane l where levels.queue is null or l.queue = levels.queue
@@ -49,6 +47,23 @@ begin
     from flows f cross join now n
   window later as (order by f.begins desc rows between unbounded preceding and 1 preceding)
    order by f.begins;
+end $$;
+
+-- _first_step(step, since, at): when the first step of a series begins. Errors: TB005.
+create or replace function tallybook._first_step(p_step interval, p_since timestamptz, p_at timestamptz) returns timestamptz
+language plpgsql as $$
+begin
+  if p_step is null or p_step < interval '1 min' or extract(month from p_step) <> 0 or extract(year from p_step) <> 0
+     or extract(epoch from p_step) % 60 <> 0 then
+    raise exception 'a step is one minute or more, in whole minutes, not %', coalesce(p_step::text, 'null')
+      using errcode = 'TB005', hint = 'Like 1 min, 15 min, 1 h, 1 day.';
+  end if;
+  p_since := coalesce(p_since, p_at - 60 * p_step);
+  if not isfinite(p_since) or extract(epoch from p_at - p_since) / extract(epoch from p_step) > 10000 then
+    raise exception 'more than 10,000 steps of % lie between % and %', p_step, p_since, p_at
+      using errcode = 'TB005', hint = 'Take a longer step, or a later since.';
+  end if;
+  return date_bin(p_step, p_since, timestamptz '2001-01-01 00:00+00');
 end $$;
 
 -- series_keep(step, keep): how long the series keeps steps of this length before they are summed up to the next: 0 (folds, about a second), 60, 3600 or

@@ -38,13 +38,16 @@ end $$;
 
 -- completed_since(since): how many jobs have completed since then, per queue and task: select sum(completed) from
 -- tallybook.completed_since(date_trunc('day', now())) is what was done today. As exact as the steps that are kept: to the second
--- for 15 min, to the minute for two days, then to the hour and the day (tallybook.series_step).
+-- for 15 min, to the minute for two days, then to the hour and the day (tallybook.series_step). Errors: TB005 no since.
 create or replace function tallybook.completed_since(since timestamptz) returns table (queue text, task text, completed bigint)
 language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 begin
+  if completed_since.since is null then
+    raise exception 'completed_since needs to know since when' using errcode = 'TB005', hint = 'Like date_trunc(''day'', now()).';
+  end if;
   return query
   select l.queue, x.task, sum(x.n)::bigint
     from (select s.lane_id, s.task, s.n from tallybook._series_since(completed_since.since) s where s.what = 'completed'

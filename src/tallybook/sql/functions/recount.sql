@@ -8,7 +8,7 @@ language plpgsql
 set plan_cache_mode = force_custom_plan set jit = off set work_mem = '64MB'
 as $$
 declare
-  v_last bigint; v_number bigint; v_n bigint;
+  v_last bigint; v_number bigint; v_n bigint; v_own xid8;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'recount needs READ COMMITTED, this transaction is %', upper(current_setting('transaction_isolation')) using errcode = 'TB003';
@@ -20,7 +20,9 @@ begin
   end if;
   select x.number into v_last from tallybook.fold x order by x.number desc limit 1;
   v_number := coalesce(v_last, 0) + 1;
-  -- One statement, one snapshot: what it sees is counted, the caller's own changes too; what it does not see is still to be folded.
+  v_own := pg_current_xact_id_if_assigned();
+  -- One statement, one snapshot: what it sees is counted; what it does not see is still to be folded. So are the caller's own changes, which it
+  -- sees: they are taken off again, since the caller may go on.
   with open as materialized (
     select c.lane_id, c.task, c.what, c.n, c.attempts from tallybook._recounted_open() c
   ), ended as materialized (
@@ -34,7 +36,7 @@ begin
      group by s.lane_id, s.task, s.what
   ), ends as materialized (
     select coalesce(e.lane_id, b.lane_id) as lane_id, coalesce(e.task, b.task) as task, coalesce(e.what, b.what) as what, b.last_at,
-           case when b.what = 'event' or p.pruned then greatest(coalesce(e.n, 0), coalesce(b.n, 0)) else coalesce(e.n, 0) end as n,
+           case when b.what = 'event' then b.n when p.pruned then greatest(coalesce(e.n, 0), coalesce(b.n, 0)) else coalesce(e.n, 0) end as n,
            case when p.pruned then greatest(coalesce(e.attempts, 0), coalesce(b.attempts, 0)) else coalesce(e.attempts, 0) end as attempts
       from ended e full join before b on b.lane_id = e.lane_id and b.task = e.task and b.what = e.what
      cross join (select exists (select from tallybook.pruned) as pruned) p
@@ -53,12 +55,15 @@ begin
   ), put as (
     insert into tallybook.total (checkpoint, n, attempts, last_at, lane_id, what, task)
     select v_number, sum(s.n), sum(s.attempts), max(s.last_at), s.lane_id, s.what::tallybook.counted, s.task
-      from (select * from sums union all select u.lane_id, '', 'unclaimed', u.n, 0, null from unclaimed u) s
+      from (select * from sums union all select u.lane_id, '', 'unclaimed', u.n, 0, null from unclaimed u
+            union all
+            select c.lane_id, c.task, c.what::text, -c.n, -c.attempts, null
+              from tallybook._changed(v_own, v_own, array[v_own], '{}') c where v_own is not null and c.what <> 'event') s
      group by s.lane_id, s.what, s.task having sum(s.n) <> 0
     returning 1
   ), folded as (
     insert into tallybook.fold (number, folded_at, hi, holes, last_job, checkpoint)
-    select v_number, recount.at, pg_snapshot_xmax(s.s), array(select x from pg_snapshot_xip(s.s) x), 0, v_number
+    select v_number, recount.at, pg_snapshot_xmax(s.s), array(select x from pg_snapshot_xip(s.s) x union all select v_own where v_own < pg_snapshot_xmax(s.s)), 0, v_number
       from (select pg_current_snapshot() as s) s
   )
   select count(*) into v_n from put;

@@ -1,7 +1,7 @@
 -- timings(span, at): how long jobs waited and took, per queue and task: percentiles of those that completed in the last span, in milliseconds.
 --
 -- took is from claim to end, waited from when a job could run to its claim. Out of histograms with buckets a quarter of an octave wide: a
--- percentile is the upper end of its bucket, at most 19 % too high. Up to the last fold. Reads series, lane.
+-- percentile is the upper end of its bucket, at most 19 % too high. Up to the last fold. Errors: TB005 a span that is not positive. Reads series, lane.
 create or replace function tallybook.timings(span interval default '15 min', at timestamptz default clock_timestamp())
 returns table (queue text, task text, jobs bigint, waited_p50 float8, waited_p95 float8, waited_p99 float8, took_p50 float8, took_p95 float8, took_p99 float8)
 language plpgsql stable
@@ -9,6 +9,9 @@ set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off 
 as $$
 #variable_conflict use_column
 begin
+  if timings.span is null or timings.span <= interval '0' then
+    raise exception 'a span is a positive time, not %', coalesce(timings.span::text, 'null') using errcode = 'TB005';
+  end if;
   return query
   with b as (
     select l.queue, x.task, x.what, x.bucket, sum(x.n) as n

@@ -1,0 +1,227 @@
+"""tallybook queue counts, queue series, event, verify, recount: the counters."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from datetime import datetime, timedelta
+
+import click
+
+from tallybook._cli.common import DURATION, connect, dsn_option, json_option, print_json, print_table, working
+from tallybook._cli.text import clean, local
+from tallybook._db import counting, sync
+from tallybook._model.counting import Counts, Level, Rates, Timings
+from tallybook._model.options import check_name
+
+__all__ = ["counts", "event", "recount", "series", "verify"]
+
+_STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
+_OLDEST = "select q.queue, q.oldest from tallybook.queue_stats q"
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_NUMBERS = tuple(field.name for field in fields(Counts) if field.name not in ("queue", "task"))
+
+
+@click.command()
+@dsn_option
+@click.option("--by-task", is_flag=True, help="One line per queue and task.")
+@json_option
+def counts(dsn: str | None, by_task: bool, as_json: bool) -> None:
+    """How many jobs are in which state, how fast they end, how long they wait and take. Costs the same at any size.
+
+    Per second: of the last minute. Waited and took: percentiles of the last 15 min, per task; a queue of several tasks
+    shows those of its slowest. In JSON they are milliseconds.
+    """
+    with connect(dsn) as conn:
+        found = sync.run(conn, counting.counts())
+        rates = sync.run(conn, counting.rates("1 min"))
+        timings = sync.run(conn, counting.timings("15 min"))
+        oldest = dict(conn.execute(_OLDEST).fetchall())
+        (now,) = conn.execute("select clock_timestamp()").fetchone() or (None,)
+    for queue in oldest if not by_task else ():  # one in which there has never been a job
+        if all(one.queue != queue for one in found):
+            found.append(Counts(queue=queue, task="", **dict.fromkeys(_NUMBERS, 0)))
+    lines = _lines(found, rates, timings, by_task)
+    for line in lines:
+        since = oldest.get(line["queue"])
+        line["oldest"] = None if since is None or by_task else max(0.0, round((now - since).total_seconds(), 3))
+    if as_json:
+        print_json([json.dumps(line, ensure_ascii=False) for line in lines])
+        return
+    rate = ("completed/s", "failed/s")
+    titles = ("queue", *(["task"] if by_task else ["oldest"]), *_STATES, *rate, "waited p50", "p95", "took p50", "p95")
+    print_table(titles, [_cells(line, by_task) for line in lines], empty="nothing counted: no job was ever enqueued")
+
+
+def _lines(
+    found: Sequence[Counts], rates: Sequence[Rates], timings: Sequence[Timings], by_task: bool
+) -> list[dict[str, object]]:
+    """What is shown, per queue or per queue and task."""
+    lines: dict[tuple[str, str], dict[str, object]] = {}
+    numbers: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+
+    def key(one: Counts | Rates | Timings) -> tuple[str, str]:
+        return (one.queue, one.task if by_task else "")
+
+    for one in found:
+        for name in _NUMBERS:
+            numbers[key(one)][name] += getattr(one, name)
+    for rate in rates:
+        for name in ("completed_per_s", "failed_per_s"):
+            numbers[key(rate)][name] += getattr(rate, name)
+    slowest: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for timing in timings:
+        for name in ("waited_p50", "waited_p95", "took_p50", "took_p95"):
+            slowest[key(timing)][name] = max(slowest[key(timing)].get(name, 0.0), getattr(timing, name))
+    for which in sorted({key(one) for one in found}):
+        named: dict[str, object] = {"queue": which[0], **({"task": which[1]} if by_task else {})}
+        whole = {name: int(numbers[which][name]) for name in _NUMBERS}
+        per_s = {name: round(numbers[which][name], 3) for name in ("completed_per_s", "failed_per_s")}
+        times = {name: slowest[which].get(name) for name in ("waited_p50", "waited_p95", "took_p50", "took_p95")}
+        lines[which] = {**named, **whole, **per_s, **times}
+    return list(lines.values())
+
+
+def _cells(line: dict[str, object], by_task: bool) -> tuple[object, ...]:
+    second = line["task"] if by_task else _span(line["oldest"])
+    times = (_ms(line[name]) for name in ("waited_p50", "waited_p95", "took_p50", "took_p95"))
+    rates = (f"{line[name]:.1f}" for name in ("completed_per_s", "failed_per_s"))
+    return (line["queue"], second, *(line[state] for state in _STATES), *rates, *times)
+
+
+def _span(seconds: object) -> str:
+    """A length of time for people: its two largest units."""
+    if not isinstance(seconds, float):
+        return ""
+    left, texts = int(seconds), []
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= size or (unit == "s" and not texts):
+            texts.append(f"{left // size} {unit}")
+        left %= size
+    return " ".join(texts[:2])
+
+
+def _ms(value: object) -> str:
+    if not isinstance(value, float):
+        return ""
+    return f"{value:.0f} ms" if value < 10_000 else _span(value / 1000)
+
+
+@click.command()
+@click.argument("queue", required=False)
+@dsn_option
+@click.option("--step", type=DURATION, default="1 min", show_default=True, help="Whole minutes.")
+@click.option("--since", type=DURATION, metavar="DURATION", help="How long ago it begins. [60 steps]")
+@json_option
+def series(queue: str | None, dsn: str | None, step: timedelta, since: timedelta | None, as_json: bool) -> None:
+    """The counters of QUEUE, or of all queues, over time: states at the end of each step, ends within it."""
+    with connect(dsn) as conn:
+        if queue is not None:
+            _must_be_known(conn.execute("select q.name from tallybook.queues q").fetchall(), queue)
+        found = sync.run(conn, counting.levels(step, since, queue))
+    if as_json:
+        print_json([json.dumps(asdict(level), default=datetime.isoformat) for level in found])
+        return
+    most_open = max((level.open for level in found), default=0)
+    most_done = max((level.completed for level in found), default=0)
+    titles = ("from", "open", "", "completed", " ", "failed", "died", "scheduled", "retrying", "waiting", "dead")
+    print_table(titles, [_level(one, most_open, most_done) for one in found], empty="nothing counted")
+    if found:
+        click.echo(f"open       {_spark([one.open for one in found])}  at most {most_open}")
+        click.echo(f"completed  {_spark([one.completed for one in found])}  at most {most_done}")
+
+
+def _must_be_known(rows: Sequence[tuple[str]], queue: str) -> None:
+    from tallybook.errors import UnknownQueue
+
+    check_name("queue", queue, 64)
+    known = [row[0] for row in rows]
+    if queue not in known:
+        raise UnknownQueue(queue, known)
+
+
+def _level(one: Level, most_open: int, most_done: int) -> tuple[object, ...]:
+    rest = (one.failed, one.died, one.scheduled, one.retrying, one.waiting, one.dead)
+    done = _bar(one.completed, most_done)
+    return (local(one.begins.isoformat()), one.open, _bar(one.open, most_open), one.completed, done, *rest)
+
+
+def _bar(value: int, most: int, width: int = 12) -> str:
+    """A bar as long as the value is of the largest; what is not nothing is seen."""
+    eighths = 0 if value <= 0 or most <= 0 else max(1, round(value / most * width * 8))
+    whole, rest = divmod(eighths, 8)
+    return "█" * whole + (" ▏▎▍▌▋▊▉"[rest] if rest else "")
+
+
+def _spark(values: Sequence[int], width: int = 80) -> str:
+    """One character a step, the newest on the right; the highest of several where there are more than fit."""
+    group = -(-len(values) // width)
+    highs = [max(values[at : at + group]) for at in range(0, len(values), group)]
+    most = max(highs)
+    return "".join(_BLOCKS[0 if high <= 0 else max(1, round(high / most * 8))] for high in highs)
+
+
+@click.command()
+@dsn_option
+@json_option
+def verify(dsn: str | None, as_json: bool) -> None:
+    """Recount everything and hold it against the counters. Exit code 1 where they differ.
+
+    It reads all that is open and all that is kept, under one snapshot; some seconds for ten million jobs.
+    """
+    with connect(dsn) as conn, working("recounting what is kept ..."):
+        found = sync.run(conn, counting.verify())
+    if as_json:
+        print_json([json.dumps(asdict(one), ensure_ascii=False) for one in found])
+    elif not found:
+        click.echo("the counters agree")
+    else:
+        rows = [(one.queue or "(all)", one.task or "(all)", one.what, one.counted, one.found) for one in found]
+        print_table(("queue", "task", "what", "counted", "found"), rows, empty="")
+        click.echo(
+            "the counters differ from a recount, which is a defect of Tallybook: please report it with these lines."
+            " `tallybook recount` sets them right",
+            err=True,
+        )
+    if found:
+        raise SystemExit(1)
+
+
+@click.command()
+@dsn_option
+def recount(dsn: str | None) -> None:
+    """Count everything anew, from what is kept, and go on from there. No job waits for it."""
+    with connect(dsn) as conn, working("counting everything anew ..."):
+        sums = sync.run(conn, counting.recount())
+    click.echo(f"counted anew: {sums} sum{'' if sums == 1 else 's'}")
+
+
+@click.group()
+def event() -> None:
+    """Count events of your own, and list how often each was counted."""
+
+
+@event.command("list")
+@dsn_option
+@json_option
+def list_(dsn: str | None, as_json: bool) -> None:
+    """List the events with how often each was counted."""
+    with connect(dsn) as conn:
+        found = sync.run(conn, counting.event_counts())
+    if as_json:
+        print_json([json.dumps({"name": name, "n": n}, ensure_ascii=False) for name, n in found.items()])
+        return
+    print_table(("event", "counted"), list(found.items()), empty="no events: `tallybook event count NAME` counts one")
+
+
+@event.command()
+@click.argument("name")
+@click.argument("n", type=int, default=1)
+@dsn_option
+def count(name: str, n: int, dsn: str | None) -> None:
+    """Count an event NAME, N times; a negative N takes back (`event count NAME -- -1`)."""
+    with connect(dsn) as conn:
+        sync.run(conn, counting.count_event(name, n))
+    click.echo(f"event {clean(name)!r} is counted" + ("" if n == 1 else f" {n} times" if n > 0 else f" back by {-n}"))
