@@ -65,6 +65,7 @@ def test_public_names() -> None:
         "Kill",
         "Linear",
         "Provider",
+        "QueueInfo",
         "RateInfo",
         "Reject",
         "Reschedule",
@@ -78,6 +79,8 @@ def test_public_names() -> None:
         "SubjectInfo",
         "SubjectReport",
         "Task",
+        "TopJob",
+        "Truncated",
         "__version__",
     ]
     assert all(hasattr(tallybook, name) for name in tallybook.__all__)

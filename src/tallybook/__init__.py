@@ -7,6 +7,7 @@ from tallybook._model.breaker import BreakerInfo
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
 from tallybook._model.provider import Provider
+from tallybook._model.queue import QueueInfo, TopJob, Truncated
 from tallybook._model.rate import ConcurrencyInfo, RateInfo
 from tallybook._model.secret import Secret
 from tallybook._model.service import ServiceInfo
@@ -38,6 +39,7 @@ __all__ = [
     "Kill",
     "Linear",
     "Provider",
+    "QueueInfo",
     "RateInfo",
     "Reject",
     "Reschedule",
@@ -51,5 +53,7 @@ __all__ = [
     "SubjectInfo",
     "SubjectReport",
     "Task",
+    "TopJob",
+    "Truncated",
     "__version__",
 ]

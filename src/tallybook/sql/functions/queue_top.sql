@@ -89,6 +89,7 @@ begin
   if not found then
     c.lo := l.born; c.hi := l.born; c.pos_xid := l.born; c.pos_seq := 0; c.holes := '{}'; c.closed := '{}';
   end if;
+  if c.holes = '{}' then c.hi := '18446744073709551615'; end if;  -- nothing comes between this window and the next one
   for v_phase in p_phase..3 loop
     if v_phase in (0, 2) then
       return query
