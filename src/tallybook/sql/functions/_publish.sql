@@ -87,17 +87,27 @@ language plpgsql
 set lock_timeout = '50ms'
 as $$
 declare
-  v_on boolean := exists (select from tallybook.queue q where q.notify); r record;
+  v_on boolean := exists (select from tallybook.queue q where q.notify);
 begin
-  for r in select * from (values ('claim', 'claims'), ('dead', 'dead'), ('entry', 'entries'), ('outcome', 'outcomes'), ('scheduled', 'scheduled')) v(name, what) loop
-    continue when v_on = exists (select from pg_trigger t where t.tgrelid = ('tallybook.' || r.name)::regclass and t.tgname = 'publish');
-    if v_on then
-      execute format('create trigger publish after insert on tallybook.%I referencing new table as come for each statement execute function tallybook.%I()',
-                     r.name, '_publish_' || r.what);
-    else
-      execute format('drop trigger publish on tallybook.%I', r.name);
-    end if;
-  end loop;
+  if v_on = exists (select from pg_trigger t where t.tgrelid = 'tallybook.entry'::regclass and t.tgname = 'publish') then return; end if;
+  if v_on then
+    create trigger publish after insert on tallybook.claim referencing new table as come
+      for each statement execute function tallybook._publish_claims();
+    create trigger publish after insert on tallybook.dead referencing new table as come
+      for each statement execute function tallybook._publish_dead();
+    create trigger publish after insert on tallybook.entry referencing new table as come
+      for each statement execute function tallybook._publish_entries();
+    create trigger publish after insert on tallybook.outcome referencing new table as come
+      for each statement execute function tallybook._publish_outcomes();
+    create trigger publish after insert on tallybook.scheduled referencing new table as come
+      for each statement execute function tallybook._publish_scheduled();
+  else
+    drop trigger publish on tallybook.claim;
+    drop trigger publish on tallybook.dead;
+    drop trigger publish on tallybook.entry;
+    drop trigger publish on tallybook.outcome;
+    drop trigger publish on tallybook.scheduled;
+  end if;
 exception when lock_not_available then
   if v_on then
     raise exception 'notify cannot be switched on at this moment' using errcode = '55P03',
