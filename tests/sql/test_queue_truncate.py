@@ -76,6 +76,7 @@ def test_all_that_does_not_run_is_cancelled(db: Connection, hands: Hands) -> Non
     assert errors.fetchall() == [({"message": "truncated", "by": "ada"},)]
     for table in ("scheduled", "waiting", "tombstone", "order_line", "parent", "concurrency_line"):
         assert hands.one(f"select count(*) from tallybook.{table}") == 0, table  # noqa: S608
+    assert db.execute("select * from tallybook.verify()").fetchall() == [], "and the counters know it"
     hands.complete(running)
     assert hands.run_all() == []
     assert put(db, unique_key="u") not in gone  # its key is free
@@ -304,6 +305,8 @@ class Crowd:
         ).fetchone()
         if twice != (0,):
             self.problems.append(f"{twice} jobs have two ends")
+        if differences := setup.execute("select * from tallybook.verify()").fetchall():
+            self.problems.append(f"the counters differ: {differences}")
         return self.problems
 
 

@@ -97,14 +97,14 @@ def test_the_default_of_attempts_is_between_the_tasks_and_5(db: Connection, hand
 
 def test_a_class_is_for_new_lanes(db: Connection, hands: Hands) -> None:
     """S3-36: after a change of class producers use new lanes of it, the old ones are drained."""
-    old, later = put(db), put(db, run_at=datetime.now(UTC) + timedelta(milliseconds=1))
+    old, later = put(db), put(db, run_at=LATER)
     db.execute("select tallybook.queue_put('q', retention => 'brief')")
     assert lanes(db) == [("d", 2, ""), ("b", 2, "")]
     new, other = put(db), put(db, priority=7)
     assert lanes(db)[2:] == [("b", 7, "")]
     classes = dict(db.execute("select job_id, retention from tallybook.entry").fetchall())
     assert classes == {old: "d", new: "b", other: "b"}
-    db.execute("select tallybook.promote(at => now() + interval '1 s')")
+    db.execute("select tallybook.promote(at => now() + interval '2 days')")
     assert one(db, "select retention from tallybook.entry where job_id = %s", later) == "d"
     assert sorted(hands.run_all()) == sorted([old, later, new, other])
     db.execute("select tallybook.queue_put('q', retention => 'default')")
@@ -116,11 +116,11 @@ def test_a_class_is_for_new_lanes(db: Connection, hands: Hands) -> None:
 def test_what_goes_by_another_part_keeps_its_class(db: Connection, hands: Hands) -> None:
     """A fair job, one that comes back to a limit, and one whose task nobody knows run to their end after a change of class."""
     fair = psycopg.types.json.Jsonb({"fair_key": "x"})
-    jobs = [put(db, options=fair), put(db, options=fair, run_at=datetime.now(UTC) + timedelta(milliseconds=1))]
+    jobs = [put(db, options=fair), put(db, options=fair, run_at=LATER)]
     db.execute("select tallybook.queue_put('q', retention => 'brief')")
     jobs += [put(db, options=fair)]
-    db.execute("select tallybook.promote(at => now() + interval '1 s')")
-    db.execute("select tallybook.deal()")
+    db.execute("select tallybook.promote(at => now() + interval '2 days')")
+    db.execute("select tallybook.deal(at => now() + interval '2 days')")
     wrong = (
         "select count(*) from tallybook.entry e join tallybook.lane l using (lane_id) where e.retention <> l.retention"
     )

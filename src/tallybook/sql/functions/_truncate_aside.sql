@@ -68,7 +68,7 @@ set lock_timeout = '20ms' set plan_cache_mode = force_generic_plan set jit = off
 set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
-  v_n int; v_lanes int[]; v_tasks text[]; v_counts bigint[]; v_ordered bigint[]; v_keys text[];
+  v_n int; v_lanes int[]; v_tasks text[]; v_counts bigint[]; v_attempts bigint[]; v_ordered bigint[]; v_keys text[];
 begin
   insert into tallybook.tombstone as t (job_id, attempt, taken, created_at)
   select j.job_id, j.attempt, true, p_at from (
@@ -106,13 +106,13 @@ begin
            case when n.reason is null then p_error else jsonb_build_object('message', n.reason) end
       from lined n order by n.job_id
   ), counted as (
-    select n.lane_id, n.task, count(*) as jobs from lined n group by n.lane_id, n.task)
+    select n.lane_id, n.task, count(*) as jobs, sum(n.attempt) as attempts from lined n group by n.lane_id, n.task)
   select (select coalesce(sum(c.jobs), 0) from counted c), (select array_agg(c.lane_id) from counted c), (select array_agg(c.task) from counted c),
-         (select array_agg(c.jobs) from counted c), (select array_agg(n.job_id) from lined n where n.order_key is not null),
+         (select array_agg(c.jobs) from counted c), (select array_agg(c.attempts) from counted c), (select array_agg(n.job_id) from lined n where n.order_key is not null),
          (select array_agg(distinct n.order_key) from lined n where n.order_key is not null)
-    into v_n, v_lanes, v_tasks, v_counts, v_ordered, v_keys;
+    into v_n, v_lanes, v_tasks, v_counts, v_attempts, v_ordered, v_keys;
   if v_n = 0 then return 0; end if;
-  perform tallybook._tally(v_lanes, v_tasks, array_fill('cancelled'::text, array[cardinality(v_lanes)]), v_counts);
+  perform tallybook._tally(v_lanes, v_tasks, array_fill('cancelled'::text, array[cardinality(v_lanes)]), v_counts, v_attempts);
   -- The outcome says it now; the tombstone only keeps the entry out of the line.
   update tallybook.tombstone t set cancelled = false from unnest(p_ids) i(id) where t.job_id = i.id and t.taken and t.cancelled;
   delete from tallybook.parent p using unnest(p_ids) i(id) where p.child_id = i.id;
