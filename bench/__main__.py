@@ -27,6 +27,7 @@ NAMES = (
     "limit",
     "concurrency",
     "fair",
+    "counters",
 )
 _WITH_PEERS = ("drain", "latency")
 
