@@ -27,6 +27,7 @@ NAMES = (
     "limit",
     "concurrency",
     "fair",
+    "why",
 )
 _WITH_PEERS = ("drain", "latency")
 

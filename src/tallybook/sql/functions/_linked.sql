@@ -1,10 +1,10 @@
 -- _linked(links, most): the ids of jobs that have all of these links, in any order; about so many at most, whatever there is.
 --
 -- A key is found as text and as number: SQL producers write either. By the partial indexes on links alone, which are read by bitmaps
--- (GIN knows no other way), so that what is not linked is never met. Reads entry, scheduled, waiting, dead.
+-- (GIN knows no other way: said here, since trace has switched them off), so that what is not linked is never met. Reads entry, scheduled, waiting, dead.
 create or replace function tallybook._linked(p_links jsonb, p_most int) returns setof bigint
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_indexscan = off
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_indexscan = off set enable_bitmapscan = on
 as $$
 declare
   v_path jsonpath := (
