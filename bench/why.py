@@ -1,7 +1,8 @@
 """How long `why` takes for jobs of every state, with 10 million jobs of history and 1 million waiting in line.
 
-History and line are put in by plain SQL (see rescue); so are 10,000 jobs of each other state: scheduled, dead, waiting for a parent,
-for their order key and among fair keys. Asked for in random order, each once, over one connection; the time is the caller's.
+History and line are put in by plain SQL (see rescue); so are 10,000 jobs of each other state: scheduled, dead, waiting for
+a parent, for their order key and among fair keys. Asked for in random order, each once, over one connection; the
+time is the caller's.
 """
 
 from __future__ import annotations
@@ -18,14 +19,20 @@ from bench.server import database, server, start_worker, vacuum
 
 _OTHERS = """
 do $$
-declare v_lane int := (select l.lane_id from tallybook.lane l where l.queue = 'default' and l.part = '' limit 1); v_first bigint; n int := %s;
+declare
+  v_lane int := (select l.lane_id from tallybook.lane l where l.queue = 'default' and l.part = '' limit 1);
+  v_first bigint; n int := %s;
 begin
   insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, task, args)
-  select nextval('tallybook.job_id'), now() + interval '1 day' * random(), now(), v_lane, 1, 0, 0, 'noop', '{}' from generate_series(1, n);
-  insert into tallybook.dead (job_id, died_at, enqueued_at, lane_id, attempt, failures, crashes, reason, task, args, errors)
-  select nextval('tallybook.job_id'), now(), now(), v_lane, 5, 5, 0, 'failed', 'noop', '{}', '[{"message": "no"}]' from generate_series(1, n);
-  perform tallybook.enqueue_many(array_fill('default'::text, array[n]), array_fill('noop'::text, array[n]), array_fill('{}'::text, array[n]),
-                                 options => (select array_agg(format('{"fair_key": "k%%s"}', i %% 100)) from generate_series(1, n) i));
+  select nextval('tallybook.job_id'), now() + interval '1 day' * random(), now(), v_lane, 1, 0, 0, 'noop', '{}'
+    from generate_series(1, n);
+  insert into tallybook.dead
+         (job_id, died_at, enqueued_at, lane_id, attempt, failures, crashes, reason, task, args, errors)
+  select nextval('tallybook.job_id'), now(), now(), v_lane, 5, 5, 0, 'failed', 'noop', '{}', '[{"message": "no"}]'
+    from generate_series(1, n);
+  perform tallybook.enqueue_many(array_fill('default'::text, array[n]), array_fill('noop'::text, array[n]),
+                                 array_fill('{}'::text, array[n]),
+                                 options => array(select format('{"fair_key": "k%%s"}', i %% 100) from generate_series(1, n) i));
   v_first := tallybook.enqueue('default', 'noop', run_at => now() + interval '1 day');
   perform tallybook.enqueue_after('default', 'noop', after => array[v_first]) from generate_series(1, n);
   for i in 1..n loop
@@ -59,8 +66,8 @@ def _load(conn: psycopg.Connection[Any], done: int, line: int, others: int) -> d
     queries = {
         "completed": "select e.job_id from tallybook.entry e order by e.job_id limit %(n)s offset 1000",
         "running": "select l.job_id from tallybook.claim c, tallybook.leased(c.lease) l where c.worker_id = %(worker)s",
-        "available": "select e.job_id from tallybook.entry e tablesample system (5) where not exists (select from tallybook.outcome o"
-        " where o.entry_xid = e.xid and o.entry_seq = e.seq) limit %(n)s",
+        "available": "select e.job_id from tallybook.entry e tablesample system (5)"
+        " where not exists (select from tallybook.outcome o where o.entry_xid = e.xid and o.entry_seq = e.seq) limit %(n)s",
         "scheduled": "select job_id from tallybook.scheduled limit %(n)s",
         "dead": "select job_id from tallybook.dead limit %(n)s",
         "fair": "select job_id from tallybook.waiting where fair_key is not null order by random() limit %(n)s",

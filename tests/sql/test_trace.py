@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, cast
 
 import psycopg
 import pytest
-from psycopg import errors as pg
 from psycopg.types.json import Jsonb
 
 from support.hands import Hands, put
@@ -16,6 +15,10 @@ from support.subjects import end, push
 
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
+LOAD = (
+    "select tallybook.enqueue_many(array_fill('q'::text, '{{{n}}}'), array_fill('t'::text, '{{{n}}}'),"
+    " array_fill('{{}}'::text, '{{{n}}}'))"
+)
 LINKS = {"submission": 42, "form": "a/7"}
 HEADERS = Jsonb({"trace": "x", "links": LINKS})
 FAR = datetime.fromisoformat("2040-01-01T00:00:00+00:00")
@@ -34,7 +37,8 @@ def trace(db: Connection, **named: Any) -> list[tuple[int, int, str]]:
 def rows(db: Connection, **named: Any) -> list[dict[str, Any]]:
     given = {name: Jsonb(value) if isinstance(value, dict) else value for name, value in named.items()}
     names = ", ".join(f"{name} => %({name})s" for name in given)
-    found = db.execute(cast("Any", f"select to_jsonb(t) from tallybook.trace({names}) t"), given).fetchall()
+    query = f"select to_jsonb(t) from tallybook.trace({names}) t"  # noqa: S608
+    found = db.execute(cast("Any", query), given).fetchall()
     return [row[0] for row in found]
 
 
@@ -49,7 +53,7 @@ def one(db: Connection, query: str, *params: object) -> Any:
 
 
 def test_a_link_is_followed_across_queues(db: Connection, hands: Hands) -> None:
-    """S4-02: jobs of several tasks and queues that belong to one submission, event by event in order of time; others are not in it."""
+    """S4-02: jobs of several tasks and queues that belong to one submission, event by event in order of time."""
     first = put(db, headers=HEADERS, args={"n": 1})
     put(db, headers=Jsonb({"links": {"submission": 43}}))
     put(db)
@@ -95,7 +99,7 @@ def test_a_subject_is_followed(db: Connection, hands: Hands) -> None:
     assert {row["job_id"] for row in found} == {job, other, revived}
     steps = [(row["attempt"], row["event"]) for row in found if row["job_id"] == job]
     assert steps == [(1, "enqueued"), (1, "started"), (1, "snoozed"), (2, "started"), (2, "completed")]
-    assert [row["details"] for row in found if row["job_id"] == job and row["attempt"] == 2][0] == {"args": {"n": 2}}
+    assert next(row["details"] for row in found if row["job_id"] == job and row["attempt"] == 2) == {"args": {"n": 2}}
     assert {row["job_id"] for row in rows(db, subject="doc", task="t")} == {job, revived}
     assert trace(db, subject="nobody") == []
 
@@ -200,7 +204,7 @@ def test_bad_links_are_refused(db: Connection, links: str, said: str) -> None:
 
 
 def test_links_go_all_the_way_with_a_job(db: Connection, hands: Hands) -> None:
-    """S4-02: put in alone, by many, as a child, with a key, fair, scheduled, subject: found in whichever table they lie, and after retries."""
+    """S4-02: put in alone, by many, as a child, keyed, fair, scheduled: found in every table, and after retries."""
     many = "select unnest(job_ids) from tallybook.enqueue_many('{q,q}', '{t,t}', '{\"{}\",\"{}\"}', headers => array[%s, null])"
     text = json.dumps({"links": LINKS})
     plain = put(db, headers=HEADERS)
@@ -243,13 +247,14 @@ def test_a_schedule_gives_its_jobs_their_links(db: Connection) -> None:
 
 def test_jobs_without_links_are_in_no_index(db: Connection, hands: Hands) -> None:
     """Their way is not a byte longer: the indexes of links and subjects stay empty, however many jobs there are."""
-    load = "select tallybook.enqueue_many(array_fill('q'::text, '{500}'), array_fill('t'::text, '{500}'), array_fill('{}'::text, '{500}'))"
+    load = LOAD.format(n=500)
     sizes = (
         "select coalesce(sum(pg_relation_size(c.oid)), 0) from pg_class c join pg_index i on i.indexrelid = c.oid"
-        " join pg_class t on t.oid = i.indrelid where t.relname ~ '^entry' and c.relkind = 'i' and pg_get_indexdef(c.oid) ~ 'links|subject'"
+        " join pg_class t on t.oid = i.indrelid"
+        " where t.relname ~ '^entry' and c.relkind = 'i' and pg_get_indexdef(c.oid) ~ 'links|subject'"
     )
     before = one(db, sizes)
-    db.execute(load)
+    db.execute(cast("Any", load))
     put(db, headers=Jsonb({"trace": "x"}))
     assert one(db, sizes) == before
     put(db, headers=HEADERS)
@@ -297,7 +302,7 @@ def test_why_and_trace_do_not_know_how_much_history_there_is(db: Connection, han
 
     def history(n: int) -> None:
         for _ in range(n // 500):
-            load = "select tallybook.enqueue_many(array_fill('q'::text, '{500}'), array_fill('t'::text, '{500}'), array_fill('{}'::text, '{500}'))"
+            load = LOAD.format(n=500)
             db.execute(cast("Any", load))
             found = hands.claim(500)
             params = ([job.lease for job in found], [job.id for job in found], [job.attempt for job in found])

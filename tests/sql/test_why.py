@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -17,6 +17,10 @@ from support.subjects import push
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[..., Connection]
+LOAD = (
+    "select tallybook.enqueue_many(array_fill('q'::text, '{{{n}}}'), array_fill('t'::text, '{{{n}}}'),"
+    " array_fill('{{}}'::text, '{{{n}}}'))"
+)
 
 
 @pytest.fixture
@@ -155,8 +159,8 @@ def test_behind_others(db: Connection, hands: Hands) -> None:
 
 def test_the_count_of_others_has_a_bound(db: Connection, hands: Hands) -> None:
     """Behind 12,000 it says at least 10,000, and that there are more."""
-    load = "select tallybook.enqueue_many(array_fill('q'::text, '{12000}'), array_fill('t'::text, '{12000}'), array_fill('{}'::text, '{12000}'))"
-    db.execute(load)
+    load = LOAD.format(n=12000)
+    db.execute(cast("Any", load))
     job = put(db)
     ((_, code, details),) = why(db, job)
     assert (code, details["before"], details["more"]) == ("behind", 10_000, True)
