@@ -66,6 +66,7 @@ def test_public_names() -> None:
         "Linear",
         "Provider",
         "RateInfo",
+        "Reason",
         "Reject",
         "Reschedule",
         "Retried",
@@ -78,6 +79,7 @@ def test_public_names() -> None:
         "SubjectInfo",
         "SubjectReport",
         "Task",
+        "TraceEvent",
         "__version__",
     ]
     assert all(hasattr(tallybook, name) for name in tallybook.__all__)

@@ -12,6 +12,7 @@ from tallybook._model.secret import Secret
 from tallybook._model.service import ServiceInfo
 from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectReport
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
+from tallybook._model.why import Reason, TraceEvent
 from tallybook._task import Task
 from tallybook._worker.context import Context
 
@@ -39,6 +40,7 @@ __all__ = [
     "Linear",
     "Provider",
     "RateInfo",
+    "Reason",
     "Reject",
     "Reschedule",
     "Retried",
@@ -51,5 +53,6 @@ __all__ = [
     "SubjectInfo",
     "SubjectReport",
     "Task",
+    "TraceEvent",
     "__version__",
 ]

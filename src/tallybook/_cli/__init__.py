@@ -27,6 +27,7 @@ from tallybook._cli.schedule import schedule
 from tallybook._cli.service import service
 from tallybook._cli.subject import subject
 from tallybook._cli.task import task
+from tallybook._cli.why import trace
 from tallybook._cli.worker import worker
 
 __all__ = ["cli", "main"]
@@ -75,6 +76,7 @@ for _command in (
     worker,
     enqueue,
     job,
+    trace,
     queue,
     task,
     schedule,

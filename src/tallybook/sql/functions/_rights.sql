@@ -88,6 +88,7 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('caller',  '_check_name',            '{worker}', null),
   ('caller',  '_check_args',            '{worker}', null),
   ('caller',  '_check_options',         '{worker}', null),
+  ('caller',  '_check_links',           '{worker}', null),
   ('sequence', 'job_id',                '{worker}', null),
   -- operate
   ('definer', 'cancel',                 '{operator}', null),
@@ -127,6 +128,9 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('definer', '_schedule_run_plain',    '{operator}', null),
   ('definer', '_schedule_has_query',    '{operator}', null),
   -- look
+  ('definer', 'why',                    '{operator}', null),
+  ('definer', 'trace',                  '{operator}', null),
+  ('definer', '_linked',                '{operator}', null),
   ('view',    'job',                    '{operator}', null),
   ('view',    'job',                    '{reader}', 'id, queue, task, state, priority, attempt, attempts, failures, crashes, max_attempts,'
                                                     ' enqueued_at, run_at, started_at, ended_at, worker_id, worker, unserved, expires_at, progress'),
