@@ -159,5 +159,20 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('view',    'provider_field',         '{operator,reader}', null),
   ('view',    'services',               '{operator,reader}', null),
   ('definer', 'backlog',                '{operator,reader,metrics}', null),
+  ('definer', 'running',                '{operator,reader}', null),
+  ('caller',  '_horizon',               '{operator,reader}', null),
+  ('view',    'queue_stats',            '{operator,reader}', null),
+  -- the doctor: what the server shows is read with the caller's rights, pg_monitor among them
+  ('caller',  'doctor',                 '{operator}', null),
+  ('caller',  '_doctor_horizon',        '{operator}', null),
+  ('caller',  '_doctor_storage',        '{operator}', null),
+  ('caller',  '_doctor_settings',       '{operator}', null),
+  ('definer', '_doctor_workers',        '{operator}', null),
+  ('definer', '_doctor_queues',         '{operator}', null),
+  ('definer', '_doctor_upkeep',         '{operator}', null),
+  ('definer', '_doctor_counters',       '{operator}', null),
+  ('definer', '_doctor_roles',          '{operator}', null),
+  ('caller',  '_finding',               '{operator}', null),
+  ('caller',  '_ago',                   '{operator}', null),
   ('view',    'installed',              '{producer,worker,operator,reader}', null)
 ) v(kind, name, roles, columns) $$;
