@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -48,29 +49,29 @@ def doctor(dsn: str, *, verify: bool = False) -> list[Finding]:
 
 def examine(conn: Conn, *, verify: bool = False, patience: timedelta = PATIENCE) -> Iterator[Finding]:
     """All checks, one after the other, on a connection in autocommit."""
-    for name, check in (("connection", _connection), ("schema", _schema), ("clock", clock), ("pooler", _pooler)):
-        yield from _bounded(conn, name, patience, lambda check=check: [check(conn)])  # type: ignore[misc]
-    there = _bounded(conn, "checks", patience, lambda: [] if conn.execute(_EXISTS).fetchone() == (True,) else [_none()])
+    for name, check in _CHECKS.items():
+        yield from _bounded(conn, name, patience, check)
+    there = _bounded(conn, "checks", patience, _missing)
     yield from there
     for group in GROUPS if not there else ():
         asked = verify and group == "counters"
-        yield from _bounded(
-            conn, group, _RECOUNT if asked else patience, lambda group=group: _group(conn, group, verify)
-        )  # type: ignore[misc]
+        yield from _bounded(conn, group, _RECOUNT if asked else patience, partial(_group, group=group, verify=verify))
 
 
-def _none() -> Finding:
+def _missing(conn: Conn) -> list[Finding]:
+    if conn.execute(_EXISTS).fetchone() == (True,):
+        return []
     text = "the other checks were not made: there is no tallybook.doctor in this database"
-    return Finding(name="checks", level="note", finding=text, advice="See schema.")
+    return [Finding(name="checks", level="note", finding=text, advice="See schema.")]
 
 
-def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[], list[Finding]]) -> list[Finding]:
+def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[Conn], list[Finding]]) -> list[Finding]:
     """What `look` finds in a transaction with a time limit; what stops it is a finding, too."""
     milliseconds = f"{int(patience.total_seconds() * 1000)}ms"
     try:
         with conn.transaction():
             conn.execute(_LIMITS, (milliseconds,))
-            return look()
+            return look(conn)
     except psycopg.errors.QueryCanceled:
         text = f"could not be looked at within {patience.total_seconds():g} s"
         return [
@@ -94,7 +95,7 @@ def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[], list
         return [Finding(name=name, level="note", finding=f"could not be looked at: {first_line(error)}", advice=advice)]
 
 
-def _group(conn: Conn, group: str, verify: bool) -> list[Finding]:
+def _group(conn: Conn, *, group: str, verify: bool) -> list[Finding]:
     # Asked for by name counters are recounted whatever their size: without --verify they come with all the others.
     if group == "counters" and not verify:
         rows = conn.execute("select * from tallybook._doctor_counters(false)").fetchall()
@@ -200,3 +201,11 @@ def _pooler(conn: Conn) -> Finding:
         advice = f"Set for the role of the workers: {wanted}. {advice}"
     details = {"pooled": True, "settings": wrong}
     return Finding(name="pooler", level="warning" if wrong else "note", finding=text, advice=advice, details=details)
+
+
+_CHECKS: dict[str, Callable[[Conn], list[Finding]]] = {
+    "connection": lambda conn: [_connection(conn)],
+    "schema": lambda conn: [_schema(conn)],
+    "clock": lambda conn: [clock(conn)],
+    "pooler": lambda conn: [_pooler(conn)],
+}

@@ -86,9 +86,15 @@ def read(conn: Conn) -> Reading:
     assert now is not None
     return Reading(
         now=now,
+        database=raw["database"],
+        server=raw["server"],
+        alive=raw["alive"],
+        running=raw["running"],
         queues={one["name"]: one for one in raw["queues"] or []},
-        **{name: raw[name] or [] for name in ("workers", "longest", "failures")},
-        **{name: raw[name] for name in ("database", "server", "alive", "running", "horizon")},
+        workers=raw["workers"] or [],
+        longest=raw["longest"] or [],
+        failures=raw["failures"] or [],
+        horizon=raw["horizon"],
     )
 
 

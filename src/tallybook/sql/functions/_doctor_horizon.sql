@@ -34,13 +34,17 @@ create or replace function tallybook._doctor_horizon(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable set jit = off as $$
 #variable_conflict use_column
 declare
-  v_all jsonb; v_hidden text := '';
+  v_all jsonb; v_hidden text := ''; v_jobs text[];
 begin
+  -- Whoever has put jobs in holds a lock on a ledger until it ends; a prepared one under the name that it had in its session.
+  v_jobs := array(
+    select distinct t.transactionid::text from pg_locks t
+      join pg_locks k on k.virtualtransaction = t.virtualtransaction and k.pid is not distinct from t.pid
+      join pg_class c on c.oid = k.relation and c.relnamespace = 'tallybook'::regnamespace and c.relname ~ '^entry'
+     where t.locktype = 'transactionid' and t.mode = 'ExclusiveLock' and t.granted and k.mode = 'RowExclusiveLock' and k.granted
+       and k.database = (select d.oid from pg_database d where d.datname = current_database()));
   select jsonb_agg(to_jsonb(h) || jsonb_build_object('age', extract(epoch from p_at - h.since), 'ago', tallybook._ago(p_at - h.since),
-                     'jobs', h.writes and exists (
-                       select from pg_locks k join pg_class c on c.oid = k.relation
-                        where k.mode = 'RowExclusiveLock' and c.relnamespace = 'tallybook'::regnamespace and c.relname like 'entry%'
-                          and (k.pid = h.pid or k.pid is null and split_part(k.virtualtransaction, '/', 2) = h.xid)))
+                     'jobs', h.writes and h.xid = any (v_jobs))
                    order by h.since nulls last, h.transactions desc nulls last)
     into v_all from tallybook._horizon() h;
   if not pg_has_role(current_user, 'pg_read_all_stats', 'usage') then
