@@ -28,7 +28,7 @@ from rich.cells import cell_len
 from support.roles import house
 from tallybook._cli import cli
 from tallybook._cli.top_screen import screen
-from tallybook._db.top import Rates, Reading, rates, read
+from tallybook._db.top import Rates, Reading, Runs, rates, read
 
 Connection = psycopg.Connection[Any]
 NOW = datetime(2031, 1, 1, 12, tzinfo=UTC)
@@ -40,7 +40,7 @@ def queue(name: str, **states: Any) -> dict[str, Any]:
 
 
 def reading(*queues: dict[str, Any], **more: Any) -> Reading:
-    empty: dict[str, Any] = {"alive": 0, "running": 0, "workers": [], "longest": [], "failures": []}
+    empty: dict[str, Any] = {"alive": 0, "workers": [], "failures": [], "runs": Runs()}
     named = {one["name"]: one for one in queues}
     return Reading(now=NOW, database="shop", server="18.1", queues=named, **{**empty, **more})
 
@@ -58,7 +58,7 @@ def shown(of: Reading, rate: Rates | None = None, *, width: int = 80, height: in
 @pytest.mark.parametrize("width, height", [(80, 24), (120, 40), (40, 10), (200, 100)])
 def test_a_hundred_queues_with_long_names(width: int, height: int) -> None:
     """The busiest come first, the names are cut and not the numbers, and the screen says how many are not shown."""
-    queues = [queue(f"queue-{n:03}-" + "long" * 30, available=n, running=n % 10) for n in range(100)]
+    queues = [queue(f"queue-{n:03}-" + "long" * 60, available=n, running=n % 10) for n in range(100)]
     lines = shown(reading(*queues), width=width, height=height)
     rows = [line for line in lines if line.startswith("queue-")]
     assert f"... {100 - len(rows)} more queues" in lines
@@ -74,10 +74,10 @@ def test_every_part_has_its_place() -> None:
     since = (NOW - timedelta(minutes=5)).isoformat()
     found = reading(
         *(queue(f"q{n}", available=1, oldest=since, paused_at=since if n == 0 else None) for n in range(50)),
-        alive=1, running=2,
-        workers=[{"id": 1, "name": "till-3", "queues": ["mail", "default"], "seen_at": since, "silent": True, "running": 2}],
-        longest=[{"job_id": n, "task": f"send_{n}", "worker": "till-3", "started_at": since} for n in range(2)],
-        failures=[{"ended_at": since, "job_id": 7, "task": "charge", "type": "ValueError", "message": "no money", "state": "failed"}],
+        alive=1,
+        workers=[{"id": 1, "name": "till-3", "queues": ["mail", "default"], "seen_at": since, "silent": True}],
+        runs=Runs(2, [{"job_id": n, "task": f"send_{n}", "worker": "till-3", "started_at": since} for n in range(2)], {1: 2}),
+        failures=[{"ended_at": since, "job_id": 7, "task": "charge", "type": "ValueError", "message": "no money", "state": "dead"}],
         horizon={"who": "pid 42 (psql)", "since": since, "transactions": 3},
     )  # fmt: skip
     text = "\n".join(shown(found))
@@ -101,8 +101,8 @@ def test_what_a_job_carries_is_text() -> None:
     evil = "[bold red]x[/]\x1b[2J\x1b]0;title\x07\n\u202eabc\x9b31m"
     found = reading(
         queue(evil),
-        workers=[{"id": 1, "name": evil, "queues": [evil], "seen_at": None, "silent": False, "running": 0}],
-        longest=[{"job_id": 1, "task": evil, "worker": evil, "started_at": None}],
+        workers=[{"id": 1, "name": evil, "queues": [evil], "seen_at": None, "silent": False}],
+        runs=Runs(1, [{"job_id": 1, "task": evil, "worker": evil, "started_at": None}]),
         failures=[{"ended_at": None, "job_id": 1, "task": evil, "type": evil, "message": evil, "state": "failed"}],
         horizon={"who": evil, "since": None, "transactions": 1},
     )
@@ -123,7 +123,7 @@ def test_wide_characters() -> None:
 
 
 def test_rates_are_differences() -> None:
-    """S3-33: what came in and was done between two readings, per second; a first reading has none, and drops do not count backwards."""
+    """S3-33: what came in and was done between two readings, per second; drops do not count backwards."""
     before = reading(queue("mail", available=10, completed=100, failed=3), queue("gone", available=5))
     after = replace(
         reading(queue("mail", available=10, running=2, completed=120, failed=5), queue("new", completed=2)),
@@ -165,14 +165,49 @@ def test_a_reading(db: Connection) -> None:
         "waiting": 0,
     }
     assert {name: mail[name] for name in expected} == expected and mail["paused_at"] and mail["oldest"]
-    assert (found.alive, found.running, found.horizon) == (1, 1, None)
-    assert [(one["name"], one["running"], one["silent"]) for one in found.workers] == [("till-3", 1, False)]
-    assert [(one["job_id"], one["task"], one["worker"]) for one in found.longest] == [(3, "send", "till-3")]
+    assert (found.alive, found.runs.jobs, found.horizon) == (1, 1, None)
+    assert [(one["name"], one["silent"]) for one in found.workers] == [("till-3", False)]
+    assert found.runs.of_workers == {worker: 1}
+    assert [(one["job_id"], one["task"], one["worker"]) for one in found.runs.longest] == [(3, "send", "till-3")]
     assert [(one["job_id"], one["type"], one["message"]) for one in found.failures] == [(2, "ValueError", "no money")]
     db.execute("select tallybook.complete(%s, 3, 1)", [lease])
     after = read(db)
-    assert (after.running, after.longest, after.queues["mail"]["completed"]) == (0, [], 2)
+    assert (after.runs.jobs, after.runs.longest, after.queues["mail"]["completed"]) == (0, [], 2)
     assert rates(found, after).of_queues["mail"] > 0
+
+
+def test_what_runs_is_looked_at_less_often_where_that_takes_long(db: Connection) -> None:
+    """A look at what runs is good for twenty times as long as it took; the rest is read each time."""
+    first = read(db)
+    put(db)
+    db.execute("select tallybook.worker_start('till-3', '{mail}')")
+    db.execute("select tallybook.claim(1, '{mail}', '{1}', gen_random_uuid())")
+    slow = replace(first, runs=replace(first.runs, good_until=time.monotonic() + 60))
+    assert read(db, slow).runs is slow.runs and read(db, slow).alive == 1
+    assert read(db, replace(first, runs=replace(first.runs, good_until=time.monotonic()))).runs.jobs == 1
+
+
+def test_the_newest_failures_cost_the_same_however_many_there_are(db: Connection) -> None:
+    """S3-33: 900 failures cost what 450 cost, in pages; control: the view, which sorts them all, costs more."""
+
+    def pages(query: str) -> int:
+        db.execute(query)  # planned, and in memory
+        plan = db.execute("explain (analyze, buffers, timing off, format json) " + query).fetchone()
+        return int(plan[0][0]["Plan"]["Shared Hit Blocks"] + plan[0][0]["Plan"]["Shared Read Blocks"])
+
+    newest = "select * from tallybook._failures_said(50)"
+    view = "select ended_at, task from tallybook.error order by ended_at desc limit 50"
+    db.execute("select tallybook.worker_start('till-3', '{mail}')")
+    costs = []
+    for _ in range(2):
+        lease = uuid.uuid4()
+        put(db, 450)
+        db.execute("select tallybook.claim(1, '{mail}', '{450}', %s)", [lease])
+        db.execute("select tallybook.fail(%s, l.job_id, l.attempt, '{}') from tallybook.leased(%s) l", [lease, lease])
+        costs.append((pages(newest), pages(view)))
+    assert len(db.execute(newest).fetchall()) == 50
+    assert costs[1][0] <= costs[0][0] * 1.1 + 5
+    assert costs[1][1] > costs[0][1] * 1.1 + 5
 
 
 @pytest.mark.direct("logins of their own")
@@ -273,11 +308,24 @@ def terminal(dsn: str, *words: str, width: int = 80, height: int = 24) -> Iterat
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
     clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    # The first terminal that a new session opens is its own: Ctrl-C reaches it.
     process = subprocess.Popen(
-        [sys.executable, "-m", "tallybook", "top", "--dsn", dsn, *words],
-        stdin=slave, stdout=slave, stderr=slave, env={**clean, "TERM": "xterm-256color"}, start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )  # fmt: skip
+        [
+            "sh",
+            "-c",
+            'exec "$@" <"$TTY" >"$TTY" 2>&1',
+            "sh",
+            sys.executable,
+            "-m",
+            "tallybook",
+            "top",
+            "--dsn",
+            dsn,
+            *words,
+        ],
+        env={**clean, "TERM": "xterm-256color", "TTY": os.ttyname(slave)},
+        start_new_session=True,
+    )
     try:
         yield Terminal(process, master, slave)
     finally:

@@ -97,7 +97,7 @@ def _watch(dsn: str | None, every: float, shown: Reading) -> None:
             try:
                 with connect(dsn) as conn:
                     while True:
-                        found = read(conn)
+                        found = read(conn, shown)
                         rate, shown, failed = rates(None if failed else shown, found), found, 0
                         show(rate)
                         if pressed(every):

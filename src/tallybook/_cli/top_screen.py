@@ -65,7 +65,7 @@ def _head(reading: Reading, rates: Rates, width: int, trouble: str | None) -> li
     first = f"tallybook  {clean(reading.database)} on PostgreSQL {clean(reading.server)}  {clock}"
     shown = [
         f"{reading.alive} worker{'' if reading.alive == 1 else 's'}",
-        f"{_number(reading.running)} running",
+        f"{_number(reading.runs.jobs)} running",
         f"in {_rate(rates.entered)}/s",
         f"done {_rate(rates.completed)}/s",
         f"failed {_rate(rates.failed)}/s",
@@ -110,11 +110,12 @@ def _queues(reading: Reading, rates: Rates) -> _Part:
 
 def _workers(reading: Reading) -> _Part:
     rows = []
-    for one in reading.workers:
+    of = reading.runs.of_workers
+    for one in sorted(reading.workers, key=lambda one: (-of.get(one["id"], 0), one["id"])):
         seen = instant(one["seen_at"])
         cells = [
             clean(one["name"]),
-            _number(one["running"]),
+            _number(of.get(one["id"], 0)),
             clean(", ".join(one["queues"])),
             "" if seen is None else _age(reading.now, seen),
         ]
@@ -125,7 +126,7 @@ def _workers(reading: Reading) -> _Part:
 
 def _longest(reading: Reading) -> _Part:
     rows = []
-    for one in reading.longest:
+    for one in reading.runs.longest:
         since = instant(one["started_at"])
         cells = [
             str(one["job_id"]),
@@ -135,7 +136,7 @@ def _longest(reading: Reading) -> _Part:
         ]
         rows.append((cells, ""))
     columns = [_Column("RUNNING", right=True), _Column("task", 3), _Column("worker", 2), _Column("for", right=True)]
-    return _Part(columns, rows, "running jobs", "nothing runs", max(0, reading.running - len(rows)))
+    return _Part(columns, rows, "running jobs", "nothing runs", max(0, reading.runs.jobs - len(rows)))
 
 
 def _failures(reading: Reading) -> _Part:

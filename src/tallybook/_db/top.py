@@ -1,8 +1,9 @@
-"""One reading of what `tallybook top` shows: one statement, which costs the same however much history there is."""
+"""One reading of what `tallybook top` shows: two statements, which cost the same however much history there is."""
 
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -11,37 +12,50 @@ import psycopg
 
 from tallybook._db.calls import instant
 
-__all__ = ["Rates", "Reading", "rates", "read"]
+__all__ = ["Rates", "Reading", "Runs", "rates", "read"]
 
 Conn = psycopg.Connection[Any]
 
-# Index scans: the planner knows nothing of tables that were empty when it looked last.
 _LIMITS = """\
 select set_config('statement_timeout', '5s', true), set_config('lock_timeout', '1s', true), set_config('jit', 'off', true),
-       set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-       has_column_privilege('tallybook.error', 'message', 'select')"""
+       has_function_privilege('tallybook._failures_said(int)', 'execute')"""
 _READ = """\
-with r as materialized (select * from tallybook.running(max_jobs => 10000)),
-     w as materialized (select w.* from tallybook.workers w where w.ended_at is null)
+with w as materialized (select w.* from tallybook.workers w where w.ended_at is null)
 select json_build_object(
   'now', clock_timestamp(), 'database', current_database(), 'server', current_setting('server_version'),
   'horizon', (select json_build_object('who', h.who, 'since', h.since, 'transactions', h.transactions) from tallybook._horizon() h
                where h.transactions is not null
                  and (h.since < clock_timestamp() - interval '5 min' or h.kind = 'replication slot' and not h.active) limit 1),
   'alive', (select count(*) from w where w.seen_at >= clock_timestamp() - w.lease),
-  'running', (select count(*) from r),
   'queues', (select json_agg(json_build_object(
        'name', s.queue, 'available', s.available, 'running', s.running, 'scheduled', s.scheduled, 'retrying', s.retrying,
        'waiting', s.waiting, 'dead', s.dead, 'completed', s.completed, 'failed', s.failed, 'cancelled', s.cancelled,
        'oldest', s.oldest, 'paused_at', q.paused_at))
      from tallybook.queue_stats s left join tallybook.queues q on q.name = s.queue),
-  'workers', (select json_agg(x) from (
-     select w.id, w.name, w.queues, w.seen_at, w.seen_at < clock_timestamp() - w.lease as silent,
-            (select count(*) from r where r.worker_id = w.id) as running from w order by 6 desc, w.id limit 100) x),
-  'longest', (select json_agg(x) from (select r.* from r order by r.started_at, r.job_id limit 50) x),
+  'workers', (select json_agg(json_build_object(
+       'id', w.id, 'name', w.name, 'queues', w.queues, 'seen_at', w.seen_at,
+       'silent', w.seen_at < clock_timestamp() - w.lease)) from w),
   'failures', (select json_agg(x) from (
-     select e.ended_at, e.queue, e.task, e.job_id, e.attempt, e.state, e.type, {message} as message
-       from tallybook.error e order by e.ended_at desc limit 50) x))::text"""
+     select * from tallybook.{failures}(50)) x))::text"""
+# What workers have ended since their last heartbeat is read beside what they run: some 10 s of work.
+_RUNNING = """\
+with r as materialized (select r.*, row_number() over () as n from tallybook.running(max_jobs => 10000) r)
+select json_build_object(
+  'running', (select count(*) from r), 'longest', (select json_agg(r order by r.n) from r where r.n <= 50),
+  'workers', (select json_agg(x) from (select r.worker_id, count(*) as jobs from r group by r.worker_id) x))::text"""
+_SHARE = 20
+"""What runs is looked at again when this many times as long has passed as the look took: 5 % of a core, however busy it is."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What ran at one moment."""
+
+    jobs: int = 0
+    longest: list[dict[str, Any]] = field(default_factory=list)
+    of_workers: dict[int, int] = field(default_factory=dict)
+    good_until: float = 0.0
+    """When, by time.monotonic(), it is to be looked at again."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +67,10 @@ class Reading:
     server: str
     alive: int
     """Workers that are not silent."""
-    running: int
     queues: dict[str, dict[str, Any]]
     workers: list[dict[str, Any]]
-    longest: list[dict[str, Any]]
     failures: list[dict[str, Any]]
+    runs: Runs
     horizon: dict[str, Any] | None = None
     """Who pins it for longer than five minutes."""
 
@@ -73,15 +86,17 @@ class Rates:
     """Completed a second."""
 
 
-def read(conn: Conn) -> Reading:
-    """One reading, in a transaction of its own: nothing is set on a session that a pooler may share."""
+def read(conn: Conn, before: Reading | None = None) -> Reading:
+    """One reading, in a transaction of its own: nothing is set on a session that a pooler may share.
+
+    Where a look at what runs takes long, the one of the reading `before` is good for a while.
+    """
     with conn.transaction():
         row = conn.execute(_LIMITS, prepare=False).fetchone()
         assert row is not None
-        message = "e.message" if row[-1] else "null"  # a reader's role does not see it
-        found = conn.execute(_READ.replace("{message}", message).encode(), prepare=False).fetchone()
-    assert found is not None
-    raw = json.loads(found[0])
+        failures = "_failures_said" if row[-1] else "_failures"  # a reader's role does not see their texts
+        raw = _json(conn, _READ.replace("{failures}", failures))
+        runs = before.runs if before and time.monotonic() < before.runs.good_until else _runs(conn)
     now = instant(raw["now"])
     assert now is not None
     return Reading(
@@ -89,13 +104,26 @@ def read(conn: Conn) -> Reading:
         database=raw["database"],
         server=raw["server"],
         alive=raw["alive"],
-        running=raw["running"],
         queues={one["name"]: one for one in raw["queues"] or []},
         workers=raw["workers"] or [],
-        longest=raw["longest"] or [],
         failures=raw["failures"] or [],
+        runs=runs,
         horizon=raw["horizon"],
     )
+
+
+def _runs(conn: Conn) -> Runs:
+    began = time.monotonic()
+    raw = _json(conn, _RUNNING)
+    ended = time.monotonic()
+    of_workers = {one["worker_id"]: one["jobs"] for one in raw["workers"] or []}
+    return Runs(raw["running"], raw["longest"] or [], of_workers, ended + _SHARE * (ended - began))
+
+
+def _json(conn: Conn, query: str) -> Any:
+    row = conn.execute(query.encode(), prepare=False).fetchone()
+    assert row is not None
+    return json.loads(row[0])
 
 
 _ENTERED = ("available", "running", "scheduled", "retrying", "waiting", "dead", "completed", "cancelled")

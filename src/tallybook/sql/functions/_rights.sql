@@ -160,6 +160,8 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('view',    'services',               '{operator,reader}', null),
   ('definer', 'backlog',                '{operator,reader,metrics}', null),
   ('definer', 'running',                '{operator,reader}', null),
+  ('definer', '_failures',              '{operator,reader}', null),
+  ('definer', '_failures_said',         '{operator}', null),
   ('caller',  '_horizon',               '{operator,reader}', null),
   ('view',    'queue_stats',            '{operator,reader}', null),
   -- the doctor: what the server shows is read with the caller's rights, pg_monitor among them
