@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -511,6 +512,16 @@ def test_all_checks(dsn: str, patient: Patient) -> None:
     assert named["schema"].level == "ok"
     assert (named["pooler"].level == "ok") is not POOLED and named["pooler"].details["pooled"] is POOLED
     assert set(GROUPS) == set(groups(patient.db))
+
+
+def test_the_page_lists_every_check(dsn: str) -> None:
+    """docs/doctor.md has one line a check, in the order in which they are made, with its group."""
+    page = (Path(__file__).parent.parent / "docs" / "doctor.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| (?:`(\w+)`)? ?\| `(\w+)` \|", page, re.MULTILINE)
+    made = [one.name for one in doctor(dsn)]
+    elsewhere = {"partitions", "counters"} - set(made)  # where history is dropped, and counted
+    assert [check for _, check in listed if check not in elsewhere] == made
+    assert list(dict.fromkeys(group for group, _ in listed if group)) == list(GROUPS)
 
 
 def groups(db: Connection) -> list[str]:
