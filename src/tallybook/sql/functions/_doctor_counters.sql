@@ -5,7 +5,6 @@ returns table (name text, level text, finding text, advice text, details jsonb) 
 declare
   v_bytes numeric;
 begin
-  if not exists (select from pg_proc p where p.pronamespace = 'tallybook'::regnamespace and p.proname = 'verify') then return; end if;
   select sum(pg_relation_size(c.oid)) into v_bytes from pg_class c
    where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'r' and c.relname ~ '^(entry|claim|outcome)_';
   if not p_asked and v_bytes > 67108864 then
@@ -13,6 +12,8 @@ begin
     return;
   end if;
   return query select * from tallybook._finding('counters', (
-      select jsonb_agg(jsonb_build_object('level', 'problem', 'text', to_jsonb(v)::text) || to_jsonb(v)) from tallybook.verify() v),
-    'the counters agree with a recount', 'That is a defect: please report it, with these lines.');
+      select jsonb_agg(jsonb_build_object('level', 'problem', 'text', format('%s%s: %s counted, %s found',
+                         coalesce(case when v.queue is not null then format('queue %s, task %s, ', to_json(v.queue), to_json(v.task)) end, ''), v.what, v.counted, v.found)) || to_jsonb(v)
+                       order by v.queue, v.task, v.what) from tallybook.verify() v),
+    'the counters agree with a recount', 'That is a defect: please report it, with these lines. `select tallybook.recount()` sets the counters right.');
 end $$;

@@ -42,7 +42,7 @@ begin
   return query select * from tallybook._finding('wraparound', (
       select jsonb_agg(jsonb_build_object('level', case when x.age > 1500000000 then 'problem' else 'warning' end, 'age', x.age,
                'text', format('%s: the oldest transaction id is %s transactions old', x.what, x.age), 'do', x.command) order by x.age desc, x.what)
-        from (select 'database ' || d.datname as what, age(d.datfrozenxid) as age, null as command
+        from (select 'database ' || d.datname as what, age(d.datfrozenxid) as age, 'vacuum freeze;' as command
                 from pg_database d where d.datname = current_database()
               union all
               select c.oid::regclass::text, age(c.relfrozenxid), format('vacuum freeze %s;', c.oid::regclass)

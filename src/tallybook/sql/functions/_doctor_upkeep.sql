@@ -17,7 +17,7 @@ begin
        where coalesce(s.last_run_at, '-infinity') < p_at - greatest(2 * s.every, interval '2 min')
          and v_since < p_at - greatest(2 * s.every, interval '2 min')),
     case when v_since is null then 'no worker lives that could run them' else 'all services run' end,
-    'Workers live and do not do it: see their logs for what fails. By hand, for one run: `select tallybook.NAME()`, for promote, rescue, rebase, places, deal and settle.');
+    'Workers live and do not do it: see their logs for what fails. By hand, for one run: `select tallybook.NAME()`, for promote, rescue, rebase, places, deal, settle and fold.');
 
   return query select * from tallybook._finding('schedules', (
       select jsonb_agg(jsonb_build_object('level', x.level, 'schedule', s.name, 'text', x.text, 'due_at', s.due_at) order by x.level desc, s.name)
