@@ -8,7 +8,7 @@ language plpgsql
 set plan_cache_mode = force_custom_plan set jit = off set work_mem = '64MB'
 as $$
 declare
-  v_last bigint; v_number bigint; v_n bigint; v_hi xid8;
+  v_last bigint; v_number bigint; v_n bigint;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'recount needs READ COMMITTED, this transaction is %', upper(current_setting('transaction_isolation')) using errcode = 'TB003';
@@ -60,12 +60,11 @@ begin
     insert into tallybook.fold (number, folded_at, hi, holes, last_job, checkpoint)
     select v_number, recount.at, pg_snapshot_xmax(s.s), array(select x from pg_snapshot_xip(s.s) x), 0, v_number
       from (select pg_current_snapshot() as s) s
-    returning hi
   )
-  select (select count(*) from put), (select f.hi from folded f) into v_n, v_hi;
+  select count(*) into v_n from put;
   delete from tallybook.total t where t.checkpoint < v_number;
   -- Numbers that this cluster has not given out yet: they came along with data of another one.
-  delete from tallybook.tally t where t.xid >= v_hi and t.xid is distinct from pg_current_xact_id_if_assigned();
+  delete from tallybook.tally t where t.xid >= pg_snapshot_xmax(pg_current_snapshot()) and t.xid is distinct from pg_current_xact_id_if_assigned();
   return v_n;
 end $$;
 
