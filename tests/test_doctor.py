@@ -335,7 +335,7 @@ def test_a_worker_that_is_older_than_the_schema(patient: Patient) -> None:
 
 
 def test_a_queue_that_nobody_serves(patient: Patient) -> None:
-    """S3-36: a queue with a job and no live worker is named, with how long it waits; a worker that serves it mends it."""
+    """A queue with a job and no live worker is named, with how long it waits; a worker that serves it mends it."""
     patient.fine("unserved_queues")
     put(patient.db)
     start(patient.db, "other")

@@ -123,7 +123,7 @@ def test_wide_characters() -> None:
 
 
 def test_rates_are_differences() -> None:
-    """S3-33: what came in and was done between two readings, per second; drops do not count backwards."""
+    """What came in and was done between two readings, per second; drops do not count backwards."""
     before = reading(queue("mail", available=10, completed=100, failed=3), queue("gone", available=5))
     after = replace(
         reading(queue("mail", available=10, running=2, completed=120, failed=5), queue("new", completed=2)),
@@ -188,7 +188,7 @@ def test_what_runs_is_looked_at_less_often_where_that_takes_long(db: Connection)
 
 
 def test_the_newest_failures_cost_the_same_however_many_there_are(db: Connection) -> None:
-    """S3-33: 900 failures cost what 450 cost, in pages; control: the view, which sorts them all, costs more."""
+    """900 failures cost what 450 cost, in pages; control: the view, which sorts them all, costs more."""
 
     def pages(query: str) -> int:
         db.execute(query)  # planned, and in memory
