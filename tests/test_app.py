@@ -57,6 +57,7 @@ def test_public_names() -> None:
         "DeadLetter",
         "Drop",
         "Exponential",
+        "Finding",
         "Fire",
         "Fired",
         "Job",

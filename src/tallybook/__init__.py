@@ -4,6 +4,7 @@ from tallybook._app import App
 from tallybook._db.schedules import Fire, Fired, ScheduleInfo
 from tallybook._model.backoff import Constant, Exponential, Linear
 from tallybook._model.breaker import BreakerInfo
+from tallybook._model.finding import Finding
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
 from tallybook._model.provider import Provider
@@ -31,6 +32,7 @@ __all__ = [
     "DeadLetter",
     "Drop",
     "Exponential",
+    "Finding",
     "Fire",
     "Fired",
     "Job",
