@@ -28,6 +28,7 @@ NAMES = (
     "concurrency",
     "fair",
     "counters",
+    "why",
 )
 _WITH_PEERS = ("drain", "latency")
 

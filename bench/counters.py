@@ -1,7 +1,7 @@
 """All counters read every second at 10 million jobs of history and 1 million in line, while 5,000 jobs a second go through.
 
-The history and the line are loaded by plain SQL. A producer and a real worker then run for the time of the measurement; every second
-one session reads all counters, and in the same snapshot, which it keeps open, verify recounts afterwards and must agree.
+The history and the line are loaded by plain SQL. A producer and a real worker then run for the time of the measurement; every
+second one session reads all counters, and in the same snapshot, which it keeps open, verify recounts afterwards and must agree.
 """
 
 from __future__ import annotations

@@ -57,6 +57,7 @@ def test_public_names() -> None:
         "DeadLetter",
         "Drop",
         "Exponential",
+        "Finding",
         "Fire",
         "Fired",
         "Job",
@@ -67,6 +68,7 @@ def test_public_names() -> None:
         "Provider",
         "QueueInfo",
         "RateInfo",
+        "Reason",
         "Reject",
         "Reschedule",
         "Retried",
@@ -80,6 +82,7 @@ def test_public_names() -> None:
         "SubjectReport",
         "Task",
         "TopJob",
+        "TraceEvent",
         "Truncated",
         "__version__",
     ]
