@@ -27,6 +27,8 @@ NAMES = (
     "limit",
     "concurrency",
     "fair",
+    "counters",
+    "why",
 )
 _WITH_PEERS = ("drain", "latency")
 

@@ -131,6 +131,7 @@ def test_readers_get_no_payload(at: House) -> None:
             and name
             not in (
                 "queues",
+                "queue_stats",
                 "workers",
                 "services",
                 "installed",
@@ -177,7 +178,8 @@ def test_definers_are_hardened(at: House) -> None:
         assert path == (["search_path=pg_catalog, pg_temp"] if definer else []), call
 
 
-DYNAMIC = re.compile(r"\bexecute\b", re.IGNORECASE)
+# "execute function" is how a trigger names its function: no text.
+DYNAMIC = re.compile(r"\bexecute\b(?! function\b)", re.IGNORECASE)
 
 
 def test_definers_execute_no_text(at: House) -> None:

@@ -4,15 +4,18 @@ from tallybook._app import App
 from tallybook._db.schedules import Fire, Fired, ScheduleInfo
 from tallybook._model.backoff import Constant, Exponential, Linear
 from tallybook._model.breaker import BreakerInfo
-from tallybook._model.counting import Counts, Difference, Level, Rates, Timings
+from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
+from tallybook._model.finding import Finding
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
 from tallybook._model.provider import Provider
+from tallybook._model.queue import QueueInfo, TopJob, Truncated
 from tallybook._model.rate import ConcurrencyInfo, RateInfo
 from tallybook._model.secret import Secret
 from tallybook._model.service import ServiceInfo
 from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectReport
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
+from tallybook._model.why import Reason, TraceEvent
 from tallybook._task import Task
 from tallybook._worker.context import Context
 
@@ -33,6 +36,7 @@ __all__ = [
     "Difference",
     "Drop",
     "Exponential",
+    "Finding",
     "Fire",
     "Fired",
     "Job",
@@ -42,8 +46,9 @@ __all__ = [
     "Level",
     "Linear",
     "Provider",
+    "QueueInfo",
     "RateInfo",
-    "Rates",
+    "Reason",
     "Reject",
     "Reschedule",
     "Retried",
@@ -56,6 +61,10 @@ __all__ = [
     "SubjectInfo",
     "SubjectReport",
     "Task",
+    "Throughput",
     "Timings",
+    "TopJob",
+    "TraceEvent",
+    "Truncated",
     "__version__",
 ]

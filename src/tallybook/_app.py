@@ -17,6 +17,7 @@ from tallybook._catalogue import catalogue, check
 from tallybook._counting import Counting
 from tallybook._db import fan_out
 from tallybook._db.source import Source
+from tallybook._doctor import Doctor
 from tallybook._limits import Limits
 from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
@@ -29,10 +30,12 @@ from tallybook._model.options import Options, check_name
 from tallybook._model.rate import ConcurrencyRule, RateRule
 from tallybook._model.schedule import Timing
 from tallybook._operations import Operations
+from tallybook._queues import Queues
 from tallybook._schedules import Declared, Schedules
 from tallybook._service_operations import ServiceOperations
 from tallybook._subject import SubjectVerbs
 from tallybook._task import AtomicContextTask, AtomicTask, ContextTask, Task, run, run_sync
+from tallybook._why import Knowing
 from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
 from tallybook.providers import Providers
 
@@ -66,7 +69,9 @@ class _AtomicDecorator(Protocol):
     def __call__(self, fn: Callable[Concatenate[Tx, P], R], /) -> AtomicTask[Tx, P, R]: ...
 
 
-class App(SubjectVerbs, Operations, Schedules, Limits, Breakers, Counting, ServiceOperations, Source):
+class App(
+    SubjectVerbs, Operations, Knowing, Counting, Schedules, Limits, Breakers, ServiceOperations, Doctor, Queues, Source
+):
     """The tasks of one program under one name. No connection, no work at import.
 
     `dsn` is used where no connection is at hand; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.

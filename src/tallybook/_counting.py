@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from tallybook._db import counting
 from tallybook._db.counting import Since
-from tallybook._model.counting import Counts, Difference, Level, Rates, Timings
+from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
 from tallybook._run import run, run_sync
 
 __all__ = ["Counting"]
@@ -26,16 +26,16 @@ class Counting:
         """How many jobs are in which state; counts without an event loop."""
         return run_sync(conn, counting.counts())
 
-    async def rates(self, conn: object, span: timedelta | str = "1 min") -> list[Rates]:
+    async def throughput(self, conn: object, span: timedelta | str = "1 min") -> list[Throughput]:
         """How much came and ended in the last `span`, per queue and task, up to the last fold, about a second ago.
 
-        for rates in await app.rates(conn, "5 min"): print(rates.task, rates.completed_per_s)
+        for one in await app.throughput(conn, "5 min"): print(one.task, one.completed_per_s)
         """
-        return await run(conn, counting.rates(span))
+        return await run(conn, counting.throughput(span))
 
-    def rates_sync(self, conn: object, span: timedelta | str = "1 min") -> list[Rates]:
-        """How much came and ended in the last `span`; rates without an event loop."""
-        return run_sync(conn, counting.rates(span))
+    def throughput_sync(self, conn: object, span: timedelta | str = "1 min") -> list[Throughput]:
+        """How much came and ended in the last `span`; throughput without an event loop."""
+        return run_sync(conn, counting.throughput(span))
 
     async def timings(self, conn: object, span: timedelta | str = "15 min") -> list[Timings]:
         """How long the jobs that completed in the last `span` waited and took, per queue and task, as percentiles.
@@ -124,7 +124,9 @@ class Counting:
         return run_sync(conn, counting.recount())
 
     async def series_keep(self, conn: object, step: int, keep: timedelta | str) -> bool:
-        """How long the time series keeps its steps of 0 (folds, about a second), 60, 3600 or 86400 seconds; then they are summed up.
+        """How long the time series keeps its steps of 0 (folds: about a second), 60, 3600 or 86400 seconds.
+
+        Older ones are summed up to the next step.
 
         False: it was so already. SqlError TB005: there is no such step, or it cannot be kept for so long.
 

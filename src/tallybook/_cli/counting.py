@@ -13,7 +13,7 @@ import click
 from tallybook._cli.common import DURATION, connect, dsn_option, json_option, print_json, print_table, working
 from tallybook._cli.text import clean, local
 from tallybook._db import counting, sync
-from tallybook._model.counting import Counts, Level, Rates, Timings
+from tallybook._model.counting import Counts, Level, Throughput, Timings
 from tallybook._model.options import check_name
 
 __all__ = ["counts", "event", "recount", "series", "verify"]
@@ -36,7 +36,7 @@ def counts(dsn: str | None, by_task: bool, as_json: bool) -> None:
     """
     with connect(dsn) as conn:
         found = sync.run(conn, counting.counts())
-        rates = sync.run(conn, counting.rates("1 min"))
+        rates = sync.run(conn, counting.throughput("1 min"))
         timings = sync.run(conn, counting.timings("15 min"))
         oldest = dict(conn.execute(_OLDEST).fetchall())
         (now,) = conn.execute("select clock_timestamp()").fetchone() or (None,)
@@ -56,13 +56,13 @@ def counts(dsn: str | None, by_task: bool, as_json: bool) -> None:
 
 
 def _lines(
-    found: Sequence[Counts], rates: Sequence[Rates], timings: Sequence[Timings], by_task: bool
+    found: Sequence[Counts], rates: Sequence[Throughput], timings: Sequence[Timings], by_task: bool
 ) -> list[dict[str, object]]:
     """What is shown, per queue or per queue and task."""
     lines: dict[tuple[str, str], dict[str, object]] = {}
     numbers: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
 
-    def key(one: Counts | Rates | Timings) -> tuple[str, str]:
+    def key(one: Counts | Throughput | Timings) -> tuple[str, str]:
         return (one.queue, one.task if by_task else "")
 
     for one in found:
@@ -95,7 +95,7 @@ def _span(seconds: object) -> str:
     """A length of time for people: its two largest units."""
     if not isinstance(seconds, float):
         return ""
-    left, texts = int(seconds), []
+    left, texts = int(seconds), list[str]()
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
         if left >= size or (unit == "s" and not texts):
             texts.append(f"{left // size} {unit}")

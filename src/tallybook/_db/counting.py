@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from tallybook._db.calls import Call, instant
-from tallybook._model.counting import Counts, Difference, Level, Rates, Timings
+from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_name
 from tallybook.errors import InvalidArgument
@@ -21,9 +21,9 @@ __all__ = [
     "event_counts",
     "event_series",
     "levels",
-    "rates",
     "recount",
     "series_keep",
+    "throughput",
     "timings",
     "verify",
 ]
@@ -38,7 +38,7 @@ step => cast(cast(%(step)s as text) as interval),
   since => coalesce(cast(cast(%(since)s as text) as timestamptz), clock_timestamp() - cast(cast(%(ago)s as text) as interval))"""
 
 _COUNTS = _ROWS.format(call="tallybook.counts()", order="x.queue, x.task")
-_RATES = _ROWS.format(call=f"tallybook.rates({_SPAN})", order="x.queue, x.task")
+_THROUGHPUT = _ROWS.format(call=f"tallybook.throughput({_SPAN})", order="x.queue, x.task")
 _TIMINGS = _ROWS.format(call=f"tallybook.timings({_SPAN})", order="x.queue, x.task")
 _LEVELS = _ROWS.format(call=f"tallybook.levels({_STEPS}, queue => cast(%(queue)s as text))", order="x.begins")
 _COMPLETED = _ROWS.format(
@@ -60,10 +60,10 @@ def counts() -> Call[list[Counts]]:
     return Call("counts", _COUNTS, {}, _rows(lambda row: Counts(**row)))
 
 
-def rates(span: timedelta | str) -> Call[list[Rates]]:
+def throughput(span: timedelta | str) -> Call[list[Throughput]]:
     """What came and ended in the last span."""
-    read = _rows(lambda row: Rates(**{**row, "since": instant(row["since"])}))
-    return Call("rates", _RATES, {"span": _duration("span", span)}, read)
+    read = _rows(lambda row: Throughput(**{**row, "since": instant(row["since"])}))
+    return Call("throughput", _THROUGHPUT, {"span": _duration("span", span)}, read)
 
 
 def timings(span: timedelta | str) -> Call[list[Timings]]:

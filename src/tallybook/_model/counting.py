@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-__all__ = ["Counts", "Difference", "Level", "Rates", "Timings"]
+__all__ = ["Counts", "Difference", "Level", "Throughput", "Timings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class Throughput:
     """What came and ended in a span of time, of one task in one queue, and how many that is per second."""
 
     queue: str

@@ -1,9 +1,9 @@
--- rates(span, at): how much came and went, per queue and task, in the last span: since when exactly, and how many per second.
+-- throughput(span, at): how much came and went, per queue and task, in the last span: since when exactly, and how many per second.
 --
 -- came: jobs that are in the system now and were not then, and those that ended; they may have been retried ones. Up to the last fold, which is
 -- about a second old where workers run. Of a span longer than 15 min the beginning is rounded to the minutes, hours or days that are kept.
 -- Errors: TB005 a span that is not positive. Reads series, lane.
-create or replace function tallybook.rates(span interval default '1 min', at timestamptz default clock_timestamp())
+create or replace function tallybook.throughput(span interval default '1 min', at timestamptz default clock_timestamp())
 returns table (queue text, task text, since timestamptz, came bigint, completed bigint, failed bigint, died bigint, cancelled bigint,
                came_per_s float8, completed_per_s float8, failed_per_s float8)
 language plpgsql stable
@@ -11,7 +11,7 @@ set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off 
 as $$
 #variable_conflict use_column
 declare
-  v_since timestamptz := rates.at - rates.span; v_seconds float8 := extract(epoch from rates.span);
+  v_since timestamptz := throughput.at - throughput.span; v_seconds float8 := extract(epoch from throughput.span);
 begin
   if coalesce(v_seconds, 0) <= 0 then raise exception 'a span is a positive time, not %', coalesce(span::text, 'null') using errcode = 'TB005'; end if;
   return query
