@@ -132,6 +132,7 @@ def test_readers_get_no_payload(at: House) -> None:
             not in (
                 "queues",
                 "queue_stats",
+                "queue_status",
                 "workers",
                 "services",
                 "installed",
@@ -244,6 +245,15 @@ select tallybook.cancel(4, at => pg_catalog.clock_timestamp());
 select tallybook.retry(4, at => pg_catalog.clock_timestamp());
 select tallybook.dead_letters();
 select tallybook.backlog();
+select tallybook.fold(at => pg_catalog.clock_timestamp());
+select tallybook.counts();
+select tallybook.throughput(at => pg_catalog.clock_timestamp());
+select tallybook.timings(at => pg_catalog.clock_timestamp());
+select tallybook.levels(at => pg_catalog.clock_timestamp());
+select tallybook.count_event('e');
+select tallybook.event_series('e', at => pg_catalog.clock_timestamp());
+select tallybook.recount(at => pg_catalog.clock_timestamp());
+select tallybook.verify();
 select id, state, args from tallybook.job order by id using operator(pg_catalog.<);
 """
 
@@ -375,6 +385,12 @@ def test_reader_and_metrics(at: House) -> None:
         reader.execute(f"table tallybook.{view}".encode())
     for conn in (reader, metrics):
         assert conn.execute("select queue, state, jobs from tallybook.backlog()").fetchall() == [("q", "available", 1)]
+        assert conn.execute("select queue, task, available from tallybook.counts()").fetchall() == [("q", "t", 1)]
+        for query in ("table tallybook.queue_stats", "table tallybook.queue_status", "select tallybook.throughput()",
+                      "select tallybook.timings()", "select tallybook.levels()", "select tallybook.event_counts()"):  # fmt: skip
+            conn.execute(query.encode())
+        refused(conn, "select tallybook.recount()", "select tallybook.count_event('e')", "select tallybook.fold()",
+                "select tallybook.series_keep(60, '1 h')", "table tallybook.total")  # fmt: skip
     refused(metrics, "select id from tallybook.job", "select tallybook.state(1)", "table tallybook.queues")
 
 

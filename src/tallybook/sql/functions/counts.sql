@@ -86,8 +86,9 @@ begin
                 when l.mode = 'running' then coalesce(r.n, 0) else o.n - coalesce(r.n, 0) end as running
       from (select x.*, case when x.n - x.running <= 2000 then 'available' else 'running' end as mode from lanes x) l
       join open o on o.lane_id = l.lane_id and o.n <> 0
-      left join lateral (select x.task, x.n from tallybook._split(l.lane_id, l.mode, l.running) x
-                          where l.tasks > 1 and l.running <> 0 and l.running <> l.n) r on r.task = o.task
+      -- Asked for nothing by null: a condition beside it would be looked at after it has read everything.
+      left join lateral tallybook._split(l.lane_id, case when l.tasks > 1 and l.running <> 0 and l.running <> l.n then l.mode end, l.running) r
+        on r.task = o.task
   )
   select s.lane_id, s.task, s.what::text, s.n, s.attempts, s.last_at from sums s where s.what not in ('opened', 'unclaimed')
   union all
@@ -97,7 +98,7 @@ begin
 end $$;
 
 -- _split(lane, mode): of one lane how many jobs of each task wait (mode 'available': its line is read) or run (mode 'running': its newest claims are
--- read, until p_running that run have been met).
+-- read, until p_running that run have been met); null: nothing.
 create or replace function tallybook._split(p_lane_id int, p_mode text, p_running bigint) returns table (task text, n bigint)
 language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
@@ -107,6 +108,7 @@ as $$
 declare
   l record; c record; v_tasks text[] := '{}';
 begin
+  if p_mode is null then return; end if;
   select x.retention, x.born into l from tallybook.lane x where x.lane_id = p_lane_id;
   if p_mode = 'available' then
     return query select a.task, a.n from tallybook._line(p_lane_id, l.retention, l.born) a;

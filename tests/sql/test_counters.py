@@ -1,0 +1,531 @@
+"""The counters in SQL: what each verb does to them, that a recount agrees after each, and what reading them costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, LiteralString
+
+import psycopg
+import pytest
+
+from support.hands import Hands, put
+
+pytestmark = pytest.mark.servers
+Connection = psycopg.Connection[tuple[Any, ...]]
+STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
+ENDS = ("completed", "failed", "snoozed", "cancelled", "lost", "moved", "died")
+COUNTS = f"select {', '.join(f'coalesce(sum({what}), 0)::int' for what in (*STATES, *ENDS))} from tallybook.counts()"  # noqa: S608
+FOLD = "select tallybook.fold()"
+
+
+def one(db: Connection, query: LiteralString, *params: object) -> Any:
+    row = db.execute(query, params).fetchone()
+    return None if row is None else row[0]
+
+
+def counted(db: Connection) -> dict[str, int]:
+    """All queues together: what is not 0."""
+    row = db.execute(COUNTS).fetchone()  # type: ignore[arg-type]
+    assert row is not None
+    return {what: n for what, n in zip((*STATES, *ENDS), row, strict=True) if n}
+
+
+def differences(db: Connection) -> list[Any]:
+    return db.execute("select * from tallybook.verify()").fetchall()
+
+
+class Watched:
+    """Each step's effect on the counters: before a fold and after it, beside a recount."""
+
+    def __init__(self, db: Connection) -> None:
+        self.db = db
+        self.last = counted(db)
+
+    @contextmanager
+    def changes(self, **expected: int) -> Iterator[None]:
+        yield
+        assert differences(self.db) == []
+        now = counted(self.db)
+        self.db.execute(FOLD)
+        assert (counted(self.db), differences(self.db)) == (now, [])
+        found = {what: now.get(what, 0) - self.last.get(what, 0) for what in {*now, *self.last}}
+        assert {what: n for what, n in found.items() if n} == expected
+        self.last = now
+
+
+@pytest.fixture
+def watched(db: Connection) -> Watched:
+    return Watched(db)
+
+
+def test_what_is_put_in_and_falls_due_is_counted(db: Connection, watched: Watched) -> None:
+    """S3-14, S3-16, S3-17: enqueue, enqueue_many, promote and cancel move jobs from count to count, and each step agrees with a recount."""
+    with watched.changes(available=1):
+        put(db)
+    with watched.changes(available=2, scheduled=1):
+        db.execute(
+            "select tallybook.enqueue_many('{q,r,q}', '{t,u,v}', '{\"{}\",\"{}\",\"{}\"}', array[null, null, now() + interval '1 h'])"
+        )
+    with watched.changes():
+        with db.transaction(force_rollback=True):
+            put(db)
+    with watched.changes(scheduled=-1, available=1):
+        db.execute("select tallybook.promote(at => clock_timestamp() + interval '2 h')")
+    later = put(db, run_at="2100-01-01")
+    with watched.changes(scheduled=1):  # an intent: it counts where it is until it is carried out
+        db.execute("select tallybook.cancel(%s)", (later,))
+    with watched.changes(scheduled=-1, available=1):
+        db.execute("select tallybook.promote(at => '2100-01-02')")
+    with watched.changes(available=-5, cancelled=1, running=4):
+        assert len(Hands(db, "q", "r").start()) == 3
+        assert len(Hands(db, "r").start()) == 1
+    with watched.changes(available=1):
+        db.execute("select tallybook.retry(%s)", (later,))
+
+
+def test_how_attempts_end_is_counted(db: Connection, watched: Watched) -> None:
+    """S3-14, S3-16, S3-17: complete, fail, retry, snooze, move, cancel, expire, death and rescue, each with a recount."""
+    hands = Hands(db)
+    for _ in range(9):
+        put(db)
+    watched.last = counted(db)
+    with watched.changes(available=-9, running=9):
+        a, b, c, d, e, f, g, h, _ = hands.start()
+    with watched.changes(running=-1, completed=1):
+        hands.complete(a)
+    with watched.changes():
+        assert hands.say("complete", a) is True  # said twice
+    with watched.changes(running=-1, failed=1, retrying=1):
+        hands.fail(b, "1 h")
+    with watched.changes(running=-1, failed=1, available=1):
+        hands.fail(c)
+    with watched.changes(running=-1, died=1, dead=1):
+        hands.fail(d, final=True)
+    with watched.changes(running=-1, snoozed=1, scheduled=1):
+        hands.say("snooze", e, timedelta(hours=1))
+    with watched.changes(running=-1, died=1, dead=1):
+        hands.say("expire", f)
+    with watched.changes(running=-1, moved=1, available=1):
+        hands.say("put_back", g, timedelta(0))
+    with watched.changes():
+        db.execute("select tallybook.cancel(%s)", (h.id,))  # it runs: its worker is told
+    with watched.changes(running=-1, cancelled=1):
+        hands.say("cancelled", h)
+    with watched.changes(dead=-1, available=1):
+        db.execute("select tallybook.retry(%s)", (d.id,))
+    with watched.changes(dead=-1):
+        db.execute("select tallybook.drop_dead(%s)", (f.id,))
+    with watched.changes(running=-1, lost=1, available=1):
+        hands.rescued()
+    with watched.changes(retrying=-1, scheduled=-1, available=2):
+        db.execute("select tallybook.promote(at => clock_timestamp() + interval '2 h')")
+    with watched.changes(available=-6, completed=6):
+        assert len(Hands(db).run_all()) == 6
+    assert watched.last == {"completed": 7, "failed": 2, "snoozed": 1, "moved": 1, "cancelled": 1, "lost": 1, "died": 2}
+
+
+def test_what_waits_is_counted(db: Connection, watched: Watched) -> None:
+    """S3-14, S3-17: order keys, parents and fair keys: what waits, and what is put in line for it, each with a recount."""
+    hands = Hands(db)
+    with watched.changes(available=3):
+        parent, *_ = (put(db, order_key="k") for _ in range(3))
+    with watched.changes(available=-3, running=1, waiting=2, moved=2):
+        (first,) = hands.start()
+    with watched.changes(waiting=1):
+        child = one(db, "select tallybook.enqueue_after('q', 'then', array[%s::bigint])", parent)
+    with watched.changes(running=-1, completed=1, waiting=-1, available=1):
+        hands.complete(first)
+    with watched.changes(waiting=-1, available=1):
+        db.execute("select tallybook.settle()")
+    assert one(db, "select state from tallybook.job where id = %s", child) == "available"
+    with watched.changes(waiting=2):
+        for tenant in ("x", "y"):
+            db.execute("select tallybook.enqueue('q', 'fair', options => %s)", (f'{{"fair_key": "{tenant}"}}',))
+    with watched.changes(waiting=-2, available=2):
+        db.execute("select tallybook.deal()")
+    with watched.changes(waiting=-1, available=-4, completed=5):
+        hands.run_all()
+
+
+def test_subjects_are_counted(db: Connection, watched: Watched) -> None:
+    """S3-14, S3-17: a subject that is pushed, changed, run again and again, and dropped counts as its job does."""
+    hands = Hands(db)
+    with watched.changes(available=1):
+        db.execute("select tallybook.subject_push('q', 't', 'one')")
+    with watched.changes(scheduled=1):
+        db.execute("select tallybook.subject_push('q', 't', 'two', run_at => now() + interval '1 day')")
+    with watched.changes():
+        db.execute("select tallybook.subject_push('q', 't', 'two')")
+    with watched.changes(scheduled=-1, available=1):
+        db.execute("select tallybook.subject_upsert('q', 't', 'two', run_at => now() - interval '1 s')")
+        db.execute("select tallybook.promote()")
+    with watched.changes(available=-2, running=2):
+        jobs = hands.start()
+    with watched.changes(running=-1, snoozed=1, scheduled=1):
+        db.execute(
+            "select tallybook.subject_reschedule(%s, %s, %s, clock_timestamp() + interval '1 h')",
+            (jobs[0].lease, jobs[0].id, jobs[0].attempt),
+        )
+    with watched.changes(running=-1, completed=1):
+        db.execute("select tallybook.subject_complete(%s, %s, %s)", (jobs[1].lease, jobs[1].id, jobs[1].attempt))
+
+
+def test_a_truncated_queue_is_counted(db: Connection, watched: Watched) -> None:
+    """S3-36: truncate ends what stands in line, is scheduled or waits, by the thousand, and every step agrees with a recount."""
+    db.execute(
+        "select tallybook.enqueue('q', t) from unnest(array_fill('a'::text, '{1500}') || array_fill('b'::text, '{1500}')) t"
+    )
+    db.execute("select tallybook.enqueue('q', 'a', run_at => now() + interval '1 h') from generate_series(1, 50)")
+    Hands(db).claim(10)
+    watched.last = counted(db)
+    mark, remain = None, True
+    with watched.changes(available=-2990, scheduled=-50, cancelled=3040):
+        while remain:
+            mark, remain = db.execute(
+                "select mark, remain from tallybook.queue_truncate('q', max_jobs => 1000, mark => %s)", (mark,)
+            ).fetchone()  # type: ignore[misc]
+            mark = psycopg.types.json.Jsonb(mark)
+            assert differences(db) == []
+    assert watched.last == {"running": 10, "cancelled": 3040}
+
+
+@pytest.mark.parametrize("line", [30, 2200], ids=["a short line", "a long line"])
+def test_tasks_that_share_a_lane_are_told_apart(db: Connection, line: int) -> None:
+    """S4-15: what waits and what runs is exact per task where several share a lane, whichever of the two is the shorter."""
+    db.execute(
+        "select tallybook.enqueue('q', (array['a', 'b', 'c'])[1 + n %% 3]) from generate_series(1, %s) n", (line + 20,)
+    )
+    hands = Hands(db)
+    jobs = hands.claim(20)
+    hands.complete(*jobs[:5])
+    hands.fail(jobs[5], "1 h")
+    tasks: LiteralString = "select task, state, count(*)::int from tallybook.job group by 1, 2"
+    for step in (FOLD, "select tallybook.recount()", FOLD):
+        seen: LiteralString = "select task, state, jobs::int from tallybook.queue_status where queue = 'q'"
+        assert sorted(db.execute(seen).fetchall()) == sorted(db.execute(tasks).fetchall())
+        assert differences(db) == []
+        db.execute(step)
+    running = dict(db.execute("select task, running from tallybook.counts()").fetchall())
+    assert sum(running.values()) == 14
+
+
+def test_queue_status_says_how_old_and_how_often(db: Connection) -> None:
+    """S4-15: per queue, task and state: how many, when the oldest and the newest came, how often they were tried on average."""
+    for minutes, task in ((30, "mail"), (20, "mail"), (10, "report")):
+        db.execute("select tallybook.enqueue('q', %s, at => now() - make_interval(mins => %s))", (task, minutes))
+    hands = Hands(db)
+    first, *_ = hands.start(1)
+    hands.fail(first, "1 h")
+    rows = db.execute(
+        "select task, state, jobs, round(extract(epoch from now() - oldest) / 60)::int,"
+        " round(extract(epoch from now() - newest) / 60)::int, average_attempts::float from tallybook.queue_status order by 1, 2"
+    ).fetchall()
+    assert rows == [
+        ("mail", "available", 1, 20, 20, 0.0),
+        ("mail", "retrying", 1, 30, 30, 1.0),
+        ("report", "available", 1, 10, 10, 0.0),
+    ]
+
+
+def test_completed_today_is_a_look_up(db: Connection) -> None:
+    """S4-16: per queue the numbers of all states and ends, and what has completed since midnight; yesterday's is left out."""
+    hands = Hands(db)
+    now = one(db, "select date_trunc('day', now()) + interval '12 h'")
+    for at, n in ((now - timedelta(days=1), 3), (now, 2)):
+        for _ in range(n):
+            put(db)
+        for job in hands.start():
+            hands.say("complete", job)
+        db.execute("select tallybook.fold(at => %s)", (at,))
+    today: LiteralString = "select queue, task, completed from tallybook.completed_since(%s)"
+    assert db.execute(today, (now - timedelta(hours=12),)).fetchall() == [("q", "t", 2)]
+    assert db.execute(today, (now - timedelta(days=2),)).fetchall() == [("q", "t", 5)]
+    put(db)
+    stats = db.execute(
+        "select queue, available, running, completed, failed, cancelled, unserved from tallybook.queue_stats"
+    )
+    assert stats.fetchall() == [("q", 1, 0, 5, 0, 0, 0)]
+    hands.complete(*hands.start())
+    assert sum(row[2] for row in db.execute(today, (now - timedelta(days=2),)).fetchall()) == 6  # not folded yet
+
+
+READS: dict[str, LiteralString] = {
+    "counts": "select * from tallybook.counts()",
+    "queue_stats": "select * from tallybook.queue_stats",
+    "backlog": "select * from tallybook.backlog()",
+    "completed_since": "select * from tallybook.completed_since(now() - interval '1 day')",
+}
+HISTORY: LiteralString = """
+do $$
+declare
+  v_worker int := tallybook.worker_start('filler', '{q}'); v_lease uuid; v_n int := %(n)s;
+begin
+  perform tallybook.enqueue_many(array_fill('q'::text, array[v_n]), array_fill('t'::text, array[v_n]), array_fill('{}'::text, array[v_n]));
+  commit;
+  for i in 1..20 loop
+    v_lease := gen_random_uuid();
+    perform tallybook.claim(v_worker, '{q}', array[v_n / 40], v_lease);
+    commit;
+    perform tallybook.complete_many(array_agg(v_lease), array_agg(l.job_id), array_agg(l.attempt)) from tallybook.leased(v_lease) l;
+    commit;
+  end loop;
+  perform tallybook.fold();
+end $$"""
+
+
+def pages(conn: Connection, query: LiteralString) -> int:
+    """How many pages a statement touches at its second run."""
+    found = 0
+    for _ in range(2):
+        plan = one(conn, "explain (analyze, buffers, format json) " + query)[0]["Plan"]
+        found = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    return found
+
+
+def test_reading_costs_the_same_at_any_size(db: Connection, connect: Callable[..., Connection]) -> None:
+    """S3-15: counts and views for people read no more pages with 10,000 jobs in line and 10,000 behind them than with 100."""
+    fill = HISTORY.replace("%(n)s", "100")
+    db.execute(fill)
+    before = {name: pages(connect(), query) for name, query in READS.items()}
+    db.execute(HISTORY.replace("%(n)s", "20000"))
+    now = counted(db)
+    assert now["available"] > 10_000 and now["completed"] > 9000
+    after = {name: pages(connect(), query) for name, query in READS.items()}
+    assert {name: (before[name], n) for name, n in after.items() if n > before[name] + 40} == {}
+
+
+def test_control_a_count_reads_all_of_them(db: Connection) -> None:
+    """Control: the same numbers by count(*) take hundreds of pages more; so the pages of the test above tell something."""
+    db.execute(HISTORY.replace("%(n)s", "20000"))
+    assert pages(db, "select count(*) from tallybook.entry") > pages(db, READS["counts"]) + 40
+
+
+def test_two_that_complete_at_once_do_not_wait(db: Connection, connect: Callable[..., Connection]) -> None:
+    """S3-17: counters move in the statement, with its transaction; another one that has not committed is waited for by nobody."""
+    for _ in range(4):
+        put(db)
+    hands = Hands(db)
+    jobs = hands.start()
+    first, second = connect(autocommit=False), connect(autocommit=False)
+    for conn, job in zip((first, second), jobs, strict=False):
+        conn.execute("set lock_timeout = '2 s'")
+        conn.execute("select tallybook.complete(%s, %s, %s)", (job.lease, job.id, job.attempt))
+        assert counted(conn) == {"running": 3, "completed": 1}  # its own, at once
+    assert counted(db) == {"running": 4}
+    db.execute(FOLD)
+    second.commit()
+    db.execute(FOLD)
+    assert counted(db) == {"running": 3, "completed": 1}
+    first.rollback()
+    assert (counted(db), differences(db)) == ({"running": 3, "completed": 1}, [])
+
+
+def test_control_a_counter_row_makes_the_second_wait(db: Connection, connect: Callable[..., Connection]) -> None:
+    """Negative control: with one row that both update in place the second of them waits for the first one's transaction."""
+    db.execute("create table counter (n int); insert into counter values (0)")
+    first, second = connect(autocommit=False), connect(autocommit=False)
+    first.execute("update counter set n = n + 1")
+    second.execute("set lock_timeout = '100 ms'")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        second.execute("update counter set n = n + 1")
+
+
+def test_counters_are_logged_and_folded(db: Connection) -> None:
+    """S3-18: each change is a row of the log; folds sum them up, then write new totals beside the old: all sums stay the same."""
+    hands = Hands(db)
+    for n in range(60):
+        for _ in range(2):
+            put(db, task=f"t{n % 7}")
+        job, *_ = hands.start(1)
+        hands.say(*(("complete", job) if n % 3 else ("fail", job, "{}", timedelta(hours=1))))
+        now = counted(db)
+        assert one(db, FOLD) > 0
+        assert counted(db) == now
+        if n % 5 == 0:
+            assert one(db, "select count(*) from tallybook.tally where xid < (select max(hi) from tallybook.fold)") > 0
+    assert one(db, FOLD) == 0
+    assert counted(db) == {"available": 60, "completed": 40, "failed": 20, "retrying": 20}
+    assert one(db, "select checkpoint > 0 from tallybook.fold order by number desc limit 1") is True
+    written = one(
+        db, "select n_tup_upd from pg_stat_xact_user_tables where relname = 'total' and schemaname = 'tallybook'"
+    )
+    assert (written, differences(db)) == (0, [])
+
+
+def test_events_are_counted_up_and_down(db: Connection, connect: Callable[..., Connection]) -> None:
+    """S3-16, S3-33: an event moves by what is said, down too; it is rolled back with its transaction, survives folds and recounts."""
+    events: LiteralString = "select name, n::int from tallybook.event_counts()"
+    for n in (5, -2, 1):
+        db.execute("select tallybook.count_event('sent', %s)", (n,))
+    db.execute("select tallybook.count_event('owed', -3)")
+    other = connect(autocommit=False)
+    other.execute("select tallybook.count_event('sent')")
+    assert db.execute(events).fetchall() == [("owed", -3), ("sent", 4)]
+    for step in (FOLD, "select tallybook.recount()", FOLD):
+        db.execute(step)
+        assert db.execute(events).fetchall() == [("owed", -3), ("sent", 4)]
+    other.commit()
+    assert db.execute(events).fetchall() == [("owed", -3), ("sent", 5)]
+    assert one(db, "select sum(n)::int from tallybook.event_series('sent')") == 5
+    db.execute(FOLD)
+    assert one(db, "select sum(n)::int from tallybook.event_series('sent')") == 5
+    assert counted(db) == {}
+
+
+def test_a_recount_inside_a_transaction_counts_its_changes_once(
+    db: Connection, connect: Callable[..., Connection]
+) -> None:
+    """S3-33: who recounts in a transaction of changes has these counted once, those after it too, and not if it is rolled back."""
+    put(db)
+    for end in ("commit", "rollback"):
+        conn = connect(autocommit=False)
+        put(conn)
+        put(db)  # a later number that is over
+        Hands(conn)
+        conn.execute("select tallybook.recount()")
+        put(conn, run_at="2100-01-01")
+        put(conn)
+        conn.execute(end)  # type: ignore[arg-type]
+        assert differences(db) == []
+    assert counted(db) == {"available": 5, "scheduled": 1}
+
+
+def test_a_difference_is_found_and_mended(db: Connection) -> None:
+    """S3-33: what is taken from the ledgers behind the counters' back is named by verify, and right again after a recount."""
+    for _ in range(3):
+        put(db)
+    db.execute(FOLD)
+    db.execute(
+        "alter table tallybook.tally disable trigger all; update tallybook.series set n = n + 2 where what = 'opened'"
+    )
+    assert differences(db) == [("q", "t", "available", 5, 3)]
+    db.execute("select tallybook.recount()")
+    assert (differences(db), counted(db)) == ([], {"available": 3})
+
+
+def test_throughput_and_times(db: Connection) -> None:
+    """S3-33: what came and ended per second, and percentiles of how long jobs waited and took, at most 19 % too high."""
+    now = one(db, "select clock_timestamp()")
+    for seconds in (10, 20, 40):
+        db.execute("select tallybook.enqueue('q', 't', at => %s)", (now - timedelta(seconds=seconds),))
+    lease = one(db, "select gen_random_uuid()")
+    worker = one(db, "select tallybook.worker_start('w', '{q}')")
+    db.execute("select tallybook.claim(%s, '{q}', '{10}', %s, at => %s)", (worker, lease, now))
+    for job, seconds in ((1, 1), (2, 2), (3, 8)):
+        db.execute("select tallybook.complete(%s, %s, 1, at => %s)", (lease, job, now + timedelta(seconds=seconds)))
+    at = now + timedelta(seconds=30)
+    db.execute("select tallybook.fold(at => %s)", (at,))
+    row = db.execute("select came, completed, completed_per_s from tallybook.throughput('1 min', %s)", (at,)).fetchone()
+    assert row == (3, 3, 0.05)
+    found = db.execute(
+        "select jobs, waited_p50, waited_p99, took_p50, took_p99 from tallybook.timings('1 min', %s)", (at,)
+    ).fetchone()
+    assert found is not None and found[0] == 3
+    for percentile, exact in zip(found[1:], (20e3, 40e3, 2e3, 8e3), strict=True):
+        assert exact <= percentile <= 1.19 * exact + 1
+    later = at + timedelta(minutes=5)
+    assert db.execute("select * from tallybook.throughput('1 min', %s)", (later,)).fetchall() == []
+
+
+def test_levels_walk_back_from_now(db: Connection) -> None:
+    """S3-33: the series says how many were in each state at the end of each step, and what ended in it; what is not folded is in the last."""
+    start = one(db, "select date_bin('1 min', now(), '2001-01-01 00:00+00')")
+    hands = Hands(db)
+    for minute, come, done in ((0, 5, 1), (1, 0, 3), (3, 2, 0)):
+        for _ in range(come):
+            put(db)
+        for job in hands.start(done) if done else ():
+            hands.complete(job)
+        db.execute("select tallybook.fold(at => %s)", (start + timedelta(minutes=minute, seconds=30),))
+    put(db)
+    rows = db.execute(
+        "select begins, open, completed from tallybook.levels('1 min', %s, 'q', at => %s)",
+        (start, start + timedelta(minutes=4, seconds=1)),
+    ).fetchall()
+    assert [(round((begins - start).total_seconds() / 60), open_, done) for begins, open_, done in rows] == [
+        (0, 4, 1), (1, 1, 3), (2, 1, 0), (3, 3, 0), (4, 4, 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("keep", [{}, {0: "3 days", 60: "1 h"}], ids=["as installed", "a longer step kept shorter"])
+def test_series_thin_out_with_age(db: Connection, keep: dict[int, str]) -> None:
+    """S3-34: folds become minutes, hours and days as they age, every sum stays the same, and the longest step is forgotten at last."""
+    for step, time in keep.items():
+        assert one(db, "select tallybook.series_keep(%s, %s::interval)", step, time) is True
+        assert one(db, "select tallybook.series_keep(%s, %s::interval)", step, time) is False
+    start = one(db, "select date_trunc('day', now())")
+    sums: LiteralString = "select sum(n)::int from tallybook.event_series('e', '1 day', %s, at => %s)"
+    for n in range(1, 241):
+        db.execute("select tallybook.count_event('e', %s)", (n,))
+        at = start + timedelta(minutes=7 * n)
+        db.execute("select tallybook.fold(at => %s)", (at,))
+        if n % 40 == 0:
+            assert one(db, sums, start, at) == n * (n + 1) // 2
+    kept = lambda: dict(db.execute("select step, count(*)::int from tallybook.series group by step").fetchall())  # noqa: E731
+    rows = sum(kept().values())
+    ages = ((timedelta(days=5), {3600}), (timedelta(days=120), {86400}), (timedelta(days=4000), set()))
+    for age, steps in ages:
+        for n in range(3):
+            db.execute("select tallybook.count_event('filler')")
+            db.execute(
+                "select tallybook._checkpoint(f.checkpoint, f.number), 0 from tallybook.fold f order by f.number desc limit 1"
+            )
+            db.execute(
+                "update tallybook.fold set checkpoint = number where number = (select max(number) from tallybook.fold)"
+            )
+            at = start + age + timedelta(minutes=n)
+            db.execute("select tallybook.fold(at => %s)", (at,))
+        left = {
+            step for (step,) in db.execute("select distinct step from tallybook.series where task = 'e'").fetchall()
+        }
+        assert left == steps
+        assert sum(kept().values()) < rows
+        if steps:
+            assert one(db, sums, start, at) == 240 * 241 // 2
+    assert one(db, "select n::int from tallybook.event_counts() where name = 'e'") == 240 * 241 // 2
+
+
+BAD: dict[str, LiteralString] = {
+    "step": "select tallybook.levels('90 s')",
+    "month": "select tallybook.levels('1 month')",
+    "many": "select tallybook.levels('1 min', '-infinity')",
+    "series": "select tallybook.event_series('e', '10 s')",
+    "span": "select tallybook.throughput('0')",
+    "no span": "select tallybook.timings(null)",
+    "since": "select tallybook.completed_since(null)",
+    "event": "select tallybook.count_event('')",
+    "nothing": "select tallybook.count_event('e', 0)",
+    "keep": "select tallybook.series_keep(60, '1 min')",
+    "which": "select tallybook.series_keep(61, '1 h')",
+}
+
+
+@pytest.mark.parametrize("query", BAD.values(), ids=BAD)
+def test_what_does_not_fit_is_said(db: Connection, query: LiteralString) -> None:
+    """S3-33: what does not fit is refused with TB005 and a message."""
+    with pytest.raises(psycopg.Error) as caught:
+        db.execute(query)
+    assert caught.value.sqlstate == "TB005"
+
+
+def test_the_backlog_is_made_of_the_counters(db: Connection) -> None:
+    """S3-15: backlog says how many of each queue are in each state, and since when the oldest could run, for a collector's every second."""
+    first = one(db, "select clock_timestamp()") - timedelta(hours=3)
+    for hours in (0, 1):
+        db.execute("select tallybook.enqueue('q', 't', at => %s)", (first + timedelta(hours=hours),))
+    db.execute("select tallybook.enqueue('q', 't', run_at => %s)", (first + timedelta(days=2),))
+    rows: LiteralString = "select queue, state, jobs::int, oldest_run_at from tallybook.backlog()"
+    assert db.execute(rows).fetchall() == [
+        ("q", "available", 2, first),
+        ("q", "scheduled", 1, first + timedelta(days=2)),
+    ]
+    hands = Hands(db)
+    job, *_ = hands.start(1)
+    assert db.execute(rows).fetchall()[:2] == [
+        ("q", "available", 1, first + timedelta(hours=1)),
+        ("q", "running", 1, None),
+    ]
+    hands.fail(job, final=True)
+    assert ("q", "dead", 1, first) in db.execute(rows).fetchall()
