@@ -27,6 +27,7 @@ NAMES = (
     "limit",
     "concurrency",
     "fair",
+    "history",
 )
 _WITH_PEERS = ("drain", "latency")
 

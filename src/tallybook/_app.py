@@ -28,6 +28,7 @@ from tallybook._model.options import Options, check_name
 from tallybook._model.rate import ConcurrencyRule, RateRule
 from tallybook._model.schedule import Timing
 from tallybook._operations import Operations
+from tallybook._retention import Retentions
 from tallybook._schedules import Declared, Schedules
 from tallybook._service_operations import ServiceOperations
 from tallybook._subject import SubjectVerbs
@@ -65,7 +66,7 @@ class _AtomicDecorator(Protocol):
     def __call__(self, fn: Callable[Concatenate[Tx, P], R], /) -> AtomicTask[Tx, P, R]: ...
 
 
-class App(SubjectVerbs, Operations, Schedules, Limits, Breakers, ServiceOperations, Source):
+class App(SubjectVerbs, Operations, Schedules, Limits, Breakers, ServiceOperations, Retentions, Source):
     """The tasks of one program under one name. No connection, no work at import.
 
     `dsn` is used where no connection is at hand; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.

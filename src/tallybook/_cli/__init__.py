@@ -22,6 +22,7 @@ from tallybook._cli.limit import limit
 from tallybook._cli.migrate import info, migrate, uninstall
 from tallybook._cli.provider import provider
 from tallybook._cli.queue import queue
+from tallybook._cli.retention import retention
 from tallybook._cli.roles import roles
 from tallybook._cli.schedule import schedule
 from tallybook._cli.service import service
@@ -84,6 +85,7 @@ for _command in (
     dead,
     provider,
     service,
+    retention,
     info,
     roles,
     demo,

@@ -66,6 +66,7 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('definer', 'deal',                   '{worker}', null),
   ('definer', 'settle',                 '{worker}', null),
   ('definer', 'rebase',                 '{worker}', null),
+  ('definer', 'prune',                  '{worker}', null),
   ('definer', '_schedules_register',    '{worker}', null),
   ('definer', '_schedules_look',        '{worker}', null),
   ('definer', '_schedules_due',         '{worker}', null),
@@ -100,6 +101,7 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('definer', 'pause',                  '{operator}', null),
   ('definer', 'resume',                 '{operator}', null),
   ('definer', 'service_every',          '{operator}', null),
+  ('definer', 'retention_put',          '{operator}', null),
   ('definer', 'rate_limit_put',         '{operator}', null),
   ('definer', 'concurrency_limit_put',  '{operator}', null),
   ('definer', 'concurrency_limit_drop', '{operator}', null),
@@ -158,6 +160,8 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('view',    'provider_routes',        '{operator,reader}', null),
   ('view',    'provider_field',         '{operator,reader}', null),
   ('view',    'services',               '{operator,reader}', null),
+  ('view',    'retentions',             '{operator,reader}', null),
+  ('definer', 'held_ranges',            '{operator,reader}', null),
   ('definer', 'backlog',                '{operator,reader,metrics}', null),
   ('view',    'installed',              '{producer,worker,operator,reader}', null)
 ) v(kind, name, roles, columns) $$;
