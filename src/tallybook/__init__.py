@@ -8,6 +8,7 @@ from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, R
 from tallybook._model.outcome import Cancel, Dead, Snooze
 from tallybook._model.provider import Provider
 from tallybook._model.rate import ConcurrencyInfo, RateInfo
+from tallybook._model.retention import HeldRange, RetentionInfo
 from tallybook._model.secret import Secret
 from tallybook._model.service import ServiceInfo
 from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectReport
@@ -31,6 +32,7 @@ __all__ = [
     "Drop",
     "Exponential",
     "Fire",
+    "HeldRange",
     "Fired",
     "Job",
     "JobCall",
@@ -41,6 +43,7 @@ __all__ = [
     "RateInfo",
     "Reject",
     "Reschedule",
+    "RetentionInfo",
     "Retried",
     "ScheduleInfo",
     "Secret",

@@ -1,4 +1,4 @@
--- _prune_range(family, lower, upper, at): one piece of the work on one range: null, nothing to do; 0, go on soon; else how many rows went.
+-- _prune_range(class, keep, lower, upper, leaves, at): one piece of the work on one range: null, nothing to do; 0, go on soon; else how many rows went.
 --
 -- What is found stays true, since nothing is added any more to a range whose transactions have all ended but outcomes: so all of it is
 -- found out before any lock is taken, in pieces, and the lock is held for the TRUNCATE alone. A range goes when
@@ -8,21 +8,19 @@
 -- - nobody waits for a job in it to end who has not been told (parent), and the counters have passed it;
 -- - no lane's newest claim lies in it: that is moved on first, as a claim of nothing, under the lane's lock, which is only tried.
 -- Reads all ledgers, worker, lane, parent; writes history_range, claim, pruned; deletes from concurrency_holder; truncates.
-create or replace function tallybook._prune_range(p_name text, p_code "char", p_parents regclass[], p_keep interval, p_lower numeric,
-  p_upper numeric, p_at timestamptz) returns bigint
+create or replace function tallybook._prune_range(p_code "char", p_keep interval, p_lower numeric, p_upper numeric,
+  p_leaves regclass[], p_at timestamptz) returns bigint
 language plpgsql
 set jit = off
 as $$
 declare
-  v_leaves regclass[] := tallybook._range_leaves(p_parents, p_lower); v_files oid[]; h tallybook.history_range; v_leaf name;
+  v_files oid[]; h tallybook.history_range; v_leaf name;
   v_lower xid8 := p_lower::text::xid8; v_upper xid8 := coalesce(p_upper, 18446744073709551615)::text::xid8; v_rows bigint; v_claims text;
 begin
-  if not tallybook._range_quiet(p_lower, p_upper) or not exists (select from unnest(v_leaves) l where pg_relation_size(l) > 0) then
-    return null;
-  end if;
-  select c.relname into v_leaf from pg_catalog.pg_class c where c.oid = v_leaves[1];
+  if not tallybook._range_quiet(p_lower, p_upper) then return null; end if;
+  select c.relname into v_leaf from pg_catalog.pg_class c where c.oid = p_leaves[1];
   select array_agg(pg_relation_filenode(l) order by n) || (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
-    into v_files from unnest(v_leaves) with ordinality u(l, n);
+    into v_files from unnest(p_leaves) with ordinality u(l, n);
   select r.* into h from tallybook.history_range r where r.leaf = v_leaf;
   if h.leaf is null or h.files <> v_files then
     delete from tallybook.history_range r where r.leaf = v_leaf;
@@ -31,9 +29,9 @@ begin
   if p_code is null then
     if p_at - h.quiet_since < p_keep then return null; end if;
   else
-    if tallybook._range_young(v_leaves, h, p_at - p_keep) or h.again_at > p_at then return null; end if;
+    if tallybook._range_young(p_leaves, h, p_at - p_keep) or h.again_at > p_at then return null; end if;
     if not h.complete then
-      return case when tallybook._range_count(h, v_leaves, p_keep, p_at) then 0 end;
+      return case when tallybook._range_count(h, p_leaves, p_keep, p_at) then 0 end;
     end if;
     v_claims := tallybook._range_claims(h, p_code, v_lower, v_upper);
     if v_claims <> 'over' then return case when v_claims = 'more' then 0 end; end if;
@@ -46,15 +44,15 @@ begin
   if p_upper <= pg_snapshot_xmin(pg_current_snapshot())::text::numeric and not tallybook._folded(v_upper) then
     return tallybook._range_held(v_leaf, 'the counters are behind');
   end if;
-  v_rows := case when p_code is null then (select sum(pg_relation_size(l)) from unnest(v_leaves) l) / 8192 else h.entries end;
+  v_rows := case when p_code is null then (select sum(pg_relation_size(l)) from unnest(p_leaves) l) / 8192 else h.entries end;
 
   -- Its holders have ended, and without their outcomes nobody could tell.
   delete from tallybook.concurrency_holder c where c.ctid = any (array(
     select x.ctid from tallybook.concurrency_holder x where x.retention = p_code and x.xid >= v_lower and x.xid < v_upper for update skip locked));
   if exists (select from tallybook.concurrency_holder x where x.retention = p_code and x.xid >= v_lower and x.xid < v_upper) then return null; end if;
-  if not tallybook._range_lock(v_leaves) then return tallybook._range_held(v_leaf, 'a reader'); end if;
+  if not tallybook._range_lock(p_leaves) then return tallybook._range_held(v_leaf, 'a reader'); end if;
   if not tallybook._range_quiet(p_lower, p_upper) then return null; end if;
-  execute (select 'truncate ' || string_agg(format('only %s', l), ', ') from unnest(v_leaves) l);
+  execute (select 'truncate ' || string_agg(format('only %s', l), ', ') from unnest(p_leaves) l);
   if h.entries > 0 then
     insert into tallybook.pruned (retention, pruned_at, lower, upper, entries, outcomes)
     values (p_code, p_at, v_lower, p_upper::text::xid8, h.entries, h.states);

@@ -28,6 +28,13 @@ language sql stable as $$
     from unnest(p_parents) with ordinality p(parent, n), lateral tallybook._ranges(p.parent) r where r.lower = p_lower
 $$;
 
+-- _family_ranges(parents): the ranges of a family: their bounds, their partitions in the family's order, and how large these are.
+create or replace function tallybook._family_ranges(p_parents regclass[]) returns table (lower numeric, upper numeric, leaves regclass[], bytes bigint)
+language sql stable as $$
+  select r.lower, min(r.upper), array_agg(r.leaf order by p.n), sum(pg_relation_size(r.leaf))::bigint
+    from unnest(p_parents) with ordinality p(parent, n), lateral tallybook._ranges(p.parent) r group by r.lower order by r.lower
+$$;
+
 -- _range_lock(tables): takes these tables alone. Never waits; it is tried some times, since most that hold them do so for a
 -- moment. False: somebody holds one for longer, a dump or an open transaction: try again later.
 create or replace function tallybook._range_lock(p_tables regclass[]) returns boolean
@@ -62,6 +69,7 @@ declare
   c_small constant bigint := 16777216;
   v_leaves regclass[] := tallybook._range_leaves(p_parents, p_lower); v_upper numeric; v_number int; v_behind boolean; v_key name;
 begin
+  if p_cut >= (select r.upper from tallybook._ranges(p_parents[1]) r where r.lower = p_lower) then return false; end if;
   for n in 1..cardinality(p_parents) loop
     if pg_relation_size(v_leaves[n]) > c_small then return false; end if;
     select a.attname into v_key from pg_catalog.pg_partitioned_table p join pg_catalog.pg_attribute a on a.attrelid = p.partrelid and a.attnum = p.partattrs[0]
@@ -117,9 +125,8 @@ declare
   v_cur numeric := pg_snapshot_xmax(pg_current_snapshot())::text::numeric; v_old numeric := pg_snapshot_xmin(pg_current_snapshot())::text::numeric;
   v_lower numeric[]; v_upper numeric[]; v_empty boolean[]; k int; j int; v_cut numeric;
 begin
-  select array_agg(r.lower order by r.lower), array_agg(r.upper order by r.lower),
-         array_agg((select sum(pg_relation_size(l)) = 0 from unnest(tallybook._range_leaves(p_parents, r.lower)) l) order by r.lower)
-    into v_lower, v_upper, v_empty from tallybook._ranges(p_parents[1]) r;
+  select array_agg(r.lower order by r.lower), array_agg(r.upper order by r.lower), array_agg(r.bytes = 0 order by r.lower)
+    into v_lower, v_upper, v_empty from tallybook._family_ranges(p_parents) r;
   select max(n) into k from unnest(v_lower) with ordinality u(l, n) where l <= v_cur;
   if cardinality(v_lower) >= c_most - 4 then
     for i in 1..k - 2 loop
@@ -154,7 +161,7 @@ begin
   end if;
   v_seconds := extract(epoch from p_at - r.measured_at);
   if v_seconds < 60 then return r.per_second; end if;
-  v_share := case when r.per_second is null then 1 else 1 - exp(-v_seconds / 3600) end;
+  v_share := case when r.per_second is null then 1 else 1 - exp(-least(v_seconds / 3600, 50)) end;
   r.per_second := coalesce(r.per_second, 0) * (1 - v_share) + (v_cur::text::numeric - r.xid::text::numeric) / v_seconds * v_share;
   update tallybook.xid_rate set measured_at = p_at, xid = v_cur, per_second = r.per_second;
   return r.per_second;

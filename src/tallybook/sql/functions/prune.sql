@@ -10,7 +10,7 @@ create or replace function tallybook.prune(at timestamptz default clock_timestam
   out effect bigint, out again boolean)
 language plpgsql as $$
 declare
-  v_names text[]; v_codes "char"[]; v_parents jsonb; v_keeps interval[]; v_lowers numeric[]; v_uppers numeric[]; v_family regclass[];
+  v_names text[]; v_codes "char"[]; v_parents jsonb; v_keeps interval[]; v_ranges jsonb; v_range jsonb; v_family regclass[];
   v_rate float8; v_piece bigint;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
@@ -26,9 +26,12 @@ begin
   <<pieces>>
   for n in 1..cardinality(v_names) loop
     v_family := array(select x::oid::regclass from jsonb_array_elements_text(v_parents -> n - 1) with ordinality u(x, i) order by i);
-    select array_agg(r.lower order by r.lower), array_agg(r.upper order by r.lower) into v_lowers, v_uppers from tallybook._ranges(v_family[1]) r;
-    for i in 1..cardinality(v_lowers) loop
-      v_piece := tallybook._prune_range(v_names[n], v_codes[n], v_family, v_keeps[n], v_lowers[i], v_uppers[i], at);
+    select coalesce(jsonb_agg(jsonb_build_array(r.lower, r.upper, r.leaves::oid[]::bigint[]) order by r.lower), '[]') into v_ranges
+      from tallybook._family_ranges(v_family) r where r.bytes > 0;
+    for i in 0..jsonb_array_length(v_ranges) - 1 loop
+      v_range := v_ranges -> i;
+      v_piece := tallybook._prune_range(v_codes[n], v_keeps[n], (v_range ->> 0)::numeric, (v_range ->> 1)::numeric,
+        array(select x::oid::regclass from jsonb_array_elements_text(v_range -> 2) with ordinality u(x, k) order by k), at);
       if v_piece is not null then
         effect := v_piece; again := true;
         exit pieces;
