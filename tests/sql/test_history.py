@@ -79,7 +79,11 @@ def burn(db: Connection, ids: int) -> None:
 def passed(db: Connection) -> None:
     """All that began before has ended, in the other databases of the server, too: one test's transaction holds another's ranges."""
     last = one(db, "select pg_snapshot_xmax(pg_current_snapshot())::text")
-    wait_until(lambda: one(db, "select pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8", last), "all have ended", seconds=30)
+    wait_until(
+        lambda: one(db, "select pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8", last),
+        "all have ended",
+        seconds=30,
+    )
 
 
 def held(db: Connection, at: datetime) -> list[tuple[Any, ...]]:
@@ -261,7 +265,10 @@ def test_a_long_reader_makes_nobody_wait(
         with ThreadPoolExecutor(1) as pool:
             waits = pool.submit(dropper.execute, "truncate tallybook.entry_default_1")
             wait_until(
-                lambda: one(db, "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"),
+                lambda: one(
+                    db,
+                    "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'",
+                ),
                 "the truncate waits",
             )
             db.execute("set lock_timeout = '100ms'")
@@ -323,6 +330,7 @@ def test_ranges_are_made_ahead(db: Connection, now: datetime) -> None:
     assert len(ranges(db, "entry_long")) == 5, "nothing more is needed"
 
 
+@pytest.mark.slow
 def test_never_more_than_sixteen_ranges(db: Connection, now: datetime) -> None:
     """S3-21: old empty ranges become one, so that a class never has more than 16, however long it lives."""
     hands = Hands(db)
@@ -386,11 +394,13 @@ def test_exactly_once_whatever_is_pruned_in_between(db: Connection, now: datetim
     cut(db)
     assert prune(db, at + 30 * DAY) > 0
     assert db.execute(COUNT).fetchone() == (0, 0)
-    sums = db.execute("select sum(entries), sum((outcomes ->> 'completed')::int), sum((outcomes ->> 'cancelled')::int) from tallybook.pruned").fetchone()
+    sums = db.execute(
+        "select sum(entries), sum((outcomes ->> 'completed')::int), sum((outcomes ->> 'cancelled')::int) from tallybook.pruned"
+    ).fetchone()
     assert sums is not None and sums[1:] == (len(completed), cancelled)
-    assert sums[0] == one(
-        db, "select sum(v.value::int) from tallybook.pruned p, jsonb_each_text(p.outcomes) v"
-    ), "each entry had its outcome"
+    assert sums[0] == one(db, "select sum(v.value::int) from tallybook.pruned p, jsonb_each_text(p.outcomes) v"), (
+        "each entry had its outcome"
+    )
 
 
 def test_the_reads_of_a_claim_do_not_grow_with_history(db: Connection, now: datetime) -> None:
@@ -473,4 +483,3 @@ def test_a_shorter_retention_holds_at_once(db: Connection, now: datetime) -> Non
     assert one(db, "select tallybook.retention_put('default', '1 hour')") is True
     assert one(db, "select tallybook.retention_put('default', '1 hour')") is False
     assert prune(db, now + 2 * timedelta(hours=1)) == 3
-
