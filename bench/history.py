@@ -22,23 +22,22 @@ _BATCH = 100
 _CHUNK = 500_000
 
 # A claim of a hundred is one row; each hundred has a transaction id of its own.
-_LANE = "select lane_id, retention from tallybook._lane('default', 2, '')"
 _ENTRIES = """
 insert into tallybook.entry (xid, seq, job_id, enqueued_at, lane_id, attempt, failures, crashes, retention, task, args)
-select (%(xid)s + n / 100)::text::xid8, n, n, %(at)s, l.lane_id, 1, 0, 0, l.retention, 'noop', jsonb_build_object('to', 'user@example.com', 'n', n)
+select (%(xid)s + n / 100)::text::xid8, n, n, %(at)s, l.lane_id, 1, 0, 0, l.retention, 'noop',
+       jsonb_build_object('to', 'user@example.com', 'n', n)
   from generate_series(%(first)s::bigint, %(last)s::bigint) n, tallybook._lane('default', 2, '') l"""
 _OUTCOMES = """
 insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state)
 select (%(xid)s + n / 100)::text::xid8, n, %(at)s, l.retention, 'completed'
   from generate_series(%(first)s::bigint, %(last)s::bigint) n, tallybook._lane('default', 2, '') l"""
 _CLAIMED = """
-insert into tallybook.claim (xid, id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, claimed, claimed_at, lease, lane_id, worker_id, jobs,
-                             retention, holes, closed)
-select x.x, nextval('tallybook.claim_id'), h.number + n, x.x, x.y, x.x, 0, x.x, n * 100 + 99, h.claimed + n * 100, %(at)s, gen_random_uuid(),
-       l.lane_id, 0, 100, l.retention, '{}', '{}'
+insert into tallybook.claim (xid, id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, claimed, claimed_at, lease, lane_id,
+                             worker_id, jobs, retention, holes, closed)
+select x.x, nextval('tallybook.claim_id'), n, x.x, x.y, x.x, 0, x.x, n * 100 + 99, n * 100, %(at)s,
+       gen_random_uuid(), l.lane_id, 0, 100, l.retention, '{}', '{}'
   from generate_series(%(first)s::bigint / 100, %(last)s::bigint / 100) n, tallybook._lane('default', 2, '') l,
-       lateral (select (%(xid)s + n)::text::xid8 as x, (%(xid)s + n + 1)::text::xid8 as y) x,
-       lateral (select 0 as number, 0 as claimed) h"""
+       lateral (select (%(xid)s + n)::text::xid8 as x, (%(xid)s + n + 1)::text::xid8 as y) x"""
 
 
 def _one(conn: psycopg.Connection[Any], query: str, *params: object) -> Any:
@@ -58,7 +57,8 @@ def claim(conn: psycopg.Connection[Any], worker: int) -> float:
     took = 1000 * (time.perf_counter() - begin)
     assert row is not None and row[1], "there are jobs"
     conn.execute(
-        "select tallybook.complete_many(array_agg(%s::uuid), array_agg(l.job_id), array_agg(l.attempt)) from tallybook.leased(%s) l",
+        "select tallybook.complete_many(array_agg(%s::uuid), array_agg(l.job_id), array_agg(l.attempt))"
+        " from tallybook.leased(%s) l",
         (lease, lease),
     )
     return took
@@ -121,7 +121,7 @@ class Claimer(threading.Thread):
 
 
 def drop(dsn: str) -> tuple[float, list[float], int, float]:
-    """Prune until the old range has gone, beside a claimer: how long the run took that dropped it, the claims, the rows, the whole."""
+    """Prune until the old range has gone, beside a claimer: how long the run took that did it, the claims, the rows, the whole."""
     claimer = Claimer(dsn)
     with psycopg.connect(dsn, autocommit=True) as conn:
         claimer.start()

@@ -54,15 +54,18 @@ def done(db: Connection, hands: Hands, jobs: int, queue: str = "q") -> None:
             hands.say("complete", job)
 
 
+CUT: LiteralString = """
+select x.at::text, x.at = r.upper or tallybook._range_split(f.parents, r.lower, x.at)
+  from tallybook._families() f, tallybook._ranges(f.parents[1]) r,
+       lateral (select pg_snapshot_xmax(pg_current_snapshot())::text::numeric as now) s,
+       lateral (select least(s.now + 500, r.upper) as at) x
+ where f.name = 'default' and r.lower <= s.now order by r.lower desc limit 1"""
+
+
 def cut(db: Connection) -> None:
     """What follows this comes into another range."""
-    parents = "array(select x from tallybook._families() f, unnest(f.parents) x where f.name = 'default')"
     for _ in range(20):  # other tests use up transaction ids, too
-        row = db.execute(
-            f"select x.at::text, x.at = r.upper or tallybook._range_split({parents}, r.lower, x.at) from tallybook._ranges('tallybook.entry_default') r,"
-            " lateral (select pg_snapshot_xmax(pg_current_snapshot())::text::numeric as now) s, lateral (select least(s.now + 500, r.upper) as at) x"
-            " where r.lower <= s.now order by r.lower desc limit 1"
-        ).fetchone()
+        row = db.execute(CUT).fetchone()
         if row and row[1]:
             db.execute(
                 f"do $$ begin while pg_snapshot_xmax(pg_current_snapshot()) <= '{row[0]}'::xid8"
@@ -94,7 +97,7 @@ def held(db: Connection, at: datetime) -> list[tuple[Any, ...]]:
 
 
 def test_ended_jobs_go_when_their_time_is_over(db: Connection, now: datetime) -> None:
-    """S3-21: a range of ended jobs is there until its newest end is older than its class keeps; then it goes whole, and is on record."""
+    """S3-21: a range of ended jobs is there until its newest end is older than its class keeps; then it goes, and is on record."""
     hands = Hands(db)
     done(db, hands, 30)
     cut(db)
@@ -134,7 +137,7 @@ def test_the_lane_goes_on_where_it_was(db: Connection, now: datetime) -> None:
 
 @pytest.mark.parametrize("kind", ["waits in a paused queue", "runs"])
 def test_an_open_job_holds_its_range(db: Connection, now: datetime, kind: str) -> None:
-    """S3-21: what is open stays whatever its age, with all of its range, and it is said what holds it; when it has ended all goes."""
+    """S3-21: what is open stays whatever its age, with all of its range, and it is said why; when it has ended all goes."""
     hands = Hands(db)
     done(db, hands, 20)
     put(db, 1)
@@ -234,7 +237,7 @@ def test_the_counters_come_first(db: Connection, now: datetime) -> None:
 
 
 def test_a_rewritten_table_is_counted_anew(db: Connection, now: datetime) -> None:
-    """What was counted of a range counts for its files only: a table that was rewritten, or restored, is counted from its beginning."""
+    """What was counted counts for the files of a range only: a table that was rewritten, or restored, is counted anew."""
     hands = Hands(db)
     done(db, hands, 5)
     put(db, 1)
@@ -254,7 +257,7 @@ def test_a_rewritten_table_is_counted_anew(db: Connection, now: datetime) -> Non
 def test_a_long_reader_makes_nobody_wait(
     db: Connection, connect: Callable[..., Connection], now: datetime, insists: bool
 ) -> None:
-    """S3-20: a dump that reads a range makes prune try later: a claim beside it waits for nobody; control: a plain TRUNCATE would."""
+    """S3-20: a dump that reads a range makes prune try later: claims beside it wait for nobody; control: a plain TRUNCATE."""
     hands = Hands(db)
     done(db, hands, 5)
     cut(db)
@@ -351,7 +354,7 @@ def test_never_more_than_sixteen_ranges(db: Connection, now: datetime) -> None:
 
 
 def test_exactly_once_whatever_is_pruned_in_between(db: Connection, now: datetime) -> None:
-    """S3-21: with short ranges, random claims, ends, failures, retries, cancels and prunes in between, each job runs once and none is lost."""
+    """S3-21: with short ranges and random claims, ends, failures, cancels and prunes each job runs once and none is lost."""
     draw = random.Random(7)
     hands = [Hands(db, at="'infinity'") for _ in range(3)]
     left: list[tuple[Hands, Any]] = []
@@ -437,7 +440,7 @@ def test_the_reads_of_a_claim_do_not_grow_with_history(db: Connection, now: date
 
 
 def test_a_job_that_has_left_is_said_to_be_past_its_retention(db: Connection, now: datetime) -> None:
-    """S3-21: of an id below all that are left cancel and retry say that it is past its retention; of one that never was they do not."""
+    """S3-21: of an id below all that are left cancel and retry say that it is past its retention; of one that never was not."""
     done(db, Hands(db), 3)
     cut(db)
     for job, said in ((2, None), (10**9, None)):

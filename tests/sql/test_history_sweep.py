@@ -96,7 +96,8 @@ def test_calls_stay_as_long_as_their_window(db: Connection, now: datetime) -> No
     db.execute("select tallybook.rate_limit_put('week', 5, '10 days'), tallybook.rate_limit_put('second', 5, '1 s')")
     for name, days in (("week", 9), ("week", 11), ("second", 6), ("second", 9)):
         db.execute(
-            "insert into tallybook.rate_state (name, next_at, front_at, granted) values (%s, now(), now(), 1) on conflict do nothing",
+            "insert into tallybook.rate_state (name, next_at, front_at, granted) values (%s, now(), now(), 1)"
+            " on conflict do nothing",
             [name],
         )
         db.execute("insert into tallybook.rate_call values (%s, 1, 1, %s)", [now - days * DAY, name])
@@ -156,7 +157,7 @@ def test_old_generations_of_a_key_go(db: Connection, now: datetime) -> None:
 
 
 def test_generations_go_without_a_gap(db: Connection, now: datetime) -> None:
-    """S3-21: a generation whose job is there keeps all after it: by a gap a producer with an old snapshot would take the key again."""
+    """S3-21: a generation whose job is there keeps all after it: by a gap a producer with an old snapshot would take the key."""
     _taken(db, Hands(db), 5)
     second = one(db, "select job_id from tallybook.unique_key where generation = 2")
     forget(db)

@@ -67,7 +67,7 @@ create or replace function tallybook._range_split(p_parents regclass[], p_lower 
 language plpgsql as $$
 declare
   c_small constant bigint := 16777216;
-  v_leaves regclass[] := tallybook._range_leaves(p_parents, p_lower); v_upper numeric; v_number int; v_behind boolean; v_key name;
+  v_leaves regclass[] := tallybook._range_leaves(p_parents, p_lower); v_upper numeric; v_name name; v_new regclass[] := '{}'; v_behind boolean; v_key name;
 begin
   if p_cut >= (select r.upper from tallybook._ranges(p_parents[1]) r where r.lower = p_lower) then return false; end if;
   for n in 1..cardinality(p_parents) loop
@@ -77,20 +77,31 @@ begin
     execute format('select exists (select from %s where %I >= %L)', v_leaves[n], v_key, p_cut) into v_behind;
     if v_behind then return false; end if;
   end loop;
-  if not tallybook._range_lock(p_parents || v_leaves) then return false; end if;
-  if p_cut <= pg_snapshot_xmax(pg_current_snapshot())::text::numeric then return false; end if;  -- it took long
-  for n in 1..cardinality(p_parents) loop
-    select r.upper into v_upper from tallybook._ranges(p_parents[n]) r where r.lower = p_lower;
-    select coalesce(max(substring(c.relname from '_(\d+)$')::int), 0) + 1 into v_number
-      from pg_catalog.pg_inherits i join pg_catalog.pg_class c on c.oid = i.inhrelid where i.inhparent = p_parents[n];
-    execute format('alter table %s detach partition %s', p_parents[n], v_leaves[n]);
-    execute format('alter table %s attach partition %s for values %s', p_parents[n], v_leaves[n],
-                   tallybook._range_bounds(p_lower, p_cut));
-    execute format('create table tallybook.%I partition of %s for values %s',
-                   (select c.relname from pg_catalog.pg_class c where c.oid = p_parents[n]) || '_' || v_number, p_parents[n],
-                   tallybook._range_bounds(p_cut, v_upper));
-  end loop;
-  return true;
+  -- What takes long is done before anything is locked. In a block, so that nothing of it stays where the locks are not to be had.
+  begin
+    for n in 1..cardinality(p_parents) loop
+      select c.relname || '_' || (
+               select coalesce(max(substring(k.relname from '_(\d+)$')::int), 0) + 1
+                 from pg_catalog.pg_inherits i join pg_catalog.pg_class k on k.oid = i.inhrelid where i.inhparent = p_parents[n])
+        into v_name from pg_catalog.pg_class c where c.oid = p_parents[n];
+      execute format('create table tallybook.%I (like %s including all)', v_name, p_parents[n]);
+      v_new := v_new || format('tallybook.%I', v_name)::regclass;
+    end loop;
+    if not tallybook._range_lock(p_parents || v_leaves) or p_cut <= pg_snapshot_xmax(pg_current_snapshot())::text::numeric then
+      raise lock_not_available;
+    end if;
+    select r.upper into v_upper from tallybook._ranges(p_parents[1]) r where r.lower = p_lower;
+    for n in 1..cardinality(p_parents) loop
+      execute format('alter table %s detach partition %s', p_parents[n], v_leaves[n]);
+      execute format('alter table %s attach partition %s for values %s', p_parents[n], v_leaves[n],
+                     tallybook._range_bounds(p_lower, p_cut));
+      execute format('alter table %s attach partition %s for values %s', p_parents[n], v_new[n],
+                     tallybook._range_bounds(p_cut, v_upper));
+    end loop;
+    return true;
+  exception when lock_not_available or check_violation then
+    return false;
+  end;
 end $$;
 
 -- _range_merge(parents, lower, next): two neighbouring ranges in which nothing is become one, or nothing is done (false).
