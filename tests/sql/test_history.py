@@ -35,6 +35,7 @@ def now(db: Connection) -> datetime:
 def prune(db: Connection, at: datetime) -> int:
     """Runs as long as there is something to do: how many rows went."""
     went = 0
+    db.execute("select tallybook.fold()")
     for _ in range(1000):
         effect, again = db.execute("select effect, again from tallybook.prune(%s)", [at]).fetchone() or (0, False)
         went += effect
@@ -105,7 +106,7 @@ def test_ended_jobs_go_when_their_time_is_over(db: Connection, now: datetime) ->
     assert db.execute(COUNT).fetchone() == (30, 30)
     assert prune(db, now + 8 * DAY) == 30
     assert db.execute(COUNT).fetchone() == (0, 0)
-    rows = db.execute("select retention, entries, outcomes from tallybook.pruned").fetchall()
+    rows = db.execute("select retention, entries, ended from tallybook.pruned").fetchall()
     assert rows == [("d", 30, {"completed": 30})]
 
 
@@ -385,6 +386,7 @@ def test_exactly_once_whatever_is_pruned_in_between(db: Connection, now: datetim
             cut(db)
         if step % 6 == 0:
             prune(db, at)
+            assert db.execute("select * from tallybook.verify()").fetchall() == [], "the counters know what has gone"
     while True:
         for hand, job in left:
             assert hand.say("complete", job)
@@ -398,10 +400,10 @@ def test_exactly_once_whatever_is_pruned_in_between(db: Connection, now: datetim
     assert prune(db, at + 30 * DAY) > 0
     assert db.execute(COUNT).fetchone() == (0, 0)
     sums = db.execute(
-        "select sum(entries), sum((outcomes ->> 'completed')::int), sum((outcomes ->> 'cancelled')::int) from tallybook.pruned"
+        "select sum(entries), sum((ended ->> 'completed')::int), sum((ended ->> 'cancelled')::int) from tallybook.pruned"
     ).fetchone()
     assert sums is not None and sums[1:] == (len(completed), cancelled)
-    assert sums[0] == one(db, "select sum(v.value::int) from tallybook.pruned p, jsonb_each_text(p.outcomes) v"), (
+    assert sums[0] == one(db, "select sum(v.value::int) from tallybook.pruned p, jsonb_each_text(p.ended) v"), (
         "each entry had its outcome"
     )
 

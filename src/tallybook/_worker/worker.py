@@ -19,6 +19,7 @@ from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._upkeep import rebase
 from tallybook._upkeep.clock import Clock, ClockWatch
 from tallybook._upkeep.deal import Dealer
+from tallybook._upkeep.fold import Folder
 from tallybook._upkeep.loop import Upkeep
 from tallybook._upkeep.places import Places
 from tallybook._upkeep.promote import Promoter
@@ -103,6 +104,7 @@ class Worker:
         self.places = Places(self.upkeep, self.promoter.told, on_released=self._wake)
         self.finisher.on_places = self.places.ended
         self.dealer = Dealer(self.upkeep, self.promoter.told, on_dealt=self._wake)
+        self.folder = Folder(self.upkeep)
         self.rebaser = rebase.Rebaser(self.upkeep, on_rebased=self._wake)
         self.pruner = Pruner(self.upkeep)
         self.clock = Clock(
@@ -128,7 +130,17 @@ class Worker:
         watch = ClockWatch(self.clock)
         self.services = Upkeep(
             self.upkeep,
-            [self.promoter, self.rescuer, self.rebaser, self.follow_ups, self.places, self.dealer, self.pruner, watch],
+            [
+                self.promoter,
+                self.rescuer,
+                self.rebaser,
+                self.follow_ups,
+                self.places,
+                self.dealer,
+                self.folder,
+                self.pruner,
+                watch,
+            ],
             self.promoter,
             self.rescuer,
             watch,

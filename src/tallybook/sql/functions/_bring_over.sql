@@ -50,6 +50,12 @@ language sql as $$
            f.expires_at, f.order_key, f.options
       from (select f.* from fate f join ended d on d.entry_xid = f.xid and d.entry_seq = f.seq
              where f.fate <> 'cancelled' order by f.seq) f
+  ), told as (
+    -- Folds leave retired lanes out. What was here when the database moved is recounted by who retires them, what comes later is counted here.
+    insert into tallybook.tally (lane_id, n, attempts, what, task)
+    select f.lane_id, count(*), sum(f.attempt), w.what::tallybook.counted, f.task
+      from ended d join fate f on f.xid = d.entry_xid and f.seq = d.entry_seq cross join unnest(array[d.state::text, 'opened', 'unclaimed']) w(what)
+     where p_before is not null group by f.lane_id, w.what, f.task
   ), free as materialized (
     -- Of the cancelled their intents, of all what kept them out of the line; never waits, rescue sweeps the rest.
     select t.job_id, t.attempt from tallybook.tombstone t join fate f on f.job_id = t.job_id

@@ -32,5 +32,6 @@ begin
           w.unique_key, w.run_at, w.errors, w.expires_at, w.options #>> '{parents,order_key}', v_options);
   insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state, error)
   values (pg_current_xact_id(), v_seq, w.job_id, p_at, v_retention, 'cancelled', jsonb_build_object('message', v_reason));
+  perform tallybook._tally(array[w.lane_id], array[w.task], array['cancelled'], array[1], array[w.attempt]);
   return true;
 end $$;

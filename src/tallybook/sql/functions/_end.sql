@@ -17,6 +17,8 @@ begin
   if not found then return null; end if;
   select e.* into strict v_entry from tallybook.entry e
    where e.lane_id = h.lane_id and e.retention = h.retention and e.xid = h.xid and e.seq = h.seq;
+  insert into tallybook.tally (lane_id, n, attempts, what, task)
+  values (v_entry.lane_id, 1, v_entry.attempt, (case when p_state = 'dead' then 'died' else p_state::text end)::tallybook.counted, v_entry.task);
   -- A cancelled job keeps what it was changed to: a person may retry it.
   if p_state = 'cancelled' then return v_entry; end if;
   return tallybook._amended(v_entry, p_at);

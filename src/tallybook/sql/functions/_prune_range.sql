@@ -54,7 +54,7 @@ begin
   if not tallybook._range_quiet(p_lower, p_upper) then return null; end if;
   execute (select 'truncate ' || string_agg(format('only %s', l), ', ') from unnest(p_leaves) l);
   if h.entries > 0 then
-    insert into tallybook.pruned (retention, pruned_at, lower, upper, entries, outcomes)
+    insert into tallybook.pruned (retention, pruned_at, lower, upper, entries, ended)
     values (p_code, p_at, v_lower, p_upper::text::xid8, h.entries, h.states);
   end if;
   delete from tallybook.history_range r where r.leaf = v_leaf;
@@ -167,32 +167,9 @@ begin
   return 'over';
 end $$;
 
--- _claim_open(claim): whether an attempt that it took has not ended. The same set as in _open_attempts.
+-- _claim_open(claim): whether an attempt that it took has not ended.
 create or replace function tallybook._claim_open(c tallybook.claim) returns boolean
-language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
-as $$
-begin
-  return exists (
-    select from (
-      (select e.xid, e.seq from tallybook.entry e
-        where c.one_xid is null and c.closed = '{}' and e.lane_id = c.lane_id and e.retention = c.retention
-          and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
-          and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
-          and e.xid <> all (c.holes) and e.seq <> all (c.skipped)
-        order by e.xid, e.seq limit c.jobs)
-      union all
-      select e.xid, e.seq
-        from unnest(case when c.one_xid is not null then array[c.one_xid] else c.closed end) x(xid), tallybook.entry e
-       where e.lane_id = c.lane_id and e.retention = c.retention and e.xid = x.xid
-         and e.seq > case when c.one_xid is not null then c.one_seq - 1 when x.xid = c.from_xid then c.from_seq else 0 end
-         and e.seq <= case when c.one_xid is not null then c.one_seq when x.xid = c.pos_xid then c.pos_seq else 9223372036854775807 end
-         and (c.one_xid is not null or x.xid >= c.from_xid and x.xid <= c.pos_xid)
-         and e.seq <> all (c.skipped)) e
-     where (select o.state from tallybook.outcome o
-             where o.retention = c.retention and o.entry_xid = e.xid and o.entry_seq = e.seq limit 1) is null);
-end $$;
+language sql stable as $$ select exists (select from tallybook._open_attempts(c.worker_id, c.id, c.id)) $$;
 
 -- _range_heads(class, lower, upper): move lanes' cursors on that lie in a range: a claim of nothing is appended, with the same cursor.
 -- True: one lay there. Its lane is locked to the commit, so the range is dropped by a later run. one_xid keeps the copy out of the

@@ -8,19 +8,24 @@ set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off 
 set enable_hashjoin = off set enable_mergejoin = off
 as $$
   with met as materialized (
-    select e.xid, e.seq, e.job_id, e.attempt, bool_or(t.taken and t.attempt = e.attempt) as taken,
+    select e.xid, e.seq, e.job_id, e.attempt, e.task, bool_or(t.taken and t.attempt = e.attempt) as taken,
            max(t.reason) filter (where t.cancelled) as reason
       from unnest(p_xids, p_seqs) f(xid, seq)
       join tallybook.entry e on e.lane_id = p_lane_id and e.retention = p_retention and e.xid = f.xid and e.seq = f.seq
       join tallybook.tombstone t on t.job_id = e.job_id
        and (t.taken and t.attempt = e.attempt or t.cancelled and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once))
-     group by e.xid, e.seq, e.job_id, e.attempt
+     group by e.xid, e.seq, e.job_id, e.attempt, e.task
   ), ended as (
     insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state, error)
     select m.xid, m.seq, m.job_id, p_at, p_retention, 'cancelled',
            case when m.reason is not null then jsonb_build_object('message', m.reason) end
       from met m where not m.taken order by m.job_id, m.attempt
-    on conflict do nothing
+    on conflict do nothing returning entry_xid, entry_seq
+  ), told as (
+    insert into tallybook.tally (lane_id, n, attempts, what, task)
+    select p_lane_id, count(*), sum(m.attempt), w.what::tallybook.counted, m.task
+      from ended d join met m on m.xid = d.entry_xid and m.seq = d.entry_seq cross join unnest('{cancelled,unclaimed}'::text[]) w(what)
+     group by m.task, w.what
   ), free as materialized (
     select t.job_id, t.attempt from tallybook.tombstone t join met m on m.job_id = t.job_id
      where case when m.taken then t.attempt = m.attempt and not t.cancelled

@@ -6,33 +6,20 @@
 -- Said twice by the same lease it is accepted twice, so a caller that lost the answer asks again.
 -- Rows go by job id, attempt, like in every verb that ends several, so that no two can deadlock. The plain INSERT comes
 -- first: ON CONFLICT would write a second WAL record a row, for a conflict that almost never is.
--- Reads claim, entry; writes outcome; see _release for jobs with an order key, _subjects_completed for subjects'.
+-- Reads claim, entry; writes outcome, tally; see _release for jobs with an order key, _subjects_completed for subjects'.
 create or replace function tallybook.complete_many(leases uuid[], job_ids bigint[], attempts int[], results text[] default null,
   at timestamptz default clock_timestamp())
 returns bigint[] language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  v_now timestamptz := at; v_ended bigint[]; v_n bigint; v_ordered bigint[]; v_keys text[]; v_special boolean := false;
+  v_ended bigint[]; v_n bigint; v_ordered bigint[]; v_keys text[]; v_special boolean := true;
 begin
   if results is not null then
     return tallybook._complete_with(leases, job_ids, attempts, results, at);
   end if;
   begin
-    -- One pass also says which lines go on; who has none, and no subjects, pays nothing.
-    if exists (select from tallybook.order_turn) or exists (select from tallybook.subject_job) then
-      v_special := true;
-      with h as materialized (select * from tallybook._held(leases, job_ids, attempts)), ended as (
-        insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state)
-        select h.xid, h.seq, v_now, h.retention, 'completed' from h order by h.job_id, h.attempt)
-      select count(*), array_agg(h.job_id) filter (where h.order_key is not null), array_agg(h.order_key) filter (where h.order_key is not null)
-        into v_n, v_ordered, v_keys from h;
-    else
-      insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state)
-      select h.xid, h.seq, v_now, h.retention, 'completed'
-        from tallybook._held(leases, job_ids, attempts) h order by h.job_id, h.attempt;
-      get diagnostics v_n = row_count;
-    end if;
+    select c.n, c.ordered, c.keys into v_n, v_ordered, v_keys from tallybook._complete_held(leases, job_ids, attempts, at) c;
     if v_n <> cardinality(job_ids) then
       v_ended := array(select h.job_id from tallybook._held(leases, job_ids, attempts) h);
     end if;
@@ -40,10 +27,82 @@ begin
     v_n := -1; v_keys := null; v_special := false;
     v_ended := tallybook._complete_again(leases, job_ids, attempts, null, at);
   end;
-  if v_keys is not null then perform tallybook._release_of(v_ordered, v_keys, v_now); end if;
-  if v_special then perform tallybook._subjects_completed(job_ids); end if;
+  if v_keys is not null then perform tallybook._release_of(v_ordered, v_keys, at); end if;
+  if v_special and exists (select from tallybook.subject_job) then perform tallybook._subjects_completed(job_ids); end if;
   if v_n = cardinality(job_ids) then return '{}'; end if;
   return array(select j from unnest(job_ids) j where j <> all (coalesce(v_ended, '{}')));
+end $$;
+
+-- _complete_held(leases, job_ids, attempts, at): write the outcomes of those that their leases hold, and what that was into tally.
+--
+-- Each claim of which many end is read in one go, into arrays, and one INSERT writes all: a join that carries the rows along takes longer, and
+-- what this saves pays for the counting. All others are looked up by _held. n: how many; those of them that have order keys, with these.
+-- Raises unique_violation where one has ended already. Reads claim, entry; writes outcome, tally.
+create or replace function tallybook._complete_held(p_leases uuid[], p_job_ids bigint[], p_attempts int[], p_at timestamptz,
+  out n bigint, out ordered bigint[], out keys text[])
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off
+set enable_mergejoin = off
+as $$
+declare
+  c record; f record; v_leases uuid[]; v_ids bigint[] := p_job_ids; v_tries int[] := p_attempts;
+  v_xids xid8[] := '{}'; v_seqs bigint[] := '{}'; v_jobs bigint[] := '{}'; v_classes "char"[] := '{}'; v_few uuid[] := '{}';
+begin
+  for c in select d.lease, d.n, count(*) over () > 1 as others, k.*
+             from (select l as lease, count(*) as n from unnest(p_leases) l group by l) d left join lateral (
+               select k.lane_id, k.retention, k.claimed_at, k.from_xid, k.from_seq, k.pos_xid, k.pos_seq, k.one_xid, k.jobs, k.holes, k.closed, k.skipped
+                 from tallybook.claim k where k.lease = d.lease limit 1) k on true loop
+    if c.n < 8 or c.jobs is null or c.n * 8 < c.jobs or c.one_xid is not null or c.closed <> '{}' then
+      v_few := v_few || c.lease;
+      continue;
+    end if;
+    if c.others then
+      select array_agg(u.id), array_agg(u.attempt) into v_ids, v_tries
+        from unnest(p_leases, p_job_ids, p_attempts) u(lease, id, attempt) where u.lease = c.lease;
+    end if;
+    select array_agg(e.xid) as xids, array_agg(e.seq) as seqs, array_agg(e.job_id) as jobs,
+           min(e.task collate "C") as task, max(e.task collate "C") as other, count(*) as n, sum(e.attempt) as attempts,
+           min(e.ready_at) as first, max(e.ready_at) as last, count(e.order_key) as ordered
+      into f
+      from (select e.* from (
+              select e.xid, e.seq, e.job_id, e.attempt, e.task, e.order_key, coalesce(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
+               where e.lane_id = c.lane_id and e.retention = c.retention
+                 and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
+                 and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
+                 and e.xid <> all (c.holes) and e.seq <> all (c.skipped)
+               order by e.xid, e.seq limit c.jobs) e  -- the limit: see leased
+            join (select u.job_id, u.attempt from unnest(v_ids, v_tries) u(job_id, attempt)) u on u.job_id = e.job_id and u.attempt = e.attempt
+            order by e.job_id) e;
+    if f.task <> f.other or f.ordered > 0 then  -- which of them are which has to be known
+      v_few := v_few || c.lease;
+      continue;
+    end if;
+    continue when f.n = 0;
+    v_xids := v_xids || f.xids; v_seqs := v_seqs || f.seqs; v_jobs := v_jobs || f.jobs; v_classes := v_classes || array_fill(c.retention, array[f.n::int]);
+    insert into tallybook.tally (lane_id, n, attempts, what, took, waited, task)
+    values (c.lane_id, f.n, f.attempts, 'completed', tallybook._bucket(p_at - c.claimed_at),
+            tallybook._bucket(c.claimed_at - f.first - (f.last - f.first) / 2), f.task);
+  end loop;
+  if v_few <> '{}' then
+    select array_agg(u.lease), array_agg(u.id), array_agg(u.attempt) into v_leases, v_ids, v_tries
+      from unnest(p_leases, p_job_ids, p_attempts) u(lease, id, attempt) where u.lease = any (v_few);
+    with h as materialized (
+      select * from tallybook._held(v_leases, v_ids, v_tries)
+    ), told as (
+      insert into tallybook.tally (lane_id, n, attempts, what, took, waited, task)
+      select k.lane_id, count(*), sum(k.attempt), 'completed', k.took, k.waited, k.task
+        from (select h.lane_id, h.attempt, h.task, tallybook._bucket(p_at - h.claimed_at) as took,
+                     tallybook._bucket(h.claimed_at - h.ready_at) as waited from h) k
+       group by k.lane_id, k.task, k.took, k.waited)
+    select v_xids || coalesce(array_agg(h.xid), '{}'), v_seqs || coalesce(array_agg(h.seq), '{}'), v_jobs || coalesce(array_agg(h.job_id), '{}'),
+           v_classes || coalesce(array_agg(h.retention), '{}'),
+           array_agg(h.job_id) filter (where h.order_key is not null), array_agg(h.order_key) filter (where h.order_key is not null)
+      into v_xids, v_seqs, v_jobs, v_classes, ordered, keys
+      from h;
+  end if;
+  insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state)
+  select u.xid, u.seq, p_at, u.class, 'completed' from unnest(v_xids, v_seqs, v_jobs, v_classes) u(xid, seq, job, class) order by u.job;
+  get diagnostics n = row_count;
 end $$;
 
 -- _complete_with(leases, job_ids, attempts, results): the same for attempts with results.
@@ -69,16 +128,24 @@ as $$
 declare
   v_now timestamptz := p_at; v_ended bigint[]; v_ordered bigint[]; v_keys text[];
 begin
-  insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state, result, error)
-  select h.xid, h.seq, v_now, h.retention, 'completed',
-         case when octet_length(r.result) <= 1000000 and left(r.result, 1) <> '!' then r.result::jsonb end,
-         case when left(r.result, 1) = '!' then jsonb_build_object('message', 'its result was not kept: ' || substr(r.result, 2, 1000))
-              when octet_length(r.result) > 1000000
-              then jsonb_build_object('message', format('its result was not kept: it has %s bytes, at most 1,000,000 are', octet_length(r.result))) end
-    from tallybook._held(p_leases, p_job_ids, p_attempts) h
-    join unnest(p_job_ids, p_attempts, p_results) r(job_id, attempt, result) on r.job_id = h.job_id and r.attempt = h.attempt
-   order by h.job_id, h.attempt
-  on conflict do nothing;
+  with h as materialized (
+    select h.*, r.result
+      from tallybook._held(p_leases, p_job_ids, p_attempts) h
+      join unnest(p_job_ids, p_attempts, p_results) r(job_id, attempt, result) on r.job_id = h.job_id and r.attempt = h.attempt
+  ), ended as (
+    insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state, result, error)
+    select h.xid, h.seq, v_now, h.retention, 'completed',
+           case when octet_length(h.result) <= 1000000 and left(h.result, 1) <> '!' then h.result::jsonb end,
+           case when left(h.result, 1) = '!' then jsonb_build_object('message', 'its result was not kept: ' || substr(h.result, 2, 1000))
+                when octet_length(h.result) > 1000000
+                then jsonb_build_object('message', format('its result was not kept: it has %s bytes, at most 1,000,000 are', octet_length(h.result))) end
+      from h order by h.job_id, h.attempt
+    on conflict do nothing returning entry_xid, entry_seq)
+  insert into tallybook.tally (lane_id, n, attempts, what, took, waited, task)
+  select k.lane_id, count(*), sum(k.attempt), 'completed', k.took, k.waited, k.task
+    from (select h.lane_id, h.attempt, h.task, tallybook._bucket(v_now - h.claimed_at) as took, tallybook._bucket(h.claimed_at - h.ready_at) as waited
+            from ended d join h on h.xid = d.entry_xid and h.seq = d.entry_seq) k
+   group by k.lane_id, k.task, k.took, k.waited;
   select coalesce(array_agg(h.job_id), '{}'), array_agg(h.job_id) filter (where h.order_key is not null),
          array_agg(h.order_key) filter (where h.order_key is not null)
     into v_ended, v_ordered, v_keys

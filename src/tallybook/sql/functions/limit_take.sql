@@ -224,15 +224,20 @@ begin
     ), ended as (
       insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state)
       select h.xid, h.seq, h.job_id, limit_take.at, h.retention, 'snoozed' from h order by h.job_id
-      on conflict do nothing returning entry_xid, entry_seq)
+      on conflict do nothing returning entry_xid, entry_seq
+    ), gone as materialized (
+      select e.*, h.until, h.name
+        from ended d join h on h.xid = d.entry_xid and h.seq = d.entry_seq
+        cross join lateral (select e.* from tallybook.entry e
+                             where e.lane_id = h.lane_id and e.retention = h.retention and e.xid = h.xid and e.seq = h.seq limit 1) e
+    ), told as (
+      insert into tallybook.tally (lane_id, n, attempts, what, task)
+      select g.lane_id, count(*), sum(g.attempt), 'snoozed', g.task from gone g group by g.lane_id, g.task)
     insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
                                      headers, unique_key, errors, expires_at, order_key, options)
-    select e.job_id, h.until, e.enqueued_at, coalesce(t.turn_lane, e.lane_id), e.attempt + 1, e.failures, e.crashes, e.max_attempts, e.task, e.args,
-           e.headers, e.unique_key, e.errors, e.expires_at, e.order_key, coalesce(e.options, '{}') || jsonb_build_object('turn', h.name)
-      from ended d join h on h.xid = d.entry_xid and h.seq = d.entry_seq
-      cross join lateral (select e.* from tallybook.entry e
-                           where e.lane_id = h.lane_id and e.retention = h.retention and e.xid = h.xid and e.seq = h.seq limit 1) e
-      left join unnest(v_lanes, v_turn_lanes) t(lane_id, turn_lane) on t.lane_id = h.lane_id;
+    select e.job_id, e.until, e.enqueued_at, coalesce(t.turn_lane, e.lane_id), e.attempt + 1, e.failures, e.crashes, e.max_attempts, e.task, e.args,
+           e.headers, e.unique_key, e.errors, e.expires_at, e.order_key, coalesce(e.options, '{}') || jsonb_build_object('turn', e.name)
+      from gone e left join unnest(v_lanes, v_turn_lanes) t(lane_id, turn_lane) on t.lane_id = e.lane_id;
     if v_first < limit_take.at + interval '10 s' then perform tallybook._wake(' promote'); end if;
   end if;
 end $$;

@@ -82,6 +82,7 @@ begin
     end if;
     insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state)
     values (e.xid, e.seq, e.job_id, p_at, e.retention, 'moved');
+    perform tallybook._tally(array[e.lane_id], array[e.task], array['moved'], array[1], array[e.attempt]);
     e := tallybook._amended(e, p_at);
     perform tallybook._moved_to(e, a.run_at, p_at);
   end loop;

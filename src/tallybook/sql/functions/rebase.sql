@@ -64,6 +64,7 @@ begin
 
   select b.moved, b.lost, b.cancelled into moved, lost, cancelled
     from tallybook._bring_over(v_old, v_new, null, null, v_xids, v_seqs, v_workers, at) b;
+  perform set_config('tallybook.counting', 'off', true);  -- one by one: they are recounted
   -- What a user's transaction has locked stays where it is, and comes over when it is promoted, released or retried.
   with free as materialized (
     select f.job_id, f.lane_id from tallybook.scheduled f where f.lane_id = any (v_old) for update skip locked)
@@ -82,6 +83,8 @@ begin
   get diagnostics waiting = row_count;
 
   update tallybook.installation i set system_identifier = c.system_identifier from pg_control_system() c;
+  perform tallybook.recount(at);
+  perform set_config('tallybook.counting', 'on', true);
   perform tallybook._wake(q) from (select distinct l.queue from tallybook.lane l where l.lane_id = any (v_new) order by 1) d(q);
   rebased := true;
   if as_service then perform tallybook._service_ran('rebase', at, moved + lost + cancelled); end if;

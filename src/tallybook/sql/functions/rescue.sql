@@ -78,6 +78,7 @@ begin
         continue when not found;
         select x.* into strict e from tallybook.entry x
          where x.lane_id = c.lane_id and x.retention = c.retention and x.xid = c.xid and x.seq = c.seq;
+        insert into tallybook.tally (lane_id, n, attempts, what, task) values (e.lane_id, 1, e.attempt, 'lost', e.task);
         perform tallybook._lost(tallybook._amended(e, at), v_error, at, max_crashes, c.alone, interval '0');
         lost := lost + 1;
       exception when lock_not_available then

@@ -5,8 +5,8 @@
 --   worker, queues  look whether this worker could claim something of these queues, too; in place of an idle claim
 -- Returns due: the names of those that have something to do, or have not run for a minute; next_run_at: when the next job is
 -- due, and passed: before which nothing is scheduled, for a later after; next_tick_at: when the next schedule is due; work: whether there is something to claim; workers: how many are
--- on record; names and every: how often each service is looked after. A run itself: promote, rescue, rebase, settle, deal with as_service.
--- Reads service, scheduled, schedule, worker, waiting, parent, tombstone, amendment, lane, queue, claim, entry, installation.
+-- on record; names and every: how often each service is looked after. A run itself: promote, rescue, rebase, settle, deal, fold with as_service.
+-- Reads service, scheduled, schedule, worker, waiting, parent, tombstone, amendment, lane, queue, claim, entry, installation, fold, tally.
 create or replace function tallybook.upkeep_look(services text[] default null, after timestamptz default null, worker int default null,
   queues text[] default '{}', at timestamptz default clock_timestamp(), out due text[], out next_run_at timestamptz,
   out passed timestamptz, out work boolean, out workers int, out names text[], out every interval[], out next_tick_at timestamptz)
@@ -64,6 +64,14 @@ begin
     next_tick_at := least((select s.due_at from tallybook.schedule s where s.due_at is not null and s.query is null order by s.due_at limit 1),
                           (select s.due_at from tallybook.schedule s where s.due_at is not null and s.query is not null order by s.due_at limit 1));
     if next_tick_at <= at then due := due || 'schedules'::text; end if;
+  end if;
+
+  if 'fold' = any (v_second) and exists (
+       select from (select f.hi, f.holes, f.last_job from tallybook.fold f order by f.number desc limit 1) f
+        where f.last_job <> (select q.last_value from tallybook.job_id q)
+           or exists (select from tallybook.tally t where t.xid >= f.hi)
+           or exists (select from unnest(f.holes) x where pg_visible_in_snapshot(x, pg_current_snapshot()))) then
+    due := due || 'fold'::text;
   end if;
 
   due := array(select distinct d from unnest(due) d where d = any (services) order by d);

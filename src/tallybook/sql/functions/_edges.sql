@@ -1,0 +1,46 @@
+-- _edges(): when the oldest and the newest jobs were enqueued, by lane, task and state: of the 1,000 first and last of all in scheduled, waiting
+-- and dead, and of each line. Reads so many whatever their number.
+create or replace function tallybook._edges() returns table (lane_id int, task text, state text, oldest timestamptz, newest timestamptz)
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+begin
+  return query
+  select x.lane_id, x.task, case when x.failures > 0 then 'retrying' else 'scheduled' end, min(x.enqueued_at), max(x.enqueued_at)
+    from ((select s.lane_id, s.task, s.failures, s.enqueued_at from tallybook.scheduled s order by s.job_id limit 1000)
+          union all
+          (select s.lane_id, s.task, s.failures, s.enqueued_at from tallybook.scheduled s order by s.job_id desc limit 1000)) x group by 1, 2, 3;
+  return query
+  select x.lane_id, x.task, 'waiting', min(x.enqueued_at), max(x.enqueued_at)
+    from ((select w.lane_id, w.task, w.enqueued_at from tallybook.waiting w order by w.job_id limit 1000)
+          union all (select w.lane_id, w.task, w.enqueued_at from tallybook.waiting w order by w.job_id desc limit 1000)) x group by 1, 2;
+  return query
+  select x.lane_id, x.task, 'dead', min(x.enqueued_at), max(x.enqueued_at)
+    from ((select d.lane_id, d.task, d.enqueued_at from tallybook.dead d order by d.job_id limit 1000)
+          union all (select d.lane_id, d.task, d.enqueued_at from tallybook.dead d order by d.job_id desc limit 1000)) x group by 1, 2;
+  return query
+  select l.lane_id, x.task, 'available', min(x.enqueued_at), max(x.enqueued_at)
+    from tallybook.lane l, lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid) n, lateral (
+           (select e.task, e.enqueued_at from tallybook.entry e
+             where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= n.xid order by e.xid, e.seq limit 1000)
+           union all
+           (select e.task, e.enqueued_at from tallybook.entry e
+             where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= n.xid order by e.xid desc, e.seq desc limit 1000)) x
+   where l.retired_at is null and n.xid is not null group by 1, 2;
+end $$;
+
+-- _oldest(queue): since when the job could run that is next in the queue's lines; null: none is there.
+create or replace function tallybook._oldest(p_queue text) returns timestamptz
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+begin
+  return min(e.ready_at)
+    from tallybook.lane l, lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid) n, lateral (
+           select coalesce(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
+            where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= n.xid order by e.xid, e.seq limit 1) e
+   where l.queue = p_queue and l.retired_at is null and n.xid is not null;
+end $$;

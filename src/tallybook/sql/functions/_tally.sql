@@ -1,0 +1,74 @@
+-- _tally(lanes, tasks, whats, counts, attempts): attempts that have ended without ever having been claimed: how many, per lane, task and ending.
+--
+-- For who ends such: in the same transaction, once for all of a batch. attempts: the sums of their numbers. Writes tally.
+create or replace function tallybook._tally(p_lane_ids int[], p_tasks text[], p_whats text[], p_counts bigint[], p_attempts bigint[] default null)
+returns void language sql
+set jit = off
+as $$
+  insert into tallybook.tally (lane_id, n, attempts, what, task)
+  select f.lane_id, sum(f.n), coalesce(sum(f.attempts), sum(f.n)), w.what::tallybook.counted, f.task
+    from unnest(p_lane_ids, p_tasks, p_whats, p_counts, p_attempts) f(lane_id, task, what, n, attempts), unnest(array[f.what, 'unclaimed']) w(what)
+   group by f.lane_id, w.what, f.task
+$$;
+
+-- _bucket(time): the number of a length of time in histograms: a quarter of an octave wide, from 1 ms; 0: less.
+create or replace function tallybook._bucket(p_time interval) returns smallint
+language sql immutable as $$
+  select case when extract(epoch from p_time)::float8 > 0.001
+              then least(160, 1 + floor(4 * ln(extract(epoch from p_time)::float8 * 1000) / 0.6931471805599453))::smallint else 0::smallint end
+$$;
+
+-- _bucket_ms(bucket): the upper end of a bucket, in milliseconds.
+create or replace function tallybook._bucket_ms(p_bucket int) returns float8
+language sql immutable as $$ select 2.0::float8 ^ (p_bucket / 4.0::float8) $$;
+
+-- _count_scheduled, _count_waiting, _count_dead(): triggers: what comes into these tables, leaves them, or changes its lane.
+create or replace function tallybook._count_scheduled() returns trigger
+language plpgsql
+set jit = off
+as $$
+begin
+  if tg_op = 'UPDATE' then
+    insert into tallybook.tally (lane_id, n, attempts, what, task)
+    values (old.lane_id, -1, -old.attempt, (case when old.failures > 0 then 'retrying' else 'scheduled' end)::tallybook.counted, old.task),
+           (new.lane_id, 1, new.attempt, (case when new.failures > 0 then 'retrying' else 'scheduled' end)::tallybook.counted, new.task);
+  else
+    insert into tallybook.tally (lane_id, n, attempts, what, task)
+    select m.lane_id, count(*) * g.sign, sum(m.attempt) * g.sign, (case when m.failures > 0 then 'retrying' else 'scheduled' end)::tallybook.counted, m.task
+      from moved m, (select case tg_op when 'INSERT' then 1 else -1 end as sign) g
+     group by m.lane_id, m.task, m.failures > 0, g.sign;
+  end if;
+  return null;
+end $$;
+create or replace function tallybook._count_waiting() returns trigger
+language plpgsql
+set jit = off
+as $$
+begin
+  if tg_op = 'UPDATE' then
+    insert into tallybook.tally (lane_id, n, attempts, what, task)
+    values (old.lane_id, -1, -old.attempt, 'waiting', old.task), (new.lane_id, 1, new.attempt, 'waiting', new.task);
+  else
+    insert into tallybook.tally (lane_id, n, attempts, what, task)
+    select m.lane_id, count(*) * g.sign, sum(m.attempt) * g.sign, 'waiting', m.task
+      from moved m, (select case tg_op when 'INSERT' then 1 else -1 end as sign) g
+     group by m.lane_id, m.task, g.sign;
+  end if;
+  return null;
+end $$;
+create or replace function tallybook._count_dead() returns trigger
+language plpgsql
+set jit = off
+as $$
+begin
+  if tg_op = 'UPDATE' then
+    insert into tallybook.tally (lane_id, n, attempts, what, task)
+    values (old.lane_id, -1, -old.attempt, 'dead', old.task), (new.lane_id, 1, new.attempt, 'dead', new.task);
+  else
+    insert into tallybook.tally (lane_id, n, attempts, what, task)
+    select m.lane_id, count(*) * g.sign, sum(m.attempt) * g.sign, 'dead', m.task
+      from moved m, (select case tg_op when 'INSERT' then 1 else -1 end as sign) g
+     group by m.lane_id, m.task, g.sign;
+  end if;
+  return null;
+end $$;

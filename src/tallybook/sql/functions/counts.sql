@@ -1,0 +1,123 @@
+-- counts(): how many jobs are in which state, per queue and task, and how many have ever ended in which way. Exact, at any size.
+--
+-- Nothing is counted: sums are read, and what has changed since the last fold is added. So it costs the same at a hundred jobs and at ten
+-- million, and all numbers are of one moment. completed, cancelled and died are totals for ever, also of what was pruned since; failed, snoozed,
+-- lost and moved are attempts that have ended and went on. A cancelled job counts where it is until its cancel is carried out, which is
+-- when it would have been claimed or promoted. Reads total, series, fold, lane, claim, entry and tally.
+create or replace function tallybook.counts()
+returns table (queue text, task text, scheduled bigint, retrying bigint, waiting bigint, available bigint, running bigint, dead bigint,
+               completed bigint, failed bigint, snoozed bigint, cancelled bigint, lost bigint, moved bigint, died bigint)
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+begin
+  return query
+  select l.queue, n.task, coalesce(sum(n.n) filter (where n.what = 'scheduled'), 0)::bigint, coalesce(sum(n.n) filter (where n.what = 'retrying'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'waiting'), 0)::bigint, coalesce(sum(n.n) filter (where n.what = 'available'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'running'), 0)::bigint, coalesce(sum(n.n) filter (where n.what = 'dead'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'completed'), 0)::bigint, coalesce(sum(n.n) filter (where n.what = 'failed'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'snoozed'), 0)::bigint, coalesce(sum(n.n) filter (where n.what = 'cancelled'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'lost'), 0)::bigint, coalesce(sum(n.n) filter (where n.what = 'moved'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'died'), 0)::bigint
+    from tallybook._counted() n join tallybook.lane l on l.lane_id = n.lane_id
+   group by l.queue, n.task;
+end $$;
+
+-- _folded_sums(): the sums up to the last fold; several rows of one lane, task and state are to be added up.
+create or replace function tallybook._folded_sums() returns table (lane_id int, task text, what tallybook.counted, n bigint, attempts bigint, last_at timestamptz)
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+  f tallybook.fold;
+begin
+  select x.* into f from tallybook.fold x order by x.number desc limit 1;
+  return query
+  select t.lane_id, t.task, t.what, t.n, t.attempts, t.last_at from tallybook.total t where t.checkpoint = f.checkpoint
+  union all
+  select x.lane_id, x.task, x.what, x.n, x.attempts, x.at from tallybook.series x
+   where x.step = 0 and x.number > f.checkpoint and x.what not in ('took', 'waited');
+end $$;
+
+-- _counted(): what counts sums up, by lane: states and endings with how many there are, the sum of their attempt numbers, and when a fold has
+-- found the last change of each. How many of a lane run is what was claimed less what of that has ended; where several tasks share
+-- the lane, the shorter of the two, what waits and what runs, is read.
+create or replace function tallybook._counted() returns table (lane_id int, task text, what text, n bigint, attempts bigint, last_at timestamptz)
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+  f tallybook.fold;
+begin
+  select x.* into f from tallybook.fold x order by x.number desc limit 1;
+  if not found then  -- an installation from before the counters, in its first seconds
+    return query select c.lane_id, c.task, c.what, c.n, c.attempts, null::timestamptz from tallybook._recounted_open() c;
+    return;
+  end if;
+  return query
+  with sums as materialized (
+    select s.lane_id, s.task, s.what, sum(s.n)::bigint as n, sum(s.attempts)::bigint as attempts, max(s.last_at) as last_at
+      from (select * from tallybook._folded_sums()
+            union all
+            select c.lane_id, c.task, c.what, c.n, c.attempts, f.folded_at from tallybook._changed(f.hi, null, f.holes, '{}') c) s
+     where s.lane_id is not null group by s.lane_id, s.task, s.what
+  ), open as materialized (
+    select s.lane_id, s.task, sum(case when s.what = 'opened' then s.n else -s.n end)::bigint as n,
+           sum(case when s.what = 'opened' then s.attempts else -s.attempts end)::bigint as attempts,
+           (sum(case when s.what = 'opened' then 0 else s.n end))::bigint as ended, max(s.last_at) filter (where s.what = 'opened') as last_at
+      from sums s where s.what in ('opened', 'completed', 'failed', 'snoozed', 'cancelled', 'lost', 'moved', 'died')
+     group by s.lane_id, s.task
+  ), lanes as materialized (
+    select o.lane_id, sum(o.n)::bigint as n, count(*) filter (where o.n <> 0) as tasks,
+           (coalesce(h.claimed, 0) - sum(o.ended) + coalesce(max(u.n), 0))::bigint as running
+      from open o
+      join tallybook.lane l on l.lane_id = o.lane_id
+      left join lateral (select c.claimed from tallybook.claim c where c.lane_id = l.lane_id and c.retention = l.retention
+                          order by c.number desc limit 1) h on true
+      left join (select s.lane_id, sum(s.n) as n from sums s where s.what = 'unclaimed' group by s.lane_id) u on u.lane_id = o.lane_id
+     where l.retired_at is null
+     group by o.lane_id, h.claimed having sum(o.n) <> 0
+  ), split as (
+    select o.lane_id, o.task, o.n, o.attempts, o.last_at,
+           case when l.tasks = 1 or l.running = 0 then l.running when l.running = l.n then o.n
+                when l.mode = 'running' then coalesce(r.n, 0) else o.n - coalesce(r.n, 0) end as running
+      from (select x.*, case when x.n - x.running <= 2000 then 'available' else 'running' end as mode from lanes x) l
+      join open o on o.lane_id = l.lane_id and o.n <> 0
+      left join lateral (select x.task, x.n from tallybook._split(l.lane_id, l.mode, l.running) x
+                          where l.tasks > 1 and l.running <> 0 and l.running <> l.n) r on r.task = o.task
+  )
+  select s.lane_id, s.task, s.what::text, s.n, s.attempts, s.last_at from sums s where s.what not in ('opened', 'unclaimed')
+  union all
+  select p.lane_id, p.task, 'available', p.n - p.running, p.attempts * (p.n - p.running) / p.n, p.last_at from split p where p.n <> p.running
+  union all
+  select p.lane_id, p.task, 'running', p.running, p.attempts * p.running / p.n, null from split p where p.running <> 0;
+end $$;
+
+-- _split(lane, mode): of one lane how many jobs of each task wait (mode 'available': its line is read) or run (mode 'running': its newest claims are
+-- read, until p_running that run have been met).
+create or replace function tallybook._split(p_lane_id int, p_mode text, p_running bigint) returns table (task text, n bigint)
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+  l record; c record; v_tasks text[] := '{}';
+begin
+  select x.retention, x.born into l from tallybook.lane x where x.lane_id = p_lane_id;
+  if p_mode = 'available' then
+    return query select a.task, a.n from tallybook._line(p_lane_id, l.retention, l.born) a;
+    return;
+  end if;
+  for c in select k.id, k.worker_id from tallybook.claim k
+            where k.lane_id = p_lane_id and k.retention = l.retention and k.jobs > 0 order by k.number desc loop
+    v_tasks := v_tasks || array(select e.task from tallybook._open_attempts(c.worker_id, c.id, c.id) a, lateral (
+                                  select x.task from tallybook.entry x
+                                   where x.lane_id = a.lane_id and x.retention = a.retention and x.xid = a.xid and x.seq = a.seq limit 1) e);
+    exit when cardinality(v_tasks) >= p_running;
+  end loop;
+  return query select t, count(*) from unnest(v_tasks) t group by t;
+end $$;

@@ -1,0 +1,67 @@
+-- levels(step, since, queue, at): the counters as a time series: per step of time what came and ended in it, and how many jobs were in each state
+-- at its end, in all queues or in one.
+--
+-- The numbers of now are walked back through the changes, so each point is exact at the end of its step; of the step that is not over, now.
+--   step   60 s or more; in whole minutes. Where a span is older than such steps are kept (series_step) its points are further apart
+-- Errors: TB005 a step below a minute. Reads what counts reads, and series.
+create or replace function tallybook.levels(step interval default '1 min', since timestamptz default null, queue text default null,
+  at timestamptz default clock_timestamp(),
+  out begins timestamptz, out scheduled bigint, out retrying bigint, out waiting bigint, out open bigint, out dead bigint,
+  out completed bigint, out failed bigint, out cancelled bigint, out died bigint)
+returns setof record language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+  v_since timestamptz;
+begin
+  if levels.step is null or levels.step < interval '1 min' then
+    raise exception 'a step has one minute or more, not %', coalesce(levels.step::text, 'null') using errcode = 'TB005';
+  end if;
+  v_since := date_bin(levels.step, coalesce(levels.since, levels.at - 60 * levels.step), timestamptz '2001-01-01 00:00+00');
+  return query
+  with lanes as materialized (
+    select l.lane_id from tallybook.lane l where levels.queue is null or l.queue = levels.queue
+  ), now as (
+    select coalesce(sum(c.n) filter (where c.what = 'scheduled'), 0) as scheduled, coalesce(sum(c.n) filter (where c.what = 'retrying'), 0) as retrying,
+           coalesce(sum(c.n) filter (where c.what = 'waiting'), 0) as waiting, coalesce(sum(c.n) filter (where c.what in ('available', 'running')), 0) as open,
+           coalesce(sum(c.n) filter (where c.what = 'dead'), 0) as dead
+      from tallybook._counted() c join lanes l on l.lane_id = c.lane_id
+  ), steps as (
+    select date_bin(levels.step, s.at, timestamptz '2001-01-01 00:00+00') as begins, s.what, sum(s.n) as n
+      from tallybook._series_since(v_since) s join lanes l on l.lane_id = s.lane_id where s.what not in ('took', 'waited', 'unclaimed') group by 1, 2
+    union all  -- what is not folded yet belongs to the step that is not over
+    select date_bin(levels.step, levels.at, timestamptz '2001-01-01 00:00+00'), c.what, sum(c.n)
+      from tallybook.fold f, lateral tallybook._changed(f.hi, null, f.holes, '{}') c join lanes l on l.lane_id = c.lane_id
+     where f.number = (select max(y.number) from tallybook.fold y) and c.what <> 'unclaimed' group by 1, 2
+  ), flows as (
+    select g.begins, coalesce(sum(s.n) filter (where s.what = 'scheduled'), 0) as scheduled, coalesce(sum(s.n) filter (where s.what = 'retrying'), 0) as retrying,
+           coalesce(sum(s.n) filter (where s.what = 'waiting'), 0) as waiting, coalesce(sum(s.n) filter (where s.what = 'dead'), 0) as dead,
+           coalesce(sum(s.n) filter (where s.what = 'opened'), 0)
+             - coalesce(sum(s.n) filter (where s.what in ('completed', 'failed', 'snoozed', 'cancelled', 'lost', 'moved', 'died')), 0) as open,
+           coalesce(sum(s.n) filter (where s.what = 'completed'), 0) as completed, coalesce(sum(s.n) filter (where s.what = 'failed'), 0) as failed,
+           coalesce(sum(s.n) filter (where s.what = 'cancelled'), 0) as cancelled, coalesce(sum(s.n) filter (where s.what = 'died'), 0) as died
+      from generate_series(v_since, levels.at, levels.step) g(begins) left join steps s on s.begins = g.begins group by g.begins
+  )
+  select f.begins, (n.scheduled - coalesce(sum(f.scheduled) over later, 0))::bigint, (n.retrying - coalesce(sum(f.retrying) over later, 0))::bigint,
+         (n.waiting - coalesce(sum(f.waiting) over later, 0))::bigint, (n.open - coalesce(sum(f.open) over later, 0))::bigint,
+         (n.dead - coalesce(sum(f.dead) over later, 0))::bigint, f.completed::bigint, f.failed::bigint, f.cancelled::bigint, f.died::bigint
+    from flows f cross join now n
+  window later as (order by f.begins desc rows between unbounded preceding and 1 preceding)
+   order by f.begins;
+end $$;
+
+-- series_keep(step, keep): how long the series keeps steps of this length before they are summed up to the next: 0 (folds, about a second), 60, 3600 or
+-- 86400 seconds. False: it was so already. Errors: TB005. Writes series_step.
+create or replace function tallybook.series_keep(step int, keep interval) returns boolean
+language plpgsql as $$
+begin
+  if step is null or step not in (0, 60, 3600, 86400) then
+    raise exception 'there are no steps of % seconds', coalesce(step::text, 'null') using errcode = 'TB005', hint = 'There are 0 (folds), 60, 3600 and 86400.';
+  end if;
+  if keep is null or keep not between interval '15 min' and interval '100 years' then
+    raise exception 'a step cannot be kept for %', coalesce(keep::text, 'null') using errcode = 'TB005', hint = 'From 15 min to 100 years.';
+  end if;
+  update tallybook.series_step s set keep = series_keep.keep where s.step = series_keep.step and s.keep <> series_keep.keep;
+  return found;
+end $$;

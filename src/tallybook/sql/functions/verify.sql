@@ -1,0 +1,45 @@
+-- verify(): recount everything, and say where the counters differ from it; no rows: they agree. Both are of one moment.
+--
+-- It reads all that is open, and counts the ledgers: some seconds for ten million jobs. Where it finds something, that is a defect of ours: please
+-- report it; recount() sets the counters right.
+--   queue, task  null where a difference is of a whole ledger, for whose rows nothing else tells to which queue they belong
+--   what         a state, or an ending, or attempts: those without an end, against what waits and what runs
+-- Reads what counts reads, and all ledgers and tables of jobs.
+create or replace function tallybook.verify() returns table (queue text, task text, what text, counted bigint, found bigint)
+language plpgsql stable
+set plan_cache_mode = force_custom_plan set jit = off set work_mem = '64MB'
+as $$
+#variable_conflict use_column
+begin
+  if not exists (select from tallybook.fold) then return; end if;
+  return query
+  with counted as materialized (
+    select c.lane_id, c.task, c.what, c.n from tallybook._counted() c
+  ), found as materialized (
+    select c.lane_id, c.task, c.what, c.n from tallybook._recounted_open() c
+  ), jobs as (
+    select l.queue, x.task, x.what, sum(x.counted)::bigint as counted, sum(x.found)::bigint as found
+      from (select c.lane_id, c.task, c.what, c.n as counted, 0 as found from counted c
+             where c.what in ('scheduled', 'retrying', 'waiting', 'available', 'running', 'dead')
+            union all select f.lane_id, f.task, f.what, 0, f.n from found f) x
+      join tallybook.lane l on l.lane_id = x.lane_id
+     group by l.queue, x.task, x.what
+  ), ends as (
+    select x.what, sum(x.counted)::bigint as counted, sum(x.found)::bigint as found
+      from (select c.what, c.n as counted, 0 as found from counted c
+             where c.what in ('completed', 'failed', 'snoozed', 'cancelled', 'lost', 'moved', 'died')
+            union all select case when o.state = 'dead' then 'died' else o.state::text end, 0, count(*) from tallybook.outcome o group by o.state
+            union all select case when e.key = 'dead' then 'died' else e.key end, 0, e.value::bigint
+                        from tallybook.pruned p, jsonb_each_text(p.ended) e) x
+     group by x.what
+  ), attempts as (
+    select 'attempts' as what, (select count(*) from tallybook.entry) - (select count(*) from tallybook.outcome)
+           - (select count(*) from tallybook.lane l join tallybook.entry e on e.lane_id = l.lane_id and e.retention = l.retention
+               where l.retired_at is not null and not exists (
+                 select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq)) as counted,
+           coalesce((select sum(f.n) from found f where f.what in ('available', 'running')), 0) as found
+  )
+  select j.queue, j.task, j.what, j.counted, j.found from jobs j where j.counted <> j.found
+  union all select null, null, e.what, e.counted, e.found from ends e where e.counted <> e.found
+  union all select null, null, a.what, a.counted, a.found::bigint from attempts a where a.counted <> a.found;
+end $$;

@@ -1,0 +1,81 @@
+"""Exactness of the counters, on real processes that commit, roll back, crash and cancel: a recount agrees at every moment."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.crowd import Crowd
+from test_exactness import SEED, replace_in
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+pytestmark = pytest.mark.direct("kills processes and waits for the end of their sessions")
+
+
+def differences(
+    dsn: str, crowd: Crowd, also: Callable[[Connection], None] = lambda conn: None
+) -> tuple[int, list[Any]]:
+    """Run the crowd, and beside it fold and verify all the time: how often, and what did not agree."""
+    ended = threading.Event()
+    found: list[Any] = []
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            while not ended.is_set() or looks < 3:
+                found.extend(conn.execute("select * from tallybook.verify()").fetchall())
+                conn.execute("select tallybook.fold()")
+                also(conn)
+                looks += 1
+            found.extend(conn.execute("select * from tallybook.verify()").fetchall())
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        crowd.run()
+    finally:
+        ended.set()
+        looker.join()
+    return looks, found
+
+
+def test_a_recount_agrees_with_the_counters_at_every_moment(dsn: str, db: Connection) -> None:
+    """S3-17: counters move in the transaction of what they count: crashes, rollbacks, late commits and cancels leave no trace."""
+    looks, found = differences(dsn, Crowd(dsn, SEED, seconds=4.0))
+    print(looks)
+    assert found == []
+    (completed,) = db.execute("select sum(completed) from tallybook.counts()").fetchone() or (0,)
+    assert (
+        completed
+        == (db.execute("select count(*) from tallybook.outcome where state = 'completed'").fetchone() or (0,))[0]
+    )
+
+
+def test_a_recount_sets_the_counters_right_beside_producers_and_workers(dsn: str) -> None:
+    """S3-33: an exact recount may be made at any time, whoever works meanwhile."""
+    looks, found = differences(
+        dsn, Crowd(dsn, SEED + 1, seconds=2.0), lambda conn: conn.execute("select tallybook.recount()").close()
+    )
+    print(looks)
+    assert found == []
+
+
+def test_control_a_fold_that_ignores_holes_counts_too_little(dsn: str, db: Connection) -> None:
+    """Negative control: with the holes of a fold left out, what commits late is never counted."""
+    replace_in(db, "fold", "values (f.number + 1, at, v_hi, v_holes,", "values (f.number + 1, at, v_hi, '{}',")
+    _, found = differences(dsn, Crowd(dsn, SEED, seconds=1.0))
+    assert found
+
+
+def test_control_ends_that_tell_nobody_are_found(dsn: str, db: Connection) -> None:
+    """Negative control: where an end of two is counted once, verify says what is missing."""
+    replace_in(
+        db, "_complete_held", "count(*), sum(k.attempt), 'completed'", "(count(*) + 1) / 2, sum(k.attempt), 'completed'"
+    )
+    _, found = differences(dsn, Crowd(dsn, SEED, seconds=0.5, producers=1, claimers=2))
+    assert {"running", "completed"} <= {row[2] for row in found}
