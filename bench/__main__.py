@@ -28,6 +28,8 @@ NAMES = (
     "concurrency",
     "fair",
     "history",
+    "counters",
+    "why",
 )
 _WITH_PEERS = ("drain", "latency")
 

@@ -57,6 +57,7 @@ def test_public_names() -> None:
         "DeadLetter",
         "Drop",
         "Exponential",
+        "Finding",
         "Fire",
         "Fired",
         "HeldRange",
@@ -67,6 +68,7 @@ def test_public_names() -> None:
         "Linear",
         "Provider",
         "RateInfo",
+        "Reason",
         "Reject",
         "Reschedule",
         "RetentionInfo",
@@ -80,6 +82,7 @@ def test_public_names() -> None:
         "SubjectInfo",
         "SubjectReport",
         "Task",
+        "TraceEvent",
         "__version__",
     ]
     assert all(hasattr(tallybook, name) for name in tallybook.__all__)

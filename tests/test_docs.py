@@ -338,6 +338,26 @@ def test_the_example_of_the_fan_out_page_runs(tmp_path: Path, dsn: str, db: Any)
     assert db.execute(states).fetchone() == (["completed", "completed", "cancelled", "completed"],)
 
 
+def test_the_example_of_the_why_page_runs(tmp_path: Path, dsn: str) -> None:
+    """Issue 6, 4: docs/why.md as written: nobody serves the queue, then it is dead, and its events by a link."""
+    assert project(tmp_path, "docs/why.md") == ["app.py", "ask.py"]
+    (printed,) = blocks(ROOT / "docs/why.md", "text")
+    assert python(tmp_path, dsn, "ask.py") == printed
+
+
+def test_the_reasons_of_the_why_page_are_those_of_the_functions() -> None:
+    """docs/why.md lists every code that why can give, and no other."""
+    listed = set(words(table(text("docs/why.md"), "reason")))
+    folder = ROOT / "src/tallybook/sql/functions"
+    source = "".join(file.read_text(encoding="utf-8") for file in [folder / "why.sql", *folder.glob("_why_*.sql")])
+    given = (
+        {"should_start"}
+        | set(re.findall(r"reason := '(\w+)'", source))
+        | set(re.findall(r"(?:::text, |then |else |select )'([a-z]+_[a-z]+)'", source))
+    )
+    assert listed == given
+
+
 def test_the_example_of_the_limits_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
     """S1-18: docs/limits.md as written: a provider's second call waits for its turn, another's does not wait."""
     assert project(tmp_path, "docs/limits.md") == ["app.py", "run.py", "tenants.py"]

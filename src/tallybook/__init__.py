@@ -4,6 +4,7 @@ from tallybook._app import App
 from tallybook._db.schedules import Fire, Fired, ScheduleInfo
 from tallybook._model.backoff import Constant, Exponential, Linear
 from tallybook._model.breaker import BreakerInfo
+from tallybook._model.finding import Finding
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
 from tallybook._model.provider import Provider
@@ -13,6 +14,7 @@ from tallybook._model.secret import Secret
 from tallybook._model.service import ServiceInfo
 from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectReport
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
+from tallybook._model.why import Reason, TraceEvent
 from tallybook._task import Task
 from tallybook._worker.context import Context
 
@@ -31,6 +33,7 @@ __all__ = [
     "DeadLetter",
     "Drop",
     "Exponential",
+    "Finding",
     "Fire",
     "Fired",
     "HeldRange",
@@ -41,6 +44,7 @@ __all__ = [
     "Linear",
     "Provider",
     "RateInfo",
+    "Reason",
     "Reject",
     "Reschedule",
     "RetentionInfo",
@@ -54,5 +58,6 @@ __all__ = [
     "SubjectInfo",
     "SubjectReport",
     "Task",
+    "TraceEvent",
     "__version__",
 ]

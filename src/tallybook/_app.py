@@ -16,6 +16,7 @@ from tallybook._breakers import Breakers
 from tallybook._catalogue import catalogue, check
 from tallybook._db import fan_out
 from tallybook._db.source import Source
+from tallybook._doctor import Doctor
 from tallybook._limits import Limits
 from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
@@ -33,6 +34,7 @@ from tallybook._schedules import Declared, Schedules
 from tallybook._service_operations import ServiceOperations
 from tallybook._subject import SubjectVerbs
 from tallybook._task import AtomicContextTask, AtomicTask, ContextTask, Task, run, run_sync
+from tallybook._why import Knowing
 from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
 from tallybook.providers import Providers
 
@@ -66,7 +68,9 @@ class _AtomicDecorator(Protocol):
     def __call__(self, fn: Callable[Concatenate[Tx, P], R], /) -> AtomicTask[Tx, P, R]: ...
 
 
-class App(SubjectVerbs, Operations, Schedules, Limits, Breakers, ServiceOperations, Retentions, Source):
+class App(
+    SubjectVerbs, Operations, Knowing, Schedules, Limits, Breakers, ServiceOperations, Retentions, Source, Doctor
+):
     """The tasks of one program under one name. No connection, no work at import.
 
     `dsn` is used where no connection is at hand; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.

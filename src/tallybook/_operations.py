@@ -23,7 +23,7 @@ from tallybook.errors import InvalidArgument, JobCancelled, JobDied, ResultMissi
 if TYPE_CHECKING:
     from tallybook._task import Task
 
-__all__ = ["Operations"]
+__all__ = ["Operations", "job_id"]
 
 _FIRST_LOOK, _SLOWEST_LOOK = 0.01, 0.5
 
@@ -41,11 +41,11 @@ class Operations:
 
             state = await app.cancel(conn, job.id, "the order was withdrawn")
         """
-        return await run(conn, calls.cancel(_id(job), _reason(reason)))
+        return await run(conn, calls.cancel(job_id(job), _reason(reason)))
 
     def cancel_sync(self, conn: object, job: int | Job, reason: str | None = None) -> str:
         """Say that a job shall not run; cancel without an event loop."""
-        return run_sync(conn, calls.cancel(_id(job), _reason(reason)))
+        return run_sync(conn, calls.cancel(job_id(job), _reason(reason)))
 
     async def retry(self, conn: object, job: int | Job) -> int:
         """Give a dead or cancelled job another attempt, at once; the number of that attempt.
@@ -54,33 +54,33 @@ class Operations:
 
             attempt = await app.retry(conn, 4711)
         """
-        return await run(conn, calls.retry(_id(job)))
+        return await run(conn, calls.retry(job_id(job)))
 
     def retry_sync(self, conn: object, job: int | Job) -> int:
         """Give a dead or cancelled job another attempt; retry without an event loop."""
-        return run_sync(conn, calls.retry(_id(job)))
+        return run_sync(conn, calls.retry(job_id(job)))
 
     async def get(self, conn: object, job: int | Job) -> JobInfo:
         """Read one job as it is now. Raises UnknownJob.
 
         (await app.get(conn, job)).state
         """
-        return await run(conn, calls.get(_id(job)))
+        return await run(conn, calls.get(job_id(job)))
 
     def get_sync(self, conn: object, job: int | Job) -> JobInfo:
         """Read one job as it is now; get without an event loop."""
-        return run_sync(conn, calls.get(_id(job)))
+        return run_sync(conn, calls.get(job_id(job)))
 
     async def state(self, conn: object, job: int | Job) -> str:
         """The state of one job, and nothing else of it: all that a producer's role may read. Raises UnknownJob.
 
         await app.state(conn, job)
         """
-        return await run(conn, calls.state(_id(job)))
+        return await run(conn, calls.state(job_id(job)))
 
     def state_sync(self, conn: object, job: int | Job) -> str:
         """The state of one job; state without an event loop."""
-        return run_sync(conn, calls.state(_id(job)))
+        return run_sync(conn, calls.state(job_id(job)))
 
     async def cancel_many(
         self,
@@ -182,11 +182,11 @@ class Operations:
 
     async def drop_dead(self, conn: object, job: int | Job) -> bool:
         """Throw one dead letter away; False: there is none. What is left of the job is its history."""
-        return await run(conn, filters.drop_dead(_id(job)))
+        return await run(conn, filters.drop_dead(job_id(job)))
 
     def drop_dead_sync(self, conn: object, job: int | Job) -> bool:
         """Throw one dead letter away; drop_dead without an event loop."""
-        return run_sync(conn, filters.drop_dead(_id(job)))
+        return run_sync(conn, filters.drop_dead(job_id(job)))
 
     async def drop_dead_many(
         self,
@@ -222,31 +222,31 @@ class Operations:
 
             text = await app.result(job, timeout=timedelta(seconds=10))
         """
-        job_id, patience = _id(job), _patience(timeout)
-        call = filters.result(job_id)
+        wanted, patience = job_id(job), _patience(timeout)
+        call = filters.result(wanted)
         until, pause = time.monotonic() + patience, _FIRST_LOOK
         while (ended := await run(self if conn is None else conn, call)).state is None:
             left = until - time.monotonic()
             if left <= 0:
-                raise ResultTimeout(job_id, patience)
+                raise ResultTimeout(wanted, patience)
             await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.5, _SLOWEST_LOOK)
-        return self._result_of(job_id, ended)
+        return self._result_of(wanted, ended)
 
     def result_sync(
         self, job: int | Job, conn: object | None = None, *, timeout: timedelta | str | None = timedelta(seconds=10)
     ) -> Any:
         """Wait until a job has ended and return what its handler returned; result without an event loop."""
-        job_id, patience = _id(job), _patience(timeout)
-        call = filters.result(job_id)
+        wanted, patience = job_id(job), _patience(timeout)
+        call = filters.result(wanted)
         until, pause = time.monotonic() + patience, _FIRST_LOOK
         while (ended := run_sync(self if conn is None else conn, call)).state is None:
             left = until - time.monotonic()
             if left <= 0:
-                raise ResultTimeout(job_id, patience)
+                raise ResultTimeout(wanted, patience)
             time.sleep(min(pause, left))
             pause = min(pause * 1.5, _SLOWEST_LOOK)
-        return self._result_of(job_id, ended)
+        return self._result_of(wanted, ended)
 
     def _result_of(self, job_id: int, ended: filters.Ended) -> Any:
         error = ended.error or {}
@@ -264,13 +264,14 @@ def _patience(timeout: timedelta | str | None) -> float:
     return float("inf") if timeout is None else parse_duration(timeout, option="timeout").total_seconds()
 
 
-def _id(job: int | Job) -> int:
-    job_id = job.id if isinstance(job, Job) else job
-    if isinstance(job_id, bool) or not isinstance(job_id, int):
-        raise InvalidArgument(f"a job id is a whole number, not of type {type(job_id).__name__}")
-    if not 0 < job_id < 1 << 63:
-        raise UnknownJob(job_id)
-    return job_id
+def job_id(job: int | Job) -> int:
+    """The id of what a caller names a job by. UnknownJob for a number that no job can have."""
+    found = job.id if isinstance(job, Job) else job
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise InvalidArgument(f"a job id is a whole number, not of type {type(found).__name__}")
+    if not 0 < found < 1 << 63:
+        raise UnknownJob(found)
+    return found
 
 
 def _reason(reason: str | None) -> str | None:

@@ -34,6 +34,7 @@ from tallybook._model.options import Options, Unique, check_name
 from tallybook._model.payload import compile_decoder, encode
 from tallybook._model.plain import Unfit
 from tallybook._model.signature import ArgsModel
+from tallybook._model.why import checked_links
 from tallybook._run import run, run_sync
 from tallybook._subject import HasSubjects
 from tallybook.errors import ConfigError, PayloadError, SignatureError
@@ -251,6 +252,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         unique: Unique | None = None,
         max_attempts: int | None = None,
         headers: Mapping[str, object] | None = None,
+        links: Mapping[str, str | int] | None = None,
         on_conflict: OnConflict | None = None,
         unique_while: Literal["running", "queued"] | None = None,
         order_key: str | None = None,
@@ -274,6 +276,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         (aware) no attempt starts: the job is dead then, with the reason expired.
         It waits until all jobs of `after` have ended: what an enqueue returned, ids, or `task.job(...)` of the same
         `enqueue_many`. If one is cancelled or dead, it is cancelled, unless `on_parent` is "any": see docs/fan-out.md.
+        `links` say which rows of yours the job belongs to, at most 10: {"submission": 42}. `app.trace` finds it by them.
         `retry` is an Exponential, Constant or Linear, or the name of a policy of the app's; code does not travel in a row.
         `limits` are the keys of the limits that hold the job, like "provider:acme"; `{name}` in one stands for that argument.
         Jobs with a `fair_key` take turns with those of the other keys of their queue, one of each key at a time, however many each
@@ -288,7 +291,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
             "queue": queue,
             "unique": unique,
             "max_attempts": max_attempts,
-            "headers": None if headers is None else _headers(self.name, headers),
+            "headers": _headers(self.name, headers, links),
             "on_conflict": on_conflict,
             "unique_while": unique_while,
             "order_key": order_key,
@@ -438,10 +441,17 @@ def _checked_atomic(atomic: object) -> bool | str:
     raise ConfigError("atomic", atomic, "neither True nor False", hint="Or the alias of a Django database")
 
 
-def _headers(task: str, headers: Mapping[str, object]) -> str:
-    if not isinstance(headers, Mapping):
+def _headers(task: str, headers: Mapping[str, object] | None, links: Mapping[str, str | int] | None) -> str | None:
+    if headers is None and links is None:
+        return None
+    if headers is not None and not isinstance(headers, Mapping):
         raise ConfigError("headers", headers, "not a mapping", hint="Write headers={'trace': '...'}")
-    return encode(dict(headers), task=task, max_bytes=8_000, what="headers")
+    said = dict(headers or {})
+    if "links" in said:
+        raise ConfigError("headers", "links", "are an option of their own", hint="Write links={'submission': 42}")
+    if links is not None:
+        said["links"] = checked_links(links)
+    return encode(said, task=task, max_bytes=8_000, what="headers")
 
 
 def _checked(fn: object) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from tallybook._cli.breaker import breaker
 from tallybook._cli.dead import dead
 from tallybook._cli.demo import demo
 from tallybook._cli.dev import dev
+from tallybook._cli.doctor import doctor
 from tallybook._cli.enqueue import enqueue
 from tallybook._cli.job import job
 from tallybook._cli.limit import limit
@@ -28,6 +29,8 @@ from tallybook._cli.schedule import schedule
 from tallybook._cli.service import service
 from tallybook._cli.subject import subject
 from tallybook._cli.task import task
+from tallybook._cli.top import top
+from tallybook._cli.why import trace
 from tallybook._cli.worker import worker
 
 __all__ = ["cli", "main"]
@@ -76,6 +79,7 @@ for _command in (
     worker,
     enqueue,
     job,
+    trace,
     queue,
     task,
     schedule,
@@ -86,6 +90,8 @@ for _command in (
     provider,
     service,
     retention,
+    top,
+    doctor,
     info,
     roles,
     demo,

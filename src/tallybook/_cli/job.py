@@ -1,4 +1,4 @@
-"""tallybook job list, show, cancel, retry."""
+"""tallybook job list, show, cancel, retry; why is in why.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from tallybook._cli.common import (
 )
 from tallybook._cli.errors import problem, say
 from tallybook._cli.text import clean, local
+from tallybook._cli.why import read_links, why
 from tallybook._db import calls, filters, sync
+from tallybook._model.why import checked_links
 from tallybook.errors import TallybookError, UnknownJob
 
 __all__ = ["job"]
@@ -37,6 +39,7 @@ _LIST = """\
 select to_json(j)::text from tallybook.job j
  where (%(queue)s::text is null or j.queue = %(queue)s) and (%(task)s::text is null or j.task = %(task)s)
    and (%(state)s::text is null or j.state = %(state)s) and (not %(unserved)s or j.unserved)
+   and (%(links)s::text is null or j.id = any (array(select tallybook._linked(%(links)s::jsonb, 10000))))
  order by j.id desc limit %(limit)s"""
 
 _SHOW = """\
@@ -47,7 +50,10 @@ select to_json(j)::text, (select coalesce(json_agg(to_jsonb(a) - 'job_id' order 
 
 @click.group()
 def job() -> None:
-    """List, show, cancel and retry jobs."""
+    """List, show, explain, cancel and retry jobs."""
+
+
+job.add_command(why)
 
 
 @job.command("list")
@@ -56,10 +62,15 @@ def job() -> None:
 @click.option("--task", help="Of this task.")
 @click.option("--state", type=click.Choice(STATES), metavar="STATE", help=f"In this state: {', '.join(STATES)}.")
 @click.option("--unserved", is_flag=True, help="Whose task no living worker knows.")
+@click.option(
+    "--link", "links", metavar="KIND=KEY", multiple=True, callback=read_links, help="With this link; can be repeated."
+)
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="At most so many.")
 @json_option
 def list_(dsn: str | None, as_json: bool, **filters: Any) -> None:
     """List jobs, newest first."""
+    if filters["links"]:
+        filters["links"] = json.dumps(checked_links(filters["links"]))
     with connect(dsn) as conn:
         rows = [row[0] for row in conn.execute(_LIST, filters).fetchall()]
     if as_json:

@@ -85,6 +85,8 @@ class JobInfo:
     """Rarely used settings of this one job."""
     subject: str | None = None
     """The name of the subject whose job it is."""
+    links: dict[str, Any] | None = None
+    """Which rows of yours it belongs to: a kind and a key each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,7 +84,6 @@ async def drain(
                 break  # what the gate still holds waits for somebody's open transaction: it is given back
             await _turn(worker, until)
         held = await _let_go(worker, until)
-        await worker.folder.look()
         await worker._told()
     except BaseException:
         await worker.give_back()

@@ -432,6 +432,7 @@ class Worker:
                 async with asyncio.timeout(5):
                     conn = await self.upkeep.connect()
                     await conn.execute("select tallybook.worker_stop(%s::int)", (self.heartbeat.worker_id,))
+                    await conn.execute("select tallybook.fold()")  # there may be nobody else to do it
         await self.runner.close()
         await self.atomic.close()
         await self.finisher.settler.close()

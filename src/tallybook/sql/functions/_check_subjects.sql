@@ -24,6 +24,7 @@ begin
     raise exception 'subject number % does not fit', v_bad.n
       using errcode = 'TB005', hint = 'Args are one JSON object of at most 1,000,000 bytes; headers have at most 8,000.';
   end if;
+  perform tallybook._check_links(h::jsonb -> 'links') from unnest(p_headers) h where h like '%"links"%' and h::jsonb ? 'links';
   if exists (select from unnest(p_run_ats) r where not isfinite(r)) then
     raise exception 'a run_at is infinite' using errcode = 'TB005', hint = 'Complete the subject, or leave run_at out.';
   end if;

@@ -12,7 +12,7 @@
 --   order_key     of all jobs with this key one runs at a time, in the order in which they came
 --   expires_at    no attempt starts after it: the job is dead then, with the reason expired
 --   max_attempts  how many failures make it a dead letter; null: what the task says, or 5
---   headers       technical companions: trace, tags
+--   headers       technical companions: trace, tags; links: which rows of yours it belongs to, {"links": {"submission": 42}}
 --   options       rarely used settings of this job, one JSON object: retry, version
 --   at            the time; for tests
 -- Errors: TB005 what does not fit, TB008 the key is taken and on_conflict is raise.

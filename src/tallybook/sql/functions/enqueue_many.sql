@@ -35,6 +35,9 @@ begin
     raise exception 'job % of the batch does not fit', v_bad using errcode = 'TB005',
       hint = 'A task name has 1 to 200 bytes; args are one JSON object of at most 1,000,000 bytes; headers have at most 8,000.';
   end if;
+  if headers is not null then
+    perform tallybook._check_links(h::jsonb -> 'links') from unnest(headers) h where h like '%"links"%' and h::jsonb ? 'links';
+  end if;
   if order_keys is not null or expires_ats is not null or options is not null then
     perform tallybook._check_options(f.k, f.x, f.o::jsonb) from unnest(order_keys, expires_ats, options) f(k, x, o);
     v_fair := exists (select from unnest(options) o where o::jsonb ? 'fair_key');

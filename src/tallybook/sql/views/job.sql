@@ -12,7 +12,7 @@ select s.job_id as id, l.queue, s.task,
        s.order_key, s.expires_at, tallybook.summary(s.task, s.args) as summary, null::jsonb as result,
        (select p.done from tallybook.progress p where p.job_id = s.job_id) as progress,
        (select p.message from tallybook.progress p where p.job_id = s.job_id) as progress_message, s.options,
-       case when s.options ? 'subject' then s.unique_key end as subject
+       case when s.options ? 'subject' then s.unique_key end as subject, s.headers -> 'links' as links
   from tallybook.scheduled s
   join tallybook.lane l on l.lane_id = s.lane_id
   left join lateral (select t.cancelled, t.reason from tallybook.tombstone t
@@ -32,7 +32,7 @@ select w.job_id, l.queue, w.task, case when t.cancelled then 'cancelled' else 'w
        w.errors -> -1 ->> 'message', w.errors, false,
        coalesce(w.order_key, w.options #>> '{parents,order_key}'), w.expires_at, tallybook.summary(w.task, w.args), null,
        (select p.done from tallybook.progress p where p.job_id = w.job_id),
-       (select p.message from tallybook.progress p where p.job_id = w.job_id), w.options, case when w.options ? 'subject' then w.unique_key end
+       (select p.message from tallybook.progress p where p.job_id = w.job_id), w.options, case when w.options ? 'subject' then w.unique_key end, w.headers -> 'links'
   from tallybook.waiting w
   join tallybook.lane l on l.lane_id = w.lane_id
   left join lateral (select t.cancelled, t.reason from tallybook.tombstone t
@@ -44,7 +44,7 @@ select d.job_id, l.queue, d.task, 'dead', l.priority::int, d.args, d.headers, d.
        d.reason, d.errors -> -1 ->> 'message', d.errors, false,
        d.order_key, d.expires_at, tallybook.summary(d.task, d.args), null,
        (select p.done from tallybook.progress p where p.job_id = d.job_id),
-       (select p.message from tallybook.progress p where p.job_id = d.job_id), d.options, case when d.options ? 'subject' then d.unique_key end
+       (select p.message from tallybook.progress p where p.job_id = d.job_id), d.options, case when d.options ? 'subject' then d.unique_key end, d.headers -> 'links'
   from tallybook.dead d
   join tallybook.lane l on l.lane_id = d.lane_id
 union all
@@ -63,7 +63,7 @@ select e.job_id, l.queue, e.task,
          and not exists (select from tallybook.worker k where k.ended_at is null and l.part = any (k.parts) and l.queue = any (k.queues)),
        e.order_key, e.expires_at, tallybook.summary(e.task, g.args), o.result,
        (select p.done from tallybook.progress p where p.job_id = e.job_id),
-       (select p.message from tallybook.progress p where p.job_id = e.job_id), e.options, case when e.options ? 'subject' then e.unique_key end
+       (select p.message from tallybook.progress p where p.job_id = e.job_id), e.options, case when e.options ? 'subject' then e.unique_key end, e.headers -> 'links'
   from tallybook.entry e
   join tallybook.lane l on l.lane_id = e.lane_id
   left join lateral (  -- one at a time: a join reads all outcomes while the planner does not know how many there are

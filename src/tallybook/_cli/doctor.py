@@ -1,0 +1,57 @@
+"""tallybook doctor."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+import click
+
+from tallybook._cli.common import connect, dsn_option, json_option, print_json
+from tallybook._cli.text import clean
+from tallybook._db.doctor import examine
+from tallybook._model.finding import LEVELS, Finding
+
+__all__ = ["doctor"]
+
+_MARKS = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
+_COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
+
+
+@click.command()
+@dsn_option
+@json_option
+@click.option("--verify", is_flag=True, help="Recount the counters, whatever the size of the history.")
+@click.option("--quiet", is_flag=True, help="Leave out what is ok.")
+def doctor(dsn: str | None, as_json: bool, verify: bool, quiet: bool) -> None:
+    """Look at the database and say, check by check, what was found and what to do.
+
+    Changes nothing, and takes seconds: each check has a time limit. Exit code 0 if all is ok or a note, 1 if there is a
+    warning or a problem.
+    """
+    found: list[Finding] = []
+    with connect(dsn, schema=False) as conn:
+        for one in examine(conn, verify=verify):
+            found.append(one)
+            if not as_json and not (quiet and one.level == "ok"):
+                _show(one)
+    if as_json:
+        print_json([json.dumps(asdict(one)) for one in found if not (quiet and one.level == "ok")])
+    else:
+        _summary(found)
+    if not all(one.good for one in found):
+        sys.exit(1)
+
+
+def _show(one: Finding) -> None:
+    mark = click.style(_MARKS[one.level].ljust(8), fg=_COLOURS[one.level])
+    click.echo(f"{mark} {clean(one.name)}: {clean(one.finding)}")
+    if one.advice:
+        click.echo(f"{'':8}   -> {clean(one.advice)}")
+
+
+def _summary(found: list[Finding]) -> None:
+    counts = {level: sum(one.level == level for one in found) for level in reversed(LEVELS)}
+    told = [f"{n} {level if n == 1 or level == 'ok' else level + 's'}" for level, n in counts.items() if n]
+    click.echo(f"\n{len(found)} checks: {', '.join(told)}")

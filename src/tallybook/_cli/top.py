@@ -1,0 +1,157 @@
+"""tallybook top."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+import psycopg
+
+from tallybook._cli.common import DURATION, connect, dsn_option
+from tallybook._cli.errors import Problem, problem
+from tallybook._db.top import Rates, Reading, rates, read
+from tallybook.errors import TallybookError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+__all__ = ["top"]
+
+Press = Callable[[float], bool]
+
+
+class _Seconds(click.ParamType[timedelta]):
+    """A number of seconds, or a duration in words."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """The timedelta, from 0.1 s to 1 h."""
+        try:
+            found = timedelta(seconds=float(value))
+        except (ValueError, OverflowError):
+            found = DURATION.convert(value, param, ctx)
+        if not timedelta(seconds=0.1) <= found <= timedelta(hours=1):
+            self.fail(f"{value!r}: from 0.1 s to 1 h", param, ctx)
+        return found
+
+
+@click.command()
+@dsn_option
+@click.option("--every", type=_Seconds(), default="1", show_default=True, metavar="SECONDS", help="How often it looks.")
+@click.option("--once", is_flag=True, help="Print one screen and end.")
+def top(dsn: str | None, every: timedelta, once: bool) -> None:
+    """Show queues, workers, running jobs and failures, live.
+
+    q or Ctrl-C ends it. Needs rich: pip install 'tallybook[rich]'. Without a terminal only --once works.
+    """
+    try:
+        importlib.import_module("rich")
+    except ImportError:
+        raise Problem("top needs the package rich", hint="pip install 'tallybook[rich]'") from None
+    if not once and not sys.stdout.isatty():
+        raise click.UsageError("there is no terminal to show it on: say --once for one screen")
+    with connect(dsn) as conn:  # what is wrong at the start is said on a whole screen
+        first = read(conn)
+    if once:
+        width, height = shutil.get_terminal_size((120, 40))
+        for line in _lines(first, Rates(), width, height):
+            click.echo(line.plain.rstrip())
+    else:
+        _watch(dsn, every.total_seconds(), first)
+
+
+def _lines(reading: Reading, rate: Rates, width: int, height: int, trouble: str | None = None) -> list[Text]:
+    from tallybook._cli.top_screen import screen
+
+    return screen(reading, rate, width=width, height=height, trouble=trouble)
+
+
+def _watch(dsn: str | None, every: float, shown: Reading) -> None:
+    """Until somebody ends it. Whatever ends it, the terminal is as it was."""
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    with ExitStack() as stack:
+        stack.enter_context(suppress(KeyboardInterrupt))
+        stack.enter_context(_signals())
+        pressed = stack.enter_context(_keys())
+        live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
+
+        def show(rate: Rates, trouble: str | None = None) -> None:
+            live.update(Group(*_ended(_lines(shown, rate, console.width, console.height, trouble))), refresh=True)
+
+        rate, failed = Rates(), 0
+        while True:
+            show(rate, None if not failed else "connecting again ...")
+            try:
+                with connect(dsn) as conn:
+                    while True:
+                        found = read(conn, shown)
+                        rate, shown, failed = rates(None if failed else shown, found), found, 0
+                        show(rate)
+                        if pressed(every):
+                            return
+            except (psycopg.Error, TallybookError) as error:
+                failed += 1
+                told = problem(error)
+                # The last figures stay on view, under what went wrong.
+                show(rate, f"no answer: {told.message if told else error}; trying again")
+            if pressed(every):
+                return
+
+
+def _ended(lines: list[Text]) -> list[Text]:
+    for line in lines[:-1]:
+        line.end = "\n"
+    return lines
+
+
+@contextmanager
+def _keys() -> Iterator[Press]:
+    """What waits so many seconds for a q; without a terminal to type on it only waits."""
+    if not sys.stdin.isatty():
+        yield lambda seconds: bool(select.select([], [], [], seconds)[0])
+        return
+    import termios
+    import tty
+
+    stdin = sys.stdin.fileno()
+    before = termios.tcgetattr(stdin)
+
+    def pressed(seconds: float) -> bool:
+        if not select.select([stdin], [], [], seconds)[0]:
+            return False
+        typed = os.read(stdin, 1024)
+        return not typed or b"q" in typed.lower()  # nothing: the terminal is gone
+
+    try:
+        tty.setcbreak(stdin)
+        yield pressed
+    finally:
+        termios.tcsetattr(stdin, termios.TCSAFLUSH, before)
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end it as an exception does, so that the terminal is put back."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

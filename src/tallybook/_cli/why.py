@@ -1,0 +1,115 @@
+"""tallybook job why, tallybook trace."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+import click
+
+from tallybook._cli.common import connect, dsn_option, json_option, print_json, print_table
+from tallybook._cli.text import clean, local
+from tallybook._db import sync
+from tallybook._db import why as verbs
+from tallybook._model.why import TraceEvent
+from tallybook.errors import InvalidArgument, UnknownJob
+
+__all__ = ["read_links", "trace", "why"]
+
+_DO = {
+    "queue_paused": "let it run again: tallybook queue resume {queue}",
+    "no_worker": "start one: tallybook worker",
+    "unknown_task": "start a worker whose program has this task, or enqueue it under a name that one has",
+    "unknown_version": "start a worker of the newer release",
+    "breaker": "if it works again: tallybook breaker close {key}",
+    "concurrency_limit": "see who holds a place: tallybook job show ID; let more in: tallybook limit at-once",
+    "unknown_limit": "make the limit before it starts, or cancel the job",
+    "dead": "see its errors: tallybook job show {job}; give it another attempt: tallybook job retry {job}",
+    "cancelled": "give it another attempt: tallybook job retry {job}",
+    "cancel_pending": "give it another attempt: tallybook job retry {job}",
+    "not_rebased": "start a worker",
+    "service_pending": "nothing, if a worker runs; see tallybook service list",
+}
+
+
+def read_links(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str] | None:
+    """KIND=KEY as links; a usage error for anything else."""
+    for text in value:
+        if "=" not in text:
+            raise click.BadParameter(f"{text!r} is no KIND=KEY, like submission=42", ctx, param)
+    return {kind: key for kind, _, key in (text.partition("=") for text in value)} or None
+
+
+@click.command()
+@click.argument("job_id", metavar="ID", type=int)
+@dsn_option
+@json_option
+def why(job_id: int, dsn: str | None, as_json: bool) -> None:
+    """Say why a job does not run, and what to do about it."""
+    if not 0 < job_id < 1 << 63:
+        raise UnknownJob(job_id)
+    with connect(dsn) as conn:
+        found = sync.run(conn, verbs.why(job_id))
+    if as_json:
+        print_json([json.dumps(asdict(one), ensure_ascii=False) for one in found])
+        return
+    click.echo(f"job {job_id}: {found[0].state or 'unknown'}")
+    for one in found:
+        click.echo(f"- {clean(one.explanation)} [{one.reason}]")
+        if todo := _DO.get(one.reason):
+            known = {name: clean(value) for name, value in one.details.items()}
+            click.echo(f"  {todo.format(**{'job': job_id, 'queue': '', 'key': '', **known})}")
+
+
+@click.command()
+@dsn_option
+@click.option("--subject", help="Of the jobs of this subject.")
+@click.option("--unique", metavar="KEY", help="Of the jobs that have had this unique key.")
+@click.option(
+    "--link",
+    "links",
+    metavar="KIND=KEY",
+    multiple=True,
+    callback=read_links,
+    help="Of the jobs with this link, like submission=42; of several, with all of them.",
+)
+@click.option("--job", type=click.IntRange(1, (1 << 63) - 1), metavar="ID", help="Of this job.")
+@click.option("--task", help="Of this task only.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=1000, show_default=True, help="The newest so many.")
+@click.option("--newest-first", is_flag=True, help="The other way round.")
+@json_option
+def trace(dsn: str | None, as_json: bool, limit: int, **which: Any) -> None:
+    """List all that happened for a subject, a unique key, a link or a job, across queues, in order of time."""
+    try:
+        call = verbs.trace(**which, max_events=limit)
+    except InvalidArgument:
+        raise click.UsageError("give one of --subject, --unique, --link, --job") from None
+    with connect(dsn) as conn:
+        found = sync.run(conn, call)
+    if as_json:
+        print_json([json.dumps(asdict(one), default=datetime.isoformat, ensure_ascii=False) for one in found])
+        return
+    titles = ("at", "job", "queue", "task", "attempt", "event", "worker", "note")
+    print_table(titles, [_line(one) for one in found], empty="nothing on record")
+    if len(found) == limit:
+        click.echo(f"the newest {limit}; --limit shows more", err=True)
+
+
+def _line(one: TraceEvent) -> tuple[object, ...]:
+    return (
+        local(one.at.isoformat()), one.job, one.queue, one.task, one.attempt, one.event, one.worker or "", _note(one),
+    )  # fmt: skip
+
+
+def _note(one: TraceEvent) -> str:
+    if one.error:
+        text = ": ".join(str(one.error[key]) for key in ("type", "message") if one.error.get(key))
+    elif one.event == "scheduled" and one.details:
+        text = f"for {local(str(one.details['run_at']))}"
+    else:
+        said = {name: value for name, value in (one.details or {}).items() if value is not None}
+        text = str(said["reason"]) if list(said) == ["reason"] else json.dumps(said, ensure_ascii=False) if said else ""
+    text = clean(text)
+    return text if len(text) <= 100 else text[:97] + "..."

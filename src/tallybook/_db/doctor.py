@@ -1,0 +1,211 @@
+"""The doctor: what only a client can see (the schema of this release, the clocks, a pooler), then what SQL says (doctor.sql).
+
+Each group of checks is one statement in a transaction of its own with its own time limit, so that one that takes long, meets a
+lock or lacks a right is a finding, and the others are made all the same.
+Nothing is set beyond a transaction: a pooler may be between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import psycopg
+
+from tallybook._db import migrate
+from tallybook._db.link import CONNECT, dsn_for_people
+from tallybook._db.policy import first_line
+from tallybook._db.pooler import UNGUARDED, is_behind_pooler
+from tallybook._db.schema import verdict
+from tallybook._model.finding import Finding
+from tallybook.errors import QueueUnavailable
+
+__all__ = ["GROUPS", "PATIENCE", "clock", "doctor", "examine"]
+
+GROUPS = ("horizon", "storage", "settings", "workers", "queues", "upkeep", "counters", "roles")
+PATIENCE = timedelta(seconds=5)
+_RECOUNT = timedelta(minutes=10)
+
+Conn = psycopg.Connection[Any]
+_GROUP = "select d.name, d.level, d.finding, d.advice, d.details from tallybook.doctor(about => %s) d"
+_EXISTS = "select to_regprocedure('tallybook.doctor(text, timestamptz)') is not null"
+_LIMITS = "select set_config('statement_timeout', %s, true), set_config('lock_timeout', '1s', true), set_config('jit', 'off', true)"
+_OLDEST = 150000
+
+
+def doctor(dsn: str, *, verify: bool = False) -> list[Finding]:
+    """All checks on a connection of their own. QueueUnavailable: the server cannot be reached."""
+    try:
+        conn = psycopg.connect(dsn, **CONNECT)
+    except psycopg.OperationalError as error:
+        raise QueueUnavailable(dsn_for_people(dsn), str(error)) from error
+    with conn:
+        conn.prepare_threshold = None
+        return list(examine(conn, verify=verify))
+
+
+def examine(conn: Conn, *, verify: bool = False, patience: timedelta = PATIENCE) -> Iterator[Finding]:
+    """All checks, one after the other, on a connection in autocommit."""
+    for name, check in _CHECKS.items():
+        yield from _bounded(conn, name, patience, check)
+    there = _bounded(conn, "checks", patience, _missing)
+    yield from there
+    for group in GROUPS if not there else ():
+        asked = verify and group == "counters"
+        yield from _bounded(conn, group, _RECOUNT if asked else patience, partial(_group, group=group, verify=verify))
+
+
+def _missing(conn: Conn) -> list[Finding]:
+    if conn.execute(_EXISTS).fetchone() == (True,):
+        return []
+    text = "the other checks were not made: there is no tallybook.doctor in this database"
+    return [Finding(name="checks", level="note", finding=text, advice="See schema.")]
+
+
+def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[Conn], list[Finding]]) -> list[Finding]:
+    """What `look` finds in a transaction with a time limit; what stops it is a finding, too."""
+    milliseconds = f"{int(patience.total_seconds() * 1000)}ms"
+    try:
+        with conn.transaction():
+            conn.execute(_LIMITS, (milliseconds,))
+            return look(conn)
+    except psycopg.errors.QueryCanceled:
+        text = f"could not be looked at within {patience.total_seconds():g} s"
+        return [
+            Finding(
+                name=name,
+                level="note",
+                finding=text,
+                advice="The server is busy, or something holds a lock. Ask again.",
+            )
+        ]
+    except psycopg.errors.InsufficientPrivilege as error:
+        advice = "Ask as a user with the role operator, or as the owner of the schema."
+        return [Finding(name=name, level="note", finding=f"could not be looked at: {first_line(error)}", advice=advice)]
+    except psycopg.Error as error:
+        if conn.closed:
+            text = f"the connection was lost: {first_line(error)}"
+            return [
+                Finding(name=name, level="problem", finding=text, advice="See the server's log, and whether it is up.")
+            ]
+        advice = "Ask again; where it stays, look at schema first."
+        return [Finding(name=name, level="note", finding=f"could not be looked at: {first_line(error)}", advice=advice)]
+
+
+def _group(conn: Conn, *, group: str, verify: bool) -> list[Finding]:
+    # Asked for by name counters are recounted whatever their size: without --verify they come with all the others.
+    if group == "counters" and not verify:
+        rows = conn.execute("select * from tallybook._doctor_counters(false)").fetchall()
+    else:
+        rows = conn.execute(_GROUP, (group,)).fetchall()
+    return [
+        Finding(name=name, level=level, finding=text, advice=advice, details=more)
+        for name, level, text, advice, more in rows
+    ]
+
+
+def _connection(conn: Conn) -> Finding:
+    info = conn.info
+    row = conn.execute("select pg_is_in_recovery(), pg_postmaster_start_time()").fetchone()
+    assert row is not None
+    details = {
+        "server_version": info.parameter_status("server_version"),
+        "started_at": row[1].isoformat(),
+        "standby": row[0],
+    }
+    text = f"PostgreSQL {details['server_version']}, database {info.dbname!r}, as {info.user!r}"
+    if row[0]:
+        advice = (
+            "Nothing can be put in or claimed here. Connect to the primary: target_session_attrs=read-write finds it."
+        )
+        return Finding(name="connection", level="problem", finding=f"{text}: a standby", advice=advice, details=details)
+    if info.server_version < _OLDEST:
+        advice = "Upgrade the server to 15 or newer."
+        return Finding(name="connection", level="problem", finding=f"{text}: too old", advice=advice, details=details)
+    return Finding(name="connection", level="ok", finding=text, details=details)
+
+
+def _schema(conn: Conn) -> Finding:
+    found = migrate.info(conn)
+    details = {
+        "version": found.version or None,
+        "expected": found.expected,
+        "functions_current": found.functions_current,
+        "works_from": found.works_from,
+    }
+    shown = f"version {found.version}, and this program brings {found.expected}"
+    level, text, advice = "ok", f"version {found.version}, up to date", None
+    if error := verdict(found.version, found.works_from, found.expected, conn.info.dbname):
+        level, text, advice = "problem", f"{shown}: they do not work together", "Run `tallybook migrate`."
+        if found.version == 0:
+            text = "there is no schema tallybook in this database"
+        elif found.version > found.expected:
+            advice = error.hint or "Update the package tallybook here."
+    elif found.version > found.expected:
+        level, text, advice = (
+            "note",
+            f"{shown}: they work together",
+            "Update the package tallybook here when it suits you.",
+        )
+    elif not found.functions_current:
+        level, text = "warning", f"version {found.version}, with functions of another release"
+        advice = "Run `tallybook migrate`."
+    return Finding(name="schema", level=level, finding=text, advice=advice, details=details)
+
+
+def clock(conn: Conn, now: Callable[[], float] = time.time) -> Finding:
+    """How far the client's clock is from the server's: of several round trips the shortest says it best."""
+    best: tuple[float, float] | None = None
+    for _ in range(7):
+        before = now()
+        row = conn.execute("select extract(epoch from clock_timestamp())::float8").fetchone()
+        after = now()
+        assert row is not None
+        found = (abs(after - before), row[0] - (before + after) / 2)
+        best = found if best is None else min(best, found)
+    assert best is not None
+    trip, ahead = best
+    off = max(0.0, abs(ahead) - trip / 2)
+    details = {"server_ahead_s": round(ahead, 6), "round_trip_s": round(trip, 6)}
+    if off < 1:
+        text = f"this machine's clock and the server's are {abs(ahead) * 1000:.0f} ms apart at most"
+        return Finding(name="clock", level="ok", finding=text, details=details)
+    text = f"this machine's clock is {abs(ahead):.1f} s {'behind' if ahead > 0 else 'ahead of'} the server's"
+    advice = (
+        "Jobs start by the server's clock: an instant that this machine computes (run_at, expires_at) is off by as much, a delay "
+        "is not. Let both follow NTP."
+    )
+    return Finding(name="clock", level="warning" if off >= 10 else "note", finding=text, advice=advice, details=details)
+
+
+def _pooler(conn: Conn) -> Finding:
+    pooled = is_behind_pooler(conn)
+    if not pooled:
+        return Finding(
+            name="pooler", level="ok", finding="no pooler in transaction mode is between", details={"pooled": False}
+        )
+    # Not the time limit of this very check.
+    wrong = [
+        {"setting": name, "value": value, "wanted": wanted}
+        for name, value, wanted in conn.execute(UNGUARDED.replace("s.setting", "s.reset_val")).fetchall()
+    ]
+    text = "a pooler in transaction mode is between: workers poll, and find a dead one after its lease"
+    advice = "Give workers `--direct-dsn`, a way past it, if that is too slow."
+    if wrong:
+        listed = ", ".join(f"{one['setting']} = {one['value']}" for one in wrong)
+        text = f"{text}. Its sessions have {listed}, which workers cannot change there"
+        wanted = "; ".join(f"{one['setting']} = {one['wanted']}" for one in wrong)
+        advice = f"Set for the role of the workers: {wanted}. {advice}"
+    details = {"pooled": True, "settings": wrong}
+    return Finding(name="pooler", level="warning" if wrong else "note", finding=text, advice=advice, details=details)
+
+
+_CHECKS: dict[str, Callable[[Conn], list[Finding]]] = {
+    "connection": lambda conn: [_connection(conn)],
+    "schema": lambda conn: [_schema(conn)],
+    "clock": lambda conn: [clock(conn)],
+    "pooler": lambda conn: [_pooler(conn)],
+}

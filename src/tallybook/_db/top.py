@@ -1,0 +1,148 @@
+"""One reading of what `tallybook top` shows: two statements, which cost the same however much history there is."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from tallybook._db.calls import instant
+
+__all__ = ["Rates", "Reading", "Runs", "rates", "read"]
+
+Conn = psycopg.Connection[Any]
+
+_LIMITS = """\
+select set_config('statement_timeout', '5s', true), set_config('lock_timeout', '1s', true), set_config('jit', 'off', true),
+       has_function_privilege('tallybook._failures_said(int)', 'execute')"""
+_READ = """\
+with w as materialized (select w.* from tallybook.workers w where w.ended_at is null)
+select json_build_object(
+  'now', clock_timestamp(), 'database', current_database(), 'server', current_setting('server_version'),
+  'horizon', (select json_build_object('who', h.who, 'since', h.since, 'transactions', h.transactions) from tallybook._horizon() h
+               where h.transactions is not null
+                 and (h.since < clock_timestamp() - interval '5 min' or h.kind = 'replication slot' and not h.active) limit 1),
+  'alive', (select count(*) from w where w.seen_at >= clock_timestamp() - w.lease),
+  'queues', (select json_agg(json_build_object(
+       'name', s.queue, 'available', s.available, 'running', s.running, 'scheduled', s.scheduled, 'retrying', s.retrying,
+       'waiting', s.waiting, 'dead', s.dead, 'completed', s.completed, 'failed', s.failed, 'cancelled', s.cancelled,
+       'oldest', s.oldest, 'paused_at', q.paused_at))
+     from tallybook.queue_stats s left join tallybook.queues q on q.name = s.queue),
+  'workers', (select json_agg(json_build_object(
+       'id', w.id, 'name', w.name, 'queues', w.queues, 'seen_at', w.seen_at,
+       'silent', w.seen_at < clock_timestamp() - w.lease)) from w),
+  'failures', (select json_agg(x) from (
+     select * from tallybook.{failures}(50)) x))::text"""
+# What workers have ended since their last heartbeat is read beside what they run: some 10 s of work.
+_RUNNING = """\
+with r as materialized (select r.*, row_number() over () as n from tallybook.running(max_jobs => 10000) r)
+select json_build_object(
+  'running', (select count(*) from r), 'longest', (select json_agg(r order by r.n) from r where r.n <= 50),
+  'workers', (select json_agg(x) from (select r.worker_id, count(*) as jobs from r group by r.worker_id) x))::text"""
+_SHARE = 20
+"""What runs is looked at again when this many times as long has passed as the look took: 5 % of a core, however busy it is."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What ran at one moment."""
+
+    jobs: int = 0
+    longest: list[dict[str, Any]] = field(default_factory=list)
+    of_workers: dict[int, int] = field(default_factory=dict)
+    good_until: float = 0.0
+    """When, by time.monotonic(), it is to be looked at again."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How things stand at one moment, as the server says it."""
+
+    now: datetime
+    database: str
+    server: str
+    alive: int
+    """Workers that are not silent."""
+    queues: dict[str, dict[str, Any]]
+    workers: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+    runs: Runs
+    horizon: dict[str, Any] | None = None
+    """Who pins it for longer than five minutes."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Per second, between two readings; None: there is only one."""
+
+    entered: float | None = None
+    completed: float | None = None
+    failed: float | None = None
+    of_queues: dict[str, float] = field(default_factory=dict)
+    """Completed a second."""
+
+
+def read(conn: Conn, before: Reading | None = None) -> Reading:
+    """One reading, in a transaction of its own: nothing is set on a session that a pooler may share.
+
+    Where a look at what runs takes long, the one of the reading `before` is good for a while.
+    """
+    with conn.transaction():
+        row = conn.execute(_LIMITS, prepare=False).fetchone()
+        assert row is not None
+        failures = "_failures_said" if row[-1] else "_failures"  # a reader's role does not see their texts
+        raw = _json(conn, _READ.replace("{failures}", failures))
+        runs = before.runs if before and time.monotonic() < before.runs.good_until else _runs(conn)
+    now = instant(raw["now"])
+    assert now is not None
+    return Reading(
+        now=now,
+        database=raw["database"],
+        server=raw["server"],
+        alive=raw["alive"],
+        queues={one["name"]: one for one in raw["queues"] or []},
+        workers=raw["workers"] or [],
+        failures=raw["failures"] or [],
+        runs=runs,
+        horizon=raw["horizon"],
+    )
+
+
+def _runs(conn: Conn) -> Runs:
+    began = time.monotonic()
+    raw = _json(conn, _RUNNING)
+    ended = time.monotonic()
+    of_workers = {one["worker_id"]: one["jobs"] for one in raw["workers"] or []}
+    return Runs(raw["running"], raw["longest"] or [], of_workers, ended + _SHARE * (ended - began))
+
+
+def _json(conn: Conn, query: str) -> Any:
+    row = conn.execute(query.encode(), prepare=False).fetchone()
+    assert row is not None
+    return json.loads(row[0])
+
+
+_ENTERED = ("available", "running", "scheduled", "retrying", "waiting", "dead", "completed", "cancelled")
+
+
+def rates(before: Reading | None, after: Reading) -> Rates:
+    """What happened between the two. Whatever was dropped meanwhile does not count backwards."""
+    seconds = (after.now - before.now).total_seconds() if before else 0.0
+    if before is None or seconds <= 0:
+        return Rates()
+
+    def total(reading: Reading, *names: str) -> int:
+        return sum(one[name] or 0 for one in reading.queues.values() for name in names)
+
+    def rate(*names: str) -> float:
+        return max(0, total(after, *names) - total(before, *names)) / seconds
+
+    of_queues = {
+        name: max(0, one["completed"] - before.queues.get(name, {}).get("completed", 0)) / seconds
+        for name, one in after.queues.items()
+    }
+    return Rates(rate(*_ENTERED), rate("completed"), rate("failed"), of_queues)

@@ -1,0 +1,80 @@
+"""The verbs why and trace, as pure values like those of calls.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tallybook._db.calls import Call, instant
+from tallybook._model.options import check_name, text_problem
+from tallybook._model.why import Reason, TraceEvent, checked_links
+from tallybook.errors import ConfigError, InvalidArgument
+
+__all__ = ["trace", "why"]
+
+_WHY = """\
+select cast(coalesce(json_agg(r), '[]') as text) from tallybook.why(job_id => cast(cast(%(job_id)s as text) as bigint)) as r"""
+
+_TRACE = """\
+select cast(coalesce(json_agg(r), '[]') as text) from tallybook.trace(
+  subject => cast(%(subject)s as text), unique_key => cast(%(unique_key)s as text),
+  links => cast(cast(%(links)s as text) as jsonb), job => cast(cast(%(job)s as text) as bigint),
+  task => cast(%(task)s as text), max_events => cast(cast(%(max_events)s as text) as int),
+  newest_first => cast(cast(%(newest_first)s as text) as boolean)) as r"""
+
+
+def why(job_id: int) -> Call[list[Reason]]:
+    """Why a job does not run; one that there is not has a reason, too."""
+    return Call("why", _WHY, {"job_id": str(job_id)}, lambda found: [Reason(**row) for row in json.loads(found)])
+
+
+def trace(
+    *,
+    subject: str | None = None,
+    unique: str | None = None,
+    links: Mapping[str, object] | None = None,
+    job: int | None = None,
+    task: str | None = None,
+    max_events: int = 1000,
+    newest_first: bool = False,
+) -> Call[list[TraceEvent]]:
+    """All that happened for one thing, in order."""
+    if sum(given is not None for given in (subject, unique, links, job)) != 1:
+        raise InvalidArgument("trace needs one thing to follow", hint="Name a subject, a unique key, links or a job")
+    if isinstance(max_events, bool) or not isinstance(max_events, int) or not 1 <= max_events <= 10_000:
+        raise ConfigError("max_events", max_events, "is a whole number from 1 to 10000")
+    if task is not None:
+        check_name("task", task, 200)
+    params = {
+        "subject": _text("subject", subject),
+        "unique_key": _text("unique", unique),
+        "links": None if links is None else json.dumps(checked_links(links)),
+        "job": None if job is None else str(job),
+        "task": task,
+        "max_events": str(max_events),
+        "newest_first": "true" if newest_first else "false",
+    }
+    return Call("trace", _TRACE, params, lambda found: [_event(row) for row in json.loads(found)])
+
+
+def _event(row: dict[str, Any]) -> TraceEvent:
+    at = instant(row["at"])
+    assert at is not None
+    return TraceEvent(
+        at=at,
+        job=row["job_id"],
+        queue=row["queue"],
+        task=row["task_name"],
+        attempt=row["attempt"],
+        event=row["event"],
+        worker=row["worker"],
+        details=row["details"],
+        error=row["error"],
+    )
+
+
+def _text(option: str, value: str | None) -> str | None:
+    if value is not None and (not isinstance(value, str) or (problem := text_problem(value))):
+        raise ConfigError(option, value, "not a text" if not isinstance(value, str) else problem)
+    return value

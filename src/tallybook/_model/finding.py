@@ -1,0 +1,32 @@
+"""What the doctor found, as programs see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["LEVELS", "Finding"]
+
+LEVELS = ("ok", "note", "warning", "problem")
+"""From good to bad."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One check of the doctor: what was found, and what to do."""
+
+    name: str
+    """Of the check, like "horizon"."""
+    level: str
+    """"ok", "note" (good to know), "warning" (will hurt) or "problem" (hurts now)."""
+    finding: str
+    advice: str | None = None
+    """What to do; None: nothing."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """The same for programs: `count`, and the first 20 `items`."""
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing has to be done about it: ok, or a note."""
+        return self.level in LEVELS[:2]

@@ -1,0 +1,25 @@
+-- running(max_jobs): the jobs that run now, those that run longest first.
+--
+-- Reads what the workers have open, from their watermarks on: costs the same however much history there is. Errors: TB005 max_jobs out of
+-- range. Reads worker, claim, entry, outcome, lane.
+create or replace function tallybook.running(max_jobs int default 20)
+returns table (job_id bigint, attempt int, queue text, task text, worker_id int, worker text, started_at timestamptz) language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_nestloop = on set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+begin
+  if running.max_jobs is null or running.max_jobs not between 1 and 100000 then
+    raise exception 'max_jobs % is out of range', coalesce(running.max_jobs::text, 'null') using errcode = 'TB005', hint = 'It goes from 1 to 100000.';
+  end if;
+  return query
+  select o.job_id, o.attempt, l.queue, e.task, w.id, w.name, c.claimed_at
+    from tallybook.worker w
+    cross join lateral tallybook._open_attempts(w.id, w.open_from) o
+    cross join lateral (select x.task from tallybook.entry x
+                         where x.lane_id = o.lane_id and x.retention = o.retention and x.xid = o.xid and x.seq = o.seq limit 1) e
+    cross join lateral (select n.queue from tallybook.lane n where n.lane_id = o.lane_id limit 1) l
+    left join lateral tallybook._claim_of(o.lane_id, o.retention, o.xid, o.seq) c on true
+   where w.ended_at is null
+   order by c.claimed_at, o.job_id limit running.max_jobs;
+end $$;

@@ -1,0 +1,412 @@
+"""why: each reason for which a job does not run, made for real, then solved, and what is said then."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from support.hands import Hands, put
+from support.subjects import push
+
+pytestmark = pytest.mark.servers
+Connection = psycopg.Connection[tuple[Any, ...]]
+Connect = Callable[..., Connection]
+LOAD = (
+    "select tallybook.enqueue_many(array_fill('q'::text, '{{{n}}}'), array_fill('t'::text, '{{{n}}}'),"
+    " array_fill('{{}}'::text, '{{{n}}}'))"
+)
+
+
+@pytest.fixture
+def hands(db: Connection) -> Hands:
+    return Hands(db)
+
+
+def why(db: Connection, job: int, at: str = "clock_timestamp()") -> list[tuple[str | None, str, dict[str, Any]]]:
+    """State, code and details; each explanation is one sentence."""
+    query = f"select state, reason, explanation, details from tallybook.why(%s, at => {at})"  # noqa: S608
+    rows = db.execute(query, (job,)).fetchall()  # type: ignore[arg-type]
+    assert rows and all(row[2].endswith(".") and "%s" not in row[2] for row in rows)
+    assert len({row[0] for row in rows}) == 1
+    states = db.execute("select state from tallybook.job where id = %s", (job,)).fetchall()
+    assert not states or states[0][0] == rows[0][0], "the state is the view's"
+    return [(row[0], row[1], row[3]) for row in rows]
+
+
+def codes(db: Connection, job: int, at: str = "clock_timestamp()") -> list[str]:
+    return [code for _, code, _ in why(db, job, at)]
+
+
+def one(db: Connection, query: str, *params: object) -> Any:
+    row = db.execute(query, params).fetchone()  # type: ignore[arg-type]
+    assert row is not None
+    return row[0]
+
+
+def test_a_job_that_nothing_holds_should_start(db: Connection, hands: Hands) -> None:
+    """Issue 6, 4: with a worker there and nobody before it the answer is should_start; claimed, it runs, on whom and since when."""
+    job = put(db)
+    assert why(db, job) == [("available", "should_start", {})]
+    (claimed,) = hands.start()
+    ((state, code, details),) = why(db, job)
+    assert (state, code) == ("running", "running")
+    assert (details["worker"], details["worker_id"], details["attempt"]) == ("hands", hands.worker, 1)
+    assert datetime.fromisoformat(details["since"]) == one(
+        db, "select started_at from tallybook.job where id = %s", job
+    )
+    hands.complete(claimed)
+    assert codes(db, job) == ["completed"]
+
+
+def test_no_such_job(db: Connection) -> None:
+    """An id that nobody has is unknown, and has no state."""
+    assert why(db, 4711) == [(None, "unknown", {})]
+
+
+def test_uncommitted_is_unknown_to_others(db: Connection, connect: Connect, hands: Hands) -> None:
+    """What its own transaction has not committed is told so inside, and is unknown outside until it commits."""
+    other = connect(autocommit=False)
+    job = put(other)
+    assert codes(other, job) == ["uncommitted"]
+    assert codes(db, job) == ["unknown"]
+    other.commit()
+    assert codes(db, job) == ["should_start"]
+
+
+def test_not_due(db: Connection, hands: Hands) -> None:
+    """A job with a later time: until when; due, promote is to come; promoted, it should start."""
+    job = put(db, run_at=datetime.fromisoformat("2040-01-01T00:00:00+00:00"))
+    ((state, code, details),) = why(db, job)
+    assert (state, code, details) == ("scheduled", "not_due", {"until": "2040-01-01T00:00:00+00:00"})
+    later = "'2040-01-01 00:00:01+00'"
+    db.execute("update tallybook.worker set seen_at = 'infinity'")
+    assert codes(db, job, later) == ["service_pending"]
+    db.execute(f"select tallybook.promote(at => {later})")  # type: ignore[arg-type]
+    assert codes(db, job, later) == ["should_start"]
+
+
+def test_retrying(db: Connection, hands: Hands) -> None:
+    """In backoff: until when, after how many failures, and the last error; a snooze is no failure."""
+    job, snoozed = put(db), put(db)
+    first, second = hands.start()
+    hands.fail(first, "1 hour")
+    hands.say("snooze", second, timedelta(hours=1))
+    ((state, code, details),) = why(db, job)
+    assert (state, code, details["failures"], details["error"]["message"]) == ("retrying", "retrying", 1, "no luck")
+    ((state, code, details),) = why(db, snoozed)
+    assert (state, code, details["after"]) == ("scheduled", "not_due", "snoozed")
+
+
+def test_a_paused_queue_and_a_missing_worker(db: Connection) -> None:
+    """Several hold at once: who paused it and since when, then that nobody serves the queue; each is solved by itself."""
+    job = put(db)
+    assert codes(db, job) == ["no_worker"]
+    db.execute("select tallybook.pause('q', 'ann', '2026-01-01 00:00+00')")
+    (first, second) = why(db, job)
+    assert first[1:] == ("queue_paused", {"queue": "q", "since": "2026-01-01T00:00:00+00:00", "by": "ann"})
+    assert second[1:] == ("no_worker", {"queue": "q"})
+    hands = Hands(db)
+    assert codes(db, job) == ["queue_paused"]
+    db.execute("select tallybook.resume('q')")
+    assert codes(db, job) == ["should_start"]
+    db.execute("update tallybook.worker set seen_at = now() - interval '1 h' where id = %s", (hands.worker,))
+    ((_, code, details),) = why(db, job)
+    assert (code, details["silent"]) == ("no_worker", 1)
+
+
+def test_nobody_knows_its_task(db: Connection) -> None:
+    """No live worker of the queue has the task, before and after a worker has put the job aside for one that has."""
+    old = one(db, "select tallybook.worker_start('old', '{q}', '{other}')")
+    job = put(db)
+    assert why(db, job) == [("available", "unknown_task", {"queue": "q", "task": "t"})]
+    hands = Hands(db)
+    hands.worker = old
+    hands.say("move", hands.claim()[0])
+    db.execute("update tallybook.worker set ended_at = now() where id <> %s", (old,))
+    assert why(db, job) == [("available", "unknown_task", {"queue": "q", "task": "t", "aside": True})]
+    db.execute("select tallybook.worker_start('new', '{q}', '{t}')")
+    assert codes(db, job) == ["should_start"]
+
+
+def test_nobody_knows_the_version_of_its_args(db: Connection) -> None:
+    """Args of a newer version than any live worker knows, until one of the newer release is there."""
+    catalogue = '[{{"name": "t", "app": "shop", "version": {}}}]'
+    db.execute("select tallybook.worker_start('v1', '{q}', '{t}', catalogue => %s)", (catalogue.format(1),))
+    job = put(db, options=Jsonb({"version": 2}))
+    assert why(db, job) == [("available", "unknown_version", {"queue": "q", "task": "t", "version": 2})]
+    db.execute("select tallybook.worker_start('v2', '{q}', '{t}', catalogue => %s)", (catalogue.format(2),))
+    assert codes(db, job) == ["should_start"]
+
+
+def test_behind_others(db: Connection, hands: Hands) -> None:
+    """How many are before it in its line, exactly, and how many in lines of lower priority numbers; with each claim fewer."""
+    jobs = [put(db) for _ in range(5)]
+    put(db, priority=1)
+    assert why(db, jobs[3]) == [("available", "behind", {"before": 3, "of_lower_priority": 1, "priority": 2})]
+    assert [job.id for job in hands.claim(1)] != jobs[:1], "the lower number goes first"
+    assert why(db, jobs[3]) == [("available", "behind", {"before": 3, "of_lower_priority": 0, "priority": 2})]
+    hands.claim(2)
+    assert [details["before"] for _, _, details in why(db, jobs[4])] == [2]
+    hands.claim(1)
+    assert codes(db, jobs[3]) == ["should_start"]
+
+
+def test_the_count_of_others_has_a_bound(db: Connection, hands: Hands) -> None:
+    """Behind 12,000 it says at least 10,000, and that there are more."""
+    load = LOAD.format(n=12000)
+    db.execute(cast("Any", load))
+    job = put(db)
+    ((_, code, details),) = why(db, job)
+    assert (code, details["before"], details["more"]) == ("behind", 10_000, True)
+    text = one(db, "select explanation from tallybook.why(%s)", job)
+    assert text == "It is behind at least 10,000 others in its line."
+
+
+def test_a_late_commit(db: Connection, connect: Connect, hands: Hands) -> None:
+    """A job whose transaction committed after the line had moved on says so, with what is before it, and comes next but one."""
+    late = connect(autocommit=False)
+    before = put(db)  # makes the line, which who does not see it would make for itself
+    assert [j.id for j in hands.claim(1)] == [before]
+    job = put(late)
+    first, second = put(db), put(db)
+    assert [j.id for j in hands.claim(1)] == [first]
+    late.commit()
+    ((_, code, details),) = why(db, job)
+    assert (code, details["before"]) == ("late_commit", 1)
+    newest = put(db)
+    assert why(db, newest)[0][2]["before"] == 2
+    assert [j.id for j in hands.claim(1)] == [second]
+    assert [j.id for j in hands.claim(1)] == [job]
+    assert codes(db, newest) == ["should_start"]
+
+
+def test_cancelled_and_not_carried_out(db: Connection, hands: Hands) -> None:
+    """A cancel that no claim has met yet: since when and why; met, it is cancelled; of a running one its worker is told."""
+    job, running = put(db, priority=3), put(db)
+    (claimed,) = hands.start(1)
+    db.execute("select tallybook.cancel(%s, 'changed my mind')", (job,))
+    ((state, code, details),) = why(db, job)
+    assert (state, code, details["reason"]) == ("cancelled", "cancel_pending", "changed my mind")
+    db.execute("select tallybook.cancel(%s)", (running,))
+    assert codes(db, running) == ["running", "cancelling"]
+    hands.say("cancelled", claimed)
+    hands.claim()
+    assert codes(db, running) == ["cancelled"]
+    ((state, code, details),) = why(db, job)
+    assert (state, code, details["reason"]) == ("cancelled", "cancelled", "changed my mind")
+
+
+def test_a_silent_worker(db: Connection, hands: Hands) -> None:
+    """It runs on a worker that is not heard any more: since when; rescued, it should start again."""
+    job = put(db)
+    hands.start()
+    assert codes(db, job) == ["running"]
+    assert codes(db, job, "clock_timestamp() + interval '1 h'") == ["running", "worker_silent"]
+    hands.rescued()
+    assert codes(db, job) == ["no_worker"]
+    Hands(db)
+    assert codes(db, job) == ["should_start"]
+
+
+def test_dead_and_dropped(db: Connection, hands: Hands) -> None:
+    """A dead letter says of what it died; dropped, that it was; a person's retry puts it back."""
+    job = put(db)
+    hands.fail(hands.start()[0], final=True)
+    ((state, code, details),) = why(db, job)
+    assert (state, code, details["reason"], details["error"]["message"]) == ("dead", "dead", "failed", "no luck")
+    db.execute("select tallybook.retry(%s)", (job,))
+    assert codes(db, job) == ["should_start"]
+    hands.fail(hands.start()[0], final=True)
+    db.execute("select tallybook.drop_dead(%s)", (job,))
+    assert codes(db, job) == ["dropped"]
+
+
+def test_past_its_expiry(db: Connection, hands: Hands) -> None:
+    """Past its expires_at no attempt starts: the claim makes it dead."""
+    job = put(db, expires_at=datetime.fromisoformat("2040-01-01T00:00:00+00:00"))
+    db.execute("update tallybook.worker set seen_at = 'infinity'")
+    assert codes(db, job) == ["should_start"]
+    assert codes(db, job, "'2040-01-01 00:00+00'") == ["expired"]
+
+
+def test_waits_for_its_parents(db: Connection, hands: Hands) -> None:
+    """Which of its parents are open; ended, settle is to come; settled, it should start."""
+    one_, two = put(db), put(db)
+    child = one(db, "select tallybook.enqueue_after('q', 't', after => %s)", [one_, two])
+    first, second = hands.start()
+    assert why(db, child) == [("waiting", "parents", {"open": 2, "jobs": [one_, two]})]
+    hands.complete(first)
+    db.execute("select tallybook.settle()")
+    assert why(db, child) == [("waiting", "parents", {"open": 1, "jobs": [two]})]
+    hands.complete(second)
+    ((_, code, details),) = why(db, child)
+    assert (code, details["service"]) == ("service_pending", "settle")
+    db.execute("select tallybook.settle()")
+    assert codes(db, child) == ["should_start"]
+
+
+def test_its_order_key(db: Connection, hands: Hands) -> None:
+    """In line and put aside: which job goes first; that one completed, it should start."""
+    first, second, third = (put(db, order_key="k") for _ in range(3))
+    (running,) = hands.start()
+    assert running.id == first
+    assert why(db, second) == [("waiting", "order_key", {"key": "k", "job": first, "before": 0})]
+    assert why(db, third) == [("waiting", "order_key", {"key": "k", "job": first, "before": 1})]
+    late = put(db, order_key="k")
+    assert why(db, late) == [("available", "order_key", {"key": "k", "job": first, "before": 2})]
+    hands.complete(running)
+    assert codes(db, second) == ["behind"], "back in line, behind the late one, which is to be put aside"
+
+
+def ask(hands: Hands) -> list[int]:
+    """Claim all there is and ask the limits: what starts."""
+    jobs = hands.claim()
+    if not jobs:
+        return []
+    query = "select job_id from tallybook.limit_take(%s, %s, %s) where starts_in is not null"
+    params = ([job.lease for job in jobs], [job.id for job in jobs], [job.attempt for job in jobs])
+    started = [row[0] for row in hands.db.execute(query, params)]
+    hands.held = {job.id: job for job in jobs if job.id in started}  # type: ignore[attr-defined]
+    return started
+
+
+def test_a_rate_limit(db: Connection, hands: Hands) -> None:
+    """Held by a rate limit: which, when its turn comes, behind how many; one in line is told that it will be held."""
+    db.execute("select tallybook.rate_limit_put('acme', 1, '1 h')")
+    jobs = [put(db, options=Jsonb({"limits": ["acme"]})) for _ in range(3)]
+    assert ask(hands) == jobs[:1]
+    ((state, code, details),) = why(db, jobs[2])
+    assert (state, code, details["key"], details["rule"], details["calls"], details["before"]) == (
+        "scheduled", "rate_limit", "acme", "acme", 1, 1,
+    )  # fmt: skip
+    later = put(db, options=Jsonb({"limits": ["acme"]}))
+    assert [(code, details["key"]) for _, code, details in why(db, later)] == [("rate_limit", "acme")]
+    db.execute("select tallybook.rate_limit_drop('acme')")
+    assert codes(db, later) == ["unknown_limit"]
+
+
+def test_a_concurrency_limit(db: Connection, hands: Hands) -> None:
+    """Held by a concurrency limit: which, by which jobs, behind how many; the place free, places is to come."""
+    db.execute("select tallybook.concurrency_limit_put('acme', 1)")
+    jobs = [put(db, options=Jsonb({"limits": ["acme"]})) for _ in range(3)]
+    assert ask(hands) == jobs[:1]
+    assert why(db, jobs[2]) == [
+        ("waiting", "concurrency_limit", {"key": "acme", "most": 1, "held": 1, "jobs": jobs[:1], "before": 1})
+    ]
+    hands.complete(hands.held[jobs[0]])  # type: ignore[attr-defined]
+    ((_, code, details),) = why(db, jobs[1])
+    assert (code, details["service"]) == ("service_pending", "places")
+    db.execute("select tallybook.places()")
+    assert codes(db, jobs[1]) == ["should_start"]
+    assert [(code, d.get("jobs")) for _, code, d in why(db, jobs[2])] == [("concurrency_limit", [jobs[1]])]
+
+
+def test_a_breaker(db: Connection, hands: Hands) -> None:
+    """Held by an open breaker: since when and until when; half-open, by which probe; closed, it should start."""
+    db.execute("select tallybook.breaker_put('acme', 3, '1 min', '1 h')")
+    db.execute("select tallybook.breaker_open('acme', '1 h')")
+    jobs = [put(db, options=Jsonb({"limits": ["acme"]})) for _ in range(2)]
+    assert [code for _, code, _ in why(db, jobs[0])] == ["breaker"], "told before it is claimed"
+    assert ask(hands) == []
+    ((state, code, details),) = why(db, jobs[0])
+    assert (state, code, details["state"]) == ("waiting", "breaker", "open")
+    db.execute("select tallybook.breaker_open('acme', '0')")
+    db.execute("select tallybook.places()")
+    assert ask(hands) == jobs[:1]
+    ((_, code, details),) = why(db, jobs[1])
+    assert (code, details["state"], details["job"]) == ("breaker", "half-open", jobs[0])
+    db.execute("select tallybook.breaker_close('acme')")
+    db.execute("select tallybook.places()")
+    assert codes(db, jobs[1]) == ["should_start"]
+
+
+def test_its_turn_among_the_keys(db: Connection, hands: Hands) -> None:
+    """A fair key's turn: how many of the key are before it, how many are in line; dealt, it stands in line."""
+    jobs = [put(db, options=Jsonb({"fair_key": "a"})) for _ in range(3)]
+    ((state, code, details),) = why(db, jobs[2])
+    assert (state, code, details) == ("waiting", "fair_key", {"key": "a", "before": 2, "in_line": 0})
+    assert codes(db, jobs[0]) == ["fair_key", "service_pending"]
+    db.execute("select tallybook.deal()")
+    assert codes(db, jobs[0]) == ["should_start"]
+
+
+@pytest.mark.direct("the producer's lock is looked at from another session")
+def test_a_producer_holds_it(db: Connection, connect: Connect, hands: Hands) -> None:
+    """An open transaction that changes a job with a unique key keeps it from starting, until it ends."""
+    job = put(db, unique_key="u")
+    assert codes(db, job) == ["should_start"]
+    other = connect(autocommit=False)
+    put(other, unique_key="u", on_conflict="replace_args", args={"n": 2})
+    assert codes(db, job) == ["busy"]
+    other.commit()
+    assert codes(db, job) == ["should_start"]
+    put(db, unique_key="u", on_conflict="push_run_at", run_at=datetime.fromisoformat("2040-01-01T00:00:00+00:00"))
+    assert why(db, job) == [("available", "put_off", {"until": "2040-01-01T00:00:00+00:00"})]
+
+
+def test_another_cluster(db: Connection, hands: Hands) -> None:
+    """In a database that came from another cluster: it is to be brought over first."""
+    job = put(db)
+    db.execute("update tallybook.installation set system_identifier = 1")
+    assert codes(db, job) == ["not_rebased"]
+    db.execute("select tallybook.rebase()")
+    assert codes(db, job) == ["no_worker"], "the workers of the other cluster are over"
+
+
+def test_a_subject_whose_history_has_gone(db: Connection, hands: Hands) -> None:
+    """Nothing of its job is left, and its end is told all the same."""
+    job, _ = push(db, "s")
+    (claimed,) = hands.start()
+    db.execute("select tallybook.subject_complete(%s, %s, %s)", (claimed.lease, claimed.id, claimed.attempt))
+    assert codes(db, job) == ["completed"]
+    db.execute("delete from tallybook.entry")
+    assert [(code, d["subject"]) for _, code, d in why(db, job)] == [("history_gone", "s")]
+
+
+def test_why_agrees_with_the_claim(db: Connection, connect: Connect) -> None:
+    """Whatever says should_start is what the next claim hands out first, and nothing else is, in 150 random steps."""
+    chance = random.Random(6)
+    hands, jobs, held = Hands(db), list[int](), list[Any]()
+    late: list[tuple[Connection, int]] = []
+    looked = 0
+    for _ in range(150):
+        match chance.randrange(9):
+            case 0 | 1:
+                jobs.append(put(db, priority=chance.choice([1, 2])))
+            case 2:
+                jobs.append(put(db, run_at=datetime.fromisoformat("2040-01-01T00:00:00+00:00")))
+            case 3 if jobs:
+                db.execute("select tallybook.cancel(%s)", (chance.choice(jobs),))
+            case 4 if len(late) < 3:
+                conn = connect(autocommit=False)
+                late.append((conn, put(conn)))
+            case 5 if late:
+                conn, job = late.pop()
+                conn.commit()
+                jobs.append(job)
+            case 6 if held:
+                hands.fail(held.pop(), chance.choice(["0", "1 h"]))
+            case 7:
+                db.execute(chance.choice(["select tallybook.pause('q')", "select tallybook.resume('q')"]))
+            case _:
+                said = {job: codes(db, job) for job in jobs}
+                first = {job for job, found in said.items() if found in (["should_start"], ["late_commit"])}
+                got = hands.claim(1)
+                held += got
+                looked += bool(got)
+                assert {job.id for job in got if not job.cancelled} <= first | {
+                    job for job, found in said.items() if found == ["behind"]
+                }
+                starts = {job for job, found in said.items() if found == ["should_start"]}
+                if starts:
+                    assert {job.id for job in got} <= starts, (said, got)
+                    assert got, said
+                if not any(found in (["should_start"], ["behind"], ["late_commit"]) for found in said.values()):
+                    assert not got, said
+    assert looked > 5

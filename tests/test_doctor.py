@@ -1,0 +1,648 @@
+"""The doctor: each finding is made for real, named with what to do, and gone after that was done. The last is the control."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+from psycopg.conninfo import conninfo_to_dict
+
+from support.roles import House, house
+from support.waiting import wait_until
+from support.workers import POOLED
+from tallybook import App, Finding
+from tallybook._cli import cli
+from tallybook._db import migrate
+from tallybook._db.doctor import GROUPS, clock, doctor, examine
+from tallybook._db.link import CONNECT
+from tallybook.embedded import Server, temporary_server
+from tallybook.errors import QueueUnavailable
+from tallybook.testing import drain
+
+Connection = psycopg.Connection[Any]
+OWN = pytest.mark.direct("a server of its own")
+
+
+@dataclass
+class Patient:
+    """What the doctor says of one database, now or later."""
+
+    db: Connection
+
+    def all(self, group: str | None = None, *, later: str = "0 s") -> dict[str, Finding]:
+        rows = self.db.execute(
+            "select d.name, d.level, d.finding, d.advice, d.details"
+            " from tallybook.doctor(about => %s, at => clock_timestamp() + %s::text::interval) d",
+            [group, later],
+        ).fetchall()
+        keys = ("name", "level", "finding", "advice", "details")
+        return {row[0]: Finding(**dict(zip(keys, row, strict=True))) for row in rows}
+
+    def fine(self, check: str, *, later: str = "0 s") -> Finding:
+        """It has nothing to say there, and no advice."""
+        found = self.all(later=later)[check]
+        assert (found.level, found.advice) == ("ok", None), found
+        return found
+
+    def ill(self, check: str, *words: str, level: str = "warning", later: str = "0 s") -> Finding:
+        """It names this, with advice."""
+        found = self.all(later=later)[check]
+        assert found.level == level, found
+        assert all(word in found.finding for word in words), found
+        assert found.advice
+        return found
+
+
+@pytest.fixture
+def patient(db: Connection) -> Patient:
+    return Patient(db)
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Server]:
+    """A server of these tests alone: few connections, and nothing that could lose jobs."""
+    with temporary_server(settings={"max_connections": 20}, durable=True) as server:
+        yield server
+
+
+@pytest.fixture
+def healthy(own: Server) -> Iterator[str]:
+    """A database on it with Tallybook installed."""
+    name = f"healthy_{uuid.uuid4().hex[:8]}"
+    dsn = own.create_database(name)
+    with psycopg.connect(dsn) as conn:
+        migrate.migrate(conn)
+    yield dsn
+    own.drop_database(name)
+
+
+def command(found: Finding, start: str) -> str:
+    """The command in the advice that begins so."""
+    said = re.search(r"(?<!\w)" + re.escape(start) + r"[^;]*;", found.advice or "")
+    assert said, found.advice
+    return said[0]
+
+
+def ran(*words: str, dsn: str) -> Any:
+    return CliRunner().invoke(cli, [*words, "--dsn", dsn])
+
+
+# --- who pins the horizon ---------------------------------------------------------------------------------------------
+
+
+def test_an_open_transaction(patient: Patient, connect: Callable[..., Connection]) -> None:
+    """A transaction that has put in a job and stays open is named thrice: horizon, transactions, idle; its commit ends that."""
+    open_ = connect(autocommit=False, application_name="till")
+    (pid,) = open_.execute("select pg_backend_pid() from tallybook.enqueue('mail', 'x')").fetchone() or ()
+    for check, level, later in (
+        ("horizon", "note", "10 min"), ("horizon", "warning", "2 h"), ("transactions", "note", "2 min"),
+        ("transactions", "warning", "15 min"), ("idle_in_transaction", "note", "2 min"),
+        ("idle_in_transaction", "warning", "10 min"),
+    ):  # fmt: skip
+        patient.fine(check)
+        found = patient.ill(check, f"pid {pid} (", "idle in transaction", level=level, later=later)
+        assert command(found, "select pg_terminate_backend") == f"select pg_terminate_backend({pid});"
+    assert "jobs among it" in patient.ill("transactions", later="15 min").finding
+    open_.commit()
+    for check in ("horizon", "transactions", "idle_in_transaction"):
+        patient.fine(check, later="2 h")
+
+
+def test_the_advice_ends_a_transaction(patient: Patient, connect: Callable[..., Connection]) -> None:
+    """A transaction that only reads pins the horizon and holds no job back; the command that the doctor names ends it."""
+    open_ = connect(autocommit=False)
+    open_.execute("select count(*) from tallybook.entry")
+    open_.execute("declare c cursor for select * from tallybook.entry")  # a snapshot is kept
+    found = patient.ill("horizon", later="2 h")
+    patient.fine("transactions", later="2 h")
+    patient.db.execute(command(found, "select pg_terminate_backend").encode())
+    wait_until(lambda: patient.all("horizon", later="2 h")["horizon"].level == "ok", "the session is gone")
+
+
+def test_a_prepared_transaction(patient: Patient, connect: Callable[..., Connection]) -> None:
+    """A prepared transaction with a job is named with the command that ends it, and is gone after that."""
+    gid = f"shop {uuid.uuid4().hex[:8]}"
+    with connect(autocommit=False) as open_:
+        open_.execute("select tallybook.enqueue('mail', 'x')")
+        open_.execute(f"prepare transaction '{gid}'".encode())
+    patient.fine("prepared")
+    found = patient.ill("prepared", gid, "with jobs", later="10 min")
+    patient.ill("horizon", gid, level="note", later="10 min")
+    patient.ill("transactions", gid, "jobs among it", later="15 min")
+    patient.db.execute(command(found, "rollback prepared").encode())
+    for check in ("prepared", "horizon", "transactions"):
+        patient.fine(check, later="2 h")
+
+
+@OWN
+def test_a_slot(healthy: str) -> None:
+    """A replication slot that nobody reads is named with the WAL that it keeps; dropped by the command in the advice it is gone."""
+    with psycopg.connect(healthy, autocommit=True) as db:
+        patient = Patient(db)
+        patient.fine("slots")
+        db.execute("select pg_create_physical_replication_slot('old_standby', true)")
+        try:
+            found = patient.ill("slots", "old_standby", "not in use", "of WAL")
+        finally:
+            db.execute(command(found, "select pg_drop_replication_slot").encode())
+        patient.fine("slots")
+
+
+# --- storage and settings ---------------------------------------------------------------------------------------------
+
+
+def test_dead_rows_and_a_table_without_autovacuum(patient: Patient) -> None:
+    """A table whose dead rows nobody removes is named, and so is why; the two commands of the advice mend both."""
+    db = patient.db
+    patient.fine("dead_rows"), patient.fine("autovacuum")
+    db.execute("alter table tallybook.progress set (autovacuum_enabled = off)")
+    with db.transaction():
+        db.execute(
+            "insert into tallybook.progress (job_id, attempt, updated_at) select n, 1, now() from generate_series(1, 11000) n"
+        )
+        db.execute("delete from tallybook.progress")
+        db.execute("select pg_stat_force_next_flush()")
+    off = patient.ill("autovacuum", "tallybook.progress")
+    dead = wait_until(
+        lambda: (f := patient.all("storage")["dead_rows"]).level == "note" and f, "the statistics are there"
+    )
+    assert "tallybook.progress has 11000 dead rows" in dead.finding
+    db.execute(command(off, "alter table").encode())
+    db.execute(command(dead, "vacuum tallybook.").encode())
+    patient.fine("autovacuum")
+    wait_until(lambda: patient.all("storage")["dead_rows"].level == "ok", "vacuum has told")
+
+
+def test_the_size(patient: Patient) -> None:
+    """The size names the largest tables, ledgers as a whole, and says what cannot be known."""
+    found = patient.fine("size")
+    tables = {one["table"] for one in found.details["items" if "items" in found.details else "tables"]}
+    assert {"tallybook.entry", "tallybook.claim", "tallybook.outcome"} <= tables
+    assert (
+        sum(one["bytes"] for one in found.details["tables"]) <= found.details["bytes"] < found.details["database_bytes"]
+    )
+    assert "disk" in found.finding
+
+
+@OWN
+def test_old_transaction_ids() -> None:
+    """Transaction ids that are not frozen in time are named; once nobody pins the horizon, vacuum freeze mends it."""
+    with temporary_server(settings={"autovacuum_freeze_max_age": 100_000}) as server:
+        dsn = server.dsn("postgres")
+        with psycopg.connect(dsn, autocommit=True) as db, psycopg.connect(dsn) as pin:
+            migrate.migrate(db)
+            patient = Patient(db)
+            patient.fine("wraparound")
+            pin.execute("declare c cursor for select * from tallybook.entry")
+            db.execute("create temp table x (n int)")
+            for _ in range(2):  # each block with an exception that writes is a transaction id
+                db.execute(
+                    "do $$ begin for n in 1..65000 loop"
+                    " begin insert into x values (n); exception when others then raise; end; end loop; end $$"
+                )
+            found = patient.ill("wraparound", "database postgres", "transactions old")
+            pin.rollback()
+            db.execute(command(found, "vacuum freeze").encode())
+            patient.fine("wraparound")
+
+
+@pytest.mark.direct("a setting of the session")
+def test_settings(patient: Patient) -> None:
+    """A setting with which a crash loses jobs is named with what it should be; set so, it is not named any more."""
+    before = patient.all("settings")["settings"].finding
+    patient.db.execute("set synchronous_commit = off")
+    found = patient.all("settings")["settings"]
+    assert "synchronous_commit is off" in found.finding and "synchronous_commit = on" in (found.advice or "")
+    patient.db.execute("set synchronous_commit = on")
+    after = patient.all("settings")["settings"]
+    assert after.finding == before and "synchronous_commit" not in after.finding
+
+
+@OWN
+def test_connections(healthy: str) -> None:
+    """Few free connections are named, with how many are taken; closed ones are not counted."""
+    with psycopg.connect(healthy, autocommit=True) as db:
+        patient = Patient(db)
+        patient.fine("connections")
+        more = [psycopg.connect(healthy) for _ in range(15)]
+        wait_until(lambda: patient.all("workers")["connections"].level == "warning", "they are counted")
+        patient.ill("connections", "of 20 connections")
+        for one in more:
+            one.close()
+        wait_until(lambda: patient.all("workers")["connections"].level == "ok", "they are gone")
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+def start(
+    db: Connection,
+    *queues: str,
+    tasks: tuple[str, ...] = (),
+    later: str = "0 s",
+    lease: str = "30 s",
+    session: bool = False,
+) -> int:
+    row = db.execute(
+        "select tallybook.worker_start('till-3', %s::text[], %s::text[], session => %s, lease => %s::text::interval,"
+        " at => clock_timestamp() + %s::text::interval)",
+        [list(queues), list(tasks), session, lease, later],
+    ).fetchone()
+    assert row
+    return int(row[0])
+
+
+def put(db: Connection, arguments: str = "'mail', 'x'") -> int:
+    row = db.execute(f"select tallybook.enqueue({arguments})".encode()).fetchone()
+    assert row
+    return int(row[0])
+
+
+def claim(db: Connection, worker: int, queue: str = "mail") -> uuid.UUID:
+    lease = uuid.uuid4()
+    db.execute("select tallybook.claim(%s, array[%s], '{1}', %s)", [worker, queue, lease])
+    return lease
+
+
+def test_a_silent_worker(patient: Patient) -> None:
+    """A worker past its lease is named until it is rescued, as the advice says."""
+    worker = start(patient.db, "mail")
+    assert patient.fine("workers").finding == "1 worker live"
+    patient.ill("workers", '"till-3"', f"({worker})", "silent for 5 min", "lease is 30 s", later="5 min")
+    for later in ("5 min", "6 min"):
+        patient.db.execute("select tallybook.rescue(at => clock_timestamp() + %s::text::interval)", [later])
+    patient.ill("workers", "no worker lives", level="note", later="5 min")
+
+
+@pytest.mark.direct("a lock of the session")
+def test_a_worker_without_its_session(patient: Patient, connect: Callable[..., Connection]) -> None:
+    """A worker that said it holds a session, and does not, is named; while it holds it it is not."""
+    worker = start(patient.db, "mail", session=True)
+    holder = connect()
+    holder.execute("select pg_advisory_lock_shared(1413565443, %s)", [worker])
+    patient.fine("workers")
+    holder.execute("select pg_advisory_unlock_shared(1413565443, %s)", [worker])
+    patient.ill("workers", "has lost its session")
+
+
+def test_a_job_that_runs_for_long(patient: Patient) -> None:
+    """A job that runs for more than an hour is named with its worker; once it has ended it is not."""
+    job = put(patient.db)
+    lease = claim(patient.db, start(patient.db, "mail"))
+    patient.fine("running")
+    patient.ill("running", f"job {job} (x) runs for 2 h on till-3", level="note", later="2 h")
+    patient.db.execute("select tallybook.complete(%s, %s, 1)", [lease, job])
+    patient.fine("running", later="2 h")
+
+
+def test_running_lists_what_runs(patient: Patient) -> None:
+    """`running` has one row a running attempt, the longest first; what ended or waits is not there, and 0 rows is refused."""
+    db, rows = patient.db, "select job_id, queue, task, worker from tallybook.running()"
+    jobs = [put(db) for _ in range(3)]
+    worker = start(db, "mail")
+    leases = [claim(db, worker) for _ in jobs[:2]]
+    assert db.execute(rows).fetchall() == [(job, "mail", "x", "till-3") for job in jobs[:2]]
+    db.execute("select tallybook.complete(%s, %s, 1)", [leases[0], jobs[0]])
+    assert db.execute(rows).fetchall() == [(jobs[1], "mail", "x", "till-3")]
+    with pytest.raises(psycopg.Error, match="max_jobs 0 is out of range") as refused:
+        db.execute("select tallybook.running(0)")
+    assert refused.value.sqlstate == "TB005"
+
+
+def test_a_worker_that_is_older_than_the_schema(patient: Patient) -> None:
+    """A worker that was there before a migration is named; started anew it is not."""
+    worker = start(patient.db, "mail")
+    patient.fine("releases")
+    patient.db.execute("update tallybook.installation set functions = 'of another release'")
+    migrate.migrate(patient.db)
+    patient.ill("releases", '"till-3" was started before', level="note")
+    patient.db.execute("select tallybook.worker_stop(%s)", [worker])
+    start(patient.db, "mail")
+    patient.fine("releases")
+
+
+# --- queues -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_that_nobody_serves(patient: Patient) -> None:
+    """A queue with a job and no live worker is named, with how long it waits; a worker that serves it mends it."""
+    patient.fine("unserved_queues")
+    put(patient.db)
+    start(patient.db, "other")
+    patient.ill("unserved_queues", '"mail"', "for 10 min", later="10 min")
+    start(patient.db, "mail")
+    patient.fine("unserved_queues")
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_task_that_nobody_knows(patient: Patient, version: int) -> None:
+    """A task, or a version of its args, that was put aside is named until a worker lives that knows it."""
+    db = patient.db
+    job = put(db, f"'mail', 'x', options => '{{\"version\": {version}}}'")
+    lease = claim(db, start(db, "mail"))
+    patient.fine("unserved_tasks")
+    db.execute("select tallybook.move(%s, %s, 1)", [lease, job])
+    patient.ill("unserved_tasks", '"mail"', 'task "x"' + (" in version 3" if version == 3 else ""))
+    patient.fine("unserved_queues")
+    catalogue = json.dumps([{"name": "x", "app": "shop", "version": version}])
+    db.execute("select tallybook.worker_start('new', '{mail}', '{x}', catalogue => %s::text::jsonb)", [catalogue])
+    patient.fine("unserved_tasks")
+
+
+def test_a_paused_queue(patient: Patient) -> None:
+    """A paused queue is named with who paused it and the age of what it holds; resumed it is not."""
+    put(patient.db)
+    patient.db.execute("select tallybook.pause('mail', 'ada')")
+    patient.ill("paused", '"mail"', "by ada", level="note")
+    patient.ill("paused", "for 2 h by ada", "with jobs in line for 2 h", later="2 h")
+    patient.fine("unserved_queues"), patient.fine("backlog", later="2 h")
+    patient.db.execute("select tallybook.resume('mail')")
+    patient.fine("paused")
+
+
+def test_an_old_backlog(patient: Patient) -> None:
+    """A job that waits for long in a queue that is served is named; once it is claimed it is not."""
+    put(patient.db)
+    worker = start(patient.db, "mail", lease="1 day")
+    patient.fine("backlog")
+    patient.ill("backlog", '"mail"', "20 min", level="note", later="20 min")
+    patient.ill("backlog", '"mail"', "2 h", later="2 h")
+    claim(patient.db, worker)
+    patient.fine("backlog", later="2 h")
+
+
+def test_dead_letters(patient: Patient) -> None:
+    """Dead letters of the last day are counted by task; ten within an hour are a warning; dropped ones are not counted."""
+    worker = start(patient.db, "mail")
+    for n in range(1, 11):
+        job = put(patient.db, "'mail', 'x', max_attempts => 1")
+        patient.db.execute("select tallybook.fail(%s, %s, 1, '{}')", [claim(patient.db, worker), job])
+        patient.ill("dead_letters", f'{n} of task "x" (failed)', level="warning" if n == 10 else "note")
+    patient.ill("dead_letters", level="note", later="2 h")
+    patient.fine("dead_letters", later="2 days")
+    patient.db.execute("select tallybook.drop_dead_many(task => 'x')")
+    patient.fine("dead_letters")
+
+
+def test_an_open_breaker(patient: Patient) -> None:
+    """An open breaker is named; closed it is not."""
+    patient.db.execute("select tallybook.breaker_put('acme', 3, '1 min', '1 h'), tallybook.breaker_open('acme')")
+    patient.ill("breakers", '"acme" is open', "holds 0 jobs", level="note")
+    patient.db.execute("select tallybook.breaker_close('acme')")
+    patient.fine("breakers")
+
+
+# --- upkeep -----------------------------------------------------------------------------------------------------------
+
+
+def test_services_that_do_not_run(patient: Patient) -> None:
+    """While a worker lives, a service that did not run for two minutes is named; one that ran is not."""
+    patient.fine("services", later="5 min")
+    start(patient.db, "mail", lease="1 day")
+    patient.fine("services", later="1 min")
+    assert "promote" in {one["service"] for one in patient.ill("services", later="5 min").details["items"]}
+    patient.db.execute("select tallybook.promote(as_service => true, at => clock_timestamp() + interval '4 min')")
+    found = patient.all(later="5 min")["services"]
+    assert "promote" not in {one["service"] for one in found.details["items"]}
+
+
+def test_schedules(patient: Patient, dsn: str) -> None:
+    """A schedule that no worker can compute, and one whose tick is late, are named; dropped or paused they are not."""
+    db = patient.db
+    db.execute("select tallybook.schedule_put('bad', 'report', cron => '61 * * * *')")
+    db.execute("select tallybook.schedule_put('good', 'report', every => '1 h')")
+    drain(App("shop", dsn=dsn))  # as a worker does
+    patient.ill("schedules", '"bad" cannot be computed')
+    db.execute("select tallybook.schedule_drop('bad')")
+    patient.fine("schedules")
+    patient.ill("schedules", 'the tick of schedule "good"', "late", later="3 h")
+    db.execute("select tallybook.schedule_pause('good', 'ada')")
+    patient.fine("schedules", later="3 h")
+
+
+def test_counters_that_are_wrong(patient: Patient, dsn: str) -> None:
+    """S3-33: counters that differ from a recount are a problem, with both numbers; `recount` mends it."""
+    db = patient.db
+    put(db)
+    db.execute("select tallybook.fold()")
+    patient.fine("counters")
+    assert db.execute("update tallybook.series set n = n + 4 where what = 'opened'").rowcount
+    found = patient.ill("counters", 'queue "mail", task "x", available: 5 counted, 1 found', level="problem")
+    assert by_name(doctor(dsn, verify=True))["counters"].finding == found.finding
+    db.execute("select tallybook.recount()")
+    patient.fine("counters")
+
+
+def test_a_database_that_came_from_another_cluster(patient: Patient) -> None:
+    """A database that was written in another cluster is a problem, no cursor is read, and a rebase mends it."""
+    put(patient.db)
+    start(patient.db, "mail")
+    patient.db.execute("update tallybook.installation set system_identifier = 42")
+    patient.ill("cluster", "came from another cluster", level="problem")
+    patient.fine("unserved_queues")
+    patient.db.execute("select tallybook.rebase()")
+    patient.fine("cluster")
+
+
+# --- roles and rights -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at(empty_dsn: str) -> Iterator[House]:
+    """A database of a plain owner, with the five roles."""
+    with house(empty_dsn) as made:
+        made.give()
+        yield made
+
+
+@pytest.mark.direct("logins of their own")
+def test_a_right_that_is_missing(at: House) -> None:
+    """A right that a role has lost, of a function, a view, or a column, is named; `tallybook roles` said again gives it back."""
+    patient = Patient(at.db)
+    assert patient.fine("roles").finding == "every role has its rights"
+    for lost, named in (
+        ("execute on function tallybook.pause from {}operator", "operator may not use tallybook.pause("),
+        ("select on tallybook.queues from {}worker", "worker may not read tallybook.queues"),
+        ("select (id) on tallybook.job from {}reader", "reader may not read tallybook.job"),
+    ):
+        at.db.execute(("revoke " + lost.format(at.prefix)).encode())
+        patient.ill("roles", at.prefix + named)
+        at.give()
+        patient.fine("roles")
+    at.db.execute("alter function tallybook.pause(text, text, timestamptz) security invoker")
+    patient.ill("roles", "tallybook.pause(", "rights of its owner")
+    at.give()
+    patient.fine("roles")
+
+
+@pytest.mark.direct("logins of their own")
+def test_an_operator_asks(at: House) -> None:
+    """S10: an operator may ask all of it, and learns what is hidden without pg_monitor; nobody else may."""
+    at.db.execute("select tallybook.enqueue('mail', 'x')")
+    operator = at.as_("operator")
+    held = at.connect(at.owner, autocommit=False)
+    held.execute("declare c cursor for select * from tallybook.entry")
+    patient = Patient(operator)
+    found = patient.all(later="2 h")
+    assert not [one for one in found.values() if "could not be looked at" in one.finding]
+    assert found["unserved_queues"].level == "warning"
+    assert found["horizon"].level == "ok" and "pg_monitor" in found["horizon"].finding
+    at.admin.execute(f"grant pg_monitor to {operator.info.user}".encode())
+    patient.ill("horizon", f"pid {held.info.backend_pid} (", later="2 h")
+    assert "pg_monitor" not in patient.fine("prepared").finding
+    for kind in ("producer", "worker", "reader", "metrics"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            at.as_(kind).execute("select * from tallybook.doctor()")
+
+
+# --- what only a client sees ------------------------------------------------------------------------------------------
+
+
+def by_name(found: list[Finding]) -> dict[str, Finding]:
+    named = {one.name: one for one in found}
+    assert len(named) == len(found), "a check twice"
+    return named
+
+
+def test_all_checks(dsn: str, patient: Patient) -> None:
+    """The client makes its four checks and all of SQL's, each once, in one order, each with a level that there is."""
+    found = doctor(dsn)
+    assert [one.name for one in found][:4] == ["connection", "schema", "clock", "pooler"]
+    assert [one.name for one in found][4:] == list(patient.all())
+    assert {one.level for one in found} <= {"ok", "note", "warning", "problem"}
+    assert all((one.level == "ok") == (one.advice is None) for one in found), found
+    named = by_name(found)
+    assert named["connection"].details["server_version"] in named["connection"].finding
+    assert named["schema"].level == "ok"
+    assert (named["pooler"].level == "ok") is not POOLED and named["pooler"].details["pooled"] is POOLED
+    assert set(GROUPS) == set(groups(patient.db))
+
+
+def test_the_page_lists_every_check(dsn: str) -> None:
+    """docs/doctor.md has one line a check, in the order in which they are made, with its group."""
+    page = (Path(__file__).parent.parent / "docs" / "doctor.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| (?:`(\w+)`)? ?\| `(\w+)` \|", page, re.MULTILINE)
+    made = [one.name for one in doctor(dsn)]
+    elsewhere = {"partitions"} - set(made)  # where history is dropped
+    assert [check for _, check in listed if check not in elsewhere] == made
+    assert list(dict.fromkeys(group for group, _ in listed if group)) == list(GROUPS)
+
+
+def groups(db: Connection) -> list[str]:
+    with pytest.raises(psycopg.Error, match='knows nothing about "x"') as refused:
+        db.execute("select tallybook.doctor('x')")
+    assert refused.value.sqlstate == "TB005"
+    hint = (refused.value.diag.message_hint or "").removeprefix("About one of ").removesuffix(".")
+    return hint.split(", ")
+
+
+def test_a_schema_of_another_release(dsn: str, empty_dsn: str, db: Connection) -> None:
+    """No schema, an older one, one with other functions, a newer one: each is said, with what to do; migrated it is fine."""
+
+    def schema(dsn: str) -> Finding:
+        return by_name(doctor(dsn))["schema"]
+
+    missing = by_name(doctor(empty_dsn))
+    assert (missing["schema"].level, missing["schema"].advice) == ("problem", "Run `tallybook migrate`.")
+    assert "were not made" in missing["checks"].finding
+    latest = migrate.latest()
+    for version, works_from, functions, level, word in (
+        (latest - 1, 2, "other", "problem", "do not work together"),
+        (latest + 1, latest + 1, "other", "problem", "do not work together"),
+        (latest + 1, latest, "other", "note", "they work together"),
+        (latest, latest, "other", "warning", "another release"),
+    ):
+        db.execute(
+            "update tallybook.installation set version = %s, works_from = %s, functions = %s",
+            [version, works_from, functions],
+        )
+        found = schema(dsn)
+        assert found.level == level and word in found.finding and found.advice, found
+    migrate.migrate(db)
+    assert schema(dsn).level == "ok"
+
+
+def test_clocks(db: Connection) -> None:
+    """The distance of two clocks is measured by the shortest of several round trips: exact ones are fine, others are said."""
+    assert clock(db).level == "ok"
+    for off, level, word in ((5, "note", "ahead of"), (-5, "note", "behind"), (60, "warning", "60.0 s ahead of")):
+        found = clock(db, lambda off=off: time.time() + off)  # type: ignore[misc]
+        assert found.level == level and word in found.finding and found.advice, found
+
+
+def test_what_takes_long_is_given_up(dsn: str, connect: Callable[..., Connection]) -> None:
+    """A check that meets a lock is given up within its time, and says so; all others are made. Without the lock it is made."""
+    holder, patient = connect(autocommit=False), psycopg.connect(dsn, **CONNECT)
+    patient.prepare_threshold = None
+    holder.execute("lock table tallybook.dead")
+    with patient:
+        found = by_name(list(examine(patient, patience=timedelta(seconds=0.3))))
+        assert "could not be looked at within 0.3 s" in found["queues"].finding and found["queues"].level == "note"
+        assert "unserved_queues" not in found and "cluster" in found and "workers" in found
+        holder.rollback()
+        assert "unserved_queues" in by_name(list(examine(patient, patience=timedelta(seconds=5))))
+
+
+def test_a_group_that_fails_is_a_finding(patient: Patient, connect: Callable[..., Connection]) -> None:
+    """In SQL, too, a lock that is not had in time is a row of its own, and the others are there."""
+    holder = connect(autocommit=False)
+    holder.execute("lock table tallybook.dead")
+    with patient.db.transaction():
+        patient.db.execute("set local lock_timeout = '50ms'")
+        found = patient.all()
+    assert "lock timeout" in found["queues"].finding and "cluster" in found
+    holder.rollback()
+    assert "queues" not in patient.all()
+
+
+def test_a_server_that_is_not_there() -> None:
+    """No server is an error, as with every other verb."""
+    with pytest.raises(QueueUnavailable):
+        doctor("host=127.0.0.1 port=1 user=u dbname=d")
+
+
+# --- as people meet it ------------------------------------------------------------------------------------------------
+
+
+@OWN
+def test_the_command_line(healthy: str) -> None:
+    """Exit code 0 while there are but notes, 1 with a warning, 2 for usage; --json and --quiet; one line says how many of which."""
+    fine = ran("doctor", dsn=healthy)
+    assert fine.exit_code == 0, fine.output
+    assert "note     workers: no worker lives" in fine.output and re.search(
+        r"\d+ checks: 1 note, \d+ ok\n", fine.output
+    )
+    with psycopg.connect(healthy, autocommit=True) as db:
+        put(db)
+        bad = ran("doctor", "--quiet", dsn=healthy)
+        assert bad.exit_code == 1 and 'WARNING  unserved_queues: queue "mail" has jobs in line' in bad.output
+        assert "-> Start a worker" in bad.output and "ok       " not in bad.output
+        listed = ran("doctor", "--json", dsn=healthy)
+        assert listed.exit_code == 1
+        found = {one["name"]: one for one in json.loads(listed.output)}
+        assert found["unserved_queues"]["level"] == "warning" and found["unserved_queues"]["details"]["count"] == 1
+        assert set(found["horizon"]) == {"name", "level", "finding", "advice", "details"}
+        start(db, "mail")
+    assert ran("doctor", dsn=healthy).exit_code == 0
+    assert ran("doctor", "--nonsense", dsn=healthy).exit_code == 2
+
+
+@pytest.mark.anyio
+async def test_in_python(dsn: str, db: Connection) -> None:
+    """`app.doctor()` is the list of findings, with and without an event loop; `good` tells what needs nobody."""
+    app = App("shop", dsn=dsn)
+    put(db)
+    for found in (await app.doctor(), app.doctor_sync(verify=True)):
+        named = by_name(found)
+        assert not named["unserved_queues"].good and named["workers"].good and named["cluster"].good
+        assert conninfo_to_dict(dsn)["dbname"] in named["connection"].finding

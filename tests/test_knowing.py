@@ -1,0 +1,157 @@
+"""why, trace and links in Python and on the command line; what the verbs say of each case is in tests/sql."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tallybook import App, Reason, TraceEvent
+from tallybook._cli import cli
+from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def app(dsn: str) -> App:
+    app = App("shop", dsn=dsn)
+
+    @app.task
+    async def review(n: int = 0) -> int:
+        if n < 0:
+            raise ValueError("no such page")
+        return n
+
+    @app.task(queue="mail")
+    async def tell(n: int = 0) -> None: ...
+
+    return app
+
+
+def run(*words: str, dsn: str, code: int = 0) -> str:
+    """The output of a `tallybook` command."""
+    result = CliRunner().invoke(cli, [*words, "--dsn", dsn])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+async def test_a_program_asks_why(app: App, db: Any) -> None:
+    """Issue 6, 4: app.why says in codes, sentences and details why a job does not run, with and without an event loop."""
+    job = app.tasks["review"].with_(delay=timedelta(hours=1)).enqueue_sync(db)
+    late, nobody = app.why_sync(db, job)
+    assert isinstance(late, Reason)
+    assert (late.state, late.reason, nobody.reason) == ("scheduled", "not_due", "no_worker")
+    assert "until" in late.details and late.explanation.startswith("It is not due before")
+    assert await app.why(app, job.id) == [late, nobody]
+    assert [reason.reason for reason in app.why_sync(db, 4711)] == ["unknown"]
+    with pytest.raises(UnknownJob):
+        app.why_sync(db, 0)
+
+
+async def test_a_program_follows_links(app: App, db: Any) -> None:
+    """S3-35, S4-02: jobs with links={"submission": 42} are found over tasks and queues, alone, by many and as children."""
+    review, tell = app.tasks["review"], app.tasks["tell"]
+    links = {"submission": 42, "form": "a"}
+    first = review.with_(links=links).enqueue_sync(db, 7)
+    both = app.enqueue_many_sync(db, [tell.with_(links={"submission": "42"}).job(1), tell.job(2)])
+    child = tell.with_(after=first, links=links, headers={"trace": "x"}).enqueue_sync(db, 3)
+    failing = review.with_(links=links, unique="k", max_attempts=1).enqueue_sync(db, -1)
+    await app.drain(max_jobs=10)
+    events = await app.trace(app, links={"submission": 42})
+    assert all(isinstance(event, TraceEvent) for event in events)
+    assert {event.job for event in events} == {first.id, both[0].id, child.id, failing.id}
+    assert {event.queue for event in events} == {"default", "mail"}
+    assert [event.at for event in events] == sorted(event.at for event in events)
+    (dead,) = app.trace_sync(db, job=failing, newest_first=True, max_events=1)
+    assert dead.event == "dead" and dead.error is not None and dead.error["message"] == "no such page"
+    assert [event.event for event in app.trace_sync(db, unique="k")] == ["enqueued", "started", "dead"]
+    info = app.get_sync(db, child)
+    assert (info.links, info.headers) == ({"submission": "42", "form": "a"}, {"trace": "x", "links": info.links})
+    assert app.get_sync(db, both[1]).links is None
+
+
+async def test_a_program_follows_a_subject(app: App, db: Any) -> None:
+    """S3-35: the jobs of one subject, in order, with the args of each step."""
+    app.tasks["review"].subject("doc:7").upsert_sync(db, 1)
+    await app.drain(max_jobs=5)
+    events = app.trace_sync(db, subject="doc:7")
+    assert [event.event for event in events][:2] == ["enqueued", "started"]
+    assert events[0].details == {"args": {"n": 1}}
+
+
+@pytest.mark.parametrize(
+    ("links", "said"),
+    [
+        ({}, "not a mapping"),
+        ([("a", 1)], "not a mapping"),
+        ({f"k{n}": 1 for n in range(11)}, "at most 10"),
+        ({"A": 1}, "a kind has"),
+        ({"a": 1.5}, "no text and no whole number"),
+        ({"a": True}, "no text and no whole number"),
+        ({"a": ""}, "1 to 200 bytes"),
+        ({"a": "x" * 201}, "1 to 200 bytes"),
+        ({"a": "\0"}, "NUL"),
+    ],
+)
+async def test_links_are_checked_before_anything_is_sent(app: App, links: Any, said: str) -> None:
+    """ConfigError for what are none, when the job is described and when it is looked for."""
+    with pytest.raises(ConfigError, match=said):
+        app.tasks["review"].with_(links=links)
+    with pytest.raises(ConfigError, match=said):
+        app.trace_sync(app, links=links)
+
+
+async def test_what_cannot_be_followed_is_refused(app: App) -> None:
+    """Nothing, two things, a number out of range, and links as a header."""
+    with pytest.raises(InvalidArgument, match="one thing"):
+        app.trace_sync(app)
+    with pytest.raises(InvalidArgument, match="one thing"):
+        app.trace_sync(app, subject="s", unique="k")
+    with pytest.raises(ConfigError, match="max_events"):
+        app.trace_sync(app, subject="s", max_events=0)
+    with pytest.raises(ConfigError, match="option of their own"):
+        app.tasks["review"].with_(headers={"links": {"a": 1}})
+
+
+async def test_a_person_asks_why(app: App, dsn: str, db: Any) -> None:
+    """Issue 6, 4: `tallybook job why ID` says it in sentences, with what to do; --json says all."""
+    job = app.tasks["review"].enqueue_sync(db)
+    db.execute("select tallybook.pause('default', 'ann')")
+    said = run("job", "why", str(job.id), dsn=dsn)
+    assert said.splitlines()[0] == f"job {job.id}: available"
+    assert "paused since" in said and "by ann. [queue_paused]" in said
+    assert "tallybook queue resume default" in said and "tallybook worker" in said
+    found = json.loads(run("job", "why", str(job.id), "--json", dsn=dsn))
+    assert [one["reason"] for one in found] == ["queue_paused", "no_worker"]
+    db.execute("select tallybook.resume('default')")
+    await app.drain(max_jobs=5)
+    assert "It completed at" in run("job", "why", str(job.id), dsn=dsn)
+    assert run("job", "why", "4711", dsn=dsn).startswith("job 4711: unknown\n- There is no job 4711")
+    assert "unknown job 0" in run("job", "why", "0", dsn=dsn, code=1)
+
+
+async def test_a_person_follows_a_thing(app: App, dsn: str, db: Any) -> None:
+    """S3-35, S4-02: `tallybook trace` by link, key, subject and job, and `tallybook job list --link`."""
+    linked = app.tasks["review"].with_(links={"submission": 42}, unique="k").enqueue_sync(db, 1)
+    app.tasks["review"].enqueue_sync(db, 2)
+    app.tasks["tell"].subject("doc").upsert_sync(db, 3)
+    await app.drain(max_jobs=10)
+    lines = run("trace", "--link", "submission=42", dsn=dsn).splitlines()
+    assert [line.split()[6] for line in lines[1:]] == ["enqueued", "started", "completed"]
+    rows = json.loads(run("trace", "--unique", "k", "--json", dsn=dsn))
+    assert [row["job"] for row in rows] == [linked.id] * 3
+    assert json.loads(run("trace", "--job", str(linked.id), "--json", dsn=dsn)) == rows
+    newest = run("trace", "--unique", "k", "--newest-first", "--limit", "1", dsn=dsn)
+    assert "completed" in newest and "enqueued" not in newest and "--limit shows more" in newest
+    assert "enqueued" in run("trace", "--subject", "doc", dsn=dsn)
+    assert run("trace", "--link", "submission=43", dsn=dsn) == "nothing on record\n"
+    assert "give one of" in run("trace", dsn=dsn, code=2)
+    assert "no KIND=KEY" in run("trace", "--link", "42", dsn=dsn, code=2)
+    assert [row["id"] for row in json.loads(run("job", "list", "--link", "submission=42", "--json", dsn=dsn))] == [
+        linked.id
+    ]
+    assert run("job", "list", "--link", "submission=43", dsn=dsn) == "no such jobs\n"
