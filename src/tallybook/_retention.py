@@ -41,7 +41,7 @@ class Retentions:
         return run_sync(conn, calls.put(name, parse_duration(keep, option="keep")))
 
     async def held_ranges(self, conn: object) -> list[HeldRange]:
-        """List the ranges of history that stay although their time is over, or since jobs in them are open, and why.
+        """List the ranges of history that stay although their time is over, and why.
 
         for held in await app.held_ranges(conn): print(held.name, held.open_jobs, held.why)
         """

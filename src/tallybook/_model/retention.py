@@ -20,7 +20,7 @@ class RetentionInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldRange:
-    """A range of history whose time is over, or that has open jobs, and that is still there."""
+    """A range of history whose time is over, and that is still there."""
 
     name: str
     """The class."""
@@ -29,7 +29,7 @@ class HeldRange:
     upper: int | None
     """Up to, and without, this one; None: there is no end."""
     due_at: datetime | None
-    """Since when it could have gone; None: something in it is open."""
+    """Since when it could have gone."""
     open_jobs: int | None
-    """How many of its jobs are open; None: none, or it is held by a job of another range."""
+    """How many of its jobs are open; None: it is held by something else."""
     why: str

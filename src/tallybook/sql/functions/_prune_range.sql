@@ -133,7 +133,7 @@ begin
     return true;
   end if;
   update tallybook.history_range r
-     set open = r.entries - r.outcomes, held = 'open jobs', outcomes_to = 0, outcomes = 0, states = '{}', newest_end = null,
+     set open = r.entries - r.outcomes, held = 'open jobs', outcomes_to = 0, outcomes = 0, states = '{}',
          again_at = p_at + least(greatest(p_keep / 20, interval '1 minute'), interval '1 hour')
    where r.leaf = h.leaf;
   return false;
