@@ -67,6 +67,7 @@ def test_public_names() -> None:
         "Kill",
         "Linear",
         "Provider",
+        "QueueInfo",
         "RateInfo",
         "Reason",
         "Reject",
@@ -82,7 +83,9 @@ def test_public_names() -> None:
         "SubjectInfo",
         "SubjectReport",
         "Task",
+        "TopJob",
         "TraceEvent",
+        "Truncated",
         "__version__",
     ]
     assert all(hasattr(tallybook, name) for name in tallybook.__all__)

@@ -338,6 +338,12 @@ def test_the_example_of_the_fan_out_page_runs(tmp_path: Path, dsn: str, db: Any)
     assert db.execute(states).fetchone() == (["completed", "completed", "cancelled", "completed"],)
 
 
+def test_the_example_of_the_queues_page_runs(tmp_path: Path, dsn: str) -> None:
+    """docs/queues.md as written: a queue is made, looked at, truncated and dropped."""
+    assert project(tmp_path, "docs/queues.md") == ["queues.py"]
+    assert python(tmp_path, dsn, "queues.py").splitlines() == ["created", "['send', 'send']", "3", "True"]
+
+
 def test_the_example_of_the_why_page_runs(tmp_path: Path, dsn: str) -> None:
     """Issue 6, 4: docs/why.md as written: nobody serves the queue, then it is dead, and its events by a link."""
     assert project(tmp_path, "docs/why.md") == ["app.py", "ask.py"]

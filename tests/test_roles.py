@@ -179,7 +179,8 @@ def test_definers_are_hardened(at: House) -> None:
         assert path == (["search_path=pg_catalog, pg_temp"] if definer else []), call
 
 
-DYNAMIC = re.compile(r"\bexecute\b", re.IGNORECASE)
+# "execute function" is how a trigger names its function: no text.
+DYNAMIC = re.compile(r"\bexecute\b(?! function\b)", re.IGNORECASE)
 
 
 # They execute statements over our own partitions, whose names they have from the catalog: prune has to make, lock and empty these.

@@ -8,6 +8,7 @@ from tallybook._model.finding import Finding
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
 from tallybook._model.outcome import Cancel, Dead, Snooze
 from tallybook._model.provider import Provider
+from tallybook._model.queue import QueueInfo, TopJob, Truncated
 from tallybook._model.rate import ConcurrencyInfo, RateInfo
 from tallybook._model.retention import HeldRange, RetentionInfo
 from tallybook._model.secret import Secret
@@ -43,6 +44,7 @@ __all__ = [
     "Kill",
     "Linear",
     "Provider",
+    "QueueInfo",
     "RateInfo",
     "Reason",
     "Reject",
@@ -58,6 +60,8 @@ __all__ = [
     "SubjectInfo",
     "SubjectReport",
     "Task",
+    "TopJob",
     "TraceEvent",
+    "Truncated",
     "__version__",
 ]

@@ -29,6 +29,7 @@ from tallybook._model.options import Options, check_name
 from tallybook._model.rate import ConcurrencyRule, RateRule
 from tallybook._model.schedule import Timing
 from tallybook._operations import Operations
+from tallybook._queues import Queues
 from tallybook._retention import Retentions
 from tallybook._schedules import Declared, Schedules
 from tallybook._service_operations import ServiceOperations
@@ -69,7 +70,17 @@ class _AtomicDecorator(Protocol):
 
 
 class App(
-    SubjectVerbs, Operations, Knowing, Schedules, Limits, Breakers, ServiceOperations, Retentions, Source, Doctor
+    SubjectVerbs,
+    Operations,
+    Knowing,
+    Schedules,
+    Limits,
+    Breakers,
+    ServiceOperations,
+    Retentions,
+    Doctor,
+    Queues,
+    Source,
 ):
     """The tasks of one program under one name. No connection, no work at import.
 

@@ -101,7 +101,8 @@ select tallybook.cancel(job_id => cast(cast(%(job_id)s as text) as bigint), reas
 _RETRY = "select tallybook.retry(job_id => cast(cast(%(job_id)s as text) as bigint))"
 _PAUSE = """\
 select tallybook.pause(queue => cast(%(queue)s as text), who => coalesce(cast(%(who)s as text), session_user))"""
-_RESUME = "select tallybook.resume(queue => cast(%(queue)s as text))"
+_RESUME = """\
+select tallybook.resume(queue => cast(%(queue)s as text), who => coalesce(cast(%(who)s as text), session_user))"""
 
 
 def enqueue(job: JobCall) -> Call[Job]:
@@ -202,9 +203,9 @@ def pause(queue: str, who: str | None = None) -> Call[bool]:
     return Call("pause", _PAUSE, {"queue": queue, "who": who}, bool, unknown=UnknownQueue)
 
 
-def resume(queue: str) -> Call[bool]:
+def resume(queue: str, who: str | None = None) -> Call[bool]:
     """Let a paused queue run again; False: it was not paused."""
-    return Call("resume", _RESUME, {"queue": queue}, bool, unknown=UnknownQueue)
+    return Call("resume", _RESUME, {"queue": queue, "who": who}, bool, unknown=UnknownQueue)
 
 
 def _only_job(found: str) -> Job:

@@ -1,13 +1,14 @@
 -- _lane(queue, priority, part): the lane to append to; made if this transaction sees none.
 --
--- Never waits: two producers of a brand-new lane each make one (see the table). Reads lane, queue; writes lane.
+-- Never waits: two producers of a brand-new lane each make one (see the table). Of twins the newest is used: a queue whose retention
+-- class was changed has got a new lane of that class, and the old one is drained (see queue_put). Reads lane, queue; writes lane.
 create or replace function tallybook._lane(p_queue text, p_priority int, p_part text, out lane_id int, out retention "char")
 language plpgsql as $$
 begin
   select l.lane_id, l.retention into lane_id, retention
     from tallybook.lane l
    where l.queue = p_queue and l.priority = p_priority and l.part = p_part and l.retired_at is null
-   order by l.lane_id limit 1;
+   order by l.lane_id desc limit 1;
   if found then return; end if;
   perform tallybook._check_name('queue', p_queue, 64);
   if p_priority is null or p_priority not between 0 and 32767 then

@@ -9,7 +9,7 @@ begin
   select l.lane_id, l.retention into v_lane, v_retention
     from tallybook.lane l
    where l.queue = p_queue and l.priority = p_priority and l.part = '' and l.retired_at is null
-   order by l.lane_id limit 1;
+   order by l.lane_id desc limit 1;
   if not found then
     select l.lane_id, l.retention into v_lane, v_retention from tallybook._lane(p_queue, p_priority, '') l;
   end if;

@@ -2,9 +2,9 @@
 --
 -- The caller holds the lane's lock, taken in an earlier statement, and runs at READ COMMITTED: each statement here has a
 -- newer snapshot than the last committed claim of this lane. Filters on holes only where there are some from lo on.
--- Its settings are those of claim. p_next: what _next saw; the line up to it is empty, however far the cursor has come since.
+-- Its settings are those of claim. p_error: of queue_truncate, which ends what it meets; jobs says how many. p_next: what _next saw; the line up to it is empty, however far the cursor has come since.
 create or replace function tallybook._take(p_lane_id int, p_retention "char", p_born xid8, p_max int, p_worker int,
-  p_lease uuid, p_next xid8, p_at timestamptz default clock_timestamp(), out claim_id bigint, out jobs int)
+  p_lease uuid, p_next xid8, p_at timestamptz default clock_timestamp(), p_error jsonb default null, out claim_id bigint, out jobs int)
 language plpgsql as $$
 declare
   h tallybook.claim; s pg_snapshot; v_own xid8; v_old_hi xid8; v_from_xid xid8; v_from_seq bigint;
@@ -72,7 +72,10 @@ begin
     v_from_xid := h.pos_xid; v_from_seq := h.pos_seq;
     h.pos_xid := v_xids[k]; h.pos_seq := v_seqs[k];
     v_skipped := '{}';
-    if exists (select from tallybook.tombstone t where t.job_id = any (v_ids)) then
+    if p_error is not null then  -- truncated: whatever nobody has taken ends here, and is handed to nobody
+      select t.ended, t.skipped into jobs, v_skipped from tallybook._truncate_line(p_lane_id, p_retention, v_xids, v_seqs, p_error, p_at) t;
+      k := 0;
+    elsif exists (select from tallybook.tombstone t where t.job_id = any (v_ids)) then
       v_skipped := tallybook._skip(p_lane_id, p_retention, v_xids, v_seqs, p_at);
       k := k - cardinality(v_skipped);
     end if;
@@ -84,7 +87,7 @@ begin
                                  lane_id, worker_id, jobs, retention, holes, closed, skipped)
     values (claim_id, h.number, h.lo, h.hi, v_from_xid, v_from_seq, h.pos_xid, h.pos_seq, h.claimed, p_at,
             case when k > 0 then p_lease end, p_lane_id, case when k > 0 then p_worker end, k, p_retention, h.holes, h.closed, v_skipped);
-    jobs := k;
-    exit when k > 0;  -- all of the batch was skipped: go on behind it
+    jobs := jobs + k;
+    exit when k > 0 or p_error is not null;  -- else all of the batch was skipped: go on behind it
   end loop;
 end $$;

@@ -3,31 +3,35 @@
 --   error         what went wrong, as one JSON object: message, and what else is known (type, traceback); kept with attempt,
 --                 worker, started_at and at, the attempt's end
 --   retry_in      delay before the next attempt; null: backoff(failures)
---   max_attempts  the task's own limit, for a job that was enqueued without one; null: 5
+--   max_attempts  the task's own limit, for a job that was enqueued without one; null: its queue's, or 5
 --   final         true: no further attempt whatever is left
 --   at            the time; for tests
 -- Returns scheduled (available, without a delay), dead, or refused (the right to end this attempt was lost; nothing has happened).
--- Reads claim, entry; writes outcome, and scheduled or dead.
+-- Reads claim, entry, queue; writes outcome, and scheduled or dead.
 create or replace function tallybook.fail(lease uuid, job_id bigint, attempt int, error jsonb, retry_in interval default null,
   max_attempts int default null, final boolean default false, at timestamptz default clock_timestamp())
 returns text language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  e tallybook.entry; v_held record; v_error jsonb; v_failures int;
+  e tallybook.entry; v_held record; v_error jsonb; v_failures int; v_limit int;
   v_dead boolean;
 begin
   if jsonb_typeof(error) <> 'object' then
     raise exception 'an error is one JSON object, not %', jsonb_typeof(error) using errcode = 'TB005';
   end if;
   if fail.attempt > 1 then  -- by the index of these
-    select x.failures, x.max_attempts into v_held from tallybook._attempt(fail.job_id, fail.attempt) x;
+    select x.failures, x.max_attempts, x.lane_id into v_held from tallybook._attempt(fail.job_id, fail.attempt) x;
   else
-    select x.failures, x.max_attempts into v_held from tallybook.entry x
+    select x.failures, x.max_attempts, x.lane_id into v_held from tallybook.entry x
      where x.job_id = fail.job_id and x.attempt = fail.attempt limit 1;
   end if;
   v_failures := v_held.failures + 1;
-  v_dead := final or v_failures >= coalesce(v_held.max_attempts, fail.max_attempts, 5);
+  v_limit := coalesce(v_held.max_attempts, fail.max_attempts);
+  if v_limit is null then
+    select q.max_attempts into v_limit from tallybook.lane l join tallybook.queue q on q.name = l.queue where l.lane_id = v_held.lane_id;
+  end if;
+  v_dead := final or v_failures >= coalesce(v_limit, 5);
   select jsonb_build_object('attempt', fail.attempt, 'started_at', k.claimed_at, 'at', fail.at, 'worker', k.worker)
          || coalesce(error, '{"message": "failed"}')
     into v_error from tallybook._claimed(lease) k;

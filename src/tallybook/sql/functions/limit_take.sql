@@ -213,7 +213,7 @@ begin
   select u.called_at, u.job_id, u.attempt, u.name from unnest(v_called, v_called_job, v_called_attempt, v_called_name) u(called_at, job_id, attempt, name);
   if v_held <> '{}' then
     -- They come back in a lane of their own: behind all others they would be late for their turn.
-    select array_agg(l.lane_id), array_agg((select n.lane_id from tallybook._lane(l.queue, l.priority, 'turn') n)) into v_lanes, v_turn_lanes
+    select array_agg(l.lane_id), array_agg(tallybook._lane_beside(l.lane_id, 'turn')) into v_lanes, v_turn_lanes
       from tallybook.lane l where l.lane_id = any (array(select distinct v_lane[i] from unnest(v_held) i)) and l.part in ('', 'fair');
     -- Who promotes is told of the first only: before that it looks by itself.
     v_first := (select min(u) from unnest(v_held_until) u);

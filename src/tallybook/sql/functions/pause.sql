@@ -1,20 +1,26 @@
 -- pause(queue, who): no job of this queue is claimed until resume. What runs goes on. False: it was paused already.
+-- Claims ask for it themselves, so it holds from its commit on; clients are told on the channel tallybook_queues.
 -- Errors: TB005 a name that no queue can have. An unknown queue is refused with TB002: nothing to pause.
 create or replace function tallybook.pause(queue text, who text default session_user, at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$
 begin
   perform tallybook._known_queue(pause.queue);
   update tallybook.queue q set paused_at = pause.at, paused_by = pause.who where q.name = pause.queue and q.paused_at is null;
-  return found;
+  if found then perform tallybook._queue_said(pause.queue, 'paused', pause.who); return true; end if;
+  return false;
 end $$;
 
--- resume(queue): let a paused queue run again, and wake who sleeps on it. False: it was not paused.
-create or replace function tallybook.resume(queue text) returns boolean
+-- resume(queue, who): let a paused queue run again, and wake who sleeps on it. False: it was not paused.
+create or replace function tallybook.resume(queue text, who text default session_user) returns boolean
 language plpgsql as $$
 begin
   perform tallybook._known_queue(resume.queue);
   update tallybook.queue q set paused_at = null, paused_by = null where q.name = resume.queue and q.paused_at is not null;
-  if found then perform tallybook._wake(resume.queue); return true; end if;
+  if found then
+    perform tallybook._wake(resume.queue);
+    perform tallybook._queue_said(resume.queue, 'resumed', resume.who);
+    return true;
+  end if;
   return false;
 end $$;
 
@@ -23,7 +29,7 @@ create or replace function tallybook._known_queue(p_queue text) returns void
 language plpgsql as $$
 begin
   if exists (select from tallybook.queue q where q.name = p_queue) then return; end if;
-  if not exists (select from tallybook.lane l where l.queue = p_queue) then
+  if not exists (select from tallybook.queues k where k.name = p_queue) then
     raise exception 'there is no queue %', to_json(p_queue)
       using errcode = 'TB002', hint = 'A queue is born at its first enqueue, or when a worker serves it.';
   end if;

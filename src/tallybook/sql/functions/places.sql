@@ -114,7 +114,7 @@ begin
     end if;
     delete from tallybook.concurrency_line n where n.name = p_name and n.priority = v_priority and n.seq = v_seq;
     delete from tallybook.waiting y where y.job_id = w.job_id;
-    if v_lane.part in ('', 'fair') then w.lane_id := (select n.lane_id from tallybook._lane(v_lane.queue, v_lane.priority, 'turn') n); end if;
+    if v_lane.part in ('', 'fair') then w.lane_id := tallybook._lane_beside(w.lane_id, 'turn'); end if;
     w.options := w.options - 'held' || jsonb_build_object('turn', coalesce(w.options ->> 'turn', p_name));
     if tallybook._put_back(w, p_at) then
       insert into tallybook.concurrency_holder (xid, seq, job_id, retention, probe, name)

@@ -50,8 +50,11 @@ begin
   perform tallybook._renumber();
   s := pg_current_snapshot();  -- what commits later than this is late
   select array_agg(l.lane_id) into v_old from tallybook.lane l;
+  -- Producers use the newest of twins: that is the one of the class that the queue has now.
   insert into tallybook.lane (queue, priority, part, retention)
-  select distinct l.queue, l.priority, l.part, l.retention from tallybook.lane l where l.lane_id = any (v_old);
+  select d.queue, d.priority, d.part, d.retention from (
+    select distinct l.queue, l.priority, l.part, l.retention from tallybook.lane l where l.lane_id = any (v_old)) d
+   order by d.retention = coalesce((select left(q.retention, 1) from tallybook.queue q where q.name = d.queue), 'd')::"char";
   get diagnostics lanes = row_count;
   update tallybook.lane l set retired_at = coalesce(l.retired_at, rebase.at), born = pg_snapshot_xmin(s) where l.lane_id = any (v_old);
   -- One successor each, also where a producer has just made a twin of it.

@@ -1,0 +1,116 @@
+-- _publish(what, states, queues, tasks, ids): publish transitions of jobs on the channel tallybook_jobs, at the caller's commit.
+--
+-- One JSON object a message: queue, task, state, ids (a list of at most 300 jobs, for a message has at most 8000 bytes). Called by the
+-- triggers below, which are there only while some queue has notify on: else nothing of this is paid for by anybody.
+-- "set tallybook.notify = off" switches it off, as for _wake.
+create or replace function tallybook._publish(p_queues text[], p_tasks text[], p_states text[], p_ids bigint[]) returns void
+language sql
+set jit = off
+as $$
+  select pg_notify('tallybook_jobs', json_build_object('queue', m.queue, 'task', m.task, 'state', m.state, 'ids', m.ids)::text)
+    from (select n.queue, n.task, n.state, array_agg(n.id order by n.id) as ids
+            from (select j.*, (row_number() over (partition by j.queue, j.task, j.state order by j.id) - 1) / 300 as part
+                    from unnest(p_queues, p_tasks, p_states, p_ids) j(queue, task, state, id)) n
+           group by n.queue, n.task, n.state, n.part order by min(n.id)) m
+   where coalesce(current_setting('tallybook.notify', true), 'on') <> 'off'
+$$;
+
+-- _publish_entries(): what has come into line: available.
+create or replace function tallybook._publish_entries() returns trigger language plpgsql
+set jit = off
+as $$
+begin
+  -- What comes with its end (see _cancel_aside) was not available.
+  perform tallybook._publish(array_agg(l.queue), array_agg(r.task), array_agg('available'::text), array_agg(r.job_id))
+    from come r join tallybook.lane l on l.lane_id = r.lane_id join tallybook.queue q on q.name = l.queue and q.notify
+   where not exists (select from tallybook.tombstone t where t.job_id = r.job_id and t.attempt = r.attempt and t.taken) having count(*) > 0;
+  return null;
+end $$;
+
+-- _publish_scheduled(): what is to run later: scheduled, or retrying if it has failed.
+create or replace function tallybook._publish_scheduled() returns trigger language plpgsql
+set jit = off
+as $$
+begin
+  perform tallybook._publish(array_agg(l.queue), array_agg(r.task), array_agg(case when r.failures > 0 then 'retrying' else 'scheduled' end),
+                             array_agg(r.job_id))
+    from come r join tallybook.lane l on l.lane_id = r.lane_id join tallybook.queue q on q.name = l.queue and q.notify having count(*) > 0;
+  return null;
+end $$;
+
+-- _publish_dead(): dead letters.
+create or replace function tallybook._publish_dead() returns trigger language plpgsql
+set jit = off
+as $$
+begin
+  perform tallybook._publish(array_agg(l.queue), array_agg(r.task), array_agg('dead'::text), array_agg(r.job_id))
+    from come r join tallybook.lane l on l.lane_id = r.lane_id join tallybook.queue q on q.name = l.queue and q.notify having count(*) > 0;
+  return null;
+end $$;
+
+-- _publish_claims(): what was handed to a worker: started.
+create or replace function tallybook._publish_claims() returns trigger language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+begin
+  perform tallybook._publish(array_agg(l.queue), array_agg(e.task), array_agg('started'::text), array_agg(e.job_id))
+    from come c join tallybook.lane l on l.lane_id = c.lane_id join tallybook.queue q on q.name = l.queue and q.notify, lateral (
+      select x.job_id, x.task from tallybook.entry x  -- its interval: see leased
+       where x.lane_id = c.lane_id and x.retention = c.retention
+         and x.xid >= coalesce(c.one_xid, c.from_xid) and x.xid <= coalesce(c.one_xid, c.pos_xid)
+         and case when c.one_xid is not null then x.seq = c.one_seq
+                  else (x.xid, x.seq) > (c.from_xid, c.from_seq) and (x.xid, x.seq) <= (c.pos_xid, c.pos_seq) and x.seq <> all (c.skipped)
+                       and case when c.closed <> '{}' then x.xid = any (c.closed) else x.xid <> all (c.holes) end end
+       order by x.xid, x.seq limit c.jobs) e
+   where c.lease is not null having count(*) > 0;
+  return null;
+end $$;
+
+-- _publish_outcomes(): what has completed, or was cancelled. A failure is published as what follows from it: retrying, available or dead.
+create or replace function tallybook._publish_outcomes() returns trigger language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+begin
+  perform tallybook._publish(array_agg(l.queue), array_agg(e.task), array_agg(o.state::text), array_agg(e.job_id))
+    from come o join tallybook.queue q on q.notify join tallybook.lane l on l.queue = q.name and l.retention = o.retention, lateral (
+      select x.job_id, x.task from tallybook.entry x
+       where x.lane_id = l.lane_id and x.retention = o.retention and x.xid = o.entry_xid and x.seq = o.entry_seq limit 1) e
+   where o.state in ('completed', 'cancelled') having count(*) > 0;
+  return null;
+end $$;
+
+-- _publishing(): the triggers are there if some queue has notify on, and only then. Making one waits for the transactions that have written
+-- to its table, and all others would wait behind it: it is tried for 50 ms a table, and given up with an error. Dropping them is put off instead:
+-- they find no queue, and go with a later change of a queue.
+create or replace function tallybook._publishing() returns void
+language plpgsql
+set lock_timeout = '50ms'
+as $$
+declare
+  v_on boolean := exists (select from tallybook.queue q where q.notify);
+begin
+  if v_on = exists (select from pg_trigger t where t.tgrelid = 'tallybook.entry'::regclass and t.tgname = 'publish') then return; end if;
+  if v_on then
+    create trigger publish after insert on tallybook.claim referencing new table as come
+      for each statement execute function tallybook._publish_claims();
+    create trigger publish after insert on tallybook.dead referencing new table as come
+      for each statement execute function tallybook._publish_dead();
+    create trigger publish after insert on tallybook.entry referencing new table as come
+      for each statement execute function tallybook._publish_entries();
+    create trigger publish after insert on tallybook.outcome referencing new table as come
+      for each statement execute function tallybook._publish_outcomes();
+    create trigger publish after insert on tallybook.scheduled referencing new table as come
+      for each statement execute function tallybook._publish_scheduled();
+  else
+    drop trigger publish on tallybook.claim;
+    drop trigger publish on tallybook.dead;
+    drop trigger publish on tallybook.entry;
+    drop trigger publish on tallybook.outcome;
+    drop trigger publish on tallybook.scheduled;
+  end if;
+exception when lock_not_available then
+  if v_on then
+    raise exception 'notify cannot be switched on at this moment' using errcode = '55P03',
+      hint = 'It needs a moment without open transactions that have enqueued or ended jobs: try again, or end the long ones.';
+  end if;
+end $$;

@@ -1,0 +1,356 @@
+"""Truncating a queue: all that it holds is cancelled, in bulk, and nobody is lost, run or ended twice beside it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.broken import without
+from support.hands import Hands, put, states
+from support.waiting import wait_until
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Connect = Callable[..., Connection]
+LATER = datetime.now(UTC) + timedelta(days=1)
+
+
+def truncate(db: Connection, queue: str = "q", **more: Any) -> tuple[int, int, bool]:
+    """Batch by batch to the end: how many were cancelled, how many told, whether others held some."""
+    cancelled = cancelling = 0
+    mark = None
+    names = "".join(f", {name} => %({name})s" for name in more)
+    for _ in range(1000):
+        row = db.execute(
+            f"select mark, cancelled, cancelling, busy, remain from tallybook.queue_truncate(%(queue)s, mark => %(mark)s{names})",  # type: ignore[arg-type]  # noqa: S608
+            {"queue": queue, "mark": mark and psycopg.types.json.Jsonb(mark), **more},
+        ).fetchone()
+        assert row is not None
+        mark = row[0]
+        cancelled, cancelling = cancelled + row[1], cancelling + row[2]
+        if not row[4]:
+            return cancelled, cancelling, row[3]
+    raise AssertionError("truncate does not end")
+
+
+@pytest.fixture
+def hands(db: Connection) -> Hands:
+    return Hands(db)
+
+
+@pytest.mark.servers
+def test_all_that_does_not_run_is_cancelled(db: Connection, hands: Hands) -> None:
+    """S3-36: truncate ends what is in line, scheduled, retrying and waiting; what runs goes on, other queues are not touched."""
+    failed = put(db)
+    (job,) = hands.start()
+    hands.fail(job, "1 day")
+    runs = put(db)
+    (running,) = hands.start()
+    gone = [
+        failed,
+        put(db),
+        put(db, priority=7),
+        put(db, run_at=LATER),
+        put(db, order_key="k"),
+        put(db, unique_key="u"),
+    ]
+    parent = put(db, queue="other")
+    gone.append(int(hands.one("select tallybook.enqueue_after('q', 't', after => array[%s::bigint])", parent)))
+    gone.append(put(db, options=psycopg.types.json.Jsonb({"fair_key": "x"})))
+    assert truncate(db, by="ada") == (len(gone), 0, False)
+    assert set(states(db, *gone)) == {"cancelled"}
+    assert states(db, runs, parent) == ["running", "available"]
+    rows = db.execute(
+        "select distinct reason, attempts > 0 from tallybook.job where id = any (%s)", (gone[1:],)
+    ).fetchall()
+    assert rows == [("truncated", False)]
+    errors = db.execute(
+        "select distinct error from tallybook.attempt where job_id = any (%s) and error is not null and state = 'cancelled'",
+        (gone,),
+    )
+    assert errors.fetchall() == [({"message": "truncated", "by": "ada"},)]
+    for table in ("scheduled", "waiting", "tombstone", "order_line", "parent", "concurrency_line"):
+        assert hands.one(f"select count(*) from tallybook.{table}") == 0, table  # noqa: S608
+    assert db.execute("select * from tallybook.verify()").fetchall() == [], "and the counters know it"
+    hands.complete(running)
+    assert hands.run_all() == []
+    assert put(db, unique_key="u") not in gone  # its key is free
+    assert len(hands.run_all()) == 1
+
+
+def test_states_can_be_chosen_and_what_runs_can_be_told(db: Connection, hands: Hands) -> None:
+    """S3-36: only the states that are named go; with running what runs is told, and a person's earlier word stays."""
+    runs = put(db)
+    (running,) = hands.start()
+    line, later, mine = put(db), put(db, run_at=LATER), put(db, run_at=LATER)
+    db.execute("select tallybook.cancel(%s, 'mine')", (mine,))
+    assert truncate(db, states=["retrying", "waiting"]) == (0, 0, False)
+    assert truncate(db, states=["available"])[0] == 1
+    assert states(db, line, later, runs) == ["cancelled", "scheduled", "running"]
+    assert truncate(db, running=True) == (2, 1, False), "the one that a person had cancelled has its end now, too"
+    assert states(db, line, later, mine) == ["cancelled"] * 3
+    reasons = db.execute("select id, reason from tallybook.job where id in (%s, %s)", (later, mine)).fetchall()
+    assert dict(reasons) == {later: "truncated", mine: "mine"}
+    assert hands.leased(running.lease)[0].cancelled
+    hands.say("cancelled", running)
+    assert hands.one("select tallybook.retry(%s)", later) == 2
+    assert hands.run_all() == [later], "a person may retry what was truncated"
+
+
+@pytest.mark.direct("holds a transaction open beside another")
+def test_what_others_hold_stays_theirs(db: Connection, connect: Connect, hands: Hands) -> None:
+    """S3-36: an entry taken by its id, a job that is being enqueued and a row that is locked are left; nobody is waited for."""
+    taken, later = put(db), put(db, run_at=LATER)
+    lease = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
+    assert hands.one("select tallybook.claim_job(%s, %s, %s)", hands.worker, taken, lease)
+    line = [put(db) for _ in range(3)]
+    other = connect(autocommit=False)
+    coming = put(other)
+    other.execute("select from tallybook.scheduled where job_id = %s for update", (later,))
+    assert truncate(db) == (3, 0, True)
+    assert states(db, taken, later, *line) == ["running", "scheduled", *["cancelled"] * 3]
+    other.commit()
+    assert states(db, coming) == ["available"]
+    assert truncate(db) == (2, 0, False)
+    (job,) = hands.leased(lease)  # type: ignore[arg-type]
+    hands.complete(job)
+    assert states(db, taken, later, coming) == ["completed", "cancelled", "cancelled"]
+
+
+@pytest.mark.direct("holds a transaction open beside another")
+def test_a_cancel_that_has_not_committed_is_not_waited_for(db: Connection, connect: Connect, hands: Hands) -> None:
+    """One of many scheduled jobs is being cancelled in an open transaction: the others go, that one is left, and busy says so."""
+    jobs = [put(db, run_at=LATER) for _ in range(5)]
+    other = connect(autocommit=False)
+    other.execute("select tallybook.cancel(%s, 'mine')", (jobs[2],))
+    assert truncate(db) == (4, 0, True)
+    other.rollback()
+    assert truncate(db) == (1, 0, False)
+    assert states(db, *jobs) == ["cancelled"] * 5
+
+
+def test_who_waits_for_the_truncated_goes_on(db: Connection, hands: Hands) -> None:
+    """S3-36: the next job of an order key starts, a job that needs a truncated one is cancelled, a limit's place is free."""
+    db.execute("select tallybook.concurrency_limit_put('l', 1)")
+    first = put(db, order_key="k")
+    (job,) = hands.start()
+    hands.fail(job, "1 day")  # it keeps its turn
+    other = Hands(db, "other")
+    behind = put(db, queue="other", order_key="k")
+    assert other.start() == []
+    child = int(hands.one("select tallybook.enqueue_after('other', 't', after => array[%s::bigint])", first))
+    assert states(db, first, behind, child) == ["retrying", "waiting", "waiting"]
+    assert truncate(db)[0] == 1
+    db.execute("select tallybook.settle()")
+    assert states(db, first, behind, child) == ["cancelled", "available", "cancelled"]
+    assert [job.id for job in other.start()] == [behind]
+
+
+def test_many_at_once_go_in_bulk(db: Connection, hands: Hands) -> None:
+    """A line is passed by one claim row a batch, which hands out nothing; other queues are not touched."""
+    db.execute(
+        "select tallybook.enqueue_many(array_fill('q'::text, array[2500]), array_fill('t'::text, array[2500]),"
+        " array_fill('{}'::text, array[2500]))"
+    )
+    keep = put(db, queue="other")
+    assert truncate(db, max_jobs=1000) == (2500, 0, False)
+    assert hands.one("select count(*) from tallybook.claim") == 3
+    assert hands.one("select sum(jobs) from tallybook.claim") == 0
+    assert hands.one("select count(*) from tallybook.outcome where state = 'cancelled'") == 2500
+    assert states(db, keep) == ["available"]
+    assert hands.claim() == []
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "call"),
+    [
+        ("TB002", "there is no queue", "queue_truncate('nobody')"),
+        ("TB005", "cannot be truncated", "queue_truncate('q', '{running}')"),
+        ("TB005", "cannot be truncated", "queue_truncate('q', '{}')"),
+        ("TB005", "max_jobs 0 is out", "queue_truncate('q', max_jobs => 0)"),
+    ],
+)
+def test_bad_input(db: Connection, hands: Hands, code: str, words: str, call: str) -> None:
+    """What cannot be gets a clear error."""
+    with pytest.raises(psycopg.Error, match=words) as said:
+        db.execute(f"select tallybook.{call}")  # type: ignore[arg-type]
+    assert said.value.sqlstate == code
+
+
+def test_an_old_snapshot_is_refused(db: Connection, connect: Connect, hands: Hands) -> None:
+    """A transaction at another isolation level would read an old cursor: TB003."""
+    other = connect(autocommit=False)
+    other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    with pytest.raises(psycopg.Error, match="READ COMMITTED") as said:
+        other.execute("select tallybook.queue_truncate('q')")
+    assert said.value.sqlstate == "TB003"
+
+
+class Crowd:
+    """Producers, claimers who complete, fail and put off, promoters and truncates, side by side."""
+
+    def __init__(self, connect: Connect, seed: int, jobs: int) -> None:
+        self.connect, self.seed, self.per_producer = connect, seed, jobs // 3
+        self.problems: list[str] = []
+        self.put: list[int] = []
+        self.ran: list[int] = []
+        self.cancelled = 0
+        self.done = threading.Event()
+        self.lock = threading.Lock()
+
+    def produce(self, number: int) -> None:
+        dice, conn = random.Random(self.seed + number), self.connect()
+        conn.autocommit = False
+        open_: list[int] = []
+        for _ in range(self.per_producer):
+            more: dict[str, Any] = {"priority": dice.choice([1, 2])}
+            match dice.randrange(6):
+                case 0:
+                    more["run_at"] = datetime.now(UTC) + timedelta(milliseconds=dice.randrange(50))
+                case 1:
+                    more["order_key"] = f"k{dice.randrange(3)}"
+            open_.append(put(conn, **more))
+            match dice.randrange(10):
+                case 0:
+                    conn.rollback()
+                    open_ = []
+                case 1 | 2 | 3:
+                    continue
+                case _:
+                    conn.commit()
+                    with self.lock:
+                        self.put += open_
+                    open_ = []
+        conn.commit()
+        with self.lock:
+            self.put += open_
+
+    def work(self, number: int) -> None:
+        dice, conn = random.Random(self.seed + 10 + number), self.connect()
+        hands = Hands(conn)
+        while True:
+            finishing = self.done.is_set()
+            conn.execute("select tallybook.promote()")
+            conn.execute("select tallybook._release_missed()")
+            jobs = []
+            for job in hands.claim(dice.choice([1, 3, 20])):
+                if job.cancelled:
+                    hands.say("cancelled", job)
+                else:
+                    jobs.append(job)
+            ready, _ = hands.turn(jobs, patient=False) if jobs else ([], [])
+            for job in jobs:
+                if job.id not in ready:
+                    continue
+                row = conn.execute("select state from tallybook.job where id = %s", (job.id,)).fetchone()
+                if row is None or row[0] != "running":
+                    self.problems.append(f"job {job.id} was handed out and is {row}")
+                if dice.random() < 0.2 and not finishing:
+                    hands.fail(job, "10 ms")
+                elif hands.say("complete", job) is not True:
+                    self.problems.append(f"the end of job {job.id} was refused")
+                else:
+                    with self.lock:
+                        self.ran.append(job.id)
+            open_ = conn.execute(
+                "select count(*) from tallybook.job where state not in ('completed', 'cancelled')"
+            ).fetchone()
+            if finishing and open_ == (0,):
+                return
+
+    def truncate(self, number: int) -> None:
+        dice, conn = random.Random(self.seed + 20 + number), self.connect()
+        while not self.done.is_set():
+            some = dice.choice([None, ["available"], ["scheduled", "retrying", "waiting"]])
+            self.cancelled += truncate(conn, states=some, max_jobs=dice.choice([1, 7, 100]))[0]
+
+    def run(self) -> list[str]:
+        def safely(work: Callable[[int], None], number: int) -> None:
+            try:
+                work(number)
+            except Exception as error:  # told below
+                self.problems.append(f"{type(error).__name__}: {error}")
+                self.done.set()
+
+        setup = self.connect()
+        put(setup)
+        truncate(setup)
+        producers = [threading.Thread(target=safely, args=(self.produce, n)) for n in range(3)]
+        others = [threading.Thread(target=safely, args=(self.work, n)) for n in range(2)]
+        others += [threading.Thread(target=safely, args=(self.truncate, n)) for n in range(2)]
+        for thread in (*producers, *others):
+            thread.start()
+        for thread in producers:
+            thread.join()
+        self.done.set()
+        for thread in others:
+            thread.join(30)
+            if thread.is_alive():
+                self.problems.append("it does not end")
+        rows = dict(setup.execute("select id, state from tallybook.job").fetchall())
+        if lost := [job for job in self.put if rows.get(job) not in ("completed", "cancelled")]:
+            self.problems.append(f"{len(lost)} jobs are lost or open: {[(job, rows.get(job)) for job in lost[:3]]}")
+        if len(self.ran) != len(set(self.ran)):
+            self.problems.append("a job ended twice")
+        if wrong := [job for job in self.ran if rows.get(job) != "completed"]:
+            self.problems.append(f"{len(wrong)} jobs ran and are not completed")
+        twice = setup.execute(
+            "select count(*) from (select job_id from tallybook.attempt where state in ('completed', 'cancelled') group by job_id"
+            " having count(*) > 1) d"
+        ).fetchone()
+        if twice != (0,):
+            self.problems.append(f"{twice} jobs have two ends")
+        if differences := setup.execute("select * from tallybook.verify()").fetchall():
+            self.problems.append(f"the counters differ: {differences}")
+        return self.problems
+
+
+@pytest.mark.direct("several sessions beside one another, some with transactions that stay open")
+@pytest.mark.parametrize("seed", [1, 2])
+def test_truncates_beside_everybody_else(connect: Connect, seed: int) -> None:
+    """S3-36: beside producers, claimers, failures and promotions nothing is lost, run after its end, or ended twice."""
+    crowd = Crowd(connect, seed, 240)
+    assert crowd.run() == []
+    assert crowd.cancelled > 0
+
+
+@pytest.mark.direct("two sessions, one waits for the other's lock")
+def test_the_lanes_lock_keeps_claims_and_truncates_apart(db: Connection, connect: Connect) -> None:
+    """A claim on its way is waited for, and what it took is left; without the lane's lock its jobs end under it."""
+    for guarded in (True, False):
+        if not guarded:
+            without(db, "queue_truncate", "perform pg_advisory_xact_lock(1413565441, l.lane_id);")
+        db.execute("truncate tallybook.entry, tallybook.claim, tallybook.outcome")
+        jobs = [put(db) for _ in range(3)]
+        hands = Hands(connect())
+        lease = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
+        hands.db.execute("begin")
+        assert hands.one("select jobs from tallybook.claim(%s, '{q}', '{2}', %s)", hands.worker, lease) == 2
+        other = connect(application_name="truncater")
+        said: list[int] = []
+
+        def begin(other: Connection = other, said: list[int] = said) -> None:
+            said.append(truncate(other)[0])
+
+        thread = threading.Thread(target=begin)
+        thread.start()
+        if guarded:
+            wait_until(
+                lambda: db.execute(
+                    "select 1 from pg_stat_activity where application_name = 'truncater' and datname = current_database()"
+                    " and wait_event_type = 'Lock'"
+                ).fetchone(),
+                "it waits",
+            )
+        else:
+            thread.join()
+        hands.db.execute("commit")
+        thread.join()
+        assert said == ([1] if guarded else [3])
+        ends = [hands.say("complete", job) for job in hands.leased(lease)]  # type: ignore[arg-type]
+        assert ends == ([True, True] if guarded else [False, False]), states(db, *jobs)

@@ -1,0 +1,365 @@
+"""Queues as things: settings, retention classes, pause and resume, drop, top, and transitions on a channel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.hands import Hands, put, states
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Connect = Callable[..., Connection]
+LATER = datetime.now(UTC) + timedelta(days=1)
+
+
+@pytest.fixture
+def hands(db: Connection) -> Hands:
+    return Hands(db)
+
+
+def one(db: Connection, query: str, *params: object) -> Any:
+    row = db.execute(query, params).fetchone()  # type: ignore[arg-type]
+    assert row is not None
+    return row[0]
+
+
+def heard(conn: Connection) -> list[dict[str, Any]]:
+    """What has been published to this session by now."""
+    return [json.loads(word.payload) for word in conn.notifies(timeout=0.2, stop_after=None)]
+
+
+def lanes(db: Connection) -> list[tuple[Any, ...]]:
+    return db.execute(
+        "select retention, priority, part from tallybook.lane where queue = 'q' order by lane_id"
+    ).fetchall()
+
+
+@pytest.mark.servers
+def test_a_queue_is_made_and_changed(db: Connection) -> None:
+    """S3-36: put says whether it made, changed or left a queue; null leaves a setting; the view shows them, and who said so."""
+    assert one(db, "select tallybook.queue_put('q', by => 'ada')") == "created"
+    assert one(db, "select tallybook.queue_put('q')") == "unchanged"
+    assert one(db, "select tallybook.queue_put('q', max_attempts => 3, retention => 'long', by => 'bob')") == "changed"
+    assert one(db, "select tallybook.queue_put('q', max_attempts => 3)") == "unchanged"
+    row = db.execute("select retention, max_attempts, notify, changed_by from tallybook.queues").fetchall()
+    assert row == [("long", 3, False, "bob")]
+    assert one(db, "select tallybook.queue_put('q', max_attempts => 0)") == "changed"
+    assert one(db, "select max_attempts is null from tallybook.queues") is True
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "call"),
+    [
+        ("TB005", "1 to 64 bytes", "queue_put('')"),
+        ("TB005", "no retention class", "queue_put('q', 'ever')"),
+        ("TB005", "out of range", "queue_put('q', max_attempts => 40000)"),
+        ("TB002", "no queue", "queue_top('nobody')"),
+        ("TB005", "not known", "queue_top('q', '{running}')"),
+        ("TB005", "is no place", "queue_top('q', after => 'here')"),
+        ("TB005", "out of range", "queue_top('q', max_jobs => 1001)"),
+        ("TB005", "is in use: 1 workers", "queue_drop('q')"),
+    ],
+)
+def test_bad_input(db: Connection, hands: Hands, code: str, words: str, call: str) -> None:
+    """What cannot be gets a clear error."""
+    with pytest.raises(psycopg.Error, match=words) as said:
+        db.execute(f"select tallybook.{call}")  # type: ignore[arg-type]
+    assert said.value.sqlstate == code
+
+
+def test_the_default_of_attempts_is_between_the_tasks_and_5(db: Connection, hands: Hands) -> None:
+    """S3-36: a job's own max_attempts goes first, then its task's, then its queue's, then 5."""
+
+    def failures(task: int | None, **more: Any) -> int:
+        job = put(db, **more)
+        for n in range(1, 10):
+            (taken,) = hands.start()
+            said = hands.one(
+                "select tallybook.fail(%s, %s, %s, '{}', '0', max_attempts => %s)",
+                taken.lease,
+                job,
+                taken.attempt,
+                task,
+            )
+            if said == "dead":
+                return n
+        raise AssertionError("it lives for ever")
+
+    assert failures(None) == 5
+    db.execute("select tallybook.queue_put('q', max_attempts => 3)")
+    assert [failures(None), failures(4), failures(4, max_attempts=1), failures(None, max_attempts=6)] == [3, 4, 1, 6]
+
+
+def test_a_class_is_for_new_lanes(db: Connection, hands: Hands) -> None:
+    """S3-36: after a change of class producers use new lanes of it, the old ones are drained."""
+    old, later = put(db), put(db, run_at=LATER)
+    db.execute("select tallybook.queue_put('q', retention => 'brief')")
+    assert lanes(db) == [("d", 2, ""), ("b", 2, "")]
+    new, other = put(db), put(db, priority=7)
+    assert lanes(db)[2:] == [("b", 7, "")]
+    classes = dict(db.execute("select job_id, retention from tallybook.entry").fetchall())
+    assert classes == {old: "d", new: "b", other: "b"}
+    db.execute("select tallybook.promote(at => now() + interval '2 days')")
+    assert one(db, "select retention from tallybook.entry where job_id = %s", later) == "d"
+    assert sorted(hands.run_all()) == sorted([old, later, new, other])
+    db.execute("select tallybook.queue_put('q', retention => 'default')")
+    put(db)
+    assert one(db, "select retention from tallybook.entry order by job_id desc limit 1") == "d"
+    assert len(hands.run_all()) == 1
+
+
+def test_what_goes_by_another_part_keeps_its_class(db: Connection, hands: Hands) -> None:
+    """A fair job, one that comes back to a limit, and one whose task nobody knows run to their end after a change of class."""
+    fair = psycopg.types.json.Jsonb({"fair_key": "x"})
+    jobs = [put(db, options=fair), put(db, options=fair, run_at=LATER)]
+    db.execute("select tallybook.queue_put('q', retention => 'brief')")
+    jobs += [put(db, options=fair)]
+    db.execute("select tallybook.promote(at => now() + interval '2 days')")
+    db.execute("select tallybook.deal(at => now() + interval '2 days')")
+    wrong = (
+        "select count(*) from tallybook.entry e join tallybook.lane l using (lane_id) where e.retention <> l.retention"
+    )
+    assert one(db, wrong) == 0
+    assert sorted(hands.run_all()) == jobs
+    db.execute("select tallybook.concurrency_limit_put('l', 1)")
+    held = psycopg.types.json.Jsonb({"limits": ["l"]})
+    two = [put(db, options=held), put(db, options=held)]
+    first, _ = hands.claim()
+    free = db.execute(
+        "select job_id from tallybook.limit_take(%s, %s, %s) where starts_in is not null",
+        ([first.lease] * 2, two, [1, 1]),
+    ).fetchall()
+    assert free == [(two[0],)]
+    hands.complete(first)
+    db.execute("select tallybook.places()")
+    (again,) = hands.claim()
+    assert (again.id, one(db, wrong)) == (two[1], 0)
+
+
+@pytest.mark.direct("listens")
+def test_pause_and_resume_are_published(db: Connection, connect: Connect, hands: Hands) -> None:
+    """S3-37: each change of a queue's settings is one JSON object on tallybook_queues; what rolls back says nothing."""
+    ear = connect()
+    ear.execute("listen tallybook_queues")
+    db.execute("select tallybook.queue_put('q', max_attempts => 2, by => 'ada')")
+    db.execute("select tallybook.queue_put('q', max_attempts => 2, by => 'ada')")
+    db.execute("select tallybook.pause('q', 'bob')")
+    db.execute("begin; select tallybook.resume('q', 'eve'); rollback")
+    db.execute("select tallybook.resume('q', 'bob')")
+    put(db)
+    db.execute("select tallybook.queue_truncate('q', by => 'bob')")
+    said = heard(ear)
+    assert [(word["queue"], word["change"], word["by"]) for word in said] == [
+        ("q", "changed", "ada"),
+        ("q", "paused", "bob"),
+        ("q", "resumed", "bob"),
+        ("q", "truncated", "bob"),
+    ]
+    assert [word["paused"] for word in said] == [False, True, False, False]
+    assert said[0]["max_attempts"] == 2
+
+
+def test_a_pause_holds_from_its_commit_on(db: Connection, hands: Hands) -> None:
+    """S3-38: every claim after the commit of pause gives nothing, every one after resume does; also through a pooler."""
+    job = put(db)
+    for _ in range(3):
+        assert one(db, "select tallybook.pause('q')") is True
+        assert hands.claim() == []
+        assert one(db, "select tallybook.resume('q')") is True
+    assert [found.id for found in hands.claim()] == [job]
+
+
+@pytest.mark.direct("listens")
+def test_a_sleeper_is_woken_by_resume(db: Connection, connect: Connect, hands: Hands) -> None:
+    """S3-38: a worker that sleeps on the queue gets a notification at the commit of resume."""
+    put(db)
+    db.execute("select tallybook.pause('q')")
+    ear = connect()
+    ear.execute("listen tallybook")
+    assert ear.execute("select armed, clear from tallybook.arm('{q}')").fetchone() == (True, True)
+    db.execute("select tallybook.resume('q')")
+    assert [word.payload for word in ear.notifies(timeout=5, stop_after=1)] == ["q"]
+
+
+def test_drop_refuses_what_is_in_use(db: Connection, hands: Hands) -> None:
+    """S3-36: open jobs, workers and schedules keep a queue; without them it goes, and its history stays on view."""
+    job = put(db)
+    db.execute("select tallybook.schedule_put('s', task => 't', queue => 'q', every => '1 h')")
+    with pytest.raises(psycopg.Error, match="1 workers serve it, 1 schedules"):
+        db.execute("select tallybook.queue_drop('q')")
+    db.execute("select tallybook.schedule_drop('s')")
+    (running,) = hands.start()
+    hands.complete(running)
+    db.execute("select tallybook.worker_stop(%s)", (hands.worker,))
+    open_ = [put(db), put(db, run_at=LATER)]
+    with pytest.raises(psycopg.Error, match="has 2 open jobs"):
+        db.execute("select tallybook.queue_drop('q')")
+    assert one(db, "select tallybook.queue_drop('q', truncate => true)") is True
+    assert states(db, job, *open_) == ["completed", "cancelled", "cancelled"]
+    assert db.execute("select name from tallybook.queues").fetchall() == []
+    assert one(db, "select tallybook.queue_drop('q')") is False
+    with pytest.raises(psycopg.Error, match="no queue"):
+        db.execute("select tallybook.pause('q')")
+
+
+@pytest.mark.direct("holds a transaction open beside another")
+def test_a_job_that_is_being_enqueued_outlives_the_drop(db: Connection, connect: Connect) -> None:
+    """S3-36: a producer beside a drop waits for nothing, its job is not lost, and the queue is there anew, with the defaults."""
+    db.execute("select tallybook.queue_put('q', retention => 'brief', max_attempts => 2)")
+    put(db)
+    other = connect(autocommit=False)
+    coming = put(other)
+    assert one(db, "select tallybook.queue_drop('q', truncate => true)") is True
+    assert db.execute("select name from tallybook.queues").fetchall() == []
+    other.commit()
+    assert db.execute("select name, retention from tallybook.queues").fetchall() == [("q", None)]
+    later = put(db)
+    hands = Hands(db)
+    assert sorted(job.id for _ in range(2) for job in hands.claim()) == [coming, later]
+    assert one(db, "select retention from tallybook.entry where job_id = %s", later) == "d"
+
+
+def test_a_queue_can_be_dumped_alone(db: Connection, hands: Hands) -> None:
+    """S3-21: what a queue has, open and ended, is one query; it is truncated and dropped without touching any other."""
+    jobs = [put(db), put(db, run_at=LATER), put(db, priority=7)]
+    put(db, queue="other")
+    with db.cursor().copy(
+        "copy (select id, task, state from tallybook.job where queue = 'q' order by id) to stdout"
+    ) as copy:
+        dumped = b"".join(copy).decode().splitlines()
+    assert [int(line.split("\t")[0]) for line in dumped] == sorted(jobs)
+    db.execute("select tallybook.worker_stop(%s)", (hands.worker,))
+    db.execute("select tallybook.queue_drop('q', truncate => true)")
+    assert db.execute("select queue, state, jobs from tallybook.backlog()").fetchall() == [("other", "available", 1)]
+
+
+def top(db: Connection, **more: Any) -> list[tuple[Any, ...]]:
+    names = "".join(f", {name} => %({name})s" for name in more)
+    return db.execute(
+        f"select position, id, state, priority, place from tallybook.queue_top('q'{names}) order by position",  # type: ignore[arg-type]  # noqa: S608
+        more,
+    ).fetchall()
+
+
+def test_top_is_the_order_in_which_they_run(db: Connection, hands: Hands) -> None:
+    """S3-36: top shows what would be claimed next, in that order, then what is scheduled by its time; pages follow each other."""
+    first = put(db)
+    hands.complete(*hands.start())
+    gone, late = put(db), put(db, run_at=LATER + timedelta(hours=1))
+    soon = put(db, run_at=LATER)
+    line = [put(db, priority=p) for p in (5, 2, 2, 0, 5)]
+    db.execute("select tallybook.cancel(%s)", (gone,))
+    order = [line[3], line[1], line[2], line[0], line[4], soon, late]
+    rows = top(db)
+    assert [row[0] for row in rows] == list(range(1, 8))
+    assert [row[1] for row in rows] == order
+    assert first not in order
+    pages, after = [], None
+    while page := top(db, max_jobs=2, after=after):
+        pages += [row[:2] for row in page]
+        after = page[-1][4]
+    assert pages == [row[:2] for row in rows]
+    assert [row[1] for row in top(db, states=["scheduled"])] == [soon, late]
+    assert hands.run_all() == order[:5]
+    assert [row[1] for row in top(db)] == [soon, late]
+
+
+@pytest.mark.direct("holds transactions open beside one another")
+def test_top_knows_holes(db: Connection, connect: Connect, hands: Hands) -> None:
+    """What commits behind a cursor that has passed its transaction id is shown where it will be claimed: after the window, once."""
+    put(db)
+    hands.complete(*hands.start())
+    slow = connect(autocommit=False)
+    late = put(slow)
+    jobs = [put(db) for _ in range(4)]
+    hands.complete(*hands.start(2))
+    slow.commit()
+    behind = put(db)
+    shown = [row[1] for row in top(db)]
+    assert sorted(shown) == sorted([*jobs[2:], late, behind])
+    assert hands.run_all() == shown
+
+
+def test_top_reads_what_it_shows(db: Connection) -> None:
+    """S3-36: a page of ten costs the same few pages of memory whether 50 or 20,000 jobs are in line, scheduled and ended."""
+
+    def touched() -> int:
+        db.execute("select tallybook.queue_top('q', max_jobs => 10)")
+        plan = one(
+            db, "explain (analyze, buffers, format json) select * from tallybook.queue_top('q', max_jobs => 10)"
+        )[0]["Plan"]
+        return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+    def fill(n: int, **more: str) -> None:
+        extra = "".join(f", {name} => {value}" for name, value in more.items())
+        db.execute(
+            f"select tallybook.enqueue_many(array_fill('q'::text, array[{n}]), array_fill('t'::text, array[{n}]),"  # type: ignore[arg-type]
+            f" array_fill('{{}}'::text, array[{n}]){extra})"
+        )
+
+    fill(50)
+    few = touched()
+    fill(10_000)
+    fill(10_000, run_ats="array_fill(now() + interval '1 day', array[10000])")
+    assert touched() < few + 40
+
+
+@pytest.mark.direct("listens")
+def test_transitions_are_published_while_notify_is_on(db: Connection, connect: Connect, hands: Hands) -> None:
+    """S3-37: with notify on each transition of a queue's jobs is published, in batches; with it off there is not even a trigger."""
+    triggers = "select count(*) from pg_trigger where tgname = 'publish'"
+    assert one(db, triggers) == 0
+    db.execute("select tallybook.queue_put('q', notify => true)")
+    assert one(db, triggers) == 5
+    ear = connect()
+    ear.execute("listen tallybook_jobs")
+    put(db, queue="quiet")
+    good, bad = put(db), put(db, task="bad", max_attempts=2)
+    later = put(db, run_at=LATER)
+    for job in hands.start():
+        if job.id == good:
+            hands.complete(job)
+        else:
+            hands.fail(job, "1 h")
+    db.execute("select tallybook.promote(at => now() + interval '2 h')")
+    hands.fail(*hands.start())
+    truncated = one(db, "select cancelled from tallybook.queue_truncate('q')")
+    said = [(word["task"], word["state"], word["ids"]) for word in heard(ear)]
+    assert said == [
+        ("t", "available", [good]),
+        ("bad", "available", [bad]),
+        ("t", "scheduled", [later]),
+        ("t", "started", [good]),
+        ("bad", "started", [bad]),
+        ("t", "completed", [good]),
+        ("bad", "retrying", [bad]),
+        ("bad", "available", [bad]),
+        ("bad", "started", [bad]),
+        ("bad", "dead", [bad]),
+        ("t", "cancelled", [later]),
+    ]
+    assert truncated == 1
+    db.execute(
+        "select tallybook.enqueue_many(array_fill('q'::text, array[700]), array_fill('t'::text, array[700]),"
+        " array_fill('{}'::text, array[700]))"
+    )
+    assert [len(word["ids"]) for word in heard(ear)] == [300, 300, 100]
+    db.execute("select tallybook.queue_put('q', notify => false)")
+    assert one(db, triggers) == 0
+
+
+@pytest.mark.direct("holds a transaction open beside another")
+def test_notify_never_holds_up_producers(db: Connection, connect: Connect) -> None:
+    """S3-37: switched on beside an open transaction that has enqueued it gives up at once, and nobody waits."""
+    other = connect(autocommit=False)
+    put(other)
+    with pytest.raises(psycopg.errors.LockNotAvailable, match="cannot be switched on"):
+        db.execute("select tallybook.queue_put('q', notify => true)")
+    assert one(db, "select count(*) from pg_trigger where tgname = 'publish'") == 0
+    other.commit()
+    assert one(db, "select tallybook.queue_put('q', notify => true)") == "created"

@@ -1,0 +1,123 @@
+"""Queues as things in Python, in running workers and on the command line. What the verbs do is in sql/test_queues.py."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from support.workers import Jobs, eventually, working
+from tallybook import App
+from tallybook._cli import cli
+from tallybook.errors import ConfigError, InvalidArgument, UnknownQueue
+
+anyio = pytest.mark.anyio
+
+
+@pytest.fixture
+def app(dsn: str) -> App:
+    made = App("shop", dsn=dsn)
+
+    @made.task(queue="mail")
+    async def send(n: int) -> None:
+        if n < 0:
+            raise RuntimeError("no such letter")
+
+    return made
+
+
+def run(*words: str, dsn: str, code: int = 0, typed: str | None = None) -> str:
+    """The output of a `tallybook` command."""
+    result = CliRunner().invoke(cli, [*words, "--dsn", dsn], input=typed)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@anyio
+async def test_settings_in_python(app: App, db: Any) -> None:
+    """S3-36: queue_put makes and changes a queue, queues lists them, with and without an event loop."""
+    assert await app.queue_put(app, "mail", retention="brief", max_attempts=3, by="ada") == "created"
+    assert app.queue_put_sync(db, "mail", max_attempts=3) == "unchanged"
+    assert app.queue_put_sync(db, "mail", max_attempts=0) == "changed"
+    (queue,) = await app.queues(app)
+    assert (queue.name, queue.retention, queue.max_attempts, queue.changed_by) == ("mail", "brief", None, db.info.user)
+    with pytest.raises(ConfigError, match="brief, default or long"):
+        await app.queue_put(db, "mail", retention="ever")
+    with pytest.raises(ConfigError, match="whole number"):
+        app.queue_put_sync(db, "mail", max_attempts=True)
+
+
+@anyio
+async def test_truncate_top_and_drop_in_python(app: App, db: Any) -> None:
+    """S3-36: what comes next is shown, all of it is cancelled batch by batch, and a queue that nobody uses goes."""
+    send = app.tasks["send"]
+    jobs = app.enqueue_many_sync(db, [send.job(n) for n in range(5)])
+    later = send.with_(delay=timedelta(hours=1)).enqueue_sync(db, 7)
+    page = await app.queue_top(app, "mail", max_jobs=4)
+    assert [job.id for job in page] == [job.id for job in jobs[:4]]
+    rest = app.queue_top_sync(db, "mail", after=page[-1].place)
+    assert [(job.position, job.id, job.state) for job in rest] == [
+        (5, jobs[4].id, "available"),
+        (6, later.id, "scheduled"),
+    ]
+    with pytest.raises(InvalidArgument, match="6 open jobs"):
+        app.queue_drop_sync(db, "mail")
+    heard: list[int] = []
+    done = await app.queue_truncate(app, "mail", on_batch=heard.append)
+    assert (done.cancelled, done.cancelling, done.busy, sum(heard)) == (6, 0, False, 6)
+    assert (await app.get(app, later)).reason == "truncated"
+    assert await app.queue_drop(app, "mail", truncate=True) is True
+    assert app.queue_drop_sync(db, "mail", truncate=True) is False
+    with pytest.raises(UnknownQueue):
+        app.queue_truncate_sync(db, "mail")
+
+
+@anyio
+async def test_a_queues_default_of_attempts_counts_in_a_worker(app: App, dsn: str, db: Any) -> None:
+    """S3-36: where neither the job nor its task says it, the queue says after how many failures a job is dead."""
+    app.queue_put_sync(db, "mail", max_attempts=1)
+    jobs = Jobs(app, db)
+    async with working(app, dsn, queues={"mail": 5}):
+        job = app.tasks["send"].enqueue_sync(db, -1)
+        await eventually(lambda: jobs(job).state == "dead", "it is dead after one failure")
+
+
+@anyio
+async def test_pause_and_resume_reach_a_worker(app: App, dsn: str, db: Any) -> None:
+    """S3-38: a paused queue starts nothing in a worker that runs, another one goes on; resume is heard without a restart."""
+    jobs = Jobs(app, db)
+    send = app.tasks["send"]
+    async with working(app, dsn, queues={"mail": 5, "other": 5}):
+        first = send.enqueue_sync(db, 1)
+        await eventually(lambda: jobs(first).state == "completed", "it runs")
+        assert app.pause_sync(db, "mail", by="ada") is True
+        held = [send.enqueue_sync(db, n) for n in range(3)]
+        beside = send.with_(queue="other").enqueue_sync(db, 9)
+        await eventually(lambda: jobs(beside).state == "completed", "the other queue goes on")
+        assert {jobs(job).state for job in held} == {"available"}
+        assert await app.resume(app, "mail") is True
+        await eventually(lambda: {jobs(job).state for job in held} == {"completed"}, "they run")
+
+
+def test_the_command_line(app: App, dsn: str, db: Any) -> None:
+    """S3-36: create, set, top, truncate and drop, with a question that names the number of jobs, and as JSON."""
+    assert run("queue", "create", "mail", "--max-attempts", "3", dsn=dsn) == "queue 'mail' is created\n"
+    assert "is there already" in str(CliRunner().invoke(cli, ["queue", "create", "mail", "--dsn", dsn]).output)
+    said = json.loads(run("queue", "set", "mail", "--retention", "brief", "--json", dsn=dsn))
+    assert said == {"queue": "mail", "said": "changed"}
+    assert "say what to change" in run("queue", "set", "mail", dsn=dsn, code=2)
+    assert "Did you mean 'mail'?" in run("queue", "set", "mial", "--notify", dsn=dsn, code=1)
+    app.enqueue_many_sync(db, [app.tasks["send"].job(n) for n in range(3)])
+    assert [job["position"] for job in json.loads(run("queue", "top", "mail", "--max", "2", "--json", dsn=dsn))] == [
+        1,
+        2,
+    ]
+    assert "send" in run("queue", "top", "mail", dsn=dsn)
+    assert "Cancel 3 jobs of queue 'mail'?" in run("queue", "truncate", "mail", dsn=dsn, code=2)
+    assert "3 open jobs" in run("queue", "drop", "mail", "--yes", dsn=dsn, code=1)
+    assert "queue 'mail': 3 jobs are cancelled" in run("queue", "truncate", "mail", "--yes", dsn=dsn)
+    assert "queue 'mail' is dropped" in run("queue", "drop", "mail", "--truncate", "--yes", dsn=dsn)
+    assert "Did you mean" not in run("queue", "drop", "mail", "--yes", dsn=dsn, code=1)
