@@ -15,6 +15,7 @@ from support.hands import Hands
 from support.waiting import wait_until
 from tallybook._db.migrate import routines
 
+pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
 S, DAY = timedelta(seconds=1), timedelta(days=1)
 COUNT = "select (select count(*) from tallybook.entry), (select count(*) from tallybook.outcome)"

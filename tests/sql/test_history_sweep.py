@@ -12,6 +12,7 @@ import pytest
 from support.hands import Hands
 from tallybook._db.migrate import routines
 
+pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
 DAY = timedelta(days=1)
 SWEEP = "select swept, more from tallybook._sweep(%s)"
