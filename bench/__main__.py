@@ -27,6 +27,7 @@ NAMES = (
     "limit",
     "concurrency",
     "fair",
+    "history",
     "counters",
     "why",
 )

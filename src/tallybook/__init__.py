@@ -11,6 +11,7 @@ from tallybook._model.outcome import Cancel, Dead, Snooze
 from tallybook._model.provider import Provider
 from tallybook._model.queue import QueueInfo, TopJob, Truncated
 from tallybook._model.rate import ConcurrencyInfo, RateInfo
+from tallybook._model.retention import HeldRange, RetentionInfo
 from tallybook._model.secret import Secret
 from tallybook._model.service import ServiceInfo
 from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectReport
@@ -39,6 +40,7 @@ __all__ = [
     "Finding",
     "Fire",
     "Fired",
+    "HeldRange",
     "Job",
     "JobCall",
     "JobInfo",
@@ -51,6 +53,7 @@ __all__ = [
     "Reason",
     "Reject",
     "Reschedule",
+    "RetentionInfo",
     "Retried",
     "ScheduleInfo",
     "Secret",

@@ -31,6 +31,7 @@ from tallybook._model.rate import ConcurrencyRule, RateRule
 from tallybook._model.schedule import Timing
 from tallybook._operations import Operations
 from tallybook._queues import Queues
+from tallybook._retention import Retentions
 from tallybook._schedules import Declared, Schedules
 from tallybook._service_operations import ServiceOperations
 from tallybook._subject import SubjectVerbs
@@ -70,7 +71,18 @@ class _AtomicDecorator(Protocol):
 
 
 class App(
-    SubjectVerbs, Operations, Knowing, Counting, Schedules, Limits, Breakers, ServiceOperations, Doctor, Queues, Source
+    SubjectVerbs,
+    Operations,
+    Knowing,
+    Counting,
+    Schedules,
+    Limits,
+    Breakers,
+    ServiceOperations,
+    Doctor,
+    Queues,
+    Retentions,
+    Source,
 ):
     """The tasks of one program under one name. No connection, no work at import.
 

@@ -128,7 +128,7 @@ class Counting:
 
         Older ones are summed up to the next step.
 
-        False: it was so already. SqlError TB005: there is no such step, or it cannot be kept for so long.
+        False: it was so already. InvalidArgument: there is no such step, or it cannot be kept for so long.
 
             await app.series_keep(conn, 60, "7 days")
         """

@@ -61,16 +61,16 @@ def watched(db: Connection) -> Watched:
 
 
 def test_what_is_put_in_and_falls_due_is_counted(db: Connection, watched: Watched) -> None:
-    """S3-14, S3-16, S3-17: enqueue, enqueue_many, promote and cancel move jobs from count to count, and each step agrees with a recount."""
+    """S3-14, S3-16, S3-17: enqueue, enqueue_many, promote and cancel move jobs from count to count; a recount agrees each time."""
     with watched.changes(available=1):
         put(db)
     with watched.changes(available=2, scheduled=1):
         db.execute(
-            "select tallybook.enqueue_many('{q,r,q}', '{t,u,v}', '{\"{}\",\"{}\",\"{}\"}', array[null, null, now() + interval '1 h'])"
+            "select tallybook.enqueue(q, 't', run_at => at) from unnest('{q,r,q}'::text[],"
+            " array[null, null, now() + interval '1 h']) j(q, at)"
         )
-    with watched.changes():
-        with db.transaction(force_rollback=True):
-            put(db)
+    with watched.changes(), db.transaction(force_rollback=True):
+        put(db)
     with watched.changes(scheduled=-1, available=1):
         db.execute("select tallybook.promote(at => clock_timestamp() + interval '2 h')")
     later = put(db, run_at="2100-01-01")
@@ -262,7 +262,8 @@ do $$
 declare
   v_worker int := tallybook.worker_start('filler', '{q}'); v_lease uuid; v_n int := %(n)s;
 begin
-  perform tallybook.enqueue_many(array_fill('q'::text, array[v_n]), array_fill('t'::text, array[v_n]), array_fill('{}'::text, array[v_n]));
+  perform tallybook.enqueue_many(array_fill('q'::text, array[v_n]), array_fill('t'::text, array[v_n]),
+    array_fill('{}'::text, array[v_n]));
   commit;
   for i in 1..20 loop
     v_lease := gen_random_uuid();
@@ -355,7 +356,7 @@ def test_counters_are_logged_and_folded(db: Connection) -> None:
 
 
 def test_events_are_counted_up_and_down(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S3-16, S3-33: an event moves by what is said, down too; it is rolled back with its transaction, survives folds and recounts."""
+    """S3-16, S3-33: an event moves by what is said, down too; rolled back with its transaction, kept by folds and recounts."""
     events: LiteralString = "select name, n::int from tallybook.event_counts()"
     for n in (5, -2, 1):
         db.execute("select tallybook.count_event('sent', %s)", (n,))
@@ -430,7 +431,7 @@ def test_throughput_and_times(db: Connection) -> None:
 
 
 def test_levels_walk_back_from_now(db: Connection) -> None:
-    """S3-33: the series says how many were in each state at the end of each step, and what ended in it; what is not folded is in the last."""
+    """S3-33: the series says how many were in each state at the end of each step, and what ended in it; the last has the rest."""
     start = one(db, "select date_bin('1 min', now(), '2001-01-01 00:00+00')")
     hands = Hands(db)
     for minute, come, done in ((0, 5, 1), (1, 0, 3), (3, 2, 0)):
@@ -451,7 +452,7 @@ def test_levels_walk_back_from_now(db: Connection) -> None:
 
 @pytest.mark.parametrize("keep", [{}, {0: "3 days", 60: "1 h"}], ids=["as installed", "a longer step kept shorter"])
 def test_series_thin_out_with_age(db: Connection, keep: dict[int, str]) -> None:
-    """S3-34: folds become minutes, hours and days as they age, every sum stays the same, and the longest step is forgotten at last."""
+    """S3-34: folds become minutes, hours and days as they age, every sum stays the same, the longest is forgotten at last."""
     for step, time in keep.items():
         assert one(db, "select tallybook.series_keep(%s, %s::interval)", step, time) is True
         assert one(db, "select tallybook.series_keep(%s, %s::interval)", step, time) is False
@@ -511,7 +512,7 @@ def test_what_does_not_fit_is_said(db: Connection, query: LiteralString) -> None
 
 
 def test_the_backlog_is_made_of_the_counters(db: Connection) -> None:
-    """S3-15: backlog says how many of each queue are in each state, and since when the oldest could run, for a collector's every second."""
+    """S3-15: backlog says how many of each queue are in each state, and since when the oldest could run."""
     first = one(db, "select clock_timestamp()") - timedelta(hours=3)
     for hours in (0, 1):
         db.execute("select tallybook.enqueue('q', 't', at => %s)", (first + timedelta(hours=hours),))

@@ -24,6 +24,7 @@ from tallybook._cli.limit import limit
 from tallybook._cli.migrate import info, migrate, uninstall
 from tallybook._cli.provider import provider
 from tallybook._cli.queue import queue
+from tallybook._cli.retention import retention
 from tallybook._cli.roles import roles
 from tallybook._cli.schedule import schedule
 from tallybook._cli.service import service
@@ -92,6 +93,7 @@ for _command in (
     verify,
     recount,
     service,
+    retention,
     top,
     doctor,
     info,

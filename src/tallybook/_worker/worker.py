@@ -23,6 +23,7 @@ from tallybook._upkeep.fold import Folder
 from tallybook._upkeep.loop import Upkeep
 from tallybook._upkeep.places import Places
 from tallybook._upkeep.promote import Promoter
+from tallybook._upkeep.prune import Pruner
 from tallybook._upkeep.rescue import Rescuer
 from tallybook._upkeep.settle import FollowUps
 from tallybook._worker import children, sessions
@@ -105,6 +106,7 @@ class Worker:
         self.dealer = Dealer(self.upkeep, self.promoter.told, on_dealt=self._wake)
         self.folder = Folder(self.upkeep)
         self.rebaser = rebase.Rebaser(self.upkeep, on_rebased=self._wake)
+        self.pruner = Pruner(self.upkeep)
         self.clock = Clock(
             self.upkeep,
             Link(dsn, settings.name),
@@ -128,7 +130,17 @@ class Worker:
         watch = ClockWatch(self.clock)
         self.services = Upkeep(
             self.upkeep,
-            [self.promoter, self.rescuer, self.rebaser, self.follow_ups, self.places, self.dealer, self.folder, watch],
+            [
+                self.promoter,
+                self.rescuer,
+                self.rebaser,
+                self.follow_ups,
+                self.places,
+                self.dealer,
+                self.folder,
+                self.pruner,
+                watch,
+            ],
             self.promoter,
             self.rescuer,
             watch,

@@ -55,7 +55,13 @@ begin
     end if;
     insert into tallybook.unique_key (task, key, generation, job_id, others)
     values (p_task, p_key, coalesce(k.generation, 0) + 1, p_job_id, v_others) on conflict do nothing;
-    if found then return p_job_id; end if;
+    if found then
+      -- By an old snapshot the newest generation may be one that has gone since, and the next one free for that: this raises 40001 then.
+      if k.generation is not null and current_setting('transaction_isolation') <> 'read committed' then
+        perform from tallybook.unique_key u where u.task = p_task and u.key = p_key and u.generation = k.generation for key share;
+      end if;
+      return p_job_id;
+    end if;
   end loop;
 end $$;
 

@@ -17,7 +17,7 @@ begin
        where coalesce(s.last_run_at, '-infinity') < p_at - greatest(2 * s.every, interval '2 min')
          and v_since < p_at - greatest(2 * s.every, interval '2 min')),
     case when v_since is null then 'no worker lives that could run them' else 'all services run' end,
-    'Workers live and do not do it: see their logs for what fails. By hand, for one run: `select tallybook.NAME()`, for promote, rescue, rebase, places, deal, settle and fold.');
+    'Workers live and do not do it: see their logs for what fails. By hand, for one run: `select tallybook.NAME()`, for promote, rescue, rebase, places, deal, settle, fold and prune.');
 
   return query select * from tallybook._finding('schedules', (
       select jsonb_agg(jsonb_build_object('level', x.level, 'schedule', s.name, 'text', x.text, 'due_at', s.due_at) order by x.level desc, s.name)
@@ -32,12 +32,11 @@ begin
        where x.text is not null),
     'every schedule fires in time', 'Ticks are fired by workers: see that one lives, and `tallybook schedule list` for what is wrong with the rule itself.');
 
-  if to_regprocedure('tallybook.held_ranges()') is not null then
-    return query select * from tallybook._finding('partitions', (
-        select jsonb_agg(jsonb_build_object('level', case when h.due_since < p_at - interval '1 day' then 'warning' else 'note' end,
-                           'text', format('a range of %s history is due to leave for %s: %s', h.retention, tallybook._ago(p_at - h.due_since), h.reason)) || to_jsonb(h)
-                         order by h.due_since)
-          from tallybook.held_ranges() h),
-      'no range of history is held back', 'It goes by itself once what holds it is gone: see the reason.');
-  end if;
+  return query select * from tallybook._finding('partitions', (
+      select jsonb_agg(jsonb_build_object('level', case when h.due_at < p_at - interval '1 day' then 'warning' else 'note' end,
+                         'text', format('a range of %s history is due to leave for %s: %s%s', h.class, tallybook._ago(p_at - h.due_at),
+                                        case when h.open_jobs > 0 then h.open_jobs || ' ' end, h.why)) || to_jsonb(h)
+                       order by h.due_at)
+        from tallybook.held_ranges(p_at) h),
+    'no range of history is held back', 'It goes by itself once what holds it is gone: docs/history.md says what that can be.');
 end $$;

@@ -43,7 +43,7 @@ begin
      order by k.n loop
     continue when v.key = v_before;  -- the key stands here twice: the first has it, or has been told that nobody can
     v_before := v.key;
-    if v.free then
+    if v.free and (v.generation is null or current_setting('transaction_isolation') = 'read committed') then  -- else see _claim_key
       insert into tallybook.unique_key (task, key, generation, job_id)
       values (p_task, v.key, coalesce(v.generation, 0) + 1, v.id) on conflict do nothing;
       if found then

@@ -27,7 +27,7 @@ begin
        where x.job_id = cancel.job_id order by x.attempt desc limit 1;
       if not found then
         if exists (select from tallybook.dead d where d.job_id = cancel.job_id) then return 'dead'; end if;
-        raise exception 'there is no job %', cancel.job_id using errcode = 'TB002';
+        raise exception 'there is no job %', cancel.job_id using errcode = 'TB002', detail = coalesce(tallybook._past(cancel.job_id), '');
       end if;
       if e.state in ('completed', 'cancelled', 'dead') then return e.state; end if;
       if e.state is not null then

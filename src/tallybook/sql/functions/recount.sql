@@ -8,15 +8,17 @@ language plpgsql
 set plan_cache_mode = force_custom_plan set jit = off set work_mem = '64MB'
 as $$
 declare
-  v_last bigint; v_number bigint; v_n bigint; v_own xid8;
+  v_last bigint; v_number bigint; v_n bigint; v_own xid8; f tallybook.fold;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'recount needs READ COMMITTED, this transaction is %', upper(current_setting('transaction_isolation')) using errcode = 'TB003';
   end if;
   perform pg_advisory_xact_lock(1413565449, hashtext('fold: one at a time'));
   -- What has come since the last fold belongs into the series; what is corrected does not.
-  if (select x.hi from tallybook.fold x order by x.number desc limit 1) <= pg_snapshot_xmax(pg_current_snapshot()) then
+  select x.* into f from tallybook.fold x order by x.number desc limit 1;
+  if f.hi <= pg_snapshot_xmax(pg_current_snapshot()) then
     perform tallybook.fold(at => recount.at);
+    f := null;
   end if;
   select x.number into v_last from tallybook.fold x order by x.number desc limit 1;
   v_number := coalesce(v_last, 0) + 1;
@@ -32,7 +34,10 @@ begin
      group by e.lane_id, e.task, o.state
   ), before as materialized (
     select s.lane_id, s.task, s.what::text as what, sum(s.n) as n, sum(s.attempts) as attempts, max(s.last_at) as last_at
-      from tallybook._folded_sums() s where s.what not in ('opened', 'scheduled', 'retrying', 'waiting', 'dead', 'unclaimed')
+      from (select * from tallybook._folded_sums()
+            union all  -- events that came along from another cluster, counted there after its last fold: no ledger has them
+            select t.lane_id, t.task, t.what, t.n, t.attempts, f.folded_at from tallybook.tally t
+             where t.what = 'event' and (t.xid >= f.hi or t.xid = any (f.holes))) s where s.what not in ('opened', 'scheduled', 'retrying', 'waiting', 'dead', 'unclaimed')
      group by s.lane_id, s.task, s.what
   ), ends as materialized (
     select coalesce(e.lane_id, b.lane_id) as lane_id, coalesce(e.task, b.task) as task, coalesce(e.what, b.what) as what, b.last_at,
@@ -63,7 +68,8 @@ begin
     returning 1
   ), folded as (
     insert into tallybook.fold (number, folded_at, hi, holes, last_job, checkpoint)
-    select v_number, recount.at, pg_snapshot_xmax(s.s), array(select x from pg_snapshot_xip(s.s) x union all select v_own where v_own < pg_snapshot_xmax(s.s)), 0, v_number
+    select v_number, recount.at, pg_snapshot_xmax(s.s),
+           array(select x from pg_snapshot_xip(s.s) x union all select v_own where v_own < pg_snapshot_xmax(s.s)), 0, v_number
       from (select pg_current_snapshot() as s) s
   )
   select count(*) into v_n from put;

@@ -26,7 +26,7 @@ begin
     select x.* into e from tallybook.entry x where x.job_id = retry.job_id order by x.attempt desc limit 1;
     v_behind := tallybook._behind(retry.job_id);
     if e.job_id is null and v_behind is null then
-      raise exception 'there is no job %', retry.job_id using errcode = 'TB002';
+      raise exception 'there is no job %', retry.job_id using errcode = 'TB002', detail = coalesce(tallybook._past(retry.job_id), '');
     end if;
     select o.state into v_state from tallybook.outcome o
      where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq;

@@ -1,0 +1,165 @@
+"""What history costs: the claim with ten million ended jobs behind it against none, and beside a range that is dropped.
+
+Loaded by plain SQL, with transaction ids written into it as the ranges want them: one range of ended jobs that is past its
+retention (half of all), the rest in younger ones. A claimer goes on all the time in a session of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from typing import Any
+
+import psycopg
+
+from bench.figures import SCALE, at_most, median, percentile, plain, say
+from bench.server import database, load, server, start_worker, vacuum
+
+_JOBS = max(20_000, int(10_000_000 * SCALE))
+_CLAIMS = max(200, int(2000 * SCALE))
+_BATCH = 100
+_CHUNK = 500_000
+
+# A claim of a hundred is one row; each hundred has a transaction id of its own.
+_ENTRIES = """
+insert into tallybook.entry (xid, seq, job_id, enqueued_at, lane_id, attempt, failures, crashes, retention, task, args)
+select (%(xid)s + n / 100)::text::xid8, n, n, %(at)s, l.lane_id, 1, 0, 0, l.retention, 'noop',
+       jsonb_build_object('to', 'user@example.com', 'n', n)
+  from generate_series(%(first)s::bigint, %(last)s::bigint) n, tallybook._lane('default', 2, '') l"""
+_OUTCOMES = """
+insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state)
+select (%(xid)s + n / 100)::text::xid8, n, %(at)s, l.retention, 'completed'
+  from generate_series(%(first)s::bigint, %(last)s::bigint) n, tallybook._lane('default', 2, '') l"""
+_CLAIMED = """
+insert into tallybook.claim (xid, id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, claimed, claimed_at, lease, lane_id,
+                             worker_id, jobs, retention, holes, closed)
+select x.x, nextval('tallybook.claim_id'), n, x.x, x.y, x.x, 0, x.x, n * 100 + 99, n * 100, %(at)s,
+       gen_random_uuid(), l.lane_id, 0, 100, l.retention, '{}', '{}'
+  from generate_series(%(first)s::bigint / 100, %(last)s::bigint / 100) n, tallybook._lane('default', 2, '') l,
+       lateral (select (%(xid)s + n)::text::xid8 as x, (%(xid)s + n + 1)::text::xid8 as y) x"""
+
+
+def _one(conn: psycopg.Connection[Any], query: str, *params: object) -> Any:
+    row = conn.execute(query, params).fetchone()  # type: ignore[arg-type]
+    assert row is not None
+    return row[0]
+
+
+def claim(conn: psycopg.Connection[Any], worker: int) -> float:
+    """One claim of a hundred, as a worker says it, in milliseconds; they complete afterwards."""
+    lease = uuid.uuid4()
+    begin = time.perf_counter()
+    row = conn.execute(
+        "select claim_id, jobs from tallybook.claim(%s::int, '{default}', %s::int[], %s, false)",
+        (worker, [_BATCH], lease),
+    ).fetchone()
+    took = 1000 * (time.perf_counter() - begin)
+    assert row is not None and row[1], "there are jobs"
+    conn.execute(
+        "select tallybook.complete_many(array_agg(%s::uuid), array_agg(l.job_id), array_agg(l.attempt))"
+        " from tallybook.leased(%s) l",
+        (lease, lease),
+    )
+    return took
+
+
+def claims(dsn: str, count: int) -> list[float]:
+    """So many, of jobs that are there, in a session that has made its plans."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        worker = start_worker(conn, ["default"])
+        load(conn, (count + 20) * _BATCH)
+        for _ in range(20):
+            claim(conn, worker)
+        return [claim(conn, worker) for _ in range(count)]
+
+
+def advance(conn: psycopg.Connection[Any], to: int) -> None:
+    """Give out transaction ids up to this one."""
+    conn.execute(
+        "do $$ begin while pg_snapshot_xmax(pg_current_snapshot())::text::bigint <= "
+        + str(to)
+        + " loop perform pg_current_xact_id(); commit; end loop; end $$"
+    )
+
+
+def fill(conn: psycopg.Connection[Any]) -> int:
+    """Two ranges of ended jobs, ten days old and one day old, in front of the one in use; where the first ends."""
+    conn.execute("set synchronous_commit = off")
+    half = _JOBS // 2
+    start = _one(conn, "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint") + 50
+    first_end, second_end = start + half // 100 + 1, start + 2 * (half // 100 + 1) + 1
+    parents = "array['tallybook.entry_default', 'tallybook.claim_default', 'tallybook.outcome_default']::regclass[]"
+    assert _one(conn, f"select tallybook._range_split({parents}, 0, {second_end + 5})")
+    assert _one(conn, f"select tallybook._range_split({parents}, 0, {first_end})")
+    for before, at in ((0, "10 days"), (half, "1 day")):
+        for first in range(before, before + half, _CHUNK):
+            last = min(first + _CHUNK, before + half) - 1
+            values = {"first": first, "last": last, "xid": start + (1 if before else 0)}
+            values["at"] = _one(conn, "select clock_timestamp() - %s::interval", at)
+            for query in (_ENTRIES, _CLAIMED, _OUTCOMES):
+                conn.execute(query, values)  # type: ignore[arg-type]
+            say(f"  history: {last + 1:,} ended jobs are there")
+    conn.execute("select setval('tallybook.job_id', %s)", (_JOBS + 1,))
+    advance(conn, second_end + 10)
+    return first_end
+
+
+class Claimer(threading.Thread):
+    """Claims hundreds and completes them, until told to stop."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__(daemon=True)
+        self.dsn, self.took, self.on = dsn, list[float](), True
+
+    def run(self) -> None:
+        with psycopg.connect(self.dsn, autocommit=True) as conn:
+            worker = start_worker(conn, ["default"])
+            while self.on:
+                load(conn, _BATCH)
+                self.took.append(claim(conn, worker))
+
+
+def drop(dsn: str) -> tuple[float, list[float], int, float]:
+    """Prune until the old range has gone, beside a claimer: how long the run took that did it, the claims, the rows, the whole."""
+    claimer = Claimer(dsn)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        claimer.start()
+        while len(claimer.took) < 30:
+            time.sleep(0.01)
+        first = len(claimer.took)
+        began = time.perf_counter()
+        while True:
+            begin = time.perf_counter()
+            effect = _one(conn, "select effect from tallybook.prune()")
+            took = time.perf_counter() - begin
+            if effect:
+                break
+            assert time.perf_counter() - began < 600, "it does not go"
+            time.sleep(0.02)
+        whole = time.perf_counter() - began
+        while len(claimer.took) < first + 200:
+            time.sleep(0.01)
+        claimer.on = False
+        claimer.join()
+    return took, claimer.took[first:], effect, whole
+
+
+def run() -> None:
+    """Print the figures."""
+    with server() as running:
+        with database(running) as dsn:
+            none = claims(dsn, _CLAIMS)
+        with database(running) as dsn:
+            with psycopg.connect(dsn, autocommit=True) as conn:
+                fill(conn)
+                conn.execute("select tallybook.fold()")  # the counters come first
+            vacuum(dsn)
+            behind = claims(dsn, _CLAIMS)
+            took, beside, gone, whole = drop(dsn)
+    shown = f"p50 {median(behind):.2f} ms behind {_JOBS:,} ended jobs, {median(none):.2f} ms behind none, batches of {_BATCH}"
+    at_most("history", "claim_ratio", median(behind) / median(none), "ratio", 1.2, shown).show()
+    at_most("history", "drop_s", took, "s", 1, f"the run that dropped a range of {gone:,} ended jobs").show()
+    shown = f"max {max(beside):.1f} ms, {len(beside)} claims while the range is counted and dropped"
+    at_most("history", "claim_p99_ms", percentile(beside, 0.99), "ms", 20, shown).show()
+    plain("history", "count_s", whole, "s", "all runs from the first piece on").show()

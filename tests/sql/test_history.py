@@ -1,0 +1,491 @@
+"""History goes by ranges of transaction ids: what goes, what stays, and that nobody waits for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from typing import Any, LiteralString, cast
+
+import psycopg
+import pytest
+
+from support.hands import Hands
+from support.waiting import wait_until
+from tallybook._db.migrate import routines
+
+pytestmark = pytest.mark.servers
+Connection = psycopg.Connection[tuple[Any, ...]]
+S, DAY = timedelta(seconds=1), timedelta(days=1)
+COUNT = "select (select count(*) from tallybook.entry), (select count(*) from tallybook.outcome)"
+
+
+def one(db: Connection, query: Any, *params: object) -> Any:
+    row = db.execute(query, params).fetchone()
+    assert row is not None
+    return row[0]
+
+
+@pytest.fixture
+def now(db: Connection) -> datetime:
+    found: datetime = one(db, "select clock_timestamp()")
+    return found
+
+
+def prune(db: Connection, at: datetime) -> int:
+    """Runs as long as there is something to do: how many rows went."""
+    went = 0
+    db.execute("select tallybook.fold()")
+    for _ in range(1000):
+        effect, again = db.execute("select effect, again from tallybook.prune(%s)", [at]).fetchone() or (0, False)
+        went += effect
+        if not again:
+            return went
+    raise AssertionError("it does not come to an end")
+
+
+def put(db: Connection, jobs: int, queue: str = "q") -> None:
+    db.execute("select tallybook.enqueue(%s, 'work') from generate_series(1, %s)", [queue, jobs])
+
+
+def done(db: Connection, hands: Hands, jobs: int, queue: str = "q") -> None:
+    put(db, jobs, queue)
+    while claimed := hands.claim():
+        for job in claimed:
+            hands.say("complete", job)
+
+
+CUT: LiteralString = """
+select x.at::text, x.at = r.upper or tallybook._range_split(f.parents, r.lower, x.at)
+  from tallybook._families() f, tallybook._ranges(f.parents[1]) r,
+       lateral (select pg_snapshot_xmax(pg_current_snapshot())::text::numeric as now) s,
+       lateral (select least(s.now + 500, r.upper) as at) x
+ where f.name = 'default' and r.lower <= s.now order by r.lower desc limit 1"""
+
+
+def cut(db: Connection) -> None:
+    """What follows this comes into another range."""
+    for _ in range(20):  # other tests use up transaction ids, too
+        row = db.execute(CUT).fetchone()
+        if row and row[1]:
+            db.execute(
+                f"do $$ begin while pg_snapshot_xmax(pg_current_snapshot()) <= '{row[0]}'::xid8"
+                " loop perform pg_current_xact_id(); commit; end loop; end $$"
+            )
+            return passed(db)
+    raise AssertionError("nobody else has these tables")
+
+
+def burn(db: Connection, ids: int) -> None:
+    db.execute(f"do $$ begin for n in 1..{ids} loop perform pg_current_xact_id(); commit; end loop; end $$".encode())
+
+
+def passed(db: Connection) -> None:
+    """All that began before has ended, in the other databases of the server, too: one test's transaction holds another's ranges."""
+    last = one(db, "select pg_snapshot_xmax(pg_current_snapshot())::text")
+    wait_until(
+        lambda: one(db, "select pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8", last),
+        "all have ended",
+        seconds=30,
+    )
+
+
+def held(db: Connection, at: datetime) -> list[tuple[Any, ...]]:
+    return db.execute("select open_jobs, why from tallybook.held_ranges(%s)", [at]).fetchall()
+
+
+# What goes, and what stays
+
+
+def test_ended_jobs_go_when_their_time_is_over(db: Connection, now: datetime) -> None:
+    """S3-21: a range of ended jobs is there until its newest end is older than its class keeps; then it goes, and is on record."""
+    hands = Hands(db)
+    done(db, hands, 30)
+    cut(db)
+    assert prune(db, now + 6 * DAY) == 0
+    assert db.execute(COUNT).fetchone() == (30, 30)
+    assert prune(db, now + 8 * DAY) == 30
+    assert db.execute(COUNT).fetchone() == (0, 0)
+    rows = db.execute("select retention, entries, ended from tallybook.pruned").fetchall()
+    assert rows == [("d", 30, {"completed": 30})]
+
+
+def test_the_lane_goes_on_where_it_was(db: Connection, now: datetime) -> None:
+    """S3-21: a lane whose newest claim has gone with its range goes on behind it: nothing is taken twice, nothing left."""
+    hands = Hands(db)
+    done(db, hands, 5)
+    put(db, 3)
+    assert len(hands.claim(1)) == 1
+    cut(db)
+    before = one(db, "select max(claimed) from tallybook.claim")
+    for job in [*hands.claim(10)]:
+        hands.say("complete", job)
+    db.execute("update tallybook.worker set seen_at = '-infinity'")
+    db.execute("select tallybook.rescue(at => %s)", [now + 60 * S])
+    db.execute("select tallybook.rescue(at => %s)", [now + 120 * S])
+    hands = Hands(db, at="'infinity'")
+    for job in hands.claim():
+        hands.say("complete", job)
+    burn(db, 20)
+    cut(db)
+    assert prune(db, now + 8 * DAY) == 9
+    assert one(db, "select count(*) from tallybook.claim where jobs > 0") == 0
+    assert one(db, "select max(claimed) from tallybook.claim") > before
+    assert hands.claim() == []
+    put(db, 4)
+    assert len(hands.claim()) == 4
+
+
+@pytest.mark.parametrize("kind", ["waits in a paused queue", "runs"])
+def test_an_open_job_holds_its_range(db: Connection, now: datetime, kind: str) -> None:
+    """S3-21: what is open stays whatever its age, with all of its range, and it is said why; when it has ended all goes."""
+    hands = Hands(db)
+    done(db, hands, 20)
+    put(db, 1)
+    jobs = hands.claim() if kind == "runs" else []
+    cut(db)
+    assert prune(db, now + 400 * DAY) == 0
+    assert held(db, now + 400 * DAY) == [(1, "open jobs")]
+    for job in jobs or hands.claim():
+        hands.say("complete", job)
+    assert prune(db, now + 401 * DAY) == 21
+    assert held(db, now + 401 * DAY) == []
+
+
+def test_the_claim_of_a_running_job_stays(db: Connection, now: datetime) -> None:
+    """S3-21: a job of an old range that was claimed in a newer one holds both: its end finds its claim."""
+    hands = Hands(db)
+    put(db, 1)
+    cut(db)
+    (job,) = hands.claim()
+    done(db, hands, 10)
+    cut(db)
+    assert prune(db, now + 30 * DAY) == 0
+    assert ("open jobs") in [why for _, why in held(db, now + 30 * DAY)]
+    hands.say("complete", job)
+    assert prune(db, now + 31 * DAY) == 11
+
+
+def test_control_without_the_look_at_claims_a_running_job_loses_its_claim(db: Connection, now: datetime) -> None:
+    """Control: without the look at workers' claims, the claim of a running job goes with its range, and the job cannot end."""
+    db.execute(
+        "create or replace function tallybook._claim_open(c tallybook.claim) returns boolean language sql as 'select false'"
+    )
+    hands = Hands(db)
+    put(db, 1)
+    cut(db)
+    (job,) = hands.claim()
+    done(db, hands, 10)
+    cut(db)
+    assert prune(db, now + 30 * DAY) == 10
+    assert one(db, "select count(*) from tallybook.claim where lease = %s", job.lease) == 0
+
+
+def test_control_without_the_count_an_open_job_is_lost(db: Connection, now: datetime) -> None:
+    """Control: where a range counts as complete without its outcomes, an open job goes with it."""
+    text = dict(routines())["functions/_prune_range.sql"]
+    guard = "if h.entries = h.outcomes then"
+    assert guard in text
+    db.execute(cast("LiteralString", text.replace(guard, "if true then")))
+    hands = Hands(db)
+    done(db, hands, 5)
+    put(db, 1)
+    cut(db)
+    assert prune(db, now + 30 * DAY) > 0
+    assert hands.claim() == []
+
+
+def test_a_job_that_others_wait_for_is_told_first(db: Connection, now: datetime) -> None:
+    """A range with a job that has ended, and whose children have not been told, stays until they have."""
+    hands = Hands(db)
+    put(db, 1)
+    (job,) = hands.claim()
+    db.execute("select tallybook.enqueue_after('brief', 'work', %s)", [[job.id]])
+    hands.say("complete", job)
+    cut(db)
+    assert prune(db, now + 30 * DAY) == 0
+    assert held(db, now + 30 * DAY) == [(None, "jobs that wait for one of its jobs")]
+    assert one(db, "select released from tallybook.settle()") == 1
+    assert prune(db, now + 31 * DAY) == 1
+
+
+def test_a_place_of_an_ended_job_does_not_outlive_its_outcome(db: Connection, now: datetime) -> None:
+    """A concurrency limit's place is free when the history of who held it has gone: nobody had looked in between."""
+    db.execute("select tallybook.concurrency_limit_put('one', 1)")
+    hands = Hands(db)
+    put(db, 1)
+    (job,) = hands.claim()
+    db.execute(
+        "insert into tallybook.concurrency_holder (xid, seq, job_id, retention, name)"
+        " select xid, seq, job_id, retention, 'one' from tallybook.entry where job_id = %s",
+        [job.id],
+    )
+    hands.say("complete", job)
+    cut(db)
+    assert prune(db, now + 30 * DAY) == 1
+    assert one(db, "select count(*) from tallybook.concurrency_holder") == 0
+
+
+def test_the_counters_come_first(db: Connection, now: datetime) -> None:
+    """A range that the counters have not passed stays, and it is said why."""
+    done(db, Hands(db), 3)
+    cut(db)
+    db.execute(
+        "create or replace function tallybook._folded(p_below xid8) returns boolean language sql as 'select false'"
+    )
+    assert prune(db, now + 30 * DAY) == 0
+    assert held(db, now + 30 * DAY) == [(None, "the counters are behind")]
+
+
+def test_a_rewritten_table_is_counted_anew(db: Connection, now: datetime) -> None:
+    """What was counted counts for the files of a range only: a table that was rewritten, or restored, is counted anew."""
+    hands = Hands(db)
+    done(db, hands, 5)
+    put(db, 1)
+    cut(db)
+    prune(db, now + 30 * DAY)
+    db.execute("update tallybook.history_range set complete = true, entries = 6, outcomes = 6, newest_end = %s", [now])
+    db.execute("vacuum full tallybook.outcome_default_1")
+    assert prune(db, now + 31 * DAY) == 0
+    assert one(db, "select count(*) from tallybook.entry") == 6
+
+
+# Nobody waits
+
+
+@pytest.mark.direct("holds locks of a session")
+@pytest.mark.parametrize("insists", [False, True], ids=["prune", "control"])
+def test_a_long_reader_makes_nobody_wait(
+    db: Connection, connect: Callable[..., Connection], now: datetime, insists: bool
+) -> None:
+    """S3-20: a dump that reads a range makes prune try later: claims beside it wait for nobody; control: a plain TRUNCATE."""
+    hands = Hands(db)
+    done(db, hands, 5)
+    cut(db)
+    put(db, 2)
+    reader, dropper = connect(autocommit=False), connect()
+    pid = one(reader, "select pg_backend_pid() from (select from tallybook.entry_default_1 limit 1) x")
+    if insists:
+        with ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(dropper.execute, "truncate tallybook.entry_default_1")
+            wait_until(
+                lambda: one(
+                    db,
+                    "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'",
+                ),
+                "the truncate waits",
+            )
+            db.execute("set lock_timeout = '100ms'")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                db.execute("select tallybook.claim(%s, '{q}', '{1}', gen_random_uuid())", [hands.worker])
+            reader.rollback()
+            waits.result()
+        return
+    db.execute("set lock_timeout = '1ms'")
+    assert prune(dropper, now + 30 * DAY) == 0
+    assert len(hands.claim(1)) == 1
+    assert held(db, now + 30 * DAY) == [(None, f"a reader: pid {pid}")]
+    reader.rollback()
+    assert prune(dropper, now + 30 * DAY) == 5
+
+
+@pytest.mark.direct("holds locks of a session")
+def test_a_range_is_cut_only_where_nobody_is(db: Connection, connect: Callable[..., Connection], now: datetime) -> None:
+    """S3-21: no range is made ahead while a producer's transaction is open, and that one waits for nobody; then it is made."""
+    assert prune(db, now) == 0
+    producer = connect(autocommit=False)
+    producer.execute("select tallybook.enqueue('q', 'work')")
+    before = one(db, "select count(*) from pg_inherits where inhparent = 'tallybook.entry_default'::regclass")
+    burn(db, 100)
+    assert prune(db, now + 61 * S) == 0
+    producer.execute("set lock_timeout = '1ms'")
+    producer.execute("select tallybook.enqueue('q', 'work')")
+    assert (
+        one(db, "select count(*) from pg_inherits where inhparent = 'tallybook.entry_default'::regclass") == before == 2
+    )
+    producer.commit()
+    prune(db, now + 122 * S)
+    assert one(db, "select count(*) from pg_inherits where inhparent = 'tallybook.entry_default'::regclass") > before
+
+
+# Ranges
+
+
+RANGES = "select r.lower, r.upper from tallybook._ranges(%s) r order by 1"
+
+
+def ranges(db: Connection, table: str) -> list[tuple[Any, ...]]:
+    return db.execute(RANGES, [f"tallybook.{table}"]).fetchall()
+
+
+def test_ranges_are_made_ahead(db: Connection, now: datetime) -> None:
+    """S3-21: once the rate of transaction ids is known two ranges follow the one in use, a long one, and the last up to MAXVALUE;
+    the same ones for entries, claims and outcomes, without a gap."""
+    prune(db, now)
+    burn(db, 500)
+    prune(db, now + 61 * S)
+    for name in ("brief", "default", "long"):
+        found = ranges(db, f"entry_{name}")
+        assert len(found) == 5
+        assert found == ranges(db, f"claim_{name}") == ranges(db, f"outcome_{name}")
+        assert found[0][0] == 0 and found[-1][1] is None
+        assert [upper for _, upper in found[:-1]] == [lower for lower, _ in found[1:]]
+    prune(db, now + 3 * 61 * S)
+    assert len(ranges(db, "entry_long")) == 5, "nothing more is needed"
+
+
+@pytest.mark.slow
+def test_never_more_than_sixteen_ranges(db: Connection, now: datetime) -> None:
+    """S3-21: old empty ranges become one, so that a class never has more than 16, however long it lives."""
+    hands = Hands(db)
+    prune(db, now)
+    db.execute("update tallybook.xid_rate set per_second = 1, measured_at = %s", [now + 1000 * DAY])
+    db.execute("update tallybook.retention_class set keep = '1 hour'")
+    most = 0
+    for n in range(30):
+        done(db, hands, 2)
+        burn(db, 600)
+        passed(db)
+        db.execute("update tallybook.xid_rate set measured_at = %s", [now + n * DAY])
+        prune(db, now + n * DAY)
+        most = max(most, len(ranges(db, "entry_default")))
+    assert 8 < most <= 16
+    assert one(db, "select count(*) from tallybook.entry") <= 8, "what was ended has gone, but for the ranges in use"
+    assert one(db, "select sum(entries) from tallybook.pruned") >= 50
+
+
+def test_exactly_once_whatever_is_pruned_in_between(db: Connection, now: datetime) -> None:
+    """S3-21: with short ranges and random claims, ends, failures, cancels and prunes each job runs once and none is lost."""
+    draw = random.Random(7)
+    hands = [Hands(db, at="'infinity'") for _ in range(3)]
+    left: list[tuple[Hands, Any]] = []
+    completed: list[int] = []
+    total, at, cancelled = 0, now, 0
+    for step in range(90):
+        at += DAY
+        what = draw.random()
+        if what < 0.35:
+            put(db, n := draw.randint(1, 6))
+            total += n
+        elif what < 0.6:
+            hand = draw.choice(hands)
+            left += [(hand, job) for job in hand.claim(draw.randint(1, 5))]
+        elif what < 0.66:
+            job = one(db, "select tallybook.enqueue('q', 'work')")
+            assert one(db, "select tallybook.cancel(%s)", job) == "cancelled"
+            total, cancelled = total + 1, cancelled + 1
+        elif what < 0.9 and left:
+            hand, job = left.pop(draw.randrange(len(left)))
+            if job.attempt < 4 and draw.random() < 0.3:
+                db.execute("select tallybook.fail(%s, %s, %s, '{}', '0')", [job.lease, job.id, job.attempt])
+                db.execute("select tallybook.promote(at => 'infinity')")
+            else:
+                assert hand.say("complete", job), "its claim is on record, however old"
+                completed.append(job.id)
+        if step % 9 == 0:
+            cut(db)
+        if step % 6 == 0:
+            prune(db, at)
+            assert db.execute("select * from tallybook.verify()").fetchall() == [], "the counters know what has gone"
+    while True:
+        for hand, job in left:
+            assert hand.say("complete", job)
+            completed.append(job.id)
+        left = [(hands[0], job) for job in hands[0].claim(50)]
+        if not left:
+            break
+    assert sorted(completed) == sorted(set(completed))
+    assert len(completed) + cancelled == total
+    cut(db)
+    assert prune(db, at + 30 * DAY) > 0
+    assert db.execute(COUNT).fetchone() == (0, 0)
+    sums = db.execute(
+        "select sum(entries), sum((ended ->> 'completed')::int), sum((ended ->> 'cancelled')::int) from tallybook.pruned"
+    ).fetchone()
+    assert sums is not None and sums[1:] == (len(completed), cancelled)
+    assert sums[0] == one(db, "select sum(v.value::int) from tallybook.pruned p, jsonb_each_text(p.ended) v"), (
+        "each entry had its outcome"
+    )
+
+
+def test_the_reads_of_a_claim_do_not_grow_with_history(db: Connection, now: datetime) -> None:
+    """S3-20: a claim touches the same pages in the sixth range as in the second, but for one probe a range."""
+    hands = Hands(db)
+
+    def pages() -> int:
+        put(db, 10)
+        db.execute("begin")
+        found = 0
+        for _ in range(2):
+            row = db.execute(
+                "explain (analyze, buffers, format json) select tallybook.claim(%s, '{q}', '{1}', gen_random_uuid())",
+                [hands.worker],
+            ).fetchone()
+            assert row is not None
+            found = row[0][0]["Plan"]["Shared Hit Blocks"] + row[0][0]["Plan"]["Shared Read Blocks"]
+        db.execute("rollback")
+        for job in hands.claim():
+            hands.say("complete", job)
+        return int(found)
+
+    done(db, hands, 50)
+    cut(db)
+    few = pages()
+    done(db, hands, 1000)
+    for _ in range(4):
+        cut(db)
+        done(db, hands, 100)
+    assert pages() < few + 4 * 12, few
+
+
+# Words for what has left
+
+
+def test_a_job_that_has_left_is_said_to_be_past_its_retention(db: Connection, now: datetime) -> None:
+    """S3-21: of an id below all that are left cancel and retry say that it is past its retention; of one that never was not."""
+    done(db, Hands(db), 3)
+    cut(db)
+    for job, said in ((2, None), (10**9, None)):
+        assert one(db, "select tallybook._past(%s)", job) is said
+    prune(db, now + 30 * DAY)
+    for verb in ("cancel", "retry"):
+        with pytest.raises(psycopg.Error) as caught:
+            db.execute(f"select tallybook.{verb}(2)")
+        assert (caught.value.sqlstate, caught.value.diag.message_primary) == ("TB002", "there is no job 2")
+        assert "past its retention" in str(caught.value.diag.message_detail)
+        with pytest.raises(psycopg.Error) as caught:
+            db.execute(f"select tallybook.{verb}(1000000000)")
+        assert not caught.value.diag.message_detail
+    assert db.execute("select tallybook.state(2), (select count(*) from tallybook.result(2))").fetchone() == (None, 0)
+
+
+# How long
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("'short', '1 day'", 'there is no retention class "short"'),
+        ("null, '1 day'", "there is no retention class null"),
+        ("'brief', '59 s'", "history cannot be kept for 00:00:59"),
+        ("'brief', '101 years'", "history cannot be kept for 101 years"),
+        ("'brief', null", "history cannot be kept for null"),
+    ],
+)
+def test_a_retention_that_cannot_be_is_refused(db: Connection, call: str, said: str) -> None:
+    """S3-21: an unknown class and a time out of range are TB005, and nothing is changed."""
+    with pytest.raises(psycopg.Error) as caught:
+        db.execute(f"select tallybook.retention_put({call})".encode())
+    assert (caught.value.sqlstate, caught.value.diag.message_primary) == ("TB005", said)
+    assert one(db, "select keep from tallybook.retentions where class = 'brief'") == timedelta(hours=1)
+
+
+def test_a_shorter_retention_holds_at_once(db: Connection, now: datetime) -> None:
+    """S3-21: what was kept for a week goes after an hour when the class is given an hour."""
+    done(db, Hands(db), 3)
+    cut(db)
+    assert prune(db, now + 2 * timedelta(hours=1)) == 0
+    assert one(db, "select tallybook.retention_put('default', '1 hour')") is True
+    assert one(db, "select tallybook.retention_put('default', '1 hour')") is False
+    assert prune(db, now + 2 * timedelta(hours=1)) == 3

@@ -1,0 +1,221 @@
+"""Small tables that grow with history: what goes with it, row by row in batches, and what is needed stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, LiteralString, cast
+
+import psycopg
+import pytest
+
+from support.hands import Hands
+from tallybook._db.migrate import routines
+
+pytestmark = pytest.mark.servers
+Connection = psycopg.Connection[tuple[Any, ...]]
+DAY = timedelta(days=1)
+SWEEP = "select swept, more from tallybook._sweep(%s)"
+
+
+def one(db: Connection, query: Any, *params: object) -> Any:
+    row = db.execute(query, params).fetchone()
+    assert row is not None
+    return row[0]
+
+
+@pytest.fixture
+def now(db: Connection) -> datetime:
+    found: datetime = one(db, "select clock_timestamp()")
+    return found
+
+
+def sweep(db: Connection, at: datetime) -> int:
+    return int(one(db, SWEEP, at))
+
+
+def forget(db: Connection) -> None:
+    """The history leaves, but for what is open or dead."""
+    db.execute("truncate tallybook.entry, tallybook.claim, tallybook.outcome")
+
+
+def bury(db: Connection, hands: Hands) -> int:
+    db.execute("select tallybook.enqueue('q', 'work')")
+    (job,) = hands.claim()
+    hands.fail(job, final=True)
+    return job.id
+
+
+def test_dead_letters_go_after_their_time(db: Connection, now: datetime) -> None:
+    """S3-21: a dead letter is kept for 30 days, or as long as an installation says; younger ones stay."""
+    bury(db, Hands(db))
+    assert sweep(db, now + 29 * DAY) == 0
+    db.execute("select tallybook.retention_put('dead', '60 days')")
+    assert sweep(db, now + 31 * DAY) == 0
+    db.execute("select tallybook.retention_put('dead', '30 days')")
+    assert sweep(db, now + 31 * DAY) == 1
+    assert one(db, "select count(*) from tallybook.dead") == 0
+
+
+def test_a_dead_letter_that_somebody_has_is_left(
+    db: Connection, connect: Callable[..., Connection], now: datetime
+) -> None:
+    """S3-20: a row that is locked is left for later, and nobody is waited for."""
+    bury(db, Hands(db))
+    other = connect(autocommit=False)
+    other.execute("select from tallybook.dead for update")
+    db.execute("set lock_timeout = '1ms'")
+    assert sweep(db, now + 31 * DAY) == 0
+    other.rollback()
+    assert sweep(db, now + 31 * DAY) == 1
+
+
+def test_a_batch_is_at_most_a_thousand_rows(db: Connection, now: datetime) -> None:
+    """S3-20: one sweep takes at most 1000 rows of a table, and says that there are more."""
+    db.execute(
+        "insert into tallybook.fire (schedule, tick, fired_at, what) select 's', %s - make_interval(secs => n), %s, 'enqueued'"
+        " from generate_series(1, 1500) n",
+        [now, now],
+    )
+    assert db.execute(SWEEP, [now + 91 * DAY]).fetchone() == (1000, True)
+    assert db.execute(SWEEP, [now + 91 * DAY]).fetchone() == (500, False)
+
+
+def test_ticks_go_after_ninety_days(db: Connection, now: datetime) -> None:
+    """S3-21: what became of a tick is kept for 90 days, of each schedule."""
+    for name, days in (("a", 89), ("b", 91), ("c", 92), ("c", 1)):
+        db.execute(
+            "insert into tallybook.fire (schedule, tick, fired_at, what) values (%s, %s, %s, 'enqueued')",
+            [name, now - days * DAY, now],
+        )
+    assert sweep(db, now) == 2
+    assert db.execute("select schedule from tallybook.fire order by 1").fetchall() == [("a",), ("c",)]
+
+
+def test_calls_stay_as_long_as_their_window(db: Connection, now: datetime) -> None:
+    """S3-21: calls of a rate limit go with the history of the class default, but not before their rule's window is over."""
+    db.execute("select tallybook.rate_limit_put('week', 5, '10 days'), tallybook.rate_limit_put('second', 5, '1 s')")
+    for name, days in (("week", 9), ("week", 11), ("second", 6), ("second", 9)):
+        db.execute(
+            "insert into tallybook.rate_state (name, next_at, front_at, granted) values (%s, now(), now(), 1)"
+            " on conflict do nothing",
+            [name],
+        )
+        db.execute("insert into tallybook.rate_call values (%s, 1, 1, %s)", [now - days * DAY, name])
+    assert sweep(db, now) == 2
+    left = db.execute("select name, %s - called_at from tallybook.rate_call order by 1", [now]).fetchall()
+    assert left == [("second", 6 * DAY), ("week", 9 * DAY)]
+
+
+def test_workers_go_when_no_claim_names_them(db: Connection, now: datetime) -> None:
+    """S3-21: a worker that ended longer ago than anything is kept goes; one that lives, however long, does not."""
+    gone, lives = Hands(db), Hands(db)
+    db.execute("select tallybook.worker_stop(%s)", [gone.worker])
+    assert sweep(db, now + 89 * DAY) == 0
+    assert sweep(db, now + 91 * DAY) == 1
+    assert db.execute("select id from tallybook.worker").fetchall() == [(lives.worker,)]
+
+
+def test_progress_goes_with_its_job(db: Connection, now: datetime) -> None:
+    """S3-21: progress stays for as long as its job is anywhere, a dead letter or scheduled, and goes when the job has left."""
+    hands = Hands(db)
+    dead = bury(db, hands)
+    later = one(db, "select tallybook.enqueue('q', 'work', run_at => %s)", now + DAY)
+    left = one(db, "select tallybook.enqueue('q', 'work')")
+    db.execute(
+        "insert into tallybook.progress (job_id, attempt, updated_at) select j, 1, now() from unnest(%s::bigint[]) j",
+        [[dead, later, left]],
+    )
+    assert sweep(db, now) == 0
+    forget(db)
+    assert sweep(db, now) == 1
+    assert {row[0] for row in db.execute("select job_id from tallybook.progress").fetchall()} == {dead, later}
+
+
+def _generations(db: Connection) -> list[int]:
+    rows = db.execute("select generation from tallybook.unique_key where key = 'k' order by 1").fetchall()
+    return [row[0] for row in rows]
+
+
+def _taken(db: Connection, hands: Hands, times: int) -> None:
+    for _ in range(times):
+        db.execute("select tallybook.enqueue('q', 'work', unique_key => 'k')")
+        (job,) = hands.claim()
+        hands.complete(job)
+
+
+def test_old_generations_of_a_key_go(db: Connection, now: datetime) -> None:
+    """S3-21: of a unique key that was taken often the newest generation stays, also when its job has left; the key works on."""
+    hands = Hands(db)
+    _taken(db, hands, 5)
+    assert sweep(db, now) == 0, "their jobs are there"
+    forget(db)
+    assert sweep(db, now) == 4
+    assert _generations(db) == [5]
+    first, again = (one(db, "select tallybook.enqueue('q', 'work', unique_key => 'k')") for _ in range(2))
+    assert first == again
+    assert _generations(db) == [5, 6]
+
+
+def test_generations_go_without_a_gap(db: Connection, now: datetime) -> None:
+    """S3-21: a generation whose job is there keeps all after it: by a gap a producer with an old snapshot would take the key."""
+    _taken(db, Hands(db), 5)
+    second = one(db, "select job_id from tallybook.unique_key where generation = 2")
+    forget(db)
+    db.execute(
+        "insert into tallybook.dead (job_id, died_at, enqueued_at, lane_id, attempt, failures, crashes, reason, task, args)"
+        " values (%s, %s, %s, 1, 1, 1, 0, 'failed', 'work', '{}')",
+        [second, now, now],
+    )
+    assert sweep(db, now) == 1
+    assert _generations(db) == [2, 3, 4, 5]
+
+
+@pytest.mark.direct("a transaction that stays open")
+@pytest.mark.parametrize("guard", [True, False], ids=["guard", "control"])
+def test_a_producer_with_an_old_snapshot_is_not_fooled(
+    db: Connection, connect: Callable[..., Connection], now: datetime, guard: bool
+) -> None:
+    """S3-21: who saw an older generation as the newest, by a snapshot from before, is refused with 40001 and has no second job;
+    control: without the lock of what it saw it has one."""
+    if not guard:
+        text = dict(routines())["functions/_claim_key.sql"]
+        assert "for key share" in text
+        db.execute(cast("LiteralString", text.replace("for key share", "")))
+    hands = Hands(db)
+    _taken(db, hands, 1)
+    old = connect(autocommit=False)
+    old.execute("set transaction isolation level repeatable read")
+    old.execute("select count(*) from tallybook.unique_key")
+    _taken(db, hands, 2)
+    forget(db)
+    db.execute("select tallybook.enqueue('q', 'work', unique_key => 'k')")
+    assert sweep(db, now) == 3
+    if not guard:
+        assert one(old, "select tallybook.enqueue('q', 'work', unique_key => 'k')") is not None
+        old.commit()
+        assert len(hands.claim()) == 2
+        return
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        old.execute("select tallybook.enqueue('q', 'work', unique_key => 'k')")
+    old.rollback()
+    assert _generations(db) == [4]
+
+
+def test_turns_go_with_their_jobs(db: Connection, connect: Callable[..., Connection], now: datetime) -> None:
+    """S3-21: older turns of an order key go, and the newest when its job has left; not while somebody moves the line."""
+    hands = Hands(db)
+    for _ in range(3):
+        db.execute("select tallybook.enqueue('q', 'work', order_key => 'k')")
+        (job,) = hands.start()
+        hands.complete(job)
+    assert one(db, "select count(*) from tallybook.order_turn") == 3
+    other = connect(autocommit=False)
+    other.execute("select pg_advisory_xact_lock(1413565448, hashtext('k'))")
+    assert sweep(db, now) == 0
+    other.rollback()
+    assert sweep(db, now) == 2
+    forget(db)
+    assert sweep(db, now) == 1
+    db.execute("select tallybook.enqueue('q', 'work', order_key => 'k')")
+    assert len(hands.start()) == 1

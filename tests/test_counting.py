@@ -1,0 +1,262 @@
+"""The counters from Python and on the command line, after a move and an upgrade, and through real workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+
+from support.hands import Hands, put
+from support.shop import Shop, moved
+from tallybook import App, Counts, Difference
+from tallybook._cli import cli
+from tallybook.errors import ConfigError, InvalidArgument
+from tallybook.testing import drain
+
+pytestmark = pytest.mark.servers
+Connection = psycopg.Connection[tuple[Any, ...]]
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command on the test's database."""
+    monkeypatch.setenv("TALLYBOOK_DSN", dsn)
+    return lambda *words: CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False)
+
+
+@pytest.fixture
+def app() -> App:
+    """One task that completes, one that fails, and one that nobody runs."""
+    made = App("shop")
+
+    @made.task(queue="mail")
+    def send(n: int) -> None: ...
+
+    @made.task(queue="mail", max_attempts=2)
+    def breaks() -> None:
+        raise ValueError("no luck")
+
+    return made
+
+
+def counted(**numbers: int) -> dict[str, int]:
+    names = asdict(Counts(queue="", task="", **dict.fromkeys(NUMBERS, 0)))
+    return {name: numbers.get(name, 0) for name in names if name in NUMBERS}
+
+
+NUMBERS = (
+    "scheduled", "retrying", "waiting", "available", "running", "dead", "completed", "failed", "snoozed", "cancelled", "lost",
+    "moved", "died",
+)  # fmt: skip
+
+
+def work(app: App, dsn: str, db: Connection) -> None:
+    """Three jobs completed, one waits for its second attempt, one is in line."""
+    with db.transaction():
+        app.enqueue_many_sync(db, [app.tasks["send"].job(n) for n in range(3)] + [app.tasks["breaks"].job()])
+    drain(app, dsn=dsn)
+    put(db, queue="other", task="nobody")
+
+
+@pytest.fixture
+def worked(app: App, dsn: str, db: Connection) -> App:
+    """The app, when its jobs have been worked on."""
+    work(app, dsn, db)
+    return app
+
+
+@pytest.mark.anyio
+async def test_the_counters_in_python(worked: App, dsn: str, db: Connection) -> None:
+    """S3-14, S3-33: counts, throughput, timings, levels, completed_since: states, totals, rates, percentiles, series."""
+    app = worked
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
+        found = {(one.queue, one.task): one for one in await app.counts(conn)}
+        numbers = {key: {name: getattr(one, name) for name in NUMBERS} for key, one in found.items()}
+        assert numbers == {
+            ("mail", "send"): counted(completed=3),
+            ("mail", "breaks"): counted(failed=1, retrying=1),
+            ("other", "nobody"): counted(available=1),
+        }
+        assert [found["mail", task].open for task in ("send", "breaks")] == [0, 1]
+        midnight = datetime.now(UTC) - timedelta(hours=1)
+        assert await app.completed_since(conn, midnight) == {("mail", "send"): 3}
+        per_task = {one.task: one for one in await app.throughput(conn, "5 min")}
+        assert (per_task["send"].came, per_task["send"].completed_per_s, per_task["breaks"].failed) == (3, 0.01, 1)
+        (times,) = await app.timings(conn)
+        assert times.jobs == 3 and 0 < times.took_p50 <= times.took_p99 and 0 < times.waited_p50 <= times.waited_p95
+        *_, now = await app.levels(conn, since=timedelta(minutes=5), queue="mail")
+        assert (now.open, now.retrying, now.begins.second) == (0, 1, 0)
+        assert sum(one.completed for one in await app.levels(conn, since="5 min")) == 3
+        assert await app.verify(conn) == []
+        assert await app.recount(conn) > 0
+    assert {(one.queue, one.task): one for one in app.counts_sync(db)} == found
+    assert app.verify_sync(db) == [] and app.recount_sync(db) > 0
+    assert app.completed_since_sync(db, midnight) == {("mail", "send"): 3}
+    assert sum(one.completed for one in app.levels_sync(db)) == 3
+    assert [one.jobs for one in app.timings_sync(db)] == [3]
+    assert {one.task for one in app.throughput_sync(db)} >= {"send", "breaks"}
+
+
+@pytest.mark.anyio
+async def test_events_of_your_own(app: App, dsn: str, db: Connection) -> None:
+    """S3-16, S3-33: count_event counts in the caller's transaction, on a connection of the caller's, and down too."""
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
+        await app.count_event(conn, "invoice.sent", 3)
+        async with conn.transaction(force_rollback=True):
+            await app.count_event(conn, "invoice.sent")
+        await app.count_event(conn, "invoice.sent", -1)
+        assert await app.event_counts(conn) == {"invoice.sent": 2}
+        (step,) = await app.event_series(conn, "invoice.sent", since="10 min", step="1 h")
+        assert step[1] == 2 and step[0].minute == 0
+    app.count_event_sync(db, "paid")
+    assert app.event_counts_sync(db) == {"invoice.sent": 2, "paid": 1}
+    assert [n for _, n in app.event_series_sync(db, "paid")] == [1]
+    assert (app.series_keep_sync(db, 60, "7 days"), app.series_keep_sync(db, 60, "7 days")) == (True, False)
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
+        assert await app.series_keep(conn, 60, "2 days") is True
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda app, db: app.count_event_sync(db, ""), ConfigError),
+        (lambda app, db: app.count_event_sync(db, "e", 0), InvalidArgument),
+        (lambda app, db: app.count_event_sync(db, "e", True), InvalidArgument),
+        (lambda app, db: app.completed_since_sync(db, datetime(2026, 1, 1)), InvalidArgument),
+        (lambda app, db: app.levels_sync(db, step="soon"), ConfigError),
+        (lambda app, db: app.levels_sync(db, step="90 s"), InvalidArgument),
+        (lambda app, db: app.throughput_sync(db, timedelta(0)), InvalidArgument),
+        (lambda app, db: app.series_keep_sync(db, 61, "1 h"), InvalidArgument),
+    ],
+)
+def test_what_does_not_fit(app: App, db: Connection, call: Any, error: type[Exception]) -> None:
+    """S3-33: what does not fit is named, before the database is asked where that can be told."""
+    with pytest.raises(error):
+        call(app, db)
+
+
+def test_queue_counts(run: Run, app: App, dsn: str, db: Connection) -> None:
+    """S3-14, S4-15: `queue counts` shows states, age, ends per second and percentiles, per queue or per task, also as JSON."""
+    assert run("queue", "counts").output == "nothing counted: no job was ever enqueued\n"
+    work(app, dsn, db)
+    titles, *lines = run("queue", "counts").output.splitlines()
+    mail, other = (next(line for line in lines if line.split()[0] == name) for name in ("mail", "other"))
+    assert titles.split()[:3] == ["queue", "oldest", "scheduled"] and "completed/s" in titles
+    assert mail.split()[:7] == ["mail", "0", "1", "0", "0", "0", "0"] and "ms" in mail
+    assert other.split()[:3] == ["other", "0", "s"]
+    rows = {row["queue"]: row for row in json.loads(run("queue", "counts", "--json").output)}
+    assert (rows["mail"]["completed"], rows["mail"]["retrying"], rows["mail"]["completed_per_s"]) == (3, 1, 0.05)
+    assert rows["mail"]["took_p95"] > 0 and rows["mail"]["oldest"] is None and rows["other"]["oldest"] >= 0
+    tasks = {row["task"]: row for row in json.loads(run("queue", "counts", "--by-task", "--json").output)}
+    assert (tasks["send"]["completed"], tasks["breaks"]["failed"], tasks["nobody"]["available"]) == (3, 1, 1)
+    assert "breaks" in run("queue", "counts", "--by-task").output
+
+
+def test_queue_series(run: Run, app: App, dsn: str, db: Connection) -> None:
+    """S3-33: `queue series` shows a line per step with bars, and all of them as one line to look at; also as JSON."""
+    work(app, dsn, db)
+    lines = run("queue", "series", "mail", "--since", "3 min").output.splitlines()
+    assert lines[0].split()[:3] == ["from", "open", "completed"] and any("█" in line for line in lines[1:-2])
+    assert lines[-1].startswith("completed") and lines[-1].endswith("at most 3")
+    steps = json.loads(run("queue", "series", "--step", "1 h", "--since", "3 h", "--json").output)
+    assert len(steps) == 4 and sum(step["completed"] for step in steps) == 3 and steps[-1]["open"] == 1
+    wrong = run("queue", "series", "mial")
+    assert wrong.exit_code == 2 or "mail" in wrong.output
+    assert run("queue", "series", "--step", "90 s").exit_code != 0
+
+
+def test_verify_and_recount(run: Run, app: App, dsn: str, db: Connection) -> None:
+    """S3-33: `verify` says that the counters agree, or where not, what to do, and ends with 1; `recount` sets them right."""
+    work(app, dsn, db)
+    agreed = run("verify")
+    assert (agreed.exit_code, agreed.stdout) == (0, "the counters agree\n")
+    assert json.loads(run("verify", "--json").stdout) == []
+    db.execute("select tallybook.recount(); update tallybook.total set n = n + 4 where what = 'completed'")
+    wrong = run("verify")
+    assert wrong.exit_code == 1 and "tallybook recount" in wrong.stderr
+    assert ["(all)", "(all)", "completed", "7", "3"] in [line.split() for line in wrong.stdout.splitlines()]
+    expected = Difference(queue=None, task=None, what="completed", counted=7, found=3)
+    assert asdict(expected) in json.loads(run("verify", "--json").stdout)
+    assert run("recount").stdout.startswith("counted anew: ")
+    assert run("verify").exit_code == 0
+
+
+def test_events_on_the_command_line(run: Run) -> None:
+    """S3-16, S3-33: `event count` adds and takes back, `event list` shows how often each was counted."""
+    assert run("event", "list").output.startswith("no events")
+    assert run("event", "count", "paid").output == "event 'paid' is counted\n"
+    assert run("event", "count", "paid", 4).output == "event 'paid' is counted 4 times\n"
+    assert run("event", "count", "paid", "--", -2).output == "event 'paid' is counted back by 2\n"
+    assert json.loads(run("event", "list", "--json").output) == [{"name": "paid", "n": 3}]
+    assert run("event", "list").output.splitlines()[1].split() == ["paid", "3"]
+    assert run("event", "count", "").exit_code == 2
+
+
+def test_queue_list_reads_the_counters(run: Run, db: Connection) -> None:
+    """S3-15: `queue list` shows what it always did, out of the counters: what nobody knows is unserved until a worker does."""
+    put(db, queue="mail", task="known")
+    put(db, queue="mail", task="unknown")
+    hands = Hands(db, "mail")
+    jobs = hands.start()
+    hands.say("move", jobs[1])
+    (row,) = json.loads(run("queue", "list", "--json").output)
+    assert {name: row[name] for name in ("name", "available", "running", "unserved", "workers")} == {
+        "name": "mail", "available": 1, "running": 1, "unserved": 1, "workers": 1,
+    }  # fmt: skip
+    db.execute("select tallybook.worker_start('second', '{mail}', '{unknown}')")
+    (row,) = json.loads(run("queue", "list", "--json").output)
+    assert (row["available"], row["unserved"]) == (1, 0)
+
+
+def test_an_upgraded_installation_is_counted_by_its_first_fold(db: Connection) -> None:
+    """S3-33: with jobs from before the counters there is no fold: what is open is counted at once, all of it by the first."""
+    hands = Hands(db)
+    for n in range(6):
+        put(db, task=f"t{n % 2}")
+    put(db, run_at="2100-01-01")
+    one, two, *_ = hands.start(3)
+    hands.complete(one)
+    hands.fail(two, "1 h")
+    before = db.execute("select * from tallybook.counts() order by 1, 2").fetchall()
+    db.execute("truncate tallybook.fold, tallybook.total, tallybook.series, tallybook.tally")
+    opened = "select sum(available), sum(running), sum(scheduled), sum(retrying) from tallybook.counts()"
+    assert db.execute(opened).fetchone() == (3, 1, 1, 1)
+    assert (db.execute("select tallybook.fold()").fetchone() or (0,))[0] > 0
+    assert db.execute("select * from tallybook.counts() order by 1, 2").fetchall() == before
+    assert db.execute("select * from tallybook.verify()").fetchall() == []
+
+
+@pytest.mark.direct("dumps and restores on clusters of its own")
+@pytest.mark.parametrize("way", [("far", "fresh"), ("fresh", "far")], ids=["to lower ids", "to higher ids"])
+def test_the_counters_are_right_after_a_move(shop: Callable[..., Shop], tmp_path: Path, way: tuple[str, str]) -> None:
+    """S3-33, P1: a database restored into another cluster counts right as soon as it was rebased: states, totals and events."""
+    old, new = shop(way[0]), shop(way[1], empty=True)
+    hands = Hands(old.db)
+    for n in range(20):
+        put(old.db, task=f"t{n % 2}")
+    put(old.db, run_at="2100-01-01")
+    jobs = hands.start(10)
+    hands.complete(*jobs[:4])
+    hands.fail(jobs[4], "1 h")
+    hands.fail(jobs[5], final=True)
+    old.db.execute("select tallybook.count_event('sent', 7), tallybook.fold()")
+    for job in jobs[6:]:
+        hands.complete(job)
+    moved(old, new, tmp_path)
+    assert (new.db.execute("select rebased from tallybook.rebase()").fetchone() or (None,))[0] is True
+    assert new.db.execute("select * from tallybook.verify()").fetchall() == []
+    # What stood in line was brought over: one more end of these attempts, moved.
+    plain = "select queue, task, scheduled, retrying, available, running, dead, completed, died from tallybook.counts()"
+    assert sorted(new.db.execute(plain).fetchall()) == sorted(old.db.execute(plain).fetchall())
+    assert new.db.execute("select name, n::int from tallybook.event_counts()").fetchall() == [("sent", 7)]
+    Hands(new.db).run_all()
+    new.db.execute("select tallybook.fold()")
+    assert new.db.execute("select * from tallybook.verify()").fetchall() == []

@@ -1,0 +1,112 @@
+"""History in a running worker, in Python and on the command line."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import click.testing
+import psycopg
+import pytest
+
+from support.workers import eventually, working
+from tallybook import App, HeldRange, RetentionInfo
+from tallybook._cli import cli
+from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
+
+anyio = pytest.mark.anyio
+
+
+@pytest.fixture
+def app() -> App:
+    return App("shop")
+
+
+def run(*words: str, to: str) -> click.testing.Result:
+    return click.testing.CliRunner().invoke(cli, list(words), env={"TALLYBOOK_DSN": to})
+
+
+@anyio
+async def test_a_worker_prunes(app: App, dsn: str, db: Any) -> None:
+    """S3-21: a running worker drops what is past its retention by itself, keeps what is younger, and the run is on record."""
+
+    @app.task
+    async def note(n: int) -> None: ...
+
+    app.service_every_sync(db, "prune", "100 ms")
+    db.execute("select tallybook.enqueue('default', 'note', jsonb_build_object('n', n)) from generate_series(1, 20) n")
+    async with working(app, dsn):
+        await eventually(
+            lambda: db.execute("select count(*) = 20 from tallybook.outcome").fetchone()[0], "all have ended"
+        )
+        db.execute(
+            "select tallybook._range_split(f.parents, 0, pg_snapshot_xmax(pg_current_snapshot())::text::numeric + 200)"
+            " from tallybook._families() f where f.name = 'default'"
+        )
+        old = "update tallybook.outcome set ended_at = ended_at - interval '8 days'"
+        db.execute(old.replace("tallybook.outcome", "only tallybook.outcome_default_1"))
+        db.execute("update only tallybook.claim_default_1 set claimed_at = claimed_at - interval '8 days'")
+        db.execute("do $$ begin for n in 1..2000 loop perform pg_current_xact_id(); commit; end loop; end $$")
+        await eventually(
+            lambda: (
+                db.execute("update tallybook.service set last_run_at = null where name = 'prune'").rowcount
+                and db.execute("select count(*) = 0 from tallybook.entry").fetchone()[0]
+            ),
+            "they have gone",
+        )
+        await eventually(
+            lambda: db.execute("select last_run_at from tallybook.service where name = 'prune'").fetchone()[0],
+            "it is on record",
+        )
+    assert db.execute("select entries from tallybook.pruned").fetchall() == [(20,)]
+    with pytest.raises(UnknownJob, match=r"no job|unknown job"):
+        app.cancel_sync(db, 3)
+
+
+def test_retention_in_python(app: App, db: Any) -> None:
+    """S3-21: how long what is kept is listed and changed in Python, and what cannot be is refused."""
+    kept = {one.name: one.keep for one in app.retentions_sync(db)}
+    assert kept == {
+        "brief": timedelta(hours=1), "default": timedelta(days=7), "long": timedelta(days=90),
+        "dead": timedelta(days=30), "fires": timedelta(days=90),
+    }  # fmt: skip
+    assert app.retention_sync(db, "brief", "2 h") is True
+    assert app.retention_sync(db, "brief", timedelta(hours=2)) is False
+    assert isinstance(app.retentions_sync(db)[0], RetentionInfo)
+    with pytest.raises(InvalidArgument, match="no retention class"):
+        app.retention_sync(db, "short", "2 h")
+    with pytest.raises(InvalidArgument, match="cannot be kept"):
+        app.retention_sync(db, "brief", "1 s")
+    with pytest.raises(ConfigError):
+        app.retention_sync(db, "brief", "soon")
+
+
+@anyio
+async def test_held_ranges_in_python(app: App, db: Any, dsn: str) -> None:
+    """S3-21: what holds a range is told in Python and on the command line."""
+    db.execute("select tallybook.enqueue('q', 'work')")
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
+        assert await app.held_ranges(conn) == []
+    db.execute(
+        "insert into tallybook.history_range (leaf, files, quiet_since, open, held)"
+        " values ('entry_default_1', '{}', now() - interval '8 days', 1, 'open jobs')"
+    )
+    (held,) = app.held_ranges_sync(db)
+    assert isinstance(held, HeldRange)
+    assert (held.name, held.lower, held.open_jobs, held.why) == ("default", 0, 1, "open jobs")
+    assert held.due_at is not None
+    assert "open jobs" in run("retention", "held", to=dsn).output
+    assert json.loads(run("retention", "held", "--json", to=dsn).output)[0]["open_jobs"] == 1
+
+
+def test_retention_on_the_command_line(dsn: str) -> None:
+    """S3-21: tallybook retention lists and sets; what cannot be is one line and an exit code."""
+    assert "brief" in run("retention", "list", to=dsn).output
+    assert run("retention", "held", to=dsn).output == "nothing is held\n"
+    assert run("retention", "set", "brief", "2h", to=dsn).output == "brief is kept for 2 hours\n"
+    assert run("retention", "set", "brief", "2h", to=dsn).output == "brief is kept for 2 hours already\n"
+    listed = {one["name"]: one["keep"] for one in json.loads(run("retention", "list", "--json", to=dsn).output)}
+    assert listed["brief"] == 7200.0
+    refused = run("retention", "set", "short", "2h", to=dsn)
+    assert refused.exit_code != 0 and "no retention class" in refused.output
