@@ -344,6 +344,21 @@ def test_the_example_of_the_queues_page_runs(tmp_path: Path, dsn: str) -> None:
     assert python(tmp_path, dsn, "queues.py").splitlines() == ["created", "['send', 'send']", "3", "True"]
 
 
+def test_the_example_of_the_counting_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
+    """S3-14, S3-33, S4-16: docs/counting.md as written: counted, worked off, completed today, times, events; its commands."""
+    page = ROOT / "docs/counting.md"
+    assert project(tmp_path, "docs/counting.md") == ["counting.py"]
+    (expected,) = blocks(page, "text")
+    printed = python(tmp_path, dsn, "counting.py").splitlines()
+    # An hour or a day may have just begun.
+    told = [line for line in expected.splitlines() if line not in ("3", "{('mail', 'send'): 3}")]
+    assert [line for line in printed if line in told] == told and len(printed) == len(expected.splitlines())
+    for block in blocks(page, "sh"):
+        for line in block.splitlines():
+            python(tmp_path, dsn, "-m", *shlex.split(line))
+    assert db.execute("select n::int from tallybook.event_counts() where name = 'invoice.sent'").fetchone() == (1,)
+
+
 def test_the_example_of_the_why_page_runs(tmp_path: Path, dsn: str) -> None:
     """Issue 6, 4: docs/why.md as written: nobody serves the queue, then it is dead, and its events by a link."""
     assert project(tmp_path, "docs/why.md") == ["app.py", "ask.py"]
