@@ -210,8 +210,8 @@ comment on column tallybook.queue.retention is 'The class of the lanes that prod
 alter table tallybook.lane add column dropped pg_snapshot;
 comment on column tallybook.lane.dropped is 'Its queue was dropped: what had committed by then does not count for whether there is such a queue.';
 -- Of one queue, in the order of their time: who tops or truncates a queue reads nothing of others.
-create index scheduled_of_lane on tallybook.scheduled (lane_id, run_at, job_id);
-create index waiting_of_lane on tallybook.waiting (lane_id, job_id) where fair_key is null;
+create index scheduled_of_lane on tallybook.scheduled (lane_id, run_at);
+create index waiting_of_lane on tallybook.waiting (lane_id) where fair_key is null;
 drop function if exists tallybook._take(int, "char", xid8, int, int, uuid, xid8, timestamptz);
 drop function if exists tallybook.resume(text);
 
