@@ -101,6 +101,7 @@ class Ledger(RuleBasedStateMachine):
         else:  # quicker, but it leaves dead rows
             for table in TABLES:
                 self.db.execute(sql.SQL("delete from tallybook.{}").format(sql.Identifier(table)))
+        self.one("select tallybook.recount()")
         self.base: datetime = self.one("select date_trunc('second', clock_timestamp())")
         self.now = self.base
         self.jobs: dict[int, Job] = {}
@@ -474,6 +475,14 @@ class Ledger(RuleBasedStateMachine):
             assert (error.sqlstate or "").startswith("TB"), error
         self.db.execute("rollback to savepoint s")
         self.db.execute("commit")
+
+    @rule()
+    def fold(self) -> None:
+        self.one("select tallybook.fold()")
+
+    def teardown(self) -> None:
+        """S3-17: whatever has happened, in whatever order, a recount agrees with the counters."""
+        assert self.db.execute("select * from tallybook.verify()").fetchall() == []
 
     # What both sides must agree on after each step.
 
