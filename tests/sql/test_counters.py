@@ -355,6 +355,17 @@ def test_counters_are_logged_and_folded(db: Connection) -> None:
     assert (written, differences(db)) == (0, [])
 
 
+def test_counters_are_folded_where_tables_are_published(db: Connection) -> None:
+    """S3-18: with a publication of all tables, for logical replication, folds, checkpoints and recounts go on."""
+    db.execute("create publication everything for all tables")
+    for n in range(220):
+        put(db, task=f"t{n}")
+        db.execute(FOLD)
+    assert one(db, "select checkpoint > 0 from tallybook.fold order by number desc limit 1") is True
+    db.execute("select tallybook.recount()")
+    assert (counted(db), differences(db)) == ({"available": 220}, [])
+
+
 def test_events_are_counted_up_and_down(db: Connection, connect: Callable[..., Connection]) -> None:
     """S3-16, S3-33: an event moves by what is said, down too; rolled back with its transaction, kept by folds and recounts."""
     events: LiteralString = "select name, n::int from tallybook.event_counts()"

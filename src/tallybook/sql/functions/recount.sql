@@ -75,7 +75,10 @@ begin
   select count(*) into v_n from put;
   delete from tallybook.total t where t.checkpoint < v_number;
   -- Numbers that this cluster has not given out yet: they came along with data of another one.
-  delete from tallybook.tally t where t.xid >= pg_snapshot_xmax(pg_current_snapshot()) and t.xid is distinct from pg_current_xact_id_if_assigned();
+  -- Only where there are some: a table without a key that is published may not even be asked to.
+  if exists (select from tallybook.tally t where t.xid >= pg_snapshot_xmax(pg_current_snapshot()) and t.xid is distinct from v_own) then
+    delete from tallybook.tally t where t.xid >= pg_snapshot_xmax(pg_current_snapshot()) and t.xid is distinct from pg_current_xact_id_if_assigned();
+  end if;
   return v_n;
 end $$;
 

@@ -71,6 +71,10 @@ comment on table tallybook.series is 'Changes per step of time: what a fold has 
 comment on column tallybook.series.at is 'The beginning of the step; of a fold its time.';
 comment on column tallybook.series.step is 'Seconds: 0, 60, 3600, 86400.';
 
+-- Without a key, but rows of theirs are deleted: where they are published for logical replication that needs an identity.
+alter table tallybook.total replica identity full;
+alter table tallybook.series replica identity full;
+
 create table tallybook.series_step (
   step       int primary key,
   keep       interval not null,
