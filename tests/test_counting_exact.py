@@ -46,7 +46,7 @@ def differences(
 
 def test_a_recount_agrees_with_the_counters_at_every_moment(dsn: str, db: Connection) -> None:
     """S3-17: counters move in the transaction of what they count: crashes, rollbacks, late commits and cancels leave no trace."""
-    looks, found = differences(dsn, Crowd(dsn, SEED, seconds=4.0))
+    looks, found = differences(dsn, Crowd(dsn, SEED, seconds=2.0))
     print(looks)
     assert found == []
     (completed,) = db.execute("select sum(completed) from tallybook.counts()").fetchone() or (0,)
@@ -56,6 +56,7 @@ def test_a_recount_agrees_with_the_counters_at_every_moment(dsn: str, db: Connec
     )
 
 
+@pytest.mark.slow
 def test_a_recount_sets_the_counters_right_beside_producers_and_workers(dsn: str) -> None:
     """S3-33: an exact recount may be made at any time, whoever works meanwhile."""
     looks, found = differences(

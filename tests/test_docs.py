@@ -207,6 +207,7 @@ def test_the_example_of_the_query_page_runs(tmp_path: Path, dsn: str, db: Any) -
         python(tmp_path, dsn, "-m", *shlex.split(line))
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_providers_page_run(tmp_path: Path, dsn: str, db: Any) -> None:
     """S1-12, S1-15, S1-17: docs/providers.md as written: added, routed, used, re-routed by one row, changed, rotated."""
     page = "docs/providers.md"

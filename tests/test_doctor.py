@@ -195,6 +195,7 @@ def test_the_size(patient: Patient) -> None:
 
 
 @OWN
+@pytest.mark.slow
 def test_old_transaction_ids() -> None:
     """Transaction ids that are not frozen in time are named; once nobody pins the horizon, vacuum freeze mends it."""
     with temporary_server(settings={"autovacuum_freeze_max_age": 100_000}) as server:

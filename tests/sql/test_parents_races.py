@@ -225,6 +225,7 @@ def play(world: World) -> None:
     assert len(world.children) > 10
 
 
+@pytest.mark.slow
 def test_random_interleavings_find_it_without_the_lock(db: Connection, connect: Connect) -> None:
     """Control: without the lock of the child's row the same steps leave a job that waits for ever, or raise."""
     without(db, *GUARD)
