@@ -277,12 +277,12 @@ end $$"""
 
 
 def pages(conn: Connection, query: LiteralString) -> int:
-    """How many pages a statement touches at its second run."""
-    found = 0
-    for _ in range(2):
+    """How many pages a statement touches once its session knows it: the least of some runs, since an autovacuum has it planned anew."""
+    found = []
+    for _ in range(4):
         plan = one(conn, "explain (analyze, buffers, format json) " + query)[0]["Plan"]
-        found = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
-    return found
+        found.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+    return int(min(found[1:]))
 
 
 def test_reading_costs_the_same_at_any_size(db: Connection, connect: Callable[..., Connection]) -> None:
