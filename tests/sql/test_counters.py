@@ -277,7 +277,7 @@ end $$"""
 
 
 def pages(conn: Connection, query: LiteralString) -> int:
-    """How many pages a statement touches once its session knows it: the least of some runs, since an autovacuum has it planned anew."""
+    """How many pages a statement touches once its session knows it: the least of some runs: autovacuum has it planned anew."""
     found = []
     for _ in range(4):
         plan = one(conn, "explain (analyze, buffers, format json) " + query)[0]["Plan"]
