@@ -47,8 +47,13 @@ class Asker:
 
     def claim(self, at: datetime, n: int = 100) -> list[tuple[UUID, int, int, bool]]:
         lease = uuid4()
-        query = "select jobs from tallybook.claim(%s, array[%s], array[%s], %s, at => %s)"
-        if not one(self.db, query, self.worker, self.queue, n, lease, at):
+        query = (
+            "select jobs > 0 from tallybook.claim(%s, array[%s], array[%s], %s, at => %s) where claim_id is not null"
+        )
+        while row := self.db.execute(query, (self.worker, self.queue, n, lease, at)).fetchone():
+            if row[0]:
+                break  # else all that it met was cancelled
+        else:
             return []
         rows = self.db.execute("select job_id, attempt, limited from tallybook.leased(%s, at => %s)", (lease, at))
         return [(lease, *row) for row in rows.fetchall()]

@@ -46,7 +46,7 @@ as $$
 #variable_conflict use_column
 begin
   if completed_since.since is null then
-    raise exception 'completed_since needs to know since when' using errcode = 'TB005', hint = 'Like date_trunc(''day'', now()).';
+    raise exception 'completed_since needs to know since when' using errcode = 'TB005', hint = 'Like the beginning of today.';
   end if;
   return query
   select l.queue, x.task, sum(x.n)::bigint
