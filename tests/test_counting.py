@@ -160,6 +160,17 @@ def test_queue_counts(run: Run, app: App, dsn: str, db: Connection) -> None:
     assert "breaks" in run("queue", "counts", "--by-task").output
 
 
+def test_a_round_time_is_shown_as_well(run: Run, db: Connection) -> None:
+    """S3-33: `queue counts` shows a percentile of a whole number of milliseconds like any other."""
+    put(db)
+    db.execute(
+        "insert into tallybook.tally (lane_id, n, attempts, what, took, waited, task)"
+        " select min(lane_id), 1, 1, 'completed', 28, 24, 't' from tallybook.lane"
+    )
+    db.execute("select tallybook.fold()")
+    assert run("queue", "counts").output.split()[-8:] == ["64", "ms", "64", "ms", "128", "ms", "128", "ms"]
+
+
 def test_queue_series(run: Run, app: App, dsn: str, db: Connection) -> None:
     """S3-33: `queue series` shows a line per step with bars, and all of them as one line to look at; also as JSON."""
     work(app, dsn, db)

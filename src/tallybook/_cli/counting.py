@@ -104,7 +104,7 @@ def _span(seconds: object) -> str:
 
 
 def _ms(value: object) -> str:
-    if not isinstance(value, float):
+    if not isinstance(value, float | int):  # in JSON 128.0 is 128
         return ""
     return f"{value:.0f} ms" if value < 10_000 else _span(value / 1000)
 
