@@ -227,6 +227,28 @@ def test_a_place_of_an_ended_job_does_not_outlive_its_outcome(db: Connection, no
     assert one(db, "select count(*) from tallybook.concurrency_holder") == 0
 
 
+def test_two_prunes_at_once_lose_no_open_job(db: Connection, connect: Callable[..., Connection], now: datetime) -> None:
+    """S3-21: who prunes beside a prune that is not over does nothing, and waits for nobody: no page is counted twice, no job goes."""
+    at = now + 30 * DAY
+    done(db, Hands(db), 2)
+    put(db, 2)
+    cut(db)
+    db.execute("select tallybook.fold()")
+    db.execute("select tallybook.prune(%s)", [at])  # the entries are counted, the outcomes are next
+    first = connect(autocommit=False)
+    assert first.execute("select effect, again from tallybook.prune(%s)", [at]).fetchone() == (0, True)
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(lambda: db.execute("select effect, again from tallybook.prune(%s)", [at]).fetchone())
+        try:
+            answer = beside.result(timeout=5)
+        except TimeoutError:
+            answer = None
+        first.commit()
+        beside.result()
+    assert prune(db, at) == 0
+    assert (answer, db.execute(COUNT).fetchone()) == ((None, False), (4, 2))
+
+
 def test_the_counters_come_first(db: Connection, now: datetime) -> None:
     """A range that the counters have not passed stays, and it is said why."""
     done(db, Hands(db), 3)

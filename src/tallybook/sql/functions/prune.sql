@@ -3,8 +3,10 @@
 -- Of all that is to be done it does one piece: counts some pages of a range, moves lanes' cursors out of it, drops it, makes a range
 -- ahead, or else sweeps a batch of each small table. Call it again while it says so. Nobody ever waits for it: what somebody holds
 -- is tried again by a later run.
---   as_service  claim the run first, and put it on record (see _service.sql); effect is null where somebody else is running it
--- Returns effect: how many rows went, and again: whether there is more to do at once. Needs READ COMMITTED (TB003).
+-- One at a time, whoever calls it: two that count the same pages of a range would add them up twice, and take what is open for ended.
+--   as_service  claim the run first, and put it on record (see _service.sql)
+-- Returns effect: how many rows went, null where somebody else is running it, and again: whether there is more to do at once.
+-- Needs READ COMMITTED (TB003).
 -- Reads and writes: see _prune_range, _ranges_ahead, _sweep; service.
 create or replace function tallybook.prune(at timestamptz default clock_timestamp(), as_service boolean default false,
   out effect bigint, out again boolean)
@@ -18,6 +20,7 @@ begin
   end if;
   again := false;
   if as_service and not tallybook._service_claim('prune', at) then return; end if;
+  if not pg_try_advisory_xact_lock(1413565449, hashtext('prune: one at a time')) then return; end if;
   effect := 0;
   -- Into arrays: no query may be open on what is changed.
   select array_agg(f.name order by f.name), array_agg(f.code order by f.name), jsonb_agg(to_jsonb(f.parents::oid[]::bigint[]) order by f.name),
