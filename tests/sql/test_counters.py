@@ -404,6 +404,25 @@ def test_a_recount_inside_a_transaction_counts_its_changes_once(
     assert counted(db) == {"available": 5, "scheduled": 1}
 
 
+@pytest.mark.parametrize("results", [False, True], ids=["plain", "results"])
+@pytest.mark.parametrize("jobs", [1, 20])
+def test_an_attempt_that_is_said_twice_in_a_call_is_counted_once(
+    db: Connection, watched: Watched, jobs: int, results: bool
+) -> None:
+    """S3-33: complete_many with the same attempts twice over accepts them, and counts each once."""
+    hands = Hands(db)
+    with watched.changes(running=jobs):
+        for _ in range(jobs):
+            put(db)
+        claimed = hands.claim() * 2
+    with watched.changes(running=-jobs, completed=jobs):
+        said = [[j.lease for j in claimed], [j.id for j in claimed], [j.attempt for j in claimed]]
+        refused = one(
+            db, "select tallybook.complete_many(%s, %s, %s, %s)", *said, ["1"] * len(claimed) if results else None
+        )
+    assert refused == []
+
+
 def test_a_difference_is_found_and_mended(db: Connection) -> None:
     """S3-33: what is taken from the ledgers behind the counters' back is named by verify, and right again after a recount."""
     for _ in range(3):

@@ -128,8 +128,8 @@ as $$
 declare
   v_now timestamptz := p_at; v_ended bigint[]; v_ordered bigint[]; v_keys text[];
 begin
-  with h as materialized (
-    select h.*, r.result
+  with h as materialized (  -- once each: who says the same attempt twice in a call ends it, and has it counted, once
+    select distinct on (h.job_id, h.attempt) h.*, r.result
       from tallybook._held(p_leases, p_job_ids, p_attempts) h
       join unnest(p_job_ids, p_attempts, p_results) r(job_id, attempt, result) on r.job_id = h.job_id and r.attempt = h.attempt
   ), ended as (
