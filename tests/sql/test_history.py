@@ -228,7 +228,7 @@ def test_a_place_of_an_ended_job_does_not_outlive_its_outcome(db: Connection, no
 
 
 def test_two_prunes_at_once_lose_no_open_job(db: Connection, connect: Callable[..., Connection], now: datetime) -> None:
-    """S3-21: who prunes beside a prune that is not over does nothing, and waits for nobody: no page is counted twice, no job goes."""
+    """S3-21: a prune beside one that is not over does nothing and does not wait: no page counts twice, no open job goes."""
     at = now + 30 * DAY
     done(db, Hands(db), 2)
     put(db, 2)
