@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ import psycopg
 import pytest
 
 from support.hands import Hands, put, states
+from support.waiting import wait_until
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[..., Connection]
@@ -363,3 +365,20 @@ def test_notify_never_holds_up_producers(db: Connection, connect: Connect) -> No
     assert one(db, "select count(*) from pg_trigger where tgname = 'publish'") == 0
     other.commit()
     assert one(db, "select tallybook.queue_put('q', notify => true)") == "created"
+
+
+@pytest.mark.direct("waits for another session")
+@pytest.mark.parametrize("before", [True, False], ids=["on", "off"])
+def test_notify_is_switched_on_beside_another_change_of_it(db: Connection, connect: Connect, before: bool) -> None:
+    """S3-37: who switches it on while another's change of it is not over waits for that, has no error, and it is on."""
+    db.execute("alter function tallybook._publishing() set lock_timeout = '10s'")
+    first, second = connect(autocommit=False), connect()
+    db.execute("select tallybook.queue_put('a', notify => %s)", [not before])
+    first.execute("select tallybook.queue_put('a', notify => %s)", [before])
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(one, second, "select tallybook.queue_put('b', notify => true)")
+        blocked = f"select pg_blocking_pids({second.info.backend_pid}) <> '{{}}'"
+        wait_until(lambda: beside.done() or one(db, blocked), "it waits")
+        first.commit()
+        assert beside.result() == "created"
+    assert one(db, "select count(*) from pg_trigger where tgname = 'publish'") == 5

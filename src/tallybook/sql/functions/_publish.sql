@@ -81,7 +81,7 @@ end $$;
 
 -- _publishing(): the triggers are there if some queue has notify on, and only then. Making one waits for the transactions that have written
 -- to its table, and all others would wait behind it: it is tried for 50 ms a table, and given up with an error. Dropping them is put off instead:
--- they find no queue, and go with a later change of a queue.
+-- they find no queue, and go with a later change of a queue. One change at a time, lest one goes by triggers that another is dropping.
 create or replace function tallybook._publishing() returns void
 language plpgsql
 set lock_timeout = '50ms'
@@ -89,6 +89,8 @@ as $$
 declare
   v_on boolean := exists (select from tallybook.queue q where q.notify);
 begin
+  perform pg_advisory_xact_lock(1413565449, hashtext('notify: one at a time'));
+  v_on := exists (select from tallybook.queue q where q.notify);
   if v_on = exists (select from pg_trigger t where t.tgrelid = 'tallybook.entry'::regclass and t.tgname = 'publish') then return; end if;
   if v_on then
     create trigger publish after insert on tallybook.claim referencing new table as come
