@@ -480,6 +480,20 @@ def test_levels_walk_back_from_now(db: Connection) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+def test_levels_by_day_do_not_depend_on_the_time_zone(db: Connection, zone: str) -> None:
+    """S3-33: steps of days are days of UTC, also where the session's clocks have changed between them."""
+    put(db)
+    db.execute("select tallybook.fold(at => '2026-11-10 12:00+00')")
+    with db.transaction():
+        db.execute("select set_config('TimeZone', %s, true)", (zone,))
+        days = db.execute(
+            "select to_char(begins at time zone 'UTC', 'MM-DD HH24'), open from tallybook.levels("
+            "'1 day', '2026-10-20 00:00+00', at => '2026-11-10 13:00+00') order by begins desc limit 2"
+        ).fetchall()
+    assert days == [("11-10 00", 1), ("11-09 00", 0)]
+
+
 @pytest.mark.parametrize("keep", [{}, {0: "3 days", 60: "1 h"}], ids=["as installed", "a longer step kept shorter"])
 def test_series_thin_out_with_age(db: Connection, keep: dict[int, str]) -> None:
     """S3-34: folds become minutes, hours and days as they age, every sum stays the same, the longest is forgotten at last."""

@@ -39,7 +39,8 @@ begin
              - coalesce(sum(s.n) filter (where s.what in ('completed', 'failed', 'snoozed', 'cancelled', 'lost', 'moved', 'died')), 0) as open,
            coalesce(sum(s.n) filter (where s.what = 'completed'), 0) as completed, coalesce(sum(s.n) filter (where s.what = 'failed'), 0) as failed,
            coalesce(sum(s.n) filter (where s.what = 'cancelled'), 0) as cancelled, coalesce(sum(s.n) filter (where s.what = 'died'), 0) as died
-      from generate_series(v_since, levels.at, levels.step) g(begins) left join steps s on s.begins = g.begins group by g.begins
+      -- In seconds: by days it would go by the session's time zone, and miss the steps behind a change of its clocks.
+      from generate_series(v_since, levels.at, make_interval(secs => extract(epoch from levels.step)::float8)) g(begins) left join steps s on s.begins = g.begins group by g.begins
   )
   select f.begins, (n.scheduled - coalesce(sum(f.scheduled) over later, 0))::bigint, (n.retrying - coalesce(sum(f.retrying) over later, 0))::bigint,
          (n.waiting - coalesce(sum(f.waiting) over later, 0))::bigint, (n.open - coalesce(sum(f.open) over later, 0))::bigint,
