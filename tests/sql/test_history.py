@@ -249,6 +249,22 @@ def test_two_prunes_at_once_lose_no_open_job(db: Connection, connect: Callable[.
     assert (answer, db.execute(COUNT).fetchone()) == ((None, False), (4, 2))
 
 
+@pytest.mark.direct("holds a lock of a transaction")
+def test_a_lane_that_somebody_keeps_locked_holds_its_range_only(
+    db: Connection, connect: Callable[..., Connection], now: datetime
+) -> None:
+    """S3-21: while a claim stays open the range of its lane's cursor waits; prune says so, and has nothing more to do at once."""
+    hands = Hands(db, "q", "other")
+    done(db, hands, 3)
+    cut(db)
+    open_claim = connect(autocommit=False)
+    open_claim.execute("select pg_advisory_xact_lock(1413565441, lane_id) from tallybook.lane")
+    assert prune(db, now + 30 * DAY) == 0
+    assert held(db, now + 30 * DAY) == [(None, "a claim that is not committed")]
+    open_claim.rollback()
+    assert prune(db, now + 30 * DAY) == 3
+
+
 def test_the_counters_come_first(db: Connection, now: datetime) -> None:
     """A range that the counters have not passed stays, and it is said why."""
     done(db, Hands(db), 3)

@@ -15,7 +15,7 @@ set jit = off
 as $$
 declare
   v_files oid[]; h tallybook.history_range; v_leaf name;
-  v_lower xid8 := p_lower::text::xid8; v_upper xid8 := coalesce(p_upper, 18446744073709551615)::text::xid8; v_rows bigint; v_claims text;
+  v_lower xid8 := p_lower::text::xid8; v_upper xid8 := coalesce(p_upper, 18446744073709551615)::text::xid8; v_rows bigint; v_claims text; v_moved boolean;
 begin
   if not tallybook._range_quiet(p_lower, p_upper) then return null; end if;
   select c.relname into v_leaf from pg_catalog.pg_class c where c.oid = p_leaves[1];
@@ -39,7 +39,9 @@ begin
                  select from tallybook.entry e where e.job_id = p.parent_id and e.retention = p_code and e.xid >= v_lower and e.xid < v_upper)) then
       return tallybook._range_held(v_leaf, 'jobs that wait for one of its jobs');
     end if;
-    if tallybook._range_heads(p_code, v_lower, v_upper) then return 0; end if;
+    v_moved := tallybook._range_heads(p_code, v_lower, v_upper);
+    if not v_moved then return tallybook._range_held(v_leaf, 'a claim that is not committed'); end if;
+    if v_moved then return 0; end if;
   end if;
   if p_upper <= pg_snapshot_xmin(pg_current_snapshot())::text::numeric and not tallybook._folded(v_upper) then
     return tallybook._range_held(v_leaf, 'the counters are behind');
@@ -172,20 +174,21 @@ create or replace function tallybook._claim_open(c tallybook.claim) returns bool
 language sql stable as $$ select exists (select from tallybook._open_attempts(c.worker_id, c.id, c.id)) $$;
 
 -- _range_heads(class, lower, upper): move lanes' cursors on that lie in a range: a claim of nothing is appended, with the same cursor.
--- True: one lay there. Its lane is locked to the commit, so the range is dropped by a later run. one_xid keeps the copy out of the
--- indexes that say who took an entry.
+-- True: one was moved. Its lane is locked to the commit, so the range is dropped by a later run. False: those that lie there are locked
+-- by others; null: none does. one_xid keeps the copy out of the indexes that say who took an entry.
 create or replace function tallybook._range_heads(p_code "char", p_lower xid8, p_upper xid8) returns boolean
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  v_lanes int[]; v_lane int;
+  v_lanes int[]; v_lane int; v_moved boolean;
 begin
   v_lanes := array(
     select l.lane_id from tallybook.lane l, lateral (
              select c.xid from tallybook.claim c where c.lane_id = l.lane_id and c.retention = p_code order by c.number desc limit 1) c
      where l.retention = p_code and c.xid >= p_lower and c.xid < p_upper limit 500);
   foreach v_lane in array v_lanes loop
+    v_moved := coalesce(v_moved, false);
     continue when not pg_try_advisory_xact_lock(1413565441, v_lane);
     insert into tallybook.claim (id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, one_xid, one_seq, claimed, claimed_at,
                                  lane_id, jobs, retention, holes, closed)
@@ -193,6 +196,7 @@ begin
            c.claimed_at, c.lane_id, 0, c.retention, c.holes, c.closed
       from (select k.* from tallybook.claim k where k.lane_id = v_lane and k.retention = p_code order by k.number desc limit 1) c
      where c.xid >= p_lower and c.xid < p_upper;
+    v_moved := true;
   end loop;
-  return v_lanes <> '{}';
+  return v_moved;
 end $$;
