@@ -173,6 +173,8 @@ def test_many_at_once_go_in_bulk(db: Connection, hands: Hands) -> None:
         ("TB005", "cannot be truncated", "queue_truncate('q', '{running}')"),
         ("TB005", "cannot be truncated", "queue_truncate('q', '{}')"),
         ("TB005", "max_jobs 0 is out", "queue_truncate('q', max_jobs => 0)"),
+        ("TB005", "{} is no mark", "queue_truncate('q', mark => '{}')"),
+        ("TB005", "is no mark", "queue_truncate('q', mark => '[1]')"),
     ],
 )
 def test_bad_input(db: Connection, hands: Hands, code: str, words: str, call: str) -> None:

@@ -35,6 +35,9 @@ begin
   if not exists (select from tallybook.queues q where q.name = queue_truncate.queue) then
     raise exception 'there is no queue %', to_json(queue) using errcode = 'TB002', hint = 'See the view tallybook.queues.';
   end if;
+  if mark is not null and not coalesce(mark ->> 'xid' ~ '^\d{1,19}$' and mark ->> 'id' ~ '^\d{1,19}$', false) then
+    raise exception '% is no mark', mark using errcode = 'TB005', hint = 'Say the mark that the call before returned, or none to begin.';
+  end if;
   cancelled := 0; cancelling := 0; busy := false; remain := true;
   v_error := jsonb_strip_nulls(jsonb_build_object('message', 'truncated', 'by', left(by, 500)));
   if mark is null then
