@@ -70,7 +70,7 @@ def parsed(text: str) -> Samples:
     return found
 
 
-def value(samples: Samples, name: str, **labels: str) -> float | None:
+def value(samples: Samples, name: str, /, **labels: str) -> float | None:
     return samples.get((name, frozenset(labels.items())))
 
 
@@ -101,6 +101,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+@pytest.mark.servers
 async def test_metrics_are_what_has_happened(app: App, dsn: str, db: Any, jobs: Jobs, fresh: None) -> None:
     """S2-09: a scrape parses, and counts what has completed, failed and died, and what waits; each metric is documented."""
 
@@ -251,10 +252,11 @@ async def test_a_blocked_loop_is_not_alive(
 ) -> None:
     """A handler that blocks the event loop: /healthz answers all the same, 503 with for how long, until it goes on."""
     monkeypatch.setattr(telemetry, "BLOCKED", 0.1)
-    release, answers = threading.Event(), []
+    blocking, release, answers = threading.Event(), threading.Event(), []
 
     @app.task
     async def block() -> None:
+        blocking.set()
         release.wait(30)
 
     async with working(app, dsn, metrics_port=0, **SLEEPY) as worker:
@@ -263,6 +265,7 @@ async def test_a_blocked_loop_is_not_alive(
 
         def look() -> None:
             try:
+                blocking.wait(30)
                 wait_until(lambda: ask(port, "/healthz")[0] == 503, "it is not alive")
                 answers.extend([ask(port, "/healthz"), ask(port, "/readyz"), ask(port, "/metrics")])
             finally:
@@ -308,9 +311,9 @@ async def test_hostile_requests_do_not_disturb(
 
     async with working(app, dsn, metrics_port=0, **SLEEPY) as worker:
         await until(worker, "/readyz", 200)
-        port, turned = port_of(worker), asyncio.get_running_loop().time
-        monkeypatch.setattr(telemetry, "_READ", 0.3)
+        port = port_of(worker)
         for what, (words, status) in HOSTILE.items():
+            monkeypatch.setattr(telemetry, "_READ", 0.1 if status == 408 else 3600.0)
             answer = await asyncio.to_thread(say, port, words)
             assert answer.startswith(b"HTTP/1.1 %d " % status), (what, answer[:200])
         monkeypatch.setattr(telemetry, "_READ", 3600.0)  # whoever is slow stays
@@ -321,9 +324,7 @@ async def test_hostile_requests_do_not_disturb(
                     conn.sendall(b"GET /met")
             refused = await eventually(lambda: _refused(crowd), "those beyond the limit are refused")
             assert refused >= 100 - telemetry._MOST_CONNECTIONS
-            began = turned()
             await jobs.ends(note.enqueue_sync(db))
-            assert turned() >= began
             assert not worker.why_not_ready()
         finally:
             for conn in crowd:
