@@ -211,6 +211,28 @@ def test_tasks_that_share_a_lane_are_told_apart(db: Connection, line: int) -> No
     assert sum(running.values()) == 14
 
 
+def test_what_has_run_for_long_before_a_long_line_costs_no_reader_all_claims_since(db: Connection) -> None:
+    """S3-15: of a lane of several tasks the newest claims and each worker's oldest open one are read, not those in between."""
+    hands = Hands(db)
+    many: LiteralString = "select tallybook.enqueue('q', 'short') from generate_series(1, %s)"
+    for task in ("long", "middle"):
+        db.execute("select tallybook.enqueue('q', %s)", (task,))
+        assert len(hands.claim(1)) == 1
+        db.execute(many, (3_000,))
+        while jobs := hands.claim(500):
+            hands.complete(*jobs)
+    db.execute(many, (2_500,))
+    hands.claim(3)
+    db.execute(FOLD)
+    seen: LiteralString = "select task, available::int, running::int from tallybook.counts() order by 1"
+    # The middle one is where nobody looks: it counts under the task of which there are most. All together are right.
+    assert db.execute(seen).fetchall() == [("long", 0, 1), ("middle", 1, 0), ("short", 2_496, 4)]
+    assert one(db, "select array[available, running]::text from tallybook.queue_stats") == "{2497,5}"
+    exact: LiteralString = "select task, n::int from tallybook._counted(true) where what = 'running' order by 1"
+    assert db.execute(exact).fetchall() == [("long", 1), ("middle", 1), ("short", 3)]
+    assert differences(db) == []
+
+
 def test_queue_status_says_how_old_and_how_often(db: Connection) -> None:
     """S4-15: per queue, task and state: how many, when the oldest and the newest came, how often they were tried on average."""
     for minutes, task in ((30, "mail"), (20, "mail"), (10, "report")):
