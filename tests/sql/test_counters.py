@@ -76,9 +76,9 @@ def test_what_is_put_in_and_falls_due_is_counted(db: Connection, watched: Watche
     later = put(db, run_at="2100-01-01")
     with watched.changes(scheduled=1):  # an intent: it counts where it is until it is carried out
         db.execute("select tallybook.cancel(%s)", (later,))
-    with watched.changes(scheduled=-1, cancelled=1):
-        db.execute("select tallybook.promote()")
-    with watched.changes(available=-4, running=4):
+    with watched.changes(scheduled=-1, available=1):
+        db.execute("select tallybook.promote(at => '2100-01-02')")
+    with watched.changes(available=-5, cancelled=1, running=4):
         assert len(Hands(db, "q", "r").start()) == 3
         assert len(Hands(db, "r").start()) == 1
     with watched.changes(available=1):

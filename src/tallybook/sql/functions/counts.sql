@@ -3,8 +3,8 @@
 -- Nothing is counted: sums are read, and what has changed since the last fold is added. So it costs the same at a hundred jobs and at ten
 -- million, and all numbers are of one moment. (Where a job of a queue of several tasks runs for very long while more than 2,000 wait, it
 -- can be counted under another task of its queue: see _split.) completed, cancelled and died are totals for ever, also of what was pruned since; failed, snoozed,
--- lost and moved are attempts that have ended and went on. A cancelled job counts where it is until its cancel is carried out: by
--- the next promote where it is scheduled or waits, by the claim that meets it where it is in line. Reads total, series, fold, lane, claim, entry and tally.
+-- lost and moved are attempts that have ended and went on. A cancelled job counts where it is until its cancel is carried out, which is
+-- when it would have been claimed or promoted. Reads total, series, fold, lane, claim, entry and tally.
 create or replace function tallybook.counts()
 returns table (queue text, task text, scheduled bigint, retrying bigint, waiting bigint, available bigint, running bigint, dead bigint,
                completed bigint, failed bigint, snoozed bigint, cancelled bigint, lost bigint, moved bigint, died bigint)
