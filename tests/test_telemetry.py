@@ -18,6 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.cli import Command
+from support.roles import house
 from support.waiting import wait_until
 from support.workers import QUICK, SLEEPY, Jobs, eventually, working
 from tallybook import App, Constant, __version__
@@ -228,6 +229,21 @@ async def test_a_database_that_goes_and_comes_back(app: App, dsn: str, db: Any, 
         db.execute(allow, (True,))
         await until(worker, "/metrics", 200, "tallybook_up 1\n")
         await until(worker, "/readyz", 200)
+
+
+async def test_the_role_of_a_worker_may_ask(app: App, empty_dsn: str) -> None:
+    """With the rights of a worker and no others the database's numbers come; with those of a producer they are refused."""
+    with house(empty_dsn) as at:
+        at.give()
+        at.db.execute("select tallybook.enqueue('mail', 'hello')")
+        found = {}
+        for kind in ("worker", "producer"):
+            database = telemetry.Database(at.dsn_of(at.user(kind)), kind)
+            found[kind] = await database.numbers()
+            await database.close()
+    assert found["producer"] is None
+    assert found["worker"] is not None and ("mail", "hello") in found["worker"].counts
+    assert ("mail", "available") in found["worker"].ages
 
 
 async def test_the_database_is_asked_once_for_many_scrapes(app: App, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
