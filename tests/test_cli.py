@@ -217,7 +217,7 @@ def test_every_state_with_one_query(run: Run, dsn: str) -> None:
         assert [job["task"] for job in only] == [task]
     counts = {row["name"]: row for row in json.loads(run("queue", "list", "--json", to=dsn).output)}
     assert (counts["default"]["dead"], counts["default"]["retrying"]) == (1, 1)
-    # No worker lives that would carry the cancel out.
+    # The cancelled one counts where it is until it would have been due.
     assert (counts["mail"]["available"], counts["mail"]["scheduled"], counts["mail"]["paused_at"]) == (1, 2, None)
 
 

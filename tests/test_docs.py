@@ -596,6 +596,7 @@ def shown(field: Field[Any]) -> str:
             "name": "host:pid:random",
             "max_abandoned": "its slots",
             "direct_dsn": "none",
+            "metrics_port": "none",
             "rescue_look": "none",
         }
         return undeclared[field.name]

@@ -76,9 +76,9 @@ def test_what_is_put_in_and_falls_due_is_counted(db: Connection, watched: Watche
     later = put(db, run_at="2100-01-01")
     with watched.changes(scheduled=1):  # an intent: it counts where it is until it is carried out
         db.execute("select tallybook.cancel(%s)", (later,))
-    with watched.changes(scheduled=-1, cancelled=1):
-        db.execute("select tallybook.promote()")
-    with watched.changes(available=-4, running=4):
+    with watched.changes(scheduled=-1, available=1):
+        db.execute("select tallybook.promote(at => '2100-01-02')")
+    with watched.changes(available=-5, cancelled=1, running=4):
         assert len(Hands(db, "q", "r").start()) == 3
         assert len(Hands(db, "r").start()) == 1
     with watched.changes(available=1):
@@ -209,6 +209,28 @@ def test_tasks_that_share_a_lane_are_told_apart(db: Connection, line: int) -> No
         db.execute(step)
     running = dict(db.execute("select task, running from tallybook.counts()").fetchall())
     assert sum(running.values()) == 14
+
+
+def test_what_has_run_for_long_before_a_long_line_costs_no_reader_all_claims_since(db: Connection) -> None:
+    """S3-15: of a lane of several tasks the newest claims and each worker's oldest open one are read, not those in between."""
+    hands = Hands(db)
+    many: LiteralString = "select tallybook.enqueue('q', 'short') from generate_series(1, %s)"
+    for task in ("long", "middle"):
+        db.execute("select tallybook.enqueue('q', %s)", (task,))
+        assert len(hands.claim(1)) == 1
+        db.execute(many, (3_000,))
+        while jobs := hands.claim(500):
+            hands.complete(*jobs)
+    db.execute(many, (2_500,))
+    hands.claim(3)
+    db.execute(FOLD)
+    seen: LiteralString = "select task, available::int, running::int from tallybook.counts() order by 1"
+    # The middle one is where nobody looks: it counts under the task of which there are most. All together are right.
+    assert db.execute(seen).fetchall() == [("long", 0, 1), ("middle", 1, 0), ("short", 2_496, 4)]
+    assert one(db, "select array[available, running]::text from tallybook.queue_stats") == "{2497,5}"
+    exact: LiteralString = "select task, n::int from tallybook._counted(true) where what = 'running' order by 1"
+    assert db.execute(exact).fetchall() == [("long", 1), ("middle", 1), ("short", 3)]
+    assert differences(db) == []
 
 
 def test_queue_status_says_how_old_and_how_often(db: Connection) -> None:

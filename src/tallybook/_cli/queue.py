@@ -163,11 +163,12 @@ def truncate(
 
 _OPEN = ("available", "scheduled", "retrying", "waiting")
 _HOLDS = """\
-select count(*) from tallybook.job j where j.queue = %s and j.state = any (%s)"""
+select coalesce(sum((to_jsonb(c) ->> s.state)::bigint), 0)
+  from tallybook.counts() c cross join unnest(%s::text[]) s(state) where c.queue = %s"""
 
 
 def _holds(conn: Conn, name: str, states: Sequence[str]) -> str:
-    row = conn.execute(_HOLDS, (name, list(states))).fetchone()
+    row = conn.execute(_HOLDS, (list(states), name)).fetchone()
     assert row is not None
     return f"{row[0]} job{'' if row[0] == 1 else 's'}"
 

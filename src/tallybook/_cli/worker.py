@@ -19,6 +19,8 @@ from tallybook._db.link import Link
 from tallybook._model.durations import format_duration
 from tallybook._worker import children, logs, supervisor
 from tallybook._worker.settings import WorkerSettings, app_queues, parse_queues
+from tallybook._worker.telemetry import Telemetry
+from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
     from tallybook._app import App
@@ -44,6 +46,12 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
 @click.option("--heartbeat", type=DURATION, metavar="DURATION", help="How often to say that it lives. [10 s]")
 @click.option("--lease", type=DURATION, metavar="DURATION", help="Without a heartbeat for so long it is dead. [30 s]")
 @click.option("--stop-timeout", type=DURATION, metavar="DURATION", help="How long a stop waits for jobs. [25 s]")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65_535),
+    help="Answer /metrics, /healthz and /readyz there. [nothing listens]",
+)
+@click.option("--metrics-host", metavar="ADDRESS", help="On this address; there is no password. [127.0.0.1]")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--log-level", type=_LEVELS, default="info", show_default=True)
 def worker(
@@ -54,6 +62,8 @@ def worker(
     name: str | None,
     no_notify: bool,
     direct_dsn: str | None,
+    metrics_port: int | None,
+    metrics_host: str | None,
     log_format: str,
     log_level: str,
     **durations: timedelta | None,
@@ -72,11 +82,17 @@ def worker(
     logs.setup(log_format, log_level)
     given: dict[str, Any] = {"name": name, "queues": parse_queues(queues), "notify": not no_notify, **durations}
     given["direct_dsn"] = conninfo(direct_dsn) if direct_dsn else None
+    given |= {"metrics_port": metrics_port, "metrics_host": metrics_host}
     settings = WorkerSettings(**{option: value for option, value in given.items() if value is not None})
     if dsn:
         conninfo(dsn)  # an error here, not N times below
+    if metrics_port and metrics_port + processes - 1 > 65_535:
+        raise ConfigError("metrics_port", metrics_port, f"leaves no port for each of {processes} processes")
     if processes > 1:
-        sys.exit(asyncio.run(supervisor.supervise(_child_args(processes), name, processes, patience=patience)))
+        life = supervisor.supervise(
+            _child_args(processes), name, processes, patience=patience, metrics_port=metrics_port
+        )
+        sys.exit(asyncio.run(life))
     app = load_app(target)
     _check(app)
     if dsn:
@@ -87,12 +103,12 @@ def worker(
 
 
 def _child_args(processes: int) -> list[str]:
-    """The words of this command line without --processes and --name, which the children get anew."""
+    """The words of this command line without --processes, --name and --metrics-port, which the children get anew."""
     context = click.get_current_context()
     words: list[str] = []
     for param in context.command.params:
         value = context.params.get(param.name or "")
-        if param.name in ("processes", "name") or value in (None, False, ()):
+        if param.name in ("processes", "name", "metrics_port") or value in (None, False, ()):
             continue
         flag = param.opts[-1]
         words += [flag] if value is True else [flag, _word(value)]
@@ -121,7 +137,7 @@ def _check(app: App) -> None:
 async def _run(app: App, dsn: str, settings: WorkerSettings) -> int:
     from tallybook import _worker
 
-    if not await _reachable(dsn, settings.name):
+    if not await _reachable_with_probes(dsn, settings):
         return 0
     options: dict[str, Any] = {field: getattr(settings, field) for field in settings.__dataclass_fields__}
     report = await _worker.run_worker(app, dsn=dsn, install_signals=True, **options)
@@ -131,6 +147,18 @@ async def _run(app: App, dsn: str, settings: WorkerSettings) -> int:
         extra={"event": "stopped"},
     )  # fmt: skip
     return supervisor.WORN_OUT if report.worn_out else 0
+
+
+async def _reachable_with_probes(dsn: str, settings: WorkerSettings) -> bool:
+    """A process that waits for its server is alive and not ready, and says so."""
+    if settings.metrics_port is None:
+        return await _reachable(dsn, settings.name)
+    telemetry = Telemetry(settings, dsn)
+    telemetry.listen()
+    try:
+        return await _reachable(dsn, settings.name)
+    finally:
+        await telemetry.close()
 
 
 async def _reachable(dsn: str, name: str) -> bool:

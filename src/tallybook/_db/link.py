@@ -85,6 +85,8 @@ class Link:
         self._on_close = on_close
         self._lock = asyncio.Lock()
         self._answer = _ANSWER
+        self.errors = 0
+        """How often it was lost, or could not be made."""
         self.giving_up = asyncio.Event()
         """Set by a stop: what cannot reach the server now raises instead of waiting."""
 
@@ -189,7 +191,13 @@ class Link:
             await self._drop(self.conn)
         await self._pause(pause, error)
 
+    @property
+    def away(self) -> bool:
+        """Whether the last try has failed."""
+        return self._outage.failures > 0
+
     async def _pause(self, seconds: float, error: BaseException) -> None:
+        self.errors += 1
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.giving_up.wait()

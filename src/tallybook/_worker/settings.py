@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tallybook._app import App
 
 SLOTS = 10
+LOOPBACK = "127.0.0.1"
 
 
 def default_name() -> str:
@@ -54,6 +55,10 @@ class WorkerSettings:
     """How long claiming rests until the process is idle, for a job that has to run alone."""
     max_abandoned: int | None = None
     """So many handlers that do not end after their deadline make the worker stop, to be started again; None: its slots."""
+    metrics_port: int | None = None
+    """Answer /metrics, /healthz and /readyz on this port, 0: on any free one; None: listen to nothing."""
+    metrics_host: str = LOOPBACK
+    """On this address. Who reaches it can read the names of queues and tasks: there is no password."""
 
     def __post_init__(self) -> None:
         if not self.queues:
@@ -71,10 +76,20 @@ class WorkerSettings:
                 raise ConfigError(option, getattr(self, option), "has to be more than nothing")
         if self.max_abandoned is not None and self.max_abandoned < 1:
             raise ConfigError("max_abandoned", self.max_abandoned, "goes from 1 up")
+        self._check_metrics()
         if self.lease < 2 * self.heartbeat:
             raise ConfigError(
                 "lease", self.lease, "has to be at least twice the heartbeat", hint="Or one late beat costs all jobs"
             )
+
+    def _check_metrics(self) -> None:
+        port, host = self.metrics_port, self.metrics_host
+        if port is None and host != LOOPBACK:
+            raise ConfigError("metrics_host", host, "means nothing without a metrics_port")
+        if port is not None and (not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65_535):
+            raise ConfigError("metrics_port", port, "goes from 0 to 65535")
+        if not host.strip():
+            raise ConfigError("metrics_host", host, "is an address of this machine", hint="0.0.0.0 is all of them")
 
     @property
     def most_abandoned(self) -> int:

@@ -192,13 +192,27 @@ def how(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-async def supervise(words: Sequence[str], name: str | None, processes: int, *, patience: timedelta) -> int:
+def _port(first: int | None, number: int) -> list[str]:
+    return [] if first is None else ["--metrics-port", str(first + number - 1 if first else 0)]
+
+
+async def supervise(
+    words: Sequence[str], name: str | None, processes: int, *, patience: timedelta, metrics_port: int | None = None
+) -> int:
     """Run `tallybook worker` with these words in so many processes until stopped; the exit code for this process.
 
-    `patience` is how long after a stop the children may run until they are killed.
+    `patience` is how long after a stop the children may run until they are killed. Of `metrics_port` and those that follow
+    each child has one; of 0, any.
     """
     commands = [
-        ["worker", *words, "--processes", "1", *(["--name", f"{name}-{number}"] if name else [])]
+        [
+            "worker",
+            *words,
+            "--processes",
+            "1",
+            *(["--name", f"{name}-{number}"] if name else []),
+            *_port(metrics_port, number),
+        ]
         for number in range(1, processes + 1)
     ]
     children = [Child(command) for command in commands]

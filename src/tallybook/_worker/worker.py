@@ -35,6 +35,7 @@ from tallybook._worker.jobs import Book
 from tallybook._worker.runner import Runner
 from tallybook._worker.settings import WorkerSettings
 from tallybook._worker.sleeper import CANCEL, DEAL, PLACES, SCHEDULE, SETTLE, Sleeper
+from tallybook._worker.telemetry import Telemetry
 from tallybook._worker.verbs import Verbs
 from tallybook._worker.watchdog import Watchdog
 from tallybook.errors import NotSupported, QueueUnavailable, SchemaError
@@ -151,10 +152,23 @@ class Worker:
         app.check_policies()
         app.check_tasks()
         self.watchdog: Watchdog | None = None
+        self.telemetry = Telemetry(settings, dsn, self) if settings.metrics_port is not None else None
         self.worn_out = False
         self._app = app
         self._aborted = asyncio.Event()
         self._services: list[asyncio.Task[None]] = []
+
+    def why_not_ready(self) -> str:
+        """Why it takes no jobs now; empty: it does. Asked from the thread of the telemetry."""
+        if self._failed is not None:
+            return f"failed: {type(self._failed).__name__}"
+        if self.claimer.stopping.is_set():
+            return "stopping"
+        if not self._id():
+            return "starting: it is not on record yet"
+        links = {"claims": self.claimer.link, "ends": self.finishes, "upkeep": self.upkeep}
+        away = ", ".join(what for what, link in links.items() if link.away)
+        return f"no connection to the database: {away}" if away else ""
 
     def _id(self) -> int:
         return self.heartbeat.worker_id if self.heartbeat else 0
@@ -297,6 +311,15 @@ class Worker:
 
     async def run(self) -> WorkerReport:
         """Start, claim until told to stop, end what runs."""
+        if self.telemetry is None:
+            return await self._live()
+        self.telemetry.listen()
+        try:
+            return await self._live()
+        finally:
+            await self.telemetry.close()
+
+    async def _live(self) -> WorkerReport:
         try:
             await self._begin()
             log.info(

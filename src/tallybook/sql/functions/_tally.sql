@@ -22,53 +22,23 @@ $$;
 create or replace function tallybook._bucket_ms(p_bucket int) returns float8
 language sql immutable as $$ select 2.0::float8 ^ (p_bucket / 4.0::float8) $$;
 
--- _count_scheduled, _count_waiting, _count_dead(): triggers: what comes into these tables, leaves them, or changes its lane.
-create or replace function tallybook._count_scheduled() returns trigger
+-- _count_moved(): the trigger of scheduled, waiting and dead: what comes into them, leaves them, or changes its lane.
+create or replace function tallybook._count_moved() returns trigger
 language plpgsql
 set jit = off
 as $$
+declare
+  v_what text := tg_table_name; v_failed text := case when tg_table_name = 'scheduled' then 'retrying' else tg_table_name end;
 begin
   if tg_op = 'UPDATE' then
     insert into tallybook.tally (lane_id, n, attempts, what, task)
-    values (old.lane_id, -1, -old.attempt, (case when old.failures > 0 then 'retrying' else 'scheduled' end)::tallybook.counted, old.task),
-           (new.lane_id, 1, new.attempt, (case when new.failures > 0 then 'retrying' else 'scheduled' end)::tallybook.counted, new.task);
+    values (old.lane_id, -1, -old.attempt, (case when old.failures > 0 then v_failed else v_what end)::tallybook.counted, old.task),
+           (new.lane_id, 1, new.attempt, (case when new.failures > 0 then v_failed else v_what end)::tallybook.counted, new.task);
   else
     insert into tallybook.tally (lane_id, n, attempts, what, task)
-    select m.lane_id, count(*) * g.sign, sum(m.attempt) * g.sign, (case when m.failures > 0 then 'retrying' else 'scheduled' end)::tallybook.counted, m.task
+    select m.lane_id, count(*) * g.sign, sum(m.attempt) * g.sign, (case when m.failures > 0 then v_failed else v_what end)::tallybook.counted, m.task
       from moved m, (select case tg_op when 'INSERT' then 1 else -1 end as sign) g
      group by m.lane_id, m.task, m.failures > 0, g.sign;
-  end if;
-  return null;
-end $$;
-create or replace function tallybook._count_waiting() returns trigger
-language plpgsql
-set jit = off
-as $$
-begin
-  if tg_op = 'UPDATE' then
-    insert into tallybook.tally (lane_id, n, attempts, what, task)
-    values (old.lane_id, -1, -old.attempt, 'waiting', old.task), (new.lane_id, 1, new.attempt, 'waiting', new.task);
-  else
-    insert into tallybook.tally (lane_id, n, attempts, what, task)
-    select m.lane_id, count(*) * g.sign, sum(m.attempt) * g.sign, 'waiting', m.task
-      from moved m, (select case tg_op when 'INSERT' then 1 else -1 end as sign) g
-     group by m.lane_id, m.task, g.sign;
-  end if;
-  return null;
-end $$;
-create or replace function tallybook._count_dead() returns trigger
-language plpgsql
-set jit = off
-as $$
-begin
-  if tg_op = 'UPDATE' then
-    insert into tallybook.tally (lane_id, n, attempts, what, task)
-    values (old.lane_id, -1, -old.attempt, 'dead', old.task), (new.lane_id, 1, new.attempt, 'dead', new.task);
-  else
-    insert into tallybook.tally (lane_id, n, attempts, what, task)
-    select m.lane_id, count(*) * g.sign, sum(m.attempt) * g.sign, 'dead', m.task
-      from moved m, (select case tg_op when 'INSERT' then 1 else -1 end as sign) g
-     group by m.lane_id, m.task, g.sign;
   end if;
   return null;
 end $$;

@@ -1,9 +1,10 @@
 -- counts(): how many jobs are in which state, per queue and task, and how many have ever ended in which way. Exact, at any size.
 --
 -- Nothing is counted: sums are read, and what has changed since the last fold is added. So it costs the same at a hundred jobs and at ten
--- million, and all numbers are of one moment. completed, cancelled and died are totals for ever, also of what was pruned since; failed, snoozed,
--- lost and moved are attempts that have ended and went on. A cancelled job counts where it is until its cancel is carried out: by
--- the next promote where it is scheduled or waits, by the claim that meets it where it is in line. Reads total, series, fold, lane, claim, entry and tally.
+-- million, and all numbers are of one moment. (Where a job of a queue of several tasks runs for very long while more than 2,000 wait, it
+-- can be counted under another task of its queue: see _split.) completed, cancelled and died are totals for ever, also of what was pruned since; failed, snoozed,
+-- lost and moved are attempts that have ended and went on. A cancelled job counts where it is until its cancel is carried out, which is
+-- when it would have been claimed or promoted. Reads total, series, fold, lane, claim, entry and tally.
 create or replace function tallybook.counts()
 returns table (queue text, task text, scheduled bigint, retrying bigint, waiting bigint, available bigint, running bigint, dead bigint,
                completed bigint, failed bigint, snoozed bigint, cancelled bigint, lost bigint, moved bigint, died bigint)
@@ -43,8 +44,9 @@ end $$;
 
 -- _counted(): what counts sums up, by lane: states and endings with how many there are, the sum of their attempt numbers, and when a fold has
 -- found the last change of each. How many of a lane run is what was claimed less what of that has ended; where several tasks share
--- the lane, the shorter of the two, what waits and what runs, is read.
-create or replace function tallybook._counted() returns table (lane_id int, task text, what text, n bigint, attempts bigint, last_at timestamptz)
+-- the lane, the shorter of the two, what waits and what runs, is read: see _split for what that means where very much was claimed since.
+-- exact: all that is needed is read.
+create or replace function tallybook._counted(p_exact boolean default false) returns table (lane_id int, task text, what text, n bigint, attempts bigint, last_at timestamptz)
 language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -80,15 +82,20 @@ begin
       left join (select s.lane_id, sum(s.n) as n from sums s where s.what = 'unclaimed' group by s.lane_id) u on u.lane_id = o.lane_id
      where l.retired_at is null
      group by o.lane_id, h.claimed having sum(o.n) <> 0
+  ), shared as materialized (
+    select l.*, case when l.tasks = 1 or l.running = 0 or l.running = l.n then null when l.n - l.running <= 2000 then 'available' else 'running' end as mode
+      from lanes l
+  ), parts as materialized (
+    select l.lane_id, r.task, r.n from shared l cross join lateral tallybook._split(l.lane_id, l.mode, l.running, p_exact) r
   ), split as (
     select o.lane_id, o.task, o.n, o.attempts, o.last_at,
-           case when l.tasks = 1 or l.running = 0 then l.running when l.running = l.n then o.n
-                when l.mode = 'running' then coalesce(r.n, 0) else o.n - coalesce(r.n, 0) end as running
-      from (select x.*, case when x.n - x.running <= 2000 then 'available' else 'running' end as mode from lanes x) l
+           case when l.tasks = 1 or l.running = 0 then l.running when l.running = l.n then o.n when l.mode = 'available' then o.n - coalesce(r.n, 0)
+                else coalesce(r.n, 0) + case when row_number() over (partition by o.lane_id order by o.n - coalesce(r.n, 0) desc, o.task) = 1
+                                             then coalesce(x.n, 0) else 0 end end as running
+      from shared l
       join open o on o.lane_id = l.lane_id and o.n <> 0
-      -- Asked for nothing by null: a condition beside it would be looked at after it has read everything.
-      left join lateral tallybook._split(l.lane_id, case when l.tasks > 1 and l.running <> 0 and l.running <> l.n then l.mode end, l.running) r
-        on r.task = o.task
+      left join parts r on r.lane_id = o.lane_id and r.task = o.task
+      left join parts x on x.lane_id = o.lane_id and x.task is null
   )
   select s.lane_id, s.task, s.what::text, s.n, s.attempts, s.last_at from sums s where s.what not in ('opened', 'unclaimed')
   union all
@@ -97,16 +104,20 @@ begin
   select p.lane_id, p.task, 'running', p.running, p.attempts * p.running / p.n, null from split p where p.running <> 0;
 end $$;
 
--- _split(lane, mode): of one lane how many jobs of each task wait (mode 'available': its line is read) or run (mode 'running': its newest claims are
--- read, until p_running that run have been met); null: nothing.
-create or replace function tallybook._split(p_lane_id int, p_mode text, p_running bigint) returns table (task text, n bigint)
+-- _split(lane, mode, running, exact): of one lane how many jobs of each task wait (mode 'available': its line is read) or run (mode 'running': claims are
+-- read until so many that run have been met); mode null: nothing.
+--
+-- What runs is mostly in the newest claims, and what has run for long in the oldest one of a worker that is open. Unless exact, 3,000 jobs of the
+-- newest and 2,000 from each worker's oldest on are looked at; how many others run is told without a task. It reads no more than that then,
+-- however long a job runs in front of a long line.
+create or replace function tallybook._split(p_lane_id int, p_mode text, p_running bigint, p_exact boolean) returns table (task text, n bigint)
 language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
-  l record; c record; v_tasks text[] := '{}';
+  l record; c record; w record; v_tasks text[] := '{}'; v_seen int := 0; v_low bigint;
 begin
   if p_mode is null then return; end if;
   select x.retention, x.born into l from tallybook.lane x where x.lane_id = p_lane_id;
@@ -114,12 +125,34 @@ begin
     return query select a.task, a.n from tallybook._line(p_lane_id, l.retention, l.born) a;
     return;
   end if;
-  for c in select k.id, k.worker_id from tallybook.claim k
+  for c in select k.id, k.worker_id, k.number, k.jobs from tallybook.claim k
             where k.lane_id = p_lane_id and k.retention = l.retention and k.jobs > 0 order by k.number desc loop
-    v_tasks := v_tasks || array(select e.task from tallybook._open_attempts(c.worker_id, c.id, c.id) a, lateral (
-                                  select x.task from tallybook.entry x
-                                   where x.lane_id = a.lane_id and x.retention = a.retention and x.xid = a.xid and x.seq = a.seq limit 1) e);
-    exit when cardinality(v_tasks) >= p_running;
+    v_tasks := v_tasks || tallybook._open_tasks(c.worker_id, c.id);
+    v_low := c.number; v_seen := v_seen + c.jobs;
+    exit when cardinality(v_tasks) >= p_running or not p_exact and v_seen >= 3000;
   end loop;
-  return query select t, count(*) from unnest(v_tasks) t group by t;
+  for w in select k.id, k.open_from from tallybook.worker k where k.ended_at is null order by k.id loop
+    exit when cardinality(v_tasks) >= p_running;
+    v_seen := 0;
+    for c in select k.id, k.worker_id, k.number, k.jobs, k.lane_id from tallybook.claim k
+              where k.worker_id = w.id and k.id >= w.open_from order by k.id loop
+      v_seen := v_seen + c.jobs;
+      if c.lane_id = p_lane_id and c.number < v_low and c.jobs > 0 then v_tasks := v_tasks || tallybook._open_tasks(c.worker_id, c.id); end if;
+      exit when cardinality(v_tasks) >= p_running or v_seen >= 2000;
+    end loop;
+  end loop;
+  return query select t, count(*) from unnest(v_tasks) t group by t
+               union all select null, p_running - cardinality(v_tasks) where p_running > cardinality(v_tasks);
+end $$;
+
+-- _open_tasks(worker, claim): the tasks of what is open of one claim, one for each attempt.
+create or replace function tallybook._open_tasks(p_worker int, p_claim bigint) returns text[]
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+begin
+  return array(select e.task from tallybook._open_attempts(p_worker, p_claim, p_claim) a, lateral (
+                 select x.task from tallybook.entry x
+                  where x.lane_id = a.lane_id and x.retention = a.retention and x.xid = a.xid and x.seq = a.seq limit 1) e);
 end $$;

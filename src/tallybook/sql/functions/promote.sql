@@ -5,7 +5,7 @@
 -- Returns how many it moved, the run_at it came to, and when the next is due (null: nothing is scheduled).
 -- as_service: claim the run first, and put it on record (see _service.sql); promoted is null where somebody else is running it.
 -- Rows that another session has locked are left to it. Without after it also moves jobs in line that were amended to another
--- lane or time, the lines of order keys whose first was cancelled, and what was cancelled before it came into line.
+-- lane or time, and the lines of order keys whose first was cancelled.
 -- Of those that come back to their turn at a limit only so many are moved as can start, where they are late;
 -- the others get a later time (see _pace).
 -- Reads lane, tombstone, amendment, rate_limit; deletes from scheduled; writes entry, waiting, order_line,
@@ -33,7 +33,6 @@ begin
          where t.cancelled and k.order_key is not null limit 100) d;
     end if;
     if exists (select from tallybook.amendment) then perform tallybook._apply_amendments(at); end if;
-    if exists (select from tallybook.tombstone t where t.cancelled) then perform tallybook._carry_out(at); end if;
   end if;
   select array_agg(d.job_id), bool_or(d.turn and d.run_at < promote.at - interval '60 ms'), max(d.run_at) into v_ids, v_limited, v_last from (
     select s.job_id, s.run_at, coalesce(s.options ? 'turn', false) as turn from tallybook.scheduled s
@@ -74,47 +73,4 @@ begin
   select s.run_at into next_run_at from tallybook.scheduled s
    where s.run_at >= coalesce(last_run_at, promote.after, '-infinity') order by s.run_at limit 1;
   if as_service then perform tallybook._service_ran('promote', at, promoted); end if;
-end $$;
-
--- _carry_out(at): end what was cancelled while it was scheduled or waited, so that nobody sees or counts it as such until it is due. At most 500.
---
--- Intents for what stands in line or runs are none of this: claims and workers meet them. There may be very many of those, so only some
--- are looked at, the newest jobs' and those from any place on. What somebody has locked is left to the next look, or to its claim.
-create or replace function tallybook._carry_out(p_at timestamptz) returns int
-language plpgsql
-set lock_timeout = '20ms' set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
-as $$
-declare
-  v_ids bigint[];
-begin
-  v_ids := tallybook._cancelled_aside(true);
-  if v_ids = '{}' then return 0; end if;
-  return tallybook._cancel_aside(v_ids, null, p_at);
-exception when lock_not_available then  -- an intent that somebody's open transaction changes
-  return 0;
-end $$;
-
--- _cancelled_aside(lock): jobs in scheduled and waiting whose cancel has committed: at most 500 of those that some intents name.
-create or replace function tallybook._cancelled_aside(p_lock boolean) returns bigint[]
-language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
-as $$
-declare
-  v_from bigint := floor(random() * (select q.last_value from tallybook.job_id q)); v_ids bigint[]; v_locked bigint[];
-begin
-  v_ids := array(
-    select distinct t.job_id from (
-      (select k.job_id, k.attempt, k.once from tallybook.tombstone k where k.cancelled order by k.job_id desc limit 500)
-      union all
-      (select k.job_id, k.attempt, k.once from tallybook.tombstone k where k.cancelled and k.job_id >= v_from order by k.job_id limit 500)) t
-     where exists (select from tallybook.scheduled s where s.job_id = t.job_id and (t.attempt = s.attempt or t.attempt < s.attempt and not t.once))
-        or exists (select from tallybook.waiting w where w.job_id = t.job_id and (t.attempt = w.attempt or t.attempt < w.attempt and not t.once))
-     order by t.job_id limit 500);
-  if not p_lock or v_ids = '{}' then return v_ids; end if;
-  v_locked := array(select s.job_id from unnest(v_ids) i(id), lateral (
-                      select x.job_id from tallybook.scheduled x where x.job_id = i.id for update skip locked) s);
-  return v_locked || array(select w.job_id from unnest(v_ids) i(id), lateral (
-                             select x.job_id from tallybook.waiting x where x.job_id = i.id for update skip locked) w);
 end $$;

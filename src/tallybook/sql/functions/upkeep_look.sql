@@ -29,9 +29,7 @@ begin
   -- A second of slack: who commits late is behind it, and is found by the next look with after null.
   passed := least(next_run_at, at - interval '1 s');
   if next_run_at <= at or after is null and (exists (select from tallybook.amendment)
-                                             or v_waiting and exists (select from tallybook.tombstone t where t.cancelled)
-                                             or case when exists (select from tallybook.tombstone t where t.cancelled)
-                                                then tallybook._cancelled_aside(false) <> '{}' end) then
+                                             or v_waiting and exists (select from tallybook.tombstone t where t.cancelled)) then
     due := due || 'promote'::text;
   end if;
 

@@ -14,7 +14,7 @@ begin
   if not exists (select from tallybook.fold) then return; end if;
   return query
   with counted as materialized (
-    select c.lane_id, c.task, c.what, c.n from tallybook._counted() c
+    select c.lane_id, c.task, c.what, c.n from tallybook._counted(true) c
   ), found as materialized (
     select c.lane_id, c.task, c.what, c.n from tallybook._recounted_open() c
   ), jobs as (

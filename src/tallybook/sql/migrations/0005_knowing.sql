@@ -113,34 +113,32 @@ begin
   end if;
 end $$;
 
--- Where jobs are that are not in line is counted by triggers, whatever moves them. Their functions come from functions/_tally.sql.
-create function tallybook._count_scheduled() returns trigger language plpgsql as $$ begin return null; end $$;
-create function tallybook._count_waiting() returns trigger language plpgsql as $$ begin return null; end $$;
-create function tallybook._count_dead() returns trigger language plpgsql as $$ begin return null; end $$;
+-- Where jobs are that are not in line is counted by triggers, whatever moves them. What they do comes from functions/_tally.sql.
+create function tallybook._count_moved() returns trigger language plpgsql as $$ begin return null; end $$;
 create trigger counts_in after insert on tallybook.scheduled referencing new table as moved
-  for each statement execute function tallybook._count_scheduled();
+  for each statement execute function tallybook._count_moved();
 create trigger counts_out after delete on tallybook.scheduled referencing old table as moved
-  for each statement execute function tallybook._count_scheduled();
+  for each statement execute function tallybook._count_moved();
 create trigger counts_changed after update on tallybook.scheduled for each row
   when ((old.lane_id, old.attempt, old.failures > 0) is distinct from (new.lane_id, new.attempt, new.failures > 0)
         and coalesce(current_setting('tallybook.counting', true), '') <> 'off')
-  execute function tallybook._count_scheduled();
+  execute function tallybook._count_moved();
 create trigger counts_in after insert on tallybook.waiting referencing new table as moved
-  for each statement execute function tallybook._count_waiting();
+  for each statement execute function tallybook._count_moved();
 create trigger counts_out after delete on tallybook.waiting referencing old table as moved
-  for each statement execute function tallybook._count_waiting();
+  for each statement execute function tallybook._count_moved();
 create trigger counts_changed after update on tallybook.waiting for each row
   when ((old.lane_id, old.attempt, old.failures > 0) is distinct from (new.lane_id, new.attempt, new.failures > 0)
         and coalesce(current_setting('tallybook.counting', true), '') <> 'off')
-  execute function tallybook._count_waiting();
+  execute function tallybook._count_moved();
 create trigger counts_in after insert on tallybook.dead referencing new table as moved
-  for each statement execute function tallybook._count_dead();
+  for each statement execute function tallybook._count_moved();
 create trigger counts_out after delete on tallybook.dead referencing old table as moved
-  for each statement execute function tallybook._count_dead();
+  for each statement execute function tallybook._count_moved();
 create trigger counts_changed after update on tallybook.dead for each row
   when ((old.lane_id, old.attempt, old.failures > 0) is distinct from (new.lane_id, new.attempt, new.failures > 0)
         and coalesce(current_setting('tallybook.counting', true), '') <> 'off')
-  execute function tallybook._count_dead();
+  execute function tallybook._count_moved();
 
 -- What was started when: for times.
 drop function if exists tallybook._held(uuid[], bigint[], int[]);

@@ -1,0 +1,292 @@
+"""A worker's own HTTP endpoint: /metrics, /healthz and /readyz. Not there unless a port was asked for.
+
+It has a thread and an event loop of its own, so that it answers, and says so, when a handler blocks the worker's loop, and
+so that nobody who talks to it costs that loop anything. It reads the worker's numbers and never changes anything.
+
+The HTTP is as little as a scraper and a probe need: one GET or HEAD a connection, without a body, of limited size, within a
+limited time, over a limited number of connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from tallybook._db.limit import Limit
+from tallybook._db.link import Link
+from tallybook._db.policy import first_line
+from tallybook._worker.exposition import COLUMNS, CONTENT_TYPE, Numbers, Shown, exposition
+from tallybook.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tallybook._worker.settings import WorkerSettings
+    from tallybook._worker.worker import Worker
+
+__all__ = ["Telemetry"]
+
+log = logging.getLogger("tallybook.worker")
+
+FRESH = 1.0
+"""For so long an answer of the database serves all scrapes, also that it did not answer."""
+BLOCKED = 5.0
+"""A loop that has not turned for so long is not alive."""
+_ANSWER = 3.0
+_LOOK = 0.5
+_MOST_BYTES = 8192
+_MOST_CONNECTIONS = 32
+_READ, _WORK, _WRITE = 5.0, 15.0, 5.0  # _WORK: more than the database has for its answer
+_HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
+_REQUEST = re.compile(rb"([A-Z]+) (/[\x21-\x7e]*) HTTP/1\.([01])")
+_REASONS = {
+    200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout",
+    431: "Request Header Fields Too Large", 503: "Service Unavailable",
+}  # fmt: skip
+_COUNTS = f"select queue, task, {', '.join(COLUMNS)} from tallybook.counts()"  # noqa: S608 - names of ours
+_AGES = (
+    "select queue, state, greatest(0, extract(epoch from clock_timestamp() - oldest_run_at))::float8"
+    " from tallybook.backlog() where isfinite(oldest_run_at)"
+)
+
+
+class _Refused(Exception):
+    """What was asked cannot be answered: the status, and a word about it."""
+
+    def __init__(self, status: int, says: str) -> None:
+        super().__init__(says)
+        self.status = status
+
+
+class Database:
+    """The database's numbers, asked for at most once in FRESH seconds, over a connection of its own from the first time on."""
+
+    def __init__(self, dsn: str, name: str) -> None:
+        self._dsn, self._name = dsn, name
+        self._link = Link(dsn, name)
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_at = float("-inf")
+        self._away = False
+        self._found: Numbers | None = None
+        self.questions = 0
+
+    async def numbers(self) -> Numbers | None:
+        """At most FRESH seconds old; None: it is away."""
+        if self._asking is None and time.monotonic() - self._asked_at >= FRESH:
+            self._asking = asyncio.create_task(self._ask())
+        if self._asking:
+            await asyncio.shield(self._asking)  # who goes away does not cut it short for the others
+        return self._found
+
+    async def _ask(self) -> None:
+        found = None
+        try:
+            found = await self._answer(again=True)
+            if self._away:
+                log.info("telemetry: the database answers again")
+            self._away = False
+        except (psycopg.Error, OSError) as error:
+            if not self._away:
+                log.warning("telemetry: the database does not answer: %s", first_line(error))
+            self._away = True
+        finally:
+            self._found, self._asked_at, self._asking = found, time.monotonic(), None
+
+    async def _answer(self, *, again: bool) -> Numbers:
+        kept = self._link.conn is not None
+        try:
+            async with asyncio.timeout(_ANSWER):
+                conn = await self._link.connect()
+            self.questions += 1
+            began = time.monotonic()
+            with Limit(conn, _ANSWER):
+                counts = await (await conn.execute(_COUNTS)).fetchall()
+                ages = await (await conn.execute(_AGES)).fetchall()
+        except (psycopg.Error, OSError):
+            await self.close()
+            self._link = Link(self._dsn, self._name)
+            if kept and again:  # a server that was restarted answers the next try
+                return await self._answer(again=False)
+            raise
+        return Numbers(
+            {(row[0], row[1]): tuple(map(int, row[2:])) for row in counts},
+            {(row[0], row[1]): float(row[2]) for row in ages},
+            time.monotonic() - began,
+        )
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._link.close()
+
+
+class Telemetry(threading.Thread):
+    """Listens from `listen` to `close`. `worker` is None before there is one, while the server is waited for."""
+
+    def __init__(self, settings: WorkerSettings, dsn: str, worker: Worker | None = None) -> None:
+        super().__init__(name="tallybook-telemetry", daemon=True)
+        self._settings = settings
+        self._worker = worker
+        self._database = Database(dsn, settings.name)
+        self._shown = Shown()
+        self._lag = 0.0
+        self._asked: float | None = None
+        self._connections = 0
+        self.port = 0
+
+    def listen(self) -> None:
+        """Bind, in the worker's own loop; ConfigError where that cannot be done."""
+        host, port = self._settings.metrics_host, self._settings.metrics_port
+        assert port is not None
+        self._watched = asyncio.get_running_loop()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._socket = socket.create_server((host, port), family=family, backlog=_MOST_CONNECTIONS)
+        except (OSError, UnicodeError) as error:
+            raise ConfigError("metrics_port", f"{host}:{port}", f"cannot be listened on: {error}") from error
+        self.port = self._socket.getsockname()[1]
+        self._own = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        log.info("metrics and probes on http://%s:%s", f"[{host}]" if ":" in host else host, self.port)
+        self.start()
+
+    def run(self) -> None:
+        """Serve until closed. Called by the thread."""
+        with asyncio.Runner(loop_factory=lambda: self._own) as runner:
+            runner.run(self._serve())
+
+    async def close(self) -> None:
+        """Listen no more."""
+        with suppress(RuntimeError):  # its loop has ended by itself
+            self._own.call_soon_threadsafe(self._closing.set)
+        await asyncio.to_thread(self.join, _ANSWER)
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._connected, sock=self._socket, limit=_MOST_BYTES)
+        watching = asyncio.create_task(self._watch())
+        await self._closing.wait()
+        server.close()
+        watching.cancel()
+        await self._database.close()
+
+    async def _watch(self) -> None:
+        while True:
+            if self._asked is None:
+                self._asked = time.monotonic()
+                with suppress(RuntimeError):  # closed: it will not answer
+                    self._watched.call_soon_threadsafe(self._turned, self._asked)
+            await asyncio.sleep(_LOOK)
+
+    def _turned(self, asked: float) -> None:
+        self._lag = time.monotonic() - asked
+        self._asked = None
+
+    @property
+    def lag(self) -> float:
+        """How late the worker's loop was; while it does not turn, for how long already."""
+        asked = self._asked
+        return self._lag if asked is None else max(self._lag, time.monotonic() - asked)
+
+    def why_not_alive(self) -> str:
+        """Empty: the loop turns."""
+        asked = self._asked
+        late = 0.0 if asked is None else time.monotonic() - asked
+        return f"the event loop has not turned for {late:.1f} s" if late > BLOCKED else ""
+
+    def why_not_ready(self) -> str:
+        """Empty: it takes jobs."""
+        worker = self._worker
+        if worker is None:
+            return "the database has not been reached yet"
+        return self.why_not_alive() or worker.why_not_ready()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
+        try:
+            if self._connections > _MOST_CONNECTIONS:
+                answer = _response(503, "too many connections")
+            else:
+                answer = await self._answer(reader)
+            async with asyncio.timeout(_WRITE):
+                writer.write(answer)
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, asyncio.IncompleteReadError):  # it went away, or does not read: TimeoutError is one of them
+            writer.transport.abort()
+        finally:
+            self._connections -= 1
+
+    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            async with asyncio.timeout(_READ):
+                head = await reader.readuntil(b"\r\n\r\n")
+            method, path = _parsed(head)
+            async with asyncio.timeout(_WORK):
+                status, text, kind = await self._page(path)
+        except TimeoutError:
+            return _response(408, "too slow")
+        except asyncio.LimitOverrunError:
+            return _response(431, f"at most {_MOST_BYTES} bytes")
+        except _Refused as refused:
+            return _response(refused.status, str(refused))
+        except asyncio.IncompleteReadError:
+            raise
+        except Exception:  # a defect of ours: the one who asks is told, and the next one may fare better
+            log.exception("telemetry: no answer to a request")
+            return _response(503, "a defect: see the worker's log")
+        return _response(status, text, kind, bodiless=method == "HEAD")
+
+    async def _page(self, path: str) -> tuple[int, str, str]:
+        plain = "text/plain; charset=utf-8"
+        if path == "/metrics":
+            numbers = await self._database.numbers()
+            ready = not self.why_not_ready()
+            text = exposition(
+                name=self._settings.name,
+                worker=self._worker,
+                ready=ready,
+                lag=self.lag,
+                numbers=numbers,
+                shown=self._shown,
+            )
+            return 200, text, CONTENT_TYPE
+        if path in ("/healthz", "/readyz"):
+            why = self.why_not_alive() if path == "/healthz" else self.why_not_ready()
+            return (503, why, plain) if why else (200, "ok", plain)
+        raise _Refused(404, "there are /metrics, /healthz and /readyz")
+
+
+def _parsed(head: bytes) -> tuple[str, str]:
+    """Method and path of a request that is what it should be."""
+    first, *headers = head[:-4].split(b"\r\n")
+    request = _REQUEST.fullmatch(first)
+    if not request or not all(map(_HEADER.fullmatch, headers)):
+        raise _Refused(400, "this is no HTTP/1.1")
+    names = [header.partition(b":")[0].lower() for header in headers]
+    if request[1] not in (b"GET", b"HEAD"):
+        raise _Refused(405, "only GET and HEAD")
+    if names.count(b"host") != 1 and (request[3] == b"1" or names.count(b"host") > 1):
+        raise _Refused(400, "one Host header is needed")
+    if b"content-length" in names or b"transfer-encoding" in names:
+        raise _Refused(400, "a request has no body here")
+    return request[1].decode(), request[2].partition(b"?")[0].decode()
+
+
+def _response(status: int, text: str, kind: str = "text/plain; charset=utf-8", *, bodiless: bool = False) -> bytes:
+    body = (text if text.endswith("\n") else text + "\n").encode()
+    head = [
+        f"HTTP/1.1 {status} {_REASONS[status]}",
+        f"Content-Type: {kind}",
+        f"Content-Length: {len(body)}",
+        "Cache-Control: no-store",
+        "X-Content-Type-Options: nosniff",
+        "Connection: close",
+        *(["Allow: GET, HEAD"] if status == 405 else []),
+    ]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + (b"" if bodiless else body)
