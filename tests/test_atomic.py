@@ -365,25 +365,24 @@ async def test_the_handler_chooses_the_isolation_level(app: App, dsn: str, db: A
 @pytest.mark.direct("looks at the session that a worker keeps for its handlers")
 async def test_a_connection_is_kept_and_clean(app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare) -> None:
     """S5-03: the next job gets the same connection; of psycopg and asyncpg with nothing left that the last one has set."""
-    pids: list[Any] = []
-    in_transaction: LiteralString = (  # in this database: other tests have sessions on the same server; and no service's
+    seen: list[set[int]] = []
+    in_transaction: LiteralString = (  # in this database: other tests have sessions on the same server
         "select pid from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'"
-        r" and query !~ 'tallybook\.(_schedules|fold|prune|promote|rescue|rebase|settle|places|deal|upkeep_look)'"
     )
 
     def look(tx: Any, ctx: Context) -> None:
         with psycopg.connect(dsn, autocommit=True) as other:
-            pids.extend(other.execute(in_transaction).fetchone() or ())
+            seen.append({pid for (pid,) in other.execute(in_transaction).fetchall()})
 
     work = declare(app, look)
     async with working(app, dsn, queues={"default": 1}) as worker:
         for n in range(3):
             await jobs.ends(work.enqueue_sync(db, n))
             await eventually(lambda: worker.book.free == {"default": 1}, "its slot is free")
-    assert len(pids) == 3
+    assert len(seen) == 3 and all(seen)
     if declare.__name__ != "django":  # it keeps connections by its own settings, here none
-        assert len(set(pids)) == 1
-    assert db.execute(in_transaction).fetchall() == []
+        assert set.intersection(*seen), "one session in all three; a service's may be in one of them, for a moment"
+    await eventually(lambda: db.execute(in_transaction).fetchall() == [], "no transaction is left open")
 
 
 @pytest.mark.direct("looks at the session that a worker keeps for its handlers")
