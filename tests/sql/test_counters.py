@@ -233,6 +233,24 @@ def test_what_has_run_for_long_before_a_long_line_costs_no_reader_all_claims_sin
     assert differences(db) == []
 
 
+def test_what_was_to_run_since_ever_completes(db: Connection) -> None:
+    """S3-33: a job whose time is -infinity ends and is counted like any other; it has waited since it came."""
+    hands = Hands(db)
+    for n in (1, 9):  # few of a claim are looked up, many are read in one go
+        db.execute(
+            "select tallybook.enqueue('q', 't', run_at => now() + interval '1 h') from generate_series(1, %s)", (n,)
+        )
+        db.execute("update tallybook.scheduled set run_at = '-infinity'")
+        db.execute("select tallybook.promote()")
+        assert one(db, "select isfinite(oldest) from tallybook.queue_stats")
+        jobs = hands.claim(n)
+        hands.complete(*jobs)
+        assert len(jobs) == n
+    db.execute(FOLD)
+    assert (counted(db), differences(db)) == ({"completed": 10}, [])
+    assert one(db, "select jobs from tallybook.timings()") == 10
+
+
 def test_queue_status_says_how_old_and_how_often(db: Connection) -> None:
     """S4-15: per queue, task and state: how many, when the oldest and the newest came, how often they were tried on average."""
     for minutes, task in ((30, "mail"), (20, "mail"), (10, "report")):

@@ -13,7 +13,7 @@ begin
                          'text', format('worker %s (%s) %s', to_json(w.name), w.id, x.what)) order by w.id)
         from tallybook.worker w,
              lateral (select case when w.seen_at = '-infinity' then 'was stopped, and what it left open is not given back yet'
-                                  when w.seen_at < p_at - w.lease then format('is silent for %s, its lease is %s', tallybook._ago(p_at - w.seen_at), tallybook._ago(w.lease))
+                                  when w.seen_at < p_at - w.lease then format('is silent for %s, its lease is %s', tallybook._ago(p_at - greatest(w.seen_at, w.started_at)), tallybook._ago(w.lease))
                                   when w.session and not exists (
                                     select from pg_locks k join pg_database d on d.oid = k.database and d.datname = current_database()
                                      where k.locktype = 'advisory' and k.classid = 1413565443 and k.objid = w.id and k.objsubid = 2 and k.granted)

@@ -40,7 +40,7 @@ as $$
 begin
   return min(e.ready_at)
     from tallybook.lane l, lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid) n, lateral (
-           select coalesce(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
+           select greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
             where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= n.xid order by e.xid, e.seq limit 1) e
    where l.queue = p_queue and l.retired_at is null and n.xid is not null;
 end $$;

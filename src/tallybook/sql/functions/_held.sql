@@ -24,7 +24,7 @@ begin
     if c.n * 8 >= c.jobs and c.one_xid is null and c.closed = '{}' then
       return query
       select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, c.claimed_at, e.ready_at
-        from (select e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, coalesce(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
+        from (select e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
                where e.lane_id = c.lane_id and e.retention = c.retention
                  and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
                  and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
@@ -37,7 +37,7 @@ begin
                 where u.lease = c.lease loop
         if f.attempt > 1 then  -- a job that lives on has thousands of attempts: by the index of these
           return query
-          select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, c.claimed_at, coalesce(e.run_at, e.enqueued_at)
+          select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, c.claimed_at, greatest(e.run_at, e.enqueued_at)
             from tallybook._attempt(f.job_id, f.attempt) e
            where e.lane_id = c.lane_id and e.retention = c.retention and e.seq <> all (c.skipped)
              and case when c.one_xid is not null then e.xid = c.one_xid and e.seq = c.one_seq
@@ -45,7 +45,7 @@ begin
                            and case when c.closed <> '{}' then e.xid = any (c.closed) else e.xid <> all (c.holes) end end;
         else
           return query
-          select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, c.claimed_at, coalesce(e.run_at, e.enqueued_at)
+          select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, c.claimed_at, greatest(e.run_at, e.enqueued_at)
             from (select e.lane_id, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, e.run_at, e.enqueued_at from tallybook.entry e
                    where e.retention = c.retention and e.job_id = f.job_id and e.attempt = f.attempt offset 0) e
            where e.lane_id = c.lane_id and e.seq <> all (c.skipped)

@@ -11,11 +11,11 @@ as $$
    group by f.lane_id, w.what, f.task
 $$;
 
--- _bucket(time): the number of a length of time in histograms: a quarter of an octave wide, from 1 ms; 0: less.
-create or replace function tallybook._bucket(p_time interval) returns smallint
+-- _bucket(from, to): the number of a length of time in histograms: a quarter of an octave wide, from 1 ms; 0: less, or no time that has a length.
+create or replace function tallybook._bucket(p_from timestamptz, p_to timestamptz) returns smallint
 language sql immutable as $$
-  select case when extract(epoch from p_time)::float8 > 0.001
-              then least(160, 1 + floor(4 * ln(extract(epoch from p_time)::float8 * 1000) / 0.6931471805599453))::smallint else 0::smallint end
+  select case when (isfinite(p_from) and isfinite(p_to)) is not true then 0::smallint  -- PostgreSQL 16 cannot take infinity away
+              when p_to - p_from > interval '1 ms' then least(160, 1 + floor(4 * ln(extract(epoch from p_to - p_from)::float8 * 1000) / 0.6931471805599453))::smallint else 0::smallint end
 $$;
 
 -- _bucket_ms(bucket): the upper end of a bucket, in milliseconds.

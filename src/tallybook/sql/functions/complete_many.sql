@@ -65,7 +65,7 @@ begin
            min(e.ready_at) as first, max(e.ready_at) as last, count(e.order_key) as ordered
       into f
       from (select e.* from (
-              select e.xid, e.seq, e.job_id, e.attempt, e.task, e.order_key, coalesce(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
+              select e.xid, e.seq, e.job_id, e.attempt, e.task, e.order_key, greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
                where e.lane_id = c.lane_id and e.retention = c.retention
                  and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
                  and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
@@ -80,8 +80,8 @@ begin
     continue when f.n = 0;
     v_xids := v_xids || f.xids; v_seqs := v_seqs || f.seqs; v_jobs := v_jobs || f.jobs; v_classes := v_classes || array_fill(c.retention, array[f.n::int]);
     insert into tallybook.tally (lane_id, n, attempts, what, took, waited, task)
-    values (c.lane_id, f.n, f.attempts, 'completed', tallybook._bucket(p_at - c.claimed_at),
-            tallybook._bucket(c.claimed_at - f.first - (f.last - f.first) / 2), f.task);
+    values (c.lane_id, f.n, f.attempts, 'completed', tallybook._bucket(c.claimed_at, p_at),
+            tallybook._bucket(case when isfinite(f.first) and isfinite(f.last) then f.first + (f.last - f.first) / 2 end, c.claimed_at), f.task);
   end loop;
   if v_few <> '{}' then
     select array_agg(u.lease), array_agg(u.id), array_agg(u.attempt) into v_leases, v_ids, v_tries
@@ -91,8 +91,8 @@ begin
     ), told as (
       insert into tallybook.tally (lane_id, n, attempts, what, took, waited, task)
       select k.lane_id, count(*), sum(k.attempt), 'completed', k.took, k.waited, k.task
-        from (select h.lane_id, h.attempt, h.task, tallybook._bucket(p_at - h.claimed_at) as took,
-                     tallybook._bucket(h.claimed_at - h.ready_at) as waited from h) k
+        from (select h.lane_id, h.attempt, h.task, tallybook._bucket(h.claimed_at, p_at) as took,
+                     tallybook._bucket(h.ready_at, h.claimed_at) as waited from h) k
        group by k.lane_id, k.task, k.took, k.waited)
     select v_xids || coalesce(array_agg(h.xid), '{}'), v_seqs || coalesce(array_agg(h.seq), '{}'), v_jobs || coalesce(array_agg(h.job_id), '{}'),
            v_classes || coalesce(array_agg(h.retention), '{}'),
@@ -143,7 +143,7 @@ begin
     on conflict do nothing returning entry_xid, entry_seq)
   insert into tallybook.tally (lane_id, n, attempts, what, took, waited, task)
   select k.lane_id, count(*), sum(k.attempt), 'completed', k.took, k.waited, k.task
-    from (select h.lane_id, h.attempt, h.task, tallybook._bucket(v_now - h.claimed_at) as took, tallybook._bucket(h.claimed_at - h.ready_at) as waited
+    from (select h.lane_id, h.attempt, h.task, tallybook._bucket(h.claimed_at, v_now) as took, tallybook._bucket(h.ready_at, h.claimed_at) as waited
             from ended d join h on h.xid = d.entry_xid and h.seq = d.entry_seq) k
    group by k.lane_id, k.task, k.took, k.waited;
   select coalesce(array_agg(h.job_id), '{}'), array_agg(h.job_id) filter (where h.order_key is not null),
