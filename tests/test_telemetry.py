@@ -231,6 +231,7 @@ async def test_a_database_that_goes_and_comes_back(app: App, dsn: str, db: Any, 
         await until(worker, "/readyz", 200)
 
 
+@pytest.mark.direct("logs in as users of its own")
 async def test_the_role_of_a_worker_may_ask(app: App, empty_dsn: str) -> None:
     """With the rights of a worker and no others the database's numbers come; with those of a producer they are refused."""
     with house(empty_dsn) as at:
