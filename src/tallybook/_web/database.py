@@ -1,0 +1,109 @@
+"""The dashboard's own connections: reads that are bounded in time, and actions that are one transaction each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from tallybook._db.link import CONNECT, dsn_for_people
+from tallybook.errors import QueueUnavailable
+
+if TYPE_CHECKING:
+    from tallybook._db.source import Source
+
+__all__ = ["ACTION_TIMEOUT", "READ_TIMEOUT", "Conn", "Database"]
+
+Conn = psycopg.AsyncConnection[tuple[Any, ...]]
+
+READ_TIMEOUT = "3s"
+"""What a page may ask of the database: a page that is too slow says so, and holds up nobody."""
+ACTION_TIMEOUT = "30s"
+
+# In a transaction of its own: nothing is set on a session that a pooler may share.
+_LIMITS = """\
+select set_config('statement_timeout', %s, true), set_config('lock_timeout', '2s', true), set_config('jit', 'off', true),
+       set_config('timezone', 'UTC', true)"""
+
+
+class Database:
+    """A small pool that opens at the first request, so that an app which is mounted without a lifespan works, too."""
+
+    def __init__(self, source: Source, *, dsn: str | None = None, max_size: int = 4, wait: float = 5.0) -> None:
+        self._source = source
+        self._dsn = dsn
+        self._max_size = max_size
+        self._wait = wait
+        self._pool: AsyncConnectionPool[Conn] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening = asyncio.Lock()
+
+    @property
+    def conninfo(self) -> str:
+        """The connection string in force. ConfigError for a text that is none."""
+        return self._source.conninfo(self._dsn)
+
+    async def open(self) -> AsyncConnectionPool[Conn]:
+        """The pool of this event loop. It connects in the background: a server that is away is no error yet."""
+        loop = asyncio.get_running_loop()
+        if self._pool is not None and self._loop is loop:
+            return self._pool
+        if self._loop is not loop:
+            self._opening, self._pool, self._loop = asyncio.Lock(), None, loop
+        async with self._opening:
+            if self._pool is None:
+                # Behind a pooler in transaction mode each transaction may run on another session: nothing is prepared.
+                pool: AsyncConnectionPool[Conn] = AsyncConnectionPool(
+                    self.conninfo,
+                    min_size=0,
+                    max_size=self._max_size,
+                    timeout=self._wait,
+                    open=False,
+                    name=f"tallybook web {self._source.name}",
+                    kwargs={**CONNECT, "prepare_threshold": None},
+                )
+                await pool.open(wait=False)
+                self._pool = pool
+        return self._pool
+
+    async def close(self) -> None:
+        """Close the pool; it opens again if it is asked."""
+        pool, self._pool = self._pool, None
+        if pool is not None and self._loop is asyncio.get_running_loop():
+            await pool.close()
+
+    @asynccontextmanager
+    async def read(self, timeout: str = READ_TIMEOUT) -> AsyncIterator[Conn]:
+        """A connection inside a read-only transaction of one snapshot. QueueUnavailable if there is none to be had."""
+        async with self._transaction(timeout, "isolation level repeatable read read only") as conn:
+            yield conn
+
+    @asynccontextmanager
+    async def act(self, timeout: str = ACTION_TIMEOUT) -> AsyncIterator[Conn]:
+        """A connection inside a transaction that may write: it commits at the end, or leaves nothing."""
+        async with self._transaction(timeout, "isolation level read committed read write") as conn:
+            yield conn
+
+    @asynccontextmanager
+    async def _transaction(self, timeout: str, mode: str) -> AsyncIterator[Conn]:
+        pool = await self.open()
+        try:
+            conn = await pool.getconn()
+        except PoolTimeout as error:
+            reason = f"no connection within {self._wait:g} s"
+            raise QueueUnavailable(dsn_for_people(self.conninfo), reason) from error
+        try:
+            async with conn.transaction():
+                await conn.execute(f"set transaction {mode}".encode())
+                await conn.execute(_LIMITS, (timeout,))
+                yield conn
+        except psycopg.OperationalError as error:
+            if conn.broken or conn.closed:
+                raise QueueUnavailable(dsn_for_people(self.conninfo), "the connection was lost") from error
+            raise
+        finally:
+            await pool.putconn(conn)
