@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tallybook import App
+from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
 from tallybook.testing import drain_async
 
@@ -76,3 +79,30 @@ async def test_bad_input(app: App) -> None:
         await app.retry_jobs(app, range(1, 1002))
     with pytest.raises(UnknownJob):
         await app.cancel_jobs(app, [0])
+
+
+def run(dsn: str, *words: str) -> tuple[str, str]:
+    """What `tallybook job list` prints, and what it says beside it."""
+    result = CliRunner().invoke(cli, ["job", "list", *words, "--dsn", dsn])
+    assert result.exit_code == 0, result.output
+    return result.stdout, result.stderr
+
+
+async def test_the_command_line_pages_and_filters(app: App, db: Any, dsn: str) -> None:
+    """job list by several states, a text in the error and times; --after goes on where a list has ended."""
+    note, breaks = app.tasks["note"], app.tasks["breaks"]
+    dead = [breaks.enqueue_sync(db, n, why).id for n, why in enumerate(("Card 1", "x", "card 2"))]
+    await drain_async(app, dsn=dsn)
+    note.enqueue_sync(db, "x")
+    listed = [job["id"] for job in json.loads(run(dsn, "--error", "CARD", "--json")[0])]
+    assert listed == [dead[2], dead[0]]
+    out, said = run(dsn, "--state", "dead", "--state", "completed", "--limit", "2", "--since", "1 hour")
+    assert (dead[2] and str(dead[1]) in out, said) == (
+        True,
+        f"the newest 2; --limit shows more, --after i{dead[1]} the next\n",
+    )
+    rest, said = run(dsn, "--state", "dead", "--after", f"i{dead[1]}", "--json")
+    assert ([job["id"] for job in json.loads(rest)], said) == ([dead[0]], "")
+    assert run(dsn, "--before", "1 hour") == ("no such jobs\n", "")
+    result = CliRunner().invoke(cli, ["job", "list", "--since", "2030-01-01", "--dsn", dsn])
+    assert result.exit_code == 2 and "has no zone" in result.output

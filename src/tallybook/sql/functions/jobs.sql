@@ -92,15 +92,15 @@ begin
   if p_max_looked is null or p_max_looked not between 1000 and 1000000 then
     raise exception 'max_looked % is out of range', coalesce(p_max_looked::text, 'null') using errcode = 'TB005', hint = 'It goes from 1000 to 1000000.';
   end if;
-  if p_after !~ '^[a-z]\d{1,19}(\.\d{1,19})?( [a-z]\d{1,19}(\.\d{1,19})?){0,3}$' then
+  if p_after !~ '^[a-z]\d{1,19}(\.\d{1,19})?(-[a-z]\d{1,19}(\.\d{1,19})?){0,3}$' then
     raise exception '% is no cursor', to_json(left(p_after, 100)) using errcode = 'TB005', hint = 'Say the cursor of the last row of the page before.';
   end if;
 end $$;
 
 -- _job_cursor(cursor, source, place): the cursor with another place of one of its sources.
 create or replace function tallybook._job_cursor(p_cursor text, p_source text, p_place text) returns text language sql immutable as $$
-  select string_agg(k.one, ' ' order by k.one) from (
-    select c.one from unnest(string_to_array(p_cursor, ' ')) c(one) where left(c.one, 1) <> p_source
+  select string_agg(k.one, '-' order by k.one) from (
+    select c.one from unnest(string_to_array(p_cursor, '-')) c(one) where left(c.one, 1) <> p_source
     union all select p_source || p_place) k
 $$;
 
