@@ -12,6 +12,7 @@ from typing import Any, Never
 import click
 
 from tallybook._cli import errors
+from tallybook._cli.audit import audit
 from tallybook._cli.breaker import breaker
 from tallybook._cli.counting import counts, event, recount, series, verify
 from tallybook._cli.dead import dead
@@ -94,6 +95,7 @@ for _command in (
     recount,
     service,
     retention,
+    audit,
     top,
     doctor,
     info,
