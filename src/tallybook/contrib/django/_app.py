@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 from asgiref.sync import sync_to_async
-from django.db import close_old_connections
+from django.db import close_old_connections, connections
 
 import tallybook
 from tallybook import Context
@@ -28,29 +30,44 @@ class App(tallybook.App):
         self, name: str, *, dsn: str | None = None, session: Callable[[], Any] | tuple[Callable[[], Any], ...] = ()
     ) -> None:
         super().__init__(name, dsn=dsn, session=session)
-        self.around_job(_fresh_in_thread)
-        self.around_job(_fresh_on_loop)
+        self._used: WeakSet[Any] = WeakSet()
+        self.lifespan(self._closed_at_the_end)
+        self.around_job(self._fresh_in_thread)
+        self.around_job(self._fresh_on_loop)
 
     def conninfo(self, dsn: str | None = None) -> str:
         """The connection string in force: `dsn`, the App's own, else that of the database in the settings."""
         return super().conninfo(dsn or self.dsn or _settings.dsn(_settings.read().database))
 
+    def _fresh_in_thread(self, ctx: Context) -> Iterator[None]:
+        close_old_connections()  # Django keeps connections by thread, and this is the handler's
+        try:
+            yield
+        finally:
+            close_old_connections()
+            self._used.update(connections.all(initialized_only=True))
 
-def _fresh_in_thread(ctx: Context) -> Iterator[None]:
-    close_old_connections()  # Django keeps connections by thread, and this is the handler's
-    try:
-        yield
-    finally:
-        close_old_connections()
-
-
-async def _fresh_on_loop(ctx: Context) -> AsyncIterator[None]:
-    if not ctx.app.names[ctx.task].is_async:
-        yield
-        return
-    close = sync_to_async(close_old_connections)  # in the one thread in which the ORM's async methods run
-    await close()
-    try:
-        yield
-    finally:
+    async def _fresh_on_loop(self, ctx: Context) -> AsyncIterator[None]:
+        if not ctx.app.names[ctx.task].is_async:
+            yield
+            return
+        close = sync_to_async(close_old_connections)  # in the one thread in which the ORM's async methods run
         await close()
+        try:
+            yield
+        finally:
+            await close()
+            await sync_to_async(lambda: self._used.update(connections.all(initialized_only=True)))()
+
+    async def _closed_at_the_end(self, ctx: Context) -> AsyncIterator[None]:
+        """Of a worker, and of a drain in a test: the test database could not be dropped else."""
+        yield
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        for conn in tuple(self._used):
+            if not conn.in_atomic_block:  # a test's own, where it runs async code
+                conn.inc_thread_sharing()  # its thread has done its last job
+                conn.close()
+                conn.dec_thread_sharing()
+        self._used.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -38,8 +39,8 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """For call_command("tallybook", "migrate")."""
-        parser.add_argument("words", nargs="*")
         parser.add_argument("--database")
+        parser.add_argument("words", nargs=argparse.REMAINDER)
 
     def handle(self, *args: Any, words: list[str], database: str | None = None, **options: Any) -> None:
         """Run one command in this process. CommandError unless it ends well."""
