@@ -62,11 +62,8 @@ class Command(BaseCommand):
         os.environ["TALLYBOOK_DSN"] = _settings.dsn(_settings.read().database)
         os.environ.setdefault("TALLYBOOK_APP", _WORKER)
         # The processes that a command starts find the project where manage.py has found it.
-        paths = [
-            *filter(None, [pythonpath]),
-            str(Path(sys.argv[0]).resolve().parent),
-            *_split(os.environ.get("PYTHONPATH")),
-        ]
+        found = [str(Path(path).resolve()) for path in sys.path[: 2 if pythonpath else 1]]
+        paths = [*found, *_split(os.environ.get("PYTHONPATH"))]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
 
 
