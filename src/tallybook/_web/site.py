@@ -103,7 +103,8 @@ class Site:
         """What somebody gets who may not look."""
         if self.access.users is not None:
             if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
-                return RedirectResponse(View(request, self).url("/login"), 303)
+                view = View(request, self)
+                return RedirectResponse(view.url("/login", next=view.here), 303)
             return self.refused(request, visit, 401, "Log in first.")
         why = (
             "Without users or a hook of the application this dashboard answers only to this machine, by its own name."
