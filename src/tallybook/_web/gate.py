@@ -6,7 +6,7 @@ import hmac
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote_plus, urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -109,6 +109,8 @@ class Gate:
             return self._site.refused(
                 request, visit, 403, "Another site may link to this dashboard, but not load from it."
             )
+        if "\0" in path or "\0" in unquote_plus(request.url.query):  # no text of PostgreSQL's has one
+            return self._site.refused(request, visit, 400, "This address cannot be read.")
         visit.user = await self._site.access.user(request, visit.session)
         if visit.user is None and path not in (_OPEN[0], "/metrics"):  # the metrics have a way in of their own
             return self._site.nobody(request, visit)
@@ -147,9 +149,12 @@ async def _form(request: Request) -> dict[str, list[str]]:
         if len(body) > _LARGEST_FORM:
             raise _BadForm(413, "This form is too large.")
     try:
-        return parse_qs(body.decode(), keep_blank_values=True, max_num_fields=2000, errors="strict")
+        found = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=2000, errors="strict")
     except ValueError:
         raise _BadForm(400, "This form cannot be read.") from None
+    if any("\0" in value for values in found.values() for value in values):
+        raise _BadForm(400, "This form cannot be read.")
+    return found
 
 
 def _is_embedded(request: Request) -> bool:

@@ -145,6 +145,13 @@ def is_inside(address: str, root: str) -> bool:
     return not {".", ".."} & set(path.split("/"))
 
 
+_TOLD = (
+    psycopg.DataError,
+    psycopg.errors.QueryCanceled,
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.InsufficientPrivilege,
+)
+"""Errors of the database that somebody who acts is told where the form was."""
 Page = Callable[[View], Awaitable[Response]]
 Action = Callable[[Act], Awaitable[str]]
 
@@ -180,7 +187,7 @@ class Pages:
                     async with nullcontext() if steps else act.step():
                         said = await fn(act)
                     kind = "done"
-                except (TallybookError, psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable) as error:
+                except (TallybookError, *_TOLD) as error:
                     said, kind = act.site.explain(error)[1], "problem"
                 act.visit.session["notice"] = (kind, said[:500])
                 return RedirectResponse(act.after(), 303)
