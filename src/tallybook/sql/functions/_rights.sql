@@ -99,6 +99,9 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('definer', 'dead_letters',           '{operator}', null),
   ('definer', 'drop_dead',              '{operator}', null),
   ('definer', 'drop_dead_many',         '{operator}', null),
+  ('definer', 'retry_jobs',             '{operator}', null),
+  ('definer', 'cancel_jobs',            '{operator}', null),
+  ('definer', 'drop_jobs',              '{operator}', null),
   ('definer', 'result',                 '{operator}', null),
   ('definer', 'pause',                  '{operator}', null),
   ('definer', 'resume',                 '{operator}', null),
@@ -136,6 +139,7 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('definer', 'audit_put',              '{operator}', null),
   ('definer', 'nonce_take',             '{operator}', null),
   -- look
+  ('definer', 'jobs',                   '{operator}', null),
   ('definer', 'why',                    '{operator}', null),
   ('definer', 'trace',                  '{operator}', null),
   ('definer', '_linked',                '{operator}', null),

@@ -34,3 +34,10 @@ insert into tallybook.retention_class (name, keep, what) values
   ('audit', '90 days', 'what people have changed, and who');
 
 -- Lists of jobs
+
+-- One row of a list of jobs: what jobs() and its sources hand to each other.
+create type tallybook.job_line as (
+  id bigint, queue text, task text, state text, priority int, attempts int, failures int, max_attempts int, enqueued_at timestamptz,
+  run_at timestamptz, started_at timestamptz, ended_at timestamptz, worker text, summary text, reason text, last_error text, subject text,
+  unique_key text, progress float4, unserved boolean
+);
