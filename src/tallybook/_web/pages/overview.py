@@ -29,6 +29,7 @@ _SPANS = {
     "7d": ("7 days", 604_800, 14_400),
 }
 _MOST_QUEUES = 12
+_SAME_LOOK = 0.5  # seconds; the two topics of a page are asked for one after the other
 _TODAY_GOOD = 5.0  # seconds; it reads a day's series
 _COMPLETED_TODAY = """\
 select cast(coalesce(sum(c.completed), 0) as bigint) from tallybook.completed_since(date_trunc('day', clock_timestamp())) as c"""
@@ -40,13 +41,14 @@ class Overview:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._before: Reading | None = None
+        self._read_at = 0.0
         self._today, self._today_until = 0, 0.0
 
     async def read(self, conn: Conn) -> dict[str, Any]:
         """How things stand at this moment."""
         now = await top.read_async(conn, self._before)
         rates = top.rates(self._before, now)
-        self._before = now
+        self._before, self._read_at = now, time.monotonic()
         if time.monotonic() > self._today_until:
             row = await (await conn.execute(_COMPLETED_TODAY)).fetchone()
             self._today, self._today_until = row[0] if row else 0, time.monotonic() + _TODAY_GOOD
@@ -58,7 +60,9 @@ class Overview:
 
     async def point(self, conn: Conn, _: str) -> str:
         """The newest point of the charts: time, completed and failed a second, in line, running."""
-        found = self._before or await top.read_async(conn)
+        found = self._before
+        if found is None or time.monotonic() - self._read_at > _SAME_LOOK:
+            found = self._before = await top.read_async(conn, self._before)
         sums = {
             state: sum(one[state] or 0 for one in found.queues.values()) for state in (*STATES, "completed", "failed")
         }

@@ -25,7 +25,7 @@
   // Live parts: one stream a page. What comes is written by the server for everybody, so it is put in as it is.
   const parts = [...document.querySelectorAll("[data-live]")];
   const topics = new Set(parts.map((part) => part.dataset.live));
-  if (document.querySelector("[data-chart]")) topics.add("point");
+  if (document.querySelector("[data-chart]:not([data-queue])")) topics.add("point");
   const stale = document.querySelector("[data-stale]");
   if (topics.size) {
     const query = new URLSearchParams([...topics].map((topic) => ["topic", topic]));
