@@ -176,6 +176,7 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('view',    'provider_field',         '{operator,reader}', null),
   ('view',    'services',               '{operator,reader}', null),
   ('view',    'audits',                 '{operator}', null),
+  ('view',    'parents',                '{operator}', null),
   ('view',    'retentions',             '{operator,reader}', null),
   ('definer', 'held_ranges',            '{operator,reader}', null),
   ('definer', 'backlog',                '{worker,operator,reader,metrics}', null),
