@@ -46,7 +46,9 @@ __all__ = ["Site"]
 
 log = logging.getLogger("tallybook.web")
 
-NOUNS = ("overview", "queues")
+NOUNS = (
+    "overview", "queues", "jobs", "job", "dead", "schedules", "workers", "limits", "providers", "upkeep", "audit",
+)  # fmt: skip
 """One file each under pages/."""
 _STATUS: dict[type[Exception], int] = {
     UnknownJob: 404, UnknownQueue: 404, UnknownSchedule: 404, UnknownTask: 404, UnknownProvider: 404, InvalidArgument: 400,

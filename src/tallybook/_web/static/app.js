@@ -66,7 +66,7 @@
     if (all) for (const box of all.closest("form").querySelectorAll(`input[name="${all.dataset.checkAll}"]`)) box.checked = all.checked;
   });
   document.addEventListener("submit", (event) => {
-    const question = event.target.dataset.ask;
+    const question = event.submitter?.dataset.ask ?? event.target.dataset.ask;
     if (question && !confirm(question)) event.preventDefault();
   });
   // Filters go at once when one is chosen.
