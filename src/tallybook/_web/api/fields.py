@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 
 from tallybook._model.durations import parse_duration
 from tallybook._model.options import check_name, text_problem
+from tallybook._model.why import checked_links
 from tallybook._web.api.problems import Problem
 from tallybook.errors import ConfigError
 
@@ -20,6 +21,7 @@ __all__ = [
     "Field",
     "Flag",
     "Instant",
+    "Links",
     "Name",
     "Object",
     "Text",
@@ -32,7 +34,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One value by its name. A null is as if it were not there."""
+    """One value by its name. A null is no value of any."""
 
     name: str
     about: str
@@ -197,6 +199,39 @@ class Object(Field):
         return value
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links(Field):
+    """Which rows a job belongs to: up to 10 kinds with a key each."""
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "propertyNames": {"pattern": "^[a-z0-9_]{1,50}$"},
+            "additionalProperties": {
+                "anyOf": [
+                    {"type": "string", "minLength": 1, "maxLength": 200, "format": "tallybook-text"},
+                    {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+                ]
+            },
+            "minProperties": 1,
+            "maxProperties": 10,
+        }
+
+    def read(self, value: Any) -> dict[str, str]:
+        if not isinstance(value, dict):
+            raise ValueError("is a JSON object")
+        return checked_links({kind: _whole(key) for kind, key in value.items()})
+
+
+def _whole(key: object) -> object:
+    if isinstance(key, float) and key.is_integer():  # 5.0 is an integer of JSON Schema
+        key = int(key)
+    if isinstance(key, int) and not -(2**63) <= key < 2**63:
+        raise ValueError("has a number that is too long")
+    return key
+
+
 def read_object(fields: Sequence[Field], given: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a body. A Problem (422) that names the field."""
     return _read(fields, given, text=False)
@@ -233,11 +268,11 @@ def _read(fields: Sequence[Field], given: Mapping[str, Any], *, text: bool) -> d
             raise Problem(422, "invalid", f"there is no {name[:100]!r} here", hint=f"There is {known}")
     found: dict[str, Any] = {}
     for field in fields:
-        value = given.get(field.name)
-        if value is None:
+        if field.name not in given:
             if field.required:
                 raise Problem(422, "invalid", f"{field.name} is missing")
             continue
+        value = given[field.name]
         try:
             found[field.name] = field.of_text(value) if text else field.read(value)
         except ConfigError as error:

@@ -8,8 +8,8 @@ from tallybook._db import aio, calls
 from tallybook._model.job import JobCall, JobInfo
 from tallybook._model.options import ON_CONFLICT, Options
 from tallybook._model.payload import encode
-from tallybook._model.why import Reason, checked_links
-from tallybook._web.api.fields import Choice, Duration, Instant, Name, Object, Text, Whole
+from tallybook._model.why import Reason
+from tallybook._web.api.fields import Choice, Duration, Instant, Links, Name, Object, Text, Whole
 from tallybook._web.api.operations import Ask, Changed, Operation, listed, plain, record
 from tallybook._web.api.problems import Problem
 from tallybook._web.database import Conn
@@ -114,7 +114,7 @@ _ENQUEUE = (
     Text(name="order_key", about="Jobs with one order key run one after the other.", most=512, example="user:42"),
     Instant(name="expires_at", about="No attempt starts after it.", example="2030-02-28T09:00:00Z"),
     Object(name="headers", about="Technical companions, up to 8 KB.", example={"trace": "4711"}),
-    Object(name="links", about="Which rows of yours it belongs to: kinds and keys, up to 10.", example={"user": 42}),
+    Links(name="links", about="Which rows of yours it belongs to: kinds and keys, up to 10.", example={"user": 42}),
 )
 
 
@@ -151,8 +151,8 @@ def _described(ask: Ask) -> JobCall:
     headers = dict(ask.get("headers", {}))
     if "links" in headers:
         raise Problem(422, "invalid", "links are no header, but a field of their own")
-    if ask.get("links"):
-        headers["links"] = checked_links(ask["links"])
+    if "links" in ask.values:
+        headers["links"] = ask["links"]
     given["headers"] = encode(headers, task=task, max_bytes=8_000, what="headers") if headers else None
     return JobCall(task, encode(ask.get("args", {}), task=task), ask.get("unique"), Options().replaced(given))
 
