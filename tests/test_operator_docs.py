@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support.cli import Command
 from support.operator_client import SECRET
 from support.operator_process import serving
 from tallybook._web.api import openapi
@@ -122,3 +123,20 @@ def test_the_document_names_what_is_served() -> None:
         )
         assert all("example" in parameter for parameter in found["parameters"])
         assert all("example" in next(iter(answer["content"].values())) for answer in found["responses"].values())
+
+
+def test_the_api_is_off_unless_it_has_keys(tmp_path: Path, dsn: str, keys: Path) -> None:
+    """S2-12: `tallybook web` has no API; with --api-keys it is below /api/v1, signed, whoever may see the dashboard."""
+    scripts(tmp_path)
+    for option in ((), ("--api-keys", str(keys))):
+        with Command(tmp_path, "web", "--port", "0", *option, dsn=dsn) as web:
+            web.says("the dashboard is at http")
+            url = web.output.split("the dashboard is at ")[1].split()[0].rstrip("/") + "/api/v1"
+            signed = run(tmp_path, url, "sh", "call.sh", "GET", "/queues")
+            unsigned = subprocess.run(["curl", "-s", f"{url}/queues"], capture_output=True, text=True, check=True)
+            assert SECRET not in web.output
+        if option:
+            assert json.loads(signed.stdout) == {"queues": []} and json.loads(unsigned.stdout)["code"] == "unsigned"
+        else:
+            assert signed.returncode != 0 and "queues" not in signed.stdout.replace("/queues", "")
+            assert "unsigned" not in unsigned.stdout

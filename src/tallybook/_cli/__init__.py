@@ -33,6 +33,7 @@ from tallybook._cli.service import service
 from tallybook._cli.subject import subject
 from tallybook._cli.task import task
 from tallybook._cli.top import top
+from tallybook._cli.web import web, web_user
 from tallybook._cli.why import trace
 from tallybook._cli.worker import worker
 
@@ -80,6 +81,8 @@ for _command in (
     dev,
     migrate,
     worker,
+    web,
+    web_user,
     enqueue,
     job,
     trace,
