@@ -27,6 +27,7 @@ _BEAT = 15.0
 _HEALTH = "live"
 """What every viewer gets besides: "ok", or "stale" while what it looks at cannot be read."""
 _RETRY = 3000
+_BREATH = 0.1  # seconds between two readings at least, however many come
 _AGE = 600.0
 """Seconds after which a viewer has to come again: who is not let in any more does not look on for ever."""
 _AGAIN = 100
@@ -133,7 +134,7 @@ class Live:
             await self._ask_all()
             news, self._news = self._news, asyncio.Event()
             news.set()
-            await asyncio.sleep(self._every / 10)
+            await asyncio.sleep(min(self._every / 10, _BREATH))
             # A newcomer's topic is asked for without waiting for the second to end.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, self._every - (loop.time() - began))):
