@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import psycopg
 
@@ -29,6 +29,7 @@ _AGES = (
 )
 _LIMIT = "select set_config('statement_timeout', %s, true)"
 Rows = list[tuple[Any, ...]]
+T = TypeVar("T")
 
 
 async def ask(conn: psycopg.AsyncConnection[Any]) -> Numbers:
@@ -57,18 +58,22 @@ def _numbers(counts: Rows, ages: Rows, began: float) -> Numbers:
     )
 
 
-class Asked:
+class Asked(Generic[T]):
     """What `answer` says, at most FRESH seconds old, however many ask; that it does not answer is logged once."""
 
-    def __init__(self, answer: Callable[[], Awaitable[Numbers]]) -> None:
+    def __init__(self, answer: Callable[[], Awaitable[T]]) -> None:
         self._answer = answer
         self._asking: asyncio.Task[None] | None = None
         self._asked_at = float("-inf")
         self._away = False
-        self._found: Numbers | None = None
+        self._found: T | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def numbers(self) -> Numbers | None:
+    async def now(self) -> T | None:
         """None: the database is away."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:  # whoever asked in another one may have gone with it
+            self._loop, self._asking = loop, None
         if self._asking is None and time.monotonic() - self._asked_at >= FRESH:
             self._asking = asyncio.create_task(self._ask())
         if self._asking:
@@ -87,4 +92,5 @@ class Asked:
                 log.warning("telemetry: the database does not answer: %s", first_line(error))
             self._away = True
         finally:
-            self._found, self._asked_at, self._asking = found, time.monotonic(), None
+            if self._loop is asyncio.get_running_loop():
+                self._found, self._asked_at, self._asking = found, time.monotonic(), None

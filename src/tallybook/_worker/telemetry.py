@@ -68,7 +68,7 @@ class Database:
 
     async def numbers(self) -> Numbers | None:
         """At most a second old; None: it is away."""
-        return await self._asked.numbers()
+        return await self._asked.now()
 
     async def _answer(self, *, again: bool = True) -> Numbers:
         kept = self._link.conn is not None
