@@ -46,6 +46,7 @@ def test_public_names() -> None:
     """The public surface is this and nothing else."""
     assert tallybook.__all__ == [
         "App",
+        "AuditRow",
         "BreakerInfo",
         "Cancel",
         "Cancelled",

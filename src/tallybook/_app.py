@@ -12,6 +12,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
+from tallybook._audit import Audits
 from tallybook._breakers import Breakers
 from tallybook._catalogue import catalogue, check
 from tallybook._counting import Counting
@@ -85,6 +86,7 @@ class App(
     Doctor,
     Queues,
     Retentions,
+    Audits,
     Source,
 ):
     """The tasks of one program under one name. No connection, no work at import.

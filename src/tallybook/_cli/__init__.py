@@ -12,6 +12,7 @@ from typing import Any, Never
 import click
 
 from tallybook._cli import errors
+from tallybook._cli.audit import audit
 from tallybook._cli.breaker import breaker
 from tallybook._cli.counting import counts, event, recount, series, verify
 from tallybook._cli.dead import dead
@@ -31,6 +32,7 @@ from tallybook._cli.service import service
 from tallybook._cli.subject import subject
 from tallybook._cli.task import task
 from tallybook._cli.top import top
+from tallybook._cli.web import web, web_user
 from tallybook._cli.why import trace
 from tallybook._cli.worker import worker
 
@@ -78,6 +80,8 @@ for _command in (
     dev,
     migrate,
     worker,
+    web,
+    web_user,
     enqueue,
     job,
     trace,
@@ -94,6 +98,7 @@ for _command in (
     recount,
     service,
     retention,
+    audit,
     top,
     doctor,
     info,

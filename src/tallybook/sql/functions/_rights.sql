@@ -133,6 +133,8 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('caller',  'schedule_run',           '{operator}', null),
   ('definer', '_schedule_run_plain',    '{operator}', null),
   ('definer', '_schedule_has_query',    '{operator}', null),
+  ('definer', 'audit_put',              '{operator}', null),
+  ('definer', 'nonce_take',             '{operator}', null),
   -- look
   ('definer', 'why',                    '{operator}', null),
   ('definer', 'trace',                  '{operator}', null),
@@ -169,6 +171,7 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('view',    'provider_routes',        '{operator,reader}', null),
   ('view',    'provider_field',         '{operator,reader}', null),
   ('view',    'services',               '{operator,reader}', null),
+  ('view',    'audits',                 '{operator}', null),
   ('view',    'retentions',             '{operator,reader}', null),
   ('definer', 'held_ranges',            '{operator,reader}', null),
   ('definer', 'backlog',                '{worker,operator,reader,metrics}', null),
