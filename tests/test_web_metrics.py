@@ -97,6 +97,18 @@ async def test_a_token_keeps_others_out(dsn: str) -> None:
         assert (await client.get("/readyz")).status_code == 200
 
 
+async def test_a_session_lets_in_as_well(dsn: str) -> None:
+    """Whom the host admits needs no token; without a token nobody else gets in, whatever he sends."""
+    mine = {"Cookie": "mine"}
+    for token in (TOKEN, None):
+        async with serving(dsn, token=token, admits=lambda request: request.headers.get("cookie") == "mine") as client:
+            assert (await client.get("/metrics", headers=mine)).status_code == 200
+            for said in ("", "Bearer ", "Bearer None"):
+                assert (await client.get("/metrics", headers={"Authorization": said})).status_code == 401
+            known = await client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+            assert known.status_code == (401 if token is None else 200)
+
+
 @pytest.mark.parametrize("token", ["", "short", "x" * 15, "with a space in the middle", "\N{SNOWMAN}" * 20, 7])
 def test_a_token_that_is_none(token: Any) -> None:
     """A token that can be guessed, or that no header carries, is an error that does not show it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -23,16 +24,23 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _READY = "select to_regclass('tallybook.entry') is not null"
 
 
-def metrics_route(database: Database, *, path: str = "/metrics", token: str | None = None) -> Route:
+def metrics_route(
+    database: Database,
+    *,
+    path: str = "/metrics",
+    token: str | None = None,
+    admits: Callable[[Request], bool] | None = None,
+) -> Route:
     """The database's numbers, as a worker's own /metrics shows them; asked for at most once a second, however many scrape.
 
-    With a `token` only who sends `Authorization: Bearer TOKEN` gets them, others a 401; without one it lets everybody in, and
-    who may come is for whoever mounts it to say. A database that is away is `tallybook_up 0`, with a 200. ConfigError for a
-    token of fewer than 16 characters, or of others than a header can carry.
+    Who sends `Authorization: Bearer TOKEN` gets them, and whom `admits` lets in, a session for instance; others get a 401.
+    With neither of the two it lets everybody in, and who may come is for whoever mounts it to say. A database that is away
+    is `tallybook_up 0`, with a 200. ConfigError for a token of fewer than 16 characters, or of others than a header can carry.
 
         Starlette(routes=[metrics_route(database, token=os.environ["METRICS_TOKEN"])])
     """
     expected = None if token is None else _checked(token)
+    is_open = token is None and admits is None
 
     async def answer() -> Numbers:
         async with database.read() as conn:
@@ -41,7 +49,8 @@ def metrics_route(database: Database, *, path: str = "/metrics", token: str | No
     asked, shown = Asked(answer), Shown()
 
     async def metrics(request: Request) -> Response:
-        if expected is not None and not knows_token(request, expected):
+        known = expected is not None and knows_token(request, expected)
+        if not (known or is_open or (admits is not None and admits(request))):
             return PlainTextResponse(
                 "a bearer token is needed\n", 401, {**_HEADERS, "WWW-Authenticate": 'Bearer realm="tallybook"'}
             )
