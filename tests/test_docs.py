@@ -367,6 +367,13 @@ def test_the_example_of_the_why_page_runs(tmp_path: Path, dsn: str) -> None:
     assert python(tmp_path, dsn, "ask.py") == printed
 
 
+def test_the_example_of_the_jobs_page_runs(tmp_path: Path, dsn: str) -> None:
+    """Issue 7: docs/jobs.md as written: jobs are found by their error, in two pages, and those of the first are retried."""
+    assert project(tmp_path, "docs/jobs.md") == ["app.py", "find.py"]
+    (printed,) = blocks(ROOT / "docs/jobs.md", "text")
+    assert python(tmp_path, dsn, "find.py") == printed
+
+
 def test_the_reasons_of_the_why_page_are_those_of_the_functions() -> None:
     """docs/why.md lists every code that why can give, and no other."""
     listed = set(words(table(text("docs/why.md"), "reason")))

@@ -19,6 +19,7 @@ from tallybook._counting import Counting
 from tallybook._db import fan_out
 from tallybook._db.source import Source
 from tallybook._doctor import Doctor
+from tallybook._jobs import Jobs
 from tallybook._limits import Limits
 from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
@@ -74,6 +75,7 @@ class _AtomicDecorator(Protocol):
 class App(
     SubjectVerbs,
     Operations,
+    Jobs,
     Knowing,
     Counting,
     Schedules,
