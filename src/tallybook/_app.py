@@ -6,7 +6,7 @@ Making one and declaring tasks opens no connection, reads no setting and resolve
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from difflib import get_close_matches
@@ -55,6 +55,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Tx = TypeVar("Tx")
 Hook = TypeVar("Hook", bound=Callable[[Any], AsyncIterator[Any]])
+Around = TypeVar("Around", bound=Callable[[Any], AsyncIterator[Any] | Iterator[Any]])
 
 
 class _Decorator(Protocol):
@@ -120,6 +121,10 @@ class App(
         """Every name that its jobs may carry: those of the tasks and their aliases."""
         self.lifespans: list[Callable[[Any], AsyncIterator[Any]]] = []
         self.arounds: list[Callable[[Any], AsyncIterator[Any]]] = []
+        self.thread_arounds: list[Callable[[Any], Iterator[Any]]] = []
+        """Those that run in the thread of a plain handler."""
+        self.also_serves: set[str] = set()
+        """Queues that a worker serves besides those that its tasks name, unless it is told which."""
         self.retry_policies: dict[str, Backoff] = {}
         self.rate_limits: dict[str, RateRule] = {}
         """The rate limits that its code declares."""
@@ -388,17 +393,22 @@ class App(
         self.lifespans.append(_hook("lifespan", fn))
         return fn
 
-    def around_job(self, fn: Hook) -> Hook:
+    def around_job(self, fn: Around) -> Around:
         """Run code around every job: an async generator function that yields once, while the job runs.
 
-        Several nest in the order in which they are declared. What the handler raises is raised at the yield.
+        Several nest in the order in which they are declared. What the handler raises is raised at the yield. A plain
+        generator function surrounds plain handlers only, inside the async ones and in the handler's own thread: for what
+        belongs to a thread, as connections do in Django. Neither runs in the child of a task with process=True.
 
             @app.around_job
             async def tenant(ctx):
                 with tenant_of(ctx.args):
                     yield
         """
-        self.arounds.append(_hook("around_job", fn))
+        if inspect.isgeneratorfunction(fn):
+            self.thread_arounds.append(_takes_context("around_job", fn))
+        else:
+            self.arounds.append(_hook("around_job", fn))
         return fn
 
     async def enqueue_many(self, conn: object, jobs: Iterable[JobCall], *, then: JobCall | None = None) -> list[Job]:
@@ -485,6 +495,10 @@ def _hook(option: str, fn: Any) -> Any:
     if not inspect.isasyncgenfunction(fn):
         hint = f"Write `async def {getattr(fn, '__name__', option)}(ctx)` with one yield, and no other decorator"
         raise ConfigError(option, fn, "not an async generator function", hint=hint)
+    return _takes_context(option, fn)
+
+
+def _takes_context(option: str, fn: Any) -> Any:
     try:
         inspect.signature(fn).bind(object())
     except TypeError:

@@ -14,8 +14,8 @@ import inspect
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -98,6 +98,18 @@ async def _stepped(coroutine: Coroutine[Any, Any, Any], context: contextvars.Con
     except GeneratorExit as raised:
         raise RuntimeError("the handler raised GeneratorExit") from raised
     return await _InContext(coroutine, context, waits_for)
+
+
+def _surrounded(
+    fn: Callable[..., Any], hooks: Sequence[Callable[[Any], Iterator[Any]]], ctx: Context
+) -> Callable[..., Any]:
+    def run(*positional: Any, **named: Any) -> Any:
+        with ExitStack() as stack:
+            for hook in hooks:
+                stack.enter_context(contextmanager(hook)(ctx))
+            return fn(*positional, **named)
+
+    return run
 
 
 class Runner:
@@ -387,10 +399,13 @@ class Runner:
         context = contextvars.copy_context()
         context.run(current_job.set, job)
         fn = self._atomic.wrap(job, known) if known.atomic else known.fn
-        if known.wants_context or self._app.arounds:
+        in_thread = not known.is_async and not known.execution.process
+        if known.wants_context or self._app.arounds or (in_thread and self._app.thread_arounds):
             ctx = Context(self.state, job, self._verbs, atomic=bool(known.atomic))
             if known.wants_context:
                 positional = [ctx, *positional]
+            if in_thread and self._app.thread_arounds:
+                fn = _surrounded(fn, self._app.thread_arounds, ctx)
             if self._app.arounds:
                 return await _stepped(self._around(job, ctx, known, fn, positional, named), context)
         if known.is_async:
