@@ -103,9 +103,7 @@ def main() -> int:
 
         mailbox = httpx2.get(f"http://127.0.0.1:{mail}/mailbox").json()
         if SERVE:
-            stage.say(
-                f"look at {web}/ and at psql '{stage.dsn}': select * from tallybook.job, tallybook.attempt, signup_step"
-            )
+            stage.say(f"look at {web}/ and, by psql '{stage.dsn}', at tallybook.job, tallybook.attempt, signup_step")
         return stage.end(account(stage, welcomed, mailbox))
 
 
