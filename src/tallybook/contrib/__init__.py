@@ -1,0 +1,1 @@
+"""Tallybook in frameworks: one module each, which needs that framework installed."""
