@@ -101,7 +101,8 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server(found[4][:2], family=found[0], backlog=2048)
     except OSError as error:
         hint = "Say another one with --port, or --port 0 for any" if error.errno == errno.EADDRINUSE else None
-        raise ConfigError("port", port, f"cannot listen on {host}: {os.strerror(error.errno or 0)}", hint=hint) from error
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise ConfigError("port", port, f"cannot listen on {host}: {why}", hint=hint) from error
 
 
 def _server(kind: type[Any], config: Any, host: str) -> Any:
