@@ -17,8 +17,10 @@ from tallybook._breakers import Breakers
 from tallybook._catalogue import catalogue, check
 from tallybook._counting import Counting
 from tallybook._db import fan_out
+from tallybook._db.calls import Call
 from tallybook._db.source import Source
 from tallybook._doctor import Doctor
+from tallybook._jobs import Jobs
 from tallybook._limits import Limits
 from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
@@ -30,13 +32,15 @@ from tallybook._model.no_retry import NoRetry, checked
 from tallybook._model.options import Options, check_name
 from tallybook._model.rate import ConcurrencyRule, RateRule
 from tallybook._model.schedule import Timing
+from tallybook._model.tracing import Tracing
 from tallybook._operations import Operations
 from tallybook._queues import Queues
 from tallybook._retention import Retentions
+from tallybook._run import send, send_sync
 from tallybook._schedules import Declared, Schedules
 from tallybook._service_operations import ServiceOperations
 from tallybook._subject import SubjectVerbs
-from tallybook._task import AtomicContextTask, AtomicTask, ContextTask, Task, run, run_sync
+from tallybook._task import AtomicContextTask, AtomicTask, ContextTask, Task
 from tallybook._why import Knowing
 from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
 from tallybook.providers import Providers
@@ -75,6 +79,7 @@ class _AtomicDecorator(Protocol):
 class App(
     SubjectVerbs,
     Operations,
+    Jobs,
     Knowing,
     Counting,
     Schedules,
@@ -131,6 +136,10 @@ class App(
         """The schedules that its code declares."""
         self.providers = Providers(self)
         """Whom jobs call, with their secrets."""
+        self.tracing: Tracing | None = None
+        """Set by `tallybook.otel.instrument`."""
+        self.included: list[App] = []
+        """The apps whose tasks it serves, too: what is put in by these tasks is traced as its own."""
 
     @overload
     def task(self, fn: Callable[Concatenate[Context, P], R], /) -> ContextTask[P, R]: ...
@@ -309,6 +318,9 @@ class App(
                 hint = "from tallybook.tasks import webhook; app.include(webhook)"
                 raise ConfigError("include", task, "not a task", hint=hint)
             self._declare(task.of_app(self))
+            if task.app not in self.included:
+                self.included.append(task.app)
+            task.app.tracing = task.app.tracing or self.tracing
 
     def _declare(self, declared: Task[..., Any]) -> Task[..., Any]:
         names = (declared.name, *declared.contract.aliases)
@@ -409,12 +421,20 @@ class App(
             report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
         """
         listed = with_follow_up(_listed(jobs), then)
-        return await run(conn, fan_out.fan_out(listed, self.takes_failed)) if listed else []
+        return await send(self.tracing, conn, listed, self.putting_many) if listed else []
 
     def enqueue_many_sync(self, conn: object, jobs: Iterable[JobCall], *, then: JobCall | None = None) -> list[Job]:
         """Put many jobs in; enqueue_many without an event loop."""
         listed = with_follow_up(_listed(jobs), then)
-        return run_sync(conn, fan_out.fan_out(listed, self.takes_failed)) if listed else []
+        return send_sync(self.tracing, conn, listed, self.putting_many) if listed else []
+
+    def putting(self, job: JobCall) -> Call[Job]:
+        """The verb that puts in one job, which may wait for others."""
+        return fan_out.enqueue(job, self.takes_failed)
+
+    def putting_many(self, jobs: list[JobCall]) -> Call[list[Job]]:
+        """The verb that puts in many, of which some may wait for others."""
+        return fan_out.fan_out(jobs, self.takes_failed)
 
     def takes_failed(self, task: str) -> bool:
         """Whether jobs of this task are told, by a parameter `failed`, which of the jobs that they waited for did not complete."""

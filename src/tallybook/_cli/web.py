@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +37,9 @@ _INSTALL = "pip install 'tallybook[web]'"
 )
 @click.option("--operate", is_flag=True, help="Without users: let this machine change things, too.")
 @click.option("--read-only", is_flag=True, help="Let nobody change anything.")
+@click.option(
+    "--api-keys", type=click.Path(path_type=Path), help="Serve the operator API at /api/v1; see `tallybook api-key`."
+)
 @click.option("--behind-proxy", metavar="ADDRESS", help="Believe this proxy who asks and whether by https.")
 def web(
     target: str | None,
@@ -44,6 +49,7 @@ def web(
     users: Path | None,
     operate: bool,
     read_only: bool,
+    api_keys: Path | None,
     behind_proxy: str | None,
 ) -> None:
     """Show the dashboard.
@@ -55,31 +61,48 @@ def web(
         import uvicorn
 
         from tallybook._web.access import is_loopback
-        from tallybook.web import dashboard
+        from tallybook._web.api.beside import Beside
+        from tallybook.web import dashboard, operator_api
     except ImportError as error:
         raise Problem(f"the dashboard needs more packages: {error}", hint=_INSTALL, exit_code=2) from error
     if operate and (users or read_only):
         raise click.UsageError("--operate is for a dashboard without --users and without --read-only")
-    if users is None and not is_loopback(host):
+    if (
+        users is None and api_keys is None and not is_loopback(host)
+    ):  # without users it shows pages to this machine only
         hint = "--users FILE says who may log in; `tallybook web-user NAME` makes its lines"
         raise ConfigError("host", host, "others could reach it, and nobody has to log in", hint=hint)
+    app = _app(target)
     site = dashboard(
-        _app(target),
+        app,
         users=users,
         read_only=read_only or (users is None and not operate),
         secret=os.environ.get("TALLYBOOK_WEB_SECRET") or None,
         metrics_token=os.environ.get("TALLYBOOK_METRICS_TOKEN") or None,
         dsn=dsn,
     )
+    served: Any = site if api_keys is None else Beside(site, operator_api(app, keys=api_keys, dsn=dsn))
     with connect(site.database.conninfo):
         pass  # a wrong DSN, or a database without the schema, is told here
     config = uvicorn.Config(
-        site, host=host, port=port, log_level="warning", server_header=False, timeout_graceful_shutdown=3,
+        served, host=host, port=port, log_level="warning", server_header=False, timeout_graceful_shutdown=3,
         proxy_headers=behind_proxy is not None, forwarded_allow_ips=behind_proxy or "", lifespan="on",
     )  # fmt: skip
     server = _server(uvicorn.Server, config, host)
-    server.run()
+    with _listening(host, port) as listening:
+        server.run(sockets=[listening])
     sys.exit(0 if server.started else 1)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """The socket; what is wrong with address or port is told as what a person said."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(found[4][:2], family=found[0], backlog=2048)
+    except OSError as error:
+        hint = "Say another one with --port, or --port 0 for any" if error.errno == errno.EADDRINUSE else None
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise ConfigError("port", port, f"cannot listen on {host}: {why}", hint=hint) from error
 
 
 def _server(kind: type[Any], config: Any, host: str) -> Any:
@@ -89,10 +112,9 @@ def _server(kind: type[Any], config: Any, host: str) -> Any:
         async def startup(self, sockets: Any = None) -> None:
             """Listen, then say so."""
             await super().startup(sockets)
-            for one in self.servers:
-                for socket in one.sockets:
-                    shown = f"[{host}]" if ":" in host else host
-                    click.echo(f"the dashboard is at http://{shown}:{socket.getsockname()[1]}/  (Ctrl-C ends it)")
+            for one in sockets or ():
+                shown = f"[{host}]" if ":" in host else host
+                click.echo(f"the dashboard is at http://{shown}:{one.getsockname()[1]}/  (Ctrl-C ends it)")
 
     return Server(config)
 

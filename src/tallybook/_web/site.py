@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -22,6 +22,7 @@ from tallybook._web.access import Access
 from tallybook._web.database import Database
 from tallybook._web.gate import Gate, Visit
 from tallybook._web.live import Live
+from tallybook._web.metrics import health_routes, metrics_route
 from tallybook._web.render import environment
 from tallybook._web.session import Sessions
 from tallybook._web.users import User
@@ -46,7 +47,9 @@ __all__ = ["Site"]
 
 log = logging.getLogger("tallybook.web")
 
-NOUNS = ("overview", "queues")
+NOUNS = (
+    "overview", "queues", "jobs", "job", "dead", "schedules", "workers", "limits", "providers", "upkeep", "audit",
+)  # fmt: skip
 """One file each under pages/."""
 _STATUS: dict[type[Exception], int] = {
     UnknownJob: 404, UnknownQueue: 404, UnknownSchedule: 404, UnknownTask: 404, UnknownProvider: 404, InvalidArgument: 400,
@@ -65,7 +68,6 @@ class Site:
         dsn: str | None = None,
         secret: str | None = None,
         metrics_token: str | None = None,
-        extra: tuple[Mount | Route, ...] = (),
     ) -> None:
         self.app = app
         self.access = access
@@ -73,10 +75,12 @@ class Site:
         self.live = Live(self.database)
         self.sessions = Sessions(secret)
         self.env = environment()
-        self.metrics_token = metrics_token
         self.root = ""
         """Where the dashboard is mounted, as the first request said: for what is written once for all viewers."""
-        self._asgi: ASGIApp = Gate(self._starlette(extra), self)
+        pages = self._starlette(metrics_token)
+        self.routes: list[BaseRoute] = pages.routes
+        """Everything that it answers."""
+        self._asgi: ASGIApp = Gate(pages, self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As an ASGI application, run by itself or mounted."""
@@ -103,7 +107,8 @@ class Site:
         """What somebody gets who may not look."""
         if self.access.users is not None:
             if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
-                return RedirectResponse(View(request, self).url("/login"), 303)
+                view = View(request, self)
+                return RedirectResponse(view.url("/login", next=view.here), 303)
             return self.refused(request, visit, 401, "Log in first.")
         why = (
             "Without users or a hook of the application this dashboard answers only to this machine, by its own name."
@@ -133,6 +138,8 @@ class Site:
             )
         if isinstance(error, psycopg.errors.LockNotAvailable):
             return 503, "Somebody else holds what this needs. Nothing was changed.", "Try again."
+        if isinstance(error, psycopg.DataError) and error.sqlstate:  # without one it is we who cannot read an answer
+            return 400, "The database cannot take one of these values.", None
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             return (
                 403,
@@ -144,10 +151,11 @@ class Site:
             return status, str(error), None
         return 500, "Something went wrong in the dashboard. Its log says what.", None
 
-    def _starlette(self, extra: tuple[Mount | Route, ...]) -> Starlette:
+    def _starlette(self, metrics_token: str | None) -> Starlette:
         routes: list[Mount | Route] = [
             Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static"),
-            *extra,
+            metrics_route(self.database, token=metrics_token, admits=_has_user),
+            *health_routes(self.database),
         ]
         for noun in ("entrance", "live", *NOUNS):
             module = import_module(f"tallybook._web.pages.{noun}")
@@ -185,3 +193,8 @@ class Site:
 
     async def _crash(self, request: Request, error: Exception) -> Response:
         return await self._error(request, error)
+
+
+def _has_user(request: Request) -> bool:
+    """Whoever may see the dashboard may read its metrics, too."""
+    return request.scope["tallybook"].user is not None

@@ -149,6 +149,8 @@ class Runner:
         """How many handlers did not end after their deadline and the grace."""
         self.state = SimpleNamespace()
         self.aborting = False
+        self.tracing = app.tracing
+        self._run = self._one if self.tracing is None else self._traced
 
     async def open(self) -> None:
         """Enter the app's lifespans, in the order in which they were declared."""
@@ -296,7 +298,7 @@ class Runner:
             if known.guarded:
                 await self._guarded(job, known, me)
             else:
-                await self._one(job, known)
+                await self._run(job, known)
             if handed_on[0]:
                 return
             if me is not None and me.cancelling():
@@ -330,9 +332,14 @@ class Runner:
         if not execution.process:  # a process has to start before its job does
             guard.start()
         try:
-            await self._one(job, known)
+            await self._run(job, known)
         finally:
             guard.clear()
+
+    async def _traced(self, job: Running, known: Task[Any, Any]) -> None:
+        assert self.tracing is not None
+        with self.tracing.processing(job):
+            await self._one(job, known)
 
     async def _one(self, job: Running, known: Task[Any, Any]) -> None:
         value: Any = None
@@ -440,7 +447,8 @@ class Runner:
         # Its end is the process's end: a cancel is told to that, see Guard.
         handle, job.handle = job.handle, None
         try:
-            return await self._children.run(job, known)
+            carried = None if self.tracing is None else self.tracing.carried()
+            return await self._children.run(job, known, carried)
         finally:
             job.handle = handle
 
