@@ -46,7 +46,7 @@ __all__ = ["Site"]
 
 log = logging.getLogger("tallybook.web")
 
-NOUNS = ("overview", "queues", "jobs", "job", "dead")
+NOUNS = ("overview", "queues", "jobs", "job", "dead", "subjects")
 """One file each under pages/."""
 _STATUS: dict[type[Exception], int] = {
     UnknownJob: 404, UnknownQueue: 404, UnknownSchedule: 404, UnknownTask: 404, UnknownProvider: 404, InvalidArgument: 400,
