@@ -4,10 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all check acceptance bench bench-ab bench-peers chaos clean
+EXAMPLES := price_feed portfolio_jobs harvester form_submissions signup
+
+.PHONY: help setup demo examples test test-all check acceptance bench bench-ab bench-peers chaos clean
 help:
 	@echo 'make setup       the environment in .venv, with all that development needs'
 	@echo 'make demo        the main job, for real, on an embedded PostgreSQL (DEMO_INPUT=file.csv for your own rows)'
+	@echo 'make example-NAME  one of $(EXAMPLES); SERVE=1 keeps it up, SHORT=1 is quick'
 	@echo 'make test        all tests but the slow ones, on PostgreSQL 18'
 	@echo 'make test-all    all tests on PostgreSQL 18, all but slow ones on 16, 15 and through PgBouncer'
 	@echo 'make check       ruff, mypy --strict, import-linter'
@@ -28,6 +31,11 @@ setup: $(READY)
 
 demo: $(READY)
 	@$(BIN)/tallybook demo $(if $(DEMO_INPUT),--input '$(DEMO_INPUT)')
+
+example-%: $(READY)
+	@$(BIN)/python -m examples.$*
+
+examples: $(addprefix example-,$(EXAMPLES))
 
 test: $(READY)
 	@$(BIN)/python tools/run_tests.py

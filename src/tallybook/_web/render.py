@@ -26,7 +26,7 @@ def environment() -> Environment:
     )
     env.filters |= {
         "when": when, "duration": duration, "number": number, "compact": compact, "shown": shown, "redact": redact, "query": query,
-        "rate": rate, "plain_duration": plain_duration, "moment": moment, "instant": instant,
+        "rate": rate, "plain_duration": plain_duration, "moment": moment, "instant": instant, "size": size,
     }  # fmt: skip
     env.globals |= {"clock": lambda: datetime.now(UTC)}
     return env
@@ -89,6 +89,13 @@ def compact(value: float | int | None) -> str:
         if abs(value) >= size:
             return f"{value / (1000 if name == 'k' else size):.3g} {name}"
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def size(value: int | None) -> str:
+    """Bytes for people: 90 MiB."""
+    if value is None:
+        return "–"
+    return f"{value / 2**20:,.0f} MiB" if value < 2**30 else f"{value / 2**30:,.1f} GiB"
 
 
 def rate(value: float | None) -> str:

@@ -242,11 +242,12 @@ class Worker:
             on_schema=lambda error: loop.call_soon_threadsafe(self._schema_changed, error),
             catalogue=self._app.catalogue(),
             expected=self._expected,
+            lag=lambda: self.watchdog.lag() if self.watchdog else None,
         )
         await self.upkeep.until(self.heartbeat.register)
-        self.heartbeat.start()
         self.watchdog = Watchdog(loop)
         self.watchdog.start()
+        self.heartbeat.start()
         self._serve(self.finisher.run(), "finisher")
 
     def _check_schema(self) -> None:

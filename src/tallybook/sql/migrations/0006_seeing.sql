@@ -33,6 +33,19 @@ comment on table tallybook.api_nonce is 'Signed requests that were served, for a
 insert into tallybook.retention_class (name, keep, what) values
   ('audit', '90 days', 'what people have changed, and who');
 
+-- Workers
+
+-- What a worker says of itself: at its start, and with each heartbeat. Null: it is of a release that does not say so, or has not said yet.
+alter table tallybook.worker add column slots int[], add column version text, add column lag interval, add column memory bigint;
+comment on column tallybook.worker.slots is 'How many jobs of each of its queues run at once, in the order of queues.';
+comment on column tallybook.worker.version is 'Of the package it runs.';
+comment on column tallybook.worker.lag is 'The longest that its event loop let a sign wait between its last two heartbeats.';
+comment on column tallybook.worker.memory is 'Bytes of its process that were in memory at its last heartbeat.';
+drop function if exists tallybook.renew(int, bigint, bigint[], timestamptz);
+drop function if exists tallybook.worker_start(text, text[], text[], boolean, timestamptz, interval, jsonb);
+-- Of one worker, too.
+drop function if exists tallybook.running(int);
+
 -- Lists of jobs
 
 -- One row of a list of jobs: what jobs() and its sources hand to each other.
