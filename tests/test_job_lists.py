@@ -35,10 +35,11 @@ async def test_open_jobs_of_one_type(app: App, db: Any) -> None:
     note, breaks = app.tasks["note"], app.tasks["breaks"]
     jobs = [note.enqueue_sync(db, str(n)).id for n in range(5)]
     breaks.enqueue_sync(db, 1)
-    page = await app.jobs(app, task="note", states=["available", "running", "scheduled", "waiting"], max_jobs=3)
+    states = ["available", "running", "scheduled", "waiting"]
+    page = await app.jobs(app, task="note", states=states, max_jobs=3)
     assert [job.id for job in page.jobs] == jobs[:1:-1]
     assert {(job.task, job.queue, job.state) for job in page.jobs} == {("note", "mail", "available")}
-    rest = app.jobs_sync(db, task="note", after=page.next)
+    rest = app.jobs_sync(db, task="note", states=states, after=page.next)
     assert ([job.id for job in rest.jobs], rest.next, rest.looked_to) == (jobs[1::-1], None, None)
 
 
@@ -75,6 +76,8 @@ async def test_bad_input(app: App) -> None:
         await app.jobs(app, max_jobs=1001)
     with pytest.raises(InvalidArgument, match="is no cursor"):
         await app.jobs(app, after="here")
+    with pytest.raises(InvalidArgument, match="of a list with other filters"):
+        await app.jobs(app, states=["available"], after="i12")
     with pytest.raises(ConfigError, match="at most 1000 ids"):
         await app.retry_jobs(app, range(1, 1002))
     with pytest.raises(UnknownJob):

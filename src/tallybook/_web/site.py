@@ -139,7 +139,7 @@ class Site:
             )
         if isinstance(error, psycopg.errors.LockNotAvailable):
             return 503, "Somebody else holds what this needs. Nothing was changed.", "Try again."
-        if isinstance(error, psycopg.DataError):
+        if isinstance(error, psycopg.DataError) and error.sqlstate:  # without one it is we who cannot read an answer
             return 400, "The database cannot take one of these values.", None
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             return (

@@ -230,6 +230,8 @@ class Worker:
             self.claimer.only_poll()
         await self.claimer.link.first()
         await self.runner.open()
+        if self.runner.tracing is not None:
+            self.runner.tracing.opened(self.dsn, self.settings.name)
         loop = asyncio.get_running_loop()
         self.heartbeat = Heartbeat(
             self._session_dsn if session else self.dsn,
@@ -457,6 +459,8 @@ class Worker:
                     conn = await self.upkeep.connect()
                     await conn.execute("select tallybook.worker_stop(%s::int)", (self.heartbeat.worker_id,))
                     await conn.execute("select tallybook.fold()")  # there may be nobody else to do it
+        if self.runner.tracing is not None:
+            self.runner.tracing.closed(self.settings.name)
         await self.runner.close()
         await self.atomic.close()
         await self.finisher.settler.close()

@@ -35,11 +35,25 @@ async def limits(view: View) -> Response:
         for kind, query in _KINDS.items():
             found[kind] = await rows(conn, query, starts[kind], _PAGE + 1)
         fair = await rows(conn, _FAIR, _PAGE + 1)
-    following = {kind: keys[_PAGE]["name"] if len(keys) > _PAGE else None for kind, keys in found.items()}
+    following = {kind: _following(keys, kind) for kind, keys in found.items()}
     return view.render(
         "limits.html", concurrency=found["c"][:_PAGE], rates=found["r"][:_PAGE], breakers=found["b"][:_PAGE],
         fair=fair[:_PAGE], more_fair=len(fair) > _PAGE, starts=starts, following=following, counted=_COUNTED,
     )  # fmt: skip
+
+
+def _following(keys: list[dict[str, Any]], kind: str) -> str | None:
+    """The key that the next page begins with: one more than a page has, or the last that was looked at."""
+    if len(keys) > _PAGE:
+        return str(keys[_PAGE]["name"])
+    last = keys.pop() if keys and not _of_use(keys[-1], kind) else None
+    return None if last is None else str(last["name"])
+
+
+def _of_use(one: dict[str, Any], kind: str) -> bool:
+    of_kind = {"c": "held", "r": "calls_in_window", "b": "failed_in_window"}[kind]
+    used = one[of_kind] or one["waiting"] or one.get("pushed_to") or one.get("state", "closed") != "closed"
+    return bool(one["source"] is not None or used)
 
 
 def _whole(act: Act, field: str) -> int:

@@ -30,7 +30,7 @@ _COLUMNS = """\
 s.name, s.source, s.app, s.task, s.queue, s.priority, s.cron, s.every, s.tz, s.missed,
 s.overlap, s.paused_at, s.paused_by, s.tick, s.due_at, s.fired_count, s.skipped_count, s.missed_count, s.failed_count"""
 _LIST = f"""\
-select {_COLUMNS}, f.tick as last_tick, f.what as last_what, f.job_id as last_job
+select {_COLUMNS}, {{by_query}} as by_query, f.tick as last_tick, f.what as last_what, f.job_id as last_job
   from tallybook.schedules as s
   left join lateral (
     select k.tick, k.what, k.job_id from tallybook.fires as k where k.schedule = s.name order by k.tick desc limit 1) as f on true
@@ -61,7 +61,9 @@ async def schedules(view: View) -> Response:
     """All schedules, filtered by a part of the name, a hundred a page."""
     part, after = view.asked("q"), view.asked("after")
     async with view.read() as conn:
-        found = await rows(conn, _LIST, part=part, after=after, most=_PAGE + 1)
+        may_see = (await rows(conn, _MAY_SEE))[0]["yes"]
+        query = _LIST.replace("{by_query}", "s.query is not null" if may_see else "false")
+        found = await rows(conn, query, part=part, after=after, most=_PAGE + 1)
     return view.render(
         "schedules.html", schedules=[_with_rule(one) for one in found[:_PAGE]], more=len(found) > _PAGE, part=part, after=after,
         what=_WHAT,

@@ -21,8 +21,10 @@ pages = Pages()
 _MOST = 200
 _ENDED = 50
 _RUNS = 500
+# One that has been stopped was seen at -infinity, so that the others take what it left at once.
 _COLUMNS = """\
-w.id, w.name, w.queues, cardinality(w.tasks) as tasks, w.lease, w.started_at, w.seen_at, w.gone_at, w.ended_at, w.slots, w.version,
+w.id, w.name, w.queues, cardinality(w.tasks) as tasks, w.lease, w.started_at,
+nullif(w.seen_at, '-infinity') as seen_at, w.gone_at, w.ended_at, w.slots, w.version,
 extract(epoch from w.lag)::float8 as lag, w.memory, w.ended_at is null and w.seen_at < clock_timestamp() - w.lease as silent"""
 _ALIVE = f"select {_COLUMNS} from tallybook.workers as w where w.ended_at is null order by w.id limit %s"  # noqa: S608
 _OVER = f"select {_COLUMNS} from tallybook.workers as w where w.ended_at is not null order by w.id desc limit %s"  # noqa: S608
