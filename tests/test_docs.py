@@ -236,6 +236,30 @@ def test_the_examples_of_the_providers_page_run(tmp_path: Path, dsn: str, db: An
     assert not any(secret in "".join(printed.values()) + used for secret in [*secrets.values(), key[3:]])
 
 
+def test_the_example_of_the_telemetry_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
+    """docs/telemetry.md as written: the app is instrumented, a job is put in with a trace, and runs."""
+    assert project(tmp_path, "docs/telemetry.md") == ["app.py"]
+    put = (
+        "from opentelemetry.sdk.trace import TracerProvider; from opentelemetry import trace;"
+        "trace.set_tracer_provider(TracerProvider()); from app import *; send_welcome.enqueue_sync(app, 42)"
+    )
+    python(tmp_path, dsn, "-c", put)
+    (headers,) = db.execute("select headers from tallybook.job").fetchone()
+    assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-0[0-9a-f]", headers["traceparent"])
+    assert "welcome, user 42" in python(tmp_path, dsn, "-c", DRAIN)
+
+
+def test_attributes_and_metrics_of_opentelemetry_are_listed() -> None:
+    """docs/telemetry.md lists every attribute of a span and every metric that the code names, and no other."""
+    code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "src/tallybook/_otel").glob("*.py"))
+    named = set(re.findall(r'"((?:messaging|tallybook|error)\.[a-z_.]+)"', code)) - {
+        "tallybook.telemetry",
+        "tallybook.state",
+    }
+    part = text("docs/telemetry.md").split("## OpenTelemetry\n")[1]
+    assert {*words(table(part, "attribute")), *words(table(part, "name"))} == named
+
+
 def test_the_options_of_a_schedule_are_those_of_the_function() -> None:
     """docs/schedules.md lists the options of `app.schedule` with their defaults."""
     declared = inspect.signature(tallybook.App.schedule).parameters
@@ -365,6 +389,13 @@ def test_the_example_of_the_why_page_runs(tmp_path: Path, dsn: str) -> None:
     assert project(tmp_path, "docs/why.md") == ["app.py", "ask.py"]
     (printed,) = blocks(ROOT / "docs/why.md", "text")
     assert python(tmp_path, dsn, "ask.py") == printed
+
+
+def test_the_example_of_the_jobs_page_runs(tmp_path: Path, dsn: str) -> None:
+    """Issue 7: docs/jobs.md as written: jobs are found by their error, in two pages, and those of the first are retried."""
+    assert project(tmp_path, "docs/jobs.md") == ["app.py", "find.py"]
+    (printed,) = blocks(ROOT / "docs/jobs.md", "text")
+    assert python(tmp_path, dsn, "find.py") == printed
 
 
 def test_the_reasons_of_the_why_page_are_those_of_the_functions() -> None:

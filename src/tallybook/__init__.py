@@ -8,6 +8,7 @@ from tallybook._model.breaker import BreakerInfo
 from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
 from tallybook._model.finding import Finding
 from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
+from tallybook._model.lists import JobDone, JobLine, JobPage
 from tallybook._model.outcome import Cancel, Dead, Snooze
 from tallybook._model.provider import Provider
 from tallybook._model.queue import QueueInfo, TopJob, Truncated
@@ -45,7 +46,10 @@ __all__ = [
     "HeldRange",
     "Job",
     "JobCall",
+    "JobDone",
     "JobInfo",
+    "JobLine",
+    "JobPage",
     "Kill",
     "Level",
     "Linear",

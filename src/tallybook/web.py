@@ -9,6 +9,8 @@ from tallybook.errors import ConfigError
 
 try:
     from tallybook._web.access import Access, Authenticate
+    from tallybook._web.api.keys import Key, read_keys
+    from tallybook._web.api.serve import OperatorApi, operator_api
     from tallybook._web.mount import mounted
     from tallybook._web.site import Site
     from tallybook._web.users import User, read_users
@@ -18,7 +20,7 @@ except ImportError as error:  # pragma: no cover - told to people
 if TYPE_CHECKING:
     from tallybook._app import App
 
-__all__ = ["Authenticate", "Site", "User", "dashboard", "mounted"]
+__all__ = ["Authenticate", "Key", "OperatorApi", "Site", "User", "dashboard", "mounted", "operator_api", "read_keys"]
 
 
 def dashboard(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import secrets
 import uuid
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from psycopg import sql
+
+from support.job_lists import STATES, differences, some_filters
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 THOROUGH = bool(os.environ.get("TALLYBOOK_THOROUGH"))
@@ -483,6 +486,18 @@ class Ledger(RuleBasedStateMachine):
     def teardown(self) -> None:
         """S3-17: whatever has happened, in whatever order, a recount agrees with the counters."""
         assert self.db.execute("select * from tallybook.verify()").fetchall() == []
+        self.lists()
+
+    def lists(self) -> None:
+        """Issue 7: and every list of jobs by filter, page by page, has the jobs that the view has."""
+        rng = random.Random(self.written)
+        for named in [{"states": [state]} for state in STATES] + [
+            some_filters(
+                rng, queue=[QUEUE, "none"], task=[*TASKS], error=["NO luck in 1", "died", "luck"], unserved=[True]
+            )
+            for _ in range(12)
+        ]:
+            assert differences(self.db, **named) == ""
 
     # What both sides must agree on after each step.
 

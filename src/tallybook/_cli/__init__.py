@@ -12,6 +12,7 @@ from typing import Any, Never
 import click
 
 from tallybook._cli import errors
+from tallybook._cli.api_key import api_key
 from tallybook._cli.audit import audit
 from tallybook._cli.breaker import breaker
 from tallybook._cli.counting import counts, event, recount, series, verify
@@ -99,6 +100,7 @@ for _command in (
     service,
     retention,
     audit,
+    api_key,
     top,
     doctor,
     info,

@@ -1,4 +1,4 @@
-"""tallybook job list, show, cancel, retry; why is in why.py."""
+"""tallybook job show, cancel, retry; list is in job_list.py, why in why.py."""
 
 from __future__ import annotations
 
@@ -22,25 +22,17 @@ from tallybook._cli.common import (
     print_table,
 )
 from tallybook._cli.errors import problem, say
+from tallybook._cli.job_list import list_, short
 from tallybook._cli.text import clean, local
-from tallybook._cli.why import read_links, why
+from tallybook._cli.why import why
 from tallybook._db import calls, filters, sync
-from tallybook._model.why import checked_links
 from tallybook.errors import TallybookError, UnknownJob
 
 __all__ = ["job"]
 
 OPEN_STATES = ("scheduled", "waiting", "available", "running")
 MANY = 2**31 - 1
-STATES = ("scheduled", "retrying", "waiting", "available", "running", "completed", "cancelled", "dead")
 _LARGEST = 2**63 - 1
-
-_LIST = """\
-select to_json(j)::text from tallybook.job j
- where (%(queue)s::text is null or j.queue = %(queue)s) and (%(task)s::text is null or j.task = %(task)s)
-   and (%(state)s::text is null or j.state = %(state)s) and (not %(unserved)s or j.unserved)
-   and (%(links)s::text is null or j.id = any (array(select tallybook._linked(%(links)s::jsonb, 10000))))
- order by j.id desc limit %(limit)s"""
 
 _SHOW = """\
 select to_json(j)::text, (select coalesce(json_agg(to_jsonb(a) - 'job_id' order by a.attempt), '[]')::text
@@ -53,66 +45,8 @@ def job() -> None:
     """List, show, explain, cancel and retry jobs."""
 
 
+job.add_command(list_)
 job.add_command(why)
-
-
-@job.command("list")
-@dsn_option
-@click.option("--queue", help="Of this queue.")
-@click.option("--task", help="Of this task.")
-@click.option("--state", type=click.Choice(STATES), metavar="STATE", help=f"In this state: {', '.join(STATES)}.")
-@click.option("--unserved", is_flag=True, help="Whose task no living worker knows.")
-@click.option(
-    "--link", "links", metavar="KIND=KEY", multiple=True, callback=read_links, help="With this link; can be repeated."
-)
-@click.option("--limit", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="At most so many.")
-@json_option
-def list_(dsn: str | None, as_json: bool, **filters: Any) -> None:
-    """List jobs, newest first."""
-    if filters["links"]:
-        filters["links"] = json.dumps(checked_links(filters["links"]))
-    with connect(dsn) as conn:
-        rows = [row[0] for row in conn.execute(_LIST, filters).fetchall()]
-    if as_json:
-        print_json(rows)
-        return
-    titles = ("id", "state", "queue", "task", "prio", "attempts", "enqueued", "note")
-    any_filter = any(value for name, value in filters.items() if name != "limit")
-    print_table(titles, [_line(json.loads(row)) for row in rows], empty="no such jobs" if any_filter else "no jobs")
-    if len(rows) == filters["limit"]:
-        click.echo(f"the newest {len(rows)}; --limit shows more", err=True)
-
-
-def _line(row: dict[str, Any]) -> tuple[object, ...]:
-    return (
-        row["id"], row["state"], row["queue"], row["task"], row["priority"], row["attempts"],
-        local(row["enqueued_at"]), _short(_note(row)),
-    )  # fmt: skip
-
-
-def _note(row: dict[str, Any]) -> str:
-    """The one thing that a person wants to know about a job in this state."""
-    if row.get("unserved"):
-        version = (row.get("options") or {}).get("version")
-        return f"unserved: no living worker knows {'its task' if version is None else f'version {version} of its args'}"
-    notes = {
-        "scheduled": f"at {local(row['run_at'])}",
-        "retrying": f"at {local(row['run_at'])}, after {row['last_error']}",
-        "running": f"on {row['worker']} since {local(row['started_at'])}",
-        "dead": f"{row['reason']}: {row['last_error']}",
-        "cancelled": row["reason"] or "",
-        "waiting": row["reason"] or "",
-    }
-    note = notes.get(row["state"], "")
-    if row["state"] == "running" and (row.get("progress") is not None or row.get("progress_message")):
-        done = "" if row["progress"] is None else f"{row['progress']:.0%} "
-        note = f"{done}{row['progress_message'] or ''}, {note}"
-    return f"{row['summary']} - {note}".removesuffix(" - ") if row.get("summary") else note
-
-
-def _short(text: str, most: int = 100) -> str:
-    text = clean(text)
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 @job.command()
@@ -166,7 +100,7 @@ def _attempt(one: dict[str, Any]) -> tuple[object, ...]:
         local(one["started_at"]),
         local(one["ended_at"]),
         one["worker"],
-        _short(str(text)),
+        short(str(text)),
     )
 
 

@@ -35,6 +35,9 @@ _INSTALL = "pip install 'tallybook[web]'"
 )
 @click.option("--operate", is_flag=True, help="Without users: let this machine change things, too.")
 @click.option("--read-only", is_flag=True, help="Let nobody change anything.")
+@click.option(
+    "--api-keys", type=click.Path(path_type=Path), help="Serve the operator API at /api/v1; see `tallybook api-key`."
+)
 @click.option("--behind-proxy", metavar="ADDRESS", help="Believe this proxy who asks and whether by https.")
 def web(
     target: str | None,
@@ -44,6 +47,7 @@ def web(
     users: Path | None,
     operate: bool,
     read_only: bool,
+    api_keys: Path | None,
     behind_proxy: str | None,
 ) -> None:
     """Show the dashboard.
@@ -55,7 +59,8 @@ def web(
         import uvicorn
 
         from tallybook._web.access import is_loopback
-        from tallybook.web import dashboard
+        from tallybook._web.api.beside import Beside
+        from tallybook.web import dashboard, operator_api
     except ImportError as error:
         raise Problem(f"the dashboard needs more packages: {error}", hint=_INSTALL, exit_code=2) from error
     if operate and (users or read_only):
@@ -63,18 +68,20 @@ def web(
     if users is None and not is_loopback(host):
         hint = "--users FILE says who may log in; `tallybook web-user NAME` makes its lines"
         raise ConfigError("host", host, "others could reach it, and nobody has to log in", hint=hint)
+    app = _app(target)
     site = dashboard(
-        _app(target),
+        app,
         users=users,
         read_only=read_only or (users is None and not operate),
         secret=os.environ.get("TALLYBOOK_WEB_SECRET") or None,
         metrics_token=os.environ.get("TALLYBOOK_METRICS_TOKEN") or None,
         dsn=dsn,
     )
+    served: Any = site if api_keys is None else Beside(site, operator_api(app, keys=api_keys, dsn=dsn))
     with connect(site.database.conninfo):
         pass  # a wrong DSN, or a database without the schema, is told here
     config = uvicorn.Config(
-        site, host=host, port=port, log_level="warning", server_header=False, timeout_graceful_shutdown=3,
+        served, host=host, port=port, log_level="warning", server_header=False, timeout_graceful_shutdown=3,
         proxy_headers=behind_proxy is not None, forwarded_allow_ips=behind_proxy or "", lifespan="on",
     )  # fmt: skip
     server = _server(uvicorn.Server, config, host)

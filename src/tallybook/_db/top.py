@@ -12,7 +12,7 @@ import psycopg
 
 from tallybook._db.calls import instant
 
-__all__ = ["Rates", "Reading", "Runs", "rates", "read", "read_async"]
+__all__ = ["Rates", "Reading", "Runs", "rates", "read", "read_async", "runs_async"]
 
 Conn = psycopg.Connection[Any]
 
@@ -35,7 +35,8 @@ select json_build_object(
      from tallybook.queue_stats s left join tallybook.queues q on q.name = s.queue),
   'workers', (select json_agg(json_build_object(
        'id', w.id, 'name', w.name, 'queues', w.queues, 'seen_at', w.seen_at,
-       'silent', w.seen_at < clock_timestamp() - w.lease)) from w),
+       'silent', w.seen_at < clock_timestamp() - w.lease,
+       'lag', extract(epoch from w.lag), 'memory', w.memory)) from w),
   'failures', (select json_agg(x) from (
      select * from tallybook.{failures}(50)) x))::text"""
 # What workers have ended since their last heartbeat is read beside what they run: some 10 s of work.
@@ -106,9 +107,15 @@ async def read_async(conn: psycopg.AsyncConnection[Any], before: Reading | None 
     row = await (await conn.execute(_MAY_SEE, prepare=False)).fetchone()
     assert row is not None
     raw = await _json_async(conn, _read(row[0]))
+    return _reading(raw, await runs_async(conn, before.runs if before else None))
+
+
+async def runs_async(conn: psycopg.AsyncConnection[Any], before: Runs | None = None) -> Runs:
+    """What runs now; where a look takes long, the one `before` is good for a while."""
+    if before and time.monotonic() < before.good_until:
+        return before
     began = time.monotonic()
-    runs = _still_good(before) or _runs(await _json_async(conn, _RUNNING), began)
-    return _reading(raw, runs)
+    return _runs(await _json_async(conn, _RUNNING), began)
 
 
 def _read(may_see: bool) -> str:

@@ -17,7 +17,11 @@ __all__ = ["Access", "Authenticate", "is_loopback"]
 Authenticate = Callable[[HTTPConnection], User | Awaitable[User | None] | None]
 """The host's own hook: who is this? None: nobody that may look."""
 
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_FORWARDED = (
+    "forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-port", "x-forwarded-server",
+    "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip",
+)  # fmt: skip
+_LONGEST_NAME = 200  # the audit takes no longer ones
 
 
 class Access:
@@ -37,9 +41,14 @@ class Access:
             found = await said if inspect.isawaitable(said) else said
             if found is not None and not isinstance(found, User):
                 raise TypeError(f"authenticate returned {type(found).__name__}, not a tallybook.web.User or None")
+            if found is not None and not (isinstance(found.name, str) and 1 <= len(found.name) <= _LONGEST_NAME):
+                raise TypeError(
+                    f"authenticate returned a User whose name is not a text of 1 to {_LONGEST_NAME} characters"
+                )
         elif self.users is not None:
             name, mark = session.get("user"), session.get("mark")
-            found = self.users.known(name, mark) if isinstance(name, str) and isinstance(mark, str) else None
+            known = isinstance(name, str) and isinstance(mark, str) and session.is_young
+            found = self.users.known(name, mark) if known else None
         else:
             found = User("local", operate=True) if self._is_this_machine(request) else None
         return replace(found, operate=False) if found and self.read_only else found

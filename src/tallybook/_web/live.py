@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from tallybook._web.database import Conn, Database
+from tallybook.errors import QueueUnavailable
 
-__all__ = ["MOST_VIEWERS", "Live", "TooManyViewers"]
+__all__ = ["MOST_TOPICS", "MOST_VIEWERS", "Live", "TooManyViewers"]
 
 log = logging.getLogger("tallybook.web")
 
@@ -19,10 +21,17 @@ Ask = Callable[[Conn, str], Awaitable[str | None]]
 """What a topic says now; the text is what follows the colon of its name ("job:42"), and is empty without one. None: nothing."""
 
 MOST_VIEWERS = 1000
+MOST_TOPICS = 500
+"""Different ones at a time, over all viewers: each is a question a second."""
 _BEAT = 15.0
 _HEALTH = "live"
-"""What every viewer gets besides: "ok", or "stale" while the database cannot be asked."""
+"""What every viewer gets besides: "ok", or "stale" while what it looks at cannot be read."""
 _RETRY = 3000
+_BREATH = 0.1  # seconds between two readings at least, however many come
+_AGE = 600.0
+"""Seconds after which a viewer has to come again: who is not let in any more does not look on for ever."""
+_AGAIN = 100
+_BREAK = re.compile(r"\r\n|\r|\n")
 
 
 class TooManyViewers(Exception):
@@ -31,6 +40,7 @@ class TooManyViewers(Exception):
 
 @dataclass
 class _Said:
+    event: bytes
     text: str
     version: int
 
@@ -44,6 +54,8 @@ class Live:
         self._asks: dict[str, Ask] = {}
         self._watched: Counter[str] = Counter()
         self._said: dict[str, _Said] = {}
+        self._asked: set[str] = set()
+        self._failing: dict[str, str] = {}
         self._news = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
         self._version = 0
@@ -58,79 +70,119 @@ class Live:
 
     def knows(self, topic: str) -> bool:
         """Whether there is such a topic."""
-        return topic.partition(":")[0] in self._asks and len(topic) <= 200
+        return topic.partition(":")[0] in self._asks and len(topic) <= 200 and topic.isprintable()
 
     async def watch(self, topics: Iterable[str]) -> AsyncIterator[bytes]:
         """The stream of one viewer, in the format of server-sent events. Raises TooManyViewers before the first one."""
-        if self.viewers >= MOST_VIEWERS:
-            raise TooManyViewers
         wanted = [topic for topic in dict.fromkeys(topics) if self.knows(topic)]
+        new = sum(topic not in self._watched for topic in wanted)
+        if self.viewers >= MOST_VIEWERS or len(self._watched) + new > MOST_TOPICS:
+            raise TooManyViewers
         return self._stream(wanted)
 
     async def _stream(self, topics: list[str]) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _AGE
         self.viewers += 1
         self._watched.update(topics)
         self._wanted.set()
         if topics and (self._poller is None or self._poller.done()):
             self._poller = asyncio.create_task(self._poll(), name="tallybook live")
         seen: dict[str, int] = {}
+        health = b""
         try:
             yield f"retry: {_RETRY}\n\n".encode()
-            while True:
+            while loop.time() < until:
                 news = self._news  # before looking: what is said from here on wakes it
-                for topic in (*topics, _HEALTH):
+                for topic in topics:
                     if (said := self._said.get(topic)) and said.version > seen.get(topic, 0):
                         seen[topic] = said.version
-                        yield _event(topic, said.text)
+                        yield said.event
+                if (now := self._health(topics)) and now != health:
+                    health = now
+                    yield health
                 try:
                     async with asyncio.timeout(_BEAT):
                         await news.wait()
                 except TimeoutError:
                     yield b": still here\n\n"
+            yield f"retry: {_AGAIN}\n\n".encode()
         finally:
             self.viewers -= 1
             self._watched.subtract(topics)
             for topic in topics:
                 if self._watched[topic] <= 0:
                     del self._watched[topic]
-                    self._said.pop(topic, None)  # who comes later shall not see how it was
+                    self._forget(topic)  # who comes later shall not see how it was
+
+    def _forget(self, topic: str) -> None:
+        self._said.pop(topic, None)
+        self._asked.discard(topic)
+        self._failing.pop(topic, None)
+
+    def _health(self, topics: list[str]) -> bytes:
+        """What a viewer of these topics is told of them; nothing as long as they have not been asked for."""
+        if any(topic in self._failing for topic in topics):
+            return _event(_HEALTH, "stale")
+        return _event(_HEALTH, "ok") if all(topic in self._asked for topic in topics) else b""
 
     async def _poll(self) -> None:
         """Until nobody looks any more."""
         loop = asyncio.get_running_loop()
         while self._watched:
             began = loop.time()
-            try:
-                await self._ask_all()
-                self._say(_HEALTH, "ok")
-            except Exception as error:
-                log.warning("the live view cannot read: %s", type(error).__name__)
-                self._say(_HEALTH, "stale")
+            await self._ask_all()
             news, self._news = self._news, asyncio.Event()
             news.set()
-            await asyncio.sleep(self._every / 10)
+            await asyncio.sleep(min(self._every / 10, _BREATH))
             # A newcomer's topic is asked for without waiting for the second to end.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, self._every - (loop.time() - began))):
-                    while all(topic in self._said for topic in self._watched):
+                    while self._watched and all(topic in self._asked for topic in self._watched):
                         self._wanted.clear()
                         await self._wanted.wait()
         self._said.clear()
 
     async def _ask_all(self) -> None:
+        """One reading. A topic that fails spoils the transaction, so the others are asked for in the next one."""
         self.polls += 1
-        async with self._database.read() as conn:
-            for topic in list(self._watched):
-                name, _, rest = topic.partition(":")
-                text = await self._asks[name](conn, rest)
-                if text is not None:
-                    self._say(topic, text)
+        left = list(self._watched)
+        while left:
+            topic = None
+            try:
+                async with self._database.read() as conn:
+                    while left:
+                        topic = left.pop(0)
+                        await self._ask(conn, topic)
+            except Exception as error:
+                # Without a connection none of them can be asked.
+                for one in [topic, *left] if topic is None or isinstance(error, QueueUnavailable) else [topic]:
+                    if one is not None:
+                        self._fails(one, error)
+                if topic is None or isinstance(error, QueueUnavailable):
+                    return
 
-    def _say(self, topic: str, text: str) -> None:
+    async def _ask(self, conn: Conn, topic: str) -> None:
+        name, _, rest = topic.partition(":")
+        text = await self._asks[name](conn, rest)
+        if topic not in self._watched:
+            return  # its viewers have gone meanwhile
+        if self._failing.pop(topic, None) is not None:
+            log.info("the live view reads %s again", name)
+        self._asked.add(topic)
         held = self._said.get(topic)
-        if held is None or held.text != text:
+        if text is not None and (held is None or held.text != text):
             self._version += 1
-            self._said[topic] = _Said(text, self._version)
+            self._said[topic] = _Said(_event(topic, text), text, self._version)
+
+    def _fails(self, topic: str, error: Exception) -> None:
+        """Told once, not every second."""
+        if topic not in self._watched:
+            return
+        if topic not in self._failing:
+            log.warning("the live view cannot read %s: %s", topic.partition(":")[0], type(error).__name__)
+        self._failing[topic] = type(error).__name__
+        self._asked.add(topic)
 
     async def close(self) -> None:
         """End the poller."""
@@ -141,5 +193,5 @@ class Live:
 
 
 def _event(topic: str, text: str) -> bytes:
-    lines = "".join(f"data: {line}\n" for line in text.splitlines() or [""])
+    lines = "".join(f"data: {line}\n" for line in _BREAK.split(text))  # a bare CR ends a line, too
     return f"event: {topic}\n{lines}\n".encode()

@@ -26,7 +26,7 @@ def environment() -> Environment:
     )
     env.filters |= {
         "when": when, "duration": duration, "number": number, "compact": compact, "shown": shown, "redact": redact, "query": query,
-        "rate": rate, "plain_duration": plain_duration, "moment": moment,
+        "rate": rate, "plain_duration": plain_duration, "moment": moment, "instant": instant, "size": size,
     }  # fmt: skip
     env.globals |= {"clock": lambda: datetime.now(UTC)}
     return env
@@ -35,6 +35,15 @@ def environment() -> Environment:
 def moment(text: str | datetime | None) -> datetime | None:
     """A time as JSON has it."""
     return datetime.fromisoformat(text) if isinstance(text, str) else text
+
+
+def instant(text: object) -> datetime | None:
+    """A time out of JSON that anybody may have written; None for what is none."""
+    try:
+        at = datetime.fromisoformat(text) if isinstance(text, str) else None
+        return None if at is None else (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 def when(at: datetime | None, empty: str = "–") -> Markup:
@@ -80,6 +89,13 @@ def compact(value: float | int | None) -> str:
         if abs(value) >= size:
             return f"{value / (1000 if name == 'k' else size):.3g} {name}"
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def size(value: int | None) -> str:
+    """Bytes for people: 90 MiB."""
+    if value is None:
+        return "–"
+    return f"{value / 2**20:,.0f} MiB" if value < 2**30 else f"{value / 2**30:,.1f} GiB"
 
 
 def rate(value: float | None) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from http.cookies import SimpleCookie
+import time
+from contextlib import suppress
 from typing import Any
 
-from itsdangerous import BadSignature, URLSafeTimedSerializer
+from itsdangerous import BadData, URLSafeTimedSerializer
 
-__all__ = ["COOKIE", "Session", "Sessions"]
+__all__ = ["COOKIE", "LONGEST", "Session", "Sessions", "cookie_name"]
 
 COOKIE = "tallybook"
-_LONGEST = 12 * 3600
+LONGEST = 12 * 3600
+"""Seconds: as long as a cookie is good, and as long as a login lasts, whatever is done meanwhile."""
 _MOST = 3500  # bytes; browsers drop a cookie above 4096
 
 
@@ -50,6 +52,23 @@ class Session:
         self.values = {}
         self.changed = True
 
+    def login(self, name: str, mark: str) -> None:
+        """Somebody has come in; what was before is forgotten."""
+        self.renew()
+        self.values = {"user": name, "mark": mark, "since": int(time.time())}
+
+    @property
+    def is_young(self) -> bool:
+        """Whether the login is not too long ago. A cookie that is sent again is signed again: its own age says nothing."""
+        since = self.values.get("since")
+        return isinstance(since, int) and time.time() - since < LONGEST
+
+
+def cookie_name(host: str) -> str:
+    """The cookie's name on a host: browsers keep those of all ports together, and two dashboards may run on one machine."""
+    _, _, port = host.rpartition(":")
+    return f"{COOKIE}-{port}" if port.isdecimal() and len(port) < 6 else COOKIE
+
 
 class Sessions:
     """Reads and writes the cookie. Without a secret one is made for this process: a restart then ends all sessions."""
@@ -63,16 +82,19 @@ class Sessions:
             signer_kwargs={"digest_method": hashlib.sha256},
         )
 
-    def read(self, cookies: str) -> Session:
+    def read(self, cookies: str, host: str) -> Session:
         """The session of a request, a new one for a cookie that is missing, too old, or not ours."""
-        try:
-            found = SimpleCookie(cookies).get(COOKIE)
-            values = self._signer.loads(found.value, max_age=_LONGEST) if found else {}
-        except (BadSignature, Exception):  # a cookie is anybody's text
-            values = {}
+        values: Any = {}
+        # Not all at once: what another application of this host keeps in its cookies may be no cookie for a strict reader.
+        for one in cookies.split(";"):
+            name, _, text = one.strip().partition("=")
+            if name == cookie_name(host):
+                with suppress(BadData):
+                    values = self._signer.loads(text, max_age=LONGEST)
+                    break
         return Session(values if isinstance(values, dict) else {})
 
-    def written(self, session: Session, *, root: str, secure: bool) -> str:
+    def written(self, session: Session, host: str, *, root: str, secure: bool) -> str:
         """The Set-Cookie header."""
         value = self._signer.dumps(session.values)
         text = value if isinstance(value, str) else value.decode()
@@ -81,4 +103,4 @@ class Sessions:
             again = self._signer.dumps(session.values)
             text = again if isinstance(again, str) else again.decode()
         safe = "; Secure" if secure else ""
-        return f"{COOKIE}={text}; Path={root or '/'}; Max-Age={_LONGEST}; HttpOnly; SameSite=Lax{safe}"
+        return f"{cookie_name(host)}={text}; Path={root or '/'}; Max-Age={LONGEST}; HttpOnly; SameSite=Lax{safe}"

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -46,7 +46,9 @@ __all__ = ["Site"]
 
 log = logging.getLogger("tallybook.web")
 
-NOUNS = ("overview", "queues")
+NOUNS = (
+    "overview", "queues", "jobs", "job", "dead", "schedules", "workers", "limits", "providers", "upkeep", "audit",
+)  # fmt: skip
 """One file each under pages/."""
 _STATUS: dict[type[Exception], int] = {
     UnknownJob: 404, UnknownQueue: 404, UnknownSchedule: 404, UnknownTask: 404, UnknownProvider: 404, InvalidArgument: 400,
@@ -76,7 +78,10 @@ class Site:
         self.metrics_token = metrics_token
         self.root = ""
         """Where the dashboard is mounted, as the first request said: for what is written once for all viewers."""
-        self._asgi: ASGIApp = Gate(self._starlette(extra), self)
+        pages = self._starlette(extra)
+        self.routes: list[BaseRoute] = pages.routes
+        """Everything that it answers."""
+        self._asgi: ASGIApp = Gate(pages, self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As an ASGI application, run by itself or mounted."""
@@ -103,7 +108,8 @@ class Site:
         """What somebody gets who may not look."""
         if self.access.users is not None:
             if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
-                return RedirectResponse(View(request, self).url("/login"), 303)
+                view = View(request, self)
+                return RedirectResponse(view.url("/login", next=view.here), 303)
             return self.refused(request, visit, 401, "Log in first.")
         why = (
             "Without users or a hook of the application this dashboard answers only to this machine, by its own name."
@@ -133,6 +139,8 @@ class Site:
             )
         if isinstance(error, psycopg.errors.LockNotAvailable):
             return 503, "Somebody else holds what this needs. Nothing was changed.", "Try again."
+        if isinstance(error, psycopg.DataError) and error.sqlstate:  # without one it is we who cannot read an answer
+            return 400, "The database cannot take one of these values.", None
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             return (
                 403,

@@ -22,6 +22,7 @@ __all__ = ["Password", "User", "Users", "hashed", "is_name", "read_private", "re
 _N, _R, _P = 2**15, 8, 1
 _NAME = re.compile(r"[\w.@+-]{1,64}")
 _TRIES, _WITHIN = 10, 60.0
+_MOST_NAMES = 10_000  # that tries are remembered of
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,11 @@ def _fits(password: str, kept: str) -> bool:
 
 
 class Users:
-    """The users of a dashboard. Wrong passwords are counted: after ten within a minute a name has to wait."""
+    """The users of a dashboard. Tries are counted by name: after ten within a minute a name has to wait."""
 
     def __init__(self, passwords: dict[str, Password]) -> None:
         self._passwords = passwords
-        self._wrong: dict[str, list[float]] = {}
+        self._tries: dict[str, list[float]] = {}
         self._nobody = f"scrypt${_N}${base64.b64encode(b'0' * 16).decode()}${base64.b64encode(b'0' * 32).decode()}"
 
     def __len__(self) -> int:
@@ -71,28 +72,30 @@ class Users:
     def known(self, name: str, mark: str) -> User | None:
         """The user of a session, if the password is still the same."""
         found = self._passwords.get(name)
-        return found.user if found and hmac.compare_digest(found.mark, mark) else None
+        return found.user if found and hmac.compare_digest(found.mark.encode(), mark.encode()) else None
+
+    def may_try(self, name: str) -> bool:
+        """Count a try before it is made, so that many at once are counted, too. False: too many of late.
+
+        A name that there is not is counted like any other: how it is answered tells nobody which names there are.
+        """
+        since = time.monotonic() - _WITHIN
+        recent = [at for at in self._tries.pop(name, ()) if at > since]
+        if may := len(recent) < _TRIES:
+            recent.append(time.monotonic())
+        if len(self._tries) >= _MOST_NAMES:  # the one that was asked for longest ago
+            del self._tries[next(iter(self._tries))]
+        self._tries[name] = recent
+        return may
 
     def login(self, name: str, password: str) -> Password | None:
         """The user, if name and password fit; takes as long for a name that there is not. Blocks for about 0.1 s."""
         found = self._passwords.get(name)
-        fits = _fits(password[:1024], found.hash if found else self._nobody)
+        fits = _fits(password, found.hash if found else self._nobody)
         if found is None or not fits:
-            if found is not None:
-                self._wrong.setdefault(name, []).append(time.monotonic())
             return None
-        self._wrong.pop(name, None)
+        self._tries.pop(name, None)
         return found
-
-    def must_wait(self, name: str) -> bool:
-        """Whether there were too many wrong passwords for this name of late."""
-        since = time.monotonic() - _WITHIN
-        recent = [at for at in self._wrong.get(name, ()) if at > since]
-        if recent:
-            self._wrong[name] = recent
-        else:
-            self._wrong.pop(name, None)
-        return len(recent) >= _TRIES
 
 
 def is_name(text: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
 import psycopg
 from starlette.requests import Request
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tallybook._app import App
     from tallybook._web.site import Site
 
-__all__ = ["Act", "Pages", "View"]
+__all__ = ["Act", "Pages", "View", "is_inside"]
 
 
 class View:
@@ -72,10 +72,12 @@ class View:
         return self.site.env.get_template(template).render(
             url=self.url, root=self.visit.root, path=self.request.url.path.removeprefix(self.visit.root), user=self.user,
             may_operate=self.may_operate, token=self.visit.session.token, notice=self.visit.notice or notice, site=self.site,
-            here=self._here(), **values,
+            here=self.here, **values,
         )  # fmt: skip
 
-    def _here(self) -> str:
+    @property
+    def here(self) -> str:
+        """The address of this page, without the host."""
         query = self.request.url.query
         path = self.request.url.path
         return f"{path}?{query}" if query else path
@@ -132,11 +134,24 @@ class Act(View):
         if self._next is not None:
             return self._next
         back = self.form("back")
-        inside = back == self.visit.root or back.startswith(f"{self.visit.root}/")
-        safe = inside and not back.startswith("//") and "\\" not in back and back.isprintable()
-        return back if safe else self.url("/")
+        return back if is_inside(back, self.visit.root) else self.url("/")
 
 
+def is_inside(address: str, root: str) -> bool:
+    """Whether an address that somebody has sent along is one of a page of this dashboard."""
+    path = unquote(address.partition("?")[0])
+    if not address.startswith(f"{root}/") or path.startswith("//") or "\\" in path or not address.isprintable():
+        return False
+    return not {".", ".."} & set(path.split("/"))
+
+
+_TOLD = (
+    psycopg.DataError,
+    psycopg.errors.QueryCanceled,
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.InsufficientPrivilege,
+)
+"""Errors of the database that somebody who acts is told where the form was."""
 Page = Callable[[View], Awaitable[Response]]
 Action = Callable[[Act], Awaitable[str]]
 
@@ -172,7 +187,7 @@ class Pages:
                     async with nullcontext() if steps else act.step():
                         said = await fn(act)
                     kind = "done"
-                except (TallybookError, psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable) as error:
+                except (TallybookError, *_TOLD) as error:
                     said, kind = act.site.explain(error)[1], "problem"
                 act.visit.session["notice"] = (kind, said[:500])
                 return RedirectResponse(act.after(), 303)

@@ -1,1 +1,1 @@
-"""Tallybook in frameworks: one module each, which needs that framework installed."""
+"""At home in frameworks: django, fastapi, flask, sqlalchemy. Each needs the extra of its name."""

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from tallybook._web.view import Pages, View
+from tallybook._web.view import Pages, View, is_inside
 
 __all__ = ["pages"]
 
 pages = Pages()
+_AT_ONCE, _IN_LINE = 2, 20
+"""Passwords that are looked at, 0.1 s and 32 MB each, and those that may wait for it: more are sent away."""
+
+
+class _Line:
+    """One a site and event loop: who waits for a look at a password."""
+
+    def __init__(self) -> None:
+        self.turns = asyncio.Semaphore(_AT_ONCE)
+        self.waiting = 0
 
 
 @pages.page("/login")
@@ -20,7 +31,7 @@ async def login(view: View) -> Response:
     """The form; whoever is in already goes on."""
     if view.site.access.users is None or view.visit.user is not None:
         return RedirectResponse(view.url("/"), 303)
-    return view.render("login.html", problem=None, name="")
+    return view.render("login.html", problem=None, name="", next=view.asked("next"))
 
 
 async def enter(request: Request) -> Response:
@@ -29,17 +40,34 @@ async def enter(request: Request) -> Response:
     users = view.site.access.users
     if users is None:
         return RedirectResponse(view.url("/"), 303)
-    name = (view.visit.form.get("name") or [""])[0].strip()[:64]
-    password = (view.visit.form.get("password") or [""])[0]
-    if users.must_wait(name):
-        problem = "Too many wrong passwords for this name. Wait a minute."
-        return view.render("login.html", status=429, problem=problem, name=name)
-    found = await asyncio.to_thread(users.login, name, password)
+    said = {key: values[0] for key, values in view.visit.form.items()}
+    name, onwards = said.get("name", "").strip()[:64], said.get("next", "")
+
+    def again(status: int, problem: str) -> Response:
+        return view.render("login.html", status=status, problem=problem, name=name, next=onwards)
+
+    line = _line(request)
+    if line.waiting >= _IN_LINE:
+        return again(429, "Too many people log in at this moment. Try again.")
+    if not users.may_try(name):
+        return again(429, "Too many tries for this name. Wait a minute.")
+    line.waiting += 1
+    try:
+        async with line.turns:
+            found = await asyncio.to_thread(users.login, name, said.get("password", ""))
+    finally:
+        line.waiting -= 1
     if found is None:
-        return view.render("login.html", status=401, problem="Name and password do not fit.", name=name)
-    view.visit.session.renew()
-    view.visit.session["user"], view.visit.session["mark"] = found.user.name, found.mark
-    return RedirectResponse(view.url("/"), 303)
+        return again(401, "Name and password do not fit.")
+    view.visit.session.login(found.user.name, found.mark)
+    return RedirectResponse(onwards if is_inside(onwards, view.visit.root) else view.url("/"), 303)
+
+
+def _line(request: Request) -> _Line:
+    state = request.app.state
+    if not hasattr(state, "line"):
+        state.line = _Line()
+    return cast(_Line, state.line)
 
 
 async def leave(request: Request) -> Response:

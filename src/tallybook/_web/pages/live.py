@@ -16,6 +16,8 @@ _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 @pages.page("/events")
 async def events(view: View) -> Response:
     """Server-sent events: one a topic that has changed, and a comment every 15 s."""
+    if view.request.method == "HEAD":
+        return Response(None, 200, _HEADERS, "text/event-stream")
     try:
         stream = await view.site.live.watch(view.asked_all("topic")[:20])
     except TooManyViewers:

@@ -34,7 +34,8 @@ _STATUS = """\
 select s.task, s.state, s.jobs, s.oldest, s.newest, s.average_attempts from tallybook.queue_status as s
  where s.queue = %s order by s.task, s.state limit 200"""
 _WORKERS = """\
-select w.id, w.name, w.seen_at, w.seen_at < clock_timestamp() - w.lease as silent from tallybook.workers as w
+select w.id, w.name, nullif(w.seen_at, '-infinity') as seen_at,
+       w.seen_at < clock_timestamp() - w.lease as silent from tallybook.workers as w
  where w.ended_at is null and %s = any (w.queues) order by w.name limit 50"""
 
 

@@ -32,7 +32,8 @@
     let stream;
     const open = () => {
       stream = new EventSource(`${root}/events?${query}`);
-      stream.onerror = () => { stale.hidden = false; };
+      // A stream ends now and then, and comes again at once; what stays away is told.
+      stream.onerror = () => setTimeout(() => { if (stream.readyState !== EventSource.OPEN) stale.hidden = false; }, 4000);
       stream.addEventListener("live", (event) => { stale.hidden = event.data === "ok"; });
       for (const part of parts) stream.addEventListener(part.dataset.live, (event) => put(part, event.data));
       stream.addEventListener("point", (event) => document.dispatchEvent(new CustomEvent("point", { detail: JSON.parse(event.data) })));
@@ -65,7 +66,7 @@
     if (all) for (const box of all.closest("form").querySelectorAll(`input[name="${all.dataset.checkAll}"]`)) box.checked = all.checked;
   });
   document.addEventListener("submit", (event) => {
-    const question = event.target.dataset.ask;
+    const question = event.submitter?.dataset.ask ?? event.target.dataset.ask;
     if (question && !confirm(question)) event.preventDefault();
   });
   // Filters go at once when one is chosen.

@@ -33,8 +33,8 @@
   const load = async (one) => {
     const query = new URLSearchParams({ span: one.element.dataset.span ?? "15m" });
     if (one.element.dataset.queue) query.set("queue", one.element.dataset.queue);
-    const answer = await fetch(`${root}/series?${query}`);
-    if (!answer.ok) return;
+    const answer = await fetch(`${root}/series?${query}`).catch(() => null);
+    if (!answer?.ok) return; // what was drawn stays; that nothing comes is told by the stream
     const found = await answer.json();
     one.data = [found.at, ...kinds[one.kind].map(([name]) => found[name])];
     one.from = found.at[0];

@@ -33,4 +33,27 @@ comment on table tallybook.api_nonce is 'Signed requests that were served, for a
 insert into tallybook.retention_class (name, keep, what) values
   ('audit', '90 days', 'what people have changed, and who');
 
+-- Workers
+
+-- What a worker says of itself: at its start, and with each heartbeat. Null: it is of a release that does not say so, or has not said yet.
+alter table tallybook.worker add column slots int[], add column version text, add column lag interval, add column memory bigint;
+comment on column tallybook.worker.slots is 'How many jobs of each of its queues run at once, in the order of queues.';
+comment on column tallybook.worker.version is 'Of the package it runs.';
+comment on column tallybook.worker.lag is 'The longest that its event loop let a sign wait between its last two heartbeats.';
+comment on column tallybook.worker.memory is 'Bytes of its process that were in memory at its last heartbeat.';
+drop function if exists tallybook.renew(int, bigint, bigint[], timestamptz);
+drop function if exists tallybook.worker_start(text, text[], text[], boolean, timestamptz, interval, jsonb);
+-- Of one worker, too.
+drop function if exists tallybook.running(int);
+
 -- Lists of jobs
+
+-- One row of a list of jobs: what jobs() and its sources hand to each other. last: the last entry of its error history.
+create type tallybook.job_line as (
+  id bigint, queue text, task text, state text, priority int, attempt int, attempts int, failures int, max_attempts int, enqueued_at timestamptz,
+  run_at timestamptz, started_at timestamptz, ended_at timestamptz, worker text, summary text, reason text, last_error text, subject text,
+  unique_key text, progress float4, unserved boolean, last jsonb
+);
+-- What has failed among what has not: few of many.
+create index scheduled_failed on tallybook.scheduled (job_id) where errors is not null;
+create index waiting_failed on tallybook.waiting (job_id) where errors is not null;

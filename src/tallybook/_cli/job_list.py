@@ -1,0 +1,133 @@
+"""tallybook job list."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import click
+
+from tallybook._cli.common import DURATION, Conn, connect, dsn_option, json_option, print_json, print_table
+from tallybook._cli.enqueue import INSTANT
+from tallybook._cli.text import clean, local
+from tallybook._cli.why import read_links
+from tallybook._db.jobs import MOST, PARAMETERS, STATES, JobFilter
+
+__all__ = ["list_", "short"]
+
+_LOOKED = 1_000_000
+"""Rows that one command may pass over: about a second."""
+_LIST = f"""\
+select r.id, r.cursor, r.looked_to, (select to_json(j)::text from tallybook.job j where j.id = r.id) from tallybook.jobs(
+{PARAMETERS}) with ordinality as r order by r.ordinality"""  # noqa: S608
+
+
+class _When(click.ParamType[datetime]):
+    """An instant, or how long ago."""
+
+    name = "when"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """An aware datetime, or the error that names the option."""
+        if isinstance(value, str) and not value[:4].isdigit():
+            value = DURATION.convert(value, param, ctx)
+        if isinstance(value, timedelta):
+            return datetime.now(UTC) - value
+        return INSTANT.convert(value, param, ctx)
+
+
+_WHEN = _When()
+
+
+@click.command("list")
+@dsn_option
+@click.option("--queue", help="Of this queue.")
+@click.option("--task", help="Of this task.")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(STATES),
+    metavar="STATE",
+    multiple=True,
+    help=f"In this state; can be repeated: {', '.join(STATES)}.",
+)
+@click.option("--unserved", is_flag=True, help="Whose task no living worker knows.")
+@click.option(
+    "--link", "links", metavar="KIND=KEY", multiple=True, callback=read_links, help="With this link; can be repeated."
+)
+@click.option("--error", metavar="TEXT", help="Whose last error contains this, whatever the case.")
+@click.option("--since", type=_WHEN, metavar="WHEN", help="Enqueued since then: '2 hours' ago, or 2026-01-31T09:00Z.")
+@click.option("--before", type=_WHEN, metavar="WHEN", help="Enqueued before then.")
+@click.option("--after", metavar="CURSOR", help="Go on behind another list: what it has printed as its end.")
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="At most so many.")
+@json_option
+def list_(dsn: str | None, as_json: bool, after: str | None, limit: int, **given: Any) -> None:
+    """List jobs, newest first."""
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value}
+    which = JobFilter(**chosen)
+    with connect(dsn) as conn:
+        rows, more, looked_to = _read(conn, which, after, limit)
+    if as_json:
+        print_json(rows)
+    else:
+        titles = ("id", "state", "queue", "task", "prio", "attempts", "enqueued", "note")
+        empty = "no such jobs" if chosen or after else "no jobs"
+        if more is not None:
+            empty += " so far"
+        print_table(titles, [_line(json.loads(row)) for row in rows], empty=empty)
+    if more is None:
+        return
+    if len(rows) == limit:
+        click.echo(f"the newest {len(rows)}; --limit shows more, --after {more} the next", err=True)
+    else:
+        click.echo(f"looked back to {local(looked_to.isoformat())}; --after {more} goes on", err=True)
+
+
+def _read(conn: Conn, which: JobFilter, after: str | None, limit: int) -> tuple[list[str], str | None, Any]:
+    """The jobs as JSON; where the list goes on, if it may, and up to when it has looked."""
+    rows: list[str] = []
+    looked_to: Any = None
+    while len(rows) < limit:
+        most = min(limit - len(rows), MOST)
+        found = conn.execute(_LIST.encode(), which.params(after, most, _LOOKED)).fetchall()
+        after = None
+        if found and found[-1][0] is None:
+            _, after, looked_to, _ = found.pop()
+        rows += [row[-1] for row in found]
+        if after is None or len(found) < most:
+            break
+    return rows, after, looked_to
+
+
+def _line(row: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        row["id"], row["state"], row["queue"], row["task"], row["priority"], row["attempts"],
+        local(row["enqueued_at"]), short(_note(row)),
+    )  # fmt: skip
+
+
+def _note(row: dict[str, Any]) -> str:
+    """The one thing that a person wants to know about a job in this state."""
+    if row.get("unserved"):
+        version = (row.get("options") or {}).get("version")
+        return f"unserved: no living worker knows {'its task' if version is None else f'version {version} of its args'}"
+    notes = {
+        "scheduled": f"at {local(row['run_at'])}",
+        "retrying": f"at {local(row['run_at'])}, after {row['last_error']}",
+        "running": f"on {row['worker']} since {local(row['started_at'])}",
+        "dead": f"{row['reason']}: {row['last_error']}",
+        "cancelled": row["reason"] or "",
+        "waiting": row["reason"] or "",
+    }
+    note = notes.get(row["state"], "")
+    if row["state"] == "running" and (row.get("progress") is not None or row.get("progress_message")):
+        done = "" if row["progress"] is None else f"{row['progress']:.0%} "
+        note = f"{done}{row['progress_message'] or ''}, {note}"
+    return f"{row['summary']} - {note}".removesuffix(" - ") if row.get("summary") else note
+
+
+def short(text: str, most: int = 100) -> str:
+    """As much of a text as fits on a line."""
+    text = clean(text)
+    return text if len(text) <= most else text[: most - 3] + "..."

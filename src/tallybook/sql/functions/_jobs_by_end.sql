@@ -1,0 +1,58 @@
+-- _jobs_by_end(endings, filter, below, below_id, most, looks): the jobs that match, by when an attempt of theirs has ended so, the last first, from below
+-- this instant (in microseconds) and id on, at most `most` and one more. As _jobs_by_id in all else.
+--
+--   endings  cancelled: jobs that are; failed, dead, lost: jobs whose last error is of this attempt, those that are aside not among them
+create or replace function tallybook._jobs_by_end(p_endings tallybook.ending[], p_filter jsonb, p_below bigint, p_below_id bigint, p_most int, p_looks int)
+returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+  v_at timestamptz := coalesce('epoch'::timestamptz + p_below * interval '1 microsecond', 'infinity'); v_id bigint := coalesce(p_below_id, 0);
+  v_piece int := p_most + 1; v_left int := p_looks; v_rows int; k record; v_ats timestamptz[]; v_ids bigint[]; v_errors jsonb[];
+  v_said text := lower(p_filter ->> 'error'); v_cancelled boolean := 'cancelled' = any (p_endings); v_since timestamptz := coalesce((p_filter ->> 'since')::timestamptz, '-infinity');
+begin
+  n := 0;
+  loop
+    select count(*), array_agg(u.ended_at order by u.ended_at desc, u.job_id desc) filter (where u.ok),
+           array_agg(u.job_id order by u.ended_at desc, u.job_id desc) filter (where u.ok),
+           array_agg(u.error order by u.ended_at desc, u.job_id desc) filter (where u.ok),
+           (array_agg(u.ended_at order by u.ended_at, u.job_id))[1], (array_agg(u.job_id order by u.ended_at, u.job_id))[1]
+      into v_rows, v_ats, v_ids, v_errors, v_at, v_id
+      from (select s.ended_at, s.job_id, s.error,
+                   v_said is null or strpos(lower(concat_ws(' ', s.error ->> 'type', s.error ->> 'message')), v_said) > 0 as ok
+              from unnest(p_endings) e(state), lateral tallybook._ends(e.state, v_at, v_id, v_since, v_piece) s
+             order by s.ended_at desc, s.job_id desc limit v_piece) u;
+    exit when v_rows = 0;
+    for k in select l.nth, l.line as line
+               from tallybook._job_lines(v_ids, null, case when not v_cancelled then v_errors end, case when v_cancelled then v_ats end,
+                      case when v_cancelled then '{cancelled}' else '{available,running,completed,beyond,cancelled,unmet}' end::text[], p_filter, p_most + 1 - n) l loop
+      place := (extract(epoch from v_ats[k.nth]) * 1000000)::bigint || '.' || (k.line).id; line := k.line; at := v_ats[k.nth]; n := n + 1;
+      return next;
+      if n > p_most then return; end if;
+    end loop;
+    exit when v_rows < v_piece;
+    v_left := v_left - v_rows - 20 * coalesce(cardinality(v_ids), 0);
+    if v_left <= 0 then
+      place := (extract(epoch from v_at) * 1000000)::bigint || '.' || v_id; line := null; at := v_at; n := n + 1;
+      return next;
+      return;
+    end if;
+    v_piece := least(greatest(2 * v_piece, 64), case when cardinality(v_ids) > v_rows / 4 then 256 else 4096 end);
+  end loop;
+end $$;
+
+-- _ends(state, at, job_id, since, most): the last outcomes of this state below this place, at most so many, none before since.
+create or replace function tallybook._ends(p_state tallybook.ending, p_at timestamptz, p_job_id bigint, p_since timestamptz, p_most int)
+returns table (ended_at timestamptz, job_id bigint, error jsonb) language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+begin
+  return query
+  select o.ended_at, o.job_id, o.error from tallybook.outcome o
+   where o.state = p_state and o.state <> 'completed' and o.ended_at <= p_at and o.ended_at >= p_since and (o.ended_at, o.job_id) < (p_at, p_job_id)
+   order by o.ended_at desc, o.job_id desc limit p_most;
+end $$;

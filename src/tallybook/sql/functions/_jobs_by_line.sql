@@ -1,0 +1,102 @@
+-- _jobs_by_line(what, lanes, filter, xid, seq, most, looks): the jobs that match whose newest attempt is in these lanes, the last in line first, from
+-- below this place on, at most `most` and one more. As _jobs_by_id in all else.
+--
+--   what   line: what is still to be claimed; past: what lies up to the cursor; all
+--   lanes  null: all that there are
+create or replace function tallybook._jobs_by_line(p_what text, p_lanes int[], p_filter jsonb, p_xid xid8, p_seq bigint, p_most int, p_looks int)
+returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+  v_xid xid8 := coalesce(p_xid, '9223372036854775807'); v_seq bigint := coalesce(p_seq, 0); v_piece int := p_most + 1; v_left int := p_looks;
+  v_rows int; v_at timestamptz; k record; v_xids xid8[]; v_seqs bigint[]; v_ids bigint[]; v_attempts int[]; v_task text := p_filter ->> 'task';
+  v_mine text[] := case when p_filter ? 'unserved' then '{available,unmet}' when p_what = 'line' then '{available}' when p_what = 'past' then '{completed,beyond}' else '{available,running,completed,beyond,cancelled,unmet}' end;
+begin
+  n := 0;
+  p_lanes := coalesce(p_lanes, array(select l.lane_id from tallybook.lane l where p_what <> 'line' or l.retired_at is null));
+  loop
+    select count(*), min(u.enqueued_at), array_agg(u.xid order by u.xid desc, u.seq desc) filter (where u.ok),
+           array_agg(u.seq order by u.xid desc, u.seq desc) filter (where u.ok), array_agg(u.job_id order by u.xid desc, u.seq desc) filter (where u.ok),
+           array_agg(u.attempt order by u.xid desc, u.seq desc) filter (where u.ok),
+           (array_agg(u.xid order by u.xid, u.seq))[1], (array_agg(u.seq order by u.xid, u.seq))[1]
+      into v_rows, v_at, v_xids, v_seqs, v_ids, v_attempts, v_xid, v_seq
+      from (select r.*, v_task is null or r.task = v_task as ok
+              from (select f.lane_id from unnest(p_lanes) i(lane_id), lateral (
+                      select i.lane_id, x.xid, x.seq from tallybook._line_rows(i.lane_id, p_what, v_xid, v_seq, 1) x) f
+                     order by f.xid desc, f.seq desc limit v_piece) h,  -- only lanes of so many ends can have one of the last so many
+                   lateral tallybook._line_rows(h.lane_id, p_what, v_xid, v_seq, v_piece) r
+             order by r.xid desc, r.seq desc limit v_piece) u;
+    exit when v_rows = 0;
+    for k in select l.nth, l.line as line from tallybook._job_lines(v_ids, v_attempts, null, null, v_mine, p_filter, p_most + 1 - n) l loop
+      place := v_xids[k.nth] || '.' || v_seqs[k.nth]; line := k.line; at := (k.line).enqueued_at; n := n + 1;
+      return next;
+      if n > p_most then return; end if;
+    end loop;
+    exit when v_rows < v_piece;
+    v_left := v_left - v_rows - cardinality(p_lanes) - 20 * coalesce(cardinality(v_ids), 0);
+    if v_left <= 0 then
+      place := v_xid || '.' || v_seq; line := null; at := v_at; n := n + 1;
+      return next;
+      return;
+    end if;
+    v_piece := least(greatest(2 * v_piece, 64), case when cardinality(v_ids) > v_rows / 4 then 256 else 4096 end, greatest(64, 20000 / cardinality(p_lanes)));
+  end loop;
+end $$;
+
+-- _line_rows(lane, what, xid, seq, most): the last entries of a lane below this place, at most so many; what: see _jobs_by_line.
+create or replace function tallybook._line_rows(p_lane_id int, p_what text, p_xid xid8, p_seq bigint, p_most int)
+returns table (xid xid8, seq bigint, job_id bigint, attempt int, task text, enqueued_at timestamptz) language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+  l record; c record;
+begin
+  select x.lane_id, x.retention, x.born into l from tallybook.lane x where x.lane_id = p_lane_id;
+  if p_what = 'past' then
+    select x.xid, x.seq into c from tallybook._line_end(p_lane_id) x;
+    if (c.xid, c.seq) < (p_xid, p_seq) then  -- including the last one
+      p_xid := c.xid; p_seq := case when c.seq < 9223372036854775807 then c.seq + 1 else c.seq end;
+    end if;
+  end if;
+  if p_what <> 'line' then
+    return query
+    select e.xid, e.seq, e.job_id, e.attempt, e.task, e.enqueued_at from tallybook.entry e
+     where e.lane_id = l.lane_id and e.retention = l.retention and e.xid <= p_xid and (e.xid, e.seq) < (p_xid, p_seq)
+     order by e.xid desc, e.seq desc limit p_most;
+    return;
+  end if;
+  select least(h.lo, h.pos_xid) as low, h.holes || h.closed as others into c
+    from tallybook.claim h where h.lane_id = l.lane_id and h.retention = l.retention order by h.number desc limit 1;
+  if not found then c.low := l.born; c.others := '{}'; end if;
+  return query
+  select f.xid, f.seq, f.job_id, f.attempt, f.task, f.enqueued_at from (
+    (select e.xid, e.seq, e.job_id, e.attempt, e.task, e.enqueued_at from tallybook.entry e
+      where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= c.low and e.xid <= p_xid and (e.xid, e.seq) < (p_xid, p_seq)
+      order by e.xid desc, e.seq desc limit p_most)
+    union all  -- what has committed late
+    (select e.xid, e.seq, e.job_id, e.attempt, e.task, e.enqueued_at
+       from (select x from unnest(c.others) x where x < c.low and x <= p_xid order by x desc) o(xid), lateral (
+         select y.* from tallybook.entry y
+          where y.lane_id = l.lane_id and y.retention = l.retention and y.xid = o.xid and (y.xid, y.seq) < (p_xid, p_seq)
+          order by y.seq desc limit p_most) e
+      limit p_most)) f
+   order by f.xid desc, f.seq desc limit p_most;
+end $$;
+
+-- _line_end(lane): up to where its cursor has come, at most: what lies behind it is taken by its id or not at all.
+create or replace function tallybook._line_end(p_lane_id int, out xid xid8, out seq bigint)
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+begin
+  select case when h.closed = '{}' then h.pos_xid else h.lo end, case when h.closed = '{}' then h.pos_seq else 0 end into xid, seq
+    from tallybook.lane l, tallybook.claim h
+   where l.lane_id = p_lane_id and l.retired_at is null and h.lane_id = l.lane_id and h.retention = l.retention order by h.number desc limit 1;
+  if not found then
+    select case when l.retired_at is null then l.born else '9223372036854775807' end, 0 into xid, seq from tallybook.lane l where l.lane_id = p_lane_id;
+  end if;
+end $$;

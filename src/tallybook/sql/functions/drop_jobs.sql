@@ -1,0 +1,19 @@
+-- drop_jobs(jobs): throw these dead letters away. Says per job what became of it, the lowest id first.
+--
+--   done    dropped; refused: it is not dead, not any more perhaps
+--   detail  what it is now
+-- Errors: TB005 more than 1000 jobs.
+create or replace function tallybook.drop_jobs(jobs bigint[]) returns table (job_id bigint, done text, detail text)
+language plpgsql as $$
+begin
+  for job_id in select i from tallybook._these_jobs(drop_jobs.jobs) i loop
+    if tallybook.drop_dead(job_id) then
+      done := 'dropped'; detail := null;
+    else
+      detail := (select format('job %s is %s', job_id, j.state) from tallybook.job j where j.id = job_id);
+      done := case when detail is null then 'unknown' else 'refused' end;
+      detail := coalesce(detail, format('there is no job %s', job_id));
+    end if;
+    return next;
+  end loop;
+end $$;

@@ -1,0 +1,32 @@
+-- retry_jobs(jobs, at): give each of these jobs another attempt, at once, as retry does. Says per job what became of it, the lowest id first.
+--
+--   done    retried; refused: it is not dead or cancelled any more, or another live job has its unique key; unknown: there is no such job
+--   detail  the number of the attempt, or why not
+-- What is refused does not keep the others from it. One that somebody else retries at the same moment is waited for, in the order of ids, so
+-- that nobody waits for somebody who waits. Errors: TB005 more than 1000 jobs; TB003.
+create or replace function tallybook.retry_jobs(jobs bigint[], at timestamptz default clock_timestamp())
+returns table (job_id bigint, done text, detail text) language plpgsql as $$
+declare
+  v_detail text;
+begin
+  for job_id in select i from tallybook._these_jobs(retry_jobs.jobs) i loop
+    begin
+      done := 'retried';
+      detail := format('attempt %s', tallybook.retry(job_id, at));
+    exception when sqlstate 'TB005' or sqlstate 'TB002' then
+      get stacked diagnostics detail = message_text, v_detail = pg_exception_detail;
+      done := case sqlstate when 'TB002' then 'unknown' else 'refused' end;
+      detail := concat_ws('. ', detail, nullif(rtrim(v_detail, '.'), ''));
+    end;
+    return next;
+  end loop;
+end $$;
+
+-- _these_jobs(jobs): each id once, the lowest first. Raises TB005 for more than 1000, and for null.
+create or replace function tallybook._these_jobs(p_jobs bigint[]) returns setof bigint language plpgsql immutable as $$
+begin
+  if p_jobs is null or cardinality(p_jobs) > 1000 or array_position(p_jobs, null) is not null then
+    raise exception 'jobs are up to 1000 ids' using errcode = 'TB005', hint = 'Say more of them in several calls.';
+  end if;
+  return query select distinct i from unnest(p_jobs) i order by i;
+end $$;

@@ -1,0 +1,213 @@
+"""jobs: lists of jobs by filter, held against the view job; and what is done to many of them."""
+
+from __future__ import annotations
+
+import os
+import random
+from datetime import UTC, datetime, timedelta
+from typing import Any, LiteralString, cast
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from support.hands import Hands, Job, put, states
+from support.job_lists import STATES, differences, ids, pages, some_filters
+from support.subjects import push
+from tallybook._db.migrate import routines
+
+LATER = datetime.now(UTC) + timedelta(days=1)
+
+pytestmark = pytest.mark.servers
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@pytest.fixture
+def hands(db: Connection) -> Hands:
+    return Hands(db, "q", "r")
+
+
+def test_pages_join_to_the_list(db: Connection, hands: Hands) -> None:
+    """Jobs are listed newest first, in pages; of one queue, too."""
+    jobs = [put(db, queue="q" if n % 2 else "r", args={"n": n}) for n in range(10)]
+    assert ids(db) == jobs[::-1]
+    assert ids(db, queue="q") == jobs[::-2]
+    assert ids(db, queue="none") == []
+    assert [len(page) for page in pages(db, max_jobs=4)] == [4, 4, 2]
+
+
+def done(db: Connection, verb: str, jobs: list[int], *more: object) -> list[tuple[Any, ...]]:
+    marks = ", %s" * len(more)
+    return db.execute(f"select * from tallybook.{verb}(%s::bigint[]{marks})", (jobs, *more)).fetchall()  # type: ignore[arg-type]  # noqa: S608
+
+
+def test_many_are_cancelled_retried_and_dropped(db: Connection, hands: Hands) -> None:
+    """Per job it is said what became of it; one that has ended or is gone keeps no other from it, and is named once."""
+    over, runs, dies, stands = (put(db) for _ in range(4))
+    first, second, third = hands.start(3)
+    hands.complete(first)
+    hands.fail(third, final=True)
+    assert done(db, "cancel_jobs", [stands, runs, over, 99, over], "no more") == [
+        (over, "refused", f"job {over} is completed already"),
+        (runs, "cancelling", None),
+        (stands, "cancelled", None),
+        (99, "unknown", "there is no job 99"),
+    ]
+    hands.say("cancelled", second)
+    assert done(db, "retry_jobs", [dies, stands, over, 99]) == [
+        (over, "refused", f"job {over} is not dead or cancelled. It is completed"),
+        (dies, "retried", "attempt 2"),
+        (stands, "retried", "attempt 2"),
+        (99, "unknown", "there is no job 99"),
+    ]
+    assert states(db, over, runs, dies, stands) == ["completed", "cancelled", "available", "available"]
+    for job in hands.start():
+        hands.fail(job, final=True)
+    assert done(db, "drop_jobs", [stands, over, 99]) == [
+        (over, "refused", f"job {over} is completed"),
+        (stands, "dropped", None),
+        (99, "unknown", "there is no job 99"),
+    ]
+    assert db.execute("select job_id from tallybook.dead").fetchall() == [(dies,)]
+
+
+@pytest.mark.parametrize("verb", ["retry_jobs", "cancel_jobs", "drop_jobs"])
+def test_at_most_a_thousand_at_once(db: Connection, verb: str) -> None:
+    """More than 1000 ids are refused before anything is done to one of them."""
+    job = put(db)
+    with pytest.raises(psycopg.Error, match="up to 1000 ids") as said:
+        done(db, verb, [job, *range(2, 1002)])
+    assert said.value.sqlstate == "TB005"
+    with pytest.raises(psycopg.Error, match="up to 1000 ids"):
+        db.execute(f"select tallybook.{verb}(array[1, null]::bigint[])")  # type: ignore[arg-type]
+    assert states(db, job) == ["available"]
+
+
+class Shop:
+    """Random verbs of producers, workers, people and services, on two queues; time goes on with each."""
+
+    def __init__(self, db: Connection, seed: int) -> None:
+        self.db, self.rng = db, random.Random(seed)
+        self.hands = Hands(db, "q", "r")
+        self.taken: list[Job] = []
+        self.jobs: list[int] = []
+
+    def put(self) -> None:
+        rng = self.rng
+        more: dict[str, Any] = {"queue": rng.choice("qr"), "task": rng.choice("tu"), "priority": rng.choice([1, 2])}
+        kind = rng.choice(["plain", "plain", "later", "order", "fair", "key", "linked", "child", "subject"])
+        if kind == "later":
+            more["run_at"] = LATER
+        elif kind == "order":
+            more["order_key"] = rng.choice("ab")
+        elif kind == "fair":
+            more["options"] = Jsonb({"fair_key": rng.choice("xy")})
+        elif kind == "key":
+            more["unique_key"] = rng.choice("kl")
+        elif kind == "linked":
+            more["headers"] = Jsonb({"links": {"submission": rng.choice([1, "1", 2])}})
+        elif kind == "child" and self.jobs:
+            parents = [rng.choice(self.jobs)]
+            query = "select tallybook.enqueue_after('q', 't', %s) from tallybook.job where id = any (%s) and state <> 'dead'"
+            if row := self.db.execute(query, (parents, parents)).fetchone():
+                self.jobs.append(row[0])
+            return
+        elif kind == "subject":
+            self.jobs.append(push(self.db, rng.choice(["one", "two"]), task="s")[0])
+            return
+        self.jobs.append(put(self.db, **more))
+
+    def end(self) -> None:
+        if not self.taken:
+            self.taken = self.hands.start(self.rng.randint(1, 4))
+            return
+        job = self.taken.pop(self.rng.randrange(len(self.taken)))
+        how = self.rng.choice(
+            ["complete", "complete", "again", "later", "dead", "snooze", "cancelled", "move", "crash"]
+        )
+        if how == "again":
+            self.hands.fail(job)
+        elif how == "later":
+            self.hands.fail(job, "1 h")
+        elif how == "dead":
+            self.hands.fail(job, final=True)
+        elif how == "snooze":
+            self.hands.say("snooze", job, "1 h")
+        elif how == "crash":
+            self.hands.say("crash", job, '{"type": "Crash", "message": "out of memory"}')
+        else:
+            self.hands.say(how, job)
+
+    def person(self) -> None:
+        if not self.jobs:
+            return
+        some = self.rng.sample(self.jobs, min(3, len(self.jobs)))
+        verb = self.rng.choice(["cancel_jobs", "retry_jobs", "drop_jobs", "claim_job"])
+        if verb == "claim_job":
+            lease = uuid4()
+            if self.db.execute("select from tallybook.job where id = %s", some[:1]).fetchone():
+                self.hands.one("select tallybook.claim_job(%s, %s, %s)", self.hands.worker, some[0], lease)
+                self.taken += [job for job in self.hands.leased(lease) if not job.cancelled and not job.put_off]
+            return
+        done(self.db, verb, some)
+
+    def step(self) -> None:
+        self.rng.choice([self.put, self.put, self.end, self.end, self.end, self.person, self.promote])()
+
+    def promote(self) -> None:
+        self.hands.one("select tallybook.promote(3, at => clock_timestamp() + interval '1 h')")
+        self.hands.one("select tallybook.deal()")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100 if os.environ.get("TALLYBOOK_THOROUGH") else 2))
+def test_the_pages_are_the_view(db: Connection, seed: int) -> None:
+    """Whatever was done to the jobs, all pages of a list together have what the view has for its filter, each job once."""
+    shop = Shop(db, seed)
+    seen: set[str] = set()
+    for _ in range(3):
+        for _ in range(40):
+            shop.step()
+        for named in _filters(db, shop.rng):
+            assert differences(db, **named) == "", f"seed {seed}"
+        seen |= {state for (state,) in db.execute("select distinct state from tallybook.job")}
+    assert len(seen) >= 7, "the test has seen what it is about"
+
+
+def test_control_a_source_that_is_left_out_is_noticed(db: Connection) -> None:
+    """Control: without the tombstones a completed job ahead of the cursor is missing."""
+    hands, lease = Hands(db, "q"), uuid4()
+    put(db)
+    job = put(db)
+    hands.one("select tallybook.claim_job(%s, %s, %s)", hands.worker, job, lease)
+    hands.complete(*hands.leased(lease))
+    assert differences(db, states=["completed"]) == ""
+    text = dict(routines())["functions/jobs.sql"]
+    broken = text.replace("ids := ids || '{intent}'::text[]; end if;\n  end if;", "end if;\n  end if;")
+    assert broken != text
+    db.execute(cast("LiteralString", broken))
+    assert f"missing: [({job}, " in differences(db, states=["completed"])
+
+
+def _filters(db: Connection, rng: random.Random) -> list[dict[str, Any]]:
+    row = db.execute("select array_agg(enqueued_at order by id) from tallybook.job").fetchone()
+    times = (row and row[0]) or [LATER]
+    return [
+        {},
+        *({"states": [state]} for state in STATES),
+        *({"states": [state], "queue": "q"} for state in STATES),
+        *(
+            some_filters(
+                rng,
+                queue=["q", "r"],
+                task=["t", "s"],
+                error=["no luck", "MEMORY"],
+                since=times,
+                before=times,
+                links=[{"submission": 1}],
+                unserved=[True],
+            )
+            for _ in range(15)
+        ),
+    ]

@@ -1,0 +1,111 @@
+"""Lists of jobs from Python and from the command line, and what is done to those that were listed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tallybook import App
+from tallybook._cli import cli
+from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
+from tallybook.testing import drain_async
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def app(dsn: str) -> App:
+    app = App("shop", dsn=dsn)
+
+    @app.task(queue="mail")
+    async def note(what: str) -> None: ...
+
+    @app.task(max_attempts=1, queue="charges")
+    async def breaks(user: int, why: str = "boom") -> None:
+        raise RuntimeError(why)
+
+    return app
+
+
+async def test_open_jobs_of_one_type(app: App, db: Any) -> None:
+    """S4-09: the open operations of one type, the newest first, at most so many; the next page goes on behind them."""
+    note, breaks = app.tasks["note"], app.tasks["breaks"]
+    jobs = [note.enqueue_sync(db, str(n)).id for n in range(5)]
+    breaks.enqueue_sync(db, 1)
+    states = ["available", "running", "scheduled", "waiting"]
+    page = await app.jobs(app, task="note", states=states, max_jobs=3)
+    assert [job.id for job in page.jobs] == jobs[:1:-1]
+    assert {(job.task, job.queue, job.state) for job in page.jobs} == {("note", "mail", "available")}
+    rest = app.jobs_sync(db, task="note", states=states, after=page.next)
+    assert ([job.id for job in rest.jobs], rest.next, rest.looked_to) == (jobs[1::-1], None, None)
+
+
+async def test_dead_letters_are_retried_and_dropped_by_what_was_listed(app: App, db: Any, dsn: str) -> None:
+    """S4-14: dead letters with type, last error, attempts and when they were created; what was listed is retried or dropped."""
+    breaks = app.tasks["breaks"]
+    first, second, other = (breaks.enqueue_sync(db, n, why).id for n, why in enumerate(("Card 1", "Card 2", "x")))
+    await drain_async(app, dsn=dsn)
+    page = await app.jobs(app, states=["dead"], error="card")
+    assert [(job.id, job.task, job.last_error, job.attempts) for job in page.jobs] == [
+        (second, "breaks", "Card 2", 1),
+        (first, "breaks", "Card 1", 1),
+    ]
+    assert all(job.enqueued_at <= job.ended_at for job in page.jobs if job.ended_at)
+    assert [letter.job for letter in await app.dead_letters(app, text="card")] == [second, first]
+    said = await app.retry_jobs(app, [job.id for job in page.jobs] + [second])
+    assert [(one.job, one.done, one.detail, one.changed) for one in said] == [
+        (first, "retried", "attempt 2", True),
+        (second, "retried", "attempt 2", True),
+    ]
+    said = await app.drop_jobs(app, [first, other])
+    assert [(one.job, one.done, one.changed) for one in said] == [(first, "refused", False), (other, "dropped", True)]
+    assert [one.done for one in await app.cancel_jobs(app, [first, second], "enough")] == ["cancelled", "cancelled"]
+    assert [one.done for one in app.retry_jobs_sync(db, [first])] == ["retried"]
+    assert [one.done for one in app.cancel_jobs_sync(db, [first])] == ["cancelled"]
+    assert [one.done for one in app.drop_jobs_sync(db, [first])] == ["refused"]
+
+
+async def test_bad_input(app: App) -> None:
+    """What cannot be meant gets a clear error before anything is asked."""
+    with pytest.raises(ConfigError, match="are some of scheduled, retrying"):
+        await app.jobs(app, states=["failed"])
+    with pytest.raises(ConfigError, match="from 1 to 1000"):
+        await app.jobs(app, max_jobs=1001)
+    with pytest.raises(InvalidArgument, match="is no cursor"):
+        await app.jobs(app, after="here")
+    with pytest.raises(InvalidArgument, match="of a list with other filters"):
+        await app.jobs(app, states=["available"], after="i12")
+    with pytest.raises(ConfigError, match="at most 1000 ids"):
+        await app.retry_jobs(app, range(1, 1002))
+    with pytest.raises(UnknownJob):
+        await app.cancel_jobs(app, [0])
+
+
+def run(dsn: str, *words: str) -> tuple[str, str]:
+    """What `tallybook job list` prints, and what it says beside it."""
+    result = CliRunner().invoke(cli, ["job", "list", *words, "--dsn", dsn])
+    assert result.exit_code == 0, result.output
+    return result.stdout, result.stderr
+
+
+async def test_the_command_line_pages_and_filters(app: App, db: Any, dsn: str) -> None:
+    """job list by several states, a text in the error and times; --after goes on where a list has ended."""
+    note, breaks = app.tasks["note"], app.tasks["breaks"]
+    dead = [breaks.enqueue_sync(db, n, why).id for n, why in enumerate(("Card 1", "x", "card 2"))]
+    await drain_async(app, dsn=dsn)
+    note.enqueue_sync(db, "x")
+    listed = [job["id"] for job in json.loads(run(dsn, "--error", "CARD", "--json")[0])]
+    assert listed == [dead[2], dead[0]]
+    out, said = run(dsn, "--state", "dead", "--state", "completed", "--limit", "2", "--since", "1 hour")
+    assert (dead[2] and str(dead[1]) in out, said) == (
+        True,
+        f"the newest 2; --limit shows more, --after i{dead[1]} the next\n",
+    )
+    rest, said = run(dsn, "--state", "dead", "--after", f"i{dead[1]}", "--json")
+    assert ([job["id"] for job in json.loads(rest)], said) == ([dead[0]], "")
+    assert run(dsn, "--before", "1 hour") == ("no such jobs\n", "")
+    result = CliRunner().invoke(cli, ["job", "list", "--since", "2030-01-01", "--dsn", dsn])
+    assert result.exit_code == 2 and "has no zone" in result.output
