@@ -106,7 +106,6 @@ def main() -> int:
 
         mailbox = httpx2.get(f"http://127.0.0.1:{mail}/mailbox").json()
         if SERVE:
-            stage.say(f"look at {web}/ and, by psql '{stage.dsn}', at tallybook.job, tallybook.attempt, signup_step")
             stage.say(f"look at {web}/ and at psql '{stage.dsn}': the queries are in README.md")
         return stage.end(account(stage, welcomed, mailbox))
 
