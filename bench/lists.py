@@ -1,7 +1,8 @@
 """How long a page of a list of jobs takes, by filter, with 10 million jobs of history and 1 million waiting in line.
 
-Loaded like `why`, with a quiet queue whose few jobs are older than all others, and one whose jobs have failed. Of each filter the pages are
-read one behind the other, from the first on, so the time is that of any page, those that find nothing among them.
+Loaded like `why`, with a quiet queue whose few jobs are older than all others, and one whose jobs have failed. Of each
+filter the pages are read one behind the other, from the first on, so the time is that of any page, those that find
+nothing among them.
 """
 
 from __future__ import annotations
