@@ -1,1 +1,1 @@
-"""At home in frameworks: one package each, which needs that framework and is imported by nobody else here."""
+"""At home in frameworks: django, fastapi, flask, sqlalchemy. Each needs the extra of its name, and nobody else here imports it."""
