@@ -113,7 +113,7 @@ async def test_pages_of_an_empty_database(seen: Seen) -> None:
 
 async def test_what_there_is_not(seen: Seen) -> None:
     """A schedule or a worker that there is not is said to be none, with status 404."""
-    assert "here is no schedule" in await seen.page("/schedule?name=none", 404)
+    assert "unknown schedule" in await seen.page("/schedule?name=none", 404)
     for number in ("7", "-1", "x", "9" * 30, "", "٣"):
         assert "There is no worker" in await seen.page(f"/worker?id={number}", 404)
     assert "Nothing of this kind" in await seen.page("/audit?actor=nobody&before=x")
@@ -321,8 +321,10 @@ async def test_a_worker_of_the_old_form(seen: Seen, db: Any) -> None:
     assert "1.5 s" in (text := await seen.page("/workers")) and "90 MiB" in text
     db.execute("update tallybook.worker set seen_at = now() - interval '1 min'")
     assert "silent" in await seen.page("/workers") and "Silent for longer" in await seen.page(f"/worker?id={number}")
-    db.execute("select tallybook.worker_stop(%s)", [number])
+    db.execute("update tallybook.worker set seen_at = '-infinity'")  # worker_stop, while it has left something
     assert ">stopped</span>" in await seen.page("/workers") and "was stopped" in await seen.page(f"/worker?id={number}")
+    db.execute("select tallybook.worker_stop(%s)", [number])
+    assert "It ended" in await seen.page(f"/worker?id={number}") and EVIL not in await seen.page("/workers")
 
 
 async def test_the_workers_are_live(app: App, dsn: str, db: Any) -> None:

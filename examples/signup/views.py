@@ -12,7 +12,8 @@ from examples.signup.models import User
 # here, and nobody has implemented `thank_referrer` yet.
 SIGN_UP = """\
 with u as (
-  insert into signup_user (email, referrer, checked, bounced) values (%s, %s, false, false) returning id, referrer
+  insert into signup_user (email, referrer, checked, bounced) values (%s, %s, false, false)
+  on conflict (email) do nothing returning id, referrer
 )
 select tallybook.enqueue('default', 'check_address', jsonb_build_object('user_id', u.id)),
        case when u.referrer <> '' then tallybook.enqueue('default', 'thank_referrer', jsonb_build_object('user_id', u.id)) end
@@ -30,11 +31,10 @@ TODO = "select task, count(*) from tallybook.job where unserved group by task or
 @require_POST
 def sign_up(request: HttpRequest) -> HttpResponse:
     """By the statement above."""
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute(SIGN_UP, [request.POST["email"], request.POST.get("referrer", "")])
-    except IntegrityError:
-        return HttpResponse("this address has signed up already\n", status=409)
+    with connection.cursor() as cursor:
+        cursor.execute(SIGN_UP, [request.POST["email"], request.POST.get("referrer", "")])
+        if not cursor.fetchall():
+            return HttpResponse("this address has signed up already\n", status=409)
     return HttpResponse("welcome\n", status=201)
 
 

@@ -12,6 +12,7 @@ Options are given by `with_`, as for any job: `refresh.with_(delay="5 min").subj
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import TYPE_CHECKING, Generic, ParamSpec
 
 from tallybook._db import subjects
@@ -119,6 +120,17 @@ class TaskSubject(Generic[P]):
     def forget_sync(self, conn: object) -> str:
         """Let the name be free; forget without an event loop."""
         return run_sync(conn, subjects.forget(self._bound.name, self.name))
+
+    async def move(self, conn: object, run_at: datetime) -> str:
+        """Let a planned subject run at another time, with all else as it is: "moved", or the state that it has instead.
+
+        await refresh.subject("asset:42").move(conn, datetime.now(UTC))  # at once
+        """
+        return await run(conn, subjects.move(self._bound.name, self.name, run_at))
+
+    def move_sync(self, conn: object, run_at: datetime) -> str:
+        """Let a planned subject run at another time; move without an event loop."""
+        return run_sync(conn, subjects.move(self._bound.name, self.name, run_at))
 
     def __repr__(self) -> str:
         return f"<Subject {self.name!r} of task {self._bound.name}>"

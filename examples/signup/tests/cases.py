@@ -37,6 +37,10 @@ class PipelineTest(TransactionTestCase):
     def setUp(self) -> None:
         self.client.post("/sign-up/", {"email": "ada@example.org", "referrer": "bob@example.org"})
 
+    def tearDown(self) -> None:
+        for queue in ("default", "mail"):  # Django empties its own tables only
+            app.queue_truncate_sync("default", queue)
+
     def steps(self) -> list[str]:
         return list(Step.objects.order_by("id").values_list("name", flat=True))
 

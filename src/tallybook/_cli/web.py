@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +67,9 @@ def web(
         raise Problem(f"the dashboard needs more packages: {error}", hint=_INSTALL, exit_code=2) from error
     if operate and (users or read_only):
         raise click.UsageError("--operate is for a dashboard without --users and without --read-only")
-    if users is None and not is_loopback(host):
+    if (
+        users is None and api_keys is None and not is_loopback(host)
+    ):  # without users it shows pages to this machine only
         hint = "--users FILE says who may log in; `tallybook web-user NAME` makes its lines"
         raise ConfigError("host", host, "others could reach it, and nobody has to log in", hint=hint)
     app = _app(target)
@@ -85,8 +89,20 @@ def web(
         proxy_headers=behind_proxy is not None, forwarded_allow_ips=behind_proxy or "", lifespan="on",
     )  # fmt: skip
     server = _server(uvicorn.Server, config, host)
-    server.run()
+    with _listening(host, port) as listening:
+        server.run(sockets=[listening])
     sys.exit(0 if server.started else 1)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """The socket; what is wrong with address or port is told as what a person said."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(found[4][:2], family=found[0], backlog=2048)
+    except OSError as error:
+        hint = "Say another one with --port, or --port 0 for any" if error.errno == errno.EADDRINUSE else None
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise ConfigError("port", port, f"cannot listen on {host}: {why}", hint=hint) from error
 
 
 def _server(kind: type[Any], config: Any, host: str) -> Any:
@@ -96,10 +112,9 @@ def _server(kind: type[Any], config: Any, host: str) -> Any:
         async def startup(self, sockets: Any = None) -> None:
             """Listen, then say so."""
             await super().startup(sockets)
-            for one in self.servers:
-                for socket in one.sockets:
-                    shown = f"[{host}]" if ":" in host else host
-                    click.echo(f"the dashboard is at http://{shown}:{socket.getsockname()[1]}/  (Ctrl-C ends it)")
+            for one in sockets or ():
+                shown = f"[{host}]" if ":" in host else host
+                click.echo(f"the dashboard is at http://{shown}:{one.getsockname()[1]}/  (Ctrl-C ends it)")
 
     return Server(config)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from tallybook._db.calls import Call, instant, text_array
 from tallybook._model.options import Options
 from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectReport
+from tallybook.errors import ConfigError
 
-__all__ = ["append", "forget", "get", "push", "push_many", "upsert", "upsert_many"]
+__all__ = ["append", "forget", "get", "move", "push", "push_many", "upsert", "upsert_many"]
 
 # As in calls.py: every parameter is text, and delays are added by the server's clock.
 _RUN_AT = """coalesce(cast(cast(%(run_at)s as text) as timestamptz),
@@ -55,6 +57,9 @@ _PUSH_MANY, _UPSERT_MANY = _MANY.replace("{verb}", "push"), _MANY.replace("{verb
 _GET = """\
 select cast(to_json(s) as text) from tallybook.subject as s
  where s.task = cast(%(task)s as text) and s.subject = cast(%(subject)s as text)"""
+_MOVE = """\
+select tallybook.subject_move(task => cast(%(task)s as text), subject => cast(%(subject)s as text),
+                              run_at => cast(cast(%(run_at)s as text) as timestamptz))"""
 _FORGET = "select tallybook.subject_forget(task => cast(%(task)s as text), subject => cast(%(subject)s as text))"
 
 
@@ -94,6 +99,14 @@ def get(task: str, name: str) -> Call[SubjectInfo | None]:
 def forget(task: str, name: str) -> Call[str]:
     """Let the name be free: forgotten, active, or unknown."""
     return Call("subject_forget", _FORGET, {"task": task, "subject": name}, str)
+
+
+def move(task: str, name: str, run_at: datetime) -> Call[str]:
+    """Let a planned subject run at another time: moved, or the state that it has instead."""
+    if run_at.utcoffset() is None:
+        raise ConfigError("run_at", run_at, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
+    given = {"task": task, "subject": name, "run_at": run_at.astimezone(UTC).isoformat()}
+    return Call("subject_move", _MOVE, given, str)
 
 
 def _params(call: SubjectCall) -> dict[str, str | None]:

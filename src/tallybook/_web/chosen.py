@@ -54,7 +54,7 @@ VERBS = {
     )
 }  # fmt: skip
 _SAID = {
-    "retried": "{} get another attempt",
+    "retried": "{} retried",
     "cancelled": "{} cancelled",
     "cancelling": "{} that run are told to stop",
     "dropped": "{} dropped",

@@ -22,6 +22,7 @@ from tallybook._web.access import Access
 from tallybook._web.database import Database
 from tallybook._web.gate import Gate, Visit
 from tallybook._web.live import Live
+from tallybook._web.metrics import health_routes, metrics_route
 from tallybook._web.render import environment
 from tallybook._web.session import Sessions
 from tallybook._web.users import User
@@ -47,7 +48,7 @@ __all__ = ["Site"]
 log = logging.getLogger("tallybook.web")
 
 NOUNS = (
-    "overview", "queues", "jobs", "job", "dead", "schedules", "workers", "limits", "providers", "upkeep", "audit",
+    "overview", "queues", "jobs", "job", "dead", "subjects", "schedules", "workers", "limits", "providers", "upkeep", "audit",
 )  # fmt: skip
 """One file each under pages/."""
 _STATUS: dict[type[Exception], int] = {
@@ -67,7 +68,6 @@ class Site:
         dsn: str | None = None,
         secret: str | None = None,
         metrics_token: str | None = None,
-        extra: tuple[Mount | Route, ...] = (),
     ) -> None:
         self.app = app
         self.access = access
@@ -75,10 +75,9 @@ class Site:
         self.live = Live(self.database)
         self.sessions = Sessions(secret)
         self.env = environment()
-        self.metrics_token = metrics_token
         self.root = ""
         """Where the dashboard is mounted, as the first request said: for what is written once for all viewers."""
-        pages = self._starlette(extra)
+        pages = self._starlette(metrics_token)
         self.routes: list[BaseRoute] = pages.routes
         """Everything that it answers."""
         self._asgi: ASGIApp = Gate(pages, self)
@@ -152,10 +151,11 @@ class Site:
             return status, str(error), None
         return 500, "Something went wrong in the dashboard. Its log says what.", None
 
-    def _starlette(self, extra: tuple[Mount | Route, ...]) -> Starlette:
+    def _starlette(self, metrics_token: str | None) -> Starlette:
         routes: list[Mount | Route] = [
             Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static"),
-            *extra,
+            metrics_route(self.database, token=metrics_token, admits=_has_user),
+            *health_routes(self.database),
         ]
         for noun in ("entrance", "live", *NOUNS):
             module = import_module(f"tallybook._web.pages.{noun}")
@@ -193,3 +193,8 @@ class Site:
 
     async def _crash(self, request: Request, error: Exception) -> Response:
         return await self._error(request, error)
+
+
+def _has_user(request: Request) -> bool:
+    """Whoever may see the dashboard may read its metrics, too."""
+    return request.scope["tallybook"].user is not None

@@ -128,6 +128,7 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('definer', '_provider_secret_drop',  '{operator}', null),
   ('definer', '_provider_secrets_under_others', '{operator}', null),
   ('definer', 'subject_forget',         '{operator}', null),
+  ('definer', 'subject_move',           '{operator}', null),
   ('caller',  'schedule_put',           '{operator}', null),
   ('definer', '_schedule_put_plain',    '{operator}', null),
   ('definer', 'schedule_drop',          '{operator}', null),
