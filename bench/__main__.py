@@ -31,6 +31,7 @@ NAMES = (
     "counters",
     "why",
     "pages",
+    "lists",
 )
 _WITH_PEERS = ("drain", "latency")
 

@@ -187,7 +187,7 @@ def test_a_worker_in_the_web_server_runs_jobs_and_warns(app: App, db: Any, caplo
     with caplog.at_level(logging.WARNING, "tallybook.web"), TestClient(FastAPI(lifespan=lifespan(app, worker=True))):
         assert "for development only" in caplog.text
         job = app.tasks["welcome"].enqueue_sync(db, 1)
-        wait_until(lambda: app.state_sync(db, job) == "completed", "the job is run")
+        wait_until(lambda: app.state_sync(db, job) == "completed", "the job is run", seconds=60)
     assert db.execute("select count(*) from tallybook.worker where ended_at is null").fetchone() == (0,)
 
 

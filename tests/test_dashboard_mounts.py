@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -135,29 +135,58 @@ def test_a_mount_needs_a_path() -> None:
         mounted(in_any, "/", in_any)
 
 
+PAGE = (Path(__file__).parents[1] / "docs/dashboard.md").read_text(encoding="utf-8")
+
+
+def shown(file: str) -> str:
+    """The block of docs/dashboard.md that begins with the name of this file."""
+    found = re.search(rf"^```python\n(# {re.escape(file)}\n.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert found, file
+    return found[1]
+
+
+async def test_the_fastapi_example_of_the_docs_works(dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/dashboard.md: whom the host's session names looks, ada acts, and nobody else sees anything."""
+    monkeypatch.setenv("TALLYBOOK_DSN", dsn)
+    db.execute("select tallybook.queue_put('mail')")
+    main: dict[str, Any] = {}
+    exec(compile(shown("main.py").replace("from __future__", ""), "main.py", "exec"), main)  # noqa: S102
+    api = main["api"]
+    site = api.routes[-1].app
+
+    def enter(request: Request) -> str:
+        request.session["user"] = request.query_params["name"]
+        return "in"
+
+    api.get("/enter")(enter)
+    for name, status, acts in (("", 403, 403), ("bob", 200, 403), ("ada", 200, 303)):
+        async with visiting(site, within=api, root="/queue", base="https://shop.example") as visitor:
+            if name:
+                assert (await visitor.http.get(f"/enter?name={name}")).status_code == 200
+            assert (await visitor.get("/queues")).status == status
+            assert (await visitor.post("/queue/pause", name="mail")).status == acts
+    assert db.execute("select actor, action from tallybook.audits").fetchall() == [("ada", "queue.pause")]
+    await site.aclose()
+
+
 DJANGO = """
-import asyncio, json, os, sys
-sys.path.insert(0, os.environ["TESTS"])
+import os, sys
+sys.path[:0] = [os.environ["TESTS"], os.getcwd()]
 import django
 from django.conf import settings
 
 settings.configure(
     DEBUG=False, SECRET_KEY="k" * 50, ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__,
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1]}},
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "site.db"}},
     INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions"],
     MIDDLEWARE=["django.contrib.sessions.middleware.SessionMiddleware", "django.contrib.auth.middleware.AuthenticationMiddleware"],
 )
 django.setup()
-from django.contrib.auth import SESSION_KEY, get_user, login
+from django.contrib.auth import login
 from django.contrib.auth.models import User as Person
-from django.core.asgi import get_asgi_application
 from django.core.management import call_command
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpResponse
 from django.urls import path
-from importlib import import_module
-from asgiref.sync import sync_to_async
-from tallybook.web import User, dashboard, mounted
-from support.dashboard_app import app
 
 
 def enter(request):
@@ -165,35 +194,26 @@ def enter(request):
     return HttpResponse("in")
 
 urlpatterns = [path("enter", enter), path("", lambda request: HttpResponse("the host"))]
-
-
-@sync_to_async
-def staff(request):
-    asked = HttpRequest()
-    asked.session = import_module(settings.SESSION_ENGINE).SessionStore(request.cookies.get(settings.SESSION_COOKIE_NAME))
-    person = get_user(asked)
-    return User(person.username, operate=person.is_superuser) if person.is_staff else None
-
-
 call_command("migrate", verbosity=0)
 Person.objects.create_user("ada", is_staff=True, is_superuser=True)
 Person.objects.create_user("bob", is_staff=True)
 Person.objects.create_user("eve")
-application = mounted(get_asgi_application(), "/queue", dashboard(app, authenticate=staff, dsn=sys.argv[2]))
-
-if __name__ == "__main__":
-    import uvicorn
-    uvicorn.run(application, port=0, lifespan="off", log_level="info")
+exec(open("asgi.py").read())
+import uvicorn
+uvicorn.run(application, port=0, lifespan="off", log_level="info")
 """
 
 
 @contextmanager
-def django(folder: Any, dsn: str) -> Iterator[str]:
-    """A real Django application in a process of its own; its address."""
-    (folder / "shop.py").write_text(DJANGO)
-    command = [sys.executable, str(folder / "shop.py"), str(folder / "site.db"), dsn]
-    environment = {"TESTS": str(Path(__file__).parent), "PATH": "/usr/bin:/bin"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True) as running:
+def django(folder: Path, dsn: str) -> Iterator[str]:
+    """A real Django application in a process of its own, with the file of docs/dashboard.md; its address."""
+    (folder / "serve.py").write_text(DJANGO)
+    (folder / "asgi.py").write_text(shown("project/asgi.py"))
+    (folder / "shop").mkdir()
+    (folder / "shop" / "jobs.py").write_text("from support.dashboard_app import app\n")
+    environment = {"TESTS": str(Path(__file__).parent), "PATH": "/usr/bin:/bin", "TALLYBOOK_DSN": dsn}
+    command = [sys.executable, "serve.py"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True, cwd=folder) as running:
         assert running.stderr is not None
         said = ""
         try:

@@ -70,6 +70,7 @@ def eval_of(line: str) -> Any:
     return ast.literal_eval(line)
 
 
+@pytest.mark.slow
 def test_the_client_of_the_page_in_a_shell(tmp_path: Path, dsn: str, db: Any, keys: Path) -> None:
     """S2-12: call.sh of the page, with openssl and curl, is served by a real server, with a body, a query and encoded names."""
     missing = [program for program in ("sh", "curl", "openssl") if shutil.which(program) is None]
@@ -125,6 +126,7 @@ def test_the_document_names_what_is_served() -> None:
         assert all("example" in next(iter(answer["content"].values())) for answer in found["responses"].values())
 
 
+@pytest.mark.slow
 def test_the_api_is_off_unless_it_has_keys(tmp_path: Path, dsn: str, keys: Path) -> None:
     """S2-12: `tallybook web` has no API; with --api-keys it is below /api/v1, signed, whoever may see the dashboard."""
     scripts(tmp_path)

@@ -184,7 +184,7 @@ def test_control_a_source_that_is_left_out_is_noticed(db: Connection) -> None:
     hands.complete(*hands.leased(lease))
     assert differences(db, states=["completed"]) == ""
     text = dict(routines())["functions/jobs.sql"]
-    broken = text.replace("ids := ids || '{intent}'::text[]; end if;\n  end if;", "end if;\n  end if;")
+    broken = text.replace("ids := ids || '{taken}'::text[]; mine", "mine")
     assert broken != text
     db.execute(cast("LiteralString", broken))
     assert f"missing: [({job}, " in differences(db, states=["completed"])

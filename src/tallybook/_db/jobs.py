@@ -19,7 +19,7 @@ __all__ = ["STATES", "JobFilter", "cancel_jobs", "drop_jobs", "jobs", "retry_job
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "completed", "cancelled", "dead")
 MOST = 1000
 """Jobs of one page, and of one call that changes them."""
-LOOKED = 20_000
+LOOKED = 50_000
 
 PARAMETERS = """\
   queue => cast(%(queue)s as text), task => cast(%(task)s as text), states => cast(cast(%(states)s as text) as text[]),

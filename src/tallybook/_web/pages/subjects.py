@@ -73,12 +73,13 @@ async def _page(
 ) -> tuple[list[dict[str, Any]], dict[str, str] | None, dict[str, Any] | None]:
     """Those that match; where the next page begins, if there is one; the last that was looked at, if that ended the look."""
     await conn.execute(_PLAN)
-    looked = await rows(conn, _LIST, **{"after_task": None, "after_name": None, **said, "looked": _LOOKED})
+    most = _LOOKED if said["state"] or said["prefix"] else _PAGE + 1
+    looked = await rows(conn, _LIST, **{"after_task": None, "after_name": None, **said, "looked": most})
     found = [one for one in looked if one["matches"]]
     if len(found) > _PAGE:
         found = found[:_PAGE]
         return found, _place(found[-1]), None
-    if len(looked) == _LOOKED:
+    if len(looked) == most:
         return found, _place(looked[-1]), looked[-1]
     return found, None, None
 

@@ -33,7 +33,7 @@ begin
       if n > p_most then return; end if;
     end loop;
     exit when v_rows < v_piece;
-    v_left := v_left - v_rows - 20 * coalesce(cardinality(v_ids), 0);
+    v_left := v_left - v_rows - 100 * coalesce(cardinality(v_ids), 0);
     if v_left <= 0 then
       place := (extract(epoch from v_at) * 1000000)::bigint || '.' || v_id; line := null; at := v_at; n := n + 1;
       return next;

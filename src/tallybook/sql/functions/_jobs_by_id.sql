@@ -1,7 +1,7 @@
 -- _jobs_by_id(sources, given, mine, filter, low, high, below, most, looks): the jobs that match, by id, the highest first, at most `most` and one more.
 --
 --   sources  of entry (every job that has been in line), scheduled, scheduled_failed (with an error history), waiting, waiting_failed, dead, running,
---            intent (cancelled or taken by its id, ahead of the cursor), given (ids)
+--            intent (cancelled, and not carried out), taken (by its id, ahead of the cursor), given (ids)
 --   looks    how many rows may be passed over: then there is a last row without line, and place is where to go on
 -- Rows are read in pieces that grow while little is found.
 create or replace function tallybook._jobs_by_id(p_sources text[], p_given bigint[], p_mine text[], p_filter jsonb, p_low bigint, p_high bigint,
@@ -13,8 +13,9 @@ as $$
 #variable_conflict use_column
 declare
   v_below bigint := least(coalesce(p_below, 9223372036854775807), p_high); v_low bigint := coalesce(p_low, 0);
-  v_piece int := least(p_most + 1, 256); v_left int := p_looks; v_rows int; v_last bigint; v_jobs int; v_ids bigint[]; k tallybook.job_line;
+  v_piece int := least(p_most + 1, 256); v_left int := p_looks; v_rows int; v_last bigint; v_ids bigint[]; k tallybook.job_line; l record;
   v_task text := p_filter ->> 'task'; v_error text := lower(p_filter ->> 'error');
+  v_line boolean := 'entry' = any (p_sources) and not coalesce(p_filter -> 'states' ? 'available', true); v_xids xid8[]; v_seqs bigint[];
   v_lanes int[] := case when p_filter ? 'queue' then array(select l.lane_id from tallybook.lane l where l.queue = p_filter ->> 'queue') end;
 begin
   n := 0;
@@ -22,37 +23,43 @@ begin
     p_given := p_given || array(select o.job_id from tallybook.worker w cross join lateral tallybook._open_attempts(w.id, w.open_from) o
                                  where w.ended_at is null);
   end if;
+  if v_line then  -- what is ahead of the cursors is not wanted: it may be a million
+    for l in select x.lane_id, e.xid, e.seq from tallybook.lane x, tallybook._line_end(x.lane_id) e loop
+      v_xids[l.lane_id] := l.xid; v_seqs[l.lane_id] := l.seq;
+    end loop;
+  end if;
   loop
-    select count(*), min(u.job_id), count(distinct u.job_id),
+    select count(*), min(u.job_id),
            array_agg(distinct u.job_id order by u.job_id desc) filter (where (v_lanes is null or u.lane_id is null or u.lane_id = any (v_lanes))
                                                   and (v_task is null or u.task is null or u.task = v_task)
+                                                  and (u.xid is null or (u.xid, u.seq) <= (v_xids[u.lane_id], v_seqs[u.lane_id]))
                                                   and (v_error is null or u.error is null or strpos(lower(concat_ws(' ', u.error ->> 'type', u.error ->> 'message')), v_error) > 0))
-      into v_rows, v_last, v_jobs, v_ids
+      into v_rows, v_last, v_ids
       from (select * from (
-        (select e.job_id, e.lane_id, e.task, null::jsonb as error from tallybook.entry e
+        (select e.job_id, e.lane_id, e.task, null::jsonb as error, case when v_line then e.xid end as xid, e.seq from tallybook.entry e
           where 'entry' = any (p_sources) and e.job_id < v_below and e.job_id >= v_low order by e.job_id desc limit v_piece)
         union all
-        (select s.job_id, s.lane_id, s.task, s.errors -> -1 from tallybook.scheduled s
+        (select s.job_id, s.lane_id, s.task, s.errors -> -1, null, null from tallybook.scheduled s
           where 'scheduled' = any (p_sources) and s.job_id < v_below and s.job_id >= v_low order by s.job_id desc limit v_piece)
         union all
-        (select s.job_id, s.lane_id, s.task, s.errors -> -1 from tallybook.scheduled s
+        (select s.job_id, s.lane_id, s.task, s.errors -> -1, null, null from tallybook.scheduled s
           where 'scheduled_failed' = any (p_sources) and s.errors is not null and s.job_id < v_below and s.job_id >= v_low
           order by s.job_id desc limit v_piece)
         union all
-        (select w.job_id, w.lane_id, w.task, w.errors -> -1 from tallybook.waiting w
+        (select w.job_id, w.lane_id, w.task, w.errors -> -1, null, null from tallybook.waiting w
           where 'waiting' = any (p_sources) and w.job_id < v_below and w.job_id >= v_low order by w.job_id desc limit v_piece)
         union all
-        (select w.job_id, w.lane_id, w.task, w.errors -> -1 from tallybook.waiting w
+        (select w.job_id, w.lane_id, w.task, w.errors -> -1, null, null from tallybook.waiting w
           where 'waiting_failed' = any (p_sources) and w.errors is not null and w.job_id < v_below and w.job_id >= v_low
           order by w.job_id desc limit v_piece)
         union all
-        (select d.job_id, d.lane_id, d.task, d.errors -> -1 from tallybook.dead d
+        (select d.job_id, d.lane_id, d.task, d.errors -> -1, null, null from tallybook.dead d
           where 'dead' = any (p_sources) and d.job_id < v_below and d.job_id >= v_low order by d.job_id desc limit v_piece)
         union all
-        (select t.job_id, null, null, null from tallybook.tombstone t
-          where 'intent' = any (p_sources) and t.job_id < v_below and t.job_id >= v_low order by t.job_id desc limit v_piece)
+        (select t.job_id, null, null, null, null, null from tallybook.tombstone t
+          where (t.cancelled and 'intent' = any (p_sources) or t.taken and 'taken' = any (p_sources)) and t.job_id < v_below and t.job_id >= v_low order by t.job_id desc limit v_piece)
         union all
-        (select i, null, null, null from unnest(p_given) i where i < v_below and i >= v_low order by i desc limit v_piece)) a
+        (select i, null, null, null, null, null from unnest(p_given) i where i < v_below and i >= v_low order by i desc limit v_piece)) a
         order by a.job_id desc limit v_piece) u;
     exit when v_rows = 0;
     -- Of the last one not all rows may be among these.
@@ -64,14 +71,14 @@ begin
     end loop;
     exit when v_rows < v_piece;
     v_below := v_last;
-    v_left := v_left - v_rows - 20 * coalesce(cardinality(v_ids), 0);  -- looking a job up costs as much as passing so many over
+    v_left := v_left - v_rows - 100 * coalesce(cardinality(v_ids), 0);  -- looking a job up costs as much as passing so many over
     if v_left <= 0 then
       place := v_last; line := null; n := n + 1;
       at := (select j.enqueued_at from tallybook.job j where j.id = v_last limit 1);
       return next;
       return;
     end if;
-    v_piece := case when v_jobs < v_rows / 8 or cardinality(v_ids) > v_rows / 4 then least(v_piece, 256) else least(2 * v_piece, 4096) end;
+    v_piece := case when cardinality(v_ids) > v_rows / 4 then least(v_piece, 256) else least(2 * v_piece, 4096) end;
   end loop;
 end $$;
 

@@ -35,7 +35,7 @@ begin
       if n > p_most then return; end if;
     end loop;
     exit when v_rows < v_piece;
-    v_left := v_left - v_rows - cardinality(p_lanes) - 20 * coalesce(cardinality(v_ids), 0);
+    v_left := v_left - v_rows - cardinality(p_lanes) - 100 * coalesce(cardinality(v_ids), 0);
     if v_left <= 0 then
       place := v_xid || '.' || v_seq; line := null; at := v_at; n := n + 1;
       return next;

@@ -16,7 +16,7 @@
 -- Errors: TB005. Reads entry, outcome, claim, scheduled, waiting, dead, tombstone, worker, lane, by indexes only.
 create or replace function tallybook.jobs(queue text default null, task text default null, states text[] default null, links jsonb default null,
   error text default null, unserved boolean default false, since timestamptz default null, before timestamptz default null,
-  after text default null, max_jobs int default 50, max_looked int default 20000)
+  after text default null, max_jobs int default 50, max_looked int default 50000)
 returns table (id bigint, queue_name text, task_name text, state text, priority int, attempts int, failures int, max_attempts int,
   enqueued_at timestamptz, run_at timestamptz, started_at timestamptz, ended_at timestamptz, worker text, summary text, reason text,
   last_error text, subject text, unique_key text, progress float4, cursor text, looked_to timestamptz)
@@ -147,16 +147,17 @@ begin
     if s && '{available,running,completed,cancelled}' then endings := '{failed,dead,lost}'; end if;
   elsif s && '{available,completed}' and coalesce(p_since, p_before) is not null or s @> '{available,completed}' and p_queue is null then
     mine := null;
-    ids := ids || case when s && '{cancelled}' then '{entry,intent}' else '{entry}' end::text[];
+    ids := ids || '{entry}'::text[];
+    if s && '{cancelled}' then ids := ids || '{intent}'::text[]; end if;
+    if s && '{completed,running}' then ids := ids || '{taken}'::text[]; end if;
   elsif s @> '{available,completed}' then
     line := 'all';
     if s && '{cancelled}' then ids := ids || '{intent}'::text[]; end if;
   else
     if s && '{available}' then line := 'line'; end if;
-    if s && '{completed}' then line := 'past'; mine := mine || '{beyond}'::text[]; end if;
+    if s && '{completed}' then line := 'past'; ids := ids || '{taken}'::text[]; mine := mine || '{beyond}'::text[]; end if;
     if s && '{running}' then ids := ids || '{running}'::text[]; mine := mine || '{running}'::text[]; end if;
-    if s && '{cancelled}' then mine := mine || '{unmet}'::text[]; endings := '{cancelled}'; end if;
-    if s && '{cancelled,completed}' then ids := ids || '{intent}'::text[]; end if;
+    if s && '{cancelled}' then ids := ids || '{intent}'::text[]; mine := mine || '{unmet}'::text[]; endings := '{cancelled}'; end if;
   end if;
 end $$;
 

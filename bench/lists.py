@@ -1,0 +1,113 @@
+"""How long a page of a list of jobs takes, by filter, with 10 million jobs of history and 1 million waiting in line.
+
+Loaded like `why`, with a quiet queue whose few jobs are older than all others, and one whose jobs have failed. Of each
+filter the pages are read one behind the other, from the first on, so the time is that of any page, those that find
+nothing among them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psycopg
+
+from bench.figures import SCALE, at_most, median, percentile, plain, say
+from bench.server import database, load, server, start_worker, vacuum
+from bench.why import _load
+from tallybook._db import jobs, sync
+from tallybook._db.jobs import JobFilter
+
+_PAGES = 30
+_FILTERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    **{state: {"states": [state]} for state in jobs.STATES},
+    "ended": {"states": ["completed", "cancelled", "dead"]},
+    "open": {"states": ["scheduled", "retrying", "waiting", "available", "running"]},
+    "busy_queue": {"queue": "default"},
+    "quiet_queue": {"queue": "quiet"},
+    "quiet_completed": {"queue": "quiet", "states": ["completed"]},
+    "rare_task": {"task": "rare"},
+    "error": {"error": "no luck"},
+    "rare_error": {"error": "once only"},
+    "no_such_error": {"error": "never said"},
+    "links": {"links": {"submission": 7}},
+    "no_such_task": {"task": "none"},
+}
+_FAIL = """
+do $$
+declare
+  v_worker int := tallybook.worker_start('failing', '{flaky,quiet}', at => 'infinity'); v_lease uuid; j record;
+begin
+  for n in 1..%s loop
+    v_lease := gen_random_uuid();
+    perform tallybook.claim(v_worker, '{flaky,quiet}', '{100,100}', v_lease);
+    exit when not exists (select from tallybook.leased(v_lease));
+    for j in select * from tallybook.leased(v_lease) loop
+      if j.task = 'rare' then
+        perform tallybook.complete(v_lease, j.job_id, j.attempt);
+      else
+        perform tallybook.fail(v_lease, j.job_id, j.attempt, jsonb_build_object('type', 'ValueError',
+          'message', case when j.job_id %% 1000 = 7 then 'once only' else 'no luck' end),
+          retry_in => case when j.job_id %% 2 = 0 then interval '1 h' end, final => j.job_id %% 3 = 0);
+      end if;
+    end loop;
+    commit;
+  end loop;
+  perform tallybook.worker_stop(v_worker);
+end $$"""
+
+
+def _fill(conn: psycopg.Connection[Any], done: int, line: int, others: int) -> None:
+    load(conn, 30, queue="quiet", task="rare")
+    load(conn, others // 5, queue="flaky", task="flaky")
+    conn.execute(_FAIL % 1000)  # type: ignore[arg-type]
+    _load(conn, done, line, others)
+    conn.execute(
+        "select tallybook.enqueue('linked', 'noop', headers => format('{\"links\": {\"submission\": %%s}}', n %% 100)::jsonb)"
+        " from generate_series(1, %s::int) n",
+        (others,),
+    )
+    conn.execute(
+        "select tallybook.cancel(job_id) from (select job_id from tallybook.scheduled order by job_id limit 1000) s"
+    )
+
+
+def _pages(conn: psycopg.Connection[Any], which: JobFilter) -> tuple[list[float], int]:
+    """The times of the first pages, in milliseconds, and how many jobs were found."""
+    took, found, after = [], 0, None
+    for _ in range(_PAGES):
+        began = time.perf_counter()
+        page = sync.run(conn, jobs.jobs(which, after=after, max_jobs=50))
+        took.append((time.perf_counter() - began) * 1000)
+        found += len(page.jobs)
+        after = page.next
+        if after is None:
+            break
+    return took, found
+
+
+def run() -> None:
+    """Print the figures."""
+    done, line, others = (
+        max(least, int(size * SCALE)) for size, least in ((10_000_000, 10_000), (1_000_000, 5_000), (10_000, 500))
+    )
+    with server() as running, database(running) as dsn:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute("select tallybook._lane('default', 2, '')")
+            start_worker(conn, ["default"])
+            _fill(conn, done, line, others)
+        vacuum(dsn)
+        every = []
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            for given in _FILTERS.values():  # plans are made
+                sync.run(conn, jobs.jobs(JobFilter(**given), after=None, max_jobs=1, max_looked=1000))
+            for name, given in _FILTERS.items():
+                took, found = _pages(conn, JobFilter(**given))
+                every += took
+                shown = f"{len(took)} pages, {found} jobs, the first in {took[0]:.1f} ms, p50 {median(took):.1f} ms"
+                plain("lists", f"p95_ms_{name}", percentile(took, 0.95), "ms", shown).show()
+    say(f"  lists: {done:,} jobs of history, {line:,} in line")
+    at_most(
+        "lists", "p95_ms", percentile(every, 0.95), "ms", 100, f"{len(every)} pages of {len(_FILTERS)} filters"
+    ).show()
