@@ -161,7 +161,7 @@ def test_what_is_wrong_is_found_by_the_checks(tmp_path: Path, empty_dsn: str) ->
         'TALLYBOOK = {"APP": "shop.jobs:missing"}': ("tallybook.E003", "Did you mean shop.jobs:app?", 1),
         'DATABASES["lite"] = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}\n'
         'TALLYBOOK = {"DATABASE": "lite"}': ("tallybook.E002", "is sqlite", 1),
-        'TASKS["default"]["QUEUES"] = ["a\\nb"]': ("tallybook.E005", "control characters", 1),
+        'TASKS["default"]["QUEUES"].append("a\\nb")': ("tallybook.E005", "control characters", 1),
         'TASKS["default"]["OPTIONS"] = {"database": "nowhere"}': ("tallybook.E004", "'nowhere'", 1),
         'TASKS["default"]["OPTIONS"] = {"patience": 3}': ("ImproperlyConfigured", "has no key 'patience'", 1),
     }
@@ -180,7 +180,7 @@ def test_the_command_line_has_the_projects_database_and_app(site: Site, empty_ds
     elsewhere = {"TALLYBOOK_DSN": "host=nowhere.invalid"}
     assert "not installed" in site.manage("tallybook", "info", code=1, **elsewhere)
     assert "installed schema tallybook" in site.manage("tallybook", "--database", "other", "migrate", **elsewhere)
-    assert "tables" in site.manage("tallybook", "info", "--settings=project.settings", **elsewhere)
+    assert "up to date" in site.manage("tallybook", "info", "--settings=project.settings", **elsewhere)
     assert "manage.py tallybook" in site.manage("help", "tallybook")
     assert "No such command 'wrk'" in site.manage("tallybook", "wrk", code=2)
     assert "nowhere" in site.manage("tallybook", "--database", "nowhere", "info", code=1)
@@ -198,7 +198,7 @@ def test_workers_of_a_project_run_its_jobs(site: Site, empty_dsn: str, tmp_path:
     try:
         with psycopg.connect(empty_dsn, autocommit=True, prepare_threshold=None) as db:
             alive = "select count(*) from tallybook.workers where ended_at is null"
-            wait_until(lambda: db.execute(alive).fetchone() == (2,), "two workers")
+            wait_until(lambda: db.execute(alive).fetchone() == (2,), "two workers", seconds=60)
             pids = [worker.pid, *children(worker.pid)]
             assert len(pids) >= 3
             for pid in pids:
@@ -210,7 +210,9 @@ def test_workers_of_a_project_run_its_jobs(site: Site, empty_dsn: str, tmp_path:
             db.execute(put)
             db.execute("select tallybook.enqueue('mail', 'shop.tasks.add', '{\"a\": 1}')")
             wait_until(
-                lambda: db.execute("select count(*) > 20 from shop_order where billed").fetchone() == (True,), "some"
+                lambda: db.execute("select count(*) > 20 from shop_order where billed").fetchone() == (True,),
+                "some",
+                seconds=60,
             )
             os.kill(children(worker.pid)[-1], signal.SIGKILL)
             ended = "select count(*) from tallybook.job where state = 'completed'"
