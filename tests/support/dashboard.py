@@ -111,7 +111,7 @@ def routes(site: Site, method: str) -> list[str]:
 NO_PAGES = {"/login", "/events", "/series", "/metrics", "/healthz", "/readyz"}
 
 
-JOBS = 3
+JOBS = 6
 """Jobs that are walked: not all of them have links, errors, or something to do about them."""
 
 
