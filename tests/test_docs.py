@@ -507,11 +507,14 @@ def test_every_command_is_in_the_docs() -> None:
 
 def test_every_make_target_in_the_docs_exists() -> None:
     """Each `make ...` on a page is a target of the Makefile, and CONTRIBUTING lists all of them."""
-    targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
+    makefile = text("Makefile")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    examples = re.findall(r"^EXAMPLES := (.*)", makefile, re.MULTILINE)[0].split()
+    assert set(examples) == {path.parent.name for path in (ROOT / "examples").glob("*/__main__.py")}
     for page in PAGES:
         for line in lines_of_code(page):
-            if found := re.match(r"(?:[A-Z]+=\S+ )?make ([a-z-]+)", line):
-                assert found[1] in targets, f"{name(page)}: {line}"
+            if found := re.match(r"(?:[A-Z]+=\S+ )?make ([a-z_-]+)", line):
+                assert found[1] in targets | {f"example-{one}" for one in examples}, f"{name(page)}: {line}"
     listed = {line.removeprefix("make ") for line in words(table(text("CONTRIBUTING.md"), "command"))}
     assert targets - {"help"} == listed
 

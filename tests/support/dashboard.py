@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -110,10 +111,14 @@ def routes(site: Site, method: str) -> list[str]:
 NO_PAGES = {"/login", "/events", "/series", "/metrics", "/healthz", "/readyz"}
 
 
+JOBS = 6
+"""Jobs that are walked: not all of them have links, errors, or something to do about them."""
+
+
 async def walk(visitor: Visitor, *, most: int = 150) -> dict[str, Answer]:
     """Every page that links lead to, from the overview on: one for each path and set of parameters."""
     found: dict[str, Answer] = {}
-    left, seen = ["/"], {"/"}
+    left, seen = ["/"], Counter(["/"])
     while left and len(found) < most:
         address = left.pop(0)
         found[address] = answer = await visitor.get(address)
@@ -123,8 +128,8 @@ async def walk(visitor: Visitor, *, most: int = 150) -> dict[str, Answer]:
             if parts.netloc or not link.startswith("/"):
                 continue
             kind = re.sub(r"\d+", "#", parts.path) + "?" + ",".join(f"{k}" for k in sorted(parse_qs(parts.query)))
-            if kind not in seen:
-                seen.add(kind)
+            if link not in found and link not in left and seen[kind] < (JOBS if "#" in kind else 1):
+                seen[kind] += 1
                 left.append(link)
     return found
 

@@ -62,7 +62,7 @@ async def furnish(dsn: str, *, drain: bool = True) -> None:
             await send.enqueue(conn, f"user{n}@example.org", api_key=SECRET, html=HOSTILE)
         for _ in range(3):
             await send.with_(links={"customer": HOSTILE}, headers={"note": HOSTILE}).enqueue(conn, "nobody")
-        await hostile.enqueue(conn, HOSTILE)
+        await hostile.with_(links={"customer": HOSTILE}).enqueue(conn, HOSTILE)
         await hostile.with_(unique=f"key {IMG}", delay="1 h", order_key=f"order {IMG}").enqueue(conn, HOSTILE)
         await refuse.enqueue(conn, 1)
         first = await send.with_(delay="2 h").enqueue(conn, "later@example.org")

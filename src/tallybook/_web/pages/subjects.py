@@ -24,7 +24,7 @@ pages = Pages()
 
 STATES = ("planned", "pending", "active", "completed", "killed", "dead")
 _PAGE = 100
-_LOOKED = 1000
+_LOOKED = 500
 """Subjects that one page may look at."""
 _COLUMNS = """\
 s.task, s.subject, s.job_id, s.queue, s.state, s.iterations, s.failures, s.attempts, s.next_run_at, s.last_at, s.ended_at,

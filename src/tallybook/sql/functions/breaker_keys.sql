@@ -1,6 +1,6 @@
 -- breaker_keys(from_name, max_keys): the view breaker for pages: its keys by name, from one on, at most max_keys (1 to 1000).
 --
--- Keys that are closed, without failures, and have no rule of their own are left out. It looks at 20 times max_keys names: the last of these is
+-- Keys that are closed, without failures, and have no rule of their own are left out. It looks at 5 times max_keys names: the last of these is
 -- there in any case, and the next look goes on from it.
 -- Costs the same however many jobs wait: waiting is counted up to 1000, which is 1000 or more. source as in concurrency_keys.
 -- Errors: TB005 max_keys out of range. Reads breaker_rule, breaker_state, concurrency_holder, concurrency_line, outcome.
@@ -12,7 +12,7 @@ as $$
 #variable_conflict use_column
 declare
   v_name text := breaker_keys.from_name; v_left int := tallybook._keys_most(breaker_keys.max_keys);
-  v_looks int := 20 * v_left;
+  v_looks int := 5 * v_left;
 begin
   v_name := least((select s.name from tallybook.breaker_state s where s.name >= v_name order by s.name limit 1),
                   (select r.name from tallybook.breaker_rule r where r.name >= v_name order by r.name limit 1));
