@@ -337,6 +337,7 @@ print(client.get("/jobs/1").json, app.result_sync(1))
 """
 
 
+@pytest.mark.slow
 def test_the_flask_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
     """docs/flask.md as written: registered, welcomed in the application's context; its commands but the endless one."""
     db.execute("create table customer (id int primary key)")
@@ -397,6 +398,7 @@ def test_include_name_speaks_of_that_schema_only() -> None:
     assert include_name("tallybook", "table", {"schema_name": None})
 
 
+@pytest.mark.slow
 def test_the_sqlalchemy_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
     """S4-21: docs/sqlalchemy.md as written: a customer and a job in one session, and an atomic handler with another."""
     assert project(tmp_path, "docs/sqlalchemy.md") == ["models.py", "signup.py"]

@@ -38,6 +38,7 @@ def _readers(make: Make, tmp_path: Path) -> dict[str, tuple[Site, str | None]]:
     }
 
 
+@pytest.mark.slow
 async def test_who_may_only_look_sees_no_form_and_changes_nothing(
     make: Make, tmp_path: Path, dsn: str, db: Any
 ) -> None:

@@ -127,6 +127,7 @@ def site(tmp_path: Path, empty_dsn: str) -> Site:
     return Site(tmp_path, empty_dsn)
 
 
+@pytest.mark.slow
 def test_the_tests_of_a_django_project_pass(site: Site) -> None:
     """S5-01 S5-03 S5-12: a Django project's tests, on the test database that its migrations have made, with our schema in it:
     orders with their jobs, atomic handlers, `django.tasks` with all four abilities, connections closed around jobs.

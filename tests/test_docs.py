@@ -301,6 +301,7 @@ def test_the_tutorials_files_run(tmp_path: Path, dsn: str, db: Any) -> None:
     assert db.execute(jobs).fetchall() == [("2", "completed", 2), ("2", "scheduled", 0)]
 
 
+@pytest.mark.slow
 def test_the_files_of_the_subjects_page_run(tmp_path: Path, dsn: str, db: Any) -> None:
     """S3-02 S3-13 S3-39 S3-40: docs/subjects.md as written: pushed once, run, in bulk, ended in each way, forwarded, upgraded."""
     files = ["app.py", "push.py", "bulk.py", "crawl.py", "forward.py", "app2.py", "status.py"]
@@ -369,6 +370,7 @@ def test_the_example_of_the_queues_page_runs(tmp_path: Path, dsn: str) -> None:
     assert python(tmp_path, dsn, "queues.py").splitlines() == ["created", "['send', 'send']", "3", "True"]
 
 
+@pytest.mark.slow
 def test_the_example_of_the_counting_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
     """S3-14, S3-33, S4-16: docs/counting.md as written: counted, worked off, completed today, times, events; its commands."""
     page = ROOT / "docs/counting.md"
