@@ -4,15 +4,18 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all check acceptance bench bench-ab bench-peers chaos clean
+EXAMPLES := form_submissions signup
+
+.PHONY: help setup demo examples test test-all check acceptance bench bench-ab bench-peers chaos clean
 help:
 	@echo 'make setup       the environment in .venv, with all that development needs'
 	@echo 'make demo        the main job, for real, on an embedded PostgreSQL (DEMO_INPUT=file.csv for your own rows)'
+	@echo 'make example-NAME  one of $(EXAMPLES); SERVE=1 keeps it up, SHORT=1 is quick'
 	@echo 'make test        all tests but the slow ones, on PostgreSQL 18'
 	@echo 'make test-all    all tests on PostgreSQL 18, all but slow ones on 16, 15 and through PgBouncer'
 	@echo 'make check       ruff, mypy --strict, import-linter'
 	@echo 'make acceptance  every row of the mission with the tests that show it'
-	@echo 'make bench       figures; BENCH=cost|enqueue|drain|claimers|latency|pinned|idle|outage|poison|rescue|schedule|scheduled|pinned_scheduled|upsert|query|roles|limit|concurrency|fair|counters|history|why, SCALE=0.1 for a short run'
+	@echo 'make bench       figures; BENCH=cost|enqueue|drain|claimers|latency|pinned|idle|outage|poison|rescue|schedule|scheduled|pinned_scheduled|upsert|query|roles|limit|concurrency|fair|counters|history|why|pages|lists, SCALE=0.1 for a short run'
 	@echo 'make bench-ab BASE=rev  drain, latency and cost of this commit beside those of another, PAIRS=10 times'
 	@echo 'make bench-peers the queues that the figures are held against, in an environment of their own'
 	@echo 'make chaos       120 s of faults on real processes, and what became of every job; SECONDS=30, MINUTES=10, SEED=7, BREAK=fence'
@@ -28,6 +31,11 @@ setup: $(READY)
 
 demo: $(READY)
 	@$(BIN)/tallybook demo $(if $(DEMO_INPUT),--input '$(DEMO_INPUT)')
+
+example-%: $(READY)
+	@$(BIN)/python -m examples.$*
+
+examples: $(addprefix example-,$(EXAMPLES))
 
 test: $(READY)
 	@$(BIN)/python tools/run_tests.py

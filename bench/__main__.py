@@ -30,6 +30,7 @@ NAMES = (
     "history",
     "counters",
     "why",
+    "pages",
     "lists",
 )
 _WITH_PEERS = ("drain", "latency")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -153,6 +153,35 @@ def connect(dsn: str) -> Iterator[Connect]:
 def db(connect: Connect) -> Connection:
     """A connection to the test's database, autocommit."""
     return connect()
+
+
+@pytest.fixture
+async def make(dsn: str) -> AsyncIterator[Callable[..., Any]]:
+    """Dashboards of the test's database, by the options of tallybook.web.dashboard; closed at the end."""
+    from tallybook import App
+    from tallybook.web import Site, dashboard
+
+    made: list[Site] = []
+
+    def one(**options: Any) -> Site:
+        made.append(dashboard(options.pop("app", None) or App("shop"), dsn=dsn, **options))
+        return made[-1]
+
+    yield one
+    for site in made:
+        await site.aclose()
+
+
+@pytest.fixture
+def paused(db: Connection) -> Callable[[], bool]:
+    """A queue `mail`, and whether it is paused."""
+    db.execute("select tallybook.queue_put('mail')")
+
+    def is_paused() -> bool:
+        row = db.execute("select paused_at is not null from tallybook.queues where name = 'mail'").fetchone()
+        return row is not None and bool(row[0])
+
+    return is_paused
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -46,6 +46,7 @@ def test_public_names() -> None:
     """The public surface is this and nothing else."""
     assert tallybook.__all__ == [
         "App",
+        "AuditRow",
         "BreakerInfo",
         "Cancel",
         "Cancelled",
@@ -354,7 +355,7 @@ def test_job_ids_are_checked(app: App, db: Any) -> None:
 
 
 def test_hooks_are_registered(app: App) -> None:
-    """lifespan and around_job take async generator functions of one parameter, and nothing else."""
+    """lifespan and around_job take async generator functions of one parameter, around_job plain ones too, and nothing else."""
 
     @app.lifespan
     async def clients(ctx: Context) -> AsyncIterator[None]:
@@ -364,14 +365,21 @@ def test_hooks_are_registered(app: App) -> None:
     async def around(ctx: Context) -> AsyncIterator[None]:
         yield
 
-    assert (app.lifespans, app.arounds) == ([clients], [around])
+    @app.around_job
+    def in_thread(ctx: Context) -> Iterator[None]:
+        yield
+
+    assert (app.lifespans, app.arounds, app.thread_arounds) == ([clients], [around], [in_thread])
     wrong: Any
 
     async def no_yield(ctx: Context) -> None: ...
     async def no_parameter() -> AsyncIterator[None]:
         yield
 
-    for wrong in (no_yield, no_parameter, 3):
+    def plain_without() -> Iterator[None]:
+        yield
+
+    for wrong in (no_yield, no_parameter, plain_without, 3):
         with pytest.raises(ConfigError, match="lifespan"):
             app.lifespan(wrong)
         with pytest.raises(ConfigError, match="around_job"):

@@ -236,6 +236,30 @@ def test_the_examples_of_the_providers_page_run(tmp_path: Path, dsn: str, db: An
     assert not any(secret in "".join(printed.values()) + used for secret in [*secrets.values(), key[3:]])
 
 
+def test_the_example_of_the_telemetry_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
+    """docs/telemetry.md as written: the app is instrumented, a job is put in with a trace, and runs."""
+    assert project(tmp_path, "docs/telemetry.md") == ["app.py"]
+    put = (
+        "from opentelemetry.sdk.trace import TracerProvider; from opentelemetry import trace;"
+        "trace.set_tracer_provider(TracerProvider()); from app import *; send_welcome.enqueue_sync(app, 42)"
+    )
+    python(tmp_path, dsn, "-c", put)
+    (headers,) = db.execute("select headers from tallybook.job").fetchone()
+    assert re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-0[0-9a-f]", headers["traceparent"])
+    assert "welcome, user 42" in python(tmp_path, dsn, "-c", DRAIN)
+
+
+def test_attributes_and_metrics_of_opentelemetry_are_listed() -> None:
+    """docs/telemetry.md lists every attribute of a span and every metric that the code names, and no other."""
+    code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "src/tallybook/_otel").glob("*.py"))
+    named = set(re.findall(r'"((?:messaging|tallybook|error)\.[a-z_.]+)"', code)) - {
+        "tallybook.telemetry",
+        "tallybook.state",
+    }
+    part = text("docs/telemetry.md").split("## OpenTelemetry\n")[1]
+    assert {*words(table(part, "attribute")), *words(table(part, "name"))} == named
+
+
 def test_the_options_of_a_schedule_are_those_of_the_function() -> None:
     """docs/schedules.md lists the options of `app.schedule` with their defaults."""
     declared = inspect.signature(tallybook.App.schedule).parameters
@@ -277,6 +301,7 @@ def test_the_tutorials_files_run(tmp_path: Path, dsn: str, db: Any) -> None:
     assert db.execute(jobs).fetchall() == [("2", "completed", 2), ("2", "scheduled", 0)]
 
 
+@pytest.mark.slow
 def test_the_files_of_the_subjects_page_run(tmp_path: Path, dsn: str, db: Any) -> None:
     """S3-02 S3-13 S3-39 S3-40: docs/subjects.md as written: pushed once, run, in bulk, ended in each way, forwarded, upgraded."""
     files = ["app.py", "push.py", "bulk.py", "crawl.py", "forward.py", "app2.py", "status.py"]
@@ -345,6 +370,7 @@ def test_the_example_of_the_queues_page_runs(tmp_path: Path, dsn: str) -> None:
     assert python(tmp_path, dsn, "queues.py").splitlines() == ["created", "['send', 'send']", "3", "True"]
 
 
+@pytest.mark.slow
 def test_the_example_of_the_counting_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
     """S3-14, S3-33, S4-16: docs/counting.md as written: counted, worked off, completed today, times, events; its commands."""
     page = ROOT / "docs/counting.md"
@@ -483,11 +509,14 @@ def test_every_command_is_in_the_docs() -> None:
 
 def test_every_make_target_in_the_docs_exists() -> None:
     """Each `make ...` on a page is a target of the Makefile, and CONTRIBUTING lists all of them."""
-    targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE))
+    makefile = text("Makefile")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    examples = re.findall(r"^EXAMPLES := (.*)", makefile, re.MULTILINE)[0].split()
+    assert set(examples) == {path.parent.name for path in (ROOT / "examples").glob("*/__main__.py")}
     for page in PAGES:
         for line in lines_of_code(page):
-            if found := re.match(r"(?:[A-Z]+=\S+ )?make ([a-z-]+)", line):
-                assert found[1] in targets, f"{name(page)}: {line}"
+            if found := re.match(r"(?:[A-Z]+=\S+ )?make ([a-z_-]+)", line):
+                assert found[1] in targets | {f"example-{one}" for one in examples}, f"{name(page)}: {line}"
     listed = {line.removeprefix("make ") for line in words(table(text("CONTRIBUTING.md"), "command"))}
     assert targets - {"help"} == listed
 

@@ -494,6 +494,7 @@ def test_half_made_template_is_recovered(cache: Path) -> None:
     assert (cache / name / "global" / "pg_control").is_file()
 
 
+@pytest.mark.slow
 def test_two_processes_make_one_template(cache: Path, children: list[subprocess.Popen[str]]) -> None:
     """Two processes that find no template at the same time both get a server, from one template."""
     body = "with temporary_server() as server: tell(server)"

@@ -69,7 +69,7 @@ def test_retention_in_python(app: App, db: Any) -> None:
     kept = {one.name: one.keep for one in app.retentions_sync(db)}
     assert kept == {
         "brief": timedelta(hours=1), "default": timedelta(days=7), "long": timedelta(days=90),
-        "dead": timedelta(days=30), "fires": timedelta(days=90),
+        "dead": timedelta(days=30), "fires": timedelta(days=90), "audit": timedelta(days=90),
     }  # fmt: skip
     assert app.retention_sync(db, "brief", "2 h") is True
     assert app.retention_sync(db, "brief", timedelta(hours=2)) is False

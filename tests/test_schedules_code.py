@@ -173,6 +173,7 @@ async def test_sql_refuses_what_cannot_tick(db: Any, more: dict[str, Any], words
 # Workers
 
 
+@pytest.mark.slow
 @pytest.mark.direct("kills processes that hold sessions")
 def test_workers_that_are_killed_leave_no_gap(dsn: str, db: Any) -> None:
     """S2-04, S2-05: of three processes one after the other is killed and another started: each second of five schedules fires once,

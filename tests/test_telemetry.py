@@ -22,8 +22,9 @@ from support.roles import house
 from support.waiting import wait_until
 from support.workers import QUICK, SLEEPY, Jobs, eventually, working
 from tallybook import App, Constant, __version__
+from tallybook._db import numbers as _numbers
+from tallybook._model.exposition import COLUMNS, METRICS, MOST, OTHERS, Numbers, Shown
 from tallybook._worker import exposition, telemetry
-from tallybook._worker.exposition import COLUMNS, METRICS, MOST, OTHERS, Numbers, Shown
 from tallybook._worker.settings import WorkerSettings
 from tallybook._worker.worker import Worker
 from tallybook.errors import ConfigError
@@ -98,7 +99,7 @@ async def until(worker: Worker, path: str, status: int, says: str = "") -> str:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each scrape asks the database."""
-    monkeypatch.setattr(telemetry, "FRESH", 0.0)
+    monkeypatch.setattr(_numbers, "FRESH", 0.0)
     yield
 
 
@@ -249,7 +250,7 @@ async def test_the_role_of_a_worker_may_ask(app: App, empty_dsn: str) -> None:
 
 async def test_the_database_is_asked_once_for_many_scrapes(app: App, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of scrapes within the time of one answer cost the database one question; without that time, one each."""
-    monkeypatch.setattr(telemetry, "FRESH", 3600.0)
+    monkeypatch.setattr(_numbers, "FRESH", 3600.0)
     async with working(app, dsn, metrics_port=0) as worker:
         assert worker.telemetry is not None
         await until(worker, "/readyz", 200)
@@ -258,7 +259,7 @@ async def test_the_database_is_asked_once_for_many_scrapes(app: App, dsn: str, m
         answers = await asyncio.gather(*(page(worker, "/metrics") for _ in range(10)))
         assert {status for status, _ in answers} == {200}
         assert asked.questions == 1
-        monkeypatch.setattr(telemetry, "FRESH", 0.0)
+        monkeypatch.setattr(_numbers, "FRESH", 0.0)
         await page(worker, "/metrics")
         await page(worker, "/metrics")
         assert asked.questions == 3

@@ -124,8 +124,8 @@ def test_a_beat_on_another_timeline_changes_nothing(db: Any) -> None:
     read = "select seen_at, open_from from tallybook.worker where id = %s"
     before = db.execute(read, (worker,)).fetchone()
     with pytest.raises(Exception, match="timeline") as refused:
-        db.execute(_RENEW, ("0000FFFF", worker, 1, []))
+        db.execute(_RENEW, ("0000FFFF", worker, 1, [], None, None))
     assert refused.value.sqlstate == "TB006"  # type: ignore[attr-defined]
     assert db.execute(read, (worker,)).fetchone() == before
-    db.execute(_RENEW, (here, worker, 1, []))
+    db.execute(_RENEW, (here, worker, 1, [], None, None))
     wait_until(lambda: db.execute(read, (worker,)).fetchone() != before, "on its own timeline it beats")

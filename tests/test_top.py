@@ -75,7 +75,8 @@ def test_every_part_has_its_place() -> None:
     found = reading(
         *(queue(f"q{n}", available=1, oldest=since, paused_at=since if n == 0 else None) for n in range(50)),
         alive=1,
-        workers=[{"id": 1, "name": "till-3", "queues": ["mail", "default"], "seen_at": since, "silent": True}],
+        workers=[{"id": 1, "name": "till-3", "queues": ["mail", "default"], "seen_at": since, "silent": True,
+                  "lag": 0.0021, "memory": 90 * 2**20}],
         runs=Runs(2, [{"job_id": n, "task": f"send_{n}", "worker": "till-3", "started_at": since} for n in range(2)], {1: 2}),
         failures=[{"ended_at": since, "job_id": 7, "task": "charge", "type": "ValueError", "message": "no money", "state": "dead"}],
         horizon={"who": "pid 42 (psql)", "since": since, "transactions": 3},
@@ -83,7 +84,7 @@ def test_every_part_has_its_place() -> None:
     text = "\n".join(shown(found))
     for words in (
         "shop on PostgreSQL 18.1", "1 worker  2 running", "50 queues", "horizon pinned for 5 min by pid 42 (psql)",
-        "till-3", "mail, default", "send_1", "ValueError: no money", "paused", "5 min",
+        "till-3", "mail, default", "send_1", "ValueError: no money", "paused", "5 min", "2 ms", "90 MiB",
     ):  # fmt: skip
         assert words in text, words
     assert "horizon" not in "\n".join(shown(replace(found, horizon=None)))
@@ -101,7 +102,9 @@ def test_what_a_job_carries_is_text() -> None:
     evil = "[bold red]x[/]\x1b[2J\x1b]0;title\x07\n\u202eabc\x9b31m"
     found = reading(
         queue(evil),
-        workers=[{"id": 1, "name": evil, "queues": [evil], "seen_at": None, "silent": False}],
+        workers=[
+            {"id": 1, "name": evil, "queues": [evil], "seen_at": None, "silent": False, "lag": None, "memory": None}
+        ],
         runs=Runs(1, [{"job_id": 1, "task": evil, "worker": evil, "started_at": None}]),
         failures=[{"ended_at": None, "job_id": 1, "task": evil, "type": evil, "message": evil, "state": "failed"}],
         horizon={"who": evil, "since": None, "transactions": 1},

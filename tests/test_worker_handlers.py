@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -79,6 +79,44 @@ async def test_lifespans_open_once_and_close_at_the_stop(app: App, dsn: str, db:
     async with working(app, dsn):
         await jobs.ends(say.enqueue_sync(db), say.enqueue_sync(db))
     assert events == [["hello"], ["hello"], "inner closed", "outer closed"]
+
+
+async def test_a_plain_around_job_runs_in_the_handlers_thread(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """A plain generator hook surrounds plain handlers, atomic ones too, in their own thread; async ones it does not."""
+    events: list[Any] = []
+
+    @app.around_job
+    def around(ctx: Context) -> Iterator[None]:
+        events.append(("before", ctx.task, threading.get_ident()))
+        try:
+            yield
+        except ValueError as error:
+            events.append(("error", str(error)))
+            raise
+
+    @app.task
+    async def on_loop() -> None:
+        events.append("loop")
+
+    @app.task(atomic=True)
+    def in_transaction(tx: psycopg.Connection) -> None:
+        events.append(("in", threading.get_ident()))
+
+    @app.task(retry=Constant(timedelta(hours=1)))
+    def on_thread() -> None:
+        events.append(("in", threading.get_ident()))
+        raise ValueError("no luck")
+
+    async with working(app, dsn):
+        await jobs.ends(on_loop.enqueue_sync(db))
+        await jobs.ends(in_transaction.enqueue_sync(db))
+        await jobs.becomes(on_thread.enqueue_sync(db), "retrying")
+    (loop, first, inside, second, again, error) = events
+    assert loop == "loop"
+    assert first == ("before", "in_transaction", inside[1])
+    assert second == ("before", "on_thread", again[1])
+    assert again[1] != threading.get_ident()
+    assert error == ("error", "no luck")
 
 
 async def test_around_job_wraps_each_job_and_sees_its_error(app: App, dsn: str, db: Any, jobs: Jobs) -> None:

@@ -3,7 +3,7 @@
 Without --all: everything but what is marked slow, on 18; with --on 16, what is marked servers on that version. With --all:
 everything on 18, all but the slow on 16 and 15, and once more on 18 through a PgBouncer in transaction mode. Other
 arguments go to pytest as they are. What failed is run once more, one by one, and both are told. Ends with what could not
-run, by name; under CI (the variable is set) a missing PgBouncer is a failure.
+run, by name; under CI (the variable is set) a missing PgBouncer or browser is a failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from support import pooler
+from support import chromium, pooler
 from tallybook.embedded import EmbeddedError, EmbeddedUnavailable, temporary_server
 
 VERSIONS = (18, 16, 15)
@@ -84,7 +84,10 @@ def main() -> int:
                 print(f"  failed beside others, then run again one by one: {result.again}")
     for result in missing:
         print(f"not run: {result.name} ({result.not_run})")
-    if not missing:
+    unseen = options.all and chromium.installed() is None
+    if unseen:
+        print(f"not run: tests in a browser (not installed: {chromium.PACKAGES})")
+    if not missing and not unseen:
         print(f"not run: nothing; {', '.join(result.name for result in results)} were all there")
     failed = [result for result in results if result.failed or (result.pooled and result.not_run and os.getenv("CI"))]
     nothing_ran = len(missing) == len(results)

@@ -2,6 +2,7 @@
 
 from tallybook._app import App
 from tallybook._db.schedules import Fire, Fired, ScheduleInfo
+from tallybook._model.audit import AuditRow
 from tallybook._model.backoff import Constant, Exponential, Linear
 from tallybook._model.breaker import BreakerInfo
 from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "App",
+    "AuditRow",
     "BreakerInfo",
     "Cancel",
     "Cancelled",

@@ -6,16 +6,18 @@ Making one and declaring tasks opens no connection, reads no setting and resolve
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
+from tallybook._audit import Audits
 from tallybook._breakers import Breakers
 from tallybook._catalogue import catalogue, check
 from tallybook._counting import Counting
 from tallybook._db import fan_out
+from tallybook._db.calls import Call
 from tallybook._db.source import Source
 from tallybook._doctor import Doctor
 from tallybook._jobs import Jobs
@@ -30,13 +32,15 @@ from tallybook._model.no_retry import NoRetry, checked
 from tallybook._model.options import Options, check_name
 from tallybook._model.rate import ConcurrencyRule, RateRule
 from tallybook._model.schedule import Timing
+from tallybook._model.tracing import Tracing
 from tallybook._operations import Operations
 from tallybook._queues import Queues
 from tallybook._retention import Retentions
+from tallybook._run import send, send_sync
 from tallybook._schedules import Declared, Schedules
 from tallybook._service_operations import ServiceOperations
 from tallybook._subject import SubjectVerbs
-from tallybook._task import AtomicContextTask, AtomicTask, ContextTask, Task, run, run_sync
+from tallybook._task import AtomicContextTask, AtomicTask, ContextTask, Task
 from tallybook._why import Knowing
 from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
 from tallybook.providers import Providers
@@ -51,6 +55,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Tx = TypeVar("Tx")
 Hook = TypeVar("Hook", bound=Callable[[Any], AsyncIterator[Any]])
+Around = TypeVar("Around", bound=Callable[[Any], AsyncIterator[Any] | Iterator[Any]])
 
 
 class _Decorator(Protocol):
@@ -84,6 +89,7 @@ class App(
     Doctor,
     Queues,
     Retentions,
+    Audits,
     Source,
 ):
     """The tasks of one program under one name. No connection, no work at import.
@@ -115,6 +121,10 @@ class App(
         """Every name that its jobs may carry: those of the tasks and their aliases."""
         self.lifespans: list[Callable[[Any], AsyncIterator[Any]]] = []
         self.arounds: list[Callable[[Any], AsyncIterator[Any]]] = []
+        self.thread_arounds: list[Callable[[Any], Iterator[Any]]] = []
+        """Those that run in the thread of a plain handler."""
+        self.also_serves: set[str] = set()
+        """Queues that a worker serves besides those that its tasks name, unless it is told which."""
         self.retry_policies: dict[str, Backoff] = {}
         self.rate_limits: dict[str, RateRule] = {}
         """The rate limits that its code declares."""
@@ -126,6 +136,10 @@ class App(
         """The schedules that its code declares."""
         self.providers = Providers(self)
         """Whom jobs call, with their secrets."""
+        self.tracing: Tracing | None = None
+        """Set by `tallybook.otel.instrument`."""
+        self.included: list[App] = []
+        """The apps whose tasks it serves, too: what is put in by these tasks is traced as its own."""
 
     @overload
     def task(self, fn: Callable[Concatenate[Context, P], R], /) -> ContextTask[P, R]: ...
@@ -304,6 +318,9 @@ class App(
                 hint = "from tallybook.tasks import webhook; app.include(webhook)"
                 raise ConfigError("include", task, "not a task", hint=hint)
             self._declare(task.of_app(self))
+            if task.app not in self.included:
+                self.included.append(task.app)
+            task.app.tracing = task.app.tracing or self.tracing
 
     def _declare(self, declared: Task[..., Any]) -> Task[..., Any]:
         names = (declared.name, *declared.contract.aliases)
@@ -376,17 +393,22 @@ class App(
         self.lifespans.append(_hook("lifespan", fn))
         return fn
 
-    def around_job(self, fn: Hook) -> Hook:
+    def around_job(self, fn: Around) -> Around:
         """Run code around every job: an async generator function that yields once, while the job runs.
 
-        Several nest in the order in which they are declared. What the handler raises is raised at the yield.
+        Several nest in the order in which they are declared. What the handler raises is raised at the yield. A plain
+        generator function surrounds plain handlers only, inside the async ones and in the handler's own thread: for what
+        belongs to a thread, as connections do in Django. Neither runs in the child of a task with process=True.
 
             @app.around_job
             async def tenant(ctx):
                 with tenant_of(ctx.args):
                     yield
         """
-        self.arounds.append(_hook("around_job", fn))
+        if inspect.isgeneratorfunction(fn):
+            self.thread_arounds.append(_takes_context("around_job", fn))
+        else:
+            self.arounds.append(_hook("around_job", fn))
         return fn
 
     async def enqueue_many(self, conn: object, jobs: Iterable[JobCall], *, then: JobCall | None = None) -> list[Job]:
@@ -399,12 +421,20 @@ class App(
             report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
         """
         listed = with_follow_up(_listed(jobs), then)
-        return await run(conn, fan_out.fan_out(listed, self.takes_failed)) if listed else []
+        return await send(self.tracing, conn, listed, self.putting_many) if listed else []
 
     def enqueue_many_sync(self, conn: object, jobs: Iterable[JobCall], *, then: JobCall | None = None) -> list[Job]:
         """Put many jobs in; enqueue_many without an event loop."""
         listed = with_follow_up(_listed(jobs), then)
-        return run_sync(conn, fan_out.fan_out(listed, self.takes_failed)) if listed else []
+        return send_sync(self.tracing, conn, listed, self.putting_many) if listed else []
+
+    def putting(self, job: JobCall) -> Call[Job]:
+        """The verb that puts in one job, which may wait for others."""
+        return fan_out.enqueue(job, self.takes_failed)
+
+    def putting_many(self, jobs: list[JobCall]) -> Call[list[Job]]:
+        """The verb that puts in many, of which some may wait for others."""
+        return fan_out.fan_out(jobs, self.takes_failed)
 
     def takes_failed(self, task: str) -> bool:
         """Whether jobs of this task are told, by a parameter `failed`, which of the jobs that they waited for did not complete."""
@@ -465,6 +495,10 @@ def _hook(option: str, fn: Any) -> Any:
     if not inspect.isasyncgenfunction(fn):
         hint = f"Write `async def {getattr(fn, '__name__', option)}(ctx)` with one yield, and no other decorator"
         raise ConfigError(option, fn, "not an async generator function", hint=hint)
+    return _takes_context(option, fn)
+
+
+def _takes_context(option: str, fn: Any) -> Any:
     try:
         inspect.signature(fn).bind(object())
     except TypeError:

@@ -1,14 +1,16 @@
-"""Where a verb runs: on the caller's connection, or on one of the App's own."""
+"""Where a verb runs: on the caller's connection, or on one of the App's own; and how jobs are put in, traced or not."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from tallybook._db import aio, sync
 from tallybook._db.calls import Call
 from tallybook._db.source import Source
+from tallybook._model.tracing import Tracing, What
 
-__all__ = ["run", "run_sync"]
+__all__ = ["run", "run_sync", "send", "send_sync"]
 
 T = TypeVar("T")
 
@@ -21,3 +23,29 @@ async def run(conn: object, call: Call[T]) -> T:
 def run_sync(conn: object, call: Call[T]) -> T:
     """The same on a synchronous connection."""
     return conn._run_sync(call) if isinstance(conn, Source) else sync.run(conn, call)
+
+
+def send(
+    tracing: Tracing | None, conn: object, what: What, verb: Callable[[What], Call[T]], *, keeps: bool = False
+) -> Awaitable[T]:
+    """Put this in by a verb: run, with a trace around it where the App is traced. `keeps` as in Tracing.sending."""
+    return run(conn, verb(what)) if tracing is None else _traced(tracing, conn, what, verb, keeps)
+
+
+async def _traced(tracing: Tracing, conn: object, what: What, verb: Callable[[What], Call[T]], keeps: bool) -> T:
+    with tracing.sending(what, keeps=keeps) as sending:
+        reports = await run(conn, verb(sending.what))
+        sending.sent(reports)
+    return reports
+
+
+def send_sync(
+    tracing: Tracing | None, conn: object, what: What, verb: Callable[[What], Call[T]], *, keeps: bool = False
+) -> T:
+    """The same on a synchronous connection."""
+    if tracing is None:
+        return run_sync(conn, verb(what))
+    with tracing.sending(what, keeps=keeps) as sending:
+        reports = run_sync(conn, verb(sending.what))
+        sending.sent(reports)
+    return reports

@@ -12,6 +12,7 @@ Options are given by `with_`, as for any job: `refresh.with_(delay="5 min").subj
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Generic, ParamSpec
 
 from tallybook._db import subjects
@@ -19,7 +20,8 @@ from tallybook._db.calls import Call
 from tallybook._model.job import JobCall
 from tallybook._model.options import Options
 from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport, check_subject
-from tallybook._run import run, run_sync
+from tallybook._model.tracing import Tracing
+from tallybook._run import run, run_sync, send, send_sync
 from tallybook.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -50,11 +52,13 @@ class HasSubjects(Generic[P]):
 
         report = await refresh.append(conn, 42)
         """
-        return await run(conn, _appending(self._with_options().job(*args, **kwargs)))
+        bound = self._with_options()
+        return await send(bound.tracing, conn, bound.job(*args, **kwargs), _appending)
 
     def append_sync(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> SubjectReport:
         """Make a subject with a name that nobody has; append without an event loop."""
-        return run_sync(conn, _appending(self._with_options().job(*args, **kwargs)))
+        bound = self._with_options()
+        return send_sync(bound.tracing, conn, bound.job(*args, **kwargs), _appending)
 
 
 class TaskSubject(Generic[P]):
@@ -74,11 +78,11 @@ class TaskSubject(Generic[P]):
 
             report = await refresh.subject("asset:42").push(conn, 42)
         """
-        return await run(conn, subjects.push(self.job(*args, **kwargs)))
+        return await send(self._bound.tracing, conn, self.job(*args, **kwargs), subjects.push)
 
     def push_sync(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> SubjectReport:
         """Make the subject, unless there is one; push without an event loop."""
-        return run_sync(conn, subjects.push(self.job(*args, **kwargs)))
+        return send_sync(self._bound.tracing, conn, self.job(*args, **kwargs), subjects.push)
 
     async def upsert(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> SubjectReport:
         """Make the subject, or give the one that is there these args and this time; one that runs is not touched.
@@ -87,11 +91,11 @@ class TaskSubject(Generic[P]):
 
             report = await refresh.with_(delay="1 hour").subject("asset:42").upsert(conn, 42)
         """
-        return await run(conn, subjects.upsert(self.job(*args, **kwargs)))
+        return await send(self._bound.tracing, conn, self.job(*args, **kwargs), subjects.upsert, keeps=True)
 
     def upsert_sync(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> SubjectReport:
         """Make or change the subject; upsert without an event loop."""
-        return run_sync(conn, subjects.upsert(self.job(*args, **kwargs)))
+        return send_sync(self._bound.tracing, conn, self.job(*args, **kwargs), subjects.upsert, keeps=True)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> SubjectCall:
         """Describe the subject, checked and encoded, for `app.push_many` and `app.upsert_many`."""
@@ -117,12 +121,25 @@ class TaskSubject(Generic[P]):
         """Let the name be free; forget without an event loop."""
         return run_sync(conn, subjects.forget(self._bound.name, self.name))
 
+    async def move(self, conn: object, run_at: datetime) -> str:
+        """Let a planned subject run at another time, with all else as it is: "moved", or the state that it has instead.
+
+        await refresh.subject("asset:42").move(conn, datetime.now(UTC))  # at once
+        """
+        return await run(conn, subjects.move(self._bound.name, self.name, run_at))
+
+    def move_sync(self, conn: object, run_at: datetime) -> str:
+        """Let a planned subject run at another time; move without an event loop."""
+        return run_sync(conn, subjects.move(self._bound.name, self.name, run_at))
+
     def __repr__(self) -> str:
         return f"<Subject {self.name!r} of task {self._bound.name}>"
 
 
 class SubjectVerbs:
     """Mixed into App."""
+
+    tracing: Tracing | None
 
     async def push_many(self, conn: object, calls: Iterable[SubjectCall]) -> list[SubjectReport]:
         """Make those of these subjects that there are not, by one statement in `conn`'s transaction; one report each.
@@ -132,12 +149,12 @@ class SubjectVerbs:
             await app.push_many(conn, [refresh.subject(f"asset:{n}").job(n) for n in ids])
         """
         listed = _listed(calls)
-        return await run(conn, subjects.push_many(listed)) if listed else []
+        return await send(self.tracing, conn, listed, subjects.push_many) if listed else []
 
     def push_many_sync(self, conn: object, calls: Iterable[SubjectCall]) -> list[SubjectReport]:
         """Make those subjects that there are not; push_many without an event loop."""
         listed = _listed(calls)
-        return run_sync(conn, subjects.push_many(listed)) if listed else []
+        return send_sync(self.tracing, conn, listed, subjects.push_many) if listed else []
 
     async def upsert_many(self, conn: object, calls: Iterable[SubjectCall]) -> list[SubjectReport]:
         """Make or change these subjects, by one statement in `conn`'s transaction; one report each, in their order.
@@ -147,12 +164,12 @@ class SubjectVerbs:
             reports = await app.upsert_many(conn, [refresh.subject(f"asset:{n}").job(n) for n in ids])
         """
         listed = _listed(calls)
-        return await run(conn, subjects.upsert_many(listed)) if listed else []
+        return await send(self.tracing, conn, listed, subjects.upsert_many, keeps=True) if listed else []
 
     def upsert_many_sync(self, conn: object, calls: Iterable[SubjectCall]) -> list[SubjectReport]:
         """Make or change these subjects; upsert_many without an event loop."""
         listed = _listed(calls)
-        return run_sync(conn, subjects.upsert_many(listed)) if listed else []
+        return send_sync(self.tracing, conn, listed, subjects.upsert_many, keeps=True) if listed else []
 
     async def subjects(
         self,

@@ -21,7 +21,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
-from tallybook._db import calls, fan_out
+from tallybook._db import calls
 from tallybook._db.kinds import transaction_kind
 from tallybook._model.after import Parent, checked_after
 from tallybook._model.backoff import DEFAULT, Backoff, Retry, as_policy
@@ -34,8 +34,9 @@ from tallybook._model.options import Options, Unique, check_name
 from tallybook._model.payload import compile_decoder, encode
 from tallybook._model.plain import Unfit
 from tallybook._model.signature import ArgsModel
+from tallybook._model.tracing import Tracing
 from tallybook._model.why import checked_links
-from tallybook._run import run, run_sync
+from tallybook._run import run, run_sync, send, send_sync
 from tallybook._subject import HasSubjects
 from tallybook.errors import ConfigError, PayloadError, SignatureError
 
@@ -223,7 +224,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
 
             job = await send_welcome.enqueue(conn, 42, lang="de")
         """
-        return await run(conn, calls.enqueue(self._bound.job(*args, **kwargs)))
+        return await send(self.app.tracing, conn, self._bound.job(*args, **kwargs), calls.enqueue)
 
     def enqueue_sync(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Put one job in, in `conn`'s transaction, like `enqueue`, without an event loop.
@@ -233,7 +234,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
 
             job = send_welcome.enqueue_sync(session, 42, lang="de")
         """
-        return run_sync(conn, calls.enqueue(self._bound.job(*args, **kwargs)))
+        return send_sync(self.app.tracing, conn, self._bound.job(*args, **kwargs), calls.enqueue)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
         """Describe a job, checked and encoded, to be put in by `app.enqueue_many`. SignatureError, PayloadError.
@@ -327,13 +328,18 @@ class BoundTask(HasSubjects[P]):
         self._args = owner.args
         self._keyed = options.unique is not None and options.unique is not False
 
+    @property
+    def tracing(self) -> Tracing | None:
+        """Who traces the App."""
+        return self._app.tracing
+
     async def enqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Put one job in, in `conn`'s transaction; see Task.enqueue."""
-        return await run(conn, fan_out.enqueue(self.job(*args, **kwargs), self._app.takes_failed))
+        return await send(self._app.tracing, conn, self.job(*args, **kwargs), self._app.putting)
 
     def enqueue_sync(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Put one job in, in `conn`'s transaction; see Task.enqueue_sync."""
-        return run_sync(conn, fan_out.enqueue(self.job(*args, **kwargs), self._app.takes_failed))
+        return send_sync(self._app.tracing, conn, self.job(*args, **kwargs), self._app.putting)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
         """Describe a job with these options; see Task.job."""

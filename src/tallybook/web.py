@@ -2,4 +2,58 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tallybook.errors import ConfigError
+
+try:
+    from tallybook._web.access import Access, Authenticate
+    from tallybook._web.api.keys import Key, read_keys
+    from tallybook._web.api.serve import OperatorApi, operator_api
+    from tallybook._web.mount import mounted
+    from tallybook._web.site import Site
+    from tallybook._web.users import User, read_users
+except ImportError as error:  # pragma: no cover - told to people
+    raise ImportError(f"{error}. Install it with: pip install 'tallybook[web]'") from error
+
+if TYPE_CHECKING:
+    from tallybook._app import App
+
+__all__ = ["Authenticate", "Key", "OperatorApi", "Site", "User", "dashboard", "mounted", "operator_api", "read_keys"]
+
+
+def dashboard(
+    app: App,
+    *,
+    authenticate: Authenticate | None = None,
+    users: str | Path | None = None,
+    read_only: bool | None = None,
+    secret: str | None = None,
+    dsn: str | None = None,
+    metrics_token: str | None = None,
+) -> Site:
+    """The dashboard of an App, as an ASGI application.
+
+    Who may see it: `authenticate(request)`, async or plain, returns a `User` or None; or `users` is a TOML file with names
+    and password hashes; with neither only this machine is answered, by its own name. `read_only` shows nothing that changes
+    anything: True where nobody has to log in, unless you say False. `secret` (32 characters or more) signs the sessions;
+    without one a restart ends them, and replicas do not share them. `metrics_token` lets a scraper read /metrics.
+
+    It connects when it is first asked. Mount it anywhere; run by itself it is a whole application. ConfigError for options
+    that do not fit.
+
+        api.mount("/queue", dashboard(app, authenticate=who))
+    """
+    if authenticate is not None and users is not None:
+        raise ConfigError("users", str(users), "authenticate= says already who may see it")
+    if authenticate is not None and not callable(authenticate):
+        raise ConfigError("authenticate", authenticate, "not a function", hint="def who(request): return User('ada')")
+    if secret is not None and len(secret) < 32:
+        raise ConfigError("secret", "(not shown)", "it has fewer than 32 characters")
+    if metrics_token is not None and len(metrics_token) < 16:
+        raise ConfigError("metrics_token", "(not shown)", "it has fewer than 16 characters")
+    known = None if users is None else read_users(Path(users))
+    closed = authenticate is None and known is None
+    access = Access(authenticate, known, closed if read_only is None else read_only)
+    return Site(app, access, dsn=dsn, secret=secret, metrics_token=metrics_token)

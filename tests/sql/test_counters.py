@@ -211,6 +211,7 @@ def test_tasks_that_share_a_lane_are_told_apart(db: Connection, line: int) -> No
     assert sum(running.values()) == 14
 
 
+@pytest.mark.slow
 def test_what_has_run_for_long_before_a_long_line_costs_no_reader_all_claims_since(db: Connection) -> None:
     """S3-15: of a lane of several tasks the newest claims and each worker's oldest open one are read, not those in between."""
     hands = Hands(db)

@@ -192,6 +192,7 @@ def call(db: Connection, verb: str) -> str:
     )
 
 
+@pytest.mark.slow
 def test_no_table_is_read_from_end_to_end(readings: Readings) -> None:
     """S3-19, S3-20: with no statistics, no verb of subjects and no look-up in the views reads the whole of a table."""
     assert {verb: readings[verb] for verb in VERBS if verb in readings and readings[verb][1][1]} == {}

@@ -12,6 +12,8 @@ from typing import Any, Never
 import click
 
 from tallybook._cli import errors
+from tallybook._cli.api_key import api_key
+from tallybook._cli.audit import audit
 from tallybook._cli.breaker import breaker
 from tallybook._cli.counting import counts, event, recount, series, verify
 from tallybook._cli.dead import dead
@@ -31,6 +33,7 @@ from tallybook._cli.service import service
 from tallybook._cli.subject import subject
 from tallybook._cli.task import task
 from tallybook._cli.top import top
+from tallybook._cli.web import web, web_user
 from tallybook._cli.why import trace
 from tallybook._cli.worker import worker
 
@@ -78,6 +81,8 @@ for _command in (
     dev,
     migrate,
     worker,
+    web,
+    web_user,
     enqueue,
     job,
     trace,
@@ -94,6 +99,8 @@ for _command in (
     recount,
     service,
     retention,
+    audit,
+    api_key,
     top,
     doctor,
     info,

@@ -117,10 +117,17 @@ def _workers(reading: Reading) -> _Part:
             clean(one["name"]),
             _number(of.get(one["id"], 0)),
             clean(", ".join(one["queues"])),
+            _lag(one["lag"]),
+            _bytes(one["memory"]),
             "" if seen is None else _age(reading.now, seen),
         ]
         rows.append((cells, "red" if one["silent"] else ""))
-    columns = [_Column("WORKER", 2), _Column("run", right=True), _Column("queues", 3), _Column("seen", right=True)]
+    columns = [
+        _Column("WORKER", 2),
+        _Column("run", right=True),
+        _Column("queues", 3),
+        *(_Column(title, right=True) for title in ("lag", "memory", "seen")),
+    ]
     return _Part(columns, rows, "workers", "no worker lives: start one with `tallybook worker`")
 
 
@@ -215,6 +222,19 @@ def _rate(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.1f}" if 0 < value < 10 else _number(round(value))
+
+
+def _lag(seconds: float | None) -> str:
+    """How late an event loop was."""
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _bytes(value: int | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value / 2**20:.0f} MiB" if value < 2**30 else f"{value / 2**30:.1f} GiB"
 
 
 def _age(now: datetime, then: datetime) -> str:

@@ -14,7 +14,17 @@ from tallybook._model.options import text_problem
 from tallybook._model.payload import encode
 from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
 
-__all__ = ["DeadFilter", "Ended", "cancel_many", "dead_letters", "drop_dead", "drop_dead_many", "result", "retry_dead"]
+__all__ = [
+    "DeadFilter",
+    "Ended",
+    "cancel_many",
+    "dead_count",
+    "dead_letters",
+    "drop_dead",
+    "drop_dead_many",
+    "result",
+    "retry_dead",
+]
 
 _CANCEL_MANY = """\
 select cast(to_json(r) as text) from tallybook.cancel_many(
@@ -30,6 +40,7 @@ _FILTER = """\
   max_jobs => cast(cast(%(max_jobs)s as text) as int)"""
 
 _DEAD_LETTERS = f"select cast(coalesce(json_agg(r), '[]') as text) from tallybook.dead_letters(\n{_FILTER}) as r"  # noqa: S608
+_DEAD_COUNT = f"select count(*) from tallybook.dead_letters(\n{_FILTER})"  # noqa: S608
 _RETRY_DEAD = f"select cast(to_json(r) as text) from tallybook.retry_dead(\n{_FILTER}) as r"  # noqa: S608
 _DROP_DEAD_MANY = f"select tallybook.drop_dead_many(\n{_FILTER})"
 _DROP_DEAD = "select tallybook.drop_dead(cast(cast(%(job_id)s as text) as bigint))"
@@ -109,6 +120,11 @@ def cancel_many(
 def dead_letters(which: DeadFilter, max_jobs: int) -> Call[list[DeadLetter]]:
     """List dead letters, newest first."""
     return Call("dead_letters", _DEAD_LETTERS, which.params(max_jobs), _letters)
+
+
+def dead_count(which: DeadFilter, max_jobs: int) -> Call[int]:
+    """How many dead letters match, at most `max_jobs`."""
+    return Call("dead_letters", _DEAD_COUNT, which.params(max_jobs), int)
 
 
 def retry_dead(which: DeadFilter, max_jobs: int) -> Call[Retried]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,19 @@ from tallybook._model.options import Options, text_problem
 from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport
 from tallybook.errors import ConfigError
 
-__all__ = ["STATES", "append", "forget", "get", "list_params", "listed", "push", "push_many", "upsert", "upsert_many"]
+__all__ = [
+    "STATES",
+    "append",
+    "forget",
+    "get",
+    "list_params",
+    "listed",
+    "move",
+    "push",
+    "push_many",
+    "upsert",
+    "upsert_many",
+]
 
 # As in calls.py: every parameter is text, and delays are added by the server's clock.
 _RUN_AT = """coalesce(cast(cast(%(run_at)s as text) as timestamptz),
@@ -56,6 +69,9 @@ _PUSH_MANY, _UPSERT_MANY = _MANY.replace("{verb}", "push"), _MANY.replace("{verb
 _GET = """\
 select cast(to_json(s) as text) from tallybook.subject as s
  where s.task = cast(%(task)s as text) and s.subject = cast(%(subject)s as text)"""
+_MOVE = """\
+select tallybook.subject_move(task => cast(%(task)s as text), subject => cast(%(subject)s as text),
+                              run_at => cast(cast(%(run_at)s as text) as timestamptz))"""
 STATES = ("planned", "pending", "active", "completed", "killed", "dead")
 MOST = 1000
 _LOOKED = 50_000
@@ -153,6 +169,14 @@ def _page(found: str) -> SubjectPage:
     more = rows.pop() if rows and rows[-1]["subject"] is None else None
     infos = [_read(row | {"task": row["task_name"], "queue": row["queue_name"]}) for row in rows]
     return SubjectPage(infos, None if more is None else more["cursor"])
+
+
+def move(task: str, name: str, run_at: datetime) -> Call[str]:
+    """Let a planned subject run at another time: moved, or the state that it has instead."""
+    if run_at.utcoffset() is None:
+        raise ConfigError("run_at", run_at, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
+    given = {"task": task, "subject": name, "run_at": run_at.astimezone(UTC).isoformat()}
+    return Call("subject_move", _MOVE, given, str)
 
 
 def _params(call: SubjectCall) -> dict[str, str | None]:

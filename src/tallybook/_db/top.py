@@ -12,13 +12,14 @@ import psycopg
 
 from tallybook._db.calls import instant
 
-__all__ = ["Rates", "Reading", "Runs", "rates", "read"]
+__all__ = ["Rates", "Reading", "Runs", "rates", "read", "read_async", "runs_async"]
 
 Conn = psycopg.Connection[Any]
 
 _LIMITS = """\
 select set_config('statement_timeout', '5s', true), set_config('lock_timeout', '1s', true), set_config('jit', 'off', true),
        has_function_privilege('tallybook._failures_said(int)', 'execute')"""
+_MAY_SEE = "select has_function_privilege('tallybook._failures_said(int)', 'execute')"
 _READ = """\
 with w as materialized (select w.* from tallybook.workers w where w.ended_at is null)
 select json_build_object(
@@ -34,7 +35,8 @@ select json_build_object(
      from tallybook.queue_stats s left join tallybook.queues q on q.name = s.queue),
   'workers', (select json_agg(json_build_object(
        'id', w.id, 'name', w.name, 'queues', w.queues, 'seen_at', w.seen_at,
-       'silent', w.seen_at < clock_timestamp() - w.lease)) from w),
+       'silent', w.seen_at < clock_timestamp() - w.lease,
+       'lag', extract(epoch from w.lag), 'memory', w.memory)) from w),
   'failures', (select json_agg(x) from (
      select * from tallybook.{failures}(50)) x))::text"""
 # What workers have ended since their last heartbeat is read beside what they run: some 10 s of work.
@@ -94,9 +96,38 @@ def read(conn: Conn, before: Reading | None = None) -> Reading:
     with conn.transaction():
         row = conn.execute(_LIMITS, prepare=False).fetchone()
         assert row is not None
-        failures = "_failures_said" if row[-1] else "_failures"  # a reader's role does not see their texts
-        raw = _json(conn, _READ.replace("{failures}", failures))
-        runs = before.runs if before and time.monotonic() < before.runs.good_until else _runs(conn)
+        raw = _json(conn, _read(row[-1]))
+        began = time.monotonic()
+        runs = _still_good(before) or _runs(_json(conn, _RUNNING), began)
+    return _reading(raw, runs)
+
+
+async def read_async(conn: psycopg.AsyncConnection[Any], before: Reading | None = None) -> Reading:
+    """The same on a connection that is in a transaction with limits of its own."""
+    row = await (await conn.execute(_MAY_SEE, prepare=False)).fetchone()
+    assert row is not None
+    raw = await _json_async(conn, _read(row[0]))
+    return _reading(raw, await runs_async(conn, before.runs if before else None))
+
+
+async def runs_async(conn: psycopg.AsyncConnection[Any], before: Runs | None = None) -> Runs:
+    """What runs now; where a look takes long, the one `before` is good for a while."""
+    if before and time.monotonic() < before.good_until:
+        return before
+    began = time.monotonic()
+    return _runs(await _json_async(conn, _RUNNING), began)
+
+
+def _read(may_see: bool) -> str:
+    """A reader's role does not see the texts of failures."""
+    return _READ.replace("{failures}", "_failures_said" if may_see else "_failures")
+
+
+def _still_good(before: Reading | None) -> Runs | None:
+    return before.runs if before and time.monotonic() < before.runs.good_until else None
+
+
+def _reading(raw: dict[str, Any], runs: Runs) -> Reading:
     now = instant(raw["now"])
     assert now is not None
     return Reading(
@@ -112,9 +143,7 @@ def read(conn: Conn, before: Reading | None = None) -> Reading:
     )
 
 
-def _runs(conn: Conn) -> Runs:
-    began = time.monotonic()
-    raw = _json(conn, _RUNNING)
+def _runs(raw: dict[str, Any], began: float) -> Runs:
     ended = time.monotonic()
     of_workers = {one["worker_id"]: one["jobs"] for one in raw["workers"] or []}
     return Runs(raw["running"], raw["longest"] or [], of_workers, ended + _SHARE * (ended - began))
@@ -122,6 +151,12 @@ def _runs(conn: Conn) -> Runs:
 
 def _json(conn: Conn, query: str) -> Any:
     row = conn.execute(query.encode(), prepare=False).fetchone()
+    assert row is not None
+    return json.loads(row[0])
+
+
+async def _json_async(conn: psycopg.AsyncConnection[Any], query: str) -> Any:
+    row = await (await conn.execute(query.encode(), prepare=False)).fetchone()
     assert row is not None
     return json.loads(row[0])
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tallybook._model.job import Job, JobCall
+from tallybook._model.options import Options
 from tallybook.errors import ConfigError, InvalidArgument
 
-__all__ = ["ON_PARENT", "Arranged", "Parent", "arranged", "checked_after", "with_follow_up"]
+__all__ = ["ON_PARENT", "Arranged", "Parent", "arranged", "checked_after", "with_follow_up", "with_headers"]
 
 Parent = Job | JobCall | int
 """A job that is on record, or one that is put in by the same call."""
@@ -107,3 +108,17 @@ def _found(among: dict[int, list[int]], call: JobCall, at: int) -> list[int]:
         return found
     hint = "Put both in by one enqueue_many, or wait for the Job that an earlier enqueue has returned"
     raise InvalidArgument(f"job {at} waits for a job of {call.task!r} that is not put in by this call", hint=hint)
+
+
+def with_headers(jobs: Sequence[JobCall], headers: Callable[[str | None], str | None]) -> list[JobCall]:
+    """These jobs with other headers, as JSON text. Who waited for whom does so still, and who shared options shares them."""
+    options: dict[int, Options] = {}
+    made: dict[int, JobCall] = {}
+    for job in arranged(jobs).jobs if any(job.options.after for job in jobs) else jobs:
+        found = options.get(id(job.options))
+        if found is None:
+            after = tuple(parent if isinstance(parent, int) else made[id(parent)] for parent in job.options.after)
+            found = replace(job.options, headers=headers(job.options.headers), after=after)
+            options[id(job.options)] = found
+        made[id(job)] = replace(job, options=found)
+    return [made[id(job)] for job in jobs]

@@ -13,7 +13,7 @@ class RetentionInfo:
     """How long what is kept."""
 
     name: str
-    """brief, default and long: the classes of queues; dead: dead letters; fires: ticks of schedules."""
+    """brief, default and long: the classes of queues; dead: dead letters; fires: ticks of schedules; audit: what people changed."""
     keep: timedelta
     what: str
 

@@ -188,6 +188,8 @@ class _Child:
             running.guard.deadline = datetime.now(UTC) + timedelta(seconds=message["timeout"])
         context = contextvars.copy_context()
         context.run(current_job.set, running)
+        if message.get("carried") and found.task is not None and found.task.app.tracing is not None:
+            context.run(found.task.app.tracing.enter, message["carried"])
         self._running = running
         if self._told:
             running.cancel_reason = ""

@@ -245,8 +245,11 @@ class Children:
         self._all: set[Child] = set()
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def run(self, job: Running, task: Task[Any, Any]) -> Any:
-        """Run one job in a child: what its handler returned. Raises FailedInChild, ProcessDied, TimeoutError, an Outcome."""
+    async def run(self, job: Running, task: Task[Any, Any], carried: dict[str, str] | None = None) -> Any:
+        """Run one job in a child: what its handler returned. Raises FailedInChild, ProcessDied, TimeoutError, an Outcome.
+
+        `carried` is the context of the trace that it is part of.
+        """
         guard = job.guard
         assert guard is not None
         child = await self._take(task)
@@ -255,7 +258,7 @@ class Children:
         try:
             if guard.left or job.cancel_reason is not None:
                 raise asyncio.CancelledError
-            child.run(_message(job, task))
+            child.run(_message(job, task, carried))
             async with asyncio.timeout(_START_LIMIT):
                 answer = await child.next()
                 while answer["kind"] == "ask":
@@ -360,7 +363,7 @@ class Children:
             await asyncio.wait(self._ending)
 
 
-def _message(job: Running, task: Task[Any, Any]) -> dict[str, Any]:
+def _message(job: Running, task: Task[Any, Any], carried: dict[str, str] | None) -> dict[str, Any]:
     timeout = task.execution.timeout
     return {
         "module": task.fn.__module__,
@@ -378,6 +381,7 @@ def _message(job: Running, task: Task[Any, Any]) -> dict[str, Any]:
         "worker": job.worker_name,
         "memory": task.execution.memory,
         "timeout": None if timeout is None else timeout.total_seconds(),
+        "carried": carried,
     }
 
 

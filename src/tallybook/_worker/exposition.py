@@ -1,106 +1,19 @@
-"""What a worker shows of itself and of the database, in the text format 0.0.4 of Prometheus."""
+"""What a worker shows of itself and of the database."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from tallybook._model.exposition import Numbers, Sample, Shown, of_the_database, text
+
 if TYPE_CHECKING:
     from tallybook._worker.worker import Worker
 
-__all__ = ["CONTENT_TYPE", "METRICS", "MOST", "OTHERS", "Numbers", "Shown", "exposition"]
+__all__ = ["exposition"]
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST = 100
-"""So many pairs of queue and task, and so many queues, have series of their own; the others are summed up under OTHERS."""
-OTHERS = "_others"
-
-# Name: type, labels, help. docs/telemetry.md has the same table.
-METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "tallybook_up": ("gauge", (), "1: the database has answered; 0: only this process's own numbers follow."),
-    "tallybook_query_seconds": ("gauge", (), "How long the database took for the numbers below."),
-    "tallybook_jobs": ("gauge", ("queue", "task", "state"), "Jobs in this state now, in the whole database."),
-    "tallybook_jobs_ended_total": ("counter", ("queue", "task", "end"), "Jobs that have ever ended so."),
-    "tallybook_attempts_followed_total": (
-        "counter", ("queue", "task", "end"), "Attempts that have ever ended so, and were followed by another one.",
-    ),
-    "tallybook_oldest_job_age_seconds": (
-        "gauge", ("queue", "state"), "For how long the oldest job in this state could have run.",
-    ),
-    "tallybook_worker_info": ("gauge", ("name", "version"), "Always 1."),
-    "tallybook_worker_ready": ("gauge", (), "1: /readyz answers 200."),
-    "tallybook_worker_slots": ("gauge", ("queue",), "How many jobs of the queue this process runs at once."),
-    "tallybook_worker_slots_used": ("gauge", ("queue",), "Those of them that hold a job."),
-    "tallybook_worker_jobs_claimed_total": ("counter", (), "Jobs that this process has claimed."),
-    "tallybook_worker_attempts_ended_total": (
-        "counter", ("end",), "Attempts of this process that have ended in the database, by what became of the job.",
-    ),
-    "tallybook_worker_ends_waiting": ("gauge", (), "Ends that are still to be told to the database."),
-    "tallybook_worker_handlers_abandoned": ("gauge", (), "Handlers that did not end after their deadline."),
-    "tallybook_worker_loop_lag_seconds": ("gauge", (), "How late the event loop was at the last look, twice a second."),
-    "tallybook_worker_loop_blocked_total": ("counter", (), "How often a handler has blocked the event loop for a second."),
-    "tallybook_worker_connection_errors_total": (
-        "counter", ("connection",), "How often a connection to the database was lost, or could not be made.",
-    ),
-}  # fmt: skip
-
-STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
-_ENDED = ("completed", "cancelled", "died")
-_FOLLOWED = ("failed", "snoozed", "lost", "moved")
-COLUMNS = (*STATES, *_ENDED, *_FOLLOWED)
-"""Of counts(), in the order of `Numbers.counts`."""
 _ENDS = ("completed", "scheduled", "available", "cancelled", "dead", "moved", "refused")
-
-Sample = tuple[tuple[str, ...], float]
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """What the database has answered."""
-
-    counts: Mapping[tuple[str, str], tuple[int, ...]]
-    """By queue and task: the numbers of COLUMNS."""
-    ages: Mapping[tuple[str, str], float]
-    """By queue and state: seconds."""
-    seconds: float
-
-
-@dataclass
-class Shown:
-    """Who has series of its own. Who once has them keeps them: a counter that changes its company would seem to run back."""
-
-    pairs: set[tuple[str, str]] = field(default_factory=set)
-    queues: set[str] = field(default_factory=set)
-
-    def counts(self, numbers: Numbers) -> dict[tuple[str, str], tuple[int, ...]]:
-        """The numbers of those that have series, the busiest first to come, and the sums of the others."""
-        found = numbers.counts
-        if room := MOST - len(self.pairs):
-            new = sorted(found.keys() - self.pairs, key=lambda pair: (-sum(found[pair]), pair))
-            self.pairs.update(new[:room])
-        shown: dict[tuple[str, str], tuple[int, ...]] = {}
-        for pair, row in found.items():
-            at = pair if pair in self.pairs else (OTHERS, OTHERS)
-            shown[at] = tuple(map(sum, zip(shown[at], row, strict=True))) if at in shown else row
-        return shown
-
-    def ages(self, numbers: Numbers) -> dict[tuple[str, str], float]:
-        """The same for the ages: of the others, that of the oldest."""
-        if room := MOST - len(self.queues):
-            new = {queue for queue, _ in numbers.ages} - self.queues
-            self.queues.update(sorted(new, key=lambda queue: (-_oldest(numbers, queue), queue))[:room])
-        shown: dict[tuple[str, str], float] = {}
-        for (queue, state), age in numbers.ages.items():
-            at = (queue if queue in self.queues else OTHERS, state)
-            shown[at] = max(age, shown.get(at, 0.0))
-        return shown
-
-
-def _oldest(numbers: Numbers, queue: str) -> float:
-    return max(age for (at, _), age in numbers.ages.items() if at == queue)
 
 
 def exposition(
@@ -108,16 +21,14 @@ def exposition(
 ) -> str:
     """The whole text. Without numbers: that the database is away, and what the process knows itself."""
     found: dict[str, list[Sample]] = {
-        "tallybook_up": [((), float(numbers is not None))],
+        **of_the_database(numbers, shown),
         "tallybook_worker_info": [((name, _version()), 1.0)],
         "tallybook_worker_ready": [((), float(ready))],
         "tallybook_worker_loop_lag_seconds": [((), lag)],
     }
-    if numbers:
-        found |= _of_the_database(numbers, shown)
     if worker:
         found |= _of_the_process(worker)
-    return "".join(_lines(found))
+    return text(found)
 
 
 @cache
@@ -126,22 +37,6 @@ def _version() -> str:
         return metadata.version("tallybook")
     except metadata.PackageNotFoundError:  # run from a folder that nobody has installed
         return ""
-
-
-def _of_the_database(numbers: Numbers, shown: Shown) -> dict[str, list[Sample]]:
-    counts = shown.counts(numbers)
-
-    def picked(names: Iterable[str]) -> list[Sample]:
-        at = [(name, COLUMNS.index(name)) for name in names]
-        return [((*pair, name), float(row[index])) for pair, row in sorted(counts.items()) for name, index in at]
-
-    return {
-        "tallybook_query_seconds": [((), numbers.seconds)],
-        "tallybook_jobs": picked(STATES),
-        "tallybook_jobs_ended_total": picked(_ENDED),
-        "tallybook_attempts_followed_total": picked(_FOLLOWED),
-        "tallybook_oldest_job_age_seconds": sorted(shown.ages(numbers).items()),
-    }
 
 
 def _of_the_process(worker: Worker) -> dict[str, list[Sample]]:
@@ -165,18 +60,3 @@ def _of_the_process(worker: Worker) -> dict[str, list[Sample]]:
         "tallybook_worker_loop_blocked_total": [((), float(worker.watchdog.blocked if worker.watchdog else 0))],
         "tallybook_worker_connection_errors_total": [((what,), float(link.errors)) for what, link in links.items()],
     }  # fmt: skip
-
-
-def _lines(found: Mapping[str, list[Sample]]) -> Iterator[str]:
-    for name, (kind, labels, says) in METRICS.items():
-        if name not in found:
-            continue
-        yield f"# HELP {name} {says}\n# TYPE {name} {kind}\n"
-        for values, number in found[name]:
-            pairs = ",".join(f'{label}="{_escaped(value)}"' for label, value in zip(labels, values, strict=True))
-            shown = f"{int(number)}" if number.is_integer() else repr(number)
-            yield f"{name}{{{pairs}}} {shown}\n" if pairs else f"{name} {shown}\n"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

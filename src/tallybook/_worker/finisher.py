@@ -85,6 +85,8 @@ class Finisher:
         self, running: Running, error: dict[str, Any], *, delay: timedelta | None, limit: int | None, final: bool
     ) -> None:
         """The handler raised: backoff of `delay` (None: the server's own), or dead."""
+        if running.told is not None and not running.in_doubt:
+            running.told("fail", error)
         params = (json.dumps(error), delay, limit, final)
         self._end(running, "fail", _FAIL, params, None if final else delay)
 
@@ -98,6 +100,8 @@ class Finisher:
 
     def crash(self, running: Running, error: dict[str, Any]) -> None:
         """The attempt took its own process with it: again after the server's delay, or dead as crashed."""
+        if running.told is not None:
+            running.told("crash", error)
         self._end(running, "crash", _CRASH, (json.dumps(error),), timedelta(seconds=1))
 
     def put_back(self, running: Running, delay: timedelta) -> None:
@@ -131,6 +135,8 @@ class Finisher:
         if running.in_doubt:
             self.settler.settle(end)
             return
+        if running.told is not None:
+            running.told(verb, None)
         self._ends.append(end)
         self._idle.clear()
         self._work.set()
@@ -142,6 +148,8 @@ class Finisher:
 
     def ended(self, running: Running, verb: str, said: str, wake_in: timedelta | None = None) -> None:
         """The attempt's end was said elsewhere: in an atomic task's own transaction, or by the settler."""
+        if running.told is not None:
+            running.told(verb, None)
         self._count(running.job_id, verb, said, wake_in)
         self._seen([running])
 

@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
+from importlib import metadata
 from typing import Any
 
 import psycopg
@@ -22,6 +24,7 @@ from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.policy import Outage, first_line, is_gone
 from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._worker.jobs import Book
+from tallybook._worker.memory import memory
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import SchemaError
 
@@ -33,7 +36,7 @@ _COMES_BACK = 1.0
 _LEAST_ANSWER, _MOST_ANSWER = 1.0, 5.0
 _START = (
     "select tallybook.worker_start(%s::text, %s::text[], %s::text[], session => %s::boolean, lease => %s::interval,"
-    " catalogue => %s::jsonb), tallybook._timeline()"
+    " catalogue => %s::jsonb, slots => %s::int[], version => %s::text), tallybook._timeline()"
 )
 _HOLD = "select pg_advisory_lock_shared(1413565443, %s::int)"
 _LET_GO = "select pg_advisory_unlock_shared(1413565443, %s::int)"
@@ -43,8 +46,16 @@ _STOP = "select tallybook.worker_stop(%s::int)"
 # same statement, and the worker starts anew on another one; its old self's open attempts are rescued from what is on record.
 _RENEW = (
     "select r.job_id, r.reason, r.attempt from tallybook._on_timeline(%s::text)"
-    " left join lateral tallybook.renew(%s::int, %s::bigint, %s::bigint[]) r on true where r.job_id is not null"
+    " left join lateral tallybook.renew(%s::int, %s::bigint, %s::bigint[], lag => %s::interval, memory => %s::bigint) r on true"
+    " where r.job_id is not null"
 )
+
+
+def _version() -> str | None:
+    try:
+        return metadata.version("tallybook")
+    except metadata.PackageNotFoundError:  # its files are there without an installation
+        return None
 
 
 class Heartbeat(threading.Thread):
@@ -63,6 +74,7 @@ class Heartbeat(threading.Thread):
         on_schema: Callable[[SchemaError], object],
         catalogue: Sequence[Mapping[str, Any]] = (),
         expected: int,
+        lag: Callable[[], float | None] = lambda: None,
     ) -> None:
         super().__init__(name="tallybook-heartbeat", daemon=True)
         self._dsn = dsn
@@ -76,6 +88,7 @@ class Heartbeat(threading.Thread):
         self._on_schema = on_schema
         self._catalogue = json.dumps(catalogue)
         self._expected = expected
+        self._lag = lag
         self._conn: psycopg.Connection[Any] | None = None
         self._ear, self._mouth = socket.socketpair()
         self._ear.setblocking(False)
@@ -107,7 +120,10 @@ class Heartbeat(threading.Thread):
 
     def _register(self, conn: psycopg.Connection[Any]) -> int:
         settings = self._settings
-        params = (settings.name, list(settings.queues), self._tasks, self._session, settings.lease, self._catalogue)
+        params = (
+            settings.name, list(settings.queues), self._tasks, self._session, settings.lease, self._catalogue,
+            list(settings.queues.values()), _version(),
+        )  # fmt: skip
         row = conn.execute(_START, params).fetchone()
         assert row is not None
         number, timeline = row
@@ -176,7 +192,11 @@ class Heartbeat(threading.Thread):
 
     def _beat(self) -> None:
         assert self._conn is not None
-        params = (self._timeline, self._beats_as, self._book.open_from, list(self._book.running))
+        lag = self._lag()
+        params = (
+            self._timeline, self._beats_as, self._book.open_from, list(self._book.running),
+            None if lag is None else timedelta(seconds=lag), memory(),
+        )  # fmt: skip
         with ThreadLimit(self._conn, self._answer):
             cancelled = self._conn.execute(_RENEW, params).fetchall()
         for job_id, reason, attempt in cancelled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ class Running:
         "places",
         "queue",
         "task_name",
+        "told",
         "worker_name",
     )
 
@@ -92,6 +93,8 @@ class Running:
         """Its end may be in the database already, or be on its way there, in a transaction other than the finisher's."""
         self.interrupt: Callable[[], object] | None = None
         """Cancels what its thread waits for in the database."""
+        self.told: Callable[[str, Mapping[str, Any] | None], object] | None = None
+        """Told how it ends, the verb and a failure's error, by whoever says so first; not that it completes as most do."""
 
     def holds(self, keys: Iterable[str]) -> None:
         """It may hold places of these keys, which others wait for when it has ended."""

@@ -14,8 +14,8 @@ import inspect
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -100,6 +100,18 @@ async def _stepped(coroutine: Coroutine[Any, Any, Any], context: contextvars.Con
     return await _InContext(coroutine, context, waits_for)
 
 
+def _surrounded(
+    fn: Callable[..., Any], hooks: Sequence[Callable[[Any], Iterator[Any]]], ctx: Context
+) -> Callable[..., Any]:
+    def run(*positional: Any, **named: Any) -> Any:
+        with ExitStack() as stack:
+            for hook in hooks:
+                stack.enter_context(contextmanager(hook)(ctx))
+            return fn(*positional, **named)
+
+    return run
+
+
 class Runner:
     """Starts what was claimed and hands each end to the finisher."""
 
@@ -137,6 +149,8 @@ class Runner:
         """How many handlers did not end after their deadline and the grace."""
         self.state = SimpleNamespace()
         self.aborting = False
+        self.tracing = app.tracing
+        self._run = self._one if self.tracing is None else self._traced
 
     async def open(self) -> None:
         """Enter the app's lifespans, in the order in which they were declared."""
@@ -284,7 +298,7 @@ class Runner:
             if known.guarded:
                 await self._guarded(job, known, me)
             else:
-                await self._one(job, known)
+                await self._run(job, known)
             if handed_on[0]:
                 return
             if me is not None and me.cancelling():
@@ -318,9 +332,14 @@ class Runner:
         if not execution.process:  # a process has to start before its job does
             guard.start()
         try:
-            await self._one(job, known)
+            await self._run(job, known)
         finally:
             guard.clear()
+
+    async def _traced(self, job: Running, known: Task[Any, Any]) -> None:
+        assert self.tracing is not None
+        with self.tracing.processing(job):
+            await self._one(job, known)
 
     async def _one(self, job: Running, known: Task[Any, Any]) -> None:
         value: Any = None
@@ -380,10 +399,13 @@ class Runner:
         context = contextvars.copy_context()
         context.run(current_job.set, job)
         fn = self._atomic.wrap(job, known) if known.atomic else known.fn
-        if known.wants_context or self._app.arounds:
+        in_thread = not known.is_async and not known.execution.process
+        if known.wants_context or self._app.arounds or (in_thread and self._app.thread_arounds):
             ctx = Context(self.state, job, self._verbs, atomic=bool(known.atomic))
             if known.wants_context:
                 positional = [ctx, *positional]
+            if in_thread and self._app.thread_arounds:
+                fn = _surrounded(fn, self._app.thread_arounds, ctx)
             if self._app.arounds:
                 return await _stepped(self._around(job, ctx, known, fn, positional, named), context)
         if known.is_async:
@@ -425,7 +447,8 @@ class Runner:
         # Its end is the process's end: a cancel is told to that, see Guard.
         handle, job.handle = job.handle, None
         try:
-            return await self._children.run(job, known)
+            carried = None if self.tracing is None else self.tracing.carried()
+            return await self._children.run(job, known, carried)
         finally:
             job.handle = handle
 

@@ -124,5 +124,5 @@ def parse_queues(queues: Mapping[str, int] | Iterable[str] | str | None) -> dict
 
 
 def app_queues(app: App) -> list[str]:
-    """Every queue that the app's tasks name, and default: what is served unless something else is said."""
-    return sorted({"default", *(task.queue for task in app.tasks.values())})
+    """Every queue that the app or its tasks name, and default: what is served unless something else is said."""
+    return sorted({"default", *app.also_serves, *(task.queue for task in app.tasks.values())})

@@ -22,8 +22,9 @@ import psycopg
 
 from tallybook._db.limit import Limit
 from tallybook._db.link import Link
-from tallybook._db.policy import first_line
-from tallybook._worker.exposition import COLUMNS, CONTENT_TYPE, Numbers, Shown, exposition
+from tallybook._db.numbers import ANSWER, Asked, ask
+from tallybook._model.exposition import CONTENT_TYPE, Numbers, Shown
+from tallybook._worker.exposition import exposition
 from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,11 +35,8 @@ __all__ = ["Telemetry"]
 
 log = logging.getLogger("tallybook.worker")
 
-FRESH = 1.0
-"""For so long an answer of the database serves all scrapes, also that it did not answer."""
 BLOCKED = 5.0
 """A loop that has not turned for so long is not alive."""
-_ANSWER = 3.0
 _LOOK = 0.5
 _MOST_BYTES = 8192
 _MOST_CONNECTIONS = 32
@@ -49,11 +47,6 @@ _REASONS = {
     200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout",
     431: "Request Header Fields Too Large", 503: "Service Unavailable",
 }  # fmt: skip
-_COUNTS = f"select queue, task, {', '.join(COLUMNS)} from tallybook.counts()"  # noqa: S608 - names of ours
-_AGES = (
-    "select queue, state, greatest(0, extract(epoch from clock_timestamp() - oldest_run_at))::float8"
-    " from tallybook.backlog() where isfinite(oldest_run_at)"
-)
 
 
 class _Refused(Exception):
@@ -65,60 +58,32 @@ class _Refused(Exception):
 
 
 class Database:
-    """The database's numbers, asked for at most once in FRESH seconds, over a connection of its own from the first time on."""
+    """The database's numbers, over a connection of its own from the first time on that they are asked for."""
 
     def __init__(self, dsn: str, name: str) -> None:
         self._dsn, self._name = dsn, name
         self._link = Link(dsn, name)
-        self._asking: asyncio.Task[None] | None = None
-        self._asked_at = float("-inf")
-        self._away = False
-        self._found: Numbers | None = None
+        self._asked = Asked(self._answer)
         self.questions = 0
 
     async def numbers(self) -> Numbers | None:
-        """At most FRESH seconds old; None: it is away."""
-        if self._asking is None and time.monotonic() - self._asked_at >= FRESH:
-            self._asking = asyncio.create_task(self._ask())
-        if self._asking:
-            await asyncio.shield(self._asking)  # who goes away does not cut it short for the others
-        return self._found
+        """At most a second old; None: it is away."""
+        return await self._asked.now()
 
-    async def _ask(self) -> None:
-        found = None
-        try:
-            found = await self._answer(again=True)
-            if self._away:
-                log.info("telemetry: the database answers again")
-            self._away = False
-        except (psycopg.Error, OSError) as error:
-            if not self._away:
-                log.warning("telemetry: the database does not answer: %s", first_line(error))
-            self._away = True
-        finally:
-            self._found, self._asked_at, self._asking = found, time.monotonic(), None
-
-    async def _answer(self, *, again: bool) -> Numbers:
+    async def _answer(self, *, again: bool = True) -> Numbers:
         kept = self._link.conn is not None
         try:
-            async with asyncio.timeout(_ANSWER):
+            async with asyncio.timeout(ANSWER):
                 conn = await self._link.connect()
             self.questions += 1
-            began = time.monotonic()
-            with Limit(conn, _ANSWER):
-                counts = await (await conn.execute(_COUNTS)).fetchall()
-                ages = await (await conn.execute(_AGES)).fetchall()
+            with Limit(conn, ANSWER):
+                return await ask(conn)
         except (psycopg.Error, OSError):
             await self.close()
             self._link = Link(self._dsn, self._name)
             if kept and again:  # a server that was restarted answers the next try
                 return await self._answer(again=False)
             raise
-        return Numbers(
-            {(row[0], row[1]): tuple(map(int, row[2:])) for row in counts},
-            {(row[0], row[1]): float(row[2]) for row in ages},
-            time.monotonic() - began,
-        )
 
     async def close(self) -> None:
         """Close the connection."""
@@ -164,7 +129,7 @@ class Telemetry(threading.Thread):
         """Listen no more."""
         with suppress(RuntimeError):  # its loop has ended by itself
             self._own.call_soon_threadsafe(self._closing.set)
-        await asyncio.to_thread(self.join, _ANSWER)
+        await asyncio.to_thread(self.join, ANSWER)
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._connected, sock=self._socket, limit=_MOST_BYTES)

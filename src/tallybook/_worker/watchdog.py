@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from types import FrameType
 
 log = logging.getLogger("tallybook.worker")
@@ -20,6 +21,7 @@ _EVERY = 0.5
 _PATIENCE = 1.0
 _ALSO = 0.2  # the whole process may have been stopped: then the loop answers as soon as this thread runs again
 _FRAMES = 30
+_KEPT = 1000
 
 
 class Watchdog(threading.Thread):
@@ -33,14 +35,31 @@ class Watchdog(threading.Thread):
         self._ended = threading.Event()
         self.blocked = 0
         """How often the loop was blocked."""
+        self._lags: deque[float] = deque(maxlen=_KEPT)
+        self._asked: float | None = None
+
+    def lag(self) -> float | None:
+        """The longest that the loop let a sign wait since this was asked last, in seconds; one that it has not given yet
+        counts with the time so far. None: it was not asked for one. Any thread may call it.
+        """
+        lags, self._lags = self._lags, deque(maxlen=_KEPT)
+        asked = self._asked
+        if asked is not None:
+            lags.append(time.monotonic() - asked)
+        return max(lags, default=None)
+
+    def _turned(self, asked: float, sign: threading.Event) -> None:
+        self._asked = None
+        self._lags.append(time.monotonic() - asked)
+        sign.set()
 
     def run(self) -> None:
         """Until stopped, or until the loop is closed."""
         while not self._ended.wait(_EVERY):
             sign = threading.Event()
-            asked = time.monotonic()
+            self._asked = asked = time.monotonic()
             try:
-                self._loop.call_soon_threadsafe(sign.set)
+                self._loop.call_soon_threadsafe(self._turned, asked, sign)
             except RuntimeError:  # closed
                 return
             if sign.wait(self._patience) or sign.wait(_ALSO) or self._ended.is_set():

@@ -230,6 +230,8 @@ class Worker:
             self.claimer.only_poll()
         await self.claimer.link.first()
         await self.runner.open()
+        if self.runner.tracing is not None:
+            self.runner.tracing.opened(self.dsn, self.settings.name)
         loop = asyncio.get_running_loop()
         self.heartbeat = Heartbeat(
             self._session_dsn if session else self.dsn,
@@ -242,11 +244,12 @@ class Worker:
             on_schema=lambda error: loop.call_soon_threadsafe(self._schema_changed, error),
             catalogue=self._app.catalogue(),
             expected=self._expected,
+            lag=lambda: self.watchdog.lag() if self.watchdog else None,
         )
         await self.upkeep.until(self.heartbeat.register)
-        self.heartbeat.start()
         self.watchdog = Watchdog(loop)
         self.watchdog.start()
+        self.heartbeat.start()
         self._serve(self.finisher.run(), "finisher")
 
     def _check_schema(self) -> None:
@@ -456,6 +459,8 @@ class Worker:
                     conn = await self.upkeep.connect()
                     await conn.execute("select tallybook.worker_stop(%s::int)", (self.heartbeat.worker_id,))
                     await conn.execute("select tallybook.fold()")  # there may be nobody else to do it
+        if self.runner.tracing is not None:
+            self.runner.tracing.closed(self.settings.name)
         await self.runner.close()
         await self.atomic.close()
         await self.finisher.settler.close()

@@ -1,7 +1,7 @@
 -- _sweep(at): a batch of each small table that grows with history and has nobody else to clean it. Rows that somebody has locked are
 -- left for later. Returns how many rows went, and whether some batch was full.
 --
--- Reads retention_class and all that jobs can be in; deletes from dead, fire, rate_call, progress, unique_key, order_turn, worker; writes sweep.
+-- Reads retention_class and all that jobs can be in; deletes from api_nonce, audit, dead, fire, rate_call, progress, unique_key, order_turn, worker; writes sweep.
 create or replace function tallybook._sweep(p_at timestamptz, out swept bigint, out more boolean)
 language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
@@ -40,6 +40,20 @@ begin
   select max(r.keep) into v_kept from tallybook.retention_class r;
   delete from tallybook.worker w where w.id = any (array(
     select x.id from tallybook.worker x where x.ended_at < p_at - v_kept order by x.id limit c_batch for update skip locked));
+  get diagnostics v_n = row_count;
+  swept := swept + v_n; more := more or v_n = c_batch;
+
+  -- Ids and times rise together, so the oldest are looked at alone; a row that another clock has dated later goes a little later.
+  delete from tallybook.audit a where a.id = any (array(
+    select x.id from tallybook.audit x
+     where x.id <= (select max(o.id) from (select y.id from tallybook.audit y order by y.id limit c_batch) o)
+       and x.at < p_at - tallybook._keep('audit') for update skip locked));
+  get diagnostics v_n = row_count;
+  swept := swept + v_n; more := more or v_n = c_batch;
+
+  -- What was signed 300 s ahead may come again 600 s after it was seen: two windows of nonce_take.
+  delete from tallybook.api_nonce n where n.ctid = any (array(
+    select x.ctid from tallybook.api_nonce x where x.seen_at < p_at - interval '600 s' order by x.seen_at limit c_batch for update skip locked));
   get diagnostics v_n = row_count;
   swept := swept + v_n; more := more or v_n = c_batch;
 

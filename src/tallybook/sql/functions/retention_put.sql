@@ -1,5 +1,5 @@
 -- retention_put(class, keep): how long what is kept: brief, default, long: ended jobs of the queues of that class; dead: dead letters;
--- fires: ticks of schedules. False: it was so already. Running workers follow within a minute. A shorter time drops what is past it,
+-- fires: ticks of schedules; audit: what people have changed. False: it was so already. Running workers follow within a minute. A shorter time drops what is past it,
 -- for ever. Errors: TB005 an unknown class, a time out of range. Writes retention_class.
 create or replace function tallybook.retention_put(class text, keep interval) returns boolean
 language plpgsql as $$

@@ -1,8 +1,8 @@
--- running(max_jobs): the jobs that run now, those that run longest first.
+-- running(max_jobs, of_worker): the jobs that run now, those that run longest first; of all workers, or of one.
 --
 -- Reads what the workers have open, from their watermarks on: costs the same however much history there is. Errors: TB005 max_jobs out of
 -- range. Reads worker, claim, entry, outcome, lane.
-create or replace function tallybook.running(max_jobs int default 20)
+create or replace function tallybook.running(max_jobs int default 20, of_worker int default null)
 returns table (job_id bigint, attempt int, queue text, task text, worker_id int, worker text, started_at timestamptz) language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_nestloop = on set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
@@ -20,6 +20,6 @@ begin
                          where x.lane_id = o.lane_id and x.retention = o.retention and x.xid = o.xid and x.seq = o.seq limit 1) e
     cross join lateral (select n.queue from tallybook.lane n where n.lane_id = o.lane_id limit 1) l
     left join lateral tallybook._claim_of(o.lane_id, o.retention, o.xid, o.seq) c on true
-   where w.ended_at is null
+   where w.ended_at is null and (running.of_worker is null or w.id = running.of_worker)
    order by c.claimed_at, o.job_id limit running.max_jobs;
 end $$;

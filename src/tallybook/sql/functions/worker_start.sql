@@ -3,13 +3,14 @@
 --   tasks    the names of the tasks that it knows: it also walks the parts of its queues where jobs of these were put aside
 --   lease    how long it may be silent before the others take it for dead
 --   catalogue  what its tasks are, as JSON: [{"name", "app", "definition", ...}]; kept in tallybook.task for people
+--   slots, version  for people: how many jobs of each queue run at once, in the order of queues, and the package's version
 --   session  it holds the advisory lock (1413565443, id) in shared mode on the session that renews, so that its death is seen at once
 -- Commits durably, whatever the session says: a crash that forgot it would give its id to another worker as well, and who
 -- of the two died first would never be rescued. Makes the queues that are not there yet. Where the database came from another
 -- cluster it is rebased first, so that no worker of this cluster ever meets a cursor of that one. Writes worker, queue; see rebase.
 create or replace function tallybook.worker_start(name text, queues text[], tasks text[] default '{}', session boolean default false,
   at timestamptz default clock_timestamp(), lease interval default '30 s',
-  catalogue jsonb default null)
+  catalogue jsonb default null, slots int[] default null, version text default null)
 returns int language plpgsql as $$
 declare
   v_id int; v_first int := (('x' || tallybook._timeline())::bit(32)::int - 1) % 1000 * 1000000;
@@ -26,7 +27,7 @@ begin
       perform setval(pg_get_serial_sequence('tallybook.worker', 'id'), v_first);
     end if;
   end if;
-  insert into tallybook.worker (name, queues, tasks, parts, session, lease, started_at, seen_at)
+  insert into tallybook.worker (name, queues, tasks, parts, session, lease, started_at, seen_at, slots, version)
   values (worker_start.name, worker_start.queues, worker_start.tasks, array(
             select unnest(array['turn', 'fair'])  -- what comes back to a limit; whose turn among the keys has come
             union all
@@ -34,7 +35,7 @@ begin
             union all  -- args of these versions, put aside by workers that did not know them
             select format('version:%s:%s', v, n.name) from jsonb_to_recordset(worker_start.catalogue) c(name text, version int, aliases text[]),
                    unnest(c.name || coalesce(c.aliases, '{}')) n(name), generate_series(2, c.version) v),
-          worker_start.session, worker_start.lease, worker_start.at, worker_start.at)
+          worker_start.session, worker_start.lease, worker_start.at, worker_start.at, worker_start.slots, left(worker_start.version, 100))
   returning id into v_id;
   if catalogue is not null then perform tallybook._register(catalogue, at); end if;
   return v_id;

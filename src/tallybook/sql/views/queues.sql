@@ -15,7 +15,8 @@ select n.name, q.retention, q.paused_at, q.paused_by, q.created_at, q.max_attemp
 comment on view tallybook.queues is 'Every queue that has settings or has seen a job.';
 -- workers, tasks, schedules, fires, services: the tables of people, to be granted in place of them (see tallybook._rights).
 create or replace view tallybook.workers as
-select w.id, w.name, w.queues, w.tasks, w.lease, w.started_at, w.seen_at, w.gone_at, w.ended_at from tallybook.worker w;
+select w.id, w.name, w.queues, w.tasks, w.lease, w.started_at, w.seen_at, w.gone_at, w.ended_at,
+       w.slots, w.version, w.lag, w.memory from tallybook.worker w;
 comment on view tallybook.workers is 'Every worker on record; ended_at is null for those that live.';
 create or replace view tallybook.tasks as select * from tallybook.task;
 comment on view tallybook.tasks is 'The catalogue: what each task is, as the workers that know it have said.';

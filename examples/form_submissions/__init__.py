@@ -1,0 +1,1 @@
+"""Form submissions that are answered at once, whatever their integrations do."""

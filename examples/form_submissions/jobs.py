@@ -1,0 +1,125 @@
+"""The five operations of a submission: what each does, and the typed function that describes its job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import httpx2
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from examples.form_submissions.models import Form, Submission, sessions
+from tallybook import App, Context, Exponential, JobCall
+from tallybook.tasks import email, webhook
+
+app = App("forms", session=sessions)
+app.include(webhook, email)
+
+QUEUE = "integrations"
+BACKOFF = Exponential(timedelta(minutes=5))  # 5, 10, 20, 40, 80 minutes
+ATTEMPTS = 3  # of a webhook 5, or what its form says
+NOTED = text("insert into operation (job_id, submission, kind) values (:job, :submission, :kind)")
+FOUND = text(
+    "insert into enrichment values (:submission, :company) on conflict (submission) do update set company = excluded.company"
+)
+DEADLINE = timedelta(seconds=float(os.environ.get("DEADLINE", "30")))
+
+
+@app.lifespan
+async def clients(ctx: Context) -> AsyncIterator[None]:
+    """One HTTP client per worker. It has no time-out of its own: the deadline of a task aborts its call."""
+    async with httpx2.AsyncClient(timeout=None) as ctx.state.http:
+        yield
+
+
+async def call(ctx: Context, provider: str, path: str, key: str, body: dict[str, Any]) -> Any:
+    """Post to a provider. Jobs carry its name; address and token are read here. A Retry-After in a refusal is heeded."""
+    found = await ctx.providers.get(provider)
+    headers = {"Authorization": f"Bearer {found.secrets['token'].reveal()}", "Idempotency-Key": key}
+    answer = await ctx.state.http.post(found.settings["url"] + path, json=body, headers=headers)
+    answer.raise_for_status()
+    return answer.json()
+
+
+@app.task(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, timeout=DEADLINE, summary="Row {submission} of {sheet}")
+async def table_sync(ctx: Context, sheet: str, submission: int, data: dict[str, str], key: str) -> str:
+    """Put the submission into the customer's table as a row; the result is the row's name there."""
+    row = await call(ctx, "tables", f"/tables/{sheet}", key, {"id": submission, **data})
+    return str(row["row"])
+
+
+@app.task(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, timeout=DEADLINE, summary="SMS to {phone}")
+async def sms(ctx: Context, phone: str, message: str, key: str) -> None:
+    """Tell the form's owner by SMS."""
+    await call(ctx, "sms", "/sms", key, {"to": phone, "text": message})
+
+
+@app.task(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, timeout=DEADLINE, summary="Who sent {submission}")
+async def enrich(ctx: Context, submission: int, sender: str, key: str) -> None:
+    """Find out whom the submission is from. The finding and the job's end are one transaction."""
+    found = await call(ctx, "enrichment", "/enrich", key, {"email": sender})
+    async with sessions.begin() as session:
+        await session.execute(FOUND, {"submission": submission, "company": found["company"]})
+        await ctx.complete(session)
+
+
+def key_of(saved: Submission, kind: str) -> str:
+    """form-submission-kind: the same at every attempt, so that a receiver knows what it has taken already."""
+    return f"{saved.form}-{saved.id}-{kind}"
+
+
+def links_of(saved: Submission) -> dict[str, str | int]:
+    return {"submission": saved.id, "form": saved.form}
+
+
+def webhook_job(form: Form, saved: Submission) -> JobCall:
+    how = webhook.with_(queue=QUEUE, retry=BACKOFF, max_attempts=form.webhook_attempts, links=links_of(saved))
+    body = {"type": "form.submitted", "form": saved.form, "submission": saved.id, "data": saved.data}
+    return how.job(form.webhook, body, idempotency_key=key_of(saved, "webhook"))
+
+
+def table_sync_job(form: Form, saved: Submission) -> JobCall:
+    return table_sync.with_(links=links_of(saved)).job(form.sheet, saved.id, saved.data, key_of(saved, "table"))
+
+
+def email_job(form: Form, saved: Submission) -> JobCall:
+    how = email.with_(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, links=links_of(saved))
+    body = "\n".join(f"{name}: {value}" for name, value in saved.data.items())
+    subject, key = f"{saved.form}: submission {saved.id}", key_of(saved, "email")
+    return how.job("mail", form.owner_email, subject, body, headers={"X-Submission": key}, idempotency_key=key)
+
+
+def sms_job(form: Form, saved: Submission) -> JobCall:
+    message = f"{saved.form}: submission {saved.id} has come in"
+    return sms.with_(links=links_of(saved)).job(form.owner_phone, message, key_of(saved, "sms"))
+
+
+def enrich_job(_: Form, saved: Submission) -> JobCall:
+    sender = saved.data.get("email", "")
+    return enrich.with_(links=links_of(saved)).job(saved.id, sender, key_of(saved, "enrichment"))
+
+
+OPERATIONS = {
+    "webhook": webhook_job, "table": table_sync_job, "email": email_job, "sms": sms_job, "enrichment": enrich_job,
+}  # fmt: skip
+
+
+async def hand_over(session: AsyncSession, form: Form, saved: Submission) -> None:
+    """Put all five in by one statement, and note which job is what, in the submission's transaction."""
+    jobs = await app.enqueue_many(session, [describe(form, saved) for describe in OPERATIONS.values()])
+    named = zip(OPERATIONS, jobs, strict=True)
+    await session.execute(NOTED, [{"job": job.id, "submission": saved.id, "kind": kind} for kind, job in named])
+
+
+@app.task(atomic=True, schedule="* * * * *")
+async def catch_up(session: AsyncSession) -> int:
+    """Hand over what was saved while the queue could not take it; how many submissions those were."""
+    left = select(Submission, Form).join(Form, Form.name == Submission.form).where(~Submission.handed_over)
+    found = (await session.execute(left.limit(100).with_for_update(of=Submission, skip_locked=True))).all()
+    for saved, form in found:
+        await hand_over(session, form, saved)
+        saved.handed_over = True
+    return len(found)

@@ -1,0 +1,20 @@
+create table form (
+  name text primary key, webhook text not null, owner_email text not null, owner_phone text not null,
+  sheet text not null, webhook_attempts int not null default 5);
+
+-- handed_over is false where the queue refused the operations: catch_up puts them in later.
+create table submission (
+  id bigint generated always as identity primary key, form text not null references form, data jsonb not null,
+  handed_over boolean not null default true, saved_at timestamptz not null default now());
+create index on submission (id) where not handed_over;
+
+-- The side table of the jobs: which submission, which kind. Written with them, joined to tallybook.job.
+create table operation (
+  job_id bigint primary key, submission bigint not null references submission, kind text not null,
+  unique (submission, kind));
+
+create table enrichment (submission bigint primary key references submission, company text not null);
+
+insert into form (name, webhook, owner_email, owner_phone, sheet, webhook_attempts) values
+  ('contact', 'hook', 'owner@example.org', '+491', 'contacts', 5), ('signup', 'hook', 'owner@example.org', '+491', 'signups', 5),
+  ('broken', 'broken', 'owner@example.org', '+491', 'broken', 6), ('gone', 'gone', 'owner@example.org', '+491', 'gone', 5);

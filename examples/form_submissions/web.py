@@ -1,0 +1,148 @@
+"""The web application: submissions come in, people look at them and at what has failed, a cron may run the jobs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, time
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from fastapi import Depends, FastAPI, Header, HTTPException, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.security import HTTPBasic
+from fastapi.templating import Jinja2Templates
+from sqlalchemy import select, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from examples.form_submissions.jobs import app, hand_over
+from examples.form_submissions.models import Form, Submission, engine, sessions
+from tallybook.contrib.fastapi import in_transaction, lifespan
+from tallybook.errors import TallybookError, UnknownJob
+from tallybook.web import User, dashboard
+
+log = logging.getLogger("forms")
+basic = HTTPBasic(auto_error=False)
+pages = Jinja2Templates(Path(__file__).parent / "templates")
+Transaction = Annotated[AsyncSession, in_transaction(sessions)]
+
+
+@asynccontextmanager
+async def connections(_: FastAPI) -> AsyncIterator[None]:
+    yield
+    await engine.dispose()
+
+
+api = FastAPI(title="Forms", lifespan=lifespan(app, connections))
+
+
+@api.post("/forms/{name}", status_code=201)
+async def submit(session: Transaction, name: str, data: dict[str, str]) -> dict[str, Any]:
+    """Save a submission and its five operations. If the queue refuses them, the submission is saved all the same."""
+    form = await session.get(Form, name)
+    if form is None:
+        raise HTTPException(404, "there is no such form")
+    if sum(len(name) + len(value) for name, value in data.items()) > 100_000 or "\0" in "".join(
+        [*data, *data.values()]
+    ):
+        raise HTTPException(422, "a submission has at most 100,000 characters, and no NUL")
+    saved = Submission(form=name, data=data, handed_over=True)
+    session.add(saved)
+    await session.flush()
+    try:
+        async with session.begin_nested():
+            await hand_over(session, form, saved)
+    except (TallybookError, SQLAlchemyError):
+        log.exception("submission %s: its operations are put in later, by catch_up", saved.id)
+        saved.handed_over = False
+    return {"submission": saved.id, "status": f"/submissions/{saved.id}"}
+
+
+async def who(request: Request) -> User | None:
+    """Who may see the pages and the dashboard: HTTP Basic here; ask your own log-in."""
+    given = await basic(request)
+    password = os.environ["ADMIN_PASSWORD"]
+    if given is None or not secrets.compare_digest(given.password.encode(), password.encode()):
+        return None
+    return User(given.username or "admin", operate=True)
+
+
+async def admin(request: Request) -> None:
+    """Only those, and no form of another site."""
+    if await who(request) is None:
+        raise HTTPException(401, headers={"WWW-Authenticate": "Basic"})
+    origin = request.headers.get("origin")
+    if request.method != "GET" and origin and urlsplit(origin).netloc != request.headers["host"]:
+        raise HTTPException(403, "this was sent from another site")
+
+
+STATUS = text("""select o.kind, j.* from operation o left join tallybook.job j on j.id = o.job_id
+                  where o.submission = :id order by o.job_id""")
+TABLE = text("""select task, state, jobs, oldest, newest, average_attempts from tallybook.queue_status
+                 where queue = 'integrations' order by task, state""")
+
+
+@api.get("/", response_class=HTMLResponse, dependencies=[Depends(admin)])
+async def statistics(request: Request, session: Transaction) -> Any:
+    """How many operations are in which state, how many were done today, and the newest submissions."""
+    counted = [one for one in await app.counts(session) if one.queue == "integrations"]
+    totals = {name: sum(getattr(one, name) for one in counted) for name in
+              ("available", "running", "retrying", "dead", "completed")}  # fmt: skip
+    midnight = datetime.combine(datetime.now().astimezone().date(), time()).astimezone()
+    today = sum((await app.completed_since(session, midnight)).values())
+    newest = (await session.scalars(select(Submission).order_by(Submission.id.desc()).limit(20))).all()
+    table = (await session.execute(TABLE)).mappings().all()
+    return pages.TemplateResponse(
+        request, "statistics.html", {"totals": totals, "today": today, "newest": newest, "table": table}
+    )
+
+
+@api.get("/submissions/{number}", response_class=HTMLResponse, dependencies=[Depends(admin)])
+async def status(request: Request, session: Transaction, number: int) -> Any:
+    """One submission: its operations, every failure of each, and all that has happened, in order."""
+    saved = await session.get(Submission, number)
+    if saved is None:
+        raise HTTPException(404, "there is no such submission")
+    operations = (await session.execute(STATUS, {"id": number})).mappings().all()
+    events = await app.trace(session, links={"submission": number})
+    found = await session.scalar(text("select company from enrichment where submission = :id"), {"id": number})
+    shown = {"saved": saved, "operations": operations, "events": events, "company": found}
+    return pages.TemplateResponse(request, "submission.html", shown)
+
+
+@api.get("/dead", response_class=HTMLResponse, dependencies=[Depends(admin)])
+async def dead(request: Request, session: Transaction, task: str | None = None) -> Any:
+    """The operations that no attempt is left for, newest first; of one kind by ?task=."""
+    letters = await app.dead_letters(session, task=task, max_jobs=50)
+    return pages.TemplateResponse(request, "dead.html", {"letters": letters})
+
+
+@api.post("/dead/{job}/{verb}", dependencies=[Depends(admin)])
+async def act(session: Transaction, job: int, verb: str) -> RedirectResponse:
+    """retry: another attempt, at once. cancel: nobody wants it any more."""
+    if verb not in ("retry", "cancel"):
+        raise HTTPException(404)
+    try:
+        await (app.retry(session, job) if verb == "retry" else app.drop_dead(session, job))
+    except UnknownJob as error:
+        raise HTTPException(404, str(error)) from error
+    except TallybookError as error:  # somebody else was quicker
+        raise HTTPException(409, str(error)) from error
+    return RedirectResponse("/dead", 303)
+
+
+@api.post("/cron/process")
+async def process(authorization: Annotated[str, Header()] = "") -> dict[str, int]:
+    """For where no worker can run: a cron calls this each minute, it runs what is due, and says how many that were."""
+    if not secrets.compare_digest(authorization.encode(), f"Bearer {os.environ['CRON_TOKEN']}".encode()):
+        raise HTTPException(403)
+    done = await app.drain(max_jobs=10, max_seconds=25)
+    return {"processed": done.processed}
+
+
+api.mount("/queue", dashboard(app, authenticate=who))

@@ -1,0 +1,267 @@
+"""The played outside: visitors, an HTTP server with webhooks, tables, SMS and enrichment, and an SMTP server.
+
+Both servers are real, on the loopback interface, and as unreliable as such servers are: slow, failing, out of quota, silent, and
+sometimes wrong: they do what was asked and answer that they did not. Which request meets what follows from its key and how
+often it was asked, so that every run is the same. They keep account of what they have done, by key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import statistics
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any
+
+import httpx2
+from aiosmtpd.controller import Controller
+from standardwebhooks import Webhook
+
+from examples.stage import SERVE, Stage
+from tallybook import App
+
+HANGS = 3.0
+"""So long a silent server takes, in seconds; the deadline of the run is shorter."""
+
+
+def draw(text: str) -> float:
+    """A number in [0, 1) that looks random and depends on the text only."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
+
+
+class World:
+    """Both servers, and their account."""
+
+    def __init__(self, signing_secret: str, token: str) -> None:
+        self.signing_secret = signing_secret
+        self.token = token
+        self.lock = threading.Lock()
+        self.asked: Counter[str] = Counter()
+        """How often each key was asked for."""
+        self.done: Counter[str] = Counter()
+        """How often what it asks for was done: once, if the keys do their work."""
+        self.answers: Counter[str] = Counter()
+        self.refused: list[str] = []
+        """Requests without the right signature or token."""
+        self.mended = False
+
+    def __enter__(self) -> World:
+        self.http = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"world": self}))
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        self.smtp = _Smtp(_Mailbox(self), hostname="127.0.0.1", port=0)
+        self.smtp.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.smtp.stop()
+        self.http.shutdown()
+        self.http.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http.server_address[1]}"
+
+    def note(self, key: str) -> int:
+        """The how manieth request of this key it is."""
+        with self.lock:
+            self.asked[key] += 1
+            return self.asked[key]
+
+    def do(self, key: str) -> None:
+        """Do what the key is for, unless it was done."""
+        with self.lock:
+            if self.done[key]:
+                self.answers["known already"] += 1
+            else:
+                self.done[key] += 1
+
+    def verdict(self, path: str, key: str) -> str:
+        """What this request meets: ok, or what goes wrong, at most twice for a key."""
+        n = self.note(key)
+        if path.startswith("/hooks/broken") and not self.mended:
+            return "fails"
+        if path.startswith("/hooks/gone") and not self.mended:
+            return "refuses"
+        fate = draw(key)
+        if n > (2 if fate < 0.05 else 1):
+            return "ok"
+        for kind, share in (("fails", 0.12), ("limits", 0.16), ("hangs", 0.19), ("lies", 0.25)):
+            if fate < share:
+                return kind
+        return "ok"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # without the look-up of its own name
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A caller that has gone away is nothing to report."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    world: World
+
+    def do_POST(self) -> None:
+        world = self.world
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        key = self.headers.get("webhook-id") or self.headers.get("Idempotency-Key") or ""
+        if not self.is_allowed(body):
+            with world.lock:
+                world.refused.append(self.path)
+            return self.answer(401, {})
+        kind = world.verdict(self.path, key)
+        time.sleep(0.4 * draw(f"{key} {world.asked[key]}") ** 4)
+        with world.lock:
+            world.answers[kind] += 1
+        if kind == "hangs":
+            time.sleep(HANGS)
+        if kind in ("ok", "lies", "hangs"):
+            world.do(key)
+        if kind == "ok":
+            return self.answer(
+                200, {"row": f"row {key}", "company": json.loads(body).get("email", "").partition("@")[2]}
+            )
+        if kind == "limits":
+            return self.answer(429, {}, {"Retry-After": "420"})
+        return self.answer(400 if kind == "refuses" else 503, {"error": "not now"})
+
+    def is_allowed(self, body: bytes) -> bool:
+        """Webhooks are signed, everything else has the token."""
+        if not self.path.startswith("/hooks/"):
+            return self.headers.get("Authorization") == f"Bearer {self.world.token}"
+        try:
+            Webhook(self.world.signing_secret).verify(body, dict(self.headers.items()))
+        except Exception:
+            return False
+        return True
+
+    def answer(self, status: int, said: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+        content = json.dumps(said).encode()
+        try:
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+        except OSError:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
+        """Nothing: the account is the log."""
+
+
+class _Mailbox:
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
+        lines = envelope.content.decode(errors="replace").splitlines()
+        (key,) = [line.partition(": ")[2] for line in lines if line.lower().startswith("x-submission: ")]
+        if self.world.verdict("/mail", key) in ("fails", "limits"):
+            return "451 try again later"
+        self.world.do(key)  # a mail server drops a second message of the same Message-ID
+        return "250 OK"
+
+
+class _Smtp(Controller):
+    """On a free port, which the library does not look up by itself."""
+
+    def _trigger_server(self) -> None:
+        self.port = self.server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        super()._trigger_server()
+
+
+async def providers(dsn: str, world: World) -> None:
+    """Whom the jobs call: addresses in settings, secrets encrypted."""
+    registry = App("setup", dsn=dsn).providers
+    inside: dict[str, Any] = {"allow": ["127.0.0.1"], "allow_http": True, "timeout": 1}
+    for name, path in (("hook", "ok"), ("broken", "broken"), ("gone", "gone")):
+        await registry.put(name, kind="webhook", settings={"url": f"{world.url}/hooks/{path}", **inside})
+        await registry.set_secret(name, "signing_secret", world.signing_secret)
+    for name in ("tables", "sms", "enrichment"):
+        await registry.put(name, kind=name, settings={"url": world.url})
+        await registry.set_secret(name, "token", world.token)
+    mail = {"host": "127.0.0.1", "port": world.smtp.port, "tls": "none", "from": "forms@example.org"}
+    await registry.put("mail", kind="smtp", settings=mail)
+
+
+class Visitors:
+    """Who fills in forms: what was answered with success is promised."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.promised: dict[int, str] = {}
+        self.took_ms: list[float] = []
+
+    async def submit(self, forms: list[str], at_once: int = 2) -> None:
+        """Submit these, so many at the same time."""
+        async with httpx2.AsyncClient(base_url=self.url, timeout=20) as http:
+            left = list(enumerate(forms))
+
+            async def visitor() -> None:
+                while left:
+                    n, form = left.pop()
+                    began = time.perf_counter()
+                    data = {"email": f"ada{n}@company{n % 7}.example", "text": "<b>hello</b> " * 20}
+                    answer = await http.post(f"/forms/{form}", json=data)
+                    self.took_ms.append((time.perf_counter() - began) * 1000)
+                    answer.raise_for_status()
+                    self.promised[answer.json()["submission"]] = form
+
+            await asyncio.gather(*[visitor() for _ in range(at_once)])
+
+    def percentile(self, which: int) -> float:
+        return statistics.quantiles(self.took_ms, n=100, method="inclusive")[which - 1]
+
+
+KINDS = ("webhook", "table", "email", "sms", "enrichment")
+STILL_DEAD = """\
+select s.form, s.id, o.kind from operation o join tallybook.job j on j.id = o.job_id join submission s on s.id = o.submission
+ where j.state = 'dead'"""
+
+
+def missing(
+    promised: dict[int, str], saved: set[int], enriched: set[int], done: set[str], given_up: set[str]
+) -> set[str]:
+    """What was promised (submissions and their forms), was not given up by a person or as dead, and has not been done."""
+    wanted = {f"{form}-{n}-{kind}" for n, form in promised.items() for kind in KINDS} - given_up
+    noted = {f"{form}-{n}-enrichment" for n, form in promised.items() if n not in enriched} - given_up
+    return (wanted - done) | noted | {f"submission {n}" for n in promised.keys() - saved}
+
+
+def account(stage: Stage, world: World, visitors: Visitors, admin: httpx2.Client) -> int:
+    """What was promised against what has been done: by the rows here, and by what the outside has on record."""
+    saved = {row[0] for row in stage.rows("select id from submission")}
+    enriched = {row[0] for row in stage.rows("select submission from enrichment")}
+    cancelled = {f"gone-{n}-webhook" for n, form in visitors.promised.items() if form == "gone"}
+    dead = {f"{form}-{n}-{kind}" for form, n, kind in stage.rows(STILL_DEAD)}
+    lost = missing(visitors.promised, saved, enriched, set(world.done), cancelled | dead)
+    said = ", ".join(f"{n} {what}" for what, n in world.answers.most_common())
+    stage.say(f"outside: {said}; {len(world.refused)} unsigned; done twice: {sum(n > 1 for n in world.done.values())}")
+    stage.say(
+        f"{len(visitors.promised)} submissions answered in p50 {visitors.percentile(50):.0f} ms,"
+        f" p99 {visitors.percentile(99):.0f} ms (wanted: below {300}); {len(dead)} operations dead, {len(cancelled)} cancelled"
+    )
+    first = min(visitors.promised)
+    pages = [admin.get(path).status_code for path in ("/", f"/submissions/{first}", "/dead", "/queue/")]
+    stage.say(f"the pages answer {pages}")
+    for one in sorted(lost)[:10]:
+        stage.say(f"lost: {one}")
+    if SERVE:
+        stage.say(
+            f"{admin.base_url} (user admin, password {os.environ['ADMIN_PASSWORD']}), /dead, /submissions/{first}, /queue/"
+        )
+        stage.say(f"psql '{stage.dsn}', table tallybook.queue_status")
+    return stage.end(len(lost))

@@ -1,0 +1,114 @@
+"""make example-signup: people sign up, a worker is killed, a task that nobody had written is written; and the account."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import httpx2
+
+from examples.stage import SERVE, SHORT, Stage, free_port, listens
+
+PEOPLE = 60 if SHORT else 200
+STEPS = ("check_address", "make_workspace", "send_welcome")
+MANAGE = "examples.signup.manage"
+
+
+def referrer(number: int) -> str:
+    """Every fifth was sent by somebody."""
+    return "ada@example.org" if number % 5 == 0 else ""
+
+
+def address(number: int) -> str:
+    """Every fiftieth address is one that the mail provider refuses."""
+    return f"{'bounce' if number % 50 == 7 else 'user'}{number}@example.org"
+
+
+def sign_up(site: httpx2.Client, numbers: range) -> int:
+    """Let these people sign up, the even ones by SQL; how many were welcomed. Every tenth presses the button twice."""
+    token = {"X-CSRFToken": site.cookies["csrftoken"]}
+    welcomed = 0
+    for number in numbers:
+        page = "/sign-up/" if number % 2 == 0 else "/sign-up/orm/"
+        form = {"email": address(number), "referrer": referrer(number) if number % 2 == 0 else ""}
+        for _ in range(2 if number % 10 == 0 else 1):
+            answer = site.post(page, data=form, headers=token)
+            if answer.status_code not in (201, 409):
+                answer.raise_for_status()
+            welcomed += answer.status_code == 201
+    return welcomed
+
+
+def account(stage: Stage, welcomed: int, mailbox: dict[str, list[str]]) -> int:
+    """How much is missing, or there twice, by the site's tables and the provider's mailbox."""
+    users = stage.rows("select id, email, referrer, bounced from signup_user")
+    done: dict[tuple[int, str], int] = {}
+    for user, name, jobs in stage.rows("select user_id, name, count(*) from signup_step group by 1, 2"):
+        done[user, name] = jobs
+    mails = [to for letters in mailbox.values() for to in letters]
+    wrong = abs(len(users) - welcomed)
+    for user, email, sent_by, bounced in users:
+        refused = email.startswith("bounce")
+        expected = {name: 1 for name in STEPS if not (refused and name == "send_welcome")}
+        if sent_by:
+            expected["thank_referrer"] = 1
+        found = {name: jobs for (of, name), jobs in done.items() if of == user}
+        if found != expected or bounced != refused or mails.count(email) != (0 if refused else 1):
+            stage.say(f"{email}: {found} in place of {expected}, {mails.count(email)} mails, bounced: {bounced}")
+            wrong += 1
+    spaces = stage.one("select count(*) from signup_workspace")
+    stage.say(
+        f"{welcomed} welcomed, {len(users)} users, {spaces} workspaces, {len(mails)} mails, {wrong} of them wrong"
+    )
+    return wrong + abs(spaces - len(users))
+
+
+def main() -> int:
+    """The run; its exit status."""
+    with Stage("signup") as stage:
+        mail = free_port()
+        stage.process("mail", "examples.signup.world", str(mail))
+        stage.until(lambda: listens(mail), "the mail provider listens")
+        env = {"MAIL_URL": f"http://127.0.0.1:{mail}", "SIGNUP_RELEASE": "1"}
+        subprocess.run(
+            [sys.executable, "-m", MANAGE, "migrate", "--verbosity", "0"],
+            env={**os.environ, **env, "TALLYBOOK_DSN": stage.dsn},
+            check=True,
+        )
+        web = stage.web("site", "examples.signup.asgi:application", free_port(), env=env)
+        words = (MANAGE, "tallybook", "worker", "--stop-timeout", "3 s", "--name")
+        stage.process("first", *words, "first", env=env)
+
+        with httpx2.Client(base_url=web) as site:
+            site.get("/").raise_for_status()
+            welcomed = sign_up(site, range(PEOPLE // 2))
+            stage.say(f"{welcomed} have signed up at {web}, half by one SQL statement, half by a model in atomic()")
+            sent = "select count(*) from signup_step where name = 'send_welcome'"
+            stage.until(lambda: stage.one(sent) >= PEOPLE // 8, "some mails")
+            running = stage.one("select count(*) from tallybook.job where state = 'running'")
+            stage.kill("first")
+            stage.say(f"killed the worker with {running} jobs running; {stage.one(sent)} mails are on record")
+            stage.process("second", *words, "second", env=env)
+            welcomed += sign_up(site, range(PEOPLE // 2, PEOPLE))
+
+            without = (
+                "select count(*) from signup_user u where not u.bounced"
+                " and not exists (select from signup_step s where s.user_id = u.id and s.name = 'send_welcome')"
+            )
+            stage.until(lambda: stage.one(without) == 0, "everybody's welcome")
+            todo = stage.rows("select task, count(*) from tallybook.job where unserved group by task")
+            stage.say(f"everybody is welcomed; nobody has written these tasks yet: {dict(todo)}")
+            assert "Nobody has written these yet" in site.get("/").text
+            stage.process("third", *words, "third", env={**env, "SIGNUP_RELEASE": "2"})
+            stage.until(stage.is_idle, "the new release does what has waited for it")
+            stage.say("a worker of the next release has done them")
+
+        mailbox = httpx2.get(f"http://127.0.0.1:{mail}/mailbox").json()
+        if SERVE:
+            stage.say(f"look at {web}/ and at psql '{stage.dsn}': the queries are in README.md")
+        return stage.end(account(stage, welcomed, mailbox))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,49 @@
+"""Three tasks in a row. Each runs in a transaction that also has its end and the next one's job: all of it, or nothing."""
+
+from datetime import timedelta
+
+import httpx2
+from django.conf import settings
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from examples.signup.models import Step, User, Workspace
+from tallybook import Constant, Context, Dead
+from tallybook.contrib.django import App
+
+app = App("signup")
+
+
+@app.task(atomic=True)
+def check_address(connection: BaseDatabaseWrapper, ctx: Context, user_id: int) -> None:
+    """The first step: is this an address?"""
+    user = User.objects.get(id=user_id)
+    user.checked = "@" in user.email
+    user.save()
+    Step.objects.create(user=user, name=ctx.task, job_id=ctx.job_id)
+    make_workspace.enqueue_sync(connection, user_id)
+
+
+@app.task(atomic=True)
+def make_workspace(connection: BaseDatabaseWrapper, ctx: Context, user_id: int) -> None:
+    """The second step."""
+    Workspace.objects.create(user_id=user_id)
+    Step.objects.create(user_id=user_id, name=ctx.task, job_id=ctx.job_id)
+    send_welcome.enqueue_sync(connection, user_id)
+
+
+@app.task(atomic=True, queue="mail", retry=Constant(timedelta(seconds=1)), max_attempts=20)
+def send_welcome(connection: BaseDatabaseWrapper, ctx: Context, user_id: int) -> Dead | None:
+    """The third step, the only one that reaches outside. The job's id is the same in every attempt: one mail per id."""
+    user = User.objects.get(id=user_id)
+    answer = httpx2.post(
+        f"{settings.MAIL_URL}/mail",
+        json={"to": user.email, "text": "Welcome!"},
+        headers={"Idempotency-Key": str(ctx.job_id)},
+        timeout=5,  # a transaction is open meanwhile
+    )
+    if answer.status_code == 422:  # it will never be taken
+        User.objects.filter(id=user_id).update(bounced=True)
+        return Dead("the address is refused")  # returned, not raised: what was written is committed with the end
+    answer.raise_for_status()  # what is raised rolls back, is counted as a failure, and is tried again
+    Step.objects.create(user_id=user_id, name=ctx.task, job_id=ctx.job_id)
+    return None

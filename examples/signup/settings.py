@@ -1,0 +1,38 @@
+"""Django's settings. The last lines are what Tallybook needs."""
+
+import os
+
+from psycopg.conninfo import conninfo_to_dict
+
+SECRET_KEY = os.environ.get("SECRET_KEY", "for this example only")
+ALLOWED_HOSTS = ["127.0.0.1", "localhost", "testserver"]
+ROOT_URLCONF = "examples.signup.urls"
+MIDDLEWARE = ["django.middleware.csrf.CsrfViewMiddleware"]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {"context_processors": ["django.template.context_processors.request"]},
+    }
+]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+USE_TZ = True
+
+_dsn = conninfo_to_dict(os.environ.get("TALLYBOOK_DSN", ""))
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": _dsn.get("dbname") or "signup",
+        "USER": _dsn.get("user") or "",
+        "PASSWORD": _dsn.get("password") or "",
+        "HOST": _dsn.get("host") or "",
+        "PORT": str(_dsn.get("port") or ""),
+        "CONN_MAX_AGE": 60,
+    }
+}
+MAIL_URL = os.environ.get("MAIL_URL", "http://127.0.0.1:8025")
+
+INSTALLED_APPS = ["tallybook.contrib.django", "examples.signup"]
+if os.environ.get("SIGNUP_RELEASE") == "2":  # the release in which somebody has implemented `thank_referrer`
+    INSTALLED_APPS.append("examples.signup.referrals")
+TALLYBOOK = {"APP": "examples.signup.jobs:app", "MIGRATE": True}

@@ -1,0 +1,76 @@
+"""The site's own tests, run by Django: `python -m examples.signup.manage test examples.signup.tests.cases`."""
+
+from unittest import mock
+
+import httpx2
+from django.db import connection
+from django.test import TestCase, TransactionTestCase
+
+from examples.signup.jobs import app
+from examples.signup.models import Step, User, Workspace
+from tallybook.testing import assert_enqueued, assert_not_enqueued, drain
+
+
+class SignUpTest(TestCase):
+    def test_both_ways_to_sign_up_enqueue(self) -> None:
+        for page in ("/sign-up/", "/sign-up/orm/"):
+            email = f"{len(page)}@example.org"
+            self.assertEqual(self.client.post(page, {"email": email}).status_code, 201)
+            assert_enqueued("default", "check_address", user_id=User.objects.get(email=email).id)
+
+    def test_who_signs_up_twice_is_there_once(self) -> None:
+        for page in ("/sign-up/", "/sign-up/orm/"):
+            codes = [self.client.post(page, {"email": f"{len(page)}@example.org"}).status_code for _ in range(2)]
+            self.assertEqual(codes, [201, 409])
+        with connection.cursor() as cursor:
+            cursor.execute("select count(*) from tallybook.job")
+            self.assertEqual(cursor.fetchone(), (2,))
+
+    def test_only_who_was_sent_brings_thanks(self) -> None:
+        self.client.post("/sign-up/", {"email": "a@example.org"})
+        assert_not_enqueued("default", "thank_referrer")
+        self.client.post("/sign-up/", {"email": "b@example.org", "referrer": "a@example.org"})
+        assert_enqueued("default", "thank_referrer", user_id=User.objects.get(email="b@example.org").id)
+
+
+class PipelineTest(TransactionTestCase):
+    def setUp(self) -> None:
+        self.client.post("/sign-up/", {"email": "ada@example.org", "referrer": "bob@example.org"})
+
+    def tearDown(self) -> None:
+        for queue in ("default", "mail"):  # Django empties its own tables only
+            app.queue_truncate_sync("default", queue)
+
+    def steps(self) -> list[str]:
+        return list(Step.objects.order_by("id").values_list("name", flat=True))
+
+    def post(self, *answers: int) -> mock.Mock:
+        patched = mock.patch("httpx2.post", side_effect=[_answer(status) for status in answers])
+        self.addCleanup(patched.stop)
+        return patched.start()
+
+    def test_each_step_brings_the_next_and_unknown_ones_are_shown(self) -> None:
+        post = self.post(202)
+        report = drain(app)
+        self.assertEqual((report.completed, report.dead, report.moved), (3, 0, 1))
+        self.assertEqual(self.steps(), ["check_address", "make_workspace", "send_welcome"])
+        self.assertEqual(Workspace.objects.count(), 1)
+        key = post.call_args.kwargs["headers"]["Idempotency-Key"]
+        self.assertEqual(key, str(Step.objects.get(name="send_welcome").job_id))
+        page = self.client.get("/").content.decode()
+        self.assertInHTML("<li><code>thank_referrer</code>: 1 waiting</li>", page)
+
+    def test_a_refused_address_is_noted_with_the_end_of_its_job(self) -> None:
+        self.post(422)
+        self.assertEqual(drain(app).dead, 1)
+        self.assertTrue(User.objects.get().bounced)
+        self.assertNotIn("send_welcome", self.steps())
+
+    def test_an_overloaded_provider_is_asked_again_and_nothing_is_written_until_then(self) -> None:
+        post = self.post(503)
+        self.assertEqual(drain(app).retrying, 1)
+        self.assertEqual((post.call_count, self.steps()), (1, ["check_address", "make_workspace"]))
+
+
+def _answer(status: int) -> httpx2.Response:
+    return httpx2.Response(status, request=httpx2.Request("POST", "http://mail"))

@@ -1,0 +1,145 @@
+"""tallybook web, web-user: the dashboard in a process of its own, and the people who may log in to it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tallybook._cli.common import connect, dsn_option
+from tallybook._cli.errors import Problem
+from tallybook._cli.loading import load_app
+from tallybook._cli.secret_input import one_secret
+from tallybook.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tallybook._app import App
+
+__all__ = ["web", "web_user"]
+
+_INSTALL = "pip install 'tallybook[web]'"
+
+
+@click.command()
+@click.option("-A", "--app", "target", metavar="MODULE:APP", envvar="TALLYBOOK_APP", help="Whose name it shows. [none]")
+@dsn_option
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="The address; others than this machine's need --users."
+)
+@click.option("--port", type=click.IntRange(0, 65_535), default=8420, show_default=True, help="0: any free one.")
+@click.option(
+    "--users", type=click.Path(path_type=Path), help="A TOML file with who may log in; see `tallybook web-user`."
+)
+@click.option("--operate", is_flag=True, help="Without users: let this machine change things, too.")
+@click.option("--read-only", is_flag=True, help="Let nobody change anything.")
+@click.option(
+    "--api-keys", type=click.Path(path_type=Path), help="Serve the operator API at /api/v1; see `tallybook api-key`."
+)
+@click.option("--behind-proxy", metavar="ADDRESS", help="Believe this proxy who asks and whether by https.")
+def web(
+    target: str | None,
+    dsn: str | None,
+    host: str,
+    port: int,
+    users: Path | None,
+    operate: bool,
+    read_only: bool,
+    api_keys: Path | None,
+    behind_proxy: str | None,
+) -> None:
+    """Show the dashboard.
+
+    It answers this machine only, and changes nothing, unless it is told otherwise. TALLYBOOK_WEB_SECRET (32 characters or
+    more) signs the sessions; without it a restart ends them. TALLYBOOK_METRICS_TOKEN lets a scraper read /metrics.
+    """
+    try:
+        import uvicorn
+
+        from tallybook._web.access import is_loopback
+        from tallybook._web.api.beside import Beside
+        from tallybook.web import dashboard, operator_api
+    except ImportError as error:
+        raise Problem(f"the dashboard needs more packages: {error}", hint=_INSTALL, exit_code=2) from error
+    if operate and (users or read_only):
+        raise click.UsageError("--operate is for a dashboard without --users and without --read-only")
+    if (
+        users is None and api_keys is None and not is_loopback(host)
+    ):  # without users it shows pages to this machine only
+        hint = "--users FILE says who may log in; `tallybook web-user NAME` makes its lines"
+        raise ConfigError("host", host, "others could reach it, and nobody has to log in", hint=hint)
+    app = _app(target)
+    site = dashboard(
+        app,
+        users=users,
+        read_only=read_only or (users is None and not operate),
+        secret=os.environ.get("TALLYBOOK_WEB_SECRET") or None,
+        metrics_token=os.environ.get("TALLYBOOK_METRICS_TOKEN") or None,
+        dsn=dsn,
+    )
+    served: Any = site if api_keys is None else Beside(site, operator_api(app, keys=api_keys, dsn=dsn))
+    with connect(site.database.conninfo):
+        pass  # a wrong DSN, or a database without the schema, is told here
+    config = uvicorn.Config(
+        served, host=host, port=port, log_level="warning", server_header=False, timeout_graceful_shutdown=3,
+        proxy_headers=behind_proxy is not None, forwarded_allow_ips=behind_proxy or "", lifespan="on",
+    )  # fmt: skip
+    server = _server(uvicorn.Server, config, host)
+    with _listening(host, port) as listening:
+        server.run(sockets=[listening])
+    sys.exit(0 if server.started else 1)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """The socket; what is wrong with address or port is told as what a person said."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(found[4][:2], family=found[0], backlog=2048)
+    except OSError as error:
+        hint = "Say another one with --port, or --port 0 for any" if error.errno == errno.EADDRINUSE else None
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise ConfigError("port", port, f"cannot listen on {host}: {why}", hint=hint) from error
+
+
+def _server(kind: type[Any], config: Any, host: str) -> Any:
+    class Server(kind):  # type: ignore[misc]
+        """Says where it listens, once it does."""
+
+        async def startup(self, sockets: Any = None) -> None:
+            """Listen, then say so."""
+            await super().startup(sockets)
+            for one in sockets or ():
+                shown = f"[{host}]" if ":" in host else host
+                click.echo(f"the dashboard is at http://{shown}:{one.getsockname()[1]}/  (Ctrl-C ends it)")
+
+    return Server(config)
+
+
+def _app(target: str | None) -> App:
+    from tallybook._app import App
+
+    return load_app(target) if target else App("tallybook")
+
+
+@click.command("web-user")
+@click.argument("name")
+@click.option("--operate", is_flag=True, help="May also change things.")
+def web_user(name: str, operate: bool) -> None:
+    """Print the lines that let somebody log in to the dashboard; the password is asked for, or read from stdin.
+
+    Append them to the file that `tallybook web --users` reads: `tallybook web-user ada >> users.toml; chmod 600 users.toml`
+    """
+    try:
+        from tallybook._web.users import hashed, is_name
+    except ImportError as error:
+        raise Problem(f"the dashboard needs more packages: {error}", hint=_INSTALL, exit_code=2) from error
+    if not is_name(name):
+        raise ConfigError("name", name, "a name has 1 to 64 letters, digits, or any of _ . @ + -")
+    password = one_secret("password", None).reveal()
+    if len(password) < 8:
+        raise ConfigError("password", "(not shown)", "it has fewer than 8 characters")
+    click.echo(f'[users."{name}"]\npassword = "{hashed(password)}"\noperate = {str(operate).lower()}')

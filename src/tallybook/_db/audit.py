@@ -1,0 +1,100 @@
+"""The audit, and the nonces of signed requests, as pure values like those of calls.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from tallybook._db.calls import Call, instant
+from tallybook._model.audit import AuditRow
+from tallybook._model.options import text_problem
+from tallybook.errors import ConfigError
+
+__all__ = ["Taken", "audits", "nonce_take", "put"]
+
+Taken = Literal["fresh", "used", "late", "early"]
+
+_PUT = """\
+select tallybook.audit_put(actor => cast(%(actor)s as text), via => cast(%(via)s as text),
+  action => cast(%(action)s as text), target => cast(cast(%(target)s as text) as jsonb),
+  done => cast(cast(%(done)s as text) as jsonb))"""
+
+# Each filter is a statement of its own form, so that each is a walk along its index.
+_AUDITS = """\
+select cast(coalesce(json_agg(a order by a.id desc), '[]') as text) from (
+  select x.* from tallybook.audits as x
+   where x.id < cast(cast(%(before)s as text) as bigint)
+     and (cast(%(actor)s as text) is null or x.actor = cast(%(actor)s as text))
+     and (cast(%(action)s as text) is null or x.action = cast(%(action)s as text))
+   order by x.id desc limit cast(cast(%(max_rows)s as text) as int)) as a"""
+_OF_ACTOR = _AUDITS.replace(
+    "(cast(%(actor)s as text) is null or x.actor = cast(%(actor)s as text))", "x.actor = cast(%(actor)s as text)"
+)
+_OF_ACTION = _AUDITS.replace(
+    "(cast(%(action)s as text) is null or x.action = cast(%(action)s as text))", "x.action = cast(%(action)s as text)"
+)
+
+_NONCE = """\
+select tallybook.nonce_take(key => cast(%(key)s as text), nonce => cast(%(nonce)s as text),
+  signed_at => cast(cast(%(signed_at)s as text) as timestamptz))"""
+
+
+def put(
+    actor: str,
+    via: str,
+    action: str,
+    target: Mapping[str, object] | None = None,
+    done: Mapping[str, object] | None = None,
+) -> Call[int]:
+    """Put a change on record; the row's id."""
+    params = {
+        "actor": actor,
+        "via": via,
+        "action": action,
+        "target": json.dumps(dict(target or {})),
+        "done": json.dumps(dict(done or {})),
+    }
+    return Call("audit_put", _PUT, params, int)
+
+
+def audits(*, actor: str | None, action: str | None, before: int | None, max_rows: int) -> Call[list[AuditRow]]:
+    """A page of the audit, newest first."""
+    for option, value in (("actor", actor), ("action", action)):
+        if value is not None and (not isinstance(value, str) or text_problem(value)):
+            raise ConfigError(option, value, "not a text that a name can be")
+    if before is not None and (isinstance(before, bool) or not isinstance(before, int)):
+        raise ConfigError("before", before, "is the id of a row")
+    if isinstance(max_rows, bool) or not isinstance(max_rows, int) or not 1 <= max_rows <= 1000:
+        raise ConfigError("max_rows", max_rows, "is a whole number from 1 to 1000")
+    last = 2**63 - 1
+    params = {
+        "actor": actor,
+        "action": action,
+        "before": str(last if before is None else max(min(before, last), -last)),
+        "max_rows": str(max_rows),
+    }
+    return Call(
+        "audits", _OF_ACTOR if actor is not None else _OF_ACTION if action is not None else _AUDITS, params, _rows
+    )
+
+
+def nonce_take(key: str, nonce: str, signed_at: datetime) -> Call[Taken]:
+    """Whether a signed request may be served; "fresh" uses its nonce up, with the transaction."""
+
+    def read(found: str) -> Taken:
+        return found  # type: ignore[return-value]
+
+    params = {"key": key, "nonce": nonce, "signed_at": signed_at.astimezone(UTC).isoformat()}
+    return Call("nonce_take", _NONCE, params, read)
+
+
+def _rows(found: str) -> list[AuditRow]:
+    return [AuditRow(**{**row, "at": _at(row)}) for row in json.loads(found)]
+
+
+def _at(row: dict[str, Any]) -> datetime:
+    at = instant(row["at"])
+    assert at is not None
+    return at

@@ -1,0 +1,1 @@
+"""What `tallybook.otel` is made of. Nothing here is imported before `instrument` is called."""

@@ -1,0 +1,128 @@
+"""The metrics: what this process sends and runs, by the messaging conventions, and what is in the database."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+
+import psycopg
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+from tallybook._db import numbers
+from tallybook._db.policy import first_line
+from tallybook._model.exposition import COLUMNS, MOST, OTHERS, STATES, Numbers, Shown
+
+__all__ = ["SYSTEM", "Metrics"]
+
+log = logging.getLogger("tallybook.telemetry")
+
+SYSTEM = "tallybook"
+# Of the conventions, in seconds.
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+Labels = dict[str, str]
+
+
+class Metrics:
+    """Counters and histograms of this process; gauges of the database, while a worker runs in it."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._sent = meter.create_counter(
+            "messaging.client.sent.messages", "{message}", "Jobs that this process has tried to put in."
+        )
+        self._took = meter.create_histogram(
+            "messaging.client.operation.duration", "s", "How long putting in took.",
+            explicit_bucket_boundaries_advisory=_BUCKETS,
+        )  # fmt: skip
+        self._consumed = meter.create_counter(
+            "messaging.client.consumed.messages", "{message}", "Attempts that this process has started."
+        )
+        self._processed = meter.create_histogram(
+            "messaging.process.duration", "s", "How long handlers ran.", explicit_bucket_boundaries_advisory=_BUCKETS
+        )
+        meter.create_observable_gauge("tallybook.jobs", [self._jobs], "{job}", "Jobs in this state, in the database.")
+        meter.create_observable_gauge(
+            "tallybook.oldest_job.age", [self._ages], "s", "For how long the oldest job in this state could have run."
+        )
+        self._known: set[tuple[str, str]] = set()
+        self._shown = Shown()
+        self._workers: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._asked_at = float("-inf")
+        self._found: Numbers | None = None
+        self._away = False
+
+    def sent(self, jobs: Mapping[tuple[str, str], int], seconds: float, error: str | None) -> None:
+        """So many jobs of these queues and tasks were put in, by one statement."""
+        failed = {"error.type": error} if error else {}
+        for (queue, task), count in jobs.items():
+            self._sent.add(count, {**self._labels("send", queue, task), **failed})
+        queues = {queue for queue, _ in jobs}
+        at = self._labels("send", queues.pop() if len(queues) == 1 else None, None)
+        self._took.record(seconds, {**at, **failed})
+
+    def started(self, queue: str, task: str) -> None:
+        """An attempt starts."""
+        self._consumed.add(1, self._labels("process", queue, task))
+
+    def ended(self, queue: str, task: str, seconds: float, error: str | None) -> None:
+        """An attempt is over."""
+        labels = self._labels("process", queue, task)
+        self._processed.record(seconds, {**labels, "error.type": error} if error else labels)
+
+    def _labels(self, operation: str, queue: str | None, task: str | None) -> Labels:
+        labels = {
+            "messaging.system": SYSTEM,
+            "messaging.operation.name": operation,
+            "messaging.operation.type": operation,
+        }
+        if queue is not None:
+            pair = (queue, task or "")
+            if pair not in self._known:
+                if len(self._known) < 2 * MOST:  # with and without the task
+                    self._known.add(pair)
+                else:
+                    queue, task = OTHERS, task and OTHERS
+            labels["messaging.destination.name"] = queue
+        if task is not None:
+            labels["tallybook.task"] = task
+        return labels
+
+    def opened(self, dsn: str, name: str) -> None:
+        """A worker has started."""
+        self._workers[name] = dsn
+
+    def closed(self, name: str) -> None:
+        """It has ended."""
+        self._workers.pop(name, None)
+
+    def _jobs(self, options: CallbackOptions) -> Iterable[Observation]:
+        found = self._numbers()
+        if found is not None:
+            at = [(state, COLUMNS.index(state)) for state in STATES]
+            for (queue, task), row in self._shown.counts(found).items():
+                labels = {"messaging.destination.name": queue, "tallybook.task": task}
+                for state, index in at:
+                    yield Observation(row[index], {**labels, "tallybook.state": state})
+
+    def _ages(self, options: CallbackOptions) -> Iterable[Observation]:
+        found = self._numbers()
+        if found is not None:
+            for (queue, state), age in self._shown.ages(found).items():
+                yield Observation(age, {"messaging.destination.name": queue, "tallybook.state": state})
+
+    def _numbers(self) -> Numbers | None:
+        """At most a second old. Asked for in the thread of whoever reads the metrics, over a connection for it alone."""
+        with self._lock:
+            workers = list(self._workers.items())
+            if workers and time.monotonic() - self._asked_at >= numbers.FRESH:
+                name, dsn = workers[0]
+                try:
+                    self._found, self._away = numbers.ask_sync(dsn, name), False
+                except (psycopg.Error, OSError) as error:
+                    if not self._away:
+                        log.warning("telemetry: the database does not answer: %s", first_line(error))
+                    self._found, self._away = None, True
+                self._asked_at = time.monotonic()
+            return self._found if workers else None

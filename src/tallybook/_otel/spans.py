@@ -1,0 +1,221 @@
+"""The spans: one a statement that puts jobs in, one an attempt, linked by what the job's headers carry."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Generic
+
+from opentelemetry import context as otel
+from opentelemetry import trace
+from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
+
+from tallybook._model.after import with_headers
+from tallybook._model.job import Job, JobCall
+from tallybook._model.subject import SubjectCall, SubjectReport
+from tallybook._model.tracing import Attempt, What
+from tallybook._otel.headers import Headers
+from tallybook._otel.metrics import SYSTEM, Metrics
+
+__all__ = ["Traces"]
+
+_MOST_LINKS = 100
+_ENDS = {
+    "complete": "completed", "fail": "failed", "crash": "crashed", "cancel": "cancelled", "snooze": "snoozed",
+    "limit_take": "snoozed", "put_off": "snoozed", "reschedule": "rescheduled", "drop": "dropped", "kill": "killed",
+}  # fmt: skip
+_FAILURES = ("fail", "crash")
+
+
+class Sending(Generic[What]):
+    """See `_model.tracing.Sending`."""
+
+    def __init__(self, what: What, span: Span) -> None:
+        self.what: What = what
+        self._span = span
+
+    def sent(self, reports: object) -> None:
+        """Says which job it has become; of a batch it is left to the jobs' own spans."""
+        if isinstance(reports, Job):
+            self._span.set_attribute("messaging.message.id", str(reports.id))
+            self._span.set_attribute("tallybook.created", reports.created)
+        elif isinstance(reports, SubjectReport):
+            self._span.set_attribute("messaging.message.id", str(reports.job_id))
+            self._span.set_attribute("tallybook.report", reports.report)
+
+
+class Traces:
+    """See `_model.tracing.Tracing`."""
+
+    def __init__(self, tracer: Tracer, metrics: Metrics, propagator: TextMapPropagator, *, parent: bool) -> None:
+        self._tracer = tracer
+        self._metrics = metrics
+        self._headers = Headers(propagator)
+        self._parent = parent
+        self.opened, self.closed = metrics.opened, metrics.closed
+
+    # Producers
+
+    @contextmanager
+    def sending(self, what: What, *, keeps: bool = False) -> Iterator[Sending[What]]:
+        """A span around an enqueue, which the jobs then carry."""
+        batch: Sequence[JobCall | SubjectCall] = what if isinstance(what, list) else [what]
+        kinds = Counter((call.options.queue, call.task) for call in batch)
+        queues, tasks = {queue for queue, _ in kinds}, {task for _, task in kinds}
+        queue = queues.pop() if len(queues) == 1 else None
+        attributes = _attributes("send", queue)
+        if len(tasks) == 1:
+            attributes["tallybook.task"] = tasks.pop()
+        if isinstance(what, list):
+            attributes["messaging.batch.message_count"] = len(batch)
+        elif isinstance(what, SubjectCall):
+            attributes["tallybook.subject"] = what.name
+        began, failed = time.perf_counter(), None
+        with self._tracer.start_as_current_span(
+            _name("send", queue),
+            kind=SpanKind.PRODUCER,
+            attributes=attributes,
+            links=self._links(batch),
+            record_exception=True,
+            set_status_on_exception=True,
+        ) as span:
+            try:
+                yield Sending(self._carrying(what, keeps=keeps), span)
+            except Exception as error:
+                failed = _kind(error)
+                span.set_attribute("error.type", failed)
+                raise
+            finally:
+                self._metrics.sent(kinds, time.perf_counter() - began, failed)
+
+    def _links(self, batch: Sequence[JobCall | SubjectCall]) -> list[Link]:
+        """To the traces that the caller has put into headers himself."""
+        own = dict.fromkeys(call.options.headers for call in batch if call.options.headers is not None)
+        spans = (span for headers in own if (span := self._headers.span_of(headers)))
+        found = {(span.trace_id, span.span_id): span for span in spans}
+        return [Link(span) for span in list(found.values())[:_MOST_LINKS]]
+
+    def _carrying(self, what: What, *, keeps: bool) -> What:
+        carried = self._headers.carried()
+        if not carried:
+            return what
+
+        def headers(own: str | None) -> str | None:
+            return own if keeps and own is None else self._headers.with_trace(own, carried)
+
+        if isinstance(what, JobCall):
+            return replace(what, options=replace(what.options, headers=headers(what.options.headers)))
+        if isinstance(what, SubjectCall):
+            return _with_headers([what], headers)[0]
+        if what and isinstance(what[0], SubjectCall):
+            return _with_headers(what, headers)
+        return with_headers(what, headers)  # type: ignore[arg-type, return-value]  # a list of the other kind was told by its first
+
+    # Workers
+
+    @contextmanager
+    def processing(self, attempt: Attempt) -> Iterator[None]:
+        """A span around a handler, linked to the one that put its job in, and the current one of its context."""
+        before = self._headers.context_of(attempt.headers)
+        creator = trace.get_current_span(before).get_span_context()
+        ambient = trace.get_current_span().get_span_context()  # of who drains in a span of his own
+        attributes = _attributes("process", attempt.queue) | {
+            "messaging.message.id": str(attempt.job_id),
+            "messaging.client.id": attempt.worker_name,
+            "tallybook.task": attempt.task_name,
+            "tallybook.attempt": attempt.attempt,
+        }
+        # What the producer says beside the trace, its baggage, is the handler's either way.
+        over = before if self._parent else trace.set_span_in_context(trace.INVALID_SPAN, before)
+        span = self._tracer.start_span(
+            _name("process", attempt.queue),
+            context=over,
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+            links=[Link(found) for found in (creator, ambient) if found.is_valid],
+        )
+        told = _Told(span, attempt, self._metrics)
+        attempt.told = told
+        self._metrics.started(attempt.queue, attempt.task_name)
+        token = otel.attach(trace.set_span_in_context(span, before))
+        try:
+            yield
+        except BaseException:  # the loop closes under it: nobody will say how it ends
+            told("lost", None)
+            raise
+        finally:
+            otel.detach(token)
+        if not attempt.in_doubt:
+            told("complete", None)
+
+    def carried(self) -> dict[str, str]:
+        """The current context, for a process of its own."""
+        return self._headers.carried()
+
+    def enter(self, carried: Mapping[str, str]) -> None:
+        """Make it the current one there."""
+        otel.attach(self._headers.context_of(carried))
+
+
+class _Told:
+    """Ends the span of an attempt when it is first told how that ends."""
+
+    __slots__ = ("_attempt", "_began", "_metrics", "_over", "_span")
+
+    def __init__(self, span: Span, attempt: Attempt, metrics: Metrics) -> None:
+        self._span = span
+        self._attempt = attempt
+        self._metrics = metrics
+        self._began = time.perf_counter()
+        self._over = False
+
+    def __call__(self, verb: str, error: Mapping[str, Any] | None) -> None:
+        if self._over:
+            return
+        self._over = True
+        kind = None
+        self._span.set_attribute("tallybook.end", _ENDS.get(verb, verb))
+        if verb in _FAILURES:
+            said = error or {}
+            kind = str(said.get("type") or "_OTHER")
+            self._span.set_attribute("error.type", kind)
+            self._span.set_status(Status(StatusCode.ERROR, kind))
+            event = {"exception.type": kind}
+            for name, key in (("message", "exception.message"), ("traceback", "exception.stacktrace")):
+                if said.get(name):
+                    event[key] = str(said[name])
+            self._span.add_event("exception", event)
+        self._metrics.ended(self._attempt.queue, self._attempt.task_name, time.perf_counter() - self._began, kind)
+        self._span.end()
+
+
+def _with_headers(calls: list[SubjectCall], headers: Any) -> list[SubjectCall]:
+    options = {
+        id(call.options): replace(call.options, headers=headers(call.options.headers))
+        for call in {id(call.options): call for call in calls}.values()
+    }
+    return [replace(call, options=options[id(call.options)]) for call in calls]
+
+
+def _attributes(operation: str, queue: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "messaging.system": SYSTEM,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+    }
+    if queue is not None:
+        found["messaging.destination.name"] = queue
+    return found
+
+
+def _name(operation: str, queue: str | None) -> str:
+    return operation if queue is None else f"{operation} {queue}"
+
+
+def _kind(error: BaseException) -> str:
+    cls = type(error)
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"

@@ -1,0 +1,164 @@
+"""The keys of the operator API: who may sign, for what, and where they are read from. A secret is never shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tallybook._model.options import check_name
+from tallybook.errors import ConfigError
+
+__all__ = ["SCOPES", "Key", "KeyRing", "key_block", "read_keys"]
+
+SCOPES = ("read", "enqueue", "operate", "admin")
+"""admin may do all that the others may, and see args, results and errors."""
+ID = re.compile("[A-Za-z0-9._-]{1,64}")
+_HEX = re.compile("(?:[0-9a-f]{2}){32,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of the operator API. ConfigError for what cannot be one.
+
+    `secret` is 64 to 256 hexadecimal digits, lower case: 32 random bytes or more; `scopes` are some of read, enqueue, operate
+    and admin; with `queues` the key reaches these queues only.
+
+        Key("deploy", os.environ["DEPLOY_SECRET"], ("read", "operate"), ("mail",))
+    """
+
+    id: str
+    secret: str = field(repr=False)
+    scopes: tuple[str, ...]
+    queues: tuple[str, ...] | None = None
+    """None: all."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not ID.fullmatch(self.id):
+            raise ConfigError("key", self.id, "an id has 1 to 64 of A to Z, a to z, 0 to 9, '.', '_' and '-'")
+        if not isinstance(self.secret, str) or not _HEX.fullmatch(self.secret) or len(set(self.secret)) < 6:
+            # Not shown: it may be a good one with a slip of the pen.
+            hint = "Make one with `tallybook api-key new`"
+            raise ConfigError(
+                f"secret of key {self.id}", Hidden(), "is no 64 to 256 hexadecimal digits by chance", hint=hint
+            )
+        object.__setattr__(self, "scopes", _names(f"scopes of key {self.id}", self.scopes))
+        if not self.scopes or not set(self.scopes) <= set(SCOPES):
+            raise ConfigError(f"scopes of key {self.id}", self.scopes, f"are some of {', '.join(SCOPES)}")
+        if self.queues is not None:
+            object.__setattr__(self, "queues", _names(f"queues of key {self.id}", self.queues))
+            if not self.queues:
+                raise ConfigError(f"queues of key {self.id}", self.queues, "none", hint="Leave them out for all queues")
+            for queue in self.queues:
+                check_name(f"queues of key {self.id}", queue, 64)
+
+    def may(self, scope: str) -> bool:
+        """Whether it has this scope; admin has all."""
+        return scope in self.scopes or "admin" in self.scopes
+
+    def reaches(self, queue: str) -> bool:
+        """Whether it may touch what is in this queue."""
+        return self.queues is None or queue in self.queues
+
+
+class Hidden:
+    """What stands in a message in place of a secret."""
+
+    def __repr__(self) -> str:
+        return "(not shown)"
+
+
+def _names(option: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+        raise ConfigError(option, value, "not a list of names")
+    return tuple(dict.fromkeys(value))
+
+
+class KeyRing:
+    """The keys that are active, by id: several at once, so that one can be changed for another while both are good."""
+
+    def __init__(self, keys: Iterable[Key]) -> None:
+        self._keys: dict[str, tuple[Key, bytes]] = {}
+        # Who signs with a key that there is not is answered as late as everybody else.
+        self._nobody = secrets.token_bytes(32)
+        for key in keys:
+            if not isinstance(key, Key):
+                raise ConfigError("keys", Hidden(), f"a {type(key).__name__} is no Key")
+            secret = bytes.fromhex(key.secret)
+            if key.id in self._keys:
+                raise ConfigError("keys", key.id, "is there twice")
+            if any(secret == other for _, other in self._keys.values()):
+                raise ConfigError("keys", key.id, "has the secret of another key")
+            self._keys[key.id] = key, secret
+        if not self._keys:
+            raise ConfigError("keys", (), "there are none", hint="Make one with `tallybook api-key new`")
+
+    def get(self, key_id: str) -> tuple[Key | None, bytes]:
+        """The key and its secret; None and some secret for an id that there is not."""
+        return self._keys.get(key_id, (None, self._nobody))
+
+    def __repr__(self) -> str:
+        return f"KeyRing({', '.join(self._keys)})"
+
+
+def read_keys(path: str | os.PathLike[str]) -> list[Key]:
+    """The keys of a TOML file. ConfigError for one that is none, or that group or others may read or write.
+
+    [keys.deploy]
+    secret = "..."
+    scopes = ["read", "operate"]
+    queues = ["mail"]
+    """
+    shown = os.fspath(path)
+    try:
+        with Path(path).open("rb") as file:
+            about = os.fstat(file.fileno())
+            if os.name == "posix" and (
+                about.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or not stat.S_ISREG(about.st_mode)
+            ):
+                reason = "others than its owner may read or write it" if stat.S_ISREG(about.st_mode) else "is no file"
+                raise ConfigError("keys", shown, reason, hint=f"Say chmod 600 {shown}")
+            text = file.read(1_000_001)
+    except OSError as error:
+        raise ConfigError("keys", shown, error.strerror or "cannot be read") from None
+    try:
+        if len(text) > 1_000_000:
+            raise ValueError
+        found = tomllib.loads(text.decode())
+    except ValueError:  # its words may show a secret
+        raise ConfigError("keys", shown, "is no TOML file", hint="Compare it with docs/operator-api.md") from None
+    tables = found.get("keys")
+    if set(found) != {"keys"} or not isinstance(tables, dict):
+        raise ConfigError("keys", shown, "has not one table [keys.NAME] for each key, and nothing else")
+    return [_key(name, columns) for name, columns in tables.items()]
+
+
+def _key(name: str, columns: Any) -> Key:
+    known = {"secret", "scopes", "queues"}
+    if not isinstance(columns, Mapping) or not {"secret", "scopes"} <= set(columns) <= known:
+        raise ConfigError("keys", name, "a key has secret and scopes, and queues if it is limited to some")
+    return Key(name, columns["secret"], columns["scopes"], columns.get("queues"))
+
+
+def key_block(name: str, scopes: Iterable[str], queues: Iterable[str] = ()) -> str:
+    """The lines of a new key for the file of keys, with 32 fresh random bytes. ConfigError."""
+    key = Key(name, secrets.token_hex(32), tuple(scopes), tuple(queues) or None)
+    lines = [f"[keys.{_quoted(key.id)}]", f"secret = {_quoted(key.secret)}", f"scopes = {_listed(key.scopes)}"]
+    if key.queues:
+        lines.append(f"queues = {_listed(key.queues)}")
+    return "\n".join(lines) + "\n"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return "[" + ", ".join(map(_quoted, names)) + "]"
+
+
+def _quoted(text: str) -> str:
+    # Neither ids nor names have control characters, so this is all that a basic string of TOML escapes.
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,123 @@
+"""What went wrong, as application/problem+json (RFC 9457), and which error of the core means which status."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import psycopg
+from starlette.responses import Response
+
+from tallybook import errors
+from tallybook._db.policy import Action, action_for
+
+__all__ = ["CODES", "Problem", "problem_of"]
+
+log = logging.getLogger("tallybook.api")
+
+CODES: dict[str, tuple[int, str]] = {
+    "malformed": (400, "The body is no JSON, or nested deeper than 64 levels."),
+    "unsigned": (401, "One of the four headers is missing, there twice or not of its form."),
+    "signature": (401, "The key is not known, or the signature is not that of this request."),
+    "late": (401, "It was signed more than 300 s ago, by the clock of the database."),
+    "early": (401, "It was signed more than 300 s ahead, by the clock of the database."),
+    "scope": (403, "The key has not the scope that this needs."),
+    "queue": (403, "The key is limited to other queues."),
+    "rights": (403, "The database does not let the user of this API do that."),
+    "unknown": (404, "There is no such job, queue, schedule or path."),
+    "method": (405, "The path has other methods."),
+    "conflict": (409, "What it is about is in a state, or has a key, that does not let it be done."),
+    "replayed": (409, "A request of this key with this nonce was served before."),
+    "too_large": (413, "The body has more than 1 MB."),
+    "media_type": (415, "The body is not application/json, or is compressed."),
+    "invalid": (422, "A value is missing, unknown or out of range."),
+    "failed": (500, "A defect; the log of the server has more."),
+    "unavailable": (503, "The database cannot be reached, or lacks something. Nothing was changed."),
+    "slow": (503, "The database took too long, or others held what it needs. Nothing was changed."),
+    "in_doubt": (503, "The database was lost at the commit: it may have been done or not."),
+}
+"""Each code with its status and what it means."""
+
+
+class Problem(Exception):
+    """A refusal: a status, a code for programs, a sentence for people."""
+
+    def __init__(
+        self, status: int, code: str, detail: str, *, hint: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        assert CODES[code][0] == status
+        self.status, self.code, self.detail, self.hint, self.headers = status, code, detail, hint, dict(headers or {})
+        if status == 401:
+            self.headers["WWW-Authenticate"] = "Tallybook"
+        if status == 503:
+            self.headers["Retry-After"] = "1"
+
+    def response(self) -> Response:
+        """As it is sent."""
+        document: dict[str, Any] = {
+            "type": "about:blank",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail,
+        }
+        if self.hint:
+            document["hint"] = self.hint
+        return Response(json.dumps(document), self.status, self.headers, media_type="application/problem+json")
+
+
+_UNKNOWN = (errors.UnknownJob, errors.UnknownQueue, errors.UnknownSchedule, errors.UnknownTask)
+_INVALID = (errors.InvalidArgument, errors.ConfigError, errors.PayloadError, errors.SignatureError, errors.NotSupported)
+_AWAY = "the database cannot be reached, or cannot serve now"
+
+
+def problem_of(error: Exception) -> Problem:
+    """The problem that an error means. What is no refusal but a defect is logged, and not shown."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, errors.TallybookError):
+        return _ours(error)
+    if isinstance(error, psycopg.Error):
+        return _of_database(error)
+    log.exception("the request failed", exc_info=error)
+    return Problem(500, "failed", "this should not happen: see the log of the server")
+
+
+def _ours(error: errors.TallybookError) -> Problem:
+    text = str(error).removesuffix(".")
+    if isinstance(error, _UNKNOWN):
+        return Problem(404, "unknown", text)
+    if isinstance(error, errors.KeyTaken):
+        return Problem(409, "conflict", text)
+    if isinstance(error, _INVALID):
+        return Problem(422, "invalid", text)
+    if isinstance(error, errors.CommitUnknown):
+        return Problem(503, "in_doubt", "the database was lost at the commit, and what became of it is not known")
+    if isinstance(error, errors.QueueUnavailable | errors.SchemaError):
+        # Its words name the server, which is nothing for clients.
+        log.warning("%s", error)
+        return Problem(503, "unavailable", _AWAY)
+    log.exception("the request failed", exc_info=error)
+    return Problem(500, "failed", "this should not happen: see the log of the server")
+
+
+def _of_database(error: psycopg.Error) -> Problem:
+    action = action_for(error)
+    if action is Action.AGAIN:
+        return Problem(503, "slow", "it took too long, or others hold what it needs")
+    if action is Action.PAYLOAD:
+        return Problem(422, "invalid", "the database cannot store these values")
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        log.warning("the user of the API may not do what was asked for: %s", error)
+        return Problem(403, "rights", "the database does not let the user of this API do that")
+    if action is not Action.CALLER or isinstance(
+        error, psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction | psycopg.errors.UndefinedTable
+    ):
+        log.warning("the database cannot serve: %s", error)
+        return Problem(503, "unavailable", _AWAY)
+    log.exception("the request failed", exc_info=error)
+    return Problem(500, "failed", "this should not happen: see the log of the server")

@@ -1,0 +1,64 @@
+"""What lists are asked for, as people write it: times, links, numbers. InvalidArgument says what is wrong with it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from tallybook._model.durations import parse_duration
+from tallybook._model.options import text_problem
+from tallybook.errors import ConfigError, InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["job_of", "links_of", "number_of", "text_of", "when_of"]
+
+_LONGEST = 500
+
+
+def text_of(name: str, value: str) -> str | None:
+    """A text that PostgreSQL takes; None where nothing was said."""
+    if problem := text_problem(value):
+        raise InvalidArgument(f"{name} {problem}")
+    if len(value) > _LONGEST:
+        raise InvalidArgument(f"{name} has at most {_LONGEST} characters, this one has {len(value):,}")
+    return value or None
+
+
+def when_of(name: str, value: str) -> datetime | None:
+    """An instant, or how long ago: `2 hours`, `2026-01-31T09:00Z`; one without a zone is in UTC."""
+    if not value:
+        return None
+    try:
+        if not value[:4].isdecimal() or value[4:5] != "-":
+            return datetime.now(UTC) - parse_duration(value.removesuffix("ago"), option=name)
+        at = datetime.fromisoformat(value)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError, ConfigError):
+        said = f"{name} {value[:60]!r} is no time: write how long ago, like 2 hours, or 2026-01-31T09:00Z"
+        raise InvalidArgument(said) from None
+
+
+def links_of(values: Iterable[str]) -> dict[str, str] | None:
+    """Links as KIND=KEY each; None where there are none."""
+    found = {}
+    for value in values:
+        kind, sign, key = value.partition("=")
+        if not sign or not kind.strip() or not key.strip():
+            raise InvalidArgument(f"the link {value[:60]!r} is no KIND=KEY, like customer=42")
+        found[kind.strip()] = key.strip()
+    return found or None
+
+
+def number_of(name: str, value: str, least: int, most: int, default: int) -> int:
+    """A whole number within bounds; what is none is the default."""
+    if value and not (value.isascii() and value.isdecimal() and len(value) < 10 and least <= int(value) <= most):
+        raise InvalidArgument(f"{name} {value[:60]!r} is no whole number from {least} to {most:,}")
+    return int(value) if value else default
+
+
+def job_of(value: str) -> int | None:
+    """The id of a job as an address or a form has it; None for what can be none."""
+    found = int(value) if value.isascii() and value.isdecimal() and len(value) <= 19 else 0
+    return found if 0 < found < 1 << 63 else None

@@ -1,0 +1,27 @@
+"""For applications that cannot mount another one themselves, like Django's."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+__all__ = ["mounted"]
+
+
+def mounted(inner: ASGIApp, path: str, site: ASGIApp) -> ASGIApp:
+    """An ASGI application that answers below `path` with `site`, and elsewhere with `inner`.
+
+    application = mounted(get_asgi_application(), "/queue", dashboard(app, authenticate=who))
+    """
+    prefix = "/" + path.strip("/")
+    if prefix == "/":
+        raise ValueError("mounted needs a path below which the dashboard is, like '/queue'")
+
+    async def both(scope: Scope, receive: Receive, send: Send) -> None:
+        found = scope.get("path", "")
+        if scope["type"] in ("http", "websocket") and (found == prefix or found.startswith(f"{prefix}/")):
+            scope = {**scope, "root_path": scope.get("root_path", "") + prefix}
+            await site(scope, receive, send)
+        else:
+            await inner(scope, receive, send)
+
+    return both

@@ -1,0 +1,117 @@
+"""Jobs: a list by filter, in pages that look at a bounded number of rows; some of them, or all that match, changed at once."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+from tallybook._db.jobs import STATES
+from tallybook._model.lists import JobLine
+from tallybook._web import chosen
+from tallybook._web.asked import links_of, text_of, when_of
+from tallybook._web.chosen import VERBS, Preview, Verb
+from tallybook._web.database import Conn
+from tallybook._web.told import told
+from tallybook._web.view import Act, Pages, View
+from tallybook.errors import InvalidArgument, TallybookError
+
+__all__ = ["pages"]
+
+pages = Pages()
+
+_PAGE = 50
+_PIECE = 1000
+_PREVIEW_LONGEST = 1.5  # seconds that a preview may go on looking
+_SAMPLE = 10
+
+
+def _asked(view: View) -> dict[str, Any]:
+    """The filter, as the address says it."""
+    said: dict[str, Any] = {
+        name: view.asked(name) for name in ("queue", "task", "error", "since", "before", "unserved")
+    }
+    return said | {"state": view.asked_all("state"), "link": view.asked_all("link")}
+
+
+def _filter(asked: dict[str, Any]) -> dict[str, Any]:
+    """The same, as the verb takes it."""
+    if unknown := [state for state in asked["state"] if state not in STATES]:
+        raise InvalidArgument(f"{unknown[0][:40]!r} is no state of a job: they are {', '.join(STATES)}")
+    said: dict[str, Any] = {name: text_of(name, asked[name]) for name in ("queue", "task", "error")}
+    said |= {name: when_of(name, asked[name]) for name in ("since", "before")}
+    return said | {
+        "states": asked["state"] or None,
+        "links": links_of(asked["link"]),
+        "unserved": bool(asked["unserved"]),
+    }
+
+
+@pages.page("/jobs")
+async def jobs(view: View) -> Response:
+    """The list."""
+    asked, first = _asked(view), not view.asked("after")
+    lines: list[JobLine] = []
+    problem, after, looked_to = None, None, None
+    try:
+        said = _filter(asked)
+        async with view.read() as conn:
+            page = await view.app.jobs(conn, **said, after=text_of("after", view.asked("after")), max_jobs=_PAGE)
+        lines, after = page.jobs, page.next
+        if len(lines) < _PAGE:
+            looked_to = page.looked_to
+    except TallybookError as error:
+        problem = str(error)
+    can = {verb.name: any(one.state in verb.states for one in lines) for verb in VERBS.values()}
+    return view.render(
+        "jobs.html", status=400 if problem else 200, jobs=lines, asked=asked, states=STATES, problem=problem, after=after,
+        looked_to=looked_to, first=first, filtered=any(asked.values()), verbs=[verb for verb in VERBS.values() if can[verb.name]],
+    )  # fmt: skip
+
+
+@pages.page("/jobs/preview")
+async def preview(view: View) -> Response:
+    """How many match, by state, and some of them, before anything is done to them."""
+    verb = VERBS.get(view.asked("verb"))
+    if verb is None:
+        raise InvalidArgument(f"What can be done to jobs is {', '.join(VERBS)}.")
+    asked = _asked(view)
+    said = _filter(asked)
+    found = Preview(verb)
+    said["states"] = [state for state in verb.states if state in (said["states"] or STATES)]
+    if said["states"]:
+        async with view.read() as conn:
+            await _collect(view, conn, found, said)
+    about = urlencode({name: value for name, value in asked.items() if value}, doseq=True)
+    return chosen.preview(view, found, to=f"/jobs/{verb.name}", back=view.url("/jobs", **asked), about=about)
+
+
+async def _collect(view: View, conn: Conn, found: Preview, said: dict[str, Any]) -> None:
+    """All that match, up to so many, and for so long."""
+    began, after = time.monotonic(), None
+    while True:
+        page = await view.app.jobs(conn, **said, after=after, max_jobs=min(_PIECE, chosen.MOST - len(found.ids)))
+        found.ids += [one.id for one in page.jobs]
+        found.states.update(one.state for one in page.jobs)
+        for one in page.jobs[: _SAMPLE - len(found.sample)]:
+            error = told({"message": one.last_error}) if one.last_error else None
+            named = {name: getattr(one, name) for name in ("id", "state", "task", "queue", "enqueued_at")}
+            found.sample.append(named | {"error": error})
+        after = page.next
+        found.more = after is not None
+        if after is None or len(found.ids) >= chosen.MOST or time.monotonic() - began > _PREVIEW_LONGEST:
+            return
+
+
+def _doing(verb: Verb) -> None:
+    async def action(act: Act) -> str:
+        return await chosen.do(act, verb)
+
+    action.__name__ = f"jobs_{verb.name}"
+    pages.action(f"/jobs/{verb.name}", steps=True)(action)
+
+
+for _verb in VERBS.values():
+    _doing(_verb)

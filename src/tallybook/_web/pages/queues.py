@@ -1,0 +1,179 @@
+"""Queues: all of them with their numbers; one with its settings, what is next, and what can be done to it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.responses import Response
+
+from tallybook._db import queues as calls
+from tallybook._model.queue import QueueInfo
+from tallybook._queues import BATCH
+from tallybook._run import run
+from tallybook._web.database import Conn
+from tallybook._web.view import Act, Pages, View
+from tallybook.errors import InvalidArgument, UnknownQueue
+
+__all__ = ["pages"]
+
+pages = Pages()
+
+_ORDERS = {
+    "name": "queue",
+    "available": "available",
+    "running": "running",
+    "scheduled": "scheduled",
+    "dead": "dead",
+    "oldest": "oldest",
+}
+_PAGE = 100
+_LONGEST = 20.0  # seconds that a request may go on beginning batches
+_STATS = "select * from tallybook.queue_stats as s where cast(%(name)s as text) is null or s.queue = %(name)s"
+_STATUS = """\
+select s.task, s.state, s.jobs, s.oldest, s.newest, s.average_attempts from tallybook.queue_status as s
+ where s.queue = %s order by s.task, s.state limit 200"""
+_WORKERS = """\
+select w.id, w.name, nullif(w.seen_at, '-infinity') as seen_at,
+       w.seen_at < clock_timestamp() - w.lease as silent from tallybook.workers as w
+ where w.ended_at is null and %s = any (w.queues) order by w.name limit 50"""
+
+
+async def rows(conn: Conn, query: str, *values: Any, **named: Any) -> list[dict[str, Any]]:
+    """What a query of a page finds, as dicts."""
+    cursor = await conn.execute(query.encode(), named or values)
+    names = [column.name for column in cursor.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
+
+
+@pages.page("/queues")
+async def queues(view: View) -> Response:
+    """All queues, filtered by a part of the name, in an order of one's choice, a hundred a page."""
+    part, order = view.asked("q").lower(), view.asked("order", "available")
+    order = order if order in _ORDERS else "available"
+    async with view.read() as conn:
+        found = await rows(conn, _STATS, name=None)
+        rates = await _rates(view, conn)
+    found = [one for one in found if part in one["queue"].lower()]
+    if order == "name":
+        found.sort(key=lambda one: one["queue"])
+    elif order == "oldest":
+        found.sort(key=lambda one: (one["oldest"] is None, one["oldest"] or 0, one["queue"]))
+    else:
+        found.sort(key=lambda one: (-one[order], one["queue"]))
+    try:
+        start = max(0, int(view.asked("from", "0")))
+    except ValueError:
+        start = 0
+    page = found[start : start + _PAGE]
+    return view.render(
+        "queues.html",
+        queues=page,
+        all=len(found),
+        start=start,
+        size=_PAGE,
+        part=view.asked("q"),
+        order=order,
+        rates=rates,
+    )
+
+
+async def _rates(view: View, conn: Conn) -> dict[str, float]:
+    """Completed a second in the last minute, by queue."""
+    sums: dict[str, float] = {}
+    for one in await view.app.throughput(conn):
+        sums[one.queue] = sums.get(one.queue, 0.0) + one.completed_per_s
+    return sums
+
+
+@pages.page("/queue")
+async def queue(view: View) -> Response:
+    """One queue."""
+    name = view.asked("name")
+    async with view.read() as conn:
+        info = await _info(view, conn, name)
+        stats = await rows(conn, _STATS, name=name)
+        status = await rows(conn, _STATUS, name)
+        workers = await rows(conn, _WORKERS, name)
+        top = await view.app.queue_top(conn, name, max_jobs=20)
+        timings = [one for one in await view.app.timings(conn) if one.queue == name]
+        rates = (await _rates(view, conn)).get(name)
+        limits = [one for one in await view.app.concurrency(conn) if one.name == f"queue:{name}"]
+        paces = [one for one in await view.app.rates(conn) if one.name == f"queue:{name}"]
+    return view.render(
+        "queue.html", queue=info, stats=stats[0] if stats else None, by_task=status, workers=workers, top=top, timings=timings,
+        rate=rates, limits=limits, paces=paces,
+    )  # fmt: skip
+
+
+async def _info(view: View, conn: Conn, name: str) -> QueueInfo:
+    found = next((one for one in await view.app.queues(conn) if one.name == name), None)
+    if found is None:
+        raise UnknownQueue(name)
+    return found
+
+
+@pages.action("/queue/pause")
+async def pause(act: Act) -> str:
+    """Let no more jobs start."""
+    name = act.form("name")
+    done = await act.app.pause(act.conn, name, by=act.user)
+    await act.audit("queue.pause", {"queue": name}, {"paused": done})
+    return f"Queue {name} is paused." if done else f"Queue {name} was paused already."
+
+
+@pages.action("/queue/resume")
+async def resume(act: Act) -> str:
+    """Let it run again."""
+    name = act.form("name")
+    done = await act.app.resume(act.conn, name, by=act.user)
+    await act.audit("queue.resume", {"queue": name}, {"resumed": done})
+    return f"Queue {name} runs again." if done else f"Queue {name} was not paused."
+
+
+@pages.action("/queue/put")
+async def put(act: Act) -> str:
+    """Its settings: retention class, default attempts, notify."""
+    name, attempts = act.form("name"), act.form("max_attempts")
+    if attempts and not attempts.isdecimal():
+        raise InvalidArgument(f"max_attempts is a whole number, not {attempts!r}")
+    said: dict[str, Any] = {
+        "retention": act.form("retention") or None,
+        "max_attempts": int(attempts) if attempts else 0,
+        "notify": act.form("notify") == "on",
+    }
+    await act.app.queue_put(act.conn, name, **said, by=act.user)
+    await act.audit("queue.put", {"queue": name, **said})
+    return f"The settings of queue {name} are kept."
+
+
+@pages.action("/queue/truncate", steps=True)
+async def truncate(act: Act) -> str:
+    """Cancel what has not started, and, where that is said, tell what runs. A batch a transaction: no claim waits long."""
+    name = act.form("name")
+    if act.form("confirm") != name:
+        raise InvalidArgument("To empty a queue, write its name into the field. Nothing was changed.")
+    running, began = act.form("running") == "on", time.monotonic()
+    cancelled, cancelling, mark, remain = 0, 0, None, True
+    while remain and time.monotonic() - began < _LONGEST:
+        async with act.step() as conn:
+            batch = await run(
+                conn, calls.truncate(name, states=None, running=running, by=act.user, max_jobs=BATCH, mark=mark)
+            )
+            found = {"cancelled": batch.done.cancelled, "cancelling": batch.done.cancelling}
+            await act.audit("queue.truncate", {"queue": name, "running": running}, found)
+        mark, remain = batch.mark, batch.remain
+        cancelled, cancelling = cancelled + batch.done.cancelled, cancelling + batch.done.cancelling
+    more = f", {cancelling:,} were told to stop" if running else ""
+    rest = " There is more: empty it again." if remain else ""
+    return f"Queue {name}: {cancelled:,} jobs cancelled{more}.{rest}"
+
+
+@pages.action("/queue/drop")
+async def drop(act: Act) -> str:
+    """Forget a queue that nobody uses."""
+    name = act.form("name")
+    done = await act.app.queue_drop(act.conn, name, by=act.user)
+    await act.audit("queue.drop", {"queue": name}, {"dropped": done})
+    act.go("/queues")
+    return f"Queue {name} is dropped." if done else f"There is no queue {name}."

@@ -1,0 +1,76 @@
+// What pages do besides links and forms: live parts, relative times, light or dark, the menu, a question before what cannot be taken back.
+"use strict";
+(() => {
+  const root = document.body.dataset.root;
+
+  // Times: exact ones in the title, and how long ago in the text, kept up to date.
+  const units = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+  const ago = (then) => {
+    const seconds = (Date.now() - then) / 1000;
+    const size = Math.abs(seconds);
+    if (size < 2) return "now";
+    const [unit, name] = units.find(([unit]) => size >= unit) ?? [1, "s"];
+    const text = `${Math.floor(size / unit)} ${name}`;
+    return seconds > 0 ? `${text} ago` : `in ${text}`;
+  };
+  const times = (within = document) => {
+    for (const time of within.querySelectorAll("time[datetime]")) {
+      const text = ago(Date.parse(time.dateTime));
+      if (time.textContent !== text) time.textContent = text;
+    }
+  };
+  times();
+  setInterval(times, 1000);
+
+  // Live parts: one stream a page. What comes is written by the server for everybody, so it is put in as it is.
+  const parts = [...document.querySelectorAll("[data-live]")];
+  const topics = new Set(parts.map((part) => part.dataset.live));
+  if (document.querySelector("[data-chart]:not([data-queue])")) topics.add("point");
+  const stale = document.querySelector("[data-stale]");
+  if (topics.size) {
+    const query = new URLSearchParams([...topics].map((topic) => ["topic", topic]));
+    let stream;
+    const open = () => {
+      stream = new EventSource(`${root}/events?${query}`);
+      // A stream ends now and then, and comes again at once; what stays away is told.
+      stream.onerror = () => setTimeout(() => { if (stream.readyState !== EventSource.OPEN) stale.hidden = false; }, 4000);
+      stream.addEventListener("live", (event) => { stale.hidden = event.data === "ok"; });
+      for (const part of parts) stream.addEventListener(part.dataset.live, (event) => put(part, event.data));
+      stream.addEventListener("point", (event) => document.dispatchEvent(new CustomEvent("point", { detail: JSON.parse(event.data) })));
+    };
+    const put = async (part, text) => {
+      if (part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")) return;
+      await htmx.swap({ sourceElement: part, target: part, text, swap: "innerMorph" });
+      times(part);
+    };
+    // A page that nobody sees asks for nothing.
+    document.addEventListener("visibilitychange", () => {
+      if (document.hidden) stream?.close();
+      else open();
+    });
+    window.addEventListener("pagehide", () => stream?.close());
+    if (!document.hidden) open();
+  }
+
+  document.addEventListener("click", (event) => {
+    const menu = event.target.closest("[data-menu]");
+    if (menu) menu.setAttribute("aria-expanded", String(menu.getAttribute("aria-expanded") !== "true"));
+    if (event.target.closest("[data-theme-switch]")) {
+      const html = document.documentElement;
+      const dark = html.dataset.theme ? html.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+      html.dataset.theme = dark ? "light" : "dark";
+      try { localStorage.setItem("tallybook-theme", html.dataset.theme); } catch { /* not kept */ }
+      document.dispatchEvent(new Event("theme"));
+    }
+    const all = event.target.closest("[data-check-all]");
+    if (all) for (const box of all.closest("form").querySelectorAll(`input[name="${all.dataset.checkAll}"]`)) box.checked = all.checked;
+  });
+  document.addEventListener("submit", (event) => {
+    const question = event.submitter?.dataset.ask ?? event.target.dataset.ask;
+    if (question && !confirm(question)) event.preventDefault();
+  });
+  // Filters go at once when one is chosen.
+  document.addEventListener("change", (event) => {
+    if (event.target.matches("form[data-filter] select, form[data-filter] input[type=checkbox]")) event.target.form.requestSubmit();
+  });
+})();

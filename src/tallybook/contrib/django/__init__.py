@@ -1,0 +1,39 @@
+"""Tallybook in a Django project.
+
+    INSTALLED_APPS = [..., "tallybook.contrib.django"]
+    TALLYBOOK = {"APP": "shop.jobs:app", "DATABASE": "default", "MIGRATE": True}
+
+    # shop/jobs.py
+    from tallybook.contrib.django import App
+
+    app = App("shop")
+
+    @app.task(atomic=True)
+    def charge(connection: BaseDatabaseWrapper, order_id: int) -> None: ...
+
+`App` is an App whose database is that of the settings, and around whose jobs old connections are closed. `Backend` is one
+for `django.tasks` (Django 6, or the package django-tasks before). `manage.py tallybook ...` is the command line.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tallybook.contrib.django._app import App
+    from tallybook.contrib.django._backend import Backend
+
+__all__ = ["App", "Backend"]
+
+
+def __getattr__(name: str) -> Any:
+    # Django imports this package before its apps are ready, and `django.tasks` need not be there.
+    if name == "App":
+        from tallybook.contrib.django._app import App
+
+        return App
+    if name == "Backend":
+        from tallybook.contrib.django._backend import Backend
+
+        return Backend
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,73 @@
+"""An App in a Django project: its database is that of the settings, and no job meets a connection that is too old."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+from weakref import WeakSet
+
+from asgiref.sync import sync_to_async
+from django.db import close_old_connections, connections
+
+import tallybook
+from tallybook import Context
+from tallybook.contrib.django import _settings
+
+__all__ = ["App"]
+
+
+class App(tallybook.App):
+    """An App whose database is that of settings.TALLYBOOK, and which closes Django's old connections around its jobs.
+
+    Django closes a connection that is broken, or older than CONN_MAX_AGE, when a request begins and when it ends; here a
+    job is what a request is there. A `dsn` given here, or to a command by --dsn, wins over the settings; TALLYBOOK_DSN does not.
+
+        app = App("shop")
+    """
+
+    def __init__(
+        self, name: str, *, dsn: str | None = None, session: Callable[[], Any] | tuple[Callable[[], Any], ...] = ()
+    ) -> None:
+        super().__init__(name, dsn=dsn, session=session)
+        self._used: WeakSet[Any] = WeakSet()
+        self.lifespan(self._closed_at_the_end)
+        self.around_job(self._fresh_in_thread)
+        self.around_job(self._fresh_on_loop)
+
+    def conninfo(self, dsn: str | None = None) -> str:
+        """The connection string in force: `dsn`, the App's own, else that of the database in the settings."""
+        return super().conninfo(dsn or self.dsn or _settings.dsn(_settings.read().database))
+
+    def _fresh_in_thread(self, ctx: Context) -> Iterator[None]:
+        close_old_connections()  # Django keeps connections by thread, and this is the handler's
+        try:
+            yield
+        finally:
+            close_old_connections()
+            self._used.update(connections.all(initialized_only=True))
+
+    async def _fresh_on_loop(self, ctx: Context) -> AsyncIterator[None]:
+        if not ctx.app.names[ctx.task].is_async:
+            yield
+            return
+        close = sync_to_async(close_old_connections)  # in the one thread in which the ORM's async methods run
+        await close()
+        try:
+            yield
+        finally:
+            await close()
+            await sync_to_async(lambda: self._used.update(connections.all(initialized_only=True)))()
+
+    async def _closed_at_the_end(self, ctx: Context) -> AsyncIterator[None]:
+        """Of a worker, and of a drain in a test: the test database could not be dropped else."""
+        yield
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        for conn in tuple(self._used):
+            if not conn.in_atomic_block:  # a test's own, where it runs async code
+                conn.inc_thread_sharing()  # its thread has done its last job
+                conn.close()
+                conn.dec_thread_sharing()
+        self._used.clear()

@@ -1,0 +1,134 @@
+"""The backend for `django.tasks`: its tasks are jobs like all others, put in on Django's own connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from django.utils import timezone
+
+from tallybook._db import calls, sync
+from tallybook._model.backoff import Retry
+from tallybook._model.options import check_name
+from tallybook.contrib.django import _api, _args, _settings, _tasks
+from tallybook.contrib.django._results import read
+from tallybook.errors import ConfigError
+
+__all__ = ["Backend", "Task"]
+
+_OPTIONS = ("database", "max_attempts", "retry", "timeout")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(_api.Task):
+    """A task of `django.tasks` that may say more: `@task(max_attempts=3, timeout="30 s")`; see App.task for the three."""
+
+    max_attempts: int | None = None
+    retry: Retry | str | None = None
+    timeout: timedelta | str | None = None
+
+
+class Backend(_api.BaseTaskBackend):
+    """Put tasks of `django.tasks` into the database, in the transaction that is open there, and read what became of them.
+
+    OPTIONS: `database`, the alias (by default that of settings.TALLYBOOK); `max_attempts`, `retry` and `timeout` for all
+    tasks that do not say them. Django's priorities run from -100 to 100, higher first; the job of priority 0 has 100.
+
+        TASKS = {"default": {"BACKEND": "tallybook.contrib.django.Backend", "QUEUES": ["default", "mail"]}}
+    """
+
+    task_class = Task
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        if unknown := sorted(set(self.options) - set(_OPTIONS)):
+            raise ImproperlyConfigured(
+                f"TASKS[{alias!r}]['OPTIONS'] has no key {unknown[0]!r}; it has {', '.join(_OPTIONS)}"
+            )
+
+    @property
+    def database(self) -> str:
+        """The alias of the database that its jobs are in."""
+        return str(self.options.get("database") or _settings.read().database)
+
+    def validate_task(self, task: _api.Task) -> None:
+        """InvalidTaskError for a task that cannot be a job. Whatever passes is known to workers of this process."""
+        super().validate_task(task)
+        try:
+            _tasks.declare(task, self.options)
+        except ConfigError as error:
+            raise _api.InvalidTaskError(str(error)) from error
+
+    def enqueue(self, task: _api.Task, args: Any, kwargs: Any) -> _api.TaskResult:
+        """Put a job in, in the transaction that is open on Django's connection; without one it commits at once.
+
+        TypeError where the function does not take these arguments, or where JSON does not.
+        """
+        self.validate_task(task)
+        stored = _args.packed(
+            task.func, int(task.takes_context), _api.normalize_json(args), _api.normalize_json(kwargs)
+        )
+        run_at = task.run_after
+        if run_at is not None and timezone.is_naive(run_at):
+            run_at = timezone.make_aware(run_at)
+        bound = _tasks.declared[task.module_path].with_(
+            queue=task.queue_name,
+            priority=_tasks.priority(task.priority),
+            run_at=run_at,
+            headers={"django": {"backend": self.alias, "args": len(args)}},
+        )
+        job = sync.run(connections[self.database], calls.enqueue(bound.job(**stored)))
+        result = _api.TaskResult(
+            task=task,
+            id=str(job.id),
+            status=_api.TaskResultStatus.READY,
+            enqueued_at=timezone.now(),
+            started_at=None,
+            finished_at=None,
+            last_attempted_at=None,
+            args=args,
+            kwargs=kwargs,
+            backend=self.alias,
+            errors=[],
+            worker_ids=[],
+        )
+        _api.task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> _api.TaskResult:
+        """What became of a job. TaskResultDoesNotExist for one that is not there, not any more, or not of `django.tasks`."""
+        return read(self, result_id)
+
+    def check(self, **_: Any) -> Iterable[checks.CheckMessage]:
+        """Whether its database is PostgreSQL, its queue names are possible, and our app is installed."""
+        where = f"TASKS[{self.alias!r}]"
+        if not apps.is_installed("tallybook.contrib.django"):
+            hint = 'Add "tallybook.contrib.django" to INSTALLED_APPS'
+            yield checks.Warning(
+                f"{where}: Tallybook's own checks and commands are not there", hint=hint, id="tallybook.W003"
+            )
+        try:
+            alias = self.database
+        except ImproperlyConfigured as error:
+            yield checks.Error(f"{where}: {error}", id="tallybook.E004")
+            return
+        if alias not in settings.DATABASES:
+            yield checks.Error(f"{where} names the database {alias!r}, which is not in DATABASES", id="tallybook.E004")
+        elif (vendor := connections[alias].vendor) != "postgresql":
+            yield checks.Error(f"{where}: the database {alias!r} is {vendor}, not PostgreSQL", id="tallybook.E002")
+        for queue in sorted(self.queues, key=str):
+            try:
+                check_name("queue", queue, 64)
+            except ConfigError as error:
+                yield checks.Error(f"{where}['QUEUES']: {error}", id="tallybook.E005")

@@ -1,0 +1,101 @@
+"""A job as Django's TaskResult."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db import connections
+from django.utils import timezone
+
+from tallybook._db import sync
+from tallybook._db.calls import Call, instant
+from tallybook.contrib.django import _api, _args, _tasks
+
+if TYPE_CHECKING:
+    from tallybook.contrib.django._backend import Backend
+
+__all__ = ["read"]
+
+# No error for an id that is not there: it would end the caller's transaction.
+_SQL = """\
+select cast((
+  select json_build_object('job', to_json(j), 'attempts', (
+           select coalesce(json_agg(json_build_object('started_at', a.started_at, 'worker', a.worker) order by a.attempt), '[]')
+             from tallybook.attempt a where a.job_id = j.id and a.started_at is not null))
+    from tallybook.job j where j.id = cast(cast(%(id)s as text) as bigint)) as text)"""
+_READY = _api.TaskResultStatus.READY
+_STATUS = {
+    "running": _api.TaskResultStatus.RUNNING,
+    "completed": _api.TaskResultStatus.SUCCESSFUL,
+    "cancelled": _api.TaskResultStatus.FAILED,
+    "dead": _api.TaskResultStatus.FAILED,
+}
+
+
+def read(backend: Backend, result_id: str) -> _api.TaskResult:
+    """What the database has of this job. TaskResultDoesNotExist."""
+    try:
+        number = int(result_id)
+    except (TypeError, ValueError):
+        number = 0
+    if not 0 < number < 2**63:
+        raise _api.TaskResultDoesNotExist(result_id)
+    call = Call("get_result", _SQL, {"id": str(number)}, lambda text: json.loads(text) if text else None)
+    row = sync.run(connections[backend.database], call)
+    task = _tasks.found(row["job"]["task"]) if row is not None else None
+    if row is None or task is None:
+        raise _api.TaskResultDoesNotExist(result_id)
+    return _result(backend, task, row["job"], row["attempts"])
+
+
+def _result(backend: Backend, task: _api.Task, job: dict[str, Any], attempts: list[dict[str, Any]]) -> _api.TaskResult:
+    count = ((job["headers"] or {}).get("django") or {}).get("args", 0)
+    args, kwargs = _args.unpacked(
+        task.func, int(task.takes_context), job["args"], count if isinstance(count, int) else 0
+    )
+    status = _STATUS.get(job["state"], _READY)
+    result = _api.TaskResult(
+        task=task.using(
+            priority=max(_tasks.priority(job["priority"]), -100), queue_name=job["queue"], backend=backend.alias
+        ),
+        id=str(job["id"]),
+        status=status,
+        enqueued_at=_instant(job["enqueued_at"]),
+        started_at=_instant(attempts[0]["started_at"]) if attempts else None,
+        last_attempted_at=_instant(attempts[-1]["started_at"]) if attempts else None,
+        finished_at=_instant(job["ended_at"]) if job["state"] in ("completed", "cancelled", "dead") else None,
+        args=args,
+        kwargs=kwargs,
+        backend=backend.alias,
+        errors=[
+            _api.TaskError(
+                exception_class_path=_path(str(error.get("type"))), traceback=str(error.get("traceback") or "")
+            )
+            for error in job["errors"] or ()
+        ],
+        worker_ids=[attempt["worker"] or "" for attempt in attempts],
+    )
+    if status == _api.TaskResultStatus.SUCCESSFUL:
+        object.__setattr__(result, "_return_value", job["result"])
+    return result
+
+
+def _path(kind: str) -> str:
+    """A path that can be imported, of a class that our error list names without `builtins`."""
+    if "." in kind:
+        return kind
+    if isinstance(getattr(builtins, kind, None), type):
+        return f"builtins.{kind}"
+    return "tallybook.Dead" if kind == "Dead" else "builtins.RuntimeError"
+
+
+def _instant(text: str | None) -> datetime | None:
+    found = instant(text)
+    if found is None or settings.USE_TZ:
+        return None if found is None else found.astimezone(UTC)
+    naive: datetime = timezone.make_naive(found)
+    return naive

@@ -1,0 +1,69 @@
+"""What settings.TALLYBOOK says, and the connection string of a database of settings.DATABASES."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+from psycopg.conninfo import make_conninfo
+
+__all__ = ["DATABASE", "Settings", "dsn", "read"]
+
+DATABASE = "TALLYBOOK_DJANGO_DATABASE"
+"""The environment variable by which `manage.py tallybook --database` tells the processes that it starts."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """settings.TALLYBOOK, checked."""
+
+    app: str | None = None
+    """Where the App is, as "shop.jobs:app"."""
+    database: str = "default"
+    """The alias of the database with the schema tallybook."""
+    migrate: bool = False
+    """Whether `manage.py migrate` installs and upgrades that schema, too."""
+
+
+_KINDS: dict[str, type] = {"APP": str, "DATABASE": str, "MIGRATE": bool}
+
+
+def read() -> Settings:
+    """The settings in force. ImproperlyConfigured, which names the key, for wrong ones."""
+    given: Any = getattr(settings, "TALLYBOOK", {})
+    if not isinstance(given, dict):
+        raise ImproperlyConfigured('TALLYBOOK is a dict, like {"APP": "shop.jobs:app"}')
+    for key, value in given.items():
+        if key not in _KINDS:
+            raise ImproperlyConfigured(f"TALLYBOOK has no key {key!r}; it has {', '.join(_KINDS)}")
+        if not isinstance(value, _KINDS[key]):
+            raise ImproperlyConfigured(
+                f"TALLYBOOK[{key!r}] is of type {type(value).__name__}, not {_KINDS[key].__name__}"
+            )
+    database = os.environ.get(DATABASE) or given.get("DATABASE", "default")
+    if database not in connections.settings:
+        raise ImproperlyConfigured(f"TALLYBOOK names the database {database!r}, which is not in DATABASES")
+    return Settings(given.get("APP"), database, given.get("MIGRATE", False))
+
+
+def dsn(alias: str) -> str:
+    """How libpq reaches the database that Django has under this alias now: in a test run, the test database.
+
+    It holds the password; it goes to other processes by their environment only. ImproperlyConfigured for a database that
+    is not PostgreSQL.
+    """
+    conn = connections[alias]
+    if conn.vendor != "postgresql":
+        raise ImproperlyConfigured(f"the database {alias!r} is {conn.vendor}; Tallybook needs PostgreSQL")
+    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    given = conn.get_connection_params()
+    words = {name: str(value) for name, value in given.items() if name in known and value not in (None, "")}
+    if role := conn.settings_dict.get("OPTIONS", {}).get("assume_role"):
+        escaped = str(role).replace("\\", "\\\\").replace(" ", "\\ ")
+        words["options"] = f"{words.get('options', '')} -c role={escaped}".strip()
+    return make_conninfo(**words)

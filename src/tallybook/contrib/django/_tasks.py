@@ -1,0 +1,148 @@
+"""The worker's side of `django.tasks`: each of its tasks is one of ours, whose handler does what Django expects of a worker.
+
+A name in the database runs only what the program has declared: a Task that our Backend has validated while its module was
+imported. Nothing is imported by a name that comes out of a row, but for modules of installed apps (`found`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.apps import apps
+from django.utils import timezone
+
+from tallybook import Cancel, Context, Dead, Snooze
+from tallybook import Task as Declared
+from tallybook._worker.retrying import after_failure
+from tallybook.contrib.django import _api
+from tallybook.contrib.django._app import App
+
+__all__ = ["declare", "declared", "found", "priority", "queues"]
+
+_MAX_ATTEMPTS = 5  # of a job whose task says nothing
+_apart = App("django.tasks")
+
+declared: dict[str, Declared[..., Any]] = _apart.tasks
+"""By the path of the function: what workers serve."""
+_known: dict[str, _api.Task] = {}
+
+
+def priority(given: int) -> int:
+    """Django's 100 (first) to -100 as ours, 0 (first) to 200; and the same way back."""
+    return 100 - given
+
+
+def queues() -> set[str]:
+    """Those of all our backends."""
+    from tallybook.contrib.django._backend import Backend
+
+    return {
+        str(name) for backend in _api.task_backends.all() if isinstance(backend, Backend) for name in backend.queues
+    }
+
+
+def found(path: str) -> _api.Task | None:
+    """The task whose function has this path; its module is imported if it belongs to an installed app."""
+    module = path.rpartition(".")[0]
+    if path not in _known and apps.get_containing_app_config(module) is not None:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            return None
+    return _known.get(path)
+
+
+def declare(task: _api.Task, options: Mapping[str, Any]) -> None:
+    """Make one of our tasks of it. ConfigError for what cannot be one. Again, and its variants by `using`: nothing."""
+    path = task.module_path
+    if path in declared:
+        return
+    said = {name: getattr(task, name, None) for name in ("max_attempts", "retry", "timeout")}
+    given: dict[str, Any] = {name: value if value is not None else options.get(name) for name, value in said.items()}
+    handler = _async_handler(task) if inspect.iscoroutinefunction(task.func) else _handler(task)
+    handler.__doc__ = task.func.__doc__
+    _apart.task(name=path, queue=task.queue_name, priority=priority(task.priority), **given)(handler)
+    _known[path] = task
+
+
+def _handler(task: _api.Task) -> Any:
+    def handler(_context: Context, /, **args: Any) -> Any:
+        run = _Run(task, _context)
+        _api.task_started.send_robust(type(run.backend), task_result=run.result)
+        try:
+            value = _api.normalize_json(task.func(*run.first, *run.result.args, **run.result.kwargs))
+        except Exception as error:
+            if run.has_failed(error):  # here: who is told looks at the exception that is being handled
+                _api.task_finished.send_robust(type(run.backend), task_result=run.result)
+            raise
+        run.has_succeeded(value)
+        _api.task_finished.send_robust(type(run.backend), task_result=run.result)
+        return value
+
+    return handler
+
+
+def _async_handler(task: _api.Task) -> Any:
+    async def handler(_context: Context, /, **args: Any) -> Any:
+        run = await sync_to_async(_Run)(task, _context)
+        await _api.task_started.asend_robust(type(run.backend), task_result=run.result)
+        try:
+            value = _api.normalize_json(await task.func(*run.first, *run.result.args, **run.result.kwargs))
+        except Exception as error:
+            if run.has_failed(error):
+                await _api.task_finished.asend_robust(type(run.backend), task_result=run.result)
+            raise
+        run.has_succeeded(value)
+        await _api.task_finished.asend_robust(type(run.backend), task_result=run.result)
+        return value
+
+    return handler
+
+
+class _Run:
+    """One attempt in Django's words."""
+
+    def __init__(self, task: _api.Task, context: Context) -> None:
+        from tallybook.contrib.django._results import read
+
+        self._context = context
+        alias = (context.headers.get("django") or {}).get("backend")
+        self.backend = _api.task_backends[alias if isinstance(alias, str) and alias in _aliases() else task.backend]
+        self.result = read(self.backend, str(context.job_id))
+        self.first = [_api.TaskContext(task_result=self.result)] if task.takes_context else []
+
+    def has_succeeded(self, value: Any) -> None:
+        self._set(status=_api.TaskResultStatus.SUCCESSFUL, finished_at=_now(), _return_value=value)
+
+    def has_failed(self, error: Exception) -> bool:
+        """Note a failure; whether it is the last one. Until then the task is ready again, and has not finished."""
+        if isinstance(error, Snooze) or (not isinstance(error, (Cancel, Dead)) and not self._is_last(error)):
+            return False
+        path = f"{type(error).__module__}.{type(error).__qualname__}"
+        text = "".join(traceback.format_exception(error))
+        self.result.errors.append(_api.TaskError(exception_class_path=path, traceback=text))
+        self._set(status=_api.TaskResultStatus.FAILED, finished_at=_now())
+        return True
+
+    def _is_last(self, error: Exception) -> bool:
+        job = self._context._job()
+        known = self._context.app.names[self._context.task]
+        limit = job.max_attempts or known.max_attempts or _MAX_ATTEMPTS
+        return job.failures + 1 >= limit or after_failure(job, known, error).final
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self.result, name, value)  # it is frozen; Django does the same
+
+
+def _aliases() -> Any:
+    return _api.task_backends.settings
+
+
+def _now() -> Any:
+    return timezone.now()

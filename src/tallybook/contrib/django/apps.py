@@ -1,0 +1,38 @@
+"""The Django app: its checks, and the schema that comes along with `manage.py migrate` where the settings say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from django.apps import AppConfig
+from django.core import checks
+from django.db.models.signals import pre_migrate
+
+from tallybook._db.migrate import migrate
+from tallybook.contrib.django import _checks, _settings
+
+__all__ = ["TallybookConfig"]
+
+
+class TallybookConfig(AppConfig):
+    """What "tallybook.contrib.django" in INSTALLED_APPS stands for."""
+
+    name = "tallybook.contrib.django"
+    label = "tallybook"
+    verbose_name = "Tallybook"
+
+    def ready(self) -> None:
+        checks.register(_checks.check_settings, "tallybook")
+        checks.register(_checks.check_schema, checks.Tags.database)
+        pre_migrate.connect(_bring_schema, sender=self, dispatch_uid="tallybook")
+
+
+def _bring_schema(*, using: str, verbosity: int = 1, **_: Any) -> None:
+    """Before Django's own migrations, so that those may refer to the schema."""
+    if not _settings.read().migrate or using not in _checks.databases():
+        return
+    with psycopg.connect(_settings.dsn(using), autocommit=True) as conn:
+        done = migrate(conn)
+    if done and verbosity >= 1:
+        print(f"  Brought the schema tallybook of database {using!r} up to date")

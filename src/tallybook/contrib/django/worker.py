@@ -1,0 +1,38 @@
+"""`tallybook.contrib.django.worker:app` is the App that `manage.py tallybook` serves: that of the settings, and all tasks.
+
+To import it imports `jobs.py` and `tasks.py` of every app in INSTALLED_APPS, so that a worker knows what they declare, and
+has the App serve the tasks of `django.tasks` that belong to our Backend. In a process that a command has started it
+sets Django up first.
+"""
+
+from __future__ import annotations
+
+import django
+from django.apps import apps
+from django.utils.module_loading import autodiscover_modules
+
+import tallybook
+from tallybook._cli.loading import load_app
+from tallybook.contrib.django import _settings
+from tallybook.contrib.django._app import App
+
+__all__ = ["app"]
+
+
+def _served() -> tallybook.App:
+    if not apps.ready:
+        django.setup()
+    target = _settings.read().app
+    found = App("django") if target is None else load_app(target)
+    autodiscover_modules("jobs", "tasks")
+    try:
+        from tallybook.contrib.django import _tasks
+    except ImportError:  # neither Django 6 nor django-tasks
+        return found
+    found.include(*_tasks.declared.values())
+    found.also_serves |= _tasks.queues()
+    return found
+
+
+app = _served()
+"""See above."""

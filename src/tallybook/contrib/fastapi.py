@@ -1,0 +1,142 @@
+"""Tallybook in FastAPI: the app's pool while it serves, a transaction around a request. Needs `tallybook[fastapi]`.
+
+api = FastAPI(lifespan=lifespan(app))
+Transaction = Annotated[AsyncSession, in_transaction(sessions)]
+
+@api.post("/users")
+async def register(session: Transaction, email: str) -> None:
+    session.add(user := User(email=email))
+    await session.flush()
+    await send_welcome.enqueue(session, user.id)      # committed with the user, before the answer is sent
+
+api.mount("/queue", dashboard(app, authenticate=who))  # of tallybook.web; its connections are closed by the lifespan
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import psycopg
+from fastapi import Depends, FastAPI
+from fastapi.requests import HTTPConnection
+
+from tallybook._app import App
+
+__all__ = ["in_transaction", "lifespan", "the_app"]
+
+log = logging.getLogger("tallybook.web")
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Any]]
+Queues = Mapping[str, int] | Iterable[str]
+
+
+def lifespan(
+    app: App, inner: Lifespan | None = None, *, max_size: int = 4, worker: bool | Queues = False
+) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any]]]:
+    """The lifespan of a FastAPI application that uses this App: its pool is open while requests are served.
+
+    `inner` is a lifespan of your own, which runs inside, with the pool there already; what it yields is in `request.state`
+    as ever. The pool has at most `max_size` connections. Dashboards that are mounted are closed at the end.
+    QueueUnavailable if the database cannot be reached at the start.
+
+    `worker` runs one beside the requests, for development only: True, or its queues as for `app.run_worker`. What it runs
+    when the server stops is given back. In production `tallybook worker` has processes of its own: a job then never makes a
+    request wait, and each is restarted and scaled by itself.
+
+        api = FastAPI(lifespan=lifespan(app))
+    """
+
+    @asynccontextmanager
+    async def living(api: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(_close_dashboards, api)
+            await stack.enter_async_context(app.open(max_size=max_size))
+            state = {} if inner is None else await stack.enter_async_context(inner(api))
+            if worker is not False:
+                await stack.enter_async_context(_working(app, None if worker is True else worker))
+            yield {**(state or {}), "tallybook": app}
+
+    return living
+
+
+def the_app(connection: HTTPConnection) -> App:
+    """A dependency: the App of the lifespan, for routes in modules that cannot import it. In `def` routes, too.
+
+    @api.post("/welcome")
+    async def welcome(app: Annotated[App, Depends(the_app)]) -> None:
+        await send_welcome.enqueue(app, 42)  # at once, in a transaction of its own
+    """
+    app = getattr(connection.state, "tallybook", None)
+    if not isinstance(app, App):
+        raise RuntimeError(
+            "no App is here: FastAPI(lifespan=lifespan(app)) opens it, and a TestClient runs that as a context manager"
+        )
+    return app
+
+
+def in_transaction(sessions: Callable[[], Any] | None = None) -> Any:
+    """A dependency: a transaction around the route, for what it writes and the jobs that it enqueues.
+
+    `sessions` is SQLAlchemy's `async_sessionmaker`, or a `sessionmaker` for `def` routes; without one it is a psycopg
+    AsyncConnection of the App's pool (`max_size` of the lifespan bounds how many requests have one). It is committed when the
+    route has returned and before the answer is sent: who is answered with success has the row and the jobs. An exception
+    rolls back, an HTTPException too. Give it a name: each call makes a transaction of its own.
+
+        Transaction = Annotated[AsyncSession, in_transaction(sessions)]
+    """
+    if sessions is None:
+        return Depends(_connection, scope="function")
+    from sqlalchemy.ext.asyncio import async_sessionmaker
+    from sqlalchemy.orm import sessionmaker
+
+    if isinstance(sessions, async_sessionmaker):
+        asynchronous = sessions
+
+        async def session() -> AsyncIterator[Any]:
+            async with asynchronous.begin() as found:
+                yield found
+
+        return Depends(session, scope="function")
+    if isinstance(sessions, sessionmaker):
+        synchronous = sessions
+
+        def session_sync() -> Iterator[Any]:
+            with synchronous.begin() as found:
+                yield found
+
+        return Depends(session_sync, scope="function")
+    raise TypeError(f"in_transaction takes a sessionmaker or an async_sessionmaker, not {type(sessions).__name__}")
+
+
+async def _connection(connection: HTTPConnection) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    async with the_app(connection)._connection() as conn, conn.transaction():
+        yield conn
+
+
+@asynccontextmanager
+async def _working(app: App, queues: Queues | None) -> AsyncIterator[None]:
+    log.warning("a worker of app %r runs in the web server: for development only", app.name)
+    running = asyncio.create_task(app.run_worker(queues=queues, install_signals=False), name="tallybook-worker")
+    running.add_done_callback(_told)
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.wait((running,))
+
+
+def _told(running: asyncio.Task[Any]) -> None:
+    if not running.cancelled() and (error := running.exception()):
+        log.error("the worker in the web server has ended", exc_info=error)
+
+
+async def _close_dashboards(api: FastAPI) -> None:
+    from tallybook.web import Site
+
+    for route in api.routes:
+        if isinstance(site := getattr(route, "app", None), Site):
+            await site.aclose()

@@ -1,0 +1,63 @@
+"""OpenTelemetry: a trace from the enqueue to the handler, and metrics. Needs `tallybook[otel]`. See docs/telemetry.md.
+
+    from tallybook.otel import instrument
+
+    instrument(app)
+
+An App that is not instrumented imports nothing of this, and pays one look at an attribute for each enqueue.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from tallybook._app import App
+from tallybook.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.propagators.textmap import TextMapPropagator
+    from opentelemetry.trace import TracerProvider
+
+__all__ = ["instrument", "uninstrument"]
+
+
+def instrument(
+    app: App,
+    *,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+    propagator: TextMapPropagator | None = None,
+    parent: bool = False,
+) -> None:
+    """Trace what this App puts in and what its workers run, and count it. Call it before a worker or a drain starts.
+
+    Each enqueue is a span `send QUEUE`, whose context travels in the headers of its jobs; each attempt is a span
+    `process QUEUE`, linked to it, and the current one inside the handler. With `parent=True` it is its child instead, and
+    all belongs to one trace. The providers and the propagator are the global ones unless they are given. Again: the
+    newest call counts. ConfigError for what is no App; ImportError, which names the extra, without OpenTelemetry.
+
+        instrument(app, tracer_provider=provider)
+    """
+    if not isinstance(app, App):
+        raise ConfigError("app", app, "not an App", hint="Write instrument(app)")
+    try:
+        from opentelemetry import metrics, propagate, trace
+    except ImportError as error:
+        raise ImportError("tallybook.otel needs OpenTelemetry: pip install 'tallybook[otel]'") from error
+    from tallybook._otel.metrics import Metrics
+    from tallybook._otel.spans import Traces
+
+    version = metadata.version("tallybook")
+    tracer = trace.get_tracer("tallybook", version, tracer_provider)
+    meter = metrics.get_meter("tallybook", version, meter_provider)
+    found = Traces(tracer, Metrics(meter), propagator or propagate.get_global_textmap(), parent=parent)
+    for each in (app, *app.included):
+        each.tracing = found
+
+
+def uninstrument(app: App) -> None:
+    """Trace nothing more; workers that run already go on with it until they end."""
+    for each in (app, *app.included):
+        each.tracing = None

@@ -1,0 +1,122 @@
+"""Debian's Chromium, headless, with ears: what breaks a policy, what stands in its console, and what a hostile text has set off.
+
+`browser()` is one with a profile of its own in a temporary directory; it and its driver have ended after the block.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+
+PACKAGES = "Debian packages chromium and chromium-driver"
+PHONE, DESK = (390, 844), (1280, 900)
+
+# In every page before anything of its own: what was refused, and what ran although it is text.
+_EARS = """
+window.refused = [];
+window.ran = [];
+window.fired = () => { window.ran.push("fired"); };
+document.addEventListener("securitypolicyviolation", (event) => {
+  window.refused.push(`${event.violatedDirective} ${event.blockedURI} ${event.sourceFile}:${event.lineNumber} ${event.sample}`);
+});
+window.addEventListener("error", (event) => { window.ran.push(`error: ${event.message} ${event.filename}:${event.lineno}`); });
+window.addEventListener("unhandledrejection", (event) => { window.ran.push(`rejection: ${event.reason}`); });
+"""
+
+
+def installed() -> tuple[str, str] | None:
+    """Where the browser and its driver are; None: they are not both there."""
+    found = shutil.which("chromium"), shutil.which("chromedriver")
+    return (found[0], found[1]) if found[0] and found[1] else None
+
+
+def needed() -> None:
+    """Skip with a reason where there is no browser; under CI that is a failure."""
+    if installed() is None:
+        if os.environ.get("CI"):
+            pytest.fail(f"not installed: {PACKAGES}")
+        pytest.skip(f"not installed: {PACKAGES}")
+
+
+class Browser:
+    """One window. After each page `complaints()` says what went wrong on it."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": _EARS})
+        self.size(*DESK)
+
+    def size(self, width: int, height: int) -> None:
+        """A window of this size; below 600 pixels it is a phone."""
+        said = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", said)
+
+    def scheme(self, name: str) -> None:
+        """What the system says: light or dark."""
+        features = [{"name": "prefers-color-scheme", "value": name}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def get(self, address: str) -> None:
+        self.driver.get(address)
+
+    def run(self, script: str, *values: Any) -> Any:
+        return self.driver.execute_script(script, *values)
+
+    def find(self, selector: str) -> Any:
+        return self.driver.find_element("css selector", selector)
+
+    def all(self, selector: str) -> list[Any]:
+        return list(self.driver.find_elements("css selector", selector))
+
+    @property
+    def text(self) -> str:
+        return str(self.run("return document.body.innerText"))
+
+    @property
+    def path(self) -> str:
+        return str(self.run("return location.pathname + location.search"))
+
+    def complaints(self) -> list[str]:
+        """What the page was refused, what ran that should not, what its console says. Each is told once."""
+        said = self.run(
+            "const all = [...(window.refused ?? []), ...(window.ran ?? [])]; window.refused = []; window.ran = []; return all"
+        )
+        return [*said, *(f"console: {one['level']} {one['message']}" for one in self.driver.get_log("browser"))]
+
+
+@contextmanager
+def browser(dark: bool = False) -> Iterator[Browser]:
+    """A browser that has nothing but this window."""
+    found = installed()
+    assert found is not None, PACKAGES
+    profile = tempfile.mkdtemp(prefix="tallybook-chromium-")
+    options = Options()
+    options.binary_location = found[0]
+    for word in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "no-first-run", "disable-sync",
+                 "disable-background-networking", "disable-component-update", "disable-default-apps", "disable-extensions",
+                 "hide-scrollbars", "mute-audio", "disable-quic", f"user-data-dir={profile}"):  # fmt: skip
+        options.add_argument(f"--{word}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    options.set_capability("unhandledPromptBehavior", "ignore")
+    driver = None
+    try:
+        driver = webdriver.Chrome(options=options, service=Service(found[1]))
+        one = Browser(driver)
+        one.scheme("dark" if dark else "light")
+        yield one
+    finally:
+        if driver is not None:
+            with suppress(Exception):
+                driver.quit()
+            driver.service.stop()
+        shutil.rmtree(Path(profile), ignore_errors=True)

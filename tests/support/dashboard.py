@@ -1,0 +1,171 @@
+"""A visitor of the dashboard without a browser: keeps its cookies, reads pages, follows links, posts forms."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx2
+from psycopg import sql
+from starlette.routing import Route
+
+from tallybook._web.gate import CSP
+from tallybook._web.session import Session
+from tallybook._web.users import hashed
+from tallybook.web import Site
+
+HERE = ("127.0.0.1", 50_000)
+_HREF = re.compile(r'<a [^>]*?href="([^"]*)"')
+_FORM = re.compile(r'<form method="post" action="([^"]*)"')
+
+
+@dataclass
+class Answer:
+    """What came back."""
+
+    status: int
+    text: str
+    headers: httpx2.Headers
+
+    @property
+    def forms(self) -> list[str]:
+        """The addresses of its forms that change something."""
+        return [html.unescape(one) for one in _FORM.findall(self.text)]
+
+    @property
+    def links(self) -> list[str]:
+        return [html.unescape(one) for one in _HREF.findall(self.text)]
+
+
+@dataclass
+class Visitor:
+    """One browser."""
+
+    http: httpx2.AsyncClient
+    site: Site
+    root: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+
+    async def ask(self, method: str, path: str, **options: Any) -> Answer:
+        headers = {**self.headers, **options.pop("headers", {})}
+        got = await self.http.request(method, self.root + path, headers=headers, **options)
+        return Answer(got.status_code, got.text, got.headers)
+
+    async def get(self, path: str, **headers: str) -> Answer:
+        return await self.ask("GET", path, headers=headers)
+
+    @property
+    def cookies(self) -> str:
+        return "; ".join(f"{one.name}={one.value}" for one in self.http.cookies.jar)
+
+    @property
+    def session(self) -> Session:
+        """What its cookie says."""
+        return self.site.sessions.read(self.cookies, self.http.base_url.netloc.decode())
+
+    async def post(self, path: str, *, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
+        """A form with this session's token, as a browser sends it."""
+        if self.session.get("token") is None:
+            await self.get("/login")
+        if self.session.get("token") is None:
+            await self.get("/queues")
+        fields.setdefault("token", self.session.get("token") or "")
+        return await self.ask("POST", path, data=fields, headers=headers or {})
+
+    async def login(self, name: str, password: str, **fields: str) -> Answer:
+        return await self.post("/login", name=name, password=password, **fields)
+
+
+@asynccontextmanager
+async def visiting(
+    site: Site,
+    *,
+    within: Any = None,
+    client: tuple[str, int] | None = HERE,
+    base: str = "http://localhost",
+    root: str = "",
+    raises: bool = False,
+) -> AsyncIterator[Visitor]:
+    """Somebody from `client` who calls it `base`; `within` is the application that has it mounted below `root`.
+
+    What the application raises is only seen as its answer, unless `raises`.
+    """
+    transport = httpx2.ASGITransport(app=within or site, client=client, raise_app_exceptions=raises)  # type: ignore[arg-type]
+    async with httpx2.AsyncClient(transport=transport, base_url=base) as http:
+        yield Visitor(http, site, root)
+
+
+def routes(site: Site, method: str) -> list[str]:
+    """The paths of all routes that answer this method."""
+    return [one.path for one in site.routes if isinstance(one, Route) and method in (one.methods or ())]
+
+
+# What is no page: parts and data of pages, and what machines ask for.
+NO_PAGES = {"/login", "/events", "/series", "/metrics", "/healthz", "/readyz"}
+
+
+JOBS = 6
+"""Jobs that are walked: not all of them have links, errors, or something to do about them."""
+
+
+async def walk(visitor: Visitor, *, most: int = 150) -> dict[str, Answer]:
+    """Every page that links lead to, from the overview on: one for each path and set of parameters."""
+    found: dict[str, Answer] = {}
+    left, seen = ["/"], Counter(["/"])
+    while left and len(found) < most:
+        address = left.pop(0)
+        found[address] = answer = await visitor.get(address)
+        for link in answer.links:
+            link = link.removeprefix(visitor.root)
+            parts = urlsplit(link)
+            if parts.netloc or not link.startswith("/"):
+                continue
+            kind = re.sub(r"\d+", "#", parts.path) + "?" + ",".join(f"{k}" for k in sorted(parse_qs(parts.query)))
+            if link not in found and link not in left and seen[kind] < (JOBS if "#" in kind else 1):
+                seen[kind] += 1
+                left.append(link)
+    return found
+
+
+def covers(path: str, addresses: Any) -> bool:
+    """Whether one of these addresses is one of this route."""
+    pattern = re.compile(re.sub(r"\\\{[^}]*\\\}", "[^/]+", re.escape(path)) + r"(\?.*)?$")
+    return any(pattern.match(address) for address in addresses)
+
+
+PASSWORD = "correct horse battery"
+HASH = hashed(PASSWORD)
+SECURITY = {
+    "content-security-policy": CSP,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+Make = Callable[..., Site]
+
+
+def users_file(folder: Path, ada: str = HASH, mode: int = 0o600, text: str | None = None) -> Path:
+    """Who may log in: ada may operate, bob may look."""
+    path = folder / "users.toml"
+    said = f'[users.ada]\npassword = "{ada}"\noperate = true\n[users.bob]\npassword = "{HASH}"\n'
+    path.write_text(said if text is None else text)
+    path.chmod(mode)
+    return path
+
+
+def contents(db: Any) -> dict[str, Any]:
+    """All rows of all tables."""
+    tables = db.execute(
+        "select relname from pg_class where relnamespace = 'tallybook'::regnamespace and relkind in ('r', 'p')"
+    ).fetchall()
+    query = sql.SQL("select md5(string_agg(t::text, E'\\n' order by t::text)) from {} t")
+    return {name: db.execute(query.format(sql.Identifier("tallybook", name))).fetchone() for (name,) in tables}

@@ -1,0 +1,86 @@
+"""An App whose names, args, errors and results are as hostile as they can be, and a database filled with its jobs.
+
+A worker process serves it: `tallybook worker -A support.dashboard_app:app`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import psycopg
+
+from tallybook import App, Cancel, Context
+
+# What would run if it were put into a page as it is: markup, an end of an attribute, an end of a script.
+IMG = "<img src=x onerror=fired()>"
+HOSTILE = f"\"'></pre></script><script>fired()</script>{IMG}"
+SECRET = "hunter2-never-shown"
+QUEUE = f"q{IMG}"
+LONG = ("a-name-without-any-space-" * 8)[:190]
+
+app = App("shop")
+
+
+@app.task(queue="mail", max_attempts=1)
+async def send(to: str, **more: object) -> dict[str, object]:
+    if to == "nobody":
+        raise ValueError(HOSTILE)
+    return {"said": HOSTILE, "password": SECRET}
+
+
+@app.task(name=f"task {IMG}", queue=QUEUE, max_attempts=1, summary="For {who}")
+async def hostile(who: str, api_key: str = SECRET) -> None:
+    raise type(f"Error{IMG}", (Exception,), {})(HOSTILE)
+
+
+@app.task(queue="slow")
+async def stay(ctx: Context, n: int) -> None:
+    """Until it is told to stop."""
+    await ctx.progress(0.5, HOSTILE)
+    await asyncio.sleep(3600)
+
+
+@app.task(queue="mail")
+async def refuse(n: int) -> Cancel:
+    return Cancel(HOSTILE)
+
+
+@app.task(queue="feeds", limits=("feed:{url}",))
+async def fetch(url: str) -> str:
+    return url
+
+
+@app.task(queue="mail", schedule=timedelta(hours=1))
+async def digest() -> None: ...
+
+
+async def furnish(dsn: str, *, drain: bool = True) -> None:
+    """Jobs in all states, schedules, subjects, limits, breakers and providers, with such names."""
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
+        for n in range(12):
+            await send.enqueue(conn, f"user{n}@example.org", api_key=SECRET, html=HOSTILE)
+        for _ in range(3):
+            await send.with_(links={"customer": HOSTILE}, headers={"note": HOSTILE}).enqueue(conn, "nobody")
+        await hostile.with_(links={"customer": HOSTILE}).enqueue(conn, HOSTILE)
+        await hostile.with_(unique=f"key {IMG}", delay="1 h", order_key=f"order {IMG}").enqueue(conn, HOSTILE)
+        await refuse.enqueue(conn, 1)
+        first = await send.with_(delay="2 h").enqueue(conn, "later@example.org")
+        await send.with_(after=first).enqueue(conn, "after@example.org")
+        for name in (f"https://example.org/{IMG}", LONG):
+            await fetch.subject(name).push(conn, url=name)
+        await app.schedule_put(conn, f"nightly {IMG}", send.job(HOSTILE), cron="0 3 * * *", tz="Asia/Kolkata")
+        await app.concurrency_limit_put(conn, f"limit {IMG}", 3)
+        await app.concurrency_limit_put(conn, f"queue:{QUEUE}", 2)
+        await app.rate_limit_put(conn, "acme", 8, per="1 min")
+        await app.breaker_put(conn, f"breaker {IMG}", 5, per="1 min", open_for="30 s")
+        await app.queue_put(conn, LONG[:60], by=IMG)
+        await app.pause(conn, LONG[:60], by=IMG)
+        await app.providers.put("acme", kind=f"feed {IMG}", settings={"base_url": HOSTILE}, conn=conn)
+        await app.providers.route("equity", "acme", conn=conn)
+        await conn.execute(
+            "select tallybook.audit_put('ada', 'cli', 'queue.pause', jsonb_build_object('queue', %s::text))", [IMG]
+        )
+    if drain:
+        app.dsn = dsn
+        await app.drain(queues={"mail": 5, QUEUE: 5, "feeds": 5})

@@ -1,0 +1,408 @@
+"""At home in FastAPI, Flask and SQLAlchemy: their pages run as written, and what they promise holds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.testclient import TestClient
+from flask import Flask, current_app
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import URL, MetaData, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import NullPool
+
+from support.waiting import wait_until
+from tallybook import App
+from tallybook.contrib.fastapi import in_transaction, lifespan, the_app
+from tallybook.contrib.flask import Tallybook
+from tallybook.contrib.sqlalchemy import include_name
+from tallybook.errors import ConfigError, QueueUnavailable
+from tallybook.testing import drain
+from tallybook.web import dashboard
+from test_docs import ROOT, blocks, project, python
+
+CUSTOMERS = "create table customer (id int primary key, boss int references customer deferrable initially deferred)"
+
+
+@pytest.fixture
+def app(dsn: str, db: Any) -> App:
+    app = App("shop", dsn=dsn)
+    db.execute(CUSTOMERS)
+
+    @app.task
+    async def welcome(user_id: int) -> None: ...
+
+    return app
+
+
+def rows(db: Any) -> tuple[int, int]:
+    """How many customers and jobs there are."""
+    return db.execute("select (select count(*) from customer), (select count(*) from tallybook.job)").fetchone()
+
+
+def url(dsn: str) -> URL:
+    """The same database for SQLAlchemy."""
+    known = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
+    return URL.create("postgresql+psycopg", database=known.pop("dbname"), query=known)
+
+
+def sync_sessions(dsn: str) -> sessionmaker[Session]:
+    return sessionmaker(create_engine(url(dsn), poolclass=NullPool))
+
+
+def async_sessions(dsn: str) -> async_sessionmaker[AsyncSession]:
+    return async_sessionmaker(create_async_engine(url(dsn), poolclass=NullPool))
+
+
+# FastAPI
+
+
+def register_route(api: FastAPI, app: App, dsn: str, kind: str) -> None:
+    """POST /{user}?boss=: a customer and a job in the request's transaction; user 13 is refused, and 14 an accident."""
+    welcome = app.tasks["welcome"]
+    insert = "insert into customer values (:id, :boss)"
+
+    def refuse(user: int) -> None:
+        if user == 13:
+            raise HTTPException(409)
+        if user == 14:
+            raise ValueError
+
+    if kind == "psycopg":
+
+        @api.post("/{user}")
+        async def psycopg_route(
+            conn: Annotated[psycopg.AsyncConnection, in_transaction()], user: int, boss: int
+        ) -> None:
+            await conn.execute("insert into customer values (%s, %s)", (user, boss))
+            await welcome.enqueue(conn, user)
+            refuse(user)
+
+    elif kind == "async session":
+        transaction = in_transaction(async_sessions(dsn))
+
+        @api.post("/{user}")
+        async def async_route(user: int, boss: int, session: AsyncSession = transaction) -> None:
+            await session.execute(text(insert), {"id": user, "boss": boss})
+            await welcome.enqueue(session, user)
+            refuse(user)
+
+    else:
+        transaction = in_transaction(sync_sessions(dsn))
+
+        @api.post("/{user}")
+        def plain_route(user: int, boss: int, session: Session = transaction) -> None:
+            session.execute(text(insert), {"id": user, "boss": boss})
+            welcome.enqueue_sync(session, user)
+            refuse(user)
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "async session", "session"])
+def test_a_route_and_its_jobs_are_one_transaction(kind: str, app: App, dsn: str, db: Any) -> None:
+    """S4-21: row and job are there once the answer is a success; a refusal, an accident or a failed COMMIT leaves neither."""
+    api = FastAPI(lifespan=lifespan(app))
+    register_route(api, app, dsn, kind)
+    with TestClient(api, raise_server_exceptions=False) as client:
+        assert client.post("/1?boss=1").status_code == 200
+        assert rows(db) == (1, 1)
+        assert client.post("/13?boss=1").status_code == 409
+        assert client.post("/14?boss=1").status_code == 500
+        assert client.post("/2?boss=99").status_code == 500, "the COMMIT failed after the route, and the answer says so"
+        assert rows(db) == (1, 1)
+        assert client.post("/3?boss=1").status_code == 200, "the connection is fit for the next one"
+    assert rows(db) == (2, 2)
+
+
+def test_without_the_scope_a_failed_commit_would_be_a_success(app: App, db: Any) -> None:
+    """The control: a dependency as FastAPI has it by default commits after the answer, and a lost row is a 200."""
+    api = FastAPI(lifespan=lifespan(app))
+
+    async def late(request: Request) -> AsyncIterator[Any]:
+        async with the_app(request)._connection() as conn, conn.transaction():
+            yield conn
+
+    by_default = Depends(late)
+
+    @api.post("/")
+    async def route(conn: Any = by_default) -> None:
+        await conn.execute("insert into customer values (1, 99)")
+
+    with TestClient(api, raise_server_exceptions=False) as client:
+        assert client.post("/").status_code == 200
+    assert rows(db) == (0, 0)
+
+
+def test_the_lifespan_goes_around_the_users_own(app: App, db: Any) -> None:
+    """The pool is open before and after the user's own lifespan, whose state the requests have; then it is closed."""
+    seen: list[bool] = []
+
+    @asynccontextmanager
+    async def own(_: FastAPI) -> AsyncIterator[dict[str, str]]:
+        seen.append(app._own_pool() is not None)
+        yield {"mine": "here"}
+        seen.append(app._own_pool() is not None)
+
+    api = FastAPI(lifespan=lifespan(app, own, max_size=2))
+
+    @api.get("/")
+    async def route(request: Request, given: Annotated[App, Depends(the_app)]) -> str:
+        await app.tasks["welcome"].enqueue(given, 1)
+        return f"{request.state.mine} {given.name} {app._pool and app._pool.max_size}"
+
+    with TestClient(api) as client:
+        assert client.get("/").json() == "here shop 2"
+    assert seen == [True, True] and app._pool is None
+    assert rows(db) == (0, 1)
+
+
+def test_what_is_missing_is_said() -> None:
+    """Without the lifespan, with a wrong source of sessions, without a database: an error that says what to do."""
+    api = FastAPI()
+
+    @api.get("/")
+    def route(given: Annotated[App, Depends(the_app)]) -> None: ...
+
+    with pytest.raises(RuntimeError, match=r"FastAPI\(lifespan=lifespan\(app\)\)"):
+        TestClient(api).get("/")
+    with pytest.raises(TypeError, match="takes a sessionmaker or an async_sessionmaker, not str"):
+        in_transaction("postgresql://")  # type: ignore[arg-type]
+    nowhere = FastAPI(lifespan=lifespan(App("shop", dsn="host=127.0.0.1 port=1")))
+    with pytest.raises(QueueUnavailable), TestClient(nowhere):
+        pass
+
+
+@pytest.mark.direct("a worker has a session of its own")
+def test_a_worker_in_the_web_server_runs_jobs_and_warns(app: App, db: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """`worker=True` runs what requests put in, says that it is for development, and ends with the server."""
+    with caplog.at_level(logging.WARNING, "tallybook.web"), TestClient(FastAPI(lifespan=lifespan(app, worker=True))):
+        assert "for development only" in caplog.text
+        job = app.tasks["welcome"].enqueue_sync(db, 1)
+        wait_until(lambda: app.state_sync(db, job) == "completed", "the job is run", seconds=60)
+    assert db.execute("select count(*) from tallybook.worker where ended_at is null").fetchone() == (0,)
+
+
+def test_a_mounted_dashboard_is_closed_with_the_server(app: App) -> None:
+    """The host's own log-in decides who sees it, and its connections end with the lifespan."""
+    from tallybook.web import User
+
+    site = dashboard(app, authenticate=lambda request: User("ada") if "ada" in request.headers else None)
+    closed: list[bool] = []
+    aclose = site.aclose
+
+    async def noted() -> None:
+        await aclose()
+        closed.append(True)
+
+    site.aclose = noted  # type: ignore[method-assign]
+    api = FastAPI(lifespan=lifespan(app))
+    api.mount("/queue", site)
+    with TestClient(api) as client:
+        assert client.get("/queue/").status_code == 403
+        assert client.get("/queue/", headers={"ada": "1"}).status_code == 200
+        assert not closed
+    assert closed == [True]
+
+
+USES_FASTAPI = """
+import os
+os.environ["CRON_TOKEN"] = "t"
+from fastapi.testclient import TestClient
+from web import api
+with TestClient(api) as client:
+    print(client.post("/users/7").json(), client.get("/jobs/1").json())
+    print(client.post("/users/7/welcome").json())
+    print(client.post("/cron").status_code, client.post("/cron", headers={"Authorization": "Bearer t"}).json())
+    print(client.get("/jobs/1").json(), client.get("/queue/").status_code)
+"""
+
+
+def test_the_fastapi_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
+    """S4-07: docs/fastapi.md as written: registered, welcomed, run by the route of the cron, which says how many."""
+    db.execute("create table customer (id int primary key)")
+    assert project(tmp_path, "docs/fastapi.md") == ["jobs.py", "web.py"]
+    assert python(tmp_path, dsn, "-c", USES_FASTAPI).splitlines() == [
+        "{'job': 1} available",
+        "{'job': 2}",
+        "403 {'processed': 2}",
+        "completed 403",
+    ]
+
+
+# Flask
+
+
+@pytest.fixture
+def flask_app(app: App) -> Iterator[Flask]:
+    flask_app = Flask("shop")
+    flask_app.config["TALLYBOOK_DSN"] = "host=nowhere"  # the App has one
+    tallybook = Tallybook(app, flask_app)
+    welcome = app.tasks["welcome"]
+
+    @flask_app.post("/<int:user>/<int:boss>")
+    def register(user: int, boss: int) -> str:
+        with tallybook.transaction() as conn:
+            conn.execute("insert into customer values (%s, %s)", (user, boss))
+            with tallybook.transaction() as same:
+                assert same is conn
+                welcome.enqueue_sync(same, user)
+            if user == 13:
+                raise ValueError
+        return "ok"
+
+    @flask_app.post("/session/<int:user>")
+    def with_session(user: int) -> str:
+        with sync_sessions(app.conninfo()).begin() as session:
+            session.execute(text("insert into customer values (:id)"), {"id": user})
+            welcome.enqueue_sync(session, user)
+        return "ok"
+
+    yield flask_app
+
+
+def test_a_view_and_its_jobs_are_one_transaction(flask_app: Flask, db: Any) -> None:
+    """S4-21: by psycopg and by a session row and job are committed; by an exception or a failed COMMIT neither is."""
+    client = flask_app.test_client()
+    assert client.post("/1/1").status_code == 200
+    assert client.post("/session/2").status_code == 200
+    assert client.post("/13/1").status_code == 500
+    assert client.post("/3/99").status_code == 500
+    assert rows(db) == (2, 2)
+    open_now = "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'tallybook shop'"
+    assert db.execute(open_now).fetchone() == (0,), "a request's connection is closed with it"
+
+
+def test_handlers_run_in_the_applications_context(app: App, flask_app: Flask, dsn: str, db: Any) -> None:
+    """Plain and async handlers have current_app, and teardowns run after each job."""
+    seen: list[str] = []
+    torn: list[object] = []
+    flask_app.teardown_appcontext(torn.append)
+
+    @app.task
+    def plain() -> None:
+        seen.append(f"plain {current_app.name}")
+
+    @app.task
+    async def asynchronous() -> None:
+        seen.append(f"async {current_app.name}")
+
+    app.enqueue_many_sync(db, [plain.job(), asynchronous.job()])
+    assert drain(app, dsn=dsn).completed == 2
+    assert sorted(seen) == ["async shop", "plain shop"] and len(torn) == 2
+    assert not current_app
+
+
+def test_flask_commands_know_the_app(app: App, flask_app: Flask, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`flask tallybook`: the App and its database are known, errors are a line, and the environment is left as it was."""
+    monkeypatch.delenv("TALLYBOOK_APP", raising=False)
+    monkeypatch.delenv("TALLYBOOK_DSN", raising=False)
+    app.tasks["welcome"].enqueue_sync(db, 1)
+    runner = flask_app.test_cli_runner()
+    shown = runner.invoke(args=["tallybook", "job", "show", "1"])
+    assert shown.exit_code == 0 and "welcome" in shown.output
+    wrong = runner.invoke(args=["tallybook", "job", "show", "4711"])
+    assert wrong.exit_code == 1 and "tallybook: error:" in wrong.output
+    import os
+
+    assert "TALLYBOOK_APP" not in os.environ and "TALLYBOOK_DSN" not in os.environ
+
+
+def test_wrong_uses_of_the_flask_extension_are_said(app: App, dsn: str, db: Any) -> None:
+    """The Flask application in the App's place; a job before init_app."""
+    with pytest.raises(ConfigError, match="not a Tallybook App"):
+        Tallybook(Flask("shop"))  # type: ignore[arg-type]
+    Tallybook(app)
+    job = app.tasks["welcome"].enqueue_sync(db, 1)
+    drain(app, dsn=dsn)
+    assert "call init_app" in (app.get_sync(db, job).last_error or "")
+
+
+USES_FLASK = """
+from web import create_app
+from jobs import app
+from tallybook.testing import drain
+client = create_app(GREETING="hello").test_client()
+print(client.post("/users", data={"id": "7"}).json)
+drain(app)
+print(client.get("/jobs/1").json, app.result_sync(1))
+"""
+
+
+@pytest.mark.slow
+def test_the_flask_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
+    """docs/flask.md as written: registered, welcomed in the application's context; its commands but the endless one."""
+    db.execute("create table customer (id int primary key)")
+    assert project(tmp_path, "docs/flask.md") == ["jobs.py", "web.py"]
+    assert python(tmp_path, dsn, "-c", USES_FLASK).splitlines() == [
+        "{'job': 1}",
+        "{'state': 'completed'} hello, user 7",
+    ]
+    (commands,) = blocks(ROOT / "docs/flask.md", "sh")
+    said = [line.split() for line in commands.splitlines()]
+    assert [words[4] for words in said] == ["migrate", "worker", "dead"]
+    for words in said:
+        python(tmp_path, dsn, "-m", *words, *(["--help"] if words[4] == "worker" else []))
+
+
+@pytest.mark.slow
+@pytest.mark.direct("workers have sessions of their own")
+def test_flask_workers_in_several_processes_find_their_app(tmp_path: Path, dsn: str, db: Any) -> None:
+    """`flask --app web tallybook worker --processes 2`: each process finds the application and runs its jobs."""
+    import os
+    import signal
+    import subprocess
+    import sys
+
+    project(tmp_path, "docs/flask.md")
+    db.execute("""select tallybook.enqueue('mail', 'send_welcome', '{"user_id": 7}')""")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "FLASK_"))}
+    words = ["-m", "flask", "--app", "web", "tallybook", "worker", "--processes", "2"]
+    running = subprocess.Popen([sys.executable, *words], cwd=tmp_path, env={**clean, "TALLYBOOK_DSN": dsn})
+    try:
+        done = "select state from tallybook.job"
+        wait_until(lambda: db.execute(done).fetchone() == ("completed",), "it is run", seconds=60)
+    finally:
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(30) == 0
+
+
+# SQLAlchemy
+
+
+@pytest.mark.filterwarnings("ignore:Did not recognize type")
+@pytest.mark.parametrize("spared", [True, False], ids=["with the helper", "without"])
+def test_alembics_autogenerate_leaves_the_schema_alone(spared: bool, app: App, dsn: str) -> None:
+    """With include_name autogenerate proposes to drop the user's forgotten table only; without it Tallybook's as well."""
+    with create_engine(url(dsn), poolclass=NullPool).connect() as connection:
+        opts = {"include_schemas": True, **({"include_name": include_name} if spared else {})}
+        found = compare_metadata(MigrationContext.configure(connection, opts=opts), MetaData())
+    dropped = {(change[1].schema, change[1].name) for change in found if change[0] == "remove_table"}
+    assert any(name == "customer" for _, name in dropped)
+    assert any(schema == "tallybook" for schema, _ in dropped) is not spared
+
+
+def test_include_name_speaks_of_that_schema_only() -> None:
+    """Schemas, and what is in them, by name; the default schema is None."""
+    assert not include_name("tallybook", "schema", {})
+    assert not include_name("job", "table", {"schema_name": "tallybook"})
+    assert include_name(None, "schema", {}) and include_name("other", "schema", {})
+    assert include_name("tallybook", "table", {"schema_name": None})
+
+
+@pytest.mark.slow
+def test_the_sqlalchemy_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
+    """S4-21: docs/sqlalchemy.md as written: a customer and a job in one session, and an atomic handler with another."""
+    assert project(tmp_path, "docs/sqlalchemy.md") == ["models.py", "signup.py"]
+    there = url(dsn).render_as_string(hide_password=False)
+    assert python(tmp_path, dsn, "signup.py", DATABASE_URL=there) == "job 1\n"
+    code = "from signup import app; from tallybook.testing import drain; drain(app); print(app.result_sync(1))"
+    assert python(tmp_path, dsn, "-c", code, DATABASE_URL=there) == "welcome, ada@example.org\n"

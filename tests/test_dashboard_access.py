@@ -1,0 +1,314 @@
+"""Who gets into the dashboard: this machine only, people with passwords, or whom the host's own hook lets in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import click.testing
+import pytest
+from starlette.exceptions import HTTPException
+
+from support.dashboard import (
+    HASH,
+    HERE,
+    PASSWORD,
+    SECURITY,
+    Make,
+    routes,
+    users_file,
+    visiting,
+)
+from support.dashboard_app import SECRET
+from tallybook import App
+from tallybook._cli import cli
+from tallybook._web import users as people
+from tallybook._web.session import LONGEST, Session
+from tallybook.errors import ConfigError
+from tallybook.web import Site, User, dashboard
+
+pytestmark = pytest.mark.anyio
+
+ELSEWHERE = ("203.0.113.7", 40_000)
+OTHER_HASH = people.hashed("another password")
+KEY = "k" * 40
+
+
+# This machine only
+
+
+OTHERS: list[tuple[Any, ...]] = [
+    (ELSEWHERE, "http://localhost", {}),
+    (("::2", 1), "http://localhost", {}),
+    (None, "http://localhost", {}),
+    (HERE, "http://evil.example", {}),  # a name of theirs that points here
+    (HERE, "http://localhost.evil.example", {}),
+    (HERE, "http://192.0.2.1", {}),
+    (HERE, "http://localhost", {"host": ""}),
+    *[
+        (HERE, "http://localhost", {name: "203.0.113.7"})
+        for name in ("x-forwarded-for", "forwarded", "x-real-ip", "via")
+    ],
+    (HERE, "http://localhost", {"x-forwarded-proto": "https"}),
+]
+
+
+async def test_without_users_only_this_machine_is_answered(make: Make) -> None:
+    """S4-09: neither another address, nor another name of this one, nor what a proxy has passed on gets to see anything."""
+    site = make(read_only=False)
+    for client, base, headers in OTHERS:
+        async with visiting(site, client=client, base=base) as visitor:
+            for path in sorted({*routes(site, "GET")} - {"/login", "/healthz", "/readyz", "/metrics"}):
+                answer = await visitor.get(path, **headers)
+                assert answer.status == 403, path
+                assert 'href="/queues"' not in answer.text and "Log out" not in answer.text
+            assert (await visitor.ask("POST", "/queue/pause", data={"name": "mail"}, headers=headers)).status == 403
+            assert (await visitor.get("/login", **headers)).status == 303  # there is none, and it says no more
+
+
+OWN_NAMES: list[Any] = ["http://localhost:8420", "http://127.0.0.1", "http://[::1]:8420", "http://app.localhost"]
+
+
+async def test_this_machine_is_answered_by_its_own_names(make: Make) -> None:
+    """The control: from here, by a name of this machine, the same pages are there."""
+    site = make()
+    for base in OWN_NAMES:
+        async with visiting(site, base=base) as visitor:
+            answer = await visitor.get("/queues")
+            assert answer.status == 200 and 'href="/dead"' in answer.text
+
+
+def test_an_address_that_others_reach_needs_users(dsn: str) -> None:
+    """S4-09: `tallybook web --host 0.0.0.0` without --users does not start, and says why."""
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
+        result = click.testing.CliRunner().invoke(cli, ["web", "--host", host, "--dsn", dsn, "--operate"])
+        assert result.exit_code == 2, result.output
+        assert "nobody has to log in" in result.output and "--users" in result.output
+    away = "postgresql://nobody@127.0.0.1:1/none?connect_timeout=1"
+    result = click.testing.CliRunner().invoke(cli, ["web", "--host", "127.0.0.1", "--dsn", away])
+    assert result.exit_code != 0 and "nobody has to log in" not in result.output
+
+
+# Logins
+
+
+async def test_a_login_lets_in_and_a_logout_ends_it(make: Make, tmp_path: Path, paused: Any) -> None:
+    """S4-09: nothing is shown before; the right password lets in, with a new token; after the logout it is as before."""
+    async with visiting(make(users=users_file(tmp_path)), client=ELSEWHERE, base="http://shop.example") as visitor:
+        before = await visitor.get("/queues?q=a", accept="text/html")
+        assert (before.status, before.headers["location"]) == (303, "/login?next=%2Fqueues%3Fq%3Da")
+        assert (await visitor.get("/queues")).status == 401  # a script
+        assert "Dead letters" not in (await visitor.get("/login")).text
+        token = visitor.session.get("token")
+        entered = await visitor.login("ada", PASSWORD, next="/queues?q=a")
+        assert (entered.status, entered.headers["location"]) == (303, "/queues?q=a")
+        assert (await visitor.get("/queues")).status == 200
+        assert visitor.session.get("token") != token
+        assert (await visitor.get("/login")).status == 303  # is in already
+        await visitor.post("/queue/pause", name="mail")
+        assert paused()
+        assert (await visitor.post("/logout")).headers["location"] == "/login"
+        assert (await visitor.get("/queues")).status == 401
+
+
+async def test_what_was_before_the_login_is_worth_nothing_after_it(make: Make, tmp_path: Path, paused: Any) -> None:
+    """A session that somebody else has planted is not the one that is logged in: its token and cookie open nothing."""
+    site = make(users=users_file(tmp_path))
+    async with visiting(site) as visitor, visiting(site) as thief:
+        await visitor.get("/login")
+        planted, token = visitor.cookies, visitor.session.get("token")
+        await visitor.login("ada", PASSWORD)
+        assert (await thief.get("/queues", cookie=planted)).status == 401
+        assert (await visitor.post("/queue/pause", name="mail", token=token)).status == 403
+        assert not paused()
+        await visitor.get("/queues")
+        await visitor.post("/queue/pause", name="mail")
+        assert paused()
+
+
+WRONG: list[tuple[Any, ...]] = [
+    ("ada", "wrong"),
+    ("ada", ""),
+    ("eve", PASSWORD),
+    ("", ""),
+    ("ADA", PASSWORD),
+    ("ada", PASSWORD + " "),
+]
+
+
+async def test_a_login_that_does_not_fit_lets_nobody_in(make: Make, tmp_path: Path) -> None:
+    """A wrong password and an unknown name are answered alike, and leave nothing."""
+    for name, password in WRONG:
+        async with visiting(make(users=users_file(tmp_path))) as visitor:
+            answer = await visitor.login(name, password)
+            assert answer.status == 401 and "Name and password do not fit." in answer.text
+            assert password not in answer.text or not password.strip()
+            assert (await visitor.get("/queues")).status == 401
+
+
+async def test_a_name_is_tried_ten_times_a_minute(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S4-09: thirty tries at once are ten; then even the right password waits a minute; a name that there is not counts alike."""
+    site = make(users=users_file(tmp_path))
+    known = site.access.users
+    assert known is not None
+    monkeypatch.setattr(people, "_fits", lambda password, kept: password == PASSWORD and kept == HASH)
+    async with visiting(site) as visitor:
+        await visitor.get("/login")
+        for name in ("ada", "eve"):
+            found = await asyncio.gather(*[visitor.login(name, "wrong") for _ in range(15)])
+            assert sorted(one.status for one in found) == [401] * 10 + [429] * 5, name
+        assert (await visitor.login("ada", PASSWORD)).status == 429
+        assert (await visitor.login("bob", PASSWORD)).status == 303  # others are not held up
+    later = time.monotonic() + 61
+    monkeypatch.setattr(people.time, "monotonic", lambda: later)
+    async with visiting(site) as visitor:
+        assert (await visitor.login("ada", PASSWORD)).status == 303
+
+
+def test_names_that_are_tried_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who tries ever new names does not fill the memory."""
+    monkeypatch.setattr(people, "_MOST_NAMES", 100)
+    known = people.Users({})
+    for n in range(1000):
+        known.may_try(f"name{n}")
+    assert len(known._tries) == 100
+
+
+async def test_a_changed_password_ends_the_session(make: Make, tmp_path: Path) -> None:
+    """S4-09: after a restart with another password of ada her cookie is worth nothing; without the change it goes on."""
+    async with visiting(make(users=users_file(tmp_path), secret=KEY)) as visitor:
+        await visitor.login("ada", PASSWORD)
+        cookies = visitor.cookies
+    for ada, status in ((HASH, 200), (OTHER_HASH, 401)):
+        async with visiting(make(users=users_file(tmp_path, ada), secret=KEY)) as visitor:
+            assert (await visitor.get("/queues", cookie=cookies)).status == status
+
+
+async def test_a_login_is_over_after_twelve_hours(make: Make, tmp_path: Path) -> None:
+    """However often its cookie was sent anew meanwhile; and a cookie of another secret, or altered, is none."""
+    site = make(users=users_file(tmp_path), secret=KEY)
+    mark = people.Password(User("ada"), HASH).mark
+
+    def cookie(signed_by: Site, **said: Any) -> str:
+        text = signed_by.sessions.written(
+            Session({"user": "ada", "mark": mark, **said}), "localhost", root="", secure=False
+        )
+        return text.partition(";")[0]
+
+    now = int(time.time())
+    good = cookie(site, since=now - LONGEST + 60)
+    async with visiting(site) as visitor:
+        assert (await visitor.get("/queues", cookie=good)).status == 200
+        assert (await visitor.get("/queues", cookie=f'odd="; a=b"; {good}; c')).status == 200
+        refused = [
+            cookie(site, since=now - LONGEST),
+            cookie(site),
+            cookie(make(secret="x" * 40), since=now),
+            good[:-1] + ("A" if good[-1] != "A" else "B"),
+            good.replace("tallybook=", "tallybook=A"),
+            "tallybook=",
+            "tallybook=..",
+        ]
+        for one in refused:
+            assert (await visitor.get("/queues", cookie=one)).status == 401, one
+
+
+async def test_the_cookie_says_what_a_browser_needs(make: Make, tmp_path: Path) -> None:
+    """HttpOnly and SameSite always, Secure by https; its name has the port, as browsers do not keep ports apart."""
+    for base, name, secure in (
+        ("http://localhost", "tallybook", False),
+        ("https://shop.example", "tallybook", True),
+        ("http://localhost:8421", "tallybook-8421", False),
+    ):
+        async with visiting(make(users=users_file(tmp_path)), base=base) as visitor:
+            said = (await visitor.get("/login")).headers["set-cookie"]
+            assert (
+                said.startswith(f"{name}=")
+                and "; Path=/;" in said
+                and "; HttpOnly" in said
+                and "; SameSite=Lax" in said
+            )
+            assert ("; Secure" in said) is secure
+            assert "domain" not in said.lower()
+            assert "set-cookie" not in (await visitor.get("/static/app.css")).headers
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        (None, 0o644, "others may read it"),
+        (None, 0o640, "others may read it"),
+        ("", 0o600, "names no users"),
+        ("[users.ada]\n", 0o600, "no password hash"),
+        (f'[users.ada]\npassword = "{PASSWORD}"\n', 0o600, "no password hash"),
+        (f'[users."a b"]\npassword = "{HASH}"\n', 0o600, "a name has"),
+        (f'[users.ada]\npassword = "{HASH}"\nadmin = true\n', 0o600, "'admin'"),
+        (f'[users.ada]\npassword = "{HASH}"\noperate = "yes"\n', 0o600, "true or false"),
+        ("users = [", 0o600, "is not TOML"),
+    ],
+)
+def test_a_users_file_that_is_not_right_is_refused(tmp_path: Path, text: str | None, mode: int, said: str) -> None:
+    """S4-09: one that others may read, or that says anything else, is an error at the start, without a hash in it."""
+    with pytest.raises(ConfigError, match=said) as caught:
+        dashboard(App("shop"), users=users_file(tmp_path, text=text, mode=mode))
+    assert HASH not in str(caught.value) and PASSWORD not in str(caught.value)
+    dashboard(App("shop"), users=users_file(tmp_path))
+
+
+# The host's own hook
+
+
+async def _no_one(request: Any) -> None:
+    return None
+
+
+async def _ada(request: Any) -> User:
+    return User("ada", operate=True)
+
+
+def _breaks(request: Any) -> User:
+    raise RuntimeError(SECRET)
+
+
+def _says_401(request: Any) -> User:
+    raise HTTPException(401, "Who are you?", {"www-authenticate": "Basic"})
+
+
+HOOKS: list[tuple[Any, ...]] = [
+    (lambda request: User("ada"), 200),
+    (_ada, 200),
+    (lambda request: None, 403),
+    (_no_one, 403),
+    (lambda request: "ada", 500),
+    (lambda request: True, 500),
+    (lambda request: User(""), 500),
+    (lambda request: User("x" * 201), 500),
+    (_breaks, 500),
+    (_says_401, 401),
+]
+
+
+async def test_the_hook_of_the_host_decides(make: Make) -> None:
+    """S4-09: who it names gets in from anywhere; None, what is no User, and an error let nobody in and tell nothing."""
+    for hook, status in HOOKS:
+        async with visiting(make(authenticate=hook), client=ELSEWHERE, base="https://shop.example") as visitor:
+            answer = await visitor.get("/queues")
+            assert answer.status == status
+            assert SECRET not in answer.text
+            assert SECURITY.items() <= dict(answer.headers).items()
+            assert (
+                (await visitor.get("/events", accept="text/event-stream")).status == status if status != 200 else True
+            )
+
+
+async def test_a_user_of_the_hook_acts_under_its_name(make: Make, paused: Any, db: Any) -> None:
+    """S4-09: who may operate is on record with the name that the hook gave; who may not is refused."""
+    async with visiting(make(authenticate=_ada), base="https://shop.example") as visitor:
+        assert (await visitor.post("/queue/pause", name="mail")).status == 303
+    assert paused()
+    assert db.execute("select actor, via, action from tallybook.audits").fetchall() == [("ada", "web", "queue.pause")]
+    async with visiting(make(authenticate=lambda request: User("bob")), base="https://shop.example") as visitor:
+        assert (await visitor.post("/queue/resume", name="mail")).status == 403
+    assert paused()

@@ -1,0 +1,177 @@
+"""What every answer of the dashboard carries, and that no request makes it fail or tell what it should not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.dashboard import (
+    HERE,
+    SECURITY,
+    Make,
+    routes,
+    users_file,
+    visiting,
+)
+from support.dashboard_app import HOSTILE, SECRET
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_every_answer_carries_its_headers(make: Make, tmp_path: Path, paused: Any) -> None:
+    """S4-09: pages, parts, files, redirects, refusals and errors: each has the policy, and no page may be kept by a browser."""
+    open_site, closed = make(read_only=False), make(users=users_file(tmp_path))
+    for site in (open_site, closed):
+        async with visiting(site) as visitor:
+            asked = [("GET", path.replace("{id}", "1")) for path in routes(site, "GET") if path != "/events"]
+            asked += [("HEAD", path.replace("{id}", "1")) for path in routes(site, "GET")]
+            asked += [
+                (method, "/queues") for method in ("PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "POST", "NONSENSE")
+            ]
+            asked += [("POST", path) for path in routes(site, "POST")]
+            asked += [
+                ("GET", path)
+                for path in (
+                    "/nowhere",
+                    "/static/app.css",
+                    "/static/none",
+                    "/queue?name=none",
+                    "/queues/",
+                    "/job/x",
+                    "//",
+                    "/static",
+                )
+            ]
+            for method, path in asked:
+                answer = await visitor.ask(method, path)
+                wrong = {
+                    name: answer.headers.get(name)
+                    for name, value in SECURITY.items()
+                    if answer.headers.get(name) != value
+                }
+                assert not wrong, (method, path)
+                assert answer.status < 500 or path == "/readyz", (method, path)
+                static = path.startswith("/static/") and answer.status == 200
+                assert answer.headers["cache-control"] == ("no-cache" if static else "no-store"), (method, path)
+    async with visiting(open_site) as visitor:
+        vendored = await visitor.get("/static/vendor/htmx-4.0.1.min.js")
+        assert "immutable" in vendored.headers["cache-control"]
+        assert (await visitor.ask("PUT", "/queues")).status == 405
+
+
+async def test_an_error_of_ours_tells_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S4-09: a page that fails is a page with a sentence and its headers; what went wrong is in the log only."""
+    site = make(read_only=False)
+
+    async def breaks(*given: Any, **options: Any) -> None:
+        raise RuntimeError(SECRET)
+
+    monkeypatch.setattr(site.app, "throughput", breaks)
+    async with visiting(site) as visitor:
+        answer = await visitor.get("/queues")
+        assert answer.status == 500 and SECRET not in answer.text and "Its log says" in answer.text
+        assert SECURITY.items() <= dict(answer.headers).items()
+
+
+FILES: list[Any] = [
+    "/static/../site.py",
+    "/static/vendor/../../site.py",
+    "/static/./../site.py",
+    "/static//etc/passwd",
+    "/static/vendor/../../users.py",
+    "/static/\0",
+    "/static/\\..\\site.py",
+    "/static/",
+]
+
+
+async def test_no_file_but_those_of_the_dashboard_is_given_out(make: Make, tmp_path: Path) -> None:
+    """S4-09: no way out of the folder of the static files, which anybody may read."""
+    site = make(users=users_file(tmp_path))
+    for path in FILES:
+        status, body = await _raw(site, path)
+        assert status in (401, 404), path
+        assert b"from __future__" not in body
+    async with visiting(site) as visitor:
+        assert (await visitor.get("/static/app.js")).status == 200
+
+
+async def _raw(site: Any, path: str) -> tuple[int, bytes]:
+    """An answer to a path that no client would send as it is."""
+    scope = {
+        "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"", "scheme": "http",
+        "headers": [(b"host", b"localhost")], "client": HERE, "root_path": "", "http_version": "1.1", "asgi": {"version": "3.0"},
+    }  # fmt: skip
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    await site(scope, receive, send)
+    return sent[0]["status"], b"".join(one.get("body", b"") for one in sent)
+
+
+NONSENSE: list[Any] = [
+    {},
+    {"name": HOSTILE, "id": HOSTILE, "job": HOSTILE},
+    {"name": "\0", "id": "9" * 40, "job": "9" * 40},
+    {"name": "x" * 5000, "id": "-1", "job": ["1", "2"]},
+]
+
+
+async def test_forms_with_nonsense_are_answered(make: Make) -> None:
+    """Whatever stands in the fields of whichever form: a sentence for the person, no failure of the server."""
+    for fields in NONSENSE:
+        site = make(read_only=False)
+        async with visiting(site) as visitor:
+            for path in routes(site, "POST"):
+                answer = await visitor.post(path, **fields)
+                assert answer.status in (200, 303, 400, 404, 409), path
+
+
+NONSENSE_VALUES: list[Any] = ["\0", HOSTILE, "9" * 40, "-1", "x" * 3000, "%", "a\nb", "NaN"]
+
+
+@pytest.mark.slow
+async def test_addresses_with_nonsense_are_answered(make: Make, dsn: str) -> None:
+    """Whatever stands in the parameters of whichever page: a page, no failure of the server."""
+    for value in NONSENSE_VALUES:
+        site = make(read_only=False)
+        names = [
+            "name",
+            "id",
+            "q",
+            "from",
+            "after",
+            "before",
+            "state",
+            "queue",
+            "task",
+            "link",
+            "error",
+            "since",
+            "until",
+            "order",
+            "span",
+            "to",
+        ]
+        async with visiting(site) as visitor:
+            for path in set(routes(site, "GET")) - {"/events"}:
+                answer = await visitor.ask("GET", path.replace("{id}", "1"), params=dict.fromkeys(names, value))
+                assert answer.status < 500 or path == "/readyz", (path, answer.text[-800:])
+                for one in names:
+                    answer = await visitor.ask("GET", path.replace("{id}", "1"), params={one: value})
+                    assert answer.status < 500 or path == "/readyz", (path, one, answer.text[-800:])
+
+
+async def test_hostile_topics_are_ignored(make: Make) -> None:
+    """A topic that there is not, or whose name would break the stream, is not asked for."""
+    live = make().live
+    assert live.knows("overview")
+    for topic in ("nothing", "overview\nevent: live", "overview:\r", "x" * 300, "", ":overview"):
+        assert not live.knows(topic)

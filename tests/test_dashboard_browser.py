@@ -1,0 +1,401 @@
+"""The dashboard in a real browser: a real `tallybook web` and a real worker on a database with hostile names and texts.
+
+Each page and each action is walked; whatever the browser refuses, says in its console, or runs that is text, fails the test.
+"""
+
+from __future__ import annotations
+
+import http.server
+import re
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import psycopg
+import pytest
+from selenium.webdriver import ActionChains, Keys
+from selenium.webdriver.support.ui import Select
+
+from support.chromium import DESK, PHONE, Browser, browser, needed
+from support.cli import Command
+from support.dashboard import JOBS, NO_PAGES, PASSWORD, covers, routes, users_file
+from support.dashboard_app import HOSTILE, IMG, LONG, QUEUE, SECRET, app, furnish
+from support.waiting import wait_until
+from tallybook._web.gate import CSP
+from tallybook.web import dashboard
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+TESTS = str(Path(__file__).parent)
+BUSY = "select 1 from tallybook.job where task = 'stay' and state = 'running'"
+ROUTES = routes(dashboard(app, dsn="host=/nowhere"), "GET")
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tallybook-web-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def data(server: Any, template: str) -> Iterator[str]:
+    """A database with jobs in all states, and a worker that runs some of them."""
+    needed()
+    name = "tallybook_test_browser"
+    server.drop_database(name)
+    yield server.create_database(name, template)
+    server.drop_database(name)
+
+
+@pytest.fixture(scope="module")
+def site(data: str, folder: Path) -> Iterator[str]:
+    """A dashboard that may change things, beside a worker; its address."""
+    anyio.run(furnish, data)
+    words = ("worker", "-A", "support.dashboard_app:app", "--queues", "mail=2,slow=2,feeds=2", "--name", f"w{IMG}")
+    with Command(folder, *words, dsn=data, PYTHONPATH=TESTS), serving(folder, data, "--operate") as address:
+        with psycopg.connect(data, autocommit=True) as conn:
+            conn.execute("select tallybook.enqueue('slow', 'stay', '{\"n\": 1}')")
+            wait_until(lambda: conn.execute(BUSY).fetchone(), "the worker runs a job", seconds=40)
+        yield address
+
+
+@contextmanager
+def serving(folder: Path, dsn: str, *words: str) -> Iterator[str]:
+    """`tallybook web` in a process of its own; its address."""
+    with Command(folder, "web", "--port", "0", *words, dsn=dsn, PYTHONPATH=TESTS) as running:
+        running.says("the dashboard is at ")
+        found = re.search(r"http://\S+:\d+", running.output)
+        assert found
+        yield found[0].replace("127.0.0.1", "localhost")
+
+
+@pytest.fixture(scope="module")
+def window(data: str) -> Iterator[Browser]:
+    with browser() as one:
+        yield one
+
+
+@pytest.fixture
+def look(window: Browser) -> Iterator[Browser]:
+    """The window, at the size of a desk, without what it said before; nothing has gone wrong on the last page either."""
+    window.size(*DESK)
+    window.scheme("light")
+    window.complaints()
+    yield window
+    assert window.complaints() == []
+
+
+def walk(look: Browser, site: str, check: Callable[[str], None], most: int = 80) -> set[str]:
+    """Every page that links lead to, one for each path and set of parameters; `check` is called on each of them."""
+    left, seen, done = ["/"], Counter(["/"]), set[str]()
+    while left and len(done) < most:
+        address = left.pop(0)
+        look.get(site + address)
+        check(address)
+        done.add(address)
+        for link in look.run("return [...document.querySelectorAll('a[href]')].map((a) => a.href)"):
+            parts = urlsplit(link)
+            path = parts.path + (f"?{parts.query}" if parts.query else "")
+            kind = re.sub(r"\d+", "#", parts.path) + "?" + ",".join(sorted(re.findall(r"([^=&]+)=", parts.query)))
+            # A link to a page that there is not is found by test_dashboard_forms.
+            fresh = path not in done and path not in left and seen[kind] < (JOBS if "#" in kind else 1)
+            if link.startswith(site) and fresh and any(covers(one, [path]) for one in ROUTES):
+                seen[kind] += 1
+                left.append(path)
+    return done
+
+
+def live(look: Browser) -> None:
+    """Wait until the live parts of the page have come, if it has any."""
+    wait_until(lambda: look.run("return document.readyState") == "complete", "the page is loaded")
+    if look.run("return !!document.querySelector('[data-live]')"):
+        wait_until(
+            lambda: look.run("return performance.getEntriesByType('resource').length > 0"), "its parts are asked for"
+        )
+
+
+def test_the_collector_hears_what_a_text_would_do(look: Browser) -> None:
+    """The control: the same payload in a page that does not escape it is heard, refused by the policy or run without it."""
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = f"<!doctype html><title>x</title><body>{HOSTILE}{IMG}</body>".encode()
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            if "strict" in self.path:
+                self.send_header("content-security-policy", CSP)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *said: Any) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as bare:
+        threading.Thread(target=bare.serve_forever, daemon=True).start()
+        base = f"http://localhost:{bare.server_address[1]}"
+        heard: list[str] = []
+
+        def hears(word: str) -> bool:
+            heard.extend(look.complaints())
+            return any(word in one for one in heard)
+
+        look.get(f"{base}/strict")
+        wait_until(lambda: hears("script-src"), "the policy has refused it")
+        assert "fired" not in heard
+        look.get(f"{base}/open")
+        wait_until(lambda: hears("fired"), "it has run")
+        bare.shutdown()
+    look.get("about:blank")
+    look.complaints()
+
+
+def test_every_page_is_quiet_and_shows_hostile_texts_as_text(look: Browser, site: str, data: str) -> None:
+    """S4-09, S1-26: no page breaks the policy, none says a word in the console, none runs a text or shows a secret."""
+    shown = []
+
+    def check(address: str) -> None:
+        live(look)
+        assert look.complaints() == [], address
+        assert look.run("return document.querySelectorAll('h1').length") == 1, address
+        assert look.run("return document.querySelectorAll('main, nav').length") >= 2, address
+        assert look.run("return document.querySelectorAll('img[src=x], main script, svg script').length") == 0, address
+        unnamed = look.run(
+            "return [...document.querySelectorAll('input:not([type=hidden]), select, textarea')]"
+            ".filter((one) => !one.labels.length && !one.ariaLabel).map((one) => one.outerHTML)"
+        )
+        assert unnamed == [], address
+        wide = look.run("return document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0, f"{address} scrolls sideways by {wide}"
+        shown.append(look.text)
+
+    walked = walk(look, site, check)
+    pages = dashboard(app, dsn=data)
+    missed = [path for path in routes(pages, "GET") if path not in NO_PAGES and not covers(path, walked)]
+    assert not missed
+    text = "\n".join(shown)
+    assert IMG in text  # as text
+    assert SECRET not in text
+
+
+def test_every_page_fits_a_phone(look: Browser, site: str) -> None:
+    """At 390 pixels no page scrolls sideways, however long a name is, and the menu opens and leads on."""
+    look.size(*PHONE)
+
+    def check(address: str) -> None:
+        wide = look.run("return document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0, f"{address} scrolls sideways by {wide}"
+
+    walk(look, site, check)
+    look.get(site + "/")
+    assert not look.find("nav#nav").is_displayed()
+    menu = look.find("[data-menu]")
+    assert menu.get_attribute("aria-expanded") == "false"
+    menu.click()
+    assert menu.get_attribute("aria-expanded") == "true" and look.find("nav#nav").is_displayed()
+    look.find("nav#nav a[href$='/queues']").click()
+    wait_until(lambda: look.path == "/queues", "the menu leads on")
+
+
+def test_live_parts_follow_without_a_reload(look: Browser, site: str, data: str) -> None:
+    """What happens in the database is on the overview a moment later, on the same page; the stale note stays away."""
+    look.get(site + "/")
+    look.run("window.same = true")
+    with psycopg.connect(data, autocommit=True) as conn:
+        conn.execute("select tallybook.queue_put('brand-new')")
+        conn.execute("select tallybook.enqueue('brand-new', 'send', '{\"to\": \"x\"}')")
+    wait_until(lambda: "brand-new" in look.text, "the new queue appears", seconds=20)
+    assert look.run("return window.same") is True
+    assert not look.find("[data-stale]").is_displayed()
+    wait_until(lambda: look.run("return !!document.querySelector('.chart canvas')"), "the charts are drawn")
+
+
+def test_light_and_dark(look: Browser, site: str) -> None:
+    """What the system says is followed; the switch turns it over, and the choice is kept from page to page."""
+
+    def back() -> str:
+        return str(look.run("return getComputedStyle(document.body).backgroundColor"))
+
+    look.get(site + "/queues")
+    light = back()
+    look.scheme("dark")
+    wait_until(lambda: back() != light, "dark is dark")
+    dark = back()
+    look.find("[data-theme-switch]").click()
+    assert back() == light
+    look.get(site + "/")
+    assert back() == light
+    look.find("[data-theme-switch]").click()
+    assert back() == dark
+    look.run("localStorage.clear()")
+
+
+def test_by_keyboard(look: Browser, site: str) -> None:
+    """The first tab shows the way past the navigation; then come the links in their order, each with a visible outline."""
+    look.get(site + "/queues")
+
+    def tab() -> Any:
+        ActionChains(look.driver).send_keys(Keys.TAB).perform()
+        return look.driver.switch_to.active_element
+
+    skip = tab()
+    assert "skip" in skip.get_attribute("class") and skip.rect["x"] >= 0
+    names = []
+    for _ in range(4):
+        one = tab()
+        names.append(look.run("return arguments[0].innerText.split('\\n')[0]", one))
+        assert look.run("return getComputedStyle(arguments[0]).outlineStyle", one) == "solid", names
+    assert names == ["Tallybook", "Overview", "Queues", "Jobs"]
+    skip = look.find(".skip")
+    look.run("arguments[0].focus()", skip)
+    skip.send_keys(Keys.ENTER)
+    assert look.run("return document.activeElement.id") == "main"
+
+
+def test_every_action_works_from_its_form(look: Browser, site: str, data: str) -> None:
+    """S2-09: each button of each page, its form filled in by a person's browser, is answered by a page with a notice, in peace."""
+    sent, gone = set[str](), set[str]()
+    places: dict[str, str] = {}
+
+    def collect(address: str) -> None:
+        for action in _buttons(look):
+            places.setdefault(action, address)
+
+    walk(look, site, collect)
+    for action in sorted(places, key=_destroys):
+        look.get(site + places[action])
+        if action not in _buttons(look):  # what was done before has taken it away from there
+            held: list[str] = []
+            walk(look, site, lambda address: held.append(address) if action in _buttons(look) else None)  # noqa: B023
+            if not held:
+                gone.add(action)
+                continue
+            look.get(site + held[0])
+        look.complaints()
+        button = _buttons(look)[action]
+        submit(look, look.run("return arguments[0].form", button), button)
+        wait_until(lambda: look.run("return document.readyState") == "complete", "the page after it")
+        if not action.endswith("/preview"):
+            assert look.all(".notice"), f"{action} said nothing: {look.text[:300]}"
+        assert "Something went wrong" not in look.text, action
+        assert look.complaints() == [], action
+        sent.add(action)
+    # No more than a few lose what they are about to those before them; nothing is offered that is no action.
+    assert len(gone) <= len(places) // 5, gone
+    offered = set(routes(dashboard(app, dsn=data), "POST"))
+    assert sent <= offered and len(sent) >= len(offered) // 2, (sent - offered, offered - sent)
+    with psycopg.connect(data, autocommit=True) as conn:
+        assert conn.execute("select count(*) from tallybook.audits where via = 'web'").fetchone()[0] >= 3  # type: ignore[index]
+
+
+_FIND_BUTTONS = """
+document.querySelectorAll("details").forEach((one) => { one.open = true; });
+return [...document.querySelectorAll("form[method=post] button")].filter((one) => one.checkVisibility() && !one.disabled)
+  .map((one) => [new URL(one.hasAttribute("formaction") ? one.formAction : one.form.action).pathname, one])"""
+
+
+def _buttons(look: Browser) -> dict[str, Any]:
+    """The first button for each action of this page that a person can press."""
+    found: dict[str, Any] = {}
+    for action, button in look.run(_FIND_BUTTONS):
+        found.setdefault(action, button)
+    return found
+
+
+def _destroys(action: str) -> int:
+    """What destroys comes last."""
+    return 2 if "drop" in action else int(any(word in action for word in ("truncate", "cancel", "forget")))
+
+
+def submit(look: Browser, form: Any, button: Any = None) -> None:
+    """Fill in what is asked for, and press the button; what is asked once more is agreed to."""
+    for one in form.find_elements("css selector", "details"):
+        look.run("arguments[0].open = true", one)
+    look.run("for (let e = arguments[0]; e; e = e.parentElement) if (e.matches('details')) e.open = true", form)
+    name = look.run("return arguments[0].querySelector('input[name=name]')?.value ?? ''", form)
+    for one in form.find_elements("css selector", "input:not([type=hidden]), textarea"):
+        kind = one.get_attribute("type")
+        if kind in ("checkbox", "radio"):
+            if one.is_displayed() and one.get_attribute("name") in ("job", "all") and not one.is_selected():
+                one.click()
+        elif one.get_attribute("required") and not one.get_attribute("value"):
+            one.send_keys(name if one.get_attribute("name") == "confirm" else "1")
+    for one in form.find_elements("css selector", "select"):
+        Select(one).select_by_index(0)
+    look.run("window.confirm = () => true")
+    button = button or form.find_element("css selector", "button")
+    look.run("arguments[0].scrollIntoView({block: 'center'})", button)
+    before = look.run("return performance.timeOrigin")
+    button.click()
+    wait_until(lambda: look.run("return performance.timeOrigin") != before, f"the form {form} is answered")
+
+
+def test_a_queue_is_paused_emptied_and_dropped_by_a_person(look: Browser, site: str, data: str) -> None:
+    """S2-09: with a hostile name, too: the notice says what was done, and a wrong confirmation does nothing."""
+    with psycopg.connect(data, autocommit=True) as conn:
+        name = f"empty me {IMG}"
+        for _ in range(3):
+            conn.execute("select tallybook.enqueue(%s, 'nothing', '{}')", (name,))
+        look.get(f"{site}/queues?q=empty+me")
+        look.find("tbody a.name").click()
+        wait_until(lambda: look.run("return document.querySelector('h1')?.innerText") == name, "the queue's page")
+        pause = next(one for one in look.all("form") if one.get_attribute("action").endswith("/queue/pause"))
+        submit(look, pause)
+        assert f"Queue {name} is paused." in look.find(".notice.done").text
+        empty = next(one for one in look.all("form") if one.get_attribute("action").endswith("/queue/truncate"))
+        empty.find_element("css selector", "input[name=confirm]").send_keys("something else")
+        submit(look, empty)
+        assert "Nothing was changed" in look.find(".notice.problem").text
+        empty = next(one for one in look.all("form") if one.get_attribute("action").endswith("/queue/truncate"))
+        submit(look, empty)
+        assert "3 jobs cancelled" in look.find(".notice.done").text
+        found = conn.execute(
+            "select available + waiting from tallybook.queue_stats where queue = %s", (name,)
+        ).fetchone()
+        assert found == (0,)
+
+
+def test_login_and_logout_in_a_browser(look: Browser, data: str, folder: Path) -> None:
+    """S4-09: whoever follows a link logs in first and is then where it leads; a logout ends it; bob sees no forms."""
+    users = users_file(folder)
+    with serving(folder, data, "--users", str(users)) as site:
+        look.get(f"{site}/queue?name=mail")
+        assert look.path.startswith("/login")
+        for name, password in (("ada", "wrong password"), ("ada", PASSWORD)):
+            look.find("input[name=name]").clear()
+            look.find("input[name=name]").send_keys(name)
+            look.find("input[name=password]").send_keys(password)
+            submit(look, look.find("form.stack"))
+        assert look.path == "/queue?name=mail"
+        assert look.run("return document.cookie") == ""  # no script can read it
+        assert look.all("form[action$='/queue/put']")
+        submit(look, look.find("form[action$='/logout']"))
+        assert look.path == "/login"
+        look.find("input[name=name]").send_keys("bob")
+        look.find("input[name=password]").send_keys(PASSWORD)
+        submit(look, look.find("form.stack"))
+        look.get(f"{site}/queue?name=mail")
+        assert not look.all("form[action$='/queue/put']") and "read only" in look.text
+    # The console names the answer 401 to the wrong password, and the end of the process; nothing else.
+    assert [one for one in look.complaints() if "401" not in one and "ERR_" not in one] == []
+
+
+def test_a_long_name_and_a_thousand_queues(look: Browser, site: str, data: str) -> None:
+    """A name of 64 bytes without a space does not break the page; a thousand queues come a hundred at a time."""
+    with psycopg.connect(data, autocommit=True) as conn:
+        conn.execute("select tallybook.queue_put('many-' || n) from generate_series(1, 1000) n")
+        conn.execute("select tallybook.queue_put(%s)", (LONG[:60],))
+    look.get(f"{site}/queues?q=many-&order=name")
+    assert len(look.all("tbody tr")) == 100
+    assert "of 1,000" in look.text
+    look.find(".pager a").click()
+    wait_until(lambda: "101 to 200" in look.text, "the next page")
+    for width in (PHONE, DESK):
+        look.size(*width)
+        look.get(f"{site}/queue?name={LONG[:60]}")
+        assert look.run("return document.documentElement.scrollWidth - innerWidth") <= 0
+    assert QUEUE

@@ -1,0 +1,202 @@
+"""What may be done on the dashboard, and by whose forms; what its answers carry, and that nothing in them is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.dashboard import (
+    NO_PAGES,
+    PASSWORD,
+    SECURITY,
+    Make,
+    contents,
+    covers,
+    routes,
+    users_file,
+    visiting,
+    walk,
+)
+from support.dashboard_app import IMG, SECRET, furnish
+from support.dashboard_app import app as furnished_app
+from tallybook.web import Site
+
+pytestmark = pytest.mark.anyio
+
+
+# Looking without acting
+
+
+def _readers(make: Make, tmp_path: Path) -> dict[str, tuple[Site, str | None]]:
+    app = furnished_app
+    return {
+        "by default": (make(app=app), None),
+        "read_only": (make(app=app, users=users_file(tmp_path), read_only=True), "ada"),
+        "a user who may only look": (make(app=app, users=users_file(tmp_path)), "bob"),
+    }
+
+
+@pytest.mark.slow
+async def test_who_may_only_look_sees_no_form_and_changes_nothing(
+    make: Make, tmp_path: Path, dsn: str, db: Any
+) -> None:
+    """S4-09: on no page is there a form that changes something, and a form that was made up is refused, at every address."""
+    await furnish(dsn, drain=False)
+    before = contents(db)
+    for name, (site, who) in _readers(make, tmp_path).items():
+        async with visiting(site) as visitor:
+            if who:
+                await visitor.login(who, PASSWORD)
+            for address, answer in (await walk(visitor)).items():
+                assert set(answer.forms) <= {"/logout"}, (name, address)
+            for path in set(routes(site, "POST")) - {"/login", "/logout"}:
+                answer = await visitor.post(path, name="mail", job="1")
+                assert answer.status == 403, (name, path)
+    assert contents(db) == before
+    async with visiting(make(app=furnished_app, read_only=False)) as visitor:  # the control
+        assert any(answer.forms for answer in (await walk(visitor, most=20)).values())
+
+
+async def test_looking_changes_nothing(make: Make, dsn: str, db: Any) -> None:
+    """S4-09: after every page, part and stream was asked for, each row of the database is as it was; an action does change it."""
+    await furnish(dsn, drain=False)
+    site = make(app=furnished_app, read_only=False)
+    async with visiting(site) as visitor:
+        await visitor.get("/")  # the session begins
+        before = contents(db)
+        walked = await walk(visitor)
+        for path in routes(site, "GET"):
+            if path != "/events":
+                await visitor.get(path.replace("{id}", "1"))
+            await visitor.ask("HEAD", path.replace("{id}", "1"))
+        assert contents(db) == before
+        assert len(walked) >= 3
+        await visitor.post("/queue/pause", name="mail")
+        assert contents(db) != before
+
+
+async def test_every_page_can_be_reached(make: Make, dsn: str) -> None:
+    """Each route that is a page is linked from the pages before it, each link of a page leads to one, and none of them fails."""
+    await furnish(dsn)
+    site = make(app=furnished_app, read_only=False)
+    async with visiting(site, raises=True) as visitor:
+        walked = await walk(visitor)
+    for address, answer in walked.items():
+        assert answer.status == 200, address
+        assert answer.text.count("<h1") == 1 and "<main" in answer.text, address
+    missed = [path for path in routes(site, "GET") if path not in NO_PAGES and not covers(path, walked)]
+    assert not missed
+
+
+async def test_what_a_job_carries_is_text(make: Make, dsn: str) -> None:
+    """S4-09: markup in names, args, errors and results is on the pages only as text, and what looks like a secret is dots."""
+    await furnish(dsn)
+    async with visiting(make(app=furnished_app, read_only=False)) as visitor:
+        walked = await walk(visitor)
+    shown = "".join(answer.text for answer in walked.values())
+    assert IMG not in shown and "<script>fired" not in shown and "</pre></script>" not in shown
+    assert "&lt;img src=x" in shown  # the control: it is there
+    assert SECRET not in shown
+
+
+# Forged forms
+
+
+FORGED: list[tuple[Any, ...]] = [
+    ({}, {"token": ""}, 403),
+    ({}, {"token": "x" * 32}, 403),
+    ({}, {"token": "ä€"}, 403),
+    ({"cookie": ""}, {}, 403),
+    ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, {}, 403),
+    ({"sec-fetch-site": "same-site", "sec-fetch-mode": "navigate"}, {}, 403),
+    ({"origin": "https://evil.example"}, {}, 403),
+    ({"origin": "null"}, {}, 403),
+    ({"origin": "http://localhost:9999"}, {}, 403),
+    ({"content-type": "text/plain"}, {}, 415),
+    ({"content-type": "application/json"}, {}, 415),
+    ({"content-type": "multipart/form-data; boundary=x"}, {}, 415),
+    ({}, {}, 303),
+    ({"origin": "http://localhost"}, {}, 303),
+    ({"sec-fetch-site": "same-origin", "origin": "null"}, {}, 303),
+    ({"sec-fetch-site": "none"}, {}, 303),
+    ({"content-type": "application/x-www-form-urlencoded; charset=utf-8"}, {}, 303),
+]
+
+
+async def test_only_our_own_forms_count(make: Make, paused: Any) -> None:
+    """S4-09: a form without the session's token, of another origin, or of another kind than ours sends is refused."""
+    site = make(read_only=False)
+    for headers, fields, status in FORGED:
+        async with visiting(site) as visitor:
+            answer = await visitor.post("/queue/pause", headers=headers, name="mail", **fields)
+            assert answer.status == status, (headers, fields)
+            assert paused() is (status == 303)
+            assert SECURITY.items() <= dict(answer.headers).items()
+
+
+async def test_the_token_is_not_taken_from_the_address(make: Make, paused: Any) -> None:
+    """What counts is in the body: neither the token nor the name of what is meant is read from the address."""
+    async with visiting(make(read_only=False)) as visitor:
+        await visitor.get("/queues")
+        token = visitor.session.get("token")
+        assert (await visitor.ask("POST", f"/queue/pause?token={token}&name=mail", data={"name": "mail"})).status == 403
+        assert not paused()
+
+
+UNREADABLE: list[tuple[Any, ...]] = [
+    (b"token=" + b"x" * 300_000, 413),
+    (b"&".join(b"a=1" for _ in range(2001)), 400),
+    (b"token=\xff\xfe", 400),
+    (b"token=%ff", 400),
+    (b"", 403),
+]
+
+
+async def test_a_form_that_cannot_be_read_is_refused(make: Make) -> None:
+    """S4-09: too large, too many fields, not UTF-8: a clear answer, and no more of it is kept than 256 KB."""
+    site = make(read_only=False)
+    for body, status in UNREADABLE:
+        async with visiting(site) as visitor:
+            kind = {"content-type": "application/x-www-form-urlencoded"}
+            assert (await visitor.ask("POST", "/queue/pause", content=body, headers=kind)).status == status
+
+
+async def test_a_page_of_another_site_cannot_load_anything(make: Make) -> None:
+    """S4-09: what another site's page asks for by itself is refused, live parts and data, too; a link may lead here."""
+    async with visiting(make()) as visitor:
+        for path in ("/", "/series", "/events", "/queues"):
+            for site in ("cross-site", "same-site"):
+                headers = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors"}
+                assert (await visitor.ask("GET", path, headers=headers)).status == 403
+        headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+        assert (await visitor.ask("GET", "/queues", headers=headers)).status == 200
+        assert (await visitor.ask("GET", "/series", headers={"sec-fetch-site": "same-origin"})).status == 200
+
+
+BACK: list[tuple[Any, ...]] = [
+    ("/queue?name=a..b", "/queue?name=a..b"),
+    ("/queues?q=a&from=100", "/queues?q=a&from=100"),
+    ("", "/"),
+    ("//evil.example/", "/"),
+    ("https://evil.example/", "/"),
+    ("/\\evil.example", "/"),
+    ("/%5cevil.example", "/"),
+    ("/\tevil", "/"),
+    ("/%2fevil.example", "/"),
+    ("/../admin", "/"),
+    ("/x/%2e%2e/admin", "/"),
+    ("javascript:fired()", "/"),
+    ("/\r\nset-cookie: a=b", "/"),
+]
+
+
+async def test_after_an_action_one_is_on_a_page_of_the_dashboard(make: Make, paused: Any) -> None:
+    """S4-09: where a form says to go on is only followed to a page of this dashboard."""
+    site = make(read_only=False)
+    for back, to in BACK:
+        async with visiting(site) as visitor:
+            answer = await visitor.post("/queue/pause", name="mail", back=back)
+            assert (answer.status, answer.headers["location"]) == (303, to)
+            assert paused()

@@ -1,0 +1,442 @@
+"""The dashboard's pages of jobs, dead letters and subjects: what they show of whatever a job carries, and what their forms do."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import psycopg
+import pytest
+
+from tallybook import App, Kill
+from tallybook.errors import ConfigError
+from tallybook.testing import drain_async
+from tallybook.web import dashboard
+
+pytestmark = pytest.mark.anyio
+
+HOSTILE = "<script>alert(1)</script>\"'&{{ 7 * 7 }}" + "x" * 150 + "\u202egnp.\x1b[31m\x08"
+SECRET = "hunter2-never-shown"
+
+
+@pytest.fixture
+def app(dsn: str) -> App:
+    app = App("shop", dsn=dsn)
+
+    @app.task(queue="mail", summary="Note {what}")
+    async def note(what: str) -> dict[str, str]:
+        return {"said": what, "api_key": SECRET}
+
+    @app.task(max_attempts=1, queue="charges")
+    async def charge(user: str, password: str = SECRET) -> None:
+        raise RuntimeError(f"no card: {user}")
+
+    @app.task(queue="feeds", max_attempts=1)
+    async def feed(url: str) -> None:
+        if "gone" in url:
+            raise Kill(f"it is gone: {url}")
+        raise ValueError(f"odd: {url}")
+
+    return app
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: its elements, its text, and the fields of its forms."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.said = ""
+        self.hidden: dict[str, str] = {}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.said += " " if tag in ("td", "th", "time") else ""
+        self.tags.append((tag, found))
+        if tag == "input" and found.get("type") == "hidden":
+            self.hidden[found["name"]] = found["value"]
+
+    def handle_data(self, data: str) -> None:
+        self.said += data
+
+    @property
+    def actions(self) -> set[str]:
+        """Where its forms and buttons that change something lead to."""
+        forms = {found["action"] for tag, found in self.tags if tag == "form" and found.get("method") == "post"}
+        return forms | {found["formaction"] for tag, found in self.tags if "formaction" in found}
+
+    @property
+    def links(self) -> list[str]:
+        return [found["href"] for tag, found in self.tags if tag == "a"]
+
+    @property
+    def notice(self) -> str:
+        return self.said.split("What is shown here may be old.", 1)[1].strip().split("\n")[0]
+
+
+class Visitor:
+    """A browser without a screen."""
+
+    def __init__(self, http: httpx2.AsyncClient) -> None:
+        self.http = http
+
+    async def get(self, path: str, status: int = 200) -> Page:
+        answer = await self.http.get(path)
+        assert answer.status_code == status, answer.text
+        return Page(answer.text)
+
+    async def send(self, page: Page, action: str, **fields: Any) -> Page:
+        """Send the form of a page that leads there; the page that comes then."""
+        assert action in page.actions
+        answer = await self.http.post(action, data={**page.hidden, **fields})
+        assert answer.status_code == 303, answer.text
+        return await self.get(answer.headers["location"])
+
+
+@asynccontextmanager
+async def visiting(app: App, **options: Any) -> AsyncIterator[Visitor]:
+    site = dashboard(app, **{"read_only": False, **options})
+    transport = httpx2.ASGITransport(app=site, client=("127.0.0.1", 1))  # type: ignore[arg-type]
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        yield Visitor(http)
+    await site.aclose()
+
+
+def audits(db: Any) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+    """Who did what to what, and what became of it, oldest first."""
+    return list(db.execute("select actor, action, target, done from tallybook.audits order by id").fetchall())
+
+
+async def dead_ones(app: App, db: Any, dsn: str, *users: str) -> list[int]:
+    jobs = [app.tasks["charge"].enqueue_sync(db, user).id for user in users]
+    await drain_async(app, dsn=dsn)
+    return jobs
+
+
+async def test_every_page_of_an_empty_database(app: App) -> None:
+    """With nothing in it each page is there and says what will be; what is asked wrong is told in words."""
+    async with visiting(app) as visitor:
+        assert "No job yet." in (await visitor.get("/jobs")).said
+        assert (
+            "No job matches."
+            in (await visitor.get("/jobs?state=dead&task=none&link=customer%3D1&error=x&since=2+hours")).said
+        )
+        assert "No dead letter. A job" in (await visitor.get("/dead")).said
+        assert "No dead letter matches." in (await visitor.get("/dead?reason=failed&text=x&before=2026-01-31")).said
+        assert "No job that matches can be retried." in (await visitor.get("/dead/preview?verb=retry")).said
+        assert "Say what to follow" in (await visitor.get("/trace")).said
+        assert "Nothing is on record" in (await visitor.get("/trace?link=customer%3D42")).said
+        assert "There is no job 42" in (await visitor.get("/job/42", 404)).said
+        for odd in ("0", "-1", "x", "9" * 19, "9" * 5000, "\u0664"):
+            assert "No job can have the id" in (await visitor.get(f"/job/{odd}", 404)).said
+        for path, why in {
+            "/jobs?state=failed": "is no state of a job", "/jobs?since=soon": "is no time", "/jobs?link=customer": "is no KIND=KEY",
+            "/jobs?after=here": "is no cursor", "/jobs?error=" + "x" * 501: "at most 500",
+            "/dead?reason=bored": "reason is one of", "/dead?after=here": "where the list goes on",
+            "/dead/preview?verb=cancel": "can be retried or dropped", "/jobs/preview?verb=burn": "What can be done",
+            "/trace?link=a%3D1&unique=b": "follows one thing", "/trace?unique=a&most=-1": "no whole number",
+        }.items():  # fmt: skip
+            assert why in (await visitor.get(path, 400)).said, path
+
+
+async def test_hostile_text_is_text_and_secrets_are_dots(app: App, db: Any, dsn: str) -> None:
+    """Whatever a job carries is shown as it is, on every page: no element, no attribute and no link comes of it, and no secret."""
+    bound = app.tasks["charge"].with_(
+        links={"customer": HOSTILE[:180]}, unique=HOSTILE, headers={"authorization": SECRET, "x": HOSTILE}
+    )
+    job = bound.enqueue_sync(db, HOSTILE, SECRET).id
+    good = app.tasks["note"].enqueue_sync(db, HOSTILE).id
+    app.tasks["feed"].subject(HOSTILE).push_sync(db, HOSTILE)
+    await drain_async(app, dsn=dsn)
+    app.tasks["charge"].with_(queue="slow", delay="1 hour").enqueue_sync(db, HOSTILE)
+    said = quote(HOSTILE)
+    paths = [
+        "/jobs", "/dead", "/dead/preview?verb=drop", "/jobs/preview?verb=cancel", "/subjects", f"/job/{job}", f"/job/{good}",
+        f"/trace?unique={said}", f"/trace?link={quote('customer=' + HOSTILE[:180])}", f"/subject?task=feed&name={said}",
+        f"/subjects?prefix={said}", f"/jobs?error={said}", f"/jobs?task={said}&queue={said}&link={quote('a=' + HOSTILE[:150])}",
+        f"/dead?text={said}&task={said}&queue={said}",
+    ]  # fmt: skip
+    async with visiting(app) as visitor:
+        for path in paths:
+            page = await visitor.get(path)
+            scripts = [found.get("src", "") for tag, found in page.tags if tag == "script"]
+            assert scripts and all(src.startswith("/static/") for src in scripts), path
+            odd = [
+                (tag, name) for tag, found in page.tags for name in found if name.startswith("on") or name == "style"
+            ]
+            assert not odd, path
+            assert all(link.startswith(("/", "#")) for link in page.links), path
+            everything = page.said + "".join(value for _, found in page.tags for value in found.values())
+            if path != "/jobs/preview?verb=cancel":  # it names task and queue alone
+                assert "<script>alert(1)</script>" in everything and "{{ 7 * 7 }}" in everything, path
+            assert SECRET not in everything, path
+        page = await visitor.get(f"/job/{job}")
+        assert json.loads(page.said.split("Args", 1)[1].split("Headers")[0]) == {"password": "••••••", "user": HOSTILE}
+        assert SECRET in str(
+            db.execute("select args from tallybook.job where id = %s", [job]).fetchone()
+        )  # the control
+
+
+async def test_one_job(app: App, db: Any, dsn: str) -> None:
+    """A job's page has its attempts, errors, links and why; retry, cancel and drop do what they say, each with one audit row."""
+    charge, note = app.tasks["charge"], app.tasks["note"]
+    job = charge.with_(links={"customer": 42}).enqueue_sync(db, "ada").id
+    await drain_async(app, dsn=dsn)
+    done = note.enqueue_sync(db, "hi").id
+    await drain_async(app, dsn=dsn)
+    parent = note.with_(delay="1 hour").enqueue_sync(db, "later").id
+    child = note.with_(after=[parent]).enqueue_sync(db, "after it").id
+    async with visiting(app) as visitor:
+        page = await visitor.get(f"/job/{job}")
+        assert "RuntimeError: no card: ada" in page.said and "Traceback (most recent call last)" in page.said
+        assert "/trace?link=customer%3D42" in page.links and "out of attempts" in page.said
+        assert "enqueued" in (await visitor.get("/trace?link=customer%3D42")).said
+        assert "Note hi" in (page := await visitor.get(f"/job/{done}")).said and '"said": "hi"' in page.said
+        assert f"/job/{child}" in (await visitor.get(f"/job/{parent}")).links
+        page = await visitor.get(f"/job/{child}")
+        assert f"/job/{parent}" in page.links and "waits for its parents" in page.said
+        page = await visitor.send(page, "/job/cancel", job=child, reason="not wanted")
+        assert f"Job {child} is cancelled." in page.said and "not wanted" in page.said
+        page = await visitor.send(await visitor.get(f"/job/{job}"), "/job/retry", job=job)
+        assert page.notice == f"Job {job} gets attempt 2."
+        page = await visitor.send(page, "/job/retry", job=job)  # it is in line now
+        assert "is not dead or cancelled" in page.notice or "available" in page.notice
+        await drain_async(app, dsn=dsn)
+        page = await visitor.send(await visitor.get(f"/job/{job}"), "/job/drop", job=job)
+        assert "is dropped" in page.notice and "What is left of its history" in page.said
+        page = await visitor.send(await visitor.get(f"/job/{done}"), "/job/cancel", job=done)
+        assert "is completed already: nothing was changed" in page.notice
+    assert audits(db) == [
+        ("local", "job.cancel", {"job": child, "reason": "not wanted"}, {"state": "cancelled"}),
+        ("local", "job.retry", {"job": job}, {"attempt": 2}),
+        ("local", "job.drop", {"job": job}, {"dropped": True}),
+    ]
+
+
+async def test_dead_letters(app: App, db: Any, dsn: str) -> None:
+    """S4-14, S2-12: type, last error, attempts and times of dead letters; a person retries one, some, or drops all that match."""
+    jobs = await dead_ones(app, db, dsn, "ada", "bob", "eve", "ada")
+    async with visiting(app) as visitor:
+        page = await visitor.get("/dead")
+        row = " ".join(page.said.split("What can be done")[1].split())
+        assert re.match(rf"{jobs[3]} charge charges failed RuntimeError: no card: ada 1 .* UTC .* UTC", row)
+        page = await visitor.send(
+            page, "/dead/retry", only=jobs[1], job=jobs[2]
+        )  # its own button; what is checked is not meant
+        assert page.notice == "1 job retried."
+        page = await visitor.send(page, "/dead/retry", job=[jobs[0], jobs[1]])
+        assert "1 job retried. 1 job left as they are" in page.notice
+        page = await visitor.send(page, "/dead/drop")
+        assert page.notice == "No job is chosen. Nothing was changed"
+        await drain_async(app, dsn=dsn)
+        asked = "/dead/preview?verb=drop&text=CARD:+ada&queue=charges"
+        page = await visitor.get(asked)
+        assert "Drop 2 jobs?" in page.said and page.hidden["jobs"].split() == [str(jobs[0]), str(jobs[3])]
+        later = await dead_ones(app, db, dsn, "ada")  # matches, too, and was not in the preview
+        page = await visitor.send(page, "/dead/drop")
+        assert page.notice == "2 jobs dropped."
+    left = [row[0] for row in db.execute("select job_id from tallybook.dead order by job_id").fetchall()]
+    assert left == [jobs[1], jobs[2], *later]
+    assert [(action, target["jobs"], done) for _, action, target, done in audits(db)] == [
+        ("jobs.retry", [jobs[1]], {"retried": 1}),
+        ("jobs.retry", [jobs[0], jobs[1]], {"retried": 1, "refused": 1}),
+        ("jobs.drop", [jobs[0], jobs[3]], {"dropped": 2}),
+    ]
+    assert audits(db)[2][2]["filter"] == "queue=charges&text=CARD%3A+ada"
+
+
+async def test_pages_of_dead_letters_that_died_at_one_instant(app: App, db: Any, dsn: str) -> None:
+    """S4-14: pages neither skip nor repeat a dead letter where many died at one instant; a bounded look goes on where it ended."""
+    jobs = await dead_ones(app, db, dsn, *map(str, range(7)))
+    at = datetime(2031, 1, 1, tzinfo=UTC)
+    db.execute("update tallybook.dead set died_at = %s", [at])
+    ask = """select job_id, why
+               from tallybook.dead_letters(max_jobs => 3, before => %s, before_id => %s, max_looked => %s, text => %s)"""
+    seen, before, before_id = [], None, None
+    while found := db.execute(ask, [before, before_id, None, None]).fetchall():
+        seen += [job for job, _ in found]
+        before, before_id = at, found[-1][0]
+    assert seen == jobs[::-1]
+    assert db.execute(ask, [None, None, 4, "card: 0"]).fetchall() == [
+        (jobs[3], None)
+    ]  # looked at four, none of them matches
+    assert db.execute(ask, [at, jobs[3], 4, "card: 0"]).fetchall() == [(jobs[0], "failed")]
+    async with visiting(app) as visitor:
+        page = await visitor.get(f"/dead?after={quote(f'{at.isoformat()}~{jobs[2]}')}")
+        assert [link for link in page.links if link.startswith("/job/")] == [f"/job/{jobs[1]}", f"/job/{jobs[0]}"]
+
+
+async def test_lists_of_jobs(app: App, db: Any, dsn: str) -> None:
+    """S4-09, S2-12: jobs by state, task, link and error, in pages; what a preview has counted is what is done, and no more."""
+    note = app.tasks["note"]
+    dead = await dead_ones(app, db, dsn, "ada", "bob")
+    notes = [note.with_(links={"customer": n % 2}).enqueue_sync(db, str(n)).id for n in range(55)]
+
+    def listed(page: Page) -> list[int]:
+        return [int(link.removeprefix("/job/")) for link in page.links if link.startswith("/job/")]
+
+    async with visiting(app) as visitor:
+        assert listed(await visitor.get("/jobs?state=dead&error=CARD:+bob")) == [dead[1]]
+        assert listed(await visitor.get("/jobs?link=customer%3D1&task=note&state=available"))[:2] == [
+            notes[53],
+            notes[51],
+        ]
+        page = await visitor.get("/jobs?task=note")
+        assert listed(page) == notes[:4:-1]
+        older = next(link for link in page.links if "after=" in link)
+        assert listed(await visitor.get(older)) == notes[4::-1]
+        page = await visitor.get("/jobs/preview?verb=cancel&link=customer%3D1&state=available&state=dead")
+        assert "Cancel 27 jobs?" in page.said and "27 available" in " ".join(page.said.split())
+        more = note.with_(links={"customer": 1}).enqueue_sync(db, "not in the preview").id
+        page = await visitor.send(page, "/jobs/cancel", reason="enough")
+        assert page.notice == "27 jobs cancelled."
+        page = await visitor.send(await visitor.get("/jobs?state=cancelled"), "/jobs/retry", job=notes[1])
+        assert page.notice == "1 job retried."
+        page = await visitor.send(await visitor.get("/jobs?state=dead"), "/jobs/drop", job=dead)
+        assert page.notice == "2 jobs dropped."
+    states = dict(db.execute("select id, state from tallybook.job").fetchall())
+    assert states == {job: "cancelled" if n % 2 and n != 1 else "available" for n, job in enumerate(notes)} | {
+        more: "available"
+    }
+    assert [(action, len(target["jobs"]), done) for _, action, target, done in audits(db)] == [
+        ("jobs.cancel", 27, {"cancelled": 27}),
+        ("jobs.retry", 1, {"retried": 1}),
+        ("jobs.drop", 2, {"dropped": 2}),
+    ]
+    assert audits(db)[0][2]["reason"] == "enough"
+
+
+async def test_many_are_done_in_batches(app: App, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done to many goes in transactions of a few, each with its own row of the audit; what one of them left stays."""
+    monkeypatch.setattr("tallybook._web.chosen.BATCH", 2)
+    jobs = [app.tasks["note"].enqueue_sync(db, str(n)).id for n in range(5)]
+    async with visiting(app) as visitor:
+        page = await visitor.send(await visitor.get("/jobs/preview?verb=cancel"), "/jobs/cancel")
+        assert page.notice == "5 jobs cancelled."
+        assert sorted(job for _, _, target, _ in audits(db) for job in target["jobs"]) == jobs
+        assert [len(target["jobs"]) for _, _, target, _ in audits(db)] == [2, 2, 1]
+
+
+async def test_who_may_only_look_changes_nothing(app: App, db: Any, dsn: str) -> None:
+    """A read-only dashboard has no form that changes something and refuses each; so does any without the session's token."""
+    job = (await dead_ones(app, db, dsn, "ada"))[0]
+    app.tasks["feed"].with_(delay="1 hour").subject("a").push_sync(db, "a")
+    noun = {"/job": ("retry", "cancel", "drop"), "/dead": ("retry", "drop"), "/jobs": ("retry", "cancel", "drop")}
+    noun["/subject"] = ("forget", "move", "retry", "cancel")
+    paths = [f"{first}/{verb}" for first, verbs in noun.items() for verb in verbs]
+    fields = {"job": str(job), "task": "feed", "name": "a"}
+    states = "select id, state from tallybook.job order by id"
+    before = db.execute(states).fetchall()
+    async with visiting(app, read_only=True) as visitor:
+        for looked in (
+            "/jobs",
+            "/dead",
+            f"/job/{job}",
+            "/dead/preview?verb=retry",
+            "/subjects",
+            "/subject?task=feed&name=a",
+        ):
+            assert (await visitor.get(looked)).actions == set()
+        for path in paths:
+            assert (await visitor.http.post(path, data=fields)).status_code == 403, path
+    async with visiting(app) as visitor:
+        page = await visitor.get("/dead")
+        for path in paths:
+            assert (await visitor.http.post(path, data=fields)).status_code == 403, path
+        assert db.execute(states).fetchall() == before and audits(db) == []
+        await visitor.send(page, "/dead/retry", **fields)  # the control
+        assert db.execute(states).fetchall() != before and len(audits(db)) == 1
+
+
+async def test_subjects(app: App, db: Any, dsn: str) -> None:
+    """S1-26: which subjects have stopped, and why; one is rescheduled, cancelled, forgotten or revived, each with one audit row."""
+    feed = app.tasks["feed"]
+    for name in ("odd:1", "gone:2"):
+        feed.subject(name).push_sync(db, name)
+    await drain_async(app, dsn=dsn)
+    for n in range(3):
+        feed.with_(delay="1 hour").subject(f"live:{n}").push_sync(db, f"live:{n}")
+
+    def listed(page: Page) -> list[str]:
+        return [link.split("name=")[1] for link in page.links if "/subject?" in link]
+
+    async with visiting(app) as visitor:
+        page = await visitor.get("/subjects?state=stopped")
+        assert listed(page) == ["gone%3A2", "odd%3A1"]
+        assert "it is gone: gone:2" in page.said and "killed" in page.said
+        assert "ValueError: odd: odd:1" in page.said and "dead" in page.said
+        assert listed(await visitor.get("/subjects?state=killed&task=feed")) == ["gone%3A2"]
+        assert listed(await visitor.get("/subjects?prefix=live:&state=planned")) == ["live%3A0", "live%3A1", "live%3A2"]
+        assert "No subject matches" in (await visitor.get("/subjects?task=none")).said
+        assert "state is one of" in (await visitor.get("/subjects?state=odd", 400)).said
+        page = await visitor.get("/subject?task=feed&name=gone:2")
+        assert "it is gone: gone:2" in page.said and "killed" in page.said and "enqueued" in page.said
+        assert "There is no such subject." in (await visitor.get("/subject?task=feed&name=none", 404)).said
+        for name, verb, more, said in (
+            ("gone:2", "retry", {}, "It lives again, and runs at once."),
+            ("odd:1", "forget", {}, "The subject is forgotten: the next push makes a new one."),
+            ("live:0", "move", {"run_at": "2031-01-01T09:00"}, "It runs at 2031-01-01 09:00:00 UTC."),
+            (
+                "live:0",
+                "move",
+                {"run_at": "soon"},
+                "'soon' is no time: write in how long, like 2 hours, or 2026-01-31T09:00Z",
+            ),
+            ("live:1", "cancel", {"reason": "enough"}, "Its job is cancelled."),
+            ("live:2", "move", {"run_at": ""}, "It runs at "),
+        ):
+            page = await visitor.get(f"/subject?task=feed&name={quote(name)}")
+            page = await visitor.send(page, f"/subject/{verb}", task="feed", name=name, **more)
+            assert page.notice.startswith(said)
+    asked = "select subject, next_run_at from tallybook.subject where state in ('planned', 'pending')"
+    now = dict(db.execute(asked).fetchall())
+    assert set(now) == {"gone:2", "live:0", "live:2"} and now["live:0"] == datetime(2031, 1, 1, 9, tzinfo=UTC)
+    assert now["live:2"] <= db.execute("select clock_timestamp()").fetchone()[0]
+    assert [(action.removeprefix("subject."), target["subject"]) for _, action, target, _ in audits(db)] == [
+        ("retry", "gone:2"), ("forget", "odd:1"), ("move", "live:0"), ("cancel", "live:1"), ("move", "live:2"),
+    ]  # fmt: skip
+
+
+def test_a_planned_subject_is_moved_and_no_other(app: App, db: Any) -> None:
+    """subject_move changes the time of a planned subject and nothing else; what is in line, or not there, is left."""
+    feed = app.tasks["feed"]
+    there = feed.with_(delay="1 hour", priority=1, max_attempts=7).subject("a")
+    there.push_sync(db, "x")
+    feed.subject("b").push_sync(db, "y")
+    ask = "select to_jsonb(s) - 'run_at', s.run_at from tallybook.scheduled s"
+    before, _ = db.execute(ask).fetchone()
+    at = datetime(2031, 1, 1, tzinfo=UTC)
+    assert there.move_sync(db, at) == "moved"
+    assert db.execute(ask).fetchone() == (before, at)
+    assert [feed.subject(name).move_sync(db, at) for name in ("b", "c")] == ["pending", "unknown"]
+    with pytest.raises(ConfigError, match="not an aware datetime"):
+        there.move_sync(db, at.replace(tzinfo=None))
+    with pytest.raises(psycopg.errors.Error, match="moved to a time"):
+        db.execute("select tallybook.subject_move('feed', 'a', 'infinity')")
+
+
+async def test_a_job_is_live(app: App, db: Any, dsn: str) -> None:
+    """The live part of a job's page follows its state; who asks for what is no job gets nothing, and harms nobody."""
+    job = app.tasks["charge"].enqueue_sync(db, "ada").id
+    site = dashboard(app, read_only=False)
+    stream = await site.live.watch(["job:none", "job:0", f"job:{job}"])
+    try:
+        text, drained = "", False
+        async for piece in stream:
+            text += piece.decode()
+            if 'data-state="available"' in text and not drained:
+                drained = await drain_async(app, dsn=dsn) is not None
+            if 'data-state="dead"' in text:
+                break
+        assert f"event: job:{job}" in text and "event: job:0" not in text and "no card: ada" in text
+    finally:
+        await stream.aclose()  # type: ignore[attr-defined]
+        await site.aclose()

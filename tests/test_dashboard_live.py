@@ -1,0 +1,236 @@
+"""The live view: one poller for all viewers, none when nobody looks, and what becomes of it when something goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.workers import eventually
+from tallybook import App
+from tallybook._web import live as module
+from tallybook._web.database import Database
+from tallybook._web.live import Live, TooManyViewers
+from tallybook.embedded import temporary_server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.direct("counts the sessions of the dashboard")]
+
+SESSIONS = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+
+
+class Viewer:
+    """Reads a stream as a browser does, and keeps the newest text of each topic."""
+
+    def __init__(self, stream: AsyncIterator[bytes]) -> None:
+        self.said: dict[str, str] = {}
+        self.lines: list[bytes] = []
+        self.stream = stream
+        self.reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for chunk in self.stream:
+            self.lines.append(chunk)
+            lines = chunk.decode().split("\n")
+            if lines[0].startswith("event: "):
+                data = [line[6:] for line in lines[1:] if line.startswith("data: ")]
+                self.said[lines[0][7:]] = "\n".join(data)
+
+    async def leave(self) -> None:
+        self.reading.cancel()
+        await asyncio.gather(self.reading, return_exceptions=True)
+
+
+class Counted:
+    """A topic that says a number, and counts how often it was asked, and of which sessions."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.sessions: set[int] = set()
+
+    async def __call__(self, conn: Any, rest: str) -> str | None:
+        row = await (await conn.execute("select pg_backend_pid()")).fetchone()
+        self.sessions.add(row[0])
+        self.asked.append(rest)
+        return f"{rest} {len(self.asked)}"
+
+
+@asynccontextmanager
+async def looked_at(dsn: str, *, every: float = 0.05) -> AsyncIterator[tuple[Live, Counted]]:
+    """A live view with the topic `number`; ended at the end, with its viewers."""
+    database, counted = Database(App("shop"), dsn=dsn), Counted()
+    live = Live(database, every=every)
+    live.topic("number", counted)
+    try:
+        yield live, counted
+    finally:
+        await live.close()
+        await database.close()
+
+
+async def view(live: Live, *topics: str) -> Viewer:
+    return Viewer(await live.watch(topics))
+
+
+async def test_two_hundred_viewers_cost_one_session(dsn: str, db: Any) -> None:
+    """All see the same readings, asked for once: one session, one statement of the topic a round, whoever looks."""
+    async with looked_at(dsn) as (live, counted):
+        viewers = [await view(live, "number") for _ in range(200)]
+        await eventually(lambda: all(one.said.get("number") for one in viewers), "everybody has seen it")
+        rounds = live.polls
+        await eventually(lambda: live.polls >= rounds + 10, "it goes on")
+        assert len(counted.asked) == live.polls  # once a round, not once a viewer
+        assert len(counted.sessions) == 1
+        assert db.execute(SESSIONS).fetchone()[0] == 1
+        assert all(one.said["live"] == "ok" for one in viewers)
+        for one in viewers:
+            await one.leave()
+
+
+async def test_nobody_looks_and_nothing_is_asked(dsn: str) -> None:
+    """When the last viewer has gone, so have the poller, the topics and what was said; who comes then gets news at once."""
+    async with looked_at(dsn) as (live, counted):
+        assert counted.asked == [] and live._poller is None  # nobody has come yet
+        for _ in range(2):
+            viewers = [await view(live, "number", f"number:{n}") for n in range(5)]
+            await eventually(lambda: all("number" in one.said for one in viewers), "they see it")  # noqa: B023
+            for one in viewers:
+                await one.leave()
+            assert live.viewers == 0
+            await eventually(lambda: live._poller is not None and live._poller.done(), "the poller has ended")
+            asked = len(counted.asked)
+            assert not live._watched and not live._said and not live._asked and not live._failing
+            names = {one.get_name() for one in asyncio.all_tasks()}
+            assert "tallybook live" not in names
+        assert len(counted.asked) == asked
+
+
+async def test_a_viewer_that_reads_nothing_holds_up_nobody(dsn: str) -> None:
+    """One that has stopped reading gets the newest text when it goes on, not all that it has missed."""
+    async with looked_at(dsn) as (live, counted):
+        slow = await live.watch(["number"])
+        await anext(slow)
+        quick = await view(live, "number")
+        await eventually(lambda: len(quick.lines) > 15, "the other goes on")
+        missed = len(counted.asked)
+        text = (await anext(slow)).decode()
+        assert int(text.split()[-1]) >= missed - 1
+        await quick.leave()
+        await slow.aclose()  # type: ignore[attr-defined]
+        assert live.viewers == 0
+
+
+async def test_who_comes_gets_its_topic_at_once(dsn: str) -> None:
+    """A newcomer's topic is asked for without waiting for the round to end; one that says nothing is not asked more often."""
+    async with looked_at(dsn, every=30) as (live, counted):
+        first = await view(live, "number:1")
+        await eventually(lambda: "number:1" in first.said, "the first sees its own")
+        second = await view(live, "number:2")
+        await eventually(lambda: "number:2" in second.said, "the second does not wait for 30 s")
+
+        async def silent(conn: Any, rest: str) -> None:
+            counted.asked.append("silent")
+
+        live.topic("silent", silent)
+        third = await view(live, "silent")
+        await eventually(lambda: "silent" in counted.asked, "it is asked")
+        await eventually(lambda: third.said.get("live") == "ok", "and its viewer is told that all is well")
+        polls = live.polls
+        fourth = await view(live, "number:4")
+        await eventually(lambda: "number:4" in fourth.said, "the next")
+        assert live.polls == polls + 1
+        for one in (first, second, third, fourth):
+            await one.leave()
+
+
+async def test_a_topic_that_fails_does_not_stop_the_others(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its viewers are told that it is stale, all others go on; it is in the log once, not every second."""
+    async with looked_at(dsn) as (live, counted):
+
+        async def fails(conn: Any, rest: str) -> str:
+            if rest == "sql":
+                await conn.execute("select 1/0")
+            return str(int(rest))
+
+        live.topic("fails", fails)
+        broken = [await view(live, "fails:x", "number"), await view(live, "fails:sql")]
+        well = await view(live, "number", "fails:7")
+        await eventually(lambda: [one.said.get("live") for one in broken] == ["stale"] * 2, "they are told")
+        seen = len(counted.asked)
+        await eventually(lambda: len(counted.asked) > seen + 5, "the others go on")
+        assert well.said["live"] == "ok" and well.said["fails:7"] == "7"
+        assert "number" in broken[0].said
+        assert len([one for one in caplog.records if one.name == "tallybook.web"]) == 2
+        for one in (*broken, well):
+            await one.leave()
+
+
+async def test_a_line_break_in_a_text_begins_no_event(dsn: str) -> None:
+    """S4-09: whatever a job's name or error has in it stays in the text of its topic."""
+    async with looked_at(dsn) as (live, _):
+        text = "a\rb\r\nc\n\nevent: live\ndata: evil\u2028d"
+
+        async def hostile(conn: Any, rest: str) -> str:
+            return text
+
+        live.topic("hostile", hostile)
+        one = await view(live, "hostile")
+        await eventually(lambda: "hostile" in one.said and "live" in one.said, "it is said")
+        chunk = next(chunk for chunk in one.lines if b"event: hostile" in chunk)
+        assert b"\r" not in chunk and chunk.count(b"event: ") == 2 and chunk.count(b"\ndata: ") == 6
+        assert all(line.startswith((b"data: ", b"event: hostile")) for line in chunk.rstrip(b"\n").split(b"\n"))
+        assert one.said["live"] == "ok"
+        await one.leave()
+
+
+async def test_the_limits_of_viewers_and_topics(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more than fits is sent away, and has a place when another has gone; topics that there are not are not asked for."""
+    monkeypatch.setattr(module, "MOST_VIEWERS", 2)
+    async with looked_at(dsn) as (live, _):
+        first, second = await view(live, "number"), await view(live, "nothing", "number\nevent: x", "x" * 300)
+        await eventually(lambda: live.viewers == 2 and "number" in first.said, "both look")
+        with pytest.raises(TooManyViewers):
+            await view(live, "number")
+        assert set(live._watched) == {"number"}
+        await first.leave()
+        third = await view(live, "number")
+        await eventually(lambda: "number" in third.said, "it has a place")
+        await third.leave()
+        monkeypatch.setattr(module, "MOST_TOPICS", 3)
+        with pytest.raises(TooManyViewers):
+            await view(live, *[f"number:{n}" for n in range(4)])
+        await second.leave()
+
+
+async def test_a_viewer_has_to_come_again(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream ends after a while and says to come again soon: who is not let in any more does not look on for ever."""
+    monkeypatch.setattr(module, "_AGE", 0.2)
+    async with looked_at(dsn) as (live, _):
+        one = await view(live, "number")
+        async with asyncio.timeout(15):
+            await one.reading
+        assert one.lines[0] == b"retry: 3000\n\n" and one.lines[-1] == b"retry: 100\n\n"
+        assert live.viewers == 0
+
+
+@pytest.mark.slow
+async def test_the_database_goes_away_and_comes_back() -> None:
+    """Viewers are told that what they see is old, and that it is not any more; nobody has to load the page again."""
+    with temporary_server(18) as server:
+        dsn = server.create_database("live")
+        async with looked_at(dsn) as (live, counted):
+            live._database._wait = 1.0
+            one = await view(live, "number")
+            await eventually(lambda: one.said.get("live") == "ok", "it is there")
+            with psycopg.connect(server.dsn(), autocommit=True) as conn:
+                conn.execute("alter database live with allow_connections false")
+                conn.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = 'live'")
+                await eventually(lambda: one.said["live"] == "stale", "it is away")
+                conn.execute("alter database live with allow_connections true")
+            seen = len(counted.asked)
+            await eventually(lambda: one.said["live"] == "ok", "it is back", seconds=30)
+            assert len(counted.asked) > seen
+            await one.leave()

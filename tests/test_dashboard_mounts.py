@@ -1,0 +1,264 @@
+"""The dashboard inside other applications: Starlette, FastAPI and Django, below a path, by their own logins."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI, Request
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from support.dashboard import SECURITY, Visitor, visiting, walk
+from support.dashboard_app import app, furnish
+from tallybook.web import Site, User, dashboard, mounted
+
+pytestmark = pytest.mark.anyio
+
+ROOT = "/ops/queue"
+_ADDRESS = re.compile(r'(?:href|src|action)="([^"]*)"')
+
+
+def who(request: Any) -> User | None:
+    return User("ada", operate=True) if request.cookies.get("host") == "ada" else None
+
+
+def in_starlette(site: Site) -> Any:
+    return Starlette(routes=[Mount("/ops", routes=[Mount("/queue", app=site)])])
+
+
+def in_fastapi(site: Site) -> Any:
+    api = FastAPI()
+    api.mount(ROOT, site)
+    return api
+
+
+def in_any(site: Site) -> Any:
+    async def elsewhere(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 418, "headers": []})
+        await send({"type": "http.response.body", "body": b"the host"})
+
+    return mounted(elsewhere, ROOT, site)
+
+
+async def check(visitor: Visitor, db: Any) -> None:
+    """Links, files, forms and data below the path, and nothing beside it."""
+    walked = await walk(visitor, most=12)
+    assert {address for address, answer in walked.items() if answer.status == 200} >= {"/", "/queues"}
+    for answer in walked.values():
+        addresses = [one for one in _ADDRESS.findall(answer.text) if not one.startswith("#")]
+        assert addresses and all(one.startswith(f"{ROOT}/") for one in addresses), addresses
+        assert f'data-root="{ROOT}"' in answer.text
+    for file in set(re.findall(r'(?:href|src)="([^"]*/static/[^"]*)"', walked["/"].text)):
+        answer = await visitor.get(file.removeprefix(ROOT))
+        assert answer.status == 200 and SECURITY.items() <= dict(answer.headers).items()
+    assert "at" in json.loads((await visitor.get("/series")).text)
+    answer = await visitor.post("/queue/pause", name="mail", back=f"{ROOT}/queue?name=mail")
+    assert (answer.status, answer.headers["location"]) == (303, f"{ROOT}/queue?name=mail")
+    assert f"Path={ROOT};" in answer.headers["set-cookie"]
+    assert "Queue mail is paused." in (await visitor.get("/queue?name=mail")).text
+    assert (await visitor.post("/queue/resume", name="mail", back="/admin")).headers["location"] == f"{ROOT}/"
+    found = db.execute("select actor, action from tallybook.audits where via = 'web' order by id").fetchall()
+    assert found == [("ada", "queue.pause"), ("ada", "queue.resume")]
+
+
+@pytest.mark.parametrize("mount", [in_starlette, in_fastapi, in_any])
+async def test_it_works_below_a_path(mount: Any, dsn: str, db: Any) -> None:
+    """Mounted in another application, its links, files, forms and cookies stay below its path; the host says who is there."""
+    await furnish(dsn, drain=False)
+    site = dashboard(app, authenticate=who, dsn=dsn)
+    async with visiting(site, within=mount(site), base="https://shop.example", root=ROOT) as visitor:
+        assert (await visitor.get("/")).status == 403
+        visitor.http.cookies.set("host", "ada", domain="shop.example")
+        await check(visitor, db)
+        assert (await visitor.ask("GET", "", follow_redirects=False)).status == 307
+        beside = await visitor.http.get(f"{ROOT}er/queues")
+        assert beside.status_code in (404, 418)
+        async with stream(visitor) as events:
+            chunk = await anext(events)
+            while "event: overview" not in chunk:
+                chunk += await anext(events)
+            assert f'href="{ROOT}/jobs' in chunk
+    await site.aclose()
+    assert site.live.viewers == 0
+
+
+@asynccontextmanager
+async def stream(visitor: Visitor) -> AsyncIterator[AsyncIterator[str]]:
+    """The live parts, asked for as the server of the application hands them on, chunk by chunk; then the viewer goes."""
+    chunks: asyncio.Queue[str] = asyncio.Queue()
+    gone = asyncio.Event()
+    cookie = "; ".join(f"{one.name}={one.value}" for one in visitor.http.cookies.jar)
+    scope = {
+        "type": "http", "method": "GET", "path": f"{ROOT}/events", "raw_path": b"", "query_string": b"topic=overview",
+        "headers": [(b"host", b"shop.example"), (b"cookie", cookie.encode())], "client": ("127.0.0.1", 1), "scheme": "https",
+        "root_path": "", "http_version": "1.1", "asgi": {"version": "3.0"}, "server": ("shop.example", 443),
+    }  # fmt: skip
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            assert message["status"] == 200
+        elif message.get("body"):
+            chunks.put_nowait(message["body"].decode())
+
+    async def receive() -> Any:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def each() -> AsyncIterator[str]:
+        while True:
+            async with asyncio.timeout(15):
+                chunk = await chunks.get()
+            yield chunk
+
+    asked = asyncio.create_task(visitor.http._transport.app(scope, receive, send))  # type: ignore[attr-defined]
+    try:
+        yield each()
+    finally:
+        gone.set()
+        async with asyncio.timeout(15):
+            await asked
+
+
+def test_a_mount_needs_a_path() -> None:
+    """Below "/" there would be nothing left of the host."""
+    with pytest.raises(ValueError, match="needs a path"):
+        mounted(in_any, "/", in_any)
+
+
+PAGE = (Path(__file__).parents[1] / "docs/dashboard.md").read_text(encoding="utf-8")
+
+
+def shown(file: str) -> str:
+    """The block of docs/dashboard.md that begins with the name of this file."""
+    found = re.search(rf"^```python\n(# {re.escape(file)}\n.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert found, file
+    return found[1]
+
+
+async def test_the_fastapi_example_of_the_docs_works(dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/dashboard.md: whom the host's session names looks, ada acts, and nobody else sees anything."""
+    monkeypatch.setenv("TALLYBOOK_DSN", dsn)
+    db.execute("select tallybook.queue_put('mail')")
+    main: dict[str, Any] = {}
+    exec(compile(shown("main.py").replace("from __future__", ""), "main.py", "exec"), main)  # noqa: S102
+    api = main["api"]
+    site = api.routes[-1].app
+
+    def enter(request: Request) -> str:
+        request.session["user"] = request.query_params["name"]
+        return "in"
+
+    api.get("/enter")(enter)
+    for name, status, acts in (("", 403, 403), ("bob", 200, 403), ("ada", 200, 303)):
+        async with visiting(site, within=api, root="/queue", base="https://shop.example") as visitor:
+            if name:
+                assert (await visitor.http.get(f"/enter?name={name}")).status_code == 200
+            assert (await visitor.get("/queues")).status == status
+            assert (await visitor.post("/queue/pause", name="mail")).status == acts
+    assert db.execute("select actor, action from tallybook.audits").fetchall() == [("ada", "queue.pause")]
+    await site.aclose()
+
+
+DJANGO = """
+import os, sys
+sys.path[:0] = [os.environ["TESTS"], os.getcwd()]
+import django
+from django.conf import settings
+
+settings.configure(
+    DEBUG=False, SECRET_KEY="k" * 50, ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__,
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "site.db"}},
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions"],
+    MIDDLEWARE=["django.contrib.sessions.middleware.SessionMiddleware", "django.contrib.auth.middleware.AuthenticationMiddleware"],
+)
+django.setup()
+from django.contrib.auth import login
+from django.contrib.auth.models import User as Person
+from django.core.management import call_command
+from django.http import HttpResponse
+from django.urls import path
+
+
+def enter(request):
+    login(request, Person.objects.get(username=request.GET["name"]))
+    return HttpResponse("in")
+
+urlpatterns = [path("enter", enter), path("", lambda request: HttpResponse("the host"))]
+call_command("migrate", verbosity=0)
+Person.objects.create_user("ada", is_staff=True, is_superuser=True)
+Person.objects.create_user("bob", is_staff=True)
+Person.objects.create_user("eve")
+exec(open("asgi.py").read())
+import uvicorn
+uvicorn.run(application, port=0, lifespan="off", log_level="info")
+"""
+
+
+@contextmanager
+def django(folder: Path, dsn: str) -> Iterator[str]:
+    """A real Django application in a process of its own, with the file of docs/dashboard.md; its address."""
+    (folder / "serve.py").write_text(DJANGO)
+    (folder / "asgi.py").write_text(shown("project/asgi.py"))
+    (folder / "shop").mkdir()
+    (folder / "shop" / "jobs.py").write_text("from support.dashboard_app import app\n")
+    environment = {"TESTS": str(Path(__file__).parent), "PATH": "/usr/bin:/bin", "TALLYBOOK_DSN": dsn}
+    command = [sys.executable, "serve.py"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True, cwd=folder) as running:
+        assert running.stderr is not None
+        said = ""
+        try:
+            for line in running.stderr:
+                said += line
+                if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                    break
+            else:
+                raise AssertionError(said)
+            yield found[0]
+        finally:
+            running.kill()
+
+
+@pytest.mark.slow
+async def test_it_works_in_django_by_its_sessions(tmp_path: Any, dsn: str, db: Any) -> None:
+    """Mounted by `mounted` beside a real Django application: its users with is_staff look, superusers act, others see nothing."""
+    await furnish(dsn, drain=False)
+    with django(tmp_path, dsn) as base:
+        for name, may_look, may_act in (
+            ("ada", True, True),
+            ("bob", True, False),
+            ("eve", False, False),
+            ("", False, False),
+        ):
+            async with httpx2.AsyncClient(base_url=base) as http:
+                assert (await http.get("/")).text == "the host"
+                if name:
+                    assert (await http.get(f"/enter?name={name}")).text == "in"
+                page = await http.get("/queue/queue?name=mail")
+                assert page.status_code == (200 if may_look else 403), name
+                assert ('action="/queue/queue/pause"' in page.text) is may_act, name
+                if not may_look:
+                    continue
+                assert (await http.get("/queue/static/app.css")).status_code == 200
+                token = re.search(r'name="token" value="([^"]+)"', page.text)
+                form = {"name": "mail", "token": token[1] if token else "", "back": "/queue/queues"}
+                answer = await http.post("/queue/queue/pause", data=form)
+                assert answer.status_code == (303 if may_act else 403)
+                async with http.stream("GET", "/queue/events?topic=overview", timeout=20) as events:
+                    text = ""
+                    async for chunk in events.aiter_text():
+                        text += chunk
+                        if "event: overview" in text:
+                            break
+                    assert 'href="/queue/jobs' in text
+    found = db.execute("select actor, action from tallybook.audits where via = 'web'").fetchall()
+    assert found == [("ada", "queue.pause")]

@@ -1,0 +1,516 @@
+"""The dashboard's pages for schedules, workers, limits, providers, upkeep and audit, as an ASGI client meets them."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx2
+import psycopg
+import pytest
+
+from support.roles import house
+from support.waiting import wait_until
+from tallybook import App
+from tallybook._web.live import Live
+from tallybook._web.pages import schedules as schedule_pages
+from tallybook._web.pages.upkeep import Examination
+from tallybook._worker.memory import memory
+from tallybook._worker.watchdog import Watchdog
+from tallybook.web import Site, dashboard
+
+pytestmark = pytest.mark.anyio
+
+PAGES = ("/schedules", "/workers", "/limits", "/providers", "/upkeep", "/audit")
+EVIL = "<img src=x onerror=alert(1)>'\"&amp;"
+CANARY = "canary-b7f1e6d2"
+KEY = "k1:" + base64.b64encode(b"0123456789abcdef0123456789abcdef").decode()
+TOKEN = re.compile(r'name="token" value="([^"]+)"')
+NOW = datetime(2031, 5, 1, 12, tzinfo=UTC)
+
+
+def shop() -> App:
+    app = App("shop")
+
+    @app.task(queue="mail")
+    def send(to: str, api_key: str = "") -> None: ...
+
+    return app
+
+
+@pytest.fixture
+def app(dsn: str) -> App:
+    made = shop()
+    made.dsn = dsn
+    return made
+
+
+class Seen:
+    """One viewer."""
+
+    def __init__(self, http: httpx2.AsyncClient) -> None:
+        self.http = http
+
+    async def page(self, path: str, status: int = 200) -> str:
+        found = await self.http.get(path)
+        assert found.status_code == status, (path, found.status_code, found.text[-600:])
+        return found.text
+
+    async def act(self, path: str, status: int = 303, **form: str) -> str:
+        """Post a form; what the next page says about it."""
+        token = TOKEN.search(await self.page("/limits"))
+        form["token"] = token[1] if token else "none"
+        found = await self.http.post(path, data={"back": "/audit", **form})
+        assert found.status_code == status, (path, found.status_code, found.text[-600:])
+        if status != 303:
+            return found.text
+        said = re.search(r'<div class="notice \w+"[^>]*>(.*?)</div>', await self.page("/audit"), re.S)
+        assert said, path
+        return html.unescape(said[1])
+
+
+@asynccontextmanager
+async def seeing(app: App, dsn: str, *, read_only: bool = False) -> AsyncIterator[Seen]:
+    site: Site = dashboard(app, dsn=dsn, read_only=read_only)
+    transport = httpx2.ASGITransport(app=site, client=("127.0.0.1", 1))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        try:
+            yield Seen(http)
+        finally:
+            await site.aclose()
+
+
+@pytest.fixture
+async def seen(app: App, dsn: str) -> AsyncIterator[Seen]:
+    async with seeing(app, dsn) as one:
+        yield one
+
+
+def audits(db: Any) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+    rows = db.execute("select actor, action, target, done from tallybook.audits order by id").fetchall()
+    return [tuple(row) for row in rows]
+
+
+# --- empty, and who may not -------------------------------------------------------------------------------------------
+
+
+async def test_pages_of_an_empty_database(seen: Seen) -> None:
+    """S2-09: every page says that there is nothing yet, and what makes the first one."""
+    said = {path: await seen.page(path) for path in PAGES}
+    assert "No schedule yet" in said["/schedules"] and "No worker lives" in said["/workers"]
+    assert all(word in said["/limits"] for word in ("No concurrency limit", "No rate limit", "No breaker"))
+    assert "No provider yet" in said["/providers"] and "No route" in said["/providers"]
+    assert "rescue" in said["/upkeep"] and "dead letters" in said["/upkeep"] and "version 6" in said["/upkeep"]
+    assert "Nobody has changed anything" in said["/audit"]
+
+
+async def test_what_there_is_not(seen: Seen) -> None:
+    """A schedule or a worker that there is not is said to be none, with status 404."""
+    assert "unknown schedule" in await seen.page("/schedule?name=none", 404)
+    for number in ("7", "-1", "x", "9" * 30, "", "٣"):
+        assert "There is no worker" in await seen.page(f"/worker?id={number}", 404)
+    assert "Nothing of this kind" in await seen.page("/audit?actor=nobody&before=x")
+
+
+ACTIONS = {
+    "/schedule/run": {"name": "s"},
+    "/schedule/pause": {"name": "s"},
+    "/schedule/resume": {"name": "s"},
+    "/limit/concurrency/put": {"name": "c", "most": "3"},
+    "/limit/concurrency/drop": {"name": "c"},
+    "/limit/rate/put": {"name": "r", "calls": "8", "per": "1 min", "burst": "2"},
+    "/limit/rate/push": {"name": "r:x", "wait": "5 min"},
+    "/limit/rate/drop": {"name": "r"},
+    "/limit/breaker/put": {"name": "b", "failures": "5", "per": "1 min", "open_for": "30 s"},
+    "/limit/breaker/open": {"name": "b:x", "duration": "1 h"},
+    "/limit/breaker/close": {"name": "b:x"},
+    "/limit/breaker/drop": {"name": "b"},
+    "/provider/active": {"name": "acme", "active": "no"},
+    "/provider/route/drop": {"data_type": "equity", "symbol": "GOLD"},
+    "/upkeep/service": {"name": "rescue", "every": "7 s"},
+    "/upkeep/retention": {"name": "dead", "keep": "12 days"},
+    "/schedule/drop": {"name": "s"},
+}
+
+
+async def staged(app: App) -> None:
+    await app.schedule_put(app, "s", app.tasks["send"].job("ada"), every="1 hour")
+    await app.providers.put("acme", kind="market-data")
+    await app.providers.route("equity", "acme", symbol="GOLD")
+
+
+async def test_each_action_is_done_and_on_record_once(app: App, seen: Seen, db: Any) -> None:
+    """S2-09, S2-16: every action of these pages changes what it says and leaves exactly one row of the audit with who and what."""
+    await staged(app)
+    for n, (path, form) in enumerate(ACTIONS.items(), 1):
+        said = await seen.act(path, **form)
+        assert re.search(r"\b(is|in|starts|ticks|put)\b", said), (path, said)
+        rows = audits(db)
+        assert len(rows) == n and rows[-1][0] == "local", path
+        assert next(iter(form.values())) in rows[-1][2].values(), path
+    done = [row[3] for row in audits(db)]
+    assert done[0]["what"] == "enqueued" and done[1] == {"paused": True} and done[2] == {"resumed": True}
+    assert all(list(one.values()) != [False] for one in done), done
+    assert await app.schedule_list(app) == [] and await app.breakers(app) == []
+    assert not (await app.providers.load()) and [r.keep for r in await app.retentions(app) if r.name == "dead"] == [
+        timedelta(days=12)
+    ]
+    assert [s.every for s in await app.services(app) if s.name == "rescue"] == [timedelta(seconds=7)]
+
+
+async def test_a_read_only_dashboard_changes_nothing(app: App, dsn: str, db: Any) -> None:
+    """S2-09: where nobody may operate there is no form on any page, and every action is refused and leaves no trace."""
+    await staged(app)
+    before = await app.schedule_list(app)
+    async with seeing(app, dsn, read_only=True) as reader:
+        for path in (*PAGES, "/schedule?name=s"):
+            assert 'method="post"' not in await reader.page(path)
+        for path, form in ACTIONS.items():
+            await reader.act(path, 403, **form)
+    assert audits(db) == [] and await app.schedule_list(app) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "form", "why"),
+    [
+        ("/limit/concurrency/put", {"name": "c", "most": "many"}, "most is a whole number"),
+        ("/limit/concurrency/put", {"name": "", "most": "1"}, "1 to 200 bytes"),
+        ("/limit/rate/put", {"name": "r", "calls": "1", "per": "300"}, "per"),
+        ("/limit/rate/push", {"name": "r", "wait": "999999999 days"}, "too long"),
+        ("/limit/rate/push", {"name": "none", "wait": "1 s"}, "none"),
+        ("/limit/breaker/open", {"name": "none"}, "none"),
+        ("/upkeep/service", {"name": "rescue", "every": "soon"}, "every"),
+        ("/upkeep/retention", {"name": "none", "keep": "1 day"}, "none"),
+        ("/schedule/run", {"name": "none"}, "there is no schedule"),
+        ("/provider/active", {"name": "none", "active": "yes"}, "none"),
+    ],
+)
+async def test_what_cannot_be_is_told_and_leaves_nothing(
+    seen: Seen, db: Any, path: str, form: dict[str, str], why: str
+) -> None:
+    """What a form says wrongly is told in a sentence, changes nothing and is not on record."""
+    assert why in await seen.act(path, **form)
+    assert audits(db) == []
+
+
+# --- schedules --------------------------------------------------------------------------------------------------------
+
+
+async def test_every_fire_of_a_schedule_is_seen(app: App, seen: Seen, db: Any) -> None:
+    """S2-16: what ran, was skipped by overlap, was missed and failed is on the page with its job, its state and its reason."""
+    await app.schedule_put(app, "report", app.tasks["send"].job("ada", api_key=CANARY), every="1 hour")
+    assert "put in job" in await seen.act("/schedule/run", name="report")
+    assert "was skipped" in await seen.act("/schedule/run", name="report")
+    for hours, what, reason, ticks in ((2, "failed", f"no such table {EVIL}", None), (3, "missed", None, 4)):
+        db.execute(
+            "insert into tallybook.fire (schedule, tick, fired_at, what, reason, ticks) values ('report', %s, %s, %s, %s, %s)",
+            [NOW - timedelta(hours=hours), NOW, what, reason, ticks],
+        )
+    text = await seen.page("/schedule?name=report")
+    job = db.execute("select last_job_id from tallybook.schedules").fetchone()[0]
+    assert f'href="/job/{job}"' in text and 'class="state available"' in text
+    assert ">ran</span>" in text and "skipped: overlap" in text and "no such table &lt;img" in text
+    assert re.search(r"4\s+ticks from this one on", text) and "2031-05-01 10:00:00" in text
+    assert CANARY not in text and "••••" in text  # its args are shown, what looks like a secret is not
+    assert CANARY in str(db.execute("select args from tallybook.schedules").fetchone())  # control
+    only = await seen.page("/schedule?name=report&what=failed")
+    assert "no such table" in only and "skipped: overlap" not in only
+    listed = await seen.page("/schedules")
+    assert "every 1 hour" in listed and 'href="/schedule?name=report"' in listed and "failed" in listed
+
+
+async def test_fires_go_in_pages_that_look_at_a_bounded_number(
+    app: App, seen: Seen, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S2-16: page after page shows each fire once; a filter looks at so many ticks, says how far, and goes on from there."""
+    monkeypatch.setattr(schedule_pages, "_LOOK", 70)
+    await app.schedule_put(app, "often", app.tasks["send"].job("ada"), every="1 s")
+    db.execute(
+        "insert into tallybook.fire (schedule, tick, fired_at, what, reason)"
+        " select 'often', %s::timestamptz + n * interval '1 s', %s, case n when 3 then 'failed' else 'skipped' end, 'overlap'"
+        " from generate_series(1, 130) n",
+        [NOW, NOW],
+    )
+    path, ticks = "/schedule?name=often", []
+    while path:
+        text = await seen.page(path)
+        ticks += re.findall(r'<th scope="row">(2031-\S+ \S+)</th>', text)
+        following = re.search(r'href="([^"]+)">Older</a>', text)
+        path = html.unescape(following[1]) if following else ""
+    assert len(ticks) == 130 and ticks == sorted(set(ticks), reverse=True)
+    first = await seen.page("/schedule?name=often&what=failed")
+    assert "2031-05-01 12:00:03" not in first and "Older" in first
+    older = html.unescape(re.search(r'href="([^"]+)">Older</a>', first)[1])  # type: ignore[index]
+    assert "2031-05-01 12:00:03" in await seen.page(older)
+
+
+async def test_a_thousand_schedules(app: App, seen: Seen, db: Any) -> None:
+    """S2-16: a thousand schedules come a hundred a page, and one is found by a part of its name."""
+    db.execute(
+        "insert into tallybook.schedule (name, source, task, every, since, created_at, changed_at)"
+        " select 's' || to_char(n, 'FM0000'), 'database', 'send', '1 h', %(now)s, %(now)s, %(now)s from generate_series(1, 1000) n",
+        {"now": NOW},
+    )
+    text = await seen.page("/schedules")
+    assert text.count('<th scope="row">') == 100 and "s0100" in text and "s0101" not in text
+    assert 'scope="row"><a class="name" href="/schedule?name=s0101"' in await seen.page("/schedules?after=s0100")
+    found = await seen.page("/schedules?q=S099")
+    assert found.count('<th scope="row">') == 10
+    await seen.act("/schedule/pause", name="s0001")
+    assert "paused by local" in await seen.page("/schedules?q=s0001")
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.direct("a worker with a session")
+async def test_lag_and_memory_come_with_the_heartbeat(app: App, seen: Seen, db: Any) -> None:
+    """S2-09: a worker says with its heartbeat how late its loop was and its memory; slots and version from its start."""
+    import asyncio
+
+    holding = asyncio.Event()
+
+    @app.task(queue="hold")
+    async def hold() -> None:
+        await holding.wait()
+
+    await hold.enqueue(app)
+    running = asyncio.create_task(app.run_worker(queues={"mail": 3, "hold": 4}, heartbeat="50 ms", name="till"))
+    query = "select id, slots, version, extract(epoch from lag), memory from tallybook.workers where lag is not null"
+    row = await asyncio.to_thread(wait_until, lambda: db.execute(query).fetchone(), "a beat with the lag")
+    number, slots, version, lag, held = row
+    assert slots == [3, 4] and version and 0 <= lag < 60 and held > 2**20
+    await asyncio.to_thread(
+        wait_until, lambda: db.execute("select from tallybook.running()").fetchone() is not None, "the job runs"
+    )
+    listed, one = await seen.page("/workers"), await seen.page(f"/worker?id={number}")
+    assert "till" in listed and "MiB" in listed and '<td class="n">7</td>' in listed
+    assert "hold" in one and 'href="/job/' in one and "MiB" in one
+    assert db.execute("select count(*) from tallybook.running(of_worker => %s)", [number]).fetchone() == (1,)
+    assert db.execute("select count(*) from tallybook.running(of_worker => %s)", [number + 1]).fetchone() == (0,)
+    holding.set()
+    running.cancel()
+    await asyncio.wait((running,))
+    assert "Ended last" in await seen.page("/workers")
+
+
+async def test_a_worker_of_the_old_form(seen: Seen, db: Any) -> None:
+    """S2-09: a worker that says neither lag nor memory nor slots, as older releases do, works, and its page says so."""
+    call = (
+        "select tallybook.worker_start(%s::text, %s::text[], %s::text[], session => %s::boolean, lease => %s::interval,"
+        " catalogue => %s::jsonb), tallybook._timeline()"
+    )
+    number, timeline = db.execute(call, [EVIL, ["mail"], ["send"], False, "30 s", "[]"]).fetchone()
+    beat = (
+        "select r.job_id, r.reason, r.attempt from tallybook._on_timeline(%s::text)"
+        " left join lateral tallybook.renew(%s::int, %s::bigint, %s::bigint[]) r on true where r.job_id is not null"
+    )
+    assert db.execute(beat, [timeline, number, 0, []]).fetchall() == []
+    found = db.execute("select lag, memory, slots, version from tallybook.workers").fetchone()
+    assert found == (None, None, None, None)
+    listed, one = await seen.page("/workers"), await seen.page(f"/worker?id={number}")
+    assert html.escape(EVIL, quote=False)[:12] in listed and EVIL not in listed + one and "not said" in one
+    db.execute("select tallybook.renew(%s, 0, lag => '1.5 s', memory => 94371840)", [number])
+    assert "1.5 s" in (text := await seen.page("/workers")) and "90 MiB" in text
+    db.execute("update tallybook.worker set seen_at = now() - interval '1 min'")
+    assert "silent" in await seen.page("/workers") and "Silent for longer" in await seen.page(f"/worker?id={number}")
+    db.execute("update tallybook.worker set seen_at = '-infinity'")  # worker_stop, while it has left something
+    assert ">stopped</span>" in await seen.page("/workers") and "was stopped" in await seen.page(f"/worker?id={number}")
+    db.execute("select tallybook.worker_stop(%s)", [number])
+    assert "It ended" in await seen.page(f"/worker?id={number}") and EVIL not in await seen.page("/workers")
+
+
+async def test_the_workers_are_live(app: App, dsn: str, db: Any) -> None:
+    """S2-09: the topics of the workers hold the same as the pages, and nothing of one viewer."""
+    db.execute("select tallybook.worker_start('till', '{mail}')")
+    site = dashboard(app, dsn=dsn)
+    try:
+        live: Live = site.live
+        assert live.knows("workers") and live.knows("worker:1")
+        async with site.database.read() as conn:
+            number = db.execute("select id from tallybook.workers").fetchone()[0]
+            texts = [await live._asks["workers"](conn, ""), await live._asks["worker"](conn, str(number))]
+            assert await live._asks["worker"](conn, "x") is None
+    finally:
+        await site.aclose()
+    assert all(text and "mail" in text and "<form" not in text and "token" not in text for text in texts)
+
+
+def test_the_lag_is_the_longest_wait_since_it_was_asked() -> None:
+    """S2-09: the lag is the longest that the loop kept a sign waiting, then begins anew; a loop that is blocked counts already."""
+    import asyncio
+
+    async def life() -> tuple[float | None, float | None]:
+        watchdog = Watchdog(asyncio.get_running_loop())
+        first = watchdog.lag()
+        watchdog.start()
+        try:
+            time.sleep(1.2)  # noqa: ASYNC251 - in the loop's own thread: it is blocked for more than the half second between two signs
+            return first, watchdog.lag()
+        finally:
+            watchdog.stop()
+
+    first, second = asyncio.run(life())
+    assert first is None and second is not None and second > 0.3
+    assert (memory() or 0) > 2**20
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+async def test_limits_show_each_key_that_is_in_use(app: App, seen: Seen, db: Any) -> None:
+    """S2-09: limits show rules and the keys in use with what waits; idle keys are left out and pages go through all names."""
+    app.rate_limit("acme", 8, per="1 min")
+    await app.concurrency_limit_put(app, "customer", 2)
+    await app.rate_limit_put(app, "acme", 8, per="1 min")
+    await app.breaker_put(app, "provider", 5, per="1 min", open_for="30 s")
+    await app.rate_limit_push(app, "acme:<b>x</b>", datetime.now(UTC) + timedelta(hours=1))
+    await app.breaker_open(app, "provider:acme", "2 h")
+    db.execute(
+        "insert into tallybook.concurrency_line (seq, job_id, priority, name) values (1, 9999, 2, 'provider:acme')"
+    )
+    # More who wait than are counted, more keys than a page has, and keys that only other kinds of rules use.
+    db.execute(
+        "insert into tallybook.concurrency_line (seq, job_id, priority, name)"
+        " select n, n, 2, 'customer:many' from generate_series(1, 1200) n"
+        " union all select n, n, 2, 'customer:' || to_char(n, 'FM0000') from generate_series(1, 120) n"
+    )
+    db.execute(
+        "insert into tallybook.rate_state (name, next_at, front_at, granted)"
+        " select 'customer:' || to_char(n, 'FM0000'), '-infinity', '-infinity', 0 from generate_series(1, 3000) n"
+    )
+    text = await seen.page("/limits")
+    assert "acme:&lt;b&gt;x&lt;/b&gt;" in text and "<b>x</b>" not in text
+    assert 'class="badge bad">open<' in text and "no rule any more" not in text
+    assert "provider:acme" not in text[text.index('id="h-concurrency"') : text.index('id="h-rates"')]
+    names, path, seen_many = [], "/limits", False
+    while path:
+        text = await seen.page(path)
+        part = text[text.index('id="h-concurrency"') : text.index('id="h-rates"')]
+        names += re.findall(r'title="(customer[^"]*)"', part)
+        seen_many = seen_many or "1,000+" in part
+        following = re.search(r'href="([^"]+)">More</a>', part)
+        path = html.unescape(following[1]) if following else ""
+    assert len(names) == len(set(names)) == 122 and seen_many
+    path, looked = "/limits", 0
+    while path:
+        text, looked = await seen.page(path), looked + 1
+        part = text[text.index('id="h-rates"') : text.index('id="h-breakers"')]
+        assert "customer" not in part.replace("c=customer", "").replace("r=customer", "")
+        following = re.search(r'href="([^"]+)">More</a>', part)
+        path = html.unescape(following[1]) if following else ""
+    assert 11 <= looked <= 13  # 255 names a page, of which none is of use
+
+
+async def test_fair_keys_are_counted_so_far(app: App, seen: Seen, db: Any) -> None:
+    """S2-09: keys that take turns are shown with who waits, up to a number."""
+    for key in ("a", EVIL):
+        await app.tasks["send"].with_(fair_key=key).enqueue(app, "x")
+    found = db.execute("select queue, fair_key, waiting from tallybook.fair_keys() order by 2 desc").fetchall()
+    assert found == [("mail", "a", 1), ("mail", EVIL, 1)]
+    assert db.execute("select count(*) from tallybook.fair_keys(1)").fetchone() == (1,)
+    text = await seen.page("/limits")
+    assert EVIL not in text and html.escape(EVIL)[:10] in text
+    with pytest.raises(psycopg.Error, match="max_keys 0"):
+        db.execute("select from tallybook.rate_keys(max_keys => 0)")
+
+
+# --- providers --------------------------------------------------------------------------------------------------------
+
+
+async def test_no_page_shows_a_secret(app: App, seen: Seen, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S1-13, S2-09: pages tell which secrets a provider has, and neither the secret, nor its ciphertext, nonce or key."""
+    monkeypatch.setenv("TALLYBOOK_KEYS", KEY)
+    await app.providers.put(EVIL[:40], kind="smtp", active=False)
+    await app.providers.put("acme", kind="market-data", settings={"password": CANARY})
+    await app.providers.set_secret("acme", "api_key", CANARY)
+    await app.providers.set_secret("acme", "api_key", CANARY + "2")
+    await app.providers.route("equity", "acme")
+    held = db.execute(
+        "select encode(ciphertext, 'hex'), encode(nonce, 'hex') from tallybook.provider_secret"
+    ).fetchall()
+    assert len(held) == 2 and (await app.providers.get("acme")).secrets["api_key"].reveal() == CANARY + "2"  # control
+    texts = [await seen.page(path) for path in (*PAGES, "/", "/queues")]
+    for word in (CANARY, KEY, KEY.partition(":")[2], *(word for row in held for word in row)):
+        assert not any(word in text for text in texts)
+    text = await seen.page("/providers")
+    assert "api_key" in text and "as it was" in text and "all others" in text and "not active" in text
+    assert EVIL[:40] not in text and "api_key" not in await seen.page("/providers?q=img")
+
+
+# --- upkeep and audit -------------------------------------------------------------------------------------------------
+
+
+async def test_upkeep_says_what_the_doctor_finds(seen: Seen, db: Any) -> None:
+    """S2-09: findings stand with what to do, bad ones first, and good ones are folded away."""
+    db.execute("select tallybook.enqueue('lost', 'nobody', '{}')")
+    text = await seen.page("/upkeep")
+    shown, _, folded = text.partition('<details class="more">')
+    assert "checks are good" in folded and ">connection</th>" in folded and ">connection</th>" not in shown
+    assert re.search(r'<span class="badge (bad|warn)">(problem|warning)</span>', shown)
+
+
+async def test_the_doctor_does_not_hold_up_the_page(dsn: str) -> None:
+    """S2-09: who asks gets what was found so far, all who ask meanwhile share one look, and a lost server is a finding."""
+    one = Examination(lambda: dsn)
+    first, complete = await one.look(0.0)
+    assert not complete and first == []
+    found, complete = await one.look(60.0)
+    assert complete and len(found) > 10 and one.runs == 1
+    assert await one.look() == (found, True) and one.runs == 1
+    away, complete = await Examination(lambda: "host=127.0.0.1 port=1 password=hush").look(60.0)
+    assert complete and away[0].level == "problem" and "hush" not in str(away)
+
+
+async def test_the_audit_is_read_page_by_page(seen: Seen, db: Any) -> None:
+    """S2-09: newest first, by actor and action, every row once, everything in it as text."""
+    for n in range(120):
+        target = json.dumps({"queue": EVIL, "n": n, "api_key": CANARY})
+        db.execute(
+            "select tallybook.audit_put(%s, 'api', %s, %s::jsonb, '{}')",
+            ["ada" if n % 2 else EVIL, "pause" if n < 60 else "retry", target],
+        )
+    path, rows = "/audit", []
+    while path:
+        text = await seen.page(path)
+        assert EVIL not in text and CANARY not in text
+        rows += re.findall(r">n (\d+), queue ", text)
+        following = re.search(r'href="([^"]+)">Older</a>', text)
+        path = html.unescape(following[1]) if following else ""
+    assert [int(n) for n in rows] == list(range(119, -1, -1))
+    text = await seen.page("/audit?actor=ada&action=pause")
+    assert re.findall(r">n (\d+), queue ", text) == [str(n) for n in range(59, 0, -2)]
+
+
+# --- roles ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.direct("logins of its own")
+async def test_what_a_readers_role_may_not_see_is_told(empty_dsn: str) -> None:
+    """S2-09: with the reader's role pages show what it may see; what it may not is said, and no page crashes."""
+    with house(empty_dsn) as at:
+        at.give()
+        app = shop()
+        at.db.execute(
+            "select tallybook.schedule_put('s', 'send', jsonb_build_object('to', %s::text), every => '1 hour')",
+            [CANARY],
+        )
+        at.db.execute("select tallybook.worker_start('till', '{mail}')")
+        reader, operator = at.dsn_of(at.user("reader")), at.dsn_of(at.user("operator"))
+        async with seeing(app, reader) as seen:
+            for path in ("/schedules", "/workers", "/limits", "/providers", "/upkeep"):
+                assert CANARY not in await seen.page(path)
+            text = await seen.page("/schedule?name=s")
+            assert CANARY not in text and "reader's role" in html.unescape(text)
+            assert "docs/roles.md" in await seen.page("/audit", 403)
+        async with seeing(app, operator) as seen:
+            assert CANARY in await seen.page("/schedule?name=s")  # control
+            await seen.page("/upkeep")
+            assert "put in job" in await seen.act("/schedule/run", name="s")

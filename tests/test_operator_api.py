@@ -1,0 +1,256 @@
+"""What the operator API does: each verb, its audit row, and what a key without the scope admin does not see."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from support.hands import Hands, Job
+from support.operator_client import OTHER, SECRET, Client, client
+from tallybook import App
+from tallybook._web.api.routes import OPERATIONS
+from tallybook.web import Key, operator_api
+
+pytestmark = pytest.mark.anyio
+CANARY = "canary-7f3a"
+
+
+@pytest.fixture
+async def call(dsn: str) -> AsyncIterator[Client]:
+    keys = [Key("ops", SECRET, ("admin",)), Key("plain", OTHER, ("read", "enqueue", "operate"))]
+    api = operator_api(App("shop", dsn=dsn), keys=keys)
+    async with client(api) as one:
+        yield one
+    await api.close()
+
+
+@pytest.fixture
+def plain(call: Client) -> Client:
+    return call.by("plain", OTHER)
+
+
+def fail(hands: Hands, job: Job, message: str, *, final: bool) -> None:
+    """End an attempt with an error of these words."""
+    error = Jsonb({"type": "SmtpError", "message": message})
+    say = "select tallybook.fail(%s, %s, %s, %s, '1 hour', final => %s)"
+    hands.one(say, job.lease, job.id, job.attempt, error, final)
+
+
+def dead(db: Any, n: int = 1, queue: str = "mail", key: str | None = None) -> list[int]:
+    """Dead letters with a canary in their args and in their error."""
+    hands, found = Hands(db, queue), []
+    for _ in range(n):
+        db.execute(
+            "select tallybook.enqueue(%s, 'welcome', jsonb_build_object('secret', %s::text), unique_key => %s)",
+            [queue, CANARY, key],
+        )
+        (job,) = hands.claim()
+        fail(hands, job, f"said {CANARY}", final=True)
+        found.append(job.id)
+    return found
+
+
+def audits(db: Any) -> list[tuple[Any, ...]]:
+    rows = "select actor, via, action, target, done from tallybook.audits order by id"
+    found: list[tuple[Any, ...]] = db.execute(rows).fetchall()
+    return found
+
+
+async def test_a_failed_job_is_retried(plain: Client, db: Any) -> None:
+    """S2-12: a dead job is given another attempt, which is on record with the key's id; a second retry is a conflict."""
+    (job,) = dead(db)
+    answer = await plain("POST", f"/jobs/{job}/retry")
+    assert (answer.status_code, answer.json()) == (200, {"job": job, "attempt": 2})
+    assert db.execute("select state from tallybook.job where id = %s", [job]).fetchone()[0] == "available"
+    again = await plain("POST", f"/jobs/{job}/retry")
+    assert (again.status_code, again.json()["code"]) == (409, "conflict")
+    assert audits(db) == [("plain", "api", "retry", {"job": job}, {"attempt": 2})]
+    assert (await plain("POST", "/jobs/999999/retry")).status_code == 404
+
+
+async def test_dead_letters_are_retried_by_filter(plain: Client, db: Any) -> None:
+    """S2-12: dead letters are retried by filter, after a dry run has said how many; others stay; one row says what was done."""
+    ids, others = dead(db, 3), dead(db, 1, "pay")
+    wanted = {"queue": "mail", "reason": "failed"}
+    assert (await plain("POST", "/dead-letters/retry", {**wanted, "dry_run": True})).json() == {
+        "dry_run": True,
+        "matched": 3,
+    }
+    assert audits(db) == [] and db.execute("select count(*) from tallybook.dead").fetchone()[0] == 4
+    assert (await plain("POST", "/dead-letters/retry", wanted)).json() == {"dry_run": False, "retried": 3, "refused": 0}
+    states = dict(db.execute("select id, state from tallybook.job").fetchall())
+    assert {states[job] for job in ids} == {"available"} and states[others[0]] == "dead"
+    assert (await plain("POST", "/dead-letters/retry", wanted)).json()["retried"] == 0
+    assert audits(db) == [("plain", "api", "retry_dead", wanted, {"retried": 3, "refused": 0})]
+
+
+async def test_dead_letters_are_dropped_by_filter(call: Client, db: Any) -> None:
+    """S2-12: dead letters are dropped by filter, at most so many; text and args of the filter are not in the audit."""
+    dead(db, 3)
+    wanted = {"args": {"secret": CANARY}, "text": CANARY, "max_jobs": 2}
+    assert (await call("POST", "/dead-letters/drop", {**wanted, "dry_run": True})).json()["matched"] == 2
+    assert (await call("POST", "/dead-letters/drop", wanted)).json() == {"dry_run": False, "dropped": 2}
+    assert db.execute("select count(*) from tallybook.dead").fetchone()[0] == 1
+    assert audits(db) == [("ops", "api", "drop_dead", {"args": True, "text": True}, {"dropped": 2})]
+
+
+async def test_a_schedule_is_run_out_of_its_time(plain: Client, db: Any) -> None:
+    """S2-12: a schedule is fired now, paused and resumed; each is on record, and what changed nothing is not."""
+    db.execute("select tallybook.schedule_put('a/b ü', 'report', '{}', every => '1 day')")
+    target = "/schedules/a%2Fb%20%C3%BC"
+    ran = (await plain("POST", f"{target}/run")).json()
+    assert (ran["what"], ran["schedule"]) == ("enqueued", "a/b ü")
+    assert db.execute("select task from tallybook.job where id = %s", [ran["job"]]).fetchone()[0] == "report"
+    changed = [(await plain("POST", f"{target}/{verb}")).json()["changed"] for verb in ("pause", "pause", "resume")]
+    assert changed == [True, False, True]
+    assert [row[2] for row in audits(db)] == ["schedule_run", "schedule_pause", "schedule_resume"]
+    assert audits(db)[0][4] == {"what": "enqueued", "job": ran["job"], "jobs": 1}
+    (listed,) = (await plain("GET", "/schedules")).json()["schedules"]
+    assert (listed["name"], listed["every"], listed["paused_at"]) == ("a/b ü", 86400, None)
+    assert (await plain("POST", "/schedules/none/run")).status_code == 404
+
+
+async def test_queues_are_paused_and_resumed(plain: Client, db: Any) -> None:
+    """S2-12: a queue is paused in the key's name and resumed; an unknown one is 404."""
+    db.execute("select tallybook.enqueue('mail', 'welcome')")
+    assert (await plain("POST", "/queues/mail/pause")).json() == {"queue": "mail", "paused": True, "changed": True}
+    (listed,) = (await plain("GET", "/queues")).json()["queues"]
+    assert listed["paused_by"] == "plain"
+    assert (await plain("POST", "/queues/mail/resume")).json()["changed"] is True
+    assert (await plain("POST", "/queues/mail/resume")).json()["changed"] is False
+    assert [row[2:4] for row in audits(db)] == [("pause", {"queue": "mail"}), ("resume", {"queue": "mail"})]
+    assert (await plain("POST", "/queues/none/pause")).status_code == 404
+    assert (await plain("POST", "/queues//pause")).status_code == 422
+
+
+async def test_jobs_are_enqueued(plain: Client, db: Any) -> None:
+    """S2-12: a job is put in with all its options, once per unique key; args are nowhere in the audit."""
+    whole = {
+        "queue": "mail", "task": "welcome", "args": {"secret": CANARY, "n": [1, 2.5, None, "ü"]}, "priority": 1,
+        "run_at": "2031-01-31T09:00:00+01:00", "max_attempts": 3, "unique": "k", "unique_while": "queued",
+        "order_key": "user:1", "expires_at": "2032-01-01T00:00:00Z", "headers": {"trace": "4711"}, "links": {"user": 42},
+    }  # fmt: skip
+    made = await plain("POST", "/jobs", whole)
+    assert (made.status_code, made.json()["created"]) == (201, True)
+    job = made.json()["job"]
+    row = db.execute(
+        "select queue, task, args, priority, run_at::text, max_attempts, unique_key, order_key, headers, links"
+        " from tallybook.job where id = %s",
+        [job],
+    ).fetchone()
+    assert row[:4] == ("mail", "welcome", whole["args"], 1)
+    assert row[4] == "2031-01-31 08:00:00+00" and row[5:8] == (3, "k", "user:1")
+    assert row[8]["trace"] == "4711" and row[9] == {"user": "42"}
+    again = await plain("POST", "/jobs", whole)
+    assert (again.status_code, again.json()) == (200, {"job": job, "created": False})
+    taken = await plain("POST", "/jobs", {**whole, "on_conflict": "raise"})
+    assert (taken.status_code, taken.json()["code"]) == (409, "conflict")
+    later = await plain("POST", "/jobs", {"queue": "mail", "task": "welcome", "delay": "5 min"})
+    assert db.execute(
+        "select run_at > now() + '4 min' from tallybook.job where id = %s", [later.json()["job"]]
+    ).fetchone()[0]
+    assert [row[2:] for row in audits(db)] == [
+        ("enqueue", {"queue": "mail", "task": "welcome", "on_conflict": "skip"}, {"job": one, "created": True})
+        for one in (job, later.json()["job"])
+    ]
+    assert CANARY not in str(audits(db))
+
+
+async def test_a_job_is_cancelled(plain: Client, db: Any) -> None:
+    """S2-12: a job is cancelled once; what had ended before is told, and is no change."""
+    db.execute("select tallybook.enqueue('mail', 'welcome')")
+    assert (await plain("POST", "/jobs/1/cancel", {"reason": "gone"})).json() == {"job": 1, "state": "cancelled"}
+    assert (await plain("POST", "/jobs/1/cancel")).json()["state"] == "cancelled"
+    (job,) = dead(db)
+    assert (await plain("POST", f"/jobs/{job}/cancel")).json()["state"] == "dead"
+    assert audits(db) == [("plain", "api", "cancel", {"job": 1}, {"state": "cancelled"})]
+
+
+async def test_only_admin_sees_what_jobs_carry(call: Client, plain: Client, db: Any) -> None:
+    """S2-12: args, results and errors are shown to keys with the scope admin only, in no answer and by no filter to others."""
+    (job,) = dead(db)
+    db.execute("select tallybook.enqueue('mail', 'welcome', jsonb_build_object('secret', %s::text))", [CANARY])
+    (retrying,) = (one.id for one in Hands(db, "mail").claim())
+    targets = [f"/jobs/{job}", f"/jobs/{job}/why", "/dead-letters"]
+    for target in targets:
+        shown, hidden = await call("GET", target), await plain("GET", target)
+        assert (shown.status_code, hidden.status_code) == (200, 200)
+        assert CANARY in shown.text and CANARY not in hidden.text
+    assert (await plain("GET", f"/jobs/{retrying}/why")).json()["reasons"][0]["reason"] == "running"
+    assert (await plain("GET", f"/jobs/{job}")).json()["died_of"] == "failed"
+    assert (await plain("GET", "/dead-letters")).json()["dead_letters"][0]["error_type"] == "SmtpError"
+    for method, target, document in (
+        ("GET", "/dead-letters?text=canary", None),
+        ("POST", "/dead-letters/retry", {"args": {"secret": CANARY}, "dry_run": True}),
+        ("POST", "/dead-letters/drop", {"text": "canary", "dry_run": True}),
+    ):
+        assert (await plain(method, target, document)).status_code == 403
+        assert (await call(method, target, document)).status_code == 200
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "retrying", "cancel_pending"])
+async def test_why_does_not_tell_errors(call: Client, plain: Client, db: Any, reason: str) -> None:
+    """S2-12: what somebody has written, or a handler has raised, is not in the reasons of a key without admin."""
+    hands = Hands(db, "mail")
+    db.execute("select tallybook.enqueue('mail', 'welcome')")
+    if reason == "retrying":
+        (job,) = hands.claim()
+        fail(hands, job, CANARY, final=False)
+    else:
+        db.execute("select tallybook.cancel(1, %s)", [CANARY])
+        if reason == "cancelled":
+            hands.start()
+    found = (await call("GET", "/jobs/1/why")).json()["reasons"]
+    assert found[0]["reason"] == reason and CANARY in str(found)
+    bare = (await plain("GET", "/jobs/1/why")).json()["reasons"]
+    assert [one["reason"] for one in bare] == [one["reason"] for one in found]
+    assert all(one["explanation"] and "details" not in one for one in bare) and CANARY not in str(bare)
+
+
+async def test_counts_workers_and_audits_are_read(call: Client, db: Any) -> None:
+    """S2-12: counts, living workers and the audit are read, page by page."""
+    db.execute("select tallybook.enqueue('mail', 'welcome'), tallybook.enqueue('pay', 'charge')")
+    found = {(one["queue"], one["task"]): one["available"] for one in (await call("GET", "/counts")).json()["counts"]}
+    assert found == {("mail", "welcome"): 1, ("pay", "charge"): 1}
+    db.execute("select tallybook.worker_start('web-1', '{mail}')")
+    (worker,) = (await call("GET", "/workers")).json()["workers"]
+    assert (worker["name"], worker["queues"]) == ("web-1", ["mail"])
+    assert (await call("GET", "/workers?queue=pay")).json()["workers"] == []
+    for verb in ("pause", "resume"):
+        await call("POST", f"/queues/mail/{verb}")
+    (newest,) = (await call("GET", "/audits?max_rows=1")).json()["audits"]
+    (older,) = (await call("GET", f"/audits?max_rows=1&before={newest['id']}")).json()["audits"]
+    assert (newest["action"], older["action"]) == ("resume", "pause")
+    assert len((await call("GET", "/audits?action=pause&actor=ops")).json()["audits"]) == 1
+
+
+async def test_a_failed_audit_row_takes_its_change_along(call: Client, db: Any) -> None:
+    """S2-12: no change without its row: where the row cannot be written the change is undone."""
+    db.execute("select tallybook.enqueue('mail', 'welcome')")
+    db.execute("alter table tallybook.audit add constraint never check (false) not valid")
+    assert (await call("POST", "/queues/mail/pause")).status_code in (422, 500)
+    assert db.execute("select paused_at from tallybook.queues where name = 'mail'").fetchone()[0] is None
+    db.execute("alter table tallybook.audit drop constraint never")
+    assert (await call("POST", "/queues/mail/pause")).status_code == 200
+
+
+async def test_a_change_that_waits_too_long_is_503(call: Client, db: Any, connect: Any) -> None:
+    """What others hold is waited for 2 s at most, then it is 503, and nothing has happened."""
+    db.execute("select tallybook.queue_put('mail')")
+    other = connect(autocommit=False)
+    other.execute("select tallybook.pause('mail')")
+    answer = await call("POST", "/queues/mail/pause")
+    assert (answer.status_code, answer.json()["code"]) == (503, "slow")
+    other.rollback()
+    assert audits(db) == []
+
+
+def test_every_change_is_by_post_and_no_reading_is() -> None:
+    """What is read is GET, what may change is POST, and no reading has a body."""
+    for one in OPERATIONS:
+        assert (one.method == "POST") is (one.changes is not None) is (one.reads is None)
+        assert one.method == "POST" or not one.in_body
+        assert one.scope != "read" or one.method == "GET"

@@ -1,0 +1,144 @@
+"""docs/operator-api.md is held against the API: its clients run, its tables are complete, its document is that of the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.cli import Command
+from support.operator_client import SECRET
+from support.operator_process import serving
+from tallybook._web.api import openapi
+from tallybook._web.api.keys import SCOPES
+from tallybook._web.api.problems import CODES
+from tallybook._web.api.routes import OPERATIONS
+from tallybook.web import read_keys
+from test_docs import ROOT, blocks, section, table, text
+
+PAGE = "docs/operator-api.md"
+
+
+def scripts(folder: Path) -> None:
+    """The files of the page, each of which names itself in its first line."""
+    for language in ("sh", "python"):
+        for block in blocks(ROOT / PAGE, language):
+            first = block.splitlines()[0]
+            if first.startswith("# ") and first.split()[1].rstrip(":") in ("call.sh", "call.py", "server.py"):
+                (folder / first.split()[1].rstrip(":")).write_text(block, encoding="utf-8")
+
+
+def run(folder: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a client of the page."""
+    env = {**os.environ, "API_URL": url, "API_KEY": "deploy", "API_SECRET": SECRET}
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """The file of the page, with a secret that is one."""
+    (block,) = blocks(ROOT / PAGE, "toml")
+    path = tmp_path / "keys.toml"
+    path.write_text(block.replace("64 hexadecimal digits", SECRET), encoding="utf-8")
+    path.chmod(0o600)
+    assert [(key.id, key.queues) for key in read_keys(path)] == [("deploy", ("mail",))]
+    return path
+
+
+def test_the_client_of_the_page_in_python(tmp_path: Path, dsn: str, db: Any, keys: Path) -> None:
+    """S2-12: call.py of the page, with the standard library alone, is served by a real server."""
+    db.execute("select tallybook.enqueue('mail', 'send_welcome')")
+    scripts(tmp_path)
+    with serving(dsn, keys) as url:
+        done = run(tmp_path, url, sys.executable, "-I", "call.py")
+    assert done.returncode == 0, done.stderr
+    paused, counts, dry = (eval_of(line) for line in done.stdout.splitlines())
+    assert paused == {"queue": "mail", "paused": True, "changed": True}
+    assert counts["counts"][0]["available"] == 1 and dry == {"dry_run": True, "matched": 0}
+
+
+def eval_of(line: str) -> Any:
+    """What Python has printed, as a value."""
+    import ast
+
+    return ast.literal_eval(line)
+
+
+@pytest.mark.slow
+def test_the_client_of_the_page_in_a_shell(tmp_path: Path, dsn: str, db: Any, keys: Path) -> None:
+    """S2-12: call.sh of the page, with openssl and curl, is served by a real server, with a body, a query and encoded names."""
+    missing = [program for program in ("sh", "curl", "openssl") if shutil.which(program) is None]
+    assert not missing, f"this test needs {', '.join(missing)}: without them the page's example is not shown to work"
+    db.execute("select tallybook.enqueue('mail', 'send_welcome')")
+    db.execute("select tallybook.schedule_put('a/b ü', 'report', '{}', every => '1 day', queue => 'mail')")
+    scripts(tmp_path)
+    answers = []
+    with serving(dsn, keys) as url:
+        for words in (
+            ("POST", "/queues/mail/pause"),
+            ("GET", "/counts?task=send_welcome&queue=mail"),
+            ("POST", "/schedules/a%2Fb%20%C3%BC/run"),
+            ("POST", "/dead-letters/retry", '{"queue": "mail", "dry_run": true}'),
+        ):
+            done = run(tmp_path, url, "sh", "call.sh", *words)
+            assert done.returncode == 0, done.stdout + done.stderr
+            answers.append(json.loads(done.stdout))
+        refused = run(tmp_path, url, "sh", "call.sh", "POST", "/queues/pay/pause")
+    assert answers[0]["changed"] and answers[1]["counts"][0]["available"] == 1
+    assert (answers[2]["what"], answers[3]["matched"]) == ("enqueued", 0)
+    assert refused.returncode != 0 and json.loads(refused.stdout)["code"] == "queue"
+
+
+def test_the_server_of_the_page_can_be_made(tmp_path: Path, dsn: str, keys: Path) -> None:
+    """server.py of the page makes an API of the file of keys beside it, without a connection."""
+    scripts(tmp_path)
+    done = run(tmp_path, "", sys.executable, "-c", "import server; print(type(server.api).__name__)")
+    assert (done.returncode, done.stdout) == (0, "OperatorApi\n"), done.stderr
+
+
+def test_the_tables_of_the_page_are_those_of_the_api() -> None:
+    """S2-12: the page lists every endpoint with its scope, every scope and every code, and no other."""
+    listed = [tuple(cell.strip("`") for cell in row[:3]) for row in table(text(PAGE), "endpoint")]
+    assert listed == [(f"{one.method} {one.path}", one.scope, one.about) for one in OPERATIONS]
+    assert [row[0].strip("`") for row in table(section(PAGE, "Keys"), "scope")] == list(SCOPES)
+    codes = [(row[0].strip("`"), int(row[1]), row[2]) for row in table(text(PAGE), "code")]
+    assert codes == [(code, status, meaning) for code, (status, meaning) in CODES.items()]
+
+
+def test_the_document_names_what_is_served() -> None:
+    """The OpenAPI document has every endpoint, with an example for each value and a problem for each code."""
+    document = openapi.document("/api/v1")
+    served = {(one.method.lower(), one.path) for one in OPERATIONS}
+    assert {(method, path) for path, methods in document["paths"].items() for method in methods} == served
+    for one in OPERATIONS:
+        found = document["paths"][one.path][one.method.lower()]
+        said = " ".join(answer["description"] for answer in found["responses"].values())
+        assert all(
+            f"{code}: " in said for code in (*one.codes, "signature", "late", "replayed", "scope", "unavailable")
+        )
+        assert all("example" in parameter for parameter in found["parameters"])
+        assert all("example" in next(iter(answer["content"].values())) for answer in found["responses"].values())
+
+
+@pytest.mark.slow
+def test_the_api_is_off_unless_it_has_keys(tmp_path: Path, dsn: str, keys: Path) -> None:
+    """S2-12: `tallybook web` has no API; with --api-keys it is below /api/v1, signed, whoever may see the dashboard."""
+    scripts(tmp_path)
+    for option in ((), ("--api-keys", str(keys))):
+        with Command(tmp_path, "web", "--port", "0", *option, dsn=dsn) as web:
+            web.says("the dashboard is at http")
+            url = web.output.split("the dashboard is at ")[1].split()[0].rstrip("/") + "/api/v1"
+            signed = run(tmp_path, url, "sh", "call.sh", "GET", "/queues")
+            unsigned = subprocess.run(["curl", "-s", f"{url}/queues"], capture_output=True, text=True, check=True)
+            assert SECRET not in web.output
+        if option:
+            assert json.loads(signed.stdout) == {"queues": []} and json.loads(unsigned.stdout)["code"] == "unsigned"
+        else:
+            assert signed.returncode != 0 and "queues" not in signed.stdout.replace("/queues", "")
+            assert "unsigned" not in unsigned.stdout

@@ -1,0 +1,112 @@
+"""The keys of the operator API: the file, its rights, and the command that makes a key."""
+
+from __future__ import annotations
+
+import pickle
+import tomllib
+from pathlib import Path
+
+import click.testing
+import pytest
+
+from support.operator_client import OTHER, SECRET
+from tallybook import App
+from tallybook._cli import cli
+from tallybook.errors import ConfigError
+from tallybook.web import Key, operator_api, read_keys
+
+GOOD = f'[keys.deploy]\nsecret = "{SECRET}"\nscopes = ["read", "operate"]\nqueues = ["mail"]\n'
+
+
+def written(folder: Path, text: str, mode: int = 0o600) -> Path:
+    path = folder / "keys.toml"
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
+    """S2-12: a file has a table a key, several for a rotation; a key without queues reaches all."""
+    more = f'[keys."deploy-2"]\nsecret = "{OTHER}"\nscopes = ["admin"]\n'
+    assert read_keys(written(tmp_path, GOOD + more)) == [
+        Key("deploy", SECRET, ("read", "operate"), ("mail",)),
+        Key("deploy-2", OTHER, ("admin",)),
+    ]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602, 0o644, 0o666])
+def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    """S2-12: a file of keys that group or others can read or write is refused, in words; control: 600 and 400 are not."""
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_keys(written(tmp_path, GOOD, mode))
+    for good in (0o600, 0o400):
+        assert read_keys(written(tmp_path, GOOD, 0o600) if good == 0o600 else _only_read(tmp_path))
+
+
+def _only_read(folder: Path) -> Path:
+    (folder / "keys.toml").chmod(0o400)
+    return folder / "keys.toml"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "keys = 3",
+        "[keys]",
+        f'secret = "{SECRET}"',
+        GOOD + "[more]",
+        GOOD.replace('"read"', '"write"'),
+        GOOD.replace('["read", "operate"]', "[]"),
+        GOOD.replace('["read", "operate"]', '"read"'),
+        GOOD.replace('["mail"]', "[]"),
+        GOOD.replace('["mail"]', '[" mail"]'),
+        GOOD.replace("queues", "quques"),
+        GOOD.replace(SECRET, SECRET[:62]),
+        GOOD.replace(SECRET, "0" * 64),
+        GOOD.replace(SECRET, SECRET.upper()),
+        GOOD.replace(SECRET, SECRET[:63] + '" #'),
+        GOOD.replace("deploy", '"a b"'),
+        GOOD + GOOD.replace("deploy", "other"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_without_its_secrets(tmp_path: Path, text: str) -> None:
+    """S2-12: what cannot be meant is refused when the API is made, and no message shows a secret."""
+    with pytest.raises(ConfigError) as refused:
+        operator_api(App("shop"), keys=written(tmp_path, text))
+    shown = f"{refused.value!r} {refused.value} {refused.value.__dict__} {pickle.dumps(refused.value)!r}"
+    assert SECRET[:32] not in shown.lower()
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """A missing file, and a folder, are refused in words."""
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(ConfigError, match="keys"):
+            read_keys(path)
+
+
+def test_two_keys_of_one_id_or_one_secret_are_refused() -> None:
+    """S2-12: an id names one key, and a secret belongs to one, or what one key may could be had by another's signature."""
+    one = Key("one", SECRET, ("read",))
+    for other in (Key("one", OTHER, ("read",)), Key("two", SECRET, ("admin",))):
+        with pytest.raises(ConfigError, match="keys"):
+            operator_api(App("shop"), keys=[one, other])
+
+
+def test_a_key_is_made_on_the_command_line(tmp_path: Path) -> None:
+    """S2-12: `tallybook api-key new` prints a block that the file takes, with a fresh secret each time."""
+
+    def new(*words: str) -> click.testing.Result:
+        return click.testing.CliRunner().invoke(cli, ["api-key", "new", *words])
+
+    made = new("deploy", "--scope", "read", "--scope", "operate", "--queue", 'a "b"')
+    again = new("deploy-2", "--scope", "admin")
+    assert (made.exit_code, again.exit_code) == (0, 0)
+    first, second = read_keys(written(tmp_path, made.output + again.output))
+    assert (first.id, first.scopes, first.queues) == ("deploy", ("read", "operate"), ('a "b"',))
+    assert (second.scopes, second.queues) == (("admin",), None)
+    assert len(bytes.fromhex(first.secret)) == 32 and first.secret != second.secret
+    assert tomllib.loads(made.output)["keys"]["deploy"]["secret"] == first.secret
+    assert new("a b", "--scope", "read").exit_code == 2
+    assert new("deploy").exit_code == 2
+    assert new("deploy", "--scope", "all").exit_code == 2

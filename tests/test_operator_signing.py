@@ -1,0 +1,626 @@
+"""The operator API lets nobody in who has not signed exactly this request, now, with a key that may do it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from psycopg import sql
+
+from support.operator_client import OTHER, SECRET, Client, client, headers
+from support.operator_process import serving
+from tallybook import App
+from tallybook._web.api import openapi, serve
+from tallybook._web.api.routes import OPERATIONS
+from tallybook._web.api.signing import canonical, sent_path
+from tallybook.errors import QueueUnavailable
+from tallybook.web import Key, OperatorApi, operator_api
+
+pytestmark = pytest.mark.anyio
+THIRD = "0123456789abcdef" * 4
+PAUSE = "/queues/mail/pause"
+
+
+@pytest.fixture
+def app(dsn: str, db: Any) -> App:
+    db.execute("select tallybook.enqueue('mail', 'welcome'), tallybook.enqueue('pay', 'charge')")
+    return App("shop", dsn=dsn)
+
+
+@pytest.fixture
+def api(app: App) -> OperatorApi:
+    keys = [
+        Key("ops", SECRET, ("admin",)),
+        Key("reader", OTHER, ("read",)),
+        Key("mailer", THIRD, ("read", "enqueue", "operate"), ("mail",)),
+    ]
+    return operator_api(app, keys=keys)
+
+
+@pytest.fixture
+async def call(api: OperatorApi) -> AsyncIterator[Client]:
+    async with client(api) as one:
+        yield one
+    await api.close()
+
+
+def is_paused(db: Any) -> bool:
+    return bool(db.execute("select count(paused_at) from tallybook.queues where name = 'mail'").fetchone()[0])
+
+
+def codes(response: httpx2.Response) -> tuple[int, str]:
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert problem["status"] == response.status_code
+    return response.status_code, problem["code"]
+
+
+# What is signed
+
+
+def test_the_signed_text_is_this() -> None:
+    """S2-12: the signed text of a known request, and its signature, are these for ever: clients in any language rely on them."""
+    body = b'{"reason": "late"}'
+    text = canonical(
+        key="ops", method="POST", path=b"/api/v1/jobs/7/cancel", query=b"b=2&a=1&a=0", timestamp="1767225600",
+        nonce="0123456789abcdef", body=body,
+    )  # fmt: skip
+    digest = hashlib.sha256(body).hexdigest()
+    expected = f"tallybook-v1\nops\nPOST\n/api/v1/jobs/7/cancel\na=0&a=1&b=2\n1767225600\n0123456789abcdef\n{digest}"
+    assert text == expected.encode()
+    signature = hmac.new(bytes.fromhex(SECRET), expected.encode(), hashlib.sha256).hexdigest()
+    sent = headers("POST", "/api/v1/jobs/7/cancel?b=2&a=1&a=0", body, timestamp=1767225600, nonce="0123456789abcdef")
+    assert sent["Tallybook-Signature"] == f"v1={signature}"
+
+
+ALTERED: dict[str, Callable[[dict[str, Any]], None]] = {
+    "method": lambda request: request.update(method="GET"),
+    "path": lambda request: request.update(path="/queues/pay/pause"),
+    "encoding of the path": lambda request: request.update(path="/queues/m%61il/pause"),
+    "prefix": lambda request: request.update(root_path="/api"),
+    "query": lambda request: request.update(query=b"a=1"),
+    "body": lambda request: request.update(body=b'{"a":1}'),
+    "key": lambda request: request["headers"].update({"Tallybook-Key": "reader"}),
+    "timestamp": lambda request: request["headers"].update(
+        {"Tallybook-Timestamp": str(int(request["headers"]["Tallybook-Timestamp"]) + 1)}
+    ),
+    "nonce": lambda request: request["headers"].update({"Tallybook-Nonce": "f" * 32}),
+    "signature": lambda request: request["headers"].update({"Tallybook-Signature": "v1=" + "0" * 64}),
+}
+
+
+async def raw(api: Any, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Send a request to the app as a server would, with a scope that nothing has tidied up."""
+    sent: list[Any] = []
+    given = request["headers"]
+    pairs = given if isinstance(given, list) else [(k.lower().encode(), v.encode()) for k, v in given.items()]
+    bodies = request.get("bodies", [request.get("body", b"")])
+    messages = [
+        {"type": "http.request", "body": body, "more_body": n < len(bodies) - 1} for n, body in enumerate(bodies)
+    ]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    from urllib.parse import unquote
+
+    root = request.get("root_path", "")
+    scope = {
+        "type": "http", "method": request["method"], "path": root + unquote(request["path"]), "root_path": root,
+        "raw_path": (root + request["path"]).encode(), "query_string": request.get("query", b""), "headers": pairs,
+    }  # fmt: skip
+    await api(scope, receive, send)
+    return sent[0]["status"], json.loads(b"".join(one.get("body", b"") for one in sent[1:]))
+
+
+@pytest.mark.parametrize("what", [*ALTERED, "nothing"])
+async def test_an_altered_request_is_refused(api: OperatorApi, db: Any, what: str) -> None:
+    """S2-12: whatever is altered of a signed request, it is refused with 401, changing nothing; control: unaltered it is served."""
+    request = {"method": "POST", "path": PAUSE, "headers": headers("POST", PAUSE)}
+    if what != "nothing":
+        ALTERED[what](request)
+    status, answer = await raw(api, request)
+    await api.close()
+    if what == "nothing":
+        assert (status, is_paused(db)) == (200, True)
+    else:
+        # A path with another method there is none of: the list of endpoints is no secret.
+        assert (status, answer["code"]) == ((405, "method") if what == "method" else (401, "signature"))
+        assert not is_paused(db)
+        assert db.execute("select count(*) from tallybook.api_nonce").fetchone()[0] == 0
+
+
+async def test_without_the_comparison_an_altered_request_would_be_served(
+    api: OperatorApi, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: with a comparison that is always content the same altered request changes something."""
+    monkeypatch.setattr("tallybook._web.api.signing.hmac.compare_digest", lambda a, b: True)
+    request = {"method": "POST", "path": PAUSE, "headers": headers("POST", PAUSE), "body": b"{}"}
+    request["headers"]["Content-Type"] = "application/json"
+    assert (await raw(api, request))[0] == 200
+    assert is_paused(db)
+    await api.close()
+
+
+BAD_HEADERS = {
+    "no nonce": [("Tallybook-Nonce", None)],
+    "an empty nonce": [("Tallybook-Nonce", "")],
+    "a short nonce": [("Tallybook-Nonce", "a" * 15)],
+    "a very long nonce": [("Tallybook-Nonce", "a" * 129)],
+    "a nonce with a line feed": [("Tallybook-Nonce", "aaaaaaaa\naaaaaaaa")],
+    "no key": [("Tallybook-Key", None)],
+    "a key of another form": [("Tallybook-Key", "ops ")],
+    "no timestamp": [("Tallybook-Timestamp", None)],
+    "a timestamp that is none": [("Tallybook-Timestamp", "now")],
+    "a negative timestamp": [("Tallybook-Timestamp", "-1")],
+    "a timestamp with a point": [("Tallybook-Timestamp", "1767225600.5")],
+    "digits of another script": [("Tallybook-Timestamp", "١٧٦٧٢٢٥٦٠٠")],
+    "a timestamp beyond all years": [("Tallybook-Timestamp", "9" * 12)],
+    "no signature": [("Tallybook-Signature", None)],
+    "a signature of another version": [("Tallybook-Signature", "v2=" + "0" * 64)],
+    "capital letters": [("Tallybook-Signature", "v1=" + "A" * 64)],
+    "non-ASCII": [("Tallybook-Signature", "v1=" + "é" * 64)],
+}
+
+
+@pytest.fixture
+def unasked(monkeypatch: pytest.MonkeyPatch) -> OperatorApi:
+    """An API whose database must not be asked."""
+
+    def asked(*_: Any) -> Any:
+        raise QueueUnavailable("a test", "it was asked")
+
+    monkeypatch.setattr("tallybook._web.database.Database.act", asked)
+    return operator_api(App("shop"), keys=[Key("ops", SECRET, ("admin",))])
+
+
+async def test_headers_of_another_form_are_refused(unasked: OperatorApi) -> None:
+    """S2-12: a header that is missing, or that nobody can have meant, is refused before anything is read."""
+    for what, changes in BAD_HEADERS.items():
+        sent = headers("POST", PAUSE)
+        for name, value in changes:
+            if value is None:
+                del sent[name]
+            else:
+                sent[name] = value
+        status, answer = await raw(unasked, {"method": "POST", "path": PAUSE, "headers": sent})
+        assert (status, answer["code"]) == (401, "unsigned"), what
+
+
+async def test_a_header_that_is_there_twice_is_refused(unasked: OperatorApi) -> None:
+    """S2-12: which of two headers would count is nothing that a proxy and a server have to agree on."""
+    sent = headers("POST", PAUSE)
+    pairs = [(key.lower().encode(), value.encode()) for key, value in sent.items()]
+    for name, value in sent.items():
+        twice = [*pairs, (name.upper().encode(), value.encode())]
+        status, answer = await raw(unasked, {"method": "POST", "path": PAUSE, "headers": twice})
+        assert (status, answer["code"]) == (401, "unsigned"), name
+    assert (await raw(unasked, {"method": "POST", "path": PAUSE, "headers": pairs}))[0] == 503, "control: once each"
+
+
+async def test_the_order_of_the_query_is_free_and_a_name_is_there_once(call: Client) -> None:
+    """S2-12: pieces of a query may come in any order, which is why none may be there twice."""
+    signed = headers("GET", "/counts?queue=mail&task=welcome")
+    found = await call.http.get("/counts?task=welcome&queue=mail", headers=signed)
+    assert found.status_code == 200
+    assert [row["task"] for row in found.json()["counts"]] == ["welcome"]
+    assert codes(await call("GET", "/counts?queue=mail&queue=pay")) == (422, "invalid")
+    assert codes(await call("GET", "/counts?queue=mail&")) == (422, "invalid")
+    assert codes(await call("GET", "/counts?queue=%ff")) == (422, "invalid")
+
+
+@pytest.mark.parametrize(
+    ("scope", "path"),
+    [
+        ({"path": "/v1/queues", "root_path": "/v1", "raw_path": b"/v1/queues"}, b"/v1/queues"),  # mounted in Starlette
+        ({"path": "/queues", "root_path": "/v1", "raw_path": b"/v1/queues"}, b"/v1/queues"),  # a host that takes it off
+        (
+            {"path": "/a b", "root_path": "", "raw_path": b"/a%20b?x=1"},
+            b"/a%20b",
+        ),  # a server that leaves the query there
+        ({"path": "/ü", "root_path": ""}, b"/%C3%BC"),  # a server without a raw path
+        ({"path": "/v1/queues", "root_path": "", "raw_path": b"/elsewhere"}, b"/v1/queues"),  # rewritten on the way
+    ],
+)
+def test_the_path_that_is_signed_is_the_one_that_was_sent(scope: Any, path: bytes) -> None:
+    """S2-12: the signed path is the client's, with prefix and percent signs; never one that is not what is served."""
+    assert sent_path(scope) == path
+
+
+async def test_it_is_served_below_a_prefix(api: OperatorApi, db: Any) -> None:
+    """S2-12: mounted below a prefix the path is signed with it, and the document says where it is."""
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    async with client(Starlette(routes=[Mount("/api/v1", api)])) as call:
+        assert (await call("POST", "/api/v1/queues/mail/pause")).status_code == 200
+        assert is_paused(db)
+        unprefixed = headers("POST", "/queues/mail/pause")
+        assert codes(await call.http.post("/api/v1/queues/mail/pause", headers=unprefixed)) == (401, "signature")
+        assert (await call.http.get("/api/v1/openapi.json")).json()["servers"] == [{"url": "/api/v1"}]
+    await api.close()
+
+
+# When
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(-310, "late"), (310, "early"), (-290, None), (290, None)])
+async def test_the_time_counts(call: Client, db: Any, seconds: int, code: str | None) -> None:
+    """S2-12: what was signed more than 300 s ago or ahead, by the database's clock, is refused; what is within is served."""
+    now = int(db.execute("select extract(epoch from clock_timestamp())").fetchone()[0])
+    answer = await call("POST", PAUSE, timestamp=now + seconds)
+    if code is None:
+        assert answer.status_code == 200
+    else:
+        assert codes(answer) == (401, code)
+    assert is_paused(db) is (code is None)
+
+
+async def test_a_request_is_served_once(call: Client, db: Any) -> None:
+    """S2-12: the very same request again is refused with 409, for a change and for a reading."""
+    for method, target in (("POST", PAUSE), ("GET", "/queues")):
+        signed = headers(method, target)
+        assert (await call.http.request(method, target, headers=signed)).status_code == 200
+        db.execute("select tallybook.resume('mail')")
+        assert codes(await call.http.request(method, target, headers=signed)) == (409, "replayed")
+        assert not is_paused(db)
+
+
+async def test_two_apps_serve_a_request_once(app: App, db: Any) -> None:
+    """S2-12: of one request that reaches two apps of one database at once exactly one is served, and makes one job."""
+    key = Key("ops", SECRET, ("enqueue",))
+    apis = [operator_api(app, keys=[key]) for _ in range(2)]
+    body = b'{"queue": "mail", "task": "welcome"}'
+    async with client(apis[0]) as first, client(apis[1]) as second:
+        for _ in range(5):
+            signed = {**headers("POST", "/jobs", body), "Content-Type": "application/json"}
+            sent = (one.http.post("/jobs", content=body, headers=signed) for one in (first, second, first, second))
+            answers = await asyncio.gather(*sent)
+            assert sorted(answer.status_code for answer in answers) == [201, 409, 409, 409]
+    for api in apis:
+        await api.close()
+    assert db.execute("select count(*) from tallybook.job where queue = 'mail'").fetchone()[0] == 1 + 5
+
+
+@pytest.mark.slow
+def test_two_replicas_serve_a_request_once(dsn: str, app: App, db: Any, tmp_path: Path) -> None:
+    """S2-12: of one request that reaches two processes at once, again and again, exactly one is served each time."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'[keys.ops]\nsecret = "{SECRET}"\nscopes = ["operate", "enqueue"]\n')
+    keys.chmod(0o600)
+    body = b'{"queue": "mail", "task": "welcome"}'
+
+    async def race(urls: list[str]) -> None:
+        async with httpx2.AsyncClient(timeout=20) as http:
+            for _ in range(10):
+                signed = {**headers("POST", "/jobs", body), "Content-Type": "application/json"}
+                answers = await asyncio.gather(
+                    *(http.post(f"{url}/jobs", content=body, headers=signed) for url in urls * 3)
+                )
+                assert sorted(answer.status_code for answer in answers) == [201, 409, 409, 409, 409, 409]
+
+    with serving(dsn, keys) as first, serving(dsn, keys) as second:
+        asyncio.run(race([first, second]))
+    assert db.execute("select count(*) from tallybook.job where queue = 'mail'").fetchone()[0] == 1 + 10
+    assert db.execute("select count(*) from tallybook.audits").fetchone()[0] == 10
+
+
+async def test_what_was_refused_cannot_be_sent_again(call: Client, db: Any) -> None:
+    """S2-12: a refused action uses its nonce up, so who has caught it cannot have it done once it would not be refused."""
+    target = "/jobs/1/retry"
+    signed = headers("POST", target)
+    assert codes(await call.http.post(target, headers=signed)) == (409, "conflict")
+    db.execute("select tallybook.cancel(1)")
+    assert codes(await call.http.post(target, headers=signed)) == (409, "replayed")
+    assert (await call("POST", target)).status_code == 200
+    assert db.execute("select array_agg(action) from tallybook.audits").fetchone()[0] == ["retry"]
+
+
+async def test_what_never_committed_may_be_sent_again(
+    api: OperatorApi, call: Client, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S2-12: where the server dies before the commit nothing has happened, and the very same request is good again."""
+    put = serve.audit.put
+
+    def dies(*given: Any) -> Any:
+        others = "pid <> pg_backend_pid() and datname = current_database()"
+        db.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where {others}")  # noqa: S608
+        return put(*given)
+
+    signed = headers("POST", PAUSE)
+    monkeypatch.setattr(serve.audit, "put", dies)
+    refused = await call.http.post(PAUSE, headers=signed)
+    assert codes(refused) == (503, "unavailable") and refused.headers["retry-after"] == "1"
+    assert not is_paused(db)
+    monkeypatch.undo()
+    assert (await call.http.post(PAUSE, headers=signed)).status_code == 200
+    assert is_paused(db)
+
+
+DIES_AT_COMMIT = """
+create function dies() returns trigger language plpgsql as $$
+begin
+  perform pg_terminate_backend(pg_backend_pid());
+  return null;
+end $$;
+create constraint trigger dies after insert on tallybook.audit deferrable initially deferred for each row execute function dies()"""
+
+
+async def test_a_commit_that_is_not_answered_is_in_doubt(call: Client, db: Any) -> None:
+    """S2-12: where the database is lost at the commit the answer says so, and the very same request is good again."""
+    db.execute(DIES_AT_COMMIT)
+    signed = headers("POST", PAUSE)
+    assert codes(await call.http.post(PAUSE, headers=signed)) == (503, "in_doubt")
+    db.execute("drop trigger dies on tallybook.audit")
+    assert (await call.http.post(PAUSE, headers=signed)).status_code == 200
+    assert codes(await call.http.post(PAUSE, headers=signed)) == (409, "replayed")
+    assert db.execute("select count(*) from tallybook.audits").fetchone()[0] == 1
+
+
+# Who
+
+
+async def test_keys_are_changed_one_for_the_other(app: App) -> None:
+    """S2-12: during a rotation both keys are good; after it the old one is refused like one that never was."""
+    old, new = Key("old", SECRET, ("read",)), Key("new", OTHER, ("read",))
+    for keys, good in (([old], {"old"}), ([old, new], {"old", "new"}), ([new], {"new"})):
+        api = operator_api(app, keys=keys)
+        async with client(api) as call:
+            for key, secret in (("old", SECRET), ("new", OTHER)):
+                answer = await call.by(key, secret)("GET", "/queues")
+                assert answer.status_code == (200 if key in good else 401)
+        await api.close()
+
+
+async def test_an_unknown_key_is_compared_like_a_known_one(call: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S2-12: an unknown key and a wrong signature get one answer, and both a comparison in constant time."""
+    compared = 0
+    compare = hmac.compare_digest
+
+    def counted(one: Any, other: Any) -> bool:
+        nonlocal compared
+        compared += 1
+        return compare(one, other)
+
+    monkeypatch.setattr("tallybook._web.api.signing.hmac.compare_digest", counted)
+    unknown = await call.by("nobody", SECRET)("GET", "/queues")
+    wrong = await call.by("ops", OTHER)("GET", "/queues")
+    assert codes(unknown) == codes(wrong) == (401, "signature")
+    assert unknown.text == wrong.text and unknown.headers["www-authenticate"] == "Tallybook"
+    assert compared == 2
+
+
+@pytest.mark.parametrize("scope", ["read", "enqueue", "operate", "admin"])
+async def test_a_key_does_what_its_scopes_allow(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S2-12: each endpoint is open to keys with its scope and to admin, and to no other: 403 before the database is asked."""
+
+    def asked(*_: Any) -> Any:
+        raise QueueUnavailable("a test", "it was asked")
+
+    monkeypatch.setattr("tallybook._web.database.Database.act", asked)
+    api = operator_api(App("shop"), keys=[Key("ops", SECRET, (scope,))])
+    async with client(api) as call:
+        for operation in OPERATIONS:
+            target = operation.path.replace("{job}", "1").replace("{queue}", "mail").replace("{schedule}", "s")
+            document = {field.name: field.example for field in operation.in_body if field.required}
+            answer = await call(operation.method, target, document or None)
+            allowed = scope in (operation.scope, "admin")
+            assert codes(answer) == ((503, "unavailable") if allowed else (403, "scope")), operation.name
+
+
+async def test_nothing_is_served_unsigned_but_the_document(call: Client) -> None:
+    """S2-12: every endpoint without a signature is 401; the OpenAPI document, which has no secret, is all that there is."""
+    for operation in OPERATIONS:
+        target = operation.path.replace("{job}", "1").replace("{queue}", "mail").replace("{schedule}", "s")
+        assert codes(await call.http.request(operation.method, target)) == (401, "unsigned")
+    document = await call.http.get("/openapi.json")
+    assert document.status_code == 200 and document.json() == openapi.document()
+    assert codes(await call.http.options("/queues")) == (405, "method")
+    assert (await call.http.head("/queues")).status_code == 405
+    assert codes(await call.http.get("/")) == (404, "unknown")
+
+
+LIMITED = [
+    ("GET", "/jobs/2", None),
+    ("GET", "/jobs/2/why", None),
+    ("POST", "/jobs", {"queue": "pay", "task": "charge"}),
+    ("POST", "/jobs/2/retry", None),
+    ("POST", "/jobs/2/cancel", None),
+    ("GET", "/dead-letters?queue=pay", None),
+    ("POST", "/dead-letters/retry", {"queue": "pay"}),
+    ("POST", "/dead-letters/drop", {"queue": "pay"}),
+    ("GET", "/counts?queue=pay", None),
+    ("POST", "/queues/pay/pause", None),
+    ("POST", "/queues/pay/resume", None),
+    ("POST", "/schedules/pay/run", None),
+    ("POST", "/schedules/pay/pause", None),
+    ("POST", "/schedules/pay/resume", None),
+    ("GET", "/workers?queue=pay", None),
+]
+
+
+async def test_a_key_for_some_queues_reaches_no_other(call: Client, db: Any) -> None:
+    """S2-12: a key that is limited to a queue is refused at what is in another one; control: at its own it is not."""
+    queues = "unnest('{mail,pay}'::text[]) q"
+    db.execute(f"select tallybook.schedule_put(q, 'work', '{{}}', every => '1 day', queue => q) from {queues}")  # noqa: S608
+    mailer = call.by("mailer", THIRD)
+    for method, target, document in LIMITED:
+        assert codes(await mailer(method, target, document)) == (403, "queue"), target
+    assert db.execute("select count(*) from tallybook.audits").fetchone()[0] == 0
+    for method, target, document in LIMITED:
+        own = json.loads(json.dumps(document).replace("pay", "mail"))
+        answer = await mailer(method, target.replace("/2", "/1").replace("pay", "mail"), own)
+        # That the job is not dead is said only to who may retry it.
+        assert answer.status_code in (200, 201) or codes(answer) == (409, "conflict"), target
+
+
+async def test_lists_of_a_limited_key_have_its_queues_only(call: Client, db: Any) -> None:
+    """S2-12: what a limited key lists is of its queues, and it cannot touch a job of another queue by a unique key."""
+    mailer = call.by("mailer", THIRD)
+    assert [row["name"] for row in (await mailer("GET", "/queues")).json()["queues"]] == ["mail"]
+    assert [row["queue"] for row in (await mailer("GET", "/counts")).json()["counts"]] == ["mail"]
+    wanted = {"queue": "mail", "task": "charge", "unique": "k", "priority": 0, "on_conflict": "raise_priority"}
+    job = (await call("POST", "/jobs", {**wanted, "queue": "pay", "priority": 9})).json()["job"]
+    assert codes(await mailer("POST", "/jobs", wanted)) == (403, "queue")
+    assert db.execute("select priority from tallybook.job where id = %s", [job]).fetchone()[0] == 9
+
+
+async def test_a_schedule_that_is_given_another_queue_meanwhile_is_not_run(
+    call: Client, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S2-12: a schedule that leaves the key's queues between the look and the run is not run, and leaves no job and no row."""
+    put = "select tallybook.schedule_put('s', 'work', '{}', every => '1 day', queue => %s)"
+    db.execute(put, ["mail"])
+    run = App.schedule_run
+
+    async def late(self: App, conn: Any, name: str) -> Any:
+        db.execute(put, ["pay"])
+        return await run(self, conn, name)
+
+    monkeypatch.setattr(App, "schedule_run", late)
+    assert codes(await call.by("mailer", THIRD)("POST", "/schedules/s/run")) == (403, "queue")
+    assert db.execute("select count(*) from tallybook.job where task = 'work'").fetchone()[0] == 0
+    assert db.execute("select count(*) from tallybook.audits").fetchone()[0] == 0
+
+
+# How much
+
+
+async def test_bodies_are_bounded(call: Client, api: OperatorApi, db: Any) -> None:
+    """S2-12: a body of more than 1 MB, with and without a length, is refused unread; so is one that is deep or compressed."""
+    big = b'{"queue": "mail", "task": "t", "args": {"a": "' + b"x" * 999_990 + b'"}}'
+    assert codes(await call("POST", "/jobs", body=big)) == (413, "too_large")
+    read = 0
+
+    class Endless(list[bytes]):
+        def pop(self, *_: Any) -> Any:
+            nonlocal read
+            read += 1
+            return {"type": "http.request", "body": b"x" * 100_000, "more_body": True}
+
+    messages = Endless()
+
+    async def receive() -> Any:
+        return messages.pop()
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    pairs = [(key.lower().encode(), value.encode()) for key, value in headers("POST", "/jobs").items()]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/jobs",
+        "raw_path": b"/jobs",
+        "query_string": b"",
+        "headers": pairs,
+    }
+    await api(scope, receive, send)
+    assert (sent[0]["status"], read) == (413, 11)
+
+    for depth, found in ((62, 201), (64, 400), (100_000, 400)):
+        deep = b'{"queue": "mail", "task": "t", "args": {"a": ' + b"[" * depth + b"]" * depth + b"}}"
+        assert (await call("POST", "/jobs", body=deep)).status_code == found
+    brackets = json.dumps({"queue": "mail", "task": "t", "args": {"a": '\\"[' * 100}}).encode()
+    assert (await call("POST", "/jobs", body=brackets)).status_code == 201
+    squeezed = await call("POST", "/jobs", body=b"x", headers={"Content-Encoding": "gzip"})
+    assert codes(squeezed) == (415, "media_type")
+
+
+BODIES = [
+    (b"{", "application/json", "malformed"),
+    (b'{"queue": NaN}', "application/json", "malformed"),
+    (b'{"queue": "a", "queue": "b"}', "application/json", "malformed"),
+    (b"\xff\xfe{\x00}\x00", "application/json", "malformed"),
+    (b'{"a": ' + b"9" * 5000 + b"}", "application/json", "malformed"),
+    (b"[]", "application/json", "invalid"),
+    (b"{}", "text/plain", "media_type"),
+    (b"{}", "application/json; charset=latin-1", "media_type"),
+    (b'{"queue": "mail"}', "application/json; charset=utf-8", "invalid"),
+    (b'{"queue": "mail", "task": "t", "more": 1}', "application/json", "invalid"),
+    (b'{"queue": null, "task": "t"}', "application/json", "invalid"),
+    (b'{"queue": "mail", "task": "t", "delay": "soon"}', "application/json", "invalid"),
+    (b'{"queue": "mail", "task": "t", "run_at": "2030-01-01T00:00:00"}', "application/json", "invalid"),
+    (b'{"queue": "mail", "task": "t", "priority": 1.5}', "application/json", "invalid"),
+    (b'{"queue": "mail", "task": "t", "priority": true}', "application/json", "invalid"),
+]
+
+
+async def test_what_is_no_request_is_refused_with_a_reason(unasked: OperatorApi) -> None:
+    """Input that cannot be meant gets a problem with a code and a sentence; those but for args before the database is asked."""
+    async with client(unasked) as call:
+        for body, kind, code in BODIES:
+            answer = await call("POST", "/jobs", body=body, headers={"Content-Type": kind})
+            assert codes(answer)[1] == code, body[:80]
+            assert answer.json()["detail"]
+
+
+ARGS = (b'{"a": "\\u0000"}', b'{"a": "\\ud800"}', b'{"a": 1e999}')
+
+
+async def test_args_that_cannot_be_stored_are_refused(call: Client, db: Any) -> None:
+    """Args that PostgreSQL has no room for are 422 like all else, and nothing is enqueued."""
+    for args in ARGS:
+        answer = await call("POST", "/jobs", body=b'{"queue": "mail", "task": "t", "args": ' + args + b"}")
+        assert codes(answer) == (422, "invalid"), args
+    assert db.execute("select count(*) from tallybook.job where task = 't'").fetchone()[0] == 0
+
+
+async def test_secrets_appear_nowhere(
+    call: Client, api: OperatorApi, db: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S2-12: no secret is in an answer, a log, a repr, the document or the database, whatever goes wrong."""
+    caplog.set_level(logging.DEBUG)
+    answers = [await call(*request) for request in (("GET", "/queues"), ("POST", PAUSE), ("GET", "/jobs/x"))]
+    answers.append(await call("GET", "/queues", headers={"Tallybook-Signature": "v1=" + SECRET}))
+    answers.append(await call.by(SECRET[:60], SECRET)("GET", "/queues"))
+    texts = [answer.text for answer in answers] + [str(answer.headers) for answer in answers]
+    texts += [caplog.text, repr(api), repr(api._ring), json.dumps(openapi.document())]
+    texts += [repr(Key("ops", SECRET, ("read",)))]
+    tables = "select relname from pg_class where relnamespace = 'tallybook'::regnamespace and relkind in ('r', 'p')"
+    for (table,) in db.execute(tables).fetchall():
+        rows = sql.SQL("select t::text from {} t").format(sql.Identifier("tallybook", table))
+        texts += [row[0] for row in db.execute(rows).fetchall()]
+    assert len(answers) == 5 and any("mail" in text for text in texts)
+    for secret in (SECRET, OTHER, THIRD):
+        assert not any(secret in text or bytes.fromhex(secret).decode("latin-1") in text for text in texts)
+
+
+async def test_a_defect_shows_nothing(
+    call: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What should not happen is a 500 without its words, which are in the log."""
+
+    async def broken(*_: Any) -> Any:
+        raise RuntimeError("password is hunter2")
+
+    monkeypatch.setattr(App, "queues", broken)
+    answer = await call("GET", "/queues")
+    assert codes(answer) == (500, "failed") and "hunter2" not in answer.text
+    assert "hunter2" in caplog.text
+
+
+async def test_a_database_that_is_away_is_503(app: App) -> None:
+    """A database that cannot be reached is 503 with Retry-After, and its address is nobody's."""
+    api = operator_api(app, keys=[Key("ops", SECRET, ("admin",))], dsn="host=/nowhere dbname=hidden")
+    api._database._wait = 0.05
+    async with client(api) as call:
+        began = time.monotonic()
+        answer = await call("GET", "/queues")
+        assert time.monotonic() - began < 10
+    assert codes(answer) == (503, "unavailable") and "hidden" not in answer.text and "nowhere" not in answer.text
+    await api.close()

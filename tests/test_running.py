@@ -1,0 +1,279 @@
+"""docs/running.md and the files for others' programs: they are what those programs read, and fit the code."""
+
+from __future__ import annotations
+
+import configparser
+import http.client
+import json
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import yaml
+from psycopg import AsyncConnection
+
+from support.roles import house
+from support.workers import Jobs, eventually, working
+from tallybook import App, Context
+from tallybook._cli import cli
+from tallybook._model.exposition import METRICS
+from tallybook._worker.settings import WorkerSettings
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).parents[1]
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PAGE = (ROOT / "docs/running.md").read_text(encoding="utf-8")
+STOP = WorkerSettings().stop_timeout + WorkerSettings().abort_timeout + timedelta(seconds=15)
+
+
+def blocks(language: str) -> list[str]:
+    return [body for found, body in FENCED.findall(PAGE) if found == language]
+
+
+def unit(text: str) -> dict[str, dict[str, str]]:
+    parser = configparser.ConfigParser(interpolation=None, delimiters=("=",))
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(text)
+    return {name: dict(parser[name]) for name in parser.sections()}
+
+
+def takes(words: list[str]) -> None:
+    """Fail unless the command line of Tallybook reads these words."""
+    assert words[:2] == ["tallybook", "worker"]
+    command = cli.commands["worker"]
+    with command.make_context("worker", list(words[2:])) as made:
+        assert (made.params["target"], made.params["metrics_port"]) == ("shop:app", 9464)
+
+
+def test_the_times_to_stop_are_those_of_the_worker() -> None:
+    """Unit, manifest and text give a worker its stop time-out, its grace and 15 s more."""
+    seconds = int(STOP.total_seconds())
+    service = unit(blocks("ini")[0])["Service"]
+    assert int(service["TimeoutStopSec"]) == seconds
+    pod = yaml.safe_load(blocks("yaml")[0])["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == seconds
+    assert f"**{seconds} s**" in PAGE and f"docker stop -t {seconds}" in PAGE
+
+
+def test_the_commands_are_those_of_the_command_line() -> None:
+    """The commands of the unit, the container and the manifest are read by `tallybook worker` as they stand."""
+    service = unit(blocks("ini")[0])["Service"]
+    takes([service["ExecStart"].removeprefix("/srv/shop/.venv/bin/").split()[0], *service["ExecStart"].split()[1:]])
+    (container,) = re.findall(r"^CMD (\[.*\])$", blocks("dockerfile")[0], re.MULTILINE)
+    takes(json.loads(container))
+    manifest = yaml.safe_load(blocks("yaml")[0])
+    worker = manifest["spec"]["template"]["spec"]["containers"][0]
+    takes(worker["args"])
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        get = worker[probe]["httpGet"]
+        assert get["path"] in ("/healthz", "/readyz") and get["port"] in [port["name"] for port in worker["ports"]]
+    assert str(worker["ports"][0]["containerPort"]) in worker["args"]
+    assert manifest["spec"]["selector"]["matchLabels"] == manifest["spec"]["template"]["metadata"]["labels"]
+    with pytest.raises(Exception, match="No such option"):  # control
+        takes(["tallybook", "worker", "-A", "shop:app", "--metrics-prot", "1"])
+
+
+def test_every_block_is_read_by_its_own_language() -> None:
+    """YAML and unit files of this page and of docs/telemetry.md parse, and none is empty."""
+    other = (ROOT / "docs/telemetry.md").read_text(encoding="utf-8")
+    found = [body for language, body in FENCED.findall(PAGE + other) if language == "yaml"]
+    assert len(found) >= 5 and all(isinstance(yaml.safe_load(body), dict) for body in found)
+    assert all(unit(body) for body in blocks("ini"))
+
+
+@pytest.mark.direct("logs in as users of its own")
+def test_the_number_that_is_scaled_by(empty_dsn: str) -> None:
+    """The role metrics may ask KEDA's question, whose answer is one whole number, 0 for a queue that nobody knows."""
+    scaled = yaml.safe_load(blocks("yaml")[1])
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    assert query == blocks("sql")[0].strip().rstrip(";")
+    with house(empty_dsn) as at:
+        at.give()
+        with psycopg.connect(at.dsn_of(at.user("metrics")), autocommit=True) as conn:
+            assert conn.execute(query).fetchall() == [(0,)]
+            at.db.execute(
+                "select tallybook.enqueue('mail', 't'), tallybook.enqueue('mail', 't'), tallybook.enqueue('q', 't')"
+            )
+            lease = "7c9e6679-7425-40de-944b-e07fc1f90ae8"
+            at.db.execute("select tallybook.worker_start('w', '{mail}', '{t}')")
+            at.db.execute("select tallybook.claim(1, '{mail}', '{1}', %s::uuid)", (lease,))
+            assert conn.execute(query).fetchall() == [(2,)]  # one in line, one running
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):  # and nothing else
+                conn.execute("select * from tallybook.job")
+
+
+def connections() -> dict[str, str]:
+    """The table of the page: of what, how many."""
+    rows = re.findall(
+        r"^\| ([^|]+) \| ([^|]+) \| [^|]+ \|$", PAGE.split("## How many connections")[1].split("##")[0], re.M
+    )
+    return {what.split(":")[0].split(",")[0].strip(): count for count, what in rows[1:]}
+
+
+@pytest.mark.direct("counts the connections of a worker")
+async def test_the_connections_of_a_worker(app: App, dsn: str, db: Any) -> None:
+    """A worker has as many connections as the page says, and one more with the first job that needs it, never more."""
+    said = connections()
+    jobs = Jobs(app, db)
+
+    @app.task
+    async def plain() -> None:
+        pass
+
+    @app.task
+    async def says(ctx: Context) -> None:
+        await ctx.progress(0.5)
+        await ctx.progress(0.6)
+
+    @app.task
+    async def completes(ctx: Context) -> None:
+        async with await AsyncConnection.connect(dsn) as conn:
+            await ctx.complete(conn)
+
+    @app.task(atomic=True)
+    async def atomic(conn: AsyncConnection[Any]) -> None:
+        pass
+
+    def there() -> int:
+        row = db.execute(
+            "select count(*) from pg_stat_activity where application_name = 'tallybook counted'"
+        ).fetchone()
+        return int(row[0])
+
+    async def run(task: Any) -> None:
+        await jobs.ends(*(task.enqueue_sync(db) for _ in range(3)))
+
+    async with working(app, dsn, {"default": 1}, name="counted", metrics_port=0) as worker:
+        await eventually(lambda: not worker.why_not_ready(), "it is ready")
+        await run(plain)
+        expected = int(said["claims"])
+        await eventually(lambda: there() == expected, f"{there()} are {expected}")
+        for task, what in (
+            (says, "what handlers say"),
+            (completes, "ends in doubt"),
+            (atomic, "[atomic tasks](atomic.md)"),
+        ):
+            await run(task)
+            expected += int(said[what].split()[0])
+            await eventually(lambda: there() == expected, f"after {what}, {there()} are {expected}")  # noqa: B023
+        assert worker.telemetry is not None
+        for _ in range(2):
+            await _scraped(worker.telemetry.port)
+        expected += int(said["[metrics](telemetry.md)"])
+        assert there() == expected
+    await eventually(lambda: there() == 0, "all of them are closed")
+    async with working(app, dsn, {"default": 1}, name="counted", notify=False) as worker:
+        await eventually(lambda: not worker.why_not_ready(), "it is ready")
+        await run(plain)
+        expected = int(said["claims"]) + int(said["listening"])
+        await eventually(lambda: there() == expected, f"{there()} are {expected}")
+
+
+async def _scraped(port: int) -> None:
+    import asyncio
+
+    def ask() -> int:
+        conn = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        conn.request("GET", "/metrics")
+        return conn.getresponse().status
+
+    assert await asyncio.to_thread(ask) == 200
+
+
+@pytest.fixture
+def app() -> App:
+    return App("shop")
+
+
+# Grafana
+
+BOARD = json.loads((ROOT / "docs/grafana/tallybook.json").read_text(encoding="utf-8"))
+PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+WORDS = {
+    "sum",
+    "max",
+    "min",
+    "avg",
+    "by",
+    "rate",
+    "increase",
+    "queue",
+    "task",
+    "state",
+    "end",
+    "instance",
+    "connection",
+}
+
+
+def checked(expr: str) -> set[str]:
+    """The metrics of an expression; AssertionError where it cannot be one of PromQL's over our metrics."""
+    bare = re.sub(r'"[^"]*"', '""', expr)
+    depth = 0
+    for char in bare:
+        depth += (char in "({[") - (char in ")}]")
+        assert depth >= 0, expr
+    assert depth == 0, expr
+    named = set()
+    for metric, labels in re.findall(r"\b(tallybook_\w+)(?:\{([^}]*)\})?", bare):
+        assert metric in METRICS, f"{metric} is no metric"
+        named.add(metric)
+        used = re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", labels)
+        assert set(used) <= set(METRICS[metric][1]), f"{metric} has no {used}"
+        kind = METRICS[metric][0]
+        assert (kind == "counter") == bool(re.search(rf"(?:rate|increase)\({metric}\b", bare)), f"{metric} is a {kind}"
+    others = set(re.findall(r"[A-Za-z_]\w*", re.sub(r"\{[^}]*\}|\[[^\]]*\]|tallybook_\w+", " ", bare)))
+    assert others <= WORDS, f"{others - WORDS} in {expr}"
+    for labels in re.findall(r"\bby \(([^)]*)\)", bare):
+        allowed = {"instance", *(label for metric in named for label in METRICS[metric][1])}
+        assert {label.strip() for label in labels.split(",")} <= allowed, expr
+    assert named, expr
+    return named
+
+
+def test_the_dashboard_names_metrics_that_there_are() -> None:
+    """S2-09: every expression of the Grafana file is of metrics and labels that a scrape has, counters by their rate."""
+    named = set().union(*(checked(target["expr"]) for panel in PANELS for target in panel["targets"]))
+    assert {
+        "tallybook_up", "tallybook_jobs", "tallybook_jobs_ended_total", "tallybook_attempts_followed_total",
+        "tallybook_oldest_job_age_seconds", "tallybook_worker_slots_used", "tallybook_worker_loop_lag_seconds",
+        "tallybook_worker_connection_errors_total",
+    } <= named  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "expr",
+    ["sum(tallybook_job)", "sum(tallybook_jobs", "sum(tallybook_jobs{nobody=\"x\"})", "sum(tallybook_jobs_ended_total)",
+     "rate(tallybook_up[5m])", "sum by (worker) (tallybook_jobs)", "summ(tallybook_up)", "sum(x)"],
+)  # fmt: skip
+def test_wrong_expressions_are_found(expr: str) -> None:
+    """Control: an unknown metric, label or function, a parenthesis too few, a counter without its rate."""
+    with pytest.raises(AssertionError):
+        checked(expr)
+
+
+def test_the_dashboard_is_one_that_grafana_imports() -> None:
+    """What Grafana needs of a dashboard: ids, places that do not overlap, targets with names, the data source as a variable."""
+    assert isinstance(BOARD["schemaVersion"], int) and BOARD["title"] and "id" not in BOARD
+    variables = {found["name"]: found for found in BOARD["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource" and variables["datasource"]["query"] == "prometheus"
+    ids = [panel["id"] for panel in BOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    taken: set[tuple[int, int]] = set()
+    for panel in BOARD["panels"]:
+        at = panel["gridPos"]
+        place = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24 and not place & taken, panel["title"]
+        taken |= place
+        assert panel["type"] in ("row", "stat", "timeseries") and panel["title"]
+    for panel in PANELS:
+        assert panel["description"] and panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(set(refs)) == len(refs) > 0
+        for target in panel["targets"]:
+            assert target["datasource"] == panel["datasource"]
+            used = re.findall(r"\$(\w+)", target["expr"])
+            assert set(used) <= {*variables, "__rate_interval"}
