@@ -15,10 +15,8 @@ declare
 begin
   n := 0;
   loop
-    select count(*), array_agg(u.ended_at order by u.ended_at desc, u.job_id desc) filter (where u.ok),
-           array_agg(u.job_id order by u.ended_at desc, u.job_id desc) filter (where u.ok),
-           array_agg(u.error order by u.ended_at desc, u.job_id desc) filter (where u.ok),
-           (array_agg(u.ended_at order by u.ended_at, u.job_id))[1], (array_agg(u.job_id order by u.ended_at, u.job_id))[1]
+    select count(*), array_agg(u.ended_at) filter (where u.ok), array_agg(u.job_id) filter (where u.ok), array_agg(u.error) filter (where u.ok),
+           (array_agg(u.ended_at))[count(*)], (array_agg(u.job_id))[count(*)]  -- in the order of u
       into v_rows, v_ats, v_ids, v_errors, v_at, v_id
       from (select s.ended_at, s.job_id, s.error,
                    v_said is null or strpos(lower(concat_ws(' ', s.error ->> 'type', s.error ->> 'message')), v_said) > 0 as ok

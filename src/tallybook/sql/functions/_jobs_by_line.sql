@@ -12,36 +12,43 @@ as $$
 declare
   v_xid xid8 := coalesce(p_xid, '9223372036854775807'); v_seq bigint := coalesce(p_seq, 0); v_piece int := p_most + 1; v_left int := p_looks;
   v_rows int; v_at timestamptz; k record; v_xids xid8[]; v_seqs bigint[]; v_ids bigint[]; v_attempts int[]; v_task text := p_filter ->> 'task';
-  v_mine text[] := case when p_filter ? 'unserved' then '{available,unmet}' when p_what = 'line' then '{available}' when p_what = 'past' then '{completed,beyond}' else '{available,running,completed,beyond,cancelled,unmet}' end;
+  v_mine text[] := case when p_filter ? 'unserved' then '{available,unmet}' when p_what = 'line' then '{available}' when p_what = 'past' then '{completed,beyond}'
+                        else '{available,running,completed,beyond,cancelled,unmet}' end;
+  -- The lanes and the last entry of each that has not been read, the lane with the last of all first; how many are read at once.
+  v_lanes int[]; v_head_xids xid8[]; v_head_seqs bigint[]; v_ways int := 16;
 begin
   n := 0;
   p_lanes := coalesce(p_lanes, array(select l.lane_id from tallybook.lane l where p_what <> 'line' or l.retired_at is null));
-  loop
-    select count(*), min(u.enqueued_at), array_agg(u.xid order by u.xid desc, u.seq desc) filter (where u.ok),
-           array_agg(u.seq order by u.xid desc, u.seq desc) filter (where u.ok), array_agg(u.job_id order by u.xid desc, u.seq desc) filter (where u.ok),
-           array_agg(u.attempt order by u.xid desc, u.seq desc) filter (where u.ok),
-           (array_agg(u.xid order by u.xid, u.seq))[1], (array_agg(u.seq order by u.xid, u.seq))[1]
+  v_left := greatest(v_left - 30 * cardinality(p_lanes), v_left / 4);  -- a look at a lane costs as much as passing so many over
+  select array_agg(i.lane_id order by h.xid desc, h.seq desc), array_agg(h.xid order by h.xid desc, h.seq desc), array_agg(h.seq order by h.xid desc, h.seq desc)
+    into v_lanes, v_head_xids, v_head_seqs
+    from unnest(p_lanes) i(lane_id), lateral tallybook._line_rows(i.lane_id, p_what, v_xid, v_seq, 1) h;
+  while v_lanes is not null loop
+    -- What comes after the next lane's head is in the first lanes only.
+    select count(*), min(u.enqueued_at), array_agg(u.xid) filter (where u.ok), array_agg(u.seq) filter (where u.ok), array_agg(u.job_id) filter (where u.ok),
+           array_agg(u.attempt) filter (where u.ok), (array_agg(u.xid))[count(*)], (array_agg(u.seq))[count(*)]  -- in the order of u
       into v_rows, v_at, v_xids, v_seqs, v_ids, v_attempts, v_xid, v_seq
       from (select r.*, v_task is null or r.task = v_task as ok
-              from (select f.lane_id from unnest(p_lanes) i(lane_id), lateral (
-                      select i.lane_id, x.xid, x.seq from tallybook._line_rows(i.lane_id, p_what, v_xid, v_seq, 1) x) f
-                     order by f.xid desc, f.seq desc limit v_piece) h,  -- only lanes of so many ends can have one of the last so many
-                   lateral tallybook._line_rows(h.lane_id, p_what, v_xid, v_seq, v_piece) r
+              from unnest(v_lanes[:v_ways]) i(lane_id), lateral tallybook._line_rows(i.lane_id, p_what, v_xid, v_seq, v_piece) r
+             where v_lanes[v_ways + 1] is null or (r.xid, r.seq) > (v_head_xids[v_ways + 1], v_head_seqs[v_ways + 1])
              order by r.xid desc, r.seq desc limit v_piece) u;
-    exit when v_rows = 0;
     for k in select l.nth, l.line as line from tallybook._job_lines(v_ids, v_attempts, null, null, v_mine, p_filter, p_most + 1 - n) l loop
       place := v_xids[k.nth] || '.' || v_seqs[k.nth]; line := k.line; at := (k.line).enqueued_at; n := n + 1;
       return next;
       if n > p_most then return; end if;
     end loop;
-    exit when v_rows < v_piece;
-    v_left := v_left - v_rows - cardinality(p_lanes) - 100 * coalesce(cardinality(v_ids), 0);
-    if v_left <= 0 then
+    v_left := v_left - 3 * v_rows - 60 * least(v_ways, cardinality(v_lanes)) - 100 * coalesce(cardinality(v_ids), 0);
+    select array_agg(h.lane_id order by h.xid desc, h.seq desc), array_agg(h.xid order by h.xid desc, h.seq desc), array_agg(h.seq order by h.xid desc, h.seq desc)
+      into v_lanes, v_head_xids, v_head_seqs
+      from (select i.lane_id, x.xid, x.seq from unnest(v_lanes[:v_ways]) i(lane_id), lateral tallybook._line_rows(i.lane_id, p_what, v_xid, v_seq, 1) x
+            union all
+            select * from unnest(v_lanes[v_ways + 1:], v_head_xids[v_ways + 1:], v_head_seqs[v_ways + 1:])) h;
+    if v_left <= 0 and v_lanes is not null then
       place := v_xid || '.' || v_seq; line := null; at := v_at; n := n + 1;
       return next;
       return;
     end if;
-    v_piece := least(greatest(2 * v_piece, 64), case when cardinality(v_ids) > v_rows / 4 then 256 else 4096 end, greatest(64, 20000 / cardinality(p_lanes)));
+    v_piece := least(greatest(2 * v_piece, 64), case when cardinality(v_ids) > v_rows / 4 then 256 else 4096 end, 16384 / least(v_ways, cardinality(v_lanes)));
   end loop;
 end $$;
 
@@ -69,13 +76,14 @@ begin
      order by e.xid desc, e.seq desc limit p_most;
     return;
   end if;
-  select least(h.lo, h.pos_xid) as low, h.holes || h.closed as others into c
+  select case when h.closed || h.holes = '{}' then h.pos_xid else least(h.lo, h.pos_xid) end as low, h.holes || h.closed as others,
+         case when h.closed || h.holes = '{}' then h.pos_seq else 0 end as after into c
     from tallybook.claim h where h.lane_id = l.lane_id and h.retention = l.retention order by h.number desc limit 1;
-  if not found then c.low := l.born; c.others := '{}'; end if;
+  if not found then c.low := l.born; c.others := '{}'; c.after := 0; end if;
   return query
   select f.xid, f.seq, f.job_id, f.attempt, f.task, f.enqueued_at from (
     (select e.xid, e.seq, e.job_id, e.attempt, e.task, e.enqueued_at from tallybook.entry e
-      where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= c.low and e.xid <= p_xid and (e.xid, e.seq) < (p_xid, p_seq)
+      where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= c.low and (e.xid, e.seq) > (c.low, c.after) and e.xid <= p_xid and (e.xid, e.seq) < (p_xid, p_seq)
       order by e.xid desc, e.seq desc limit p_most)
     union all  -- what has committed late
     (select e.xid, e.seq, e.job_id, e.attempt, e.task, e.enqueued_at
