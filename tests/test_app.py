@@ -88,6 +88,7 @@ def test_public_names() -> None:
         "Subject",
         "SubjectCall",
         "SubjectInfo",
+        "SubjectPage",
         "SubjectReport",
         "Task",
         "Throughput",

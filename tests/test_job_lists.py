@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tallybook import App
+from tallybook import App, Complete, Kill, Reschedule
 from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
 from tallybook.testing import drain_async
@@ -109,3 +109,49 @@ async def test_the_command_line_pages_and_filters(app: App, db: Any, dsn: str) -
     assert run(dsn, "--before", "1 hour") == ("no such jobs\n", "")
     result = CliRunner().invoke(cli, ["job", "list", "--since", "2030-01-01", "--dsn", dsn])
     assert result.exit_code == 2 and "has no zone" in result.output
+
+
+async def test_which_subjects_have_stopped_and_why(app: App, db: Any, dsn: str) -> None:
+    """S1-26: an admin lists which subjects have stopped, the last one to stop first, and why; and all, by task and name."""
+
+    @app.task(max_attempts=1)
+    async def refresh(what: str) -> Any:
+        if what == "breaks":
+            raise RuntimeError("no price")
+        return {"killed": Kill("delisted"), "done": Complete(), "lives": Reschedule("+1 week")}[what]
+
+    for name in ("a:breaks", "b:lives", "b:killed", "c:done", "d:breaks"):
+        refresh.subject(name).push_sync(db, name[2:])
+        await drain_async(app, dsn=dsn)
+    stopped = ["completed", "killed", "dead"]
+    page = await app.subjects(app, states=stopped, max_subjects=3)
+    assert [(one.subject, one.state, one.last_error, one.ended_at is not None) for one in page.subjects] == [
+        ("d:breaks", "dead", "no price", True),
+        ("c:done", "completed", None, True),
+        ("b:killed", "killed", "delisted", True),
+    ]
+    rest = app.subjects_sync(db, states=stopped, after=page.next)
+    assert ([one.subject for one in rest.subjects], rest.next) == (["a:breaks"], None)
+    assert [one.subject for one in (await app.subjects(app, states=["dead"], prefix="d")).subjects] == ["d:breaks"]
+
+    names, after = [], None
+    for _ in range(3):
+        page = await app.subjects(app, task="refresh", after=after, max_subjects=2)
+        names += [one.subject for one in page.subjects]
+        after = page.next
+    assert (names, after) == (["a:breaks", "b:killed", "b:lives", "c:done", "d:breaks"], None)
+    assert [one.subject for one in (await app.subjects(app, states=["planned", "dead"])).subjects] == [
+        "a:breaks", "b:lives", "d:breaks",
+    ]  # fmt: skip
+    assert (await app.subjects(app, task="other")).subjects == []
+    result = CliRunner().invoke(cli, ["subject", "list", "--state", "dead", "--state", "killed", "--dsn", dsn])
+    assert [line.split()[1:3] for line in result.stdout.splitlines()[-3:]] == [
+        ["d:breaks", "dead"],
+        ["b:killed", "killed"],
+        ["a:breaks", "dead"],
+    ], result.output
+    assert "no price" in result.stdout
+    with pytest.raises(ConfigError, match="are some of planned"):
+        await app.subjects(app, states=["failed"])
+    with pytest.raises(InvalidArgument, match="is no cursor of this list"):
+        await app.subjects(app, states=stopped, after='["refresh", "a:breaks"]')

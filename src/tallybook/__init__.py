@@ -16,7 +16,7 @@ from tallybook._model.rate import ConcurrencyInfo, RateInfo
 from tallybook._model.retention import HeldRange, RetentionInfo
 from tallybook._model.secret import Secret
 from tallybook._model.service import ServiceInfo
-from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectReport
+from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectPage, SubjectReport
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
 from tallybook._model.why import Reason, TraceEvent
 from tallybook._task import Task
@@ -68,6 +68,7 @@ __all__ = [
     "Subject",
     "SubjectCall",
     "SubjectInfo",
+    "SubjectPage",
     "SubjectReport",
     "Task",
     "Throughput",

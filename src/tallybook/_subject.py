@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Generic, ParamSpec
 
 from tallybook._db import subjects
@@ -22,6 +23,8 @@ from tallybook._model.options import Options
 from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectReport, check_subject
 from tallybook._model.tracing import Tracing
 from tallybook._run import run, run_sync, send, send_sync
+from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport, check_subject
+from tallybook._run import run, run_sync
 from tallybook.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -170,6 +173,46 @@ class SubjectVerbs:
         """Make or change these subjects; upsert_many without an event loop."""
         listed = _listed(calls)
         return send_sync(self.tracing, conn, listed, subjects.upsert_many, keeps=True) if listed else []
+
+    async def subjects(
+        self,
+        conn: object,
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        states: Sequence[str] | None = None,
+        prefix: str | None = None,
+        after: str | None = None,
+        max_subjects: int = 50,
+    ) -> SubjectPage:
+        """List the subjects that match all that is given, by task and name, at most `max_subjects` (1 to 1000).
+
+        `states` are some of planned, pending, active, completed, killed, dead. Where only the last three are asked for, they
+        are those that have stopped: the last one to stop first, and why by `state` and `last_error`. `after`: the `next` of a page.
+
+            stopped = await app.subjects(conn, task="refresh", states=["killed", "dead"])
+        """
+        call = subjects.listed(
+            task=task, queue=queue, states=states, prefix=prefix, after=after, max_subjects=max_subjects
+        )
+        return await run(conn, call)
+
+    def subjects_sync(
+        self,
+        conn: object,
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        states: Sequence[str] | None = None,
+        prefix: str | None = None,
+        after: str | None = None,
+        max_subjects: int = 50,
+    ) -> SubjectPage:
+        """List the subjects that match; subjects without an event loop."""
+        call = subjects.listed(
+            task=task, queue=queue, states=states, prefix=prefix, after=after, max_subjects=max_subjects
+        )
+        return run_sync(conn, call)
 
 
 def _appending(call: JobCall) -> Call[SubjectReport]:

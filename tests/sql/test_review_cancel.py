@@ -13,7 +13,9 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
+from support.hands import Hands, put
 from support.waiting import wait_until
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
@@ -418,3 +420,23 @@ def test_a_retry_is_not_undone_by_the_cancel_of_an_earlier_attempt(db: Connectio
     assert one(db, "select state from tallybook.job where id = %s", job) == "running"
     told = db.execute("select job_id, attempt from tallybook.renew(%s, 0, %s)", [second, [job]]).fetchall()
     assert [row for row in told if row[1] in (None, attempt)] == []
+
+
+@pytest.mark.servers
+def test_a_cancelled_attempt_in_another_lane_does_not_run(db: Connection) -> None:
+    """S4-14: cancelled in the lane of a task that nobody knew, retried and cancelled in another: none of the two attempts runs."""
+    hands = Hands(db)
+    job = put(db, options=Jsonb({"fair_key": "a"}))
+    one(db, "select tallybook.deal()")
+    (taken,) = hands.start()
+    hands.say("move", taken)  # attempt 2 stands in the lane of what nobody here knows
+    cancel(db, job)
+    retry(db, job)
+    one(db, "select tallybook.deal()")  # attempt 3 stands in the lane of those with a fair key
+    cancel(db, job)
+    assert hands.start() == []  # meets attempt 3
+    assert db.execute("select state, attempt from tallybook.job where id = %s", (job,)).fetchall() == [("cancelled", 3)]
+    hands.worker = one(db, "select tallybook.worker_start('knows', '{q}', '{t}')")
+    assert hands.start() == []
+    assert db.execute("select state from tallybook.job where id = %s", (job,)).fetchall() == [("cancelled",)]
+    assert db.execute("select from tallybook.tombstone").fetchall() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,24 +17,25 @@ import click
 from tallybook._cli.common import DURATION, Conn, connect, dsn_option, json_option, print_json, print_pairs, print_table
 from tallybook._cli.enqueue import INSTANT, args_text, unserved
 from tallybook._cli.errors import Problem
+from tallybook._cli.job_list import short
 from tallybook._cli.subject_file import rows_of
 from tallybook._cli.text import clean, json_safe, local
 from tallybook._db import subjects, sync
+from tallybook._db.subjects import PARAMETERS, STATES
 from tallybook._model.options import Options, check_name
 from tallybook._model.subject import SubjectCall, SubjectReport, check_subject
 
 __all__ = ["subject"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-STATES = ("planned", "pending", "active", "completed", "killed", "dead")
 _BATCH = 1000
+_LOOKED = 1_000_000
+"""Subjects that one command may pass over."""
 
-_LIST = """\
-select to_json(s)::text from tallybook.subject s
- where (%(task)s::text is null or s.task = %(task)s) and (%(queue)s::text is null or s.queue = %(queue)s)
-   and (%(state)s::text is null or s.state = %(state)s)
-   and (%(prefix)s::text is null or starts_with(s.subject, %(prefix)s))
- order by s.task, s.subject limit %(limit)s"""
+_LIST = f"""\
+select l.subject, l.cursor, (select to_json(s)::text from tallybook.subject s where s.task = l.task_name and s.subject = l.subject)
+  from tallybook.subjects(
+{PARAMETERS}) with ordinality as l order by l.ordinality"""  # noqa: S608
 
 _SHOW = "select to_json(s)::text from tallybook.subject s where s.task = %s and s.subject = %s"
 
@@ -57,27 +59,54 @@ def subject() -> None:
 @dsn_option
 @click.option("--task", help="Of this task.")
 @click.option("--queue", help="Of this queue.")
-@click.option("--state", type=click.Choice(STATES), metavar="STATE", help=f"In this state: {', '.join(STATES)}.")
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(STATES),
+    metavar="STATE",
+    multiple=True,
+    help=f"In this state; can be repeated: {', '.join(STATES)}.",
+)
 @click.option("--prefix", help="Whose name starts with this.")
+@click.option("--after", metavar="CURSOR", help="Go on behind another list: what it has printed as its end.")
 @_limit
 @json_option
-def list_(dsn: str | None, as_json: bool, **given: Any) -> None:
-    """List subjects by task and name."""
+def list_(dsn: str | None, as_json: bool, after: str | None, limit: int, **given: Any) -> None:
+    """List subjects by task and name; completed, killed and dead ones alone: the last one to stop first.
+
+    Which have stopped, and why: tallybook subject list --state killed --state dead
+    """
     with connect(dsn) as conn:
-        rows = [row[0] for row in conn.execute(_LIST, given).fetchall()]
+        rows, more = _read(conn, {**given, "states": given["states"] or None}, after, limit)
     if as_json:
         print_json(rows)
         return
-    titles = ("task", "subject", "state", "iterations", "failures", "next", "last")
+    titles = ("task", "subject", "state", "iterations", "failures", "next", "last", "error")
     print_table(titles, [_line(json.loads(row)) for row in rows], empty="no such subjects")
-    if len(rows) == given["limit"]:
+    if len(rows) == limit:
         click.echo(f"the first {len(rows)}; --limit shows more", err=True)
+    elif more is not None:
+        click.echo(f"not all were looked at; --after {shlex.quote(more)} goes on", err=True)
+
+
+def _read(conn: Conn, which: dict[str, Any], after: str | None, limit: int) -> tuple[list[str], str | None]:
+    """The subjects as JSON, and where the list goes on, if it may."""
+    rows: list[str] = []
+    while len(rows) < limit:
+        most = min(limit - len(rows), subjects.MOST)
+        params = subjects.list_params(**which, after=after, max_subjects=most, max_looked=_LOOKED)
+        found = conn.execute(_LIST.encode(), params).fetchall()
+        after = found.pop()[1] if found and found[-1][0] is None else None
+        rows += [row[-1] for row in found]
+        if after is None or len(found) < most:
+            break
+    return rows, after
 
 
 def _line(row: dict[str, Any]) -> tuple[object, ...]:
     return (
         row["task"], row["subject"], row["state"], row["iterations"], row["failures"],
-        local(row["next_run_at"]), local(row["last_at"]),
+        local(row["next_run_at"]), local(row["last_at"]), short(row["last_error"] or "", 60),
     )  # fmt: skip
 
 

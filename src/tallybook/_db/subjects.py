@@ -15,6 +15,9 @@ from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectReport
 from tallybook.errors import ConfigError
 
 __all__ = ["append", "forget", "get", "move", "push", "push_many", "upsert", "upsert_many"]
+from tallybook._model.options import Options, text_problem
+from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport
+__all__ = ["STATES", "append", "forget", "get", "list_params", "listed", "push", "push_many", "upsert", "upsert_many"]
 
 # As in calls.py: every parameter is text, and delays are added by the server's clock.
 _RUN_AT = """coalesce(cast(cast(%(run_at)s as text) as timestamptz),
@@ -60,6 +63,14 @@ select cast(to_json(s) as text) from tallybook.subject as s
 _MOVE = """\
 select tallybook.subject_move(task => cast(%(task)s as text), subject => cast(%(subject)s as text),
                               run_at => cast(cast(%(run_at)s as text) as timestamptz))"""
+STATES = ("planned", "pending", "active", "completed", "killed", "dead")
+MOST = 1000
+_LOOKED = 50_000
+PARAMETERS = """\
+  task => cast(%(task)s as text), queue => cast(%(queue)s as text), states => cast(cast(%(states)s as text) as text[]),
+  prefix => cast(%(prefix)s as text), after => cast(%(after)s as text),
+  max_subjects => cast(cast(%(max_subjects)s as text) as int), max_looked => cast(cast(%(max_looked)s as text) as int)"""
+_LISTED = f"select cast(coalesce(json_agg(r), '[]') as text) from tallybook.subjects(\n{PARAMETERS}) as r"  # noqa: S608
 _FORGET = "select tallybook.subject_forget(task => cast(%(task)s as text), subject => cast(%(subject)s as text))"
 
 
@@ -107,6 +118,54 @@ def move(task: str, name: str, run_at: datetime) -> Call[str]:
         raise ConfigError("run_at", run_at, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
     given = {"task": task, "subject": name, "run_at": run_at.astimezone(UTC).isoformat()}
     return Call("subject_move", _MOVE, given, str)
+def listed(
+    *,
+    task: str | None,
+    queue: str | None,
+    states: Sequence[str] | None,
+    prefix: str | None,
+    after: str | None,
+    max_subjects: int,
+) -> Call[SubjectPage]:
+    """One page of the subjects that match."""
+    params = list_params(
+        task=task, queue=queue, states=states, prefix=prefix, after=after, max_subjects=max_subjects, max_looked=_LOOKED
+    )
+    return Call("subjects", _LISTED, params, _page)
+
+
+def list_params(
+    *,
+    task: str | None,
+    queue: str | None,
+    states: Sequence[str] | None,
+    prefix: str | None,
+    after: str | None,
+    max_subjects: int,
+    max_looked: int,
+) -> dict[str, str | None]:
+    """As the statement takes them. ConfigError for what cannot be meant."""
+    those = None if states is None else [states] if isinstance(states, str) else list(states)
+    if those is not None and (not those or any(state not in STATES for state in those)):
+        raise ConfigError("states", those, f"are some of {', '.join(STATES)}")
+    if isinstance(max_subjects, bool) or not isinstance(max_subjects, int) or not 1 <= max_subjects <= MOST:
+        raise ConfigError("max_subjects", max_subjects, f"is a whole number from 1 to {MOST}")
+    texts = {"task": task, "queue": queue, "prefix": prefix, "after": after}
+    for option, value in texts.items():
+        if value is not None and (not isinstance(value, str) or (problem := text_problem(value))):
+            raise ConfigError(option, value, "not a text" if not isinstance(value, str) else problem)
+    return texts | {
+        "states": None if those is None else text_array(those),
+        "max_subjects": str(max_subjects),
+        "max_looked": str(max_looked),
+    }
+
+
+def _page(found: str) -> SubjectPage:
+    rows: list[dict[str, Any]] = json.loads(found)
+    more = rows.pop() if rows and rows[-1]["subject"] is None else None
+    infos = [_read(row | {"task": row["task_name"], "queue": row["queue_name"]}) for row in rows]
+    return SubjectPage(infos, None if more is None else more["cursor"])
 
 
 def _params(call: SubjectCall) -> dict[str, str | None]:
@@ -163,7 +222,11 @@ _INFO = frozenset(field.name for field in fields(SubjectInfo))
 def _info(found: str | None) -> SubjectInfo | None:
     if found is None:
         return None
-    columns = {name: value for name, value in json.loads(found).items() if name in _INFO}
-    for name in ("next_run_at", "last_at"):
+    return _read(json.loads(found))
+
+
+def _read(row: dict[str, Any]) -> SubjectInfo:
+    columns = {name: value for name, value in row.items() if name in _INFO}
+    for name in ("next_run_at", "last_at", "ended_at"):
         columns[name] = instant(columns.get(name))
     return SubjectInfo(**columns)

@@ -9,7 +9,7 @@ from typing import Any
 from tallybook._model.options import Options, text_problem
 from tallybook.errors import ConfigError
 
-__all__ = ["Subject", "SubjectCall", "SubjectInfo", "SubjectReport", "check_subject", "subject_of"]
+__all__ = ["Subject", "SubjectCall", "SubjectInfo", "SubjectPage", "SubjectReport", "check_subject", "subject_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,17 @@ class SubjectInfo:
     last_error: str | None = None
     """The message of the last failure since then."""
     priority: int | None = None
+    ended_at: datetime | None = None
+    """When it was completed, killed or died, of one that has stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectPage:
+    """One page of a list of subjects."""
+
+    subjects: list[SubjectInfo]
+    next: str | None
+    """The `after` of the page behind this one; None: this is the last."""
 
 
 def check_subject(name: object) -> str:

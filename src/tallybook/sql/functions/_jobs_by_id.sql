@@ -104,7 +104,8 @@ begin
    cross join lateral (select x.* from tallybook.job x where x.id = i.id limit 1) j
    where (v_queue is null or j.queue = v_queue) and (v_task is null or j.task = v_task) and (v_states is null or j.state = any (v_states))
      and (p_attempts is null or j.attempt = p_attempts[i.n]) and (p_errors is null or j.errors -> -1 = p_errors[i.n])
-     and (p_ends is null or j.ended_at = p_ends[i.n])
+     and (p_ends is null or j.ended_at = p_ends[i.n]
+          and (i.n = 1 or (p_ids[i.n - 1], p_ends[i.n - 1]) <> (i.id, p_ends[i.n])))  -- two of its attempts may have been met at once
      and (v_since is null or j.enqueued_at >= v_since) and (v_before is null or j.enqueued_at < v_before)
      and (not p_filter ? 'unserved' or j.unserved)
      and (v_error is null or strpos(lower(concat_ws(' ', j.errors -> -1 ->> 'type', j.last_error)), v_error) > 0)

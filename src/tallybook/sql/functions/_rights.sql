@@ -156,6 +156,7 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('definer', '_moves',                 '{operator,reader}', null),
   ('definer', 'summary',                '{operator}', null),
   ('view',    'subject',                '{operator}', null),
+  ('definer', 'subjects',               '{operator}', null),
   ('definer', '_subject_now',           '{operator}', null),
   ('view',    'queues',                 '{worker,operator,reader}', null),
   ('view',    'workers',                '{operator,reader}', null),

@@ -1,7 +1,7 @@
 -- _skip(lane, retention, xids, seqs, at): of these entries, those that have a tombstone; ends the cancelled ones.
 --
 -- Called by _take under the lane's lock. No wait: nobody else ends an attempt that no claim has taken. The tombstone goes
--- with what it was for; one that is both taken and cancelled stays, for the heartbeat of who took it.
+-- with what it was for (of an earlier attempt that stands in another lane it stays); one that is both taken and cancelled stays, for the heartbeat of who took it.
 create or replace function tallybook._skip(p_lane_id int, p_retention "char", p_xids xid8[], p_seqs bigint[], p_at timestamptz default clock_timestamp())
 returns bigint[] language sql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
@@ -29,7 +29,7 @@ as $$
   ), free as materialized (
     select t.job_id, t.attempt from tallybook.tombstone t join met m on m.job_id = t.job_id
      where case when m.taken then t.attempt = m.attempt and not t.cancelled
-                else t.attempt <= m.attempt and t.cancelled and not t.taken end
+                else t.cancelled and not t.taken and (t.attempt = m.attempt or t.attempt < m.attempt and not t.once) end  -- once: stands elsewhere
        for update of t skip locked
   ), gone as (
     delete from tallybook.tombstone t using free f where t.job_id = f.job_id and t.attempt = f.attempt

@@ -57,3 +57,5 @@ create type tallybook.job_line as (
 -- What has failed among what has not: few of many.
 create index scheduled_failed on tallybook.scheduled (job_id) where errors is not null;
 create index waiting_failed on tallybook.waiting (job_id) where errors is not null;
+-- Which subjects have stopped, the last first: written when one stops, not by its iterations.
+create index subject_stopped on tallybook.subject_job (ended_at, task, subject) where ended_at is not null;
