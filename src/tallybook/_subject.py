@@ -11,20 +11,17 @@ Options are given by `with_`, as for any job: `refresh.with_(delay="5 min").subj
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import datetime
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Generic, ParamSpec
 
 from tallybook._db import subjects
 from tallybook._db.calls import Call
 from tallybook._model.job import JobCall
 from tallybook._model.options import Options
-from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectReport, check_subject
+from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport, check_subject
 from tallybook._model.tracing import Tracing
 from tallybook._run import run, run_sync, send, send_sync
-from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport, check_subject
-from tallybook._run import run, run_sync
 from tallybook.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:

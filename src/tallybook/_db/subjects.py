@@ -10,14 +10,23 @@ from functools import partial
 from typing import Any
 
 from tallybook._db.calls import Call, instant, text_array
-from tallybook._model.options import Options
-from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectReport
-from tallybook.errors import ConfigError
-
-__all__ = ["append", "forget", "get", "move", "push", "push_many", "upsert", "upsert_many"]
 from tallybook._model.options import Options, text_problem
 from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport
-__all__ = ["STATES", "append", "forget", "get", "list_params", "listed", "push", "push_many", "upsert", "upsert_many"]
+from tallybook.errors import ConfigError
+
+__all__ = [
+    "STATES",
+    "append",
+    "forget",
+    "get",
+    "list_params",
+    "listed",
+    "move",
+    "push",
+    "push_many",
+    "upsert",
+    "upsert_many",
+]
 
 # As in calls.py: every parameter is text, and delays are added by the server's clock.
 _RUN_AT = """coalesce(cast(cast(%(run_at)s as text) as timestamptz),
@@ -118,6 +127,8 @@ def move(task: str, name: str, run_at: datetime) -> Call[str]:
         raise ConfigError("run_at", run_at, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
     given = {"task": task, "subject": name, "run_at": run_at.astimezone(UTC).isoformat()}
     return Call("subject_move", _MOVE, given, str)
+
+
 def listed(
     *,
     task: str | None,
