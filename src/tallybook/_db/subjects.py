@@ -121,6 +121,14 @@ def forget(task: str, name: str) -> Call[str]:
     return Call("subject_forget", _FORGET, {"task": task, "subject": name}, str)
 
 
+def move(task: str, name: str, run_at: datetime) -> Call[str]:
+    """Let a planned subject run at another time: moved, or the state that it has instead."""
+    if run_at.utcoffset() is None:
+        raise ConfigError("run_at", run_at, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
+    given = {"task": task, "subject": name, "run_at": run_at.astimezone(UTC).isoformat()}
+    return Call("subject_move", _MOVE, given, str)
+
+
 def listed(
     *,
     task: str | None,
@@ -169,14 +177,6 @@ def _page(found: str) -> SubjectPage:
     more = rows.pop() if rows and rows[-1]["subject"] is None else None
     infos = [_read(row | {"task": row["task_name"], "queue": row["queue_name"]}) for row in rows]
     return SubjectPage(infos, None if more is None else more["cursor"])
-
-
-def move(task: str, name: str, run_at: datetime) -> Call[str]:
-    """Let a planned subject run at another time: moved, or the state that it has instead."""
-    if run_at.utcoffset() is None:
-        raise ConfigError("run_at", run_at, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
-    given = {"task": task, "subject": name, "run_at": run_at.astimezone(UTC).isoformat()}
-    return Call("subject_move", _MOVE, given, str)
 
 
 def _params(call: SubjectCall) -> dict[str, str | None]:
