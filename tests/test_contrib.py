@@ -269,6 +269,7 @@ def flask_app(app: App) -> Iterator[Flask]:
     yield flask_app
 
 
+@pytest.mark.direct("counts the sessions that are left")
 def test_a_view_and_its_jobs_are_one_transaction(flask_app: Flask, db: Any) -> None:
     """S4-21: by psycopg and by a session row and job are committed; by an exception or a failed COMMIT neither is."""
     client = flask_app.test_client()

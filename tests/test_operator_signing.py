@@ -358,6 +358,7 @@ end $$;
 create constraint trigger dies after insert on tallybook.audit deferrable initially deferred for each row execute function dies()"""
 
 
+@pytest.mark.direct("a pooler answers the commit of a session that has died with words of its own")
 async def test_a_commit_that_is_not_answered_is_in_doubt(call: Client, db: Any) -> None:
     """S2-12: where the database is lost at the commit the answer says so, and the very same request is good again."""
     db.execute(DIES_AT_COMMIT)
