@@ -82,7 +82,9 @@ async def test_two_hundred_viewers_cost_one_session(dsn: str, db: Any) -> None:
         await eventually(lambda: all(one.said.get("number") for one in viewers), "everybody has seen it")
         rounds = live.polls
         await eventually(lambda: live.polls >= rounds + 10, "it goes on")
-        assert len(counted.asked) == live.polls  # once a round, not once a viewer
+        assert (
+            live.polls - 1 <= len(counted.asked) <= live.polls
+        )  # once a round, not once a viewer; one may be under way
         assert len(counted.sessions) == 1
         assert db.execute(SESSIONS).fetchone()[0] == 1
         assert all(one.said["live"] == "ok" for one in viewers)
