@@ -107,6 +107,7 @@ def register_route(api: FastAPI, app: App, dsn: str, kind: str) -> None:
             refuse(user)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["psycopg", "async session", "session"])
 def test_a_route_and_its_jobs_are_one_transaction(kind: str, app: App, dsn: str, db: Any) -> None:
     """S4-21: row and job are there once the answer is a success; a refusal, an accident or a failed COMMIT leaves neither."""
@@ -123,6 +124,7 @@ def test_a_route_and_its_jobs_are_one_transaction(kind: str, app: App, dsn: str,
     assert rows(db) == (2, 2)
 
 
+@pytest.mark.slow
 def test_without_the_scope_a_failed_commit_would_be_a_success(app: App, db: Any) -> None:
     """The control: a dependency as FastAPI has it by default commits after the answer, and a lost row is a 200."""
     api = FastAPI(lifespan=lifespan(app))
@@ -142,6 +144,7 @@ def test_without_the_scope_a_failed_commit_would_be_a_success(app: App, db: Any)
     assert rows(db) == (0, 0)
 
 
+@pytest.mark.slow
 def test_the_lifespan_goes_around_the_users_own(app: App, db: Any) -> None:
     """The pool is open before and after the user's own lifespan, whose state the requests have; then it is closed."""
     seen: list[bool] = []
@@ -165,6 +168,7 @@ def test_the_lifespan_goes_around_the_users_own(app: App, db: Any) -> None:
     assert rows(db) == (0, 1)
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said() -> None:
     """Without the lifespan, with a wrong source of sessions, without a database: an error that says what to do."""
     api = FastAPI()
@@ -181,6 +185,7 @@ def test_what_is_missing_is_said() -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.direct("a worker has a session of its own")
 def test_a_worker_in_the_web_server_runs_jobs_and_warns(app: App, db: Any, caplog: pytest.LogCaptureFixture) -> None:
     """`worker=True` runs what requests put in, says that it is for development, and ends with the server."""
@@ -191,6 +196,7 @@ def test_a_worker_in_the_web_server_runs_jobs_and_warns(app: App, db: Any, caplo
     assert db.execute("select count(*) from tallybook.worker where ended_at is null").fetchone() == (0,)
 
 
+@pytest.mark.slow
 def test_a_mounted_dashboard_is_closed_with_the_server(app: App) -> None:
     """The host's own log-in decides who sees it, and its connections end with the lifespan."""
     from tallybook.web import User
@@ -226,6 +232,7 @@ with TestClient(api) as client:
 """
 
 
+@pytest.mark.slow
 def test_the_fastapi_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
     """S4-07: docs/fastapi.md as written: registered, welcomed, run by the route of the cron, which says how many."""
     db.execute("create table customer (id int primary key)")
@@ -269,6 +276,7 @@ def flask_app(app: App) -> Iterator[Flask]:
     yield flask_app
 
 
+@pytest.mark.slow
 @pytest.mark.direct("counts the sessions that are left")
 def test_a_view_and_its_jobs_are_one_transaction(flask_app: Flask, db: Any) -> None:
     """S4-21: by psycopg and by a session row and job are committed; by an exception or a failed COMMIT neither is."""
@@ -282,6 +290,7 @@ def test_a_view_and_its_jobs_are_one_transaction(flask_app: Flask, db: Any) -> N
     assert db.execute(open_now).fetchone() == (0,), "a request's connection is closed with it"
 
 
+@pytest.mark.slow
 def test_handlers_run_in_the_applications_context(app: App, flask_app: Flask, dsn: str, db: Any) -> None:
     """Plain and async handlers have current_app, and teardowns run after each job."""
     seen: list[str] = []
@@ -302,6 +311,7 @@ def test_handlers_run_in_the_applications_context(app: App, flask_app: Flask, ds
     assert not current_app
 
 
+@pytest.mark.slow
 def test_flask_commands_know_the_app(app: App, flask_app: Flask, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """`flask tallybook`: the App and its database are known, errors are a line, and the environment is left as it was."""
     monkeypatch.delenv("TALLYBOOK_APP", raising=False)
@@ -317,6 +327,7 @@ def test_flask_commands_know_the_app(app: App, flask_app: Flask, db: Any, monkey
     assert "TALLYBOOK_APP" not in os.environ and "TALLYBOOK_DSN" not in os.environ
 
 
+@pytest.mark.slow
 def test_wrong_uses_of_the_flask_extension_are_said(app: App, dsn: str, db: Any) -> None:
     """The Flask application in the App's place; a job before init_app."""
     with pytest.raises(ConfigError, match="not a Tallybook App"):
@@ -379,6 +390,7 @@ def test_flask_workers_in_several_processes_find_their_app(tmp_path: Path, dsn: 
 # SQLAlchemy
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Did not recognize type")
 @pytest.mark.parametrize("spared", [True, False], ids=["with the helper", "without"])
 def test_alembics_autogenerate_leaves_the_schema_alone(spared: bool, app: App, dsn: str) -> None:
@@ -391,6 +403,7 @@ def test_alembics_autogenerate_leaves_the_schema_alone(spared: bool, app: App, d
     assert any(schema == "tallybook" for schema, _ in dropped) is not spared
 
 
+@pytest.mark.slow
 def test_include_name_speaks_of_that_schema_only() -> None:
     """Schemas, and what is in them, by name; the default schema is None."""
     assert not include_name("tallybook", "schema", {})

@@ -66,6 +66,7 @@ def test_a_recount_sets_the_counters_right_beside_producers_and_workers(dsn: str
     assert found == []
 
 
+@pytest.mark.slow
 def test_control_a_fold_that_ignores_holes_counts_too_little(dsn: str, db: Connection) -> None:
     """Negative control: with the holes of a fold left out, what commits late is never counted."""
     replace_in(db, "fold", "values (f.number + 1, at, v_hi, v_holes,", "values (f.number + 1, at, v_hi, '{}',")
@@ -73,6 +74,7 @@ def test_control_a_fold_that_ignores_holes_counts_too_little(dsn: str, db: Conne
     assert found
 
 
+@pytest.mark.slow
 def test_control_ends_that_tell_nobody_are_found(dsn: str, db: Connection) -> None:
     """Negative control: where an end of two is counted once, verify says what is missing."""
     replace_in(

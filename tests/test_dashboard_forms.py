@@ -59,6 +59,7 @@ async def test_who_may_only_look_sees_no_form_and_changes_nothing(
         assert any(answer.forms for answer in (await walk(visitor, most=20)).values())
 
 
+@pytest.mark.slow
 async def test_looking_changes_nothing(make: Make, dsn: str, db: Any) -> None:
     """S4-09: after every page, part and stream was asked for, each row of the database is as it was; an action does change it."""
     await furnish(dsn, drain=False)
@@ -77,6 +78,7 @@ async def test_looking_changes_nothing(make: Make, dsn: str, db: Any) -> None:
         assert contents(db) != before
 
 
+@pytest.mark.slow
 async def test_every_page_can_be_reached(make: Make, dsn: str) -> None:
     """Each route that is a page is linked from the pages before it, each link of a page leads to one, and none of them fails."""
     await furnish(dsn)

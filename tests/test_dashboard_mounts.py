@@ -71,6 +71,7 @@ async def check(visitor: Visitor, db: Any) -> None:
     assert found == [("ada", "queue.pause"), ("ada", "queue.resume")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mount", [in_starlette, in_fastapi, in_any])
 async def test_it_works_below_a_path(mount: Any, dsn: str, db: Any) -> None:
     """Mounted in another application, its links, files, forms and cookies stay below its path; the host says who is there."""
@@ -129,6 +130,7 @@ async def stream(visitor: Visitor) -> AsyncIterator[AsyncIterator[str]]:
             await asked
 
 
+@pytest.mark.slow
 def test_a_mount_needs_a_path() -> None:
     """Below "/" there would be nothing left of the host."""
     with pytest.raises(ValueError, match="needs a path"):
@@ -145,6 +147,7 @@ def shown(file: str) -> str:
     return found[1]
 
 
+@pytest.mark.slow
 async def test_the_fastapi_example_of_the_docs_works(dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/dashboard.md: whom the host's session names looks, ada acts, and nobody else sees anything."""
     monkeypatch.setenv("TALLYBOOK_DSN", dsn)

@@ -492,6 +492,7 @@ async def test_the_audit_is_read_page_by_page(seen: Seen, db: Any) -> None:
 # --- roles ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.direct("logins of its own")
 async def test_what_a_readers_role_may_not_see_is_told(empty_dsn: str) -> None:
     """S2-09: with the reader's role pages show what it may see; what it may not is said, and no page crashes."""

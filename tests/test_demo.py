@@ -149,6 +149,7 @@ def _write(path: Path, rows: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_when_a_worker_is_killed(demo: Callable[..., Demo], tmp_path: Path) -> None:
     """S1-11, S4-01: a receiver that fails and a worker that dies by SIGKILL lose no submission, odd ones of one's own included."""
     rows = 150

@@ -158,6 +158,7 @@ def python(folder: Path, dsn: str, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_schedules_page_run(tmp_path: Path, dsn: str, db: Any) -> None:
     """S2-11, S2-13: the files and the commands of docs/schedules.md, as written: declared, put, run, paused, listed."""
     assert project(tmp_path, "docs/schedules.md") == ["app.py", "change.py"]
@@ -180,6 +181,7 @@ def test_the_examples_of_the_schedules_page_run(tmp_path: Path, dsn: str, db: An
     assert db.execute("select what, count(*) from tallybook.fire group by 1").fetchall() == [("enqueued", 3)]
 
 
+@pytest.mark.slow
 def test_the_example_of_the_query_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
     """S1-21 S1-22 S1-23: docs/query-schedules.md as written: what is stale and viewed is put in, once; what nobody views is not."""
     page = ROOT / "docs/query-schedules.md"
@@ -355,6 +357,7 @@ def test_the_tutorials_test_passes(tmp_path: Path, dsn: str) -> None:
     assert "1 passed" in python(tmp_path, dsn, *arguments, TALLYBOOK_TEST_DSN=dsn)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_fan_out_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
     """S4-22: docs/fan-out.md as written: two mails, a message that is cancelled, and a follow-up that says so, once."""
     assert project(tmp_path, "docs/fan-out.md") == ["app.py", "submit.py"]

@@ -40,6 +40,7 @@ def test_every_committed_job_ends_exactly_once_for_long(dsn: str) -> None:
     assert run.findings == []
 
 
+@pytest.mark.slow
 @pytest.mark.direct("kills processes and waits for the end of their sessions")
 def test_control_a_claim_that_ignores_holes_loses_jobs(dsn: str, db: Connection) -> None:
     """Negative control: with the holes emptied, the same run finds lost jobs."""
@@ -48,6 +49,7 @@ def test_control_a_claim_that_ignores_holes_loses_jobs(dsn: str, db: Connection)
     assert kinds(run.findings) >= {"lost", "an attempt without outcome"}
 
 
+@pytest.mark.slow
 @pytest.mark.direct("kills processes and waits for the end of their sessions")
 def test_control_an_end_without_the_fence_ends_twice(dsn: str, db: Connection) -> None:
     """Negative control: with the outcome's unique index dropped, the same run finds attempts that ended twice."""

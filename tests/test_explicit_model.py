@@ -37,6 +37,7 @@ def test_every_interleaving_of_three_faults_keeps_the_promises() -> None:
     held(explore_protocol(faults=3))
 
 
+@pytest.mark.slow
 def test_workers_that_go_on_record_around_a_crash_keep_the_promises() -> None:
     """F5: a crash between a worker's start and its first claim gives its number to nobody else."""
     held(explore_protocol(faults=2, start=NOTHING_YET))

@@ -195,6 +195,7 @@ async def test_a_parent_that_nobody_marked(dsn: str, db: Any) -> None:
         assert (found.state, found.reason) == ("cancelled", f"its parent {first.id} (step) is cancelled: not today")
 
 
+@pytest.mark.slow
 @pytest.mark.servers
 def test_a_worker_that_is_killed_holds_up_no_child(dsn: str, db: Any) -> None:
     """S4-22: a worker is killed while it runs a part of a fan-out: another runs it again, and the follow-up once, after it."""

@@ -20,6 +20,7 @@ from tallybook._worker import signals
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["inside", "between"])
 def test_a_fork_does_not_use_its_parents_connections(dsn: str, db: Any, how: str) -> None:
     """F42: pool opened, then fork: the child enqueues, opens a pool and runs a worker of its own; the parent's go on."""

@@ -104,6 +104,7 @@ def test_data_alone_moves_into_a_schema_that_is_there(shop: Callable[..., Shop],
     assert house.wrongs(new.db) == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_follows_the_move_goes_on(shop: Callable[..., Shop], tmp_path: Path) -> None:
     """A worker that runs while its server's name comes to mean the new cluster: no restart, no job lost or run twice."""
     old, new = shop("far"), shop("fresh", empty=True)

@@ -51,6 +51,7 @@ def keys(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_client_of_the_page_in_python(tmp_path: Path, dsn: str, db: Any, keys: Path) -> None:
     """S2-12: call.py of the page, with the standard library alone, is served by a real server."""
     db.execute("select tallybook.enqueue('mail', 'send_welcome')")
@@ -95,6 +96,7 @@ def test_the_client_of_the_page_in_a_shell(tmp_path: Path, dsn: str, db: Any, ke
     assert refused.returncode != 0 and json.loads(refused.stdout)["code"] == "queue"
 
 
+@pytest.mark.slow
 def test_the_server_of_the_page_can_be_made(tmp_path: Path, dsn: str, keys: Path) -> None:
     """server.py of the page makes an API of the file of keys beside it, without a connection."""
     scripts(tmp_path)
@@ -102,6 +104,7 @@ def test_the_server_of_the_page_can_be_made(tmp_path: Path, dsn: str, keys: Path
     assert (done.returncode, done.stdout) == (0, "OperatorApi\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_the_tables_of_the_page_are_those_of_the_api() -> None:
     """S2-12: the page lists every endpoint with its scope, every scope and every code, and no other."""
     listed = [tuple(cell.strip("`") for cell in row[:3]) for row in table(text(PAGE), "endpoint")]
@@ -111,6 +114,7 @@ def test_the_tables_of_the_page_are_those_of_the_api() -> None:
     assert codes == [(code, status, meaning) for code, (status, meaning) in CODES.items()]
 
 
+@pytest.mark.slow
 def test_the_document_names_what_is_served() -> None:
     """The OpenAPI document has every endpoint, with an example for each value and a problem for each code."""
     document = openapi.document("/api/v1")

@@ -444,6 +444,7 @@ def run(dsn: str, *words: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_trace_crosses_processes(app: App, dsn: str, db: Any) -> None:
     """S2-09: one process enqueues, another runs the job, in a thread: its span links to the first one's by the row alone."""
     (sent,) = run(dsn, "put")

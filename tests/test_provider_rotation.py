@@ -116,6 +116,7 @@ def stopped_after(made: Generator[Call[Any], Any, Any], conn: Any, count: int) -
     made.close()
 
 
+@pytest.mark.slow
 async def test_a_rotation_that_was_broken_off_goes_on(dsn: str, db: Any, keys: Path) -> None:
     """Broken off at any point all secrets open, and the next rotation does the rest: it is idempotent."""
     app = App("shop", dsn=dsn)

@@ -59,7 +59,12 @@ def said_by_cronsim(cron: str, tz: str, start: datetime, end: datetime) -> list[
 
 
 @pytest.mark.parametrize(
-    "week", [pytest.param("berlin-spring", marks=pytest.mark.slow), "berlin-autumn", "lord-howe-autumn"]
+    "week",
+    [
+        pytest.param("berlin-spring", marks=pytest.mark.slow),
+        pytest.param("berlin-autumn", marks=pytest.mark.slow),
+        "lord-howe-autumn",
+    ],
 )
 async def test_a_week_across_a_change(dsn: str, db: Any, week: str) -> None:
     """S2-04 S2-11: a week across a change of offset, with clocks starting, dying in the middle of a fire, and the app upgraded,

@@ -173,6 +173,7 @@ def test_it_agrees_with_enqueue(db: Connection) -> None:
     assert next(differences(db, SEED, EXAMPLES), None) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("guard", "instead"),
     [

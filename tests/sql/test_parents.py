@@ -188,6 +188,7 @@ def test_a_dead_parent_ends_a_whole_chain_by_one_call(db: Connection, hands: Han
     assert db.execute("select count(*) from tallybook.waiting").fetchone() == (0,)
 
 
+@pytest.mark.slow
 def test_thousands_of_parents(db: Connection, hands: Hands) -> None:
     """One follow-up of 3,000 jobs runs once, and is told of the first 1,000 failures, and how many there were."""
     n = 3000

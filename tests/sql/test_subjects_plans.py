@@ -198,6 +198,7 @@ def test_no_table_is_read_from_end_to_end(readings: Readings) -> None:
     assert {verb: readings[verb] for verb in VERBS if verb in readings and readings[verb][1][1]} == {}
 
 
+@pytest.mark.slow
 def test_neither_subjects_nor_iterations_cost(readings: Readings) -> None:
     """S3-20: with ten times the subjects, and ten times the iterations behind one, each call reads the same pages, but for the
     height of indexes."""
