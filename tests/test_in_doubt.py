@@ -12,9 +12,9 @@ import pytest
 
 from support.atomic_kinds import TABLE, psycopg_async
 from support.workers import Jobs, eventually, working
-from tallybook import App, Constant, Context, Snooze
+from tallybook import App, Complete, Constant, Context, Drop, Kill, Reject, Reschedule, Snooze
 from tallybook._db.transactions import AsyncPsycopg, Begun
-from tallybook.errors import LeaseLost
+from tallybook.errors import LeaseLost, NotSupported
 
 pytestmark = pytest.mark.anyio
 
@@ -250,3 +250,82 @@ async def test_a_completion_of_a_lost_attempt_is_refused(app: App, dsn: str, db:
     async with working(app, dsn):
         (ended,) = await jobs.ends(job)
     assert (ended.state, ended.crashes, ended.failures, attempts(db)) == ("completed", 1, 0, [2])
+
+
+# ctx.end
+
+
+async def test_a_subject_is_rescheduled_in_its_handlers_own_transaction(app: App, dsn: str, db: Any) -> None:
+    """S3-07 S3-28: each end of an iteration is part of the handler's transaction; what comes after the commit changes nothing."""
+    db.execute("alter table effect drop constraint effect_pkey")
+    ends = {
+        "later": Reschedule("+1 week", args={"how": "later", "page": 2}), "done": Complete(), "gone": Drop(),
+        "never": Kill("forbidden"), "late": Reschedule("+1 week"), "now": Reschedule("0 s", args={"how": "done"}),
+    }  # fmt: skip
+    seen: list[str] = []
+
+    @app.task
+    async def crawl(ctx: Context, how: str, page: int = 1) -> None:
+        async with await psycopg.AsyncConnection.connect(dsn) as conn:
+            await conn.execute("insert into effect values (%s, %s)", (ctx.job_id, ctx.attempt))
+            await ctx.end(conn, ends[how])
+            seen.append(app.get_sync(db, ctx.job_id).state)
+        if how == "late":
+            raise ValueError("after the commit")
+
+    app.push_many_sync(db, [crawl.subject(how).job(how) for how in ends])
+    async with working(app, dsn) as worker:
+        await eventually(lambda: len(attempts(db)) == 7, "all have ended, one of them twice")
+        await eventually(lambda: worker.book.free == {"default": 10} and not worker.book.leases, "the worker knows")
+        counted = {name: n for name, n in worker.finisher.counts.items() if n}
+    found = {how: crawl.subject(how).get_sync(db) for how in ends}
+    states = {how: info and (info.state, info.iterations, info.failures) for how, info in found.items()}
+    assert states == {
+        "later": ("planned", 1, 0), "done": ("completed", 1, 0), "gone": None, "never": ("killed", 1, 0),
+        "late": ("planned", 1, 0), "now": ("completed", 2, 0),
+    }  # fmt: skip
+    assert found["later"] is not None and found["later"].args == {"how": "later", "page": 2}
+    assert seen == ["running"] * 7 and attempts(db) == [1] * 6 + [2]
+    assert counted == {"scheduled": 2, "available": 1, "completed": 3, "dead": 1}
+
+
+async def test_an_iteration_whose_end_was_rolled_back_has_failed(app: App, dsn: str, db: Any) -> None:
+    """S3-07: a handler that returns without having committed its Reschedule has failed, counted as that, and runs again."""
+
+    @app.task(retry=AGAIN)
+    async def crawl(ctx: Context) -> None:
+        async with await psycopg.AsyncConnection.connect(dsn) as conn:
+            await conn.execute("insert into effect values (%s, %s)", (ctx.job_id, ctx.attempt))
+            await ctx.end(conn, Reschedule("+1 week"))
+            if ctx.attempt == 1:
+                await conn.rollback()
+
+    subject = crawl.subject("a")
+    subject.push_sync(db)
+    async with working(app, dsn) as worker:
+        await eventually(lambda: attempts(db) == [2], "the second attempt has committed")
+        await eventually(lambda: worker.finisher.counts["scheduled"] == 1, "its end is known")
+    info = subject.get_sync(db)
+    assert info is not None and (info.state, info.iterations) == ("planned", 1)
+    failed = db.execute("select message from tallybook.error where task = 'crawl'").fetchall()
+    assert len(failed) == 1 and "ctx.end is not committed" in failed[0][0]
+
+
+async def test_what_cannot_be_ended_so_is_refused(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S3-40: a Reject, and an ordinary job, are no end for a handler's own transaction; nothing is written."""
+    refused: list[str] = []
+
+    @app.task(max_attempts=1)
+    async def work(ctx: Context, how: str) -> None:
+        async with await psycopg.AsyncConnection.connect(dsn) as conn:
+            try:
+                await ctx.end(conn, Reject("502") if how == "reject" else Reschedule("+1 week"))  # type: ignore[arg-type]
+            except NotSupported as error:
+                refused.append(str(error))
+
+    work.subject("a").push_sync(db, "reject")
+    async with working(app, dsn):
+        (ended,) = await jobs.ends(work.enqueue_sync(db, "plain"))
+        await eventually(lambda: refused, "the other one has run, too")
+    assert (ended.state, ended.last_error and "is no subject" in ended.last_error) == ("dead", True)
+    assert "ctx.end with Reject" in refused[0]

@@ -66,6 +66,8 @@ async def use_atomic(conn: object, ctx: Context, tx: psycopg.AsyncConnection[Any
     one: Task[..., Any] = pay
     await ctx.complete(conn)
     ctx.complete_sync(conn)
+    await ctx.end(conn, Reschedule("+1 week"))
+    ctx.end_sync(conn, Drop())
 
 async def use(conn: object, ctx: Context) -> None:
     job: Job = await send.enqueue(conn, 42, lang="de")

@@ -31,13 +31,31 @@ class SubjectEnd:
         """Of the parameters that follow."""
         return tuple(value for _, _, value in self.given)
 
+    @property
+    def state(self) -> str:
+        """What `ended` says of an attempt that has ended so."""
+        return {"reschedule": "snoozed", "kill": "dead"}.get(self.verb, "completed")
+
+    @property
+    def said(self) -> str:
+        """What the verb answers when it is done."""
+        if self.verb == "reschedule":
+            return "scheduled" if self.wake_in else "available"
+        return {"kill": "dead", "drop": "dropped"}.get(self.verb, "completed")
+
+    def call(self, attempt: tuple[str, int, int]) -> Call[str]:
+        """For a transaction of the handler's own, on any driver."""
+        return self._call(attempt, "select {}")
+
     def atomic(self, attempt: tuple[str, int, int]) -> Call[str]:
         """For the transaction of an atomic task; "left" where the handler has left it."""
+        return self._call(attempt, "select case when not tallybook._atomic() then 'left' else {} end")
+
+    def _call(self, attempt: tuple[str, int, int], around: str) -> Call[str]:
         rest = "".join(f", {name} => cast(cast(%({name})s as text) as {kind})" for name, kind, _ in self.given)
-        sql = (
-            "select case when not tallybook._atomic() then 'left'"
-            f" else tallybook.subject_{self.verb}(cast(cast(%(lease)s as text) as uuid),"
-            f" cast(cast(%(job_id)s as text) as bigint), cast(cast(%(attempt)s as text) as int){rest}) end"
+        sql = around.format(
+            f"tallybook.subject_{self.verb}(cast(cast(%(lease)s as text) as uuid),"
+            f" cast(cast(%(job_id)s as text) as bigint), cast(cast(%(attempt)s as text) as int){rest})"
         )
         lease, job_id, number = attempt
         params = {"lease": lease, "job_id": str(job_id), "attempt": str(number)}

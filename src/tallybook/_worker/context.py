@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tallybook._db import aio, sync
 from tallybook._db.calls import Call, instant
 from tallybook._db.ends import complete
+from tallybook._db.subject_ends import SubjectEnd
 from tallybook._model.payload import encode
 from tallybook._model.subject import Subject, subject_of
-from tallybook.errors import LeaseLost, NotSupported
+from tallybook._model.subject_outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
+from tallybook._worker.subjects import end_of
+from tallybook.errors import LeaseLost, NotASubject, NotSupported
 
 if TYPE_CHECKING:
     from tallybook._app import App
@@ -215,17 +218,55 @@ class Context:
         if not sync.run(conn, call):
             raise LeaseLost(job.job_id, job.attempt)
 
+    async def end(self, conn: object, outcome: SubjectOutcome) -> None:
+        """End this iteration of a subject in `conn`'s transaction: Reschedule, Complete, Drop or Kill, see docs/subjects.md.
+
+        What complete is for an ordinary job, with the same rules: commit soon, and before the handler returns; LeaseLost
+        where the job is not this worker's any more. A Reject is returned: a failure is recorded apart. Raises NotASubject for
+        an ordinary job, SignatureError and PayloadError for new args that are none of the task's.
+
+            async with conn.transaction():
+                await app.push_many(conn, [crawl.subject(url).job(url) for url in links])
+                await ctx.end(conn, Reschedule("+1 week"))
+        """
+        job, call = self._ending(outcome)
+        if await aio.run(conn, call) == "refused":
+            raise LeaseLost(job.job_id, job.attempt)
+
+    def end_sync(self, conn: object, outcome: SubjectOutcome) -> None:
+        """End this iteration of a subject in `conn`'s transaction; end for plain handlers."""
+        job, call = self._ending(outcome)
+        if sync.run(conn, call) == "refused":
+            raise LeaseLost(job.job_id, job.attempt)
+
     def _completing(self, result: object) -> tuple[Running, Call[bool]]:
-        job = self._job()
-        if self._atomic:
-            hint = "Return: its end commits with the transaction that it was given"
-            raise NotSupported("ctx.complete in an atomic task", hint=hint)
-        if not job.lease.lease:
-            hint = "Return: its worker says the end"
-            raise NotSupported("ctx.complete in a process of its own", hint=hint)
+        job = self._own_end("ctx.complete")
         text = None if result is None else encode(result, task=job.task_name, what="result")
         job.in_doubt = True
         return job, complete((job.lease.lease, job.job_id, job.attempt), text)
+
+    def _ending(self, outcome: SubjectOutcome) -> tuple[Running, Call[str]]:
+        job, name = self._own_end("ctx.end"), type(outcome).__name__
+        if not isinstance(outcome, Reschedule | Complete | Drop | Kill):
+            raise NotSupported(
+                f"ctx.end with {name}", hint="It takes Reschedule, Complete, Drop and Kill; return others"
+            )
+        if self.subject is None:
+            raise NotASubject(job.job_id, f"ctx.end with {name}")
+        end = end_of(job, self.app.names[job.task_name], outcome)
+        if not isinstance(end, SubjectEnd):
+            end = SubjectEnd("complete", ())
+        job.in_doubt, job.own_end = True, end
+        return job, end.call((job.lease.lease, job.job_id, job.attempt))
+
+    def _own_end(self, verb: str) -> Running:
+        job = self._job()
+        if self._atomic:
+            hint = "Return: its end commits with the transaction that it was given"
+            raise NotSupported(f"{verb} in an atomic task", hint=hint)
+        if not job.lease.lease:
+            raise NotSupported(f"{verb} in a process of its own", hint="Return: its worker says the end")
+        return job
 
     async def progress(self, done: float | None = None, message: str | None = None) -> None:
         """Say how far this attempt is: `done` from 0 to 1 (None: unknown), `message` a line for people.

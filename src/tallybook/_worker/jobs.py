@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tallybook._db.subject_ends import SubjectEnd
     from tallybook._worker.deadline import Guard
 
 log = logging.getLogger("tallybook.worker")
@@ -51,6 +52,7 @@ class Running:
         "max_attempts",
         "options",
         "order_key",
+        "own_end",
         "places",
         "queue",
         "task_name",
@@ -91,6 +93,8 @@ class Running:
         self.guard: Guard | None = None
         self.in_doubt = False
         """Its end may be in the database already, or be on its way there, in a transaction other than the finisher's."""
+        self.own_end: SubjectEnd | None = None
+        """The end that its handler has said in a transaction of its own; None, and in doubt: completed."""
         self.interrupt: Callable[[], object] | None = None
         """Cancels what its thread waits for in the database."""
         self.told: Callable[[str, Mapping[str, Any] | None], object] | None = None

@@ -377,9 +377,10 @@ class Runner:
         self._book.freed(job)
 
     def _completed_itself(self, job: Running, known: Task[Any, Any]) -> None:
+        said = "ctx.complete" if job.own_end is None else "ctx.end"
         # It is a failure only where the settler finds that the transaction was not committed.
         error = TransactionError(
-            "the handler returned, but the transaction in which it called ctx.complete is not committed",
+            f"the handler returned, but the transaction in which it called {said} is not committed",
             hint="Commit it before the handler returns",
         )
         error.no_retry = False  # nothing has stayed

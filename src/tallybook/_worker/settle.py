@@ -1,9 +1,9 @@
 """Ends of attempts that may have ended already, in a transaction whose fate this worker does not know.
 
-A connection can be lost at COMMIT, and a handler can call `ctx.complete` in a transaction of its own and never end it. So
-such an end is never said blindly. First the server is asked how the attempt ended; if it has not, the end is said like any
-other: it waits for a transaction that is still about to commit another one, and which of the two came first is the truth.
-The finisher's connection is not used for it: behind one such transaction the ends of all other jobs would wait.
+A connection can be lost at COMMIT, and a handler can call `ctx.complete` or `ctx.end` in a transaction of its own and never
+end it. So such an end is never said blindly. First the server is asked how the attempt ended; if it has not, the end is said
+like any other: it waits for a transaction that is still about to commit another one, and which of the two came first is the
+truth. The finisher's connection is not used for it: behind one such transaction the ends of all other jobs would wait.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import psycopg
 from psycopg import errors as pg
 
 from tallybook._db.link import Link
+from tallybook._db.subject_ends import SubjectEnd
 from tallybook._worker.jobs import Running
 from tallybook.errors import QueueUnavailable
 
@@ -91,10 +92,13 @@ class Settler:
                 if end.sql == _COULD_NOT:
                     await asyncio.sleep(1)
                 end = End(end.running, "fail", _COULD_NOT, (*end.params[:3], end.verb, type(error).__name__))
+        if isinstance(said, SubjectEnd):
+            self._on_end(end.running, said.verb, said.said, said.wake_in)
+            return
         verb = "complete" if said == "completed" else end.verb
         self._on_end(end.running, verb, said, end.wake_in)
 
-    async def _say(self, end: End, conn: psycopg.AsyncConnection[tuple[Any, ...]]) -> str:
+    async def _say(self, end: End, conn: psycopg.AsyncConnection[tuple[Any, ...]]) -> str | SubjectEnd:
         if said := await self._found(conn, end):
             return said
         async with conn.transaction():
@@ -105,11 +109,14 @@ class Settler:
             return await self._found(conn, end) or said
         return str(said)
 
-    async def _found(self, conn: psycopg.AsyncConnection[tuple[Any, ...]], end: End) -> str | None:
+    async def _found(self, conn: psycopg.AsyncConnection[tuple[Any, ...]], end: End) -> str | SubjectEnd | None:
         row = await (await conn.execute(_ENDED, end.params[:3])).fetchone()
         state = row[0] if row else None
         if state == "running":
             return None
+        own = end.running.own_end
+        if own is not None and state == own.state:
+            return own
         if state != "completed":
             return "refused"
         if end.verb != "complete":
