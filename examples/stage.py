@@ -132,11 +132,12 @@ class Stage:
         """Whether no job is open."""
         return self.rows(_ENDS)[0][3] == 0
 
-    def end(self, missing: int = 0, *, done: int | None = None) -> int:
+    def end(self, missing: int = 0, *, done: int | None = None, planned: int = 0) -> int:
         """The last line, and the exit status: 0 only if nothing was lost.
 
         `missing` is what the example's own tables lack, by its own account; `done` counts effects of its own in place of
-        completed jobs. What is still open counts as lost, too: an example waits for its end first.
+        completed jobs. What is still open counts as lost, too: an example waits for its end first. But for subjects that live on:
+        `planned` says how many have to be open, and one more or less is lost.
         """
         if SERVE:
             self.say("it stays up; Ctrl-C ends it")
@@ -147,7 +148,7 @@ class Stage:
                 print()
         completed, dead, failed, still_open = self.rows(_ENDS)[0]
         self._stop_all()
-        lost = missing + (0 if SERVE else still_open)
+        lost = missing + (0 if SERVE else abs(still_open - planned))
         print(
             f"{self.name}: {completed if done is None else done} processed, {dead} failed, {failed} retried, {lost} lost",
             flush=True,

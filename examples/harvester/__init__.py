@@ -1,0 +1,1 @@
+"""The example harvester: a crawler whose pages are subjects. See README.md."""

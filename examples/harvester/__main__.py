@@ -1,0 +1,179 @@
+"""make example-harvester: a site is read by a hundred visits at once, a worker is killed, a day goes by; and the account."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from examples.harvester.jobs import app, visit
+from examples.harvester.world import Site
+from examples.stage import SERVE, SHORT, Stage, free_port, listens
+from tallybook.testing import travel
+
+HERE = "examples.harvester"
+PAGES = 1_500 if SHORT else 20_000
+BOOKMARKS = range(101, 401)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+_OLD = "select count(*) from tallybook.subject_push_many('pages', 'visit', %s, %s) where report = 'created'"
+_OLD_LEFT = """\
+select count(*) from tallybook.subject where task = 'visit' and subject = any(%s) and args ? 'page' and state = 'planned'"""
+_SESSIONS = (
+    "select count(*) from pg_stat_activity where datname = current_database() and backend_type = 'client backend'"
+)
+_FAILED_ONCE = """\
+select e.subject from tallybook.error e join visit v on v.url = e.subject and v.iteration = 1 where e.task = 'visit' limit 1"""
+
+
+class Progress:
+    """Says how far it is, by the counters: they cost the same however many pages there are."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.said_at, self.visits, self.sessions = stage, time.monotonic(), 0, 0
+
+    def counted(self) -> Mapping[str, int]:
+        """The figures of the queue `pages`, all tasks together."""
+        states = ("available", "running", "retrying", "scheduled", "dead", "snoozed", "completed", "failed")
+        found = [one for one in app.counts_sync(self.stage.db) if one.queue == "pages"]
+        return {name: sum(getattr(one, name) for one in found) for name in states}
+
+    def look(self) -> Mapping[str, int]:
+        """The figures of now; every three seconds they are said."""
+        now, time_now = self.counted(), time.monotonic()
+        self.sessions = max(self.sessions, self.stage.one(_SESSIONS))
+        if time_now - self.said_at >= 3:
+            visits = now["snoozed"]  # a visit that plans the next one goes on: no end of its job
+            self.stage.say(
+                f"{visits} visits, {(visits - self.visits) / (time_now - self.said_at):.0f} a second; in line {now['available']},"
+                f" under way {now['running']}, retrying {now['retrying']}, planned {now['scheduled']}, stopped {now['dead']}"
+            )
+            self.said_at, self.visits = time_now, visits
+        return now
+
+    def half(self) -> bool:
+        return self.look()["snoozed"] >= PAGES // 2
+
+    def is_over(self) -> bool:
+        """Whether there is nothing to visit before tomorrow."""
+        now = self.look()
+        return now["available"] + now["running"] + now["retrying"] == 0
+
+
+def main() -> int:
+    """The run; its exit status."""
+    with Stage("harvester") as stage:
+        stage.schema(Path(__file__).parent / "schema.sql")
+        port = free_port()
+        stage.process("site", f"{HERE}.world", str(port), str(PAGES))
+        stage.until(lambda: listens(port), "the site listens")
+        site = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
+
+        old = [f"/page/{n}" for n in BOOKMARKS]
+        made = stage.one(_OLD, old, [json.dumps({"page": n}) for n in BOOKMARKS])
+        visit.subject("/page/1").push_sync(stage.db, "/page/1")
+        stage.say(f"{made} bookmarks of the release before, args of version 1, and the home of a site of {PAGES} pages")
+        workers = ["one", "two", "three", "four"]
+        for name in workers:
+            start(stage, name, port)
+        progress = Progress(stage)
+        stage.until(progress.half, "half of the pages")
+        stage.kill("one")
+        stage.say("killed the worker one, with up to 25 visits under way; five takes its place")
+        start(stage, "five", port)
+        stage.until(progress.is_over, "the first round")
+        stage.say(f"the first round is over; args of version 1 that are left: {stage.one(_OLD_LEFT, old)}")
+
+        stage.say("an hour goes by: each item is checked once, however many pages have named it")
+        travel(stage.dsn, HOUR)
+        stage.until(lambda: items_open(stage) == 0, "the items")
+        site.post("/day")
+        stage.say("a day goes by: pages that change daily are visited again, the others in a week")
+        travel(stage.dsn, DAY)
+        stage.until(lambda: progress.counted()["available"], "what is due")
+        stage.until(progress.is_over, "the second round")
+        travel(stage.dsn, HOUR)
+        stage.until(lambda: items_open(stage) == 0, "the items that have changed")
+
+        record = site.get("/record").raise_for_status().json()
+        stage.say(
+            f"at most {record['most_under_way']} requests were under way at the site, by {progress.sessions} database sessions"
+        )
+        show(stage)
+        if SERVE:
+            stage.process("web", "tallybook", "web", "-A", f"{HERE}.jobs:app", "--port", str(web := free_port()))
+            stage.say(f"look at http://127.0.0.1:{web}/ and at psql '{stage.dsn}'")
+        visits = stage.one("select count(*) from visit")
+        wrong, planned = account(stage, Site(PAGES), record)
+        return stage.end(wrong, done=visits, planned=planned)
+
+
+def start(stage: Stage, name: str, port: int) -> None:
+    """A worker with 25 visits at once, and two items."""
+    env = {"SITE": f"http://127.0.0.1:{port}"}
+    stage.worker(name, f"{HERE}.jobs:app", "--queues", "pages=25,items=2", "--log-level", "error", env=env)
+
+
+def items_open(stage: Stage) -> int:
+    return sum(
+        one.available + one.running + one.scheduled + one.retrying
+        for one in app.counts_sync(stage.db)
+        if one.queue == "items"
+    )
+
+
+def show(stage: Stage) -> None:
+    """What a person asks: where a page has been, which have stopped and why, the counters."""
+    failed = stage.one(_FAILED_ONCE)
+    for words in (
+        ("trace", "--subject", failed or "/page/1", "--task", "visit"),
+        ("subject", "list", "--state", "killed", "--state", "dead", "--limit", "5"),
+        ("queue", "counts"),
+    ):
+        said = subprocess.run(
+            [sys.executable, "-m", "tallybook", *words, "--dsn", stage.dsn],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        stage.say(f"tallybook {' '.join(words)}\n{said.stdout.rstrip()}")
+
+
+def account(stage: Stage, site: Site, record: Mapping[str, Any]) -> tuple[int, int]:
+    """How much is missing, wrong, or there twice, by the tables here and the site's record; and how many visits are planned."""
+    news = {page for page in site.readable if site.is_news(page)}
+    found: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
+    wrong = 0
+    for url, iteration, etag in stage.rows("select url, iteration, etag from visit"):
+        page = int(url.removeprefix("/page/"))
+        found.setdefault(iteration, Counter())[page] += 1
+        wrong += etag != site.etag(page, iteration + 1)
+    for day, wanted in ((1, site.readable), (2, news)):
+        noted, read = found[day - 1], {int(page): n for page, n in record["read"].get(str(day), {}).items()}
+        lost, twice = wanted - noted.keys(), [page for page, n in noted.items() if n > 1]
+        unasked = (noted.keys() | read.keys()) - wanted
+        again = sum(n > 1 for n in read.values())
+        stage.say(
+            f"day {day}: {len(wanted)} pages are to be read; noted {len(noted)}, missing {len(lost)}, twice {len(twice)},"
+            f" uncalled for {len(unasked)}; the site has read out {len(read)}, {again} of them more than once"
+        )
+        wrong += len(lost) + len(twice) + len(unasked) + len(wanted ^ read.keys())
+    named = {item for page in site.readable for item in site.items(page, 1)}
+    right = 0
+    for item, cents, url in stage.rows("select id, cents, url from item"):
+        page = int(url.removeprefix("/page/"))
+        right += item in named and any(site.items(page, day).get(item) == cents for day in (1, 2))
+    stage.say(f"{len(named)} items are named; {right} have a price that the site says; answers: {record['answers']}")
+    return wrong + len(named) - right, len(site.readable)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,75 @@
+"""The crawler: a page is a subject that visits itself again, an item is one that pages give new args to."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import httpx2
+import psycopg
+from psycopg_pool import AsyncConnectionPool
+
+from tallybook import App, Complete, Context, Exponential, Kill, Reject, Reschedule
+
+app = App("harvester")
+
+LINK = re.compile(r'href="(/page/\d+)"')
+ITEM = re.compile(r'data-item="(\d+)" data-cents="(\d+)"')
+MAX_AGE = re.compile(r"max-age=(\d+)")
+SEEN = "insert into visit (url, iteration, etag, changed, worker) values (%s, %s, %s, %s, %s)"
+PRICED = """\
+insert into item (id, cents, url) values (%s, %s, %s)
+on conflict (id) do update set cents = excluded.cents, url = excluded.url, checks = item.checks + 1"""
+
+
+@app.lifespan
+async def clients(ctx: Context) -> AsyncIterator[None]:
+    """Of each worker: one HTTP client that keeps its connections, and three sessions, whatever number of visits is under way."""
+    async with (
+        httpx2.AsyncClient(base_url=os.environ["SITE"], timeout=20) as ctx.state.http,
+        AsyncConnectionPool(app.conninfo(), min_size=1, max_size=3, timeout=60) as ctx.state.pool,
+    ):
+        # Links that are in already. What a worker does not know it pushes once more, which does nothing.
+        ctx.state.known = set()
+        yield
+
+
+@app.task(queue="pages", version=2, retry=Exponential(timedelta(seconds=0.5)), max_attempts=5, summary="{url}")
+async def visit(ctx: Context, url: str, found_on: str = "", etag: str = "") -> Kill | None:
+    """Read a page; put in the pages and items that it names, note the visit and plan the next one, in one transaction."""
+    answer = await ctx.state.http.get(url, headers={"If-None-Match": etag})
+    if answer.status_code == 404:
+        return Kill("there is no such page any more")  # whatever attempts are left
+    if answer.status_code >= 500:  # five in a row, and it is dead
+        raise Reject(f"status {answer.status_code}", {"found_on": found_on}, ref_id=answer.headers["X-Request-Id"])
+
+    assert ctx.subject is not None
+    body, seen = answer.text, answer.headers["ETag"]  # 304, not modified, has no body
+    links = set(LINK.findall(body)) - ctx.state.known
+    pages = [visit.subject(link).job(link, found_on=url) for link in links]
+    soon = price.with_(delay="1 hour")  # a page that names it meanwhile changes the args, and it is checked once
+    items = [soon.subject(f"item:{n}").job(int(n), int(cents), url) for n, cents in ITEM.findall(body)]
+    again = timedelta(seconds=int(MAX_AGE.findall(answer.headers["Cache-Control"])[0]))
+    async with ctx.state.pool.connection() as conn:
+        await conn.execute(SEEN, (url, ctx.subject.iterations, seen, answer.status_code == 200, ctx.worker))
+        await app.push_many(conn, pages)  # those that are known already are left alone
+        await app.upsert_many(conn, items)
+        await ctx.end(conn, Reschedule(again, args={"url": url, "found_on": found_on, "etag": seen}))
+    ctx.state.known |= links  # it is committed
+    return None
+
+
+@visit.upgrade(1)
+def from_1(args: dict[str, Any]) -> dict[str, Any]:
+    """The release before knew pages by their number."""
+    return {"url": f"/page/{args['page']}"}
+
+
+@app.task(queue="items", atomic=True)
+async def price(tx: psycopg.AsyncConnection, item: int, cents: int, url: str) -> Complete:
+    """Note what an item costs now. Its name is kept: the next page that names it begins it again."""
+    await tx.execute(PRICED, (item, cents, url))
+    return Complete()
