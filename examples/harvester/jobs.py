@@ -37,7 +37,7 @@ async def clients(ctx: Context) -> AsyncIterator[None]:
         yield
 
 
-@app.task(queue="pages", version=2, retry=Exponential(timedelta(seconds=0.5)), max_attempts=5, summary="{url}")
+@app.task(queue="pages", version=2, retry=Exponential(timedelta(seconds=0.25)), max_attempts=5, summary="{url}")
 async def visit(ctx: Context, url: str, found_on: str = "", etag: str = "") -> Kill | None:
     """Read a page; put in the pages and items that it names, note the visit and plan the next one, in one transaction."""
     answer = await ctx.state.http.get(url, headers={"If-None-Match": etag})

@@ -3,7 +3,7 @@
     python -m examples.harvester.world PORT PAGES
 
 Most pages answer in some 50 ms, some take a second. Some fail with 503 once or twice, a few with 500 whenever they are asked,
-some are gone. A tenth change from day to day. `POST /day` is the next day; `GET /record` is what the server has answered.
+some are gone. A twentieth change from day to day. `POST /day` is the next day; `GET /record` is what the server has answered.
 The server is small and fast, so that what is measured is the crawler.
 """
 
@@ -44,7 +44,7 @@ class Site:
         return self.is_leaf(page) and not self.is_gone(page) and draw("broken", page) < 0.001
 
     def is_news(self, page: int) -> bool:
-        return draw("news", page) < 0.1
+        return draw("news", page) < 0.05
 
     def links(self, page: int) -> list[int]:
         """Four that are further down, where there are; the one above; and one of the sections."""
@@ -53,9 +53,9 @@ class Site:
 
     def items(self, page: int, day: int) -> dict[int, int]:
         """What this page names, and for how much. Most name nothing."""
-        if draw("shop", page) > 0.3:
+        if draw("shop", page) > 0.2:
             return {}
-        edition, count = self.edition(page, day), max(1, self.linked // 10)
+        edition, count = self.edition(page, day), max(1, self.linked // 40)
         return {
             1 + int(draw("item", page, n) * count): 100 + int(draw("cents", page, n, edition) * 9900) for n in range(5)
         }

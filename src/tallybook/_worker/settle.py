@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -27,6 +27,11 @@ from tallybook.errors import QueueUnavailable
 log = logging.getLogger("tallybook.worker")
 
 _ENDED = "select tallybook.ended(%s::uuid, %s::bigint, %s::int)"
+_ALL_ENDED = (
+    "select array_agg(tallybook.ended(x.l, x.j, x.a) order by x.n)"
+    " from unnest(%s::text[]::uuid[], %s::bigint[], %s::int[]) with ordinality x(l, j, a, n)"
+)
+_MOST_ASKED = 200
 # As the rescuer's: a look, not a wait, since others may be waiting behind.
 _LOOK = "set local lock_timeout = '200ms'"
 _COULD_NOT = (
@@ -54,12 +59,45 @@ class Settler:
         self._link = link
         self._on_end = on_end
         self._open: set[asyncio.Task[None]] = set()
+        self._asked: list[End] = []
+        self._looking = False
 
     def settle(self, end: End) -> None:
         """End this attempt so, unless it has ended already."""
-        settling = asyncio.get_running_loop().create_task(self._settle(end), name="tallybook-settle")
-        self._open.add(settling)
-        settling.add_done_callback(self._open.discard)
+        self._asked.append(end)
+        if not self._looking:
+            self._looking = True
+            self._start(self._look())
+
+    def _start(self, settling: Coroutine[Any, Any, None]) -> None:
+        started = asyncio.get_running_loop().create_task(settling, name="tallybook-settle")
+        self._open.add(started)
+        started.add_done_callback(self._open.discard)
+
+    async def _look(self) -> None:
+        # Nearly all of them have ended as they should, and while one look is on its way the next gather.
+        try:
+            while self._asked:
+                ends, self._asked = self._asked[:_MOST_ASKED], self._asked[_MOST_ASKED:]
+                try:
+                    states = await self._link.run(partial(self._states, ends))
+                except QueueUnavailable:
+                    return  # the worker stops and cannot reach the server: they will be rescued
+                except Exception as error:
+                    log.warning("%s ends are asked for one by one: %s", len(ends), error)
+                    states = [None] * len(ends)
+                for end, state in zip(ends, states, strict=True):
+                    if state in (None, "running"):
+                        self._start(self._settle(end))
+                    else:
+                        self._tell(end, _found(end, state) or "refused")
+        finally:
+            self._looking = False
+
+    async def _states(self, ends: list[End], conn: psycopg.AsyncConnection[tuple[Any, ...]]) -> list[str | None]:
+        columns = zip(*(end.params[:3] for end in ends), strict=True)
+        row = await (await conn.execute(_ALL_ENDED, [list(column) for column in columns])).fetchone()
+        return list(row[0]) if row else [None] * len(ends)
 
     async def settled(self) -> None:
         """Wait until none is in doubt."""
@@ -92,11 +130,13 @@ class Settler:
                 if end.sql == _COULD_NOT:
                     await asyncio.sleep(1)
                 end = End(end.running, "fail", _COULD_NOT, (*end.params[:3], end.verb, type(error).__name__))
+        self._tell(end, said)
+
+    def _tell(self, end: End, said: str | SubjectEnd) -> None:
         if isinstance(said, SubjectEnd):
             self._on_end(end.running, said.verb, said.said, said.wake_in)
-            return
-        verb = "complete" if said == "completed" else end.verb
-        self._on_end(end.running, verb, said, end.wake_in)
+        else:
+            self._on_end(end.running, "complete" if said == "completed" else end.verb, said, end.wake_in)
 
     async def _say(self, end: End, conn: psycopg.AsyncConnection[tuple[Any, ...]]) -> str | SubjectEnd:
         if said := await self._found(conn, end):
@@ -111,14 +151,18 @@ class Settler:
 
     async def _found(self, conn: psycopg.AsyncConnection[tuple[Any, ...]], end: End) -> str | SubjectEnd | None:
         row = await (await conn.execute(_ENDED, end.params[:3])).fetchone()
-        state = row[0] if row else None
-        if state == "running":
-            return None
-        own = end.running.own_end
-        if own is not None and state == own.state:
-            return own
-        if state != "completed":
-            return "refused"
-        if end.verb != "complete":
-            log.info("job %s: completed by its own transaction", end.running.job_id)
-        return "completed"
+        return _found(end, row[0] if row else None)
+
+
+def _found(end: End, state: str | None) -> str | SubjectEnd | None:
+    """What became of an attempt that is in this state; None: it has not ended."""
+    if state == "running":
+        return None
+    own = end.running.own_end
+    if own is not None and state == own.state:
+        return own
+    if state != "completed":
+        return "refused"
+    if end.verb != "complete":
+        log.info("job %s: completed by its own transaction", end.running.job_id)
+    return "completed"
