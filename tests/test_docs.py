@@ -27,6 +27,7 @@ from tallybook._task import Task
 from tallybook._worker.settings import SLOTS, WorkerSettings
 from tallybook.errors import TallybookError
 from tallybook.testing import travel
+from tools.docs import sources
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -716,10 +717,11 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "src/tallybook/sql/README.md"], ids=name)
+@pytest.mark.parametrize("page", sources(), ids=name)
 def test_links_between_pages_resolve(page: Path) -> None:
-    """Every link to a file of the repository leads to one, and to a heading that it has."""
-    for target in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", page.read_text(encoding="utf-8"))):
+    """Every link to a file of the repository leads to one, and to a heading that it has; so does every picture in HTML."""
+    whole = FENCED.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", whole) + re.findall(r"\b(?:src|href)=\"([^\"]+)\"", whole):
         if re.match(r"[a-z]+:", target):
             continue
         path, _, fragment = target.partition("#")
