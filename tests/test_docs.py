@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from datetime import timedelta
@@ -696,6 +697,13 @@ def _value(node: ast.expr) -> Any:
             **{argument.arg: ast.literal_eval(argument.value) for argument in node.keywords if argument.arg}
         )
     return ast.literal_eval(node)
+
+
+def test_extras_are_those_of_the_package() -> None:
+    """docs/configuration.md lists every extra of pyproject.toml but the one for development, and no other."""
+    declared = tomllib.loads(text("pyproject.toml"))["project"]["optional-dependencies"]
+    listed = words(table(section("docs/configuration.md", "Extras"), "extra"))
+    assert len(listed) == len(set(listed)) and set(listed) == set(declared) - {"dev"}
 
 
 def test_environment_variables_are_those_of_the_code() -> None:
