@@ -768,3 +768,15 @@ def test_benchmark_figures_are_those_of_the_benches() -> None:
         ), f"{figure} is not of bench {command[1]}"
     known = ast.literal_eval(re.findall(r"^NAMES = (\(.+?\))$", text("bench/__main__.py"), re.MULTILINE | re.DOTALL)[0])
     assert tuple(dict.fromkeys(benches)) == known
+
+
+def test_the_figures_of_the_comparison_are_those_of_the_benchmarks() -> None:
+    """docs/comparison.md gives no figure that docs/benchmarks.md does not have for the same thing."""
+    rows = {word: row for row in table(text("docs/benchmarks.md"), "figure") for word in words([row])}
+    part = section("docs/comparison.md", "How fast")
+    for figure in ("ratio_to_graphile", "ratio_to_pgqueuer"):
+        assert f"{rows[figure][2].split(' ')[0]} times" in part
+    given = {*re.findall(r"\d+\.\d+ ms", part)}
+    told = {*re.findall(r"\d+\.\d+ ms", " ".join(rows["p50_ms_at_50"]))}
+    assert given and given <= told
+    assert len(re.findall(r"\d+\.\d+", part)) == 2 + len(given)
