@@ -108,6 +108,9 @@ def test_the_site_builds(staged: Path) -> None:
     site = staged / "site"
     for page in docs.nav():
         assert (site / re.sub(r"README\.md$", "index.md", page)).with_suffix(".html").is_file(), page
+    any_page = (site / "docs/states.html").read_text(encoding="utf-8")
+    titles = re.findall(r"^ +- ([^:\n]+): \S+\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [title for title in titles if title not in any_page] == [], "each is in the navigation of each page"
     python = (site / "docs/reference/tallybook.html").read_text(encoding="utf-8")
     for name in ("App.task", "App.run_worker", "Task.enqueue", "Snooze", "JobInfo"):
         assert f'id="tallybook.{name}"' in python

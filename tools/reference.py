@@ -111,7 +111,7 @@ def listing(lines: list[str]) -> list[str]:
             rows[-1][1] += " " + line.strip()
         else:
             return ["```text", *lines, "```"]
-    return ["| | |", "|---|---|", *(f"| `{word}` | {prose(text)} |" for word, text in rows)]
+    return ["| word | meaning |", "|---|---|", *(f"| `{word}` | {prose(text)} |" for word, text in rows)]
 
 
 def prose(line: str) -> str:
