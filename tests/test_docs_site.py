@@ -102,6 +102,7 @@ def staged(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_site_builds(staged: Path) -> None:
     """Issue 8: the site has a page for each of the nav, with what the code says of itself, and loads nothing from elsewhere."""
     assert docs.build(staged) == 0
@@ -126,6 +127,7 @@ def test_the_site_builds(staged: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "mistake", ["[a page](nowhere.md)", "[a heading](limits.md#nothing-of-the-kind)", "::: tallybook.nothing"]
 )

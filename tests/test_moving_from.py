@@ -181,6 +181,7 @@ def other():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_open_jobs_move_from_celery(old: Path, redis: str, tmp_path: Path, dsn: str, db: Any) -> None:
     """Issue 8: the Celery page as written: what waits and what is for later moves once; chains and unknown tasks stay."""
     (tmp_path / "tasks.py").write_text(CELERY, encoding="utf-8")
@@ -203,6 +204,7 @@ RQ = "def send_welcome(user_id, lang='en'):\n    print('old')\n\n\ndef other():\
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_open_jobs_move_from_rq(old: Path, redis: str, tmp_path: Path, dsn: str, db: Any) -> None:
     """Issue 8: docs/moving-from-rq.md as written: what waits and what is scheduled moves once; what others wait for stays."""
     (tmp_path / "jobs.py").write_text(RQ, encoding="utf-8")
@@ -252,6 +254,7 @@ def move(other: str, dsn: str) -> list[list[Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_open_jobs_move_from_procrastinate(old: Path, tmp_path: Path, dsn: str, db: Any) -> None:
     """Issue 8: docs/moving-from-procrastinate.md as written: locks, time and priority come along, other tasks stay, and once."""
     shop = Old(old, tmp_path, "procrastinate", TALLYBOOK_DSN=dsn)
@@ -296,6 +299,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.direct("asyncpg prepares statements by name")
 def test_open_jobs_move_from_pgqueuer(old: Path, tmp_path: Path, dsn: str, db: Any) -> None:
     """Issue 8: docs/moving-from-pgqueuer.md as written: key, time, priority and headers come along, the rest stays, and once."""
