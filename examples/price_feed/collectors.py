@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import quote
 
 import httpx2
@@ -32,7 +31,8 @@ class Quote:
 
 async def ask(http: httpx2.AsyncClient, provider: Provider, symbol: str) -> Quote:
     """What this provider says of this symbol. Busy; PriceRefused or an error of HTTP: the attempt has failed."""
-    found = await KINDS[provider.kind](http, provider, symbol)
+    kinds = {"twelvedata": twelve_data, "yahoo": yahoo, "mfapi": mfapi}
+    found = await kinds[provider.kind](http, provider, symbol)
     if found.symbol != symbol:
         raise PriceRefused(f"{provider.name} was asked for {symbol} and answered for {found.symbol}")
     return found
@@ -69,11 +69,6 @@ async def mfapi(http: httpx2.AsyncClient, provider: Provider, symbol: str) -> Qu
     return Quote(str(said["meta"]["scheme_code"]), said["data"][0]["nav"], "INR")
 
 
-KINDS: dict[str, Callable[[httpx2.AsyncClient, Provider, str], Awaitable[Quote]]] = {
-    "twelvedata": twelve_data, "yahoo": yahoo, "mfapi": mfapi,
-}  # fmt: skip
-
-
 def read(answer: httpx2.Response) -> dict[str, Any]:
     """The JSON of an answer, its numbers exact. A refusal that says why in JSON is read, too."""
     if answer.status_code == 429 and not answer.headers.get("Content-Type", "").startswith("application/json"):
@@ -81,14 +76,10 @@ def read(answer: httpx2.Response) -> dict[str, Any]:
     if answer.status_code >= 500:
         answer.raise_for_status()
     try:
-        said = answer.json(parse_float=Decimal, parse_constant=_refuse)
+        said = answer.json(parse_float=Decimal, parse_constant=Decimal)  # NaN is no price either
     except ValueError as error:
         answer.raise_for_status()
         raise PriceRefused(f"no JSON of a price: {error}") from None
     if not isinstance(said, dict):
         raise PriceRefused("no JSON of a price")
     return said
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise PriceRefused(f"{constant} is no price")  # NaN and Infinity, which Python's JSON would take

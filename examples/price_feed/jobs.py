@@ -22,6 +22,7 @@ app.include(email)
 app.rate_limit("provider", 8, per="1 min")  # of each provider: the key is provider:NAME
 
 ADMIN = os.environ.get("ADMIN_EMAIL", "admin@example.org")
+Json = dict[str, Any]
 TIMEOUT = float(os.environ.get("PROVIDER_TIMEOUT", "10"))
 
 
@@ -29,29 +30,20 @@ TIMEOUT = float(os.environ.get("PROVIDER_TIMEOUT", "10"))
 async def clients(ctx: Context) -> AsyncIterator[None]:
     """One HTTP client and a few connections per worker. Without the keys of the providers' secrets it does not start."""
     await ctx.app.providers.load()
-    connections = AsyncConnectionPool(
-        ctx.app.conninfo(), min_size=1, max_size=4, open=False, kwargs={"prepare_threshold": None}
-    )
+    unprepared = {"prepare_threshold": None}  # a pooler may stand between
+    connections = AsyncConnectionPool(ctx.app.conninfo(), min_size=1, max_size=4, open=False, kwargs=unprepared)
     async with httpx2.AsyncClient(timeout=TIMEOUT) as ctx.state.http, connections as ctx.state.connections:
         yield
 
 
 @app.task(atomic=True, queue="mail")
 async def price_fetch_failed(
-    conn: psycopg.AsyncConnection[Any],
-    ctx: Context,
-    job: int,
-    task: str,
-    args: dict[str, Any],
-    failures: int,
-    error: dict[str, Any],
+    conn: psycopg.AsyncConnection[Any], ctx: Context, job: int, task: str, args: Json, failures: int, error: Json
 ) -> None:
     """The event PRICE_FETCH_FAILED: on record, the asset is left alone, and the admin gets a mail. All of it or nothing."""
     said = {"assetId": args["asset_id"], "symbol": args["symbol"], "retries": failures, "error": error["message"]}
-    await conn.execute(
-        "insert into event (job_id, name, body) values (%s, 'PRICE_FETCH_FAILED', %s)",
-        (ctx.job_id, Jsonb({**said, "job": job})),
-    )
+    happened = "insert into event (job_id, name, body) values (%s, 'PRICE_FETCH_FAILED', %s)"
+    await conn.execute(happened, (ctx.job_id, Jsonb({**said, "job": job})))
     await conn.execute("update asset set stopped = true where id = %s", (args["asset_id"],))
     subject = f"No price of {args['symbol']} after {failures} attempts"
     text = f"{error['type']}: {error['message']}\n\nIt is not tried again until you say so, at /stopped."
@@ -59,8 +51,7 @@ async def price_fetch_failed(
 
 
 @app.task(
-    queue="prices", max_attempts=3, retry=Constant(timedelta(seconds=30)), timeout=timedelta(minutes=1),
-    on_dead=price_fetch_failed, summary="Price of {symbol}",
+    queue="prices", max_attempts=3, retry=Constant(timedelta(seconds=30)), on_dead=price_fetch_failed, summary="Price of {symbol}",
 )  # fmt: skip
 async def fetch_price(
     ctx: Context, asset_id: int, symbol: str, data_type: str, currency: str, decimals: int
@@ -70,9 +61,8 @@ async def fetch_price(
     if provider is None:
         return Cancel(f"no active route for {data_type} {symbol}")
     key = f"provider:{provider.name}"
-    await ctx.limit(
-        key
-    )  # if its turn is not near, this attempt ends here, without a failure, and another one comes in time
+    # If its turn is not near this attempt ends here, without a failure, and another one comes in time.
+    await ctx.limit(key)
     try:
         found = await ask(ctx.state.http, provider, symbol)
     except Busy as error:  # somebody else has used up its calls
@@ -80,15 +70,13 @@ async def fetch_price(
         return Snooze(timedelta(0))
     if found.currency != currency:
         raise PriceRefused(f"{provider.name} answered in {found.currency}, not in {currency}")
-    price = {"job": ctx.job_id, "asset": asset_id, "amount": minor_units(found.price, decimals)}
+    amount = minor_units(found.price, decimals)
     async with ctx.state.connections.connection() as conn:
-        await conn.execute(SAVE, {**price, "provider": provider.name})
+        price = "insert into price (job_id, asset, amount, provider) values (%s, %s, %s, %s)"
+        await conn.execute(price, (ctx.job_id, asset_id, amount, provider.name))
         await conn.execute("update asset set stopped = false where id = %s and stopped", (asset_id,))
         await ctx.complete(conn)
     return None
-
-
-SAVE = "insert into price (job_id, asset, amount, provider) values (%(job)s, %(asset)s, %(amount)s, %(provider)s)"
 
 
 def fetch_now(asset: dict[str, Any]) -> JobCall:

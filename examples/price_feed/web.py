@@ -26,15 +26,12 @@ basic = HTTPBasic(auto_error=False)
 pages = Jinja2Templates(Path(__file__).parent / "templates")
 pages.env.filters["money"] = shown
 Transaction = Annotated[psycopg.AsyncConnection[Any], in_transaction()]
-
 api = FastAPI(title="Holdings", lifespan=lifespan(app))
 
 HOLDINGS = """\
 select a.*, h.units from holding h join asset_now a on a.id = h.asset
  where h.owner = %s and h.active order by a.data_type, a.symbol"""
-VIEWED = """\
-update asset set viewed_at = now() where id in (
-  select id from asset where id = any(%s) order by id for no key update skip locked)"""
+VIEWED = "update asset set viewed_at = now() where id in (select id from asset where id = any(%s) for no key update skip locked)"
 STOPPED = """\
 select distinct on (a.id) a.symbol, e.at, e.body
   from asset a join event e on (e.body ->> 'assetId')::bigint = a.id where a.stopped order by a.id, e.at desc"""
@@ -48,9 +45,7 @@ async def holdings(request: Request, conn: Transaction, owner: str) -> Any:
         raise HTTPException(404, "nobody of this name has holdings")
     wanted = [one for one in found if one["fetched"] and one["stale"]]
     await app.enqueue_many(conn, [fetch_now(one) for one in wanted])
-    await conn.execute(
-        VIEWED, ([one["id"] for one in found],)
-    )  # waits for nobody: who is looked at by two is looked at
+    await conn.execute(VIEWED, ([one["id"] for one in found],))  # what somebody else is just looking at is viewed, too
     totals: Counter[tuple[str, int]] = Counter()
     for one in found:
         totals[one["currency"], one["decimals"]] += (one["amount"] or 0) * one["units"]
@@ -64,10 +59,9 @@ async def rows(conn: psycopg.AsyncConnection[Any], query: str, *values: object) 
 async def who(request: Request) -> User | None:
     """Who may see what has stopped, and the dashboard: HTTP Basic here; ask your own log-in."""
     given = await basic(request)
-    password = os.environ["ADMIN_PASSWORD"]
-    if given is None or not secrets.compare_digest(given.password.encode(), password.encode()):
-        return None
-    return User(given.username or "admin", operate=True)
+    if given and secrets.compare_digest(given.password.encode(), os.environ["ADMIN_PASSWORD"].encode()):
+        return User(given.username or "admin", operate=True)
+    return None
 
 
 async def admin(request: Request) -> None:

@@ -41,19 +41,8 @@ STOCKS = ["AAPL", "MSFT", "NVDA", "AMZN", "GOOGL", "META", "TSLA", "NFLX", "AMD"
 ABROAD = {"RELIANCE.NS": "INR", "7203.T": "JPY", "NBK.KW": "KWD", "TCS.NS": "INR", "6758.T": "JPY", "INFY.NS": "INR"}
 MONEY = ["USDINR=X", "EURINR=X", "GBPINR=X", "CHFINR=X", "SGDINR=X", "AEDINR=X"]
 FUNDS = [
-    "119551",
-    "120503",
-    "125497",
-    "118834",
-    "122639",
-    "120586",
-    "118989",
-    "119063",
-    "120716",
-    "118825",
-    "127042",
-    "119598",
-]
+    "119551", "120503", "125497", "118834", "122639", "120586", "118989", "119063", "120716", "118825", "127042", "119598",
+]  # fmt: skip
 DELISTED, DARK = "SIVB", "TWTR"  # the one is known elsewhere, the other one nowhere
 DECIMALS = {"INR": 2, "USD": 2, "JPY": 0, "KWD": 3}
 
@@ -121,6 +110,10 @@ class World:
             db.execute("update price set at = at - %s", (by,))
             db.execute("update asset set viewed_at = viewed_at - %s", (by,))
             self.moved += by.total_seconds()
+
+    def least_called(self) -> int:
+        """How often the provider was called that was called least."""
+        return min(len(self.calls[name]) for name in PROVIDERS)
 
     def is_over(self, provider: str) -> bool:
         """Note a call; whether it is one too many in this minute."""
@@ -212,21 +205,11 @@ class _Handler(BaseHTTPRequestHandler):
             return self.error(404, "**symbol** or **figi** parameter is missing or invalid.")
         if kind == "fails":
             return self.error(500, "Internal server error")
-        said = {
-            "symbol": symbol,
-            "exchange": "NASDAQ",
-            "currency": self.world.currency[symbol],
-            "datetime": "2026-11-20",
-        }
+        said = {"symbol": symbol, "exchange": "NASDAQ", "currency": self.world.currency[symbol], "close": "601.10"}
         if kind == "wrong":
-            wrong: list[dict[str, Any]] = [
-                {"symbol": "QQQ", "close": "601.1"},
-                {"close": "-1"},
-                {"close": "NaN"},
-                {"close": None},
-            ]
-            return self.json(200, {**said, **wrong[int(draw(symbol) * 4)]})
-        return self.json(200, {**said, "close": self.world.tell(symbol)})
+            wrong: list[dict[str, Any]] = [{"symbol": "QQQ"}, {"close": "-1"}, {"close": "NaN"}, {"close": None}]
+            return self.json(200, said | wrong[int(draw(symbol) * 4)])
+        return self.json(200, said | {"close": self.world.tell(symbol)})
 
     def error(self, code: int, message: str) -> None:
         """Twelve Data's; some of them come with status 200."""
@@ -243,18 +226,9 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "unknown":
             missing = {"code": "Not Found", "description": "No data found, symbol may be delisted"}
             return self.json(404, {"chart": {"result": None, "error": missing}})
-        meta = {
-            "currency": self.world.currency[symbol],
-            "symbol": symbol,
-            "exchangeName": "NSI",
-            "regularMarketPrice": 1.5,
-        }
+        meta = {"currency": self.world.currency[symbol], "symbol": symbol, "regularMarketPrice": 1.5}
         if kind == "wrong":
-            wrong: list[dict[str, object]] = [
-                {"regularMarketPrice": float("nan")},
-                {"currency": "GBp"},
-                {"symbol": "QQQ"},
-            ]
+            wrong: list[dict[str, Any]] = [{"regularMarketPrice": float("nan")}, {"currency": "GBp"}, {"symbol": "QQQ"}]
             meta |= wrong[int(draw(symbol) * 3)]
         chart = json.dumps({"chart": {"result": [{"meta": meta, "timestamp": [], "indicators": {}}], "error": None}})
         if kind != "wrong":  # a number as it is: json would make a float of it
@@ -388,6 +362,52 @@ class Visitors:
 def most_in_a_minute(calls: list[float]) -> int:
     """The most calls in any window of a minute, by when they came in."""
     return max((sum(0 <= other - one < WINDOW - ON_THE_WAY for other in calls) for one in calls), default=0)
+
+
+MOVING = """\
+select count(*) from tallybook.job
+ where state in ('available', 'running') or state in ('scheduled', 'retrying') and run_at <= clock_timestamp()"""
+RUNNING = "select count(*) from tallybook.job where state = 'running'"
+NEXT = "select min(run_at) - clock_timestamp() from tallybook.job where state in ('scheduled', 'retrying')"
+WANTED = """\
+select count(*) from asset_now a join holding h on h.asset = a.id and h.active
+ where a.fetched and a.stale and (a.priced_at is null or a.viewed_at > now() - interval '48 h')"""
+CALLING = (
+    "select worker from tallybook.job where state = 'running' and task = 'fetch_price' order by started_at limit 1"
+)
+
+
+def kill_one_that_calls(stage: Stage, world: World) -> str:
+    """SIGKILL for a worker that a provider keeps waiting; its name."""
+    killed: list[str] = []
+
+    def strike() -> bool:
+        name = stage.one(CALLING) if world.kept_waiting else None
+        if name is not None:
+            stage.kill(name)
+            killed.append(name)
+        return name is not None
+
+    world.keeps_waiting = True
+    stage.until(strike, "a call that is under way")
+    world.keeps_waiting = False
+    return killed[0]
+
+
+def serve(stage: Stage, world: World) -> None:
+    """Move the clock from turn to turn until all that is wanted has come, or has been given up."""
+    moved = world.moved
+    while not stage.is_idle() or stage.one(WANTED):
+        stage.until(lambda: stage.one(MOVING) == 0, "what is due")
+        ahead = stage.one(NEXT)
+        stage.db.execute("select tallybook.pause('prices')")  # so that no call is on its way meanwhile
+        stage.until(lambda: not stage.one(RUNNING), "a moment's rest")
+        world.move(stage.db, max(ahead or timedelta(minutes=1), timedelta(0)))
+        stage.db.execute("select tallybook.resume('prices')")
+        if ahead is None:  # the minute's schedule puts in what is wanted
+            stage.until(lambda: not stage.is_idle() or not stage.one(WANTED), "the schedule")
+    prices, stopped = stage.one("select count(*) from price"), stage.one("select count(*) from asset where stopped")
+    stage.say(f"{(world.moved - moved) / 60:.1f} minutes on: {prices} prices on record, {stopped} assets stopped")
 
 
 def missing(promised: dict[int, float], priced: dict[int, float], given_up: set[int]) -> set[str]:

@@ -20,7 +20,7 @@ from fastapi.testclient import TestClient
 
 from examples.price_feed.collectors import Busy, Quote, ask
 from examples.price_feed.jobs import app
-from examples.price_feed.money import PriceRefused
+from examples.price_feed.money import PriceRefused, minor_units
 from examples.price_feed.world import FUNDS, World, missing, most_in_a_minute, providers, wrong
 from tallybook._model.keyring import new_key
 from tallybook.providers import Provider, Secret
@@ -272,7 +272,9 @@ def test_each_provider_is_understood(kind: str, status: int, content: str, expec
         headers = {"Content-Type": "application/json" if content.startswith("{") else "text/plain"}
         answer = httpx2.MockTransport(lambda _: httpx2.Response(status, text=content, headers=headers))
         async with httpx2.AsyncClient(transport=answer) as http:
-            return await ask(http, provider, "S")
+            found = await ask(http, provider, "S")
+            minor_units(found.price, 2)
+            return found
 
     if isinstance(expected, Quote):
         assert asyncio.run(asked()) == expected
