@@ -283,7 +283,7 @@ def test_each_provider_is_understood(kind: str, status: int, content: str, expec
     with pytest.raises(kind_of_error, match=None if isinstance(expected, type) else str(expected)) as raised:
         asyncio.run(asked())
     if isinstance(expected, Busy):
-        assert raised.value.retry_after == expected.retry_after
+        assert isinstance(raised.value, Busy) and raised.value.retry_after == expected.retry_after
 
 
 def test_the_account_finds_what_is_lost() -> None:
