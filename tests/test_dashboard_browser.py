@@ -256,6 +256,26 @@ def test_by_keyboard(look: Browser, site: str) -> None:
     assert look.run("return document.activeElement.id") == "main"
 
 
+def test_a_preview_counts_on_by_itself(look: Browser, site: str, data: str) -> None:
+    """S4-09: more than one look finds is counted while one watches, and what is done then is done to all of them; so the doctor
+    is asked until it is done."""
+    with psycopg.connect(data, autocommit=True) as conn:
+        conn.execute("select tallybook.enqueue('many', 'bulk', '{}') from generate_series(1, 600)")
+        look.get(site + "/jobs/preview?verb=cancel&task=bulk")
+        wait_until(lambda: "Cancel 600 jobs?" in look.text, "it has found all")
+        look.find("#found button.danger").click()
+        wait_until(lambda: look.all(".notice"), "it is done")
+        assert "600 jobs cancelled" in look.text
+        left = conn.execute(
+            "select count(*) from tallybook.job where task = 'bulk' and state <> 'cancelled'"
+        ).fetchone()
+        assert left == (0,)
+    look.get(site + "/upkeep")
+    wait_until(lambda: look.all("#findings:not([aria-busy])"), "the doctor has been everywhere")
+    assert "checks are good" in look.text
+    assert look.complaints() == []
+
+
 def test_every_action_works_from_its_form(look: Browser, site: str, data: str) -> None:
     """S2-09: each button of each page, its form filled in by a person's browser, is answered by a page with a notice, in peace."""
     sent, gone = set[str](), set[str]()
