@@ -450,7 +450,9 @@ def account(stage: Stage, world: World, visitors: Visitors) -> int:
         f" {crashes} jobs rescued"
     )
     minutes = ", ".join(f"{name} {most_in_a_minute(calls)} of {len(calls)}" for name, calls in world.calls.items())
-    stage.say(f"most calls in any minute, as the providers saw them: {minutes} (wanted: at most {CALLS})")
+    stage.say(
+        f"most calls in any {WINDOW - ON_THE_WAY:.0f} s, as the providers saw them: {minutes} (wanted: at most {CALLS})"
+    )
     stage.say(
         f"{len(visitors.took_ms)} looks answered in p50 {visitors.percentile(50):.0f} ms, p99 {visitors.percentile(99):.0f} ms"
     )
