@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-EXAMPLES := form_submissions signup
+EXAMPLES := form_submissions signup portfolio_jobs
 
 .PHONY: help setup demo examples test test-all check acceptance bench bench-ab bench-peers chaos clean
 help:
