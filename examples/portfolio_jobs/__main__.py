@@ -58,9 +58,10 @@ def by_signed_calls(stage: Stage, operator: Operator, reader: Operator, world: p
     assert no == ["late", "replayed", "scope", "signature", "unsigned"] and stage.one(DEAD) == dead
 
     world.mended = True
-    retried = operator("POST", "/dead-letters/retry", {"task": "value", "reason": "failed"})
-    stage.say(f"that is mended; {retried['retried']} dead letters are tried again")
-    played.settle(stage)
+    # More than once: where a market has closed twice, of two dead letters with one unique key the second waits its turn.
+    while (retried := operator("POST", "/dead-letters/retry", {"task": "value", "reason": "failed"})["retried"]) > 0:
+        stage.say(f"that is mended; {retried} dead letters are tried again")
+        played.settle(stage)
     sent = operator("POST", "/schedules/statements/run")
     stage.say(f"the statements that are missing, out of their schedule: {sent['what']}")
     played.settle(stage)

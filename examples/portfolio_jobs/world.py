@@ -259,8 +259,8 @@ class Owners:
         stage.until(is_there, "the export")
         took, behind = time.monotonic() - began, stage.one(MOVING)
         stage.say(f"an owner's export is there after {took:.1f} s, with {behind} jobs behind it in line")
-        stage.until(lambda: is_there() and seen, "progress of the import")
-        stage.say(f"the import's page says: {max(seen)}")
+        stage.until(lambda: is_there() and (seen or "Done" in self.sees(imported)), "progress of the import")
+        stage.say(f"the import's page says: {max(seen, default='done already')}")
         return imported
 
 
