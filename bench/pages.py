@@ -60,7 +60,7 @@ def _furnish(conn: psycopg.Connection[Any]) -> None:
     conn.execute("select tallybook.enqueue('default', 'rare', '{\"to\": \"x\"}')")
 
 
-def addresses(jobs: dict[str, list[int]], worker: int) -> dict[str, list[str]]:
+def addresses(jobs: dict[str, list[int]], worker: int, cursor: str) -> dict[str, list[str]]:
     """For each route what it is asked for."""
     queue, rare = f"q7{_LONG[:40]}", "nothing-has-this-name"
     tabs = {"retry": "dead", "cancel": "available", "drop": "dead"}
@@ -79,6 +79,12 @@ def addresses(jobs: dict[str, list[int]], worker: int) -> dict[str, list[str]]:
         + [f"/jobs/preview?verb=cancel&task={rare}", "/jobs/preview?verb=cancel&task=rare"],
         "/dead": ["/dead", "/dead?queue=default", "/dead?reason=killed", "/dead?text=no",
                   f"/dead?text={rare}", f"/dead?task={rare}"],
+        "/jobs/preview/further": [
+            f"/jobs/preview/further?verb=cancel&state=available&after={cursor}&found=available:250&looks=1",
+            f"/jobs/preview/further?verb=cancel&task={rare}&state=available&after={cursor}&looks=1",
+        ],
+        "/dead/preview/further": ["/dead/preview/further?verb=drop&found=dead:250&looks=1"],
+        "/upkeep/findings": ["/upkeep/findings"],
         "/dead/preview": ["/dead/preview?verb=retry", f"/dead/preview?verb=drop&text={rare}"],
         "/job/{id}": [f"/job/{ids[len(ids) // 2]}" for ids in jobs.values()],
         "/trace": ["/trace", "/trace?link=customer%3D42", "/trace?subject=asset:42&task=noop", f"/trace?unique={rare}&task=noop"],
@@ -199,9 +205,13 @@ def run() -> None:
             # Those of the benchmarks are for ever; a page shows times.
             conn.execute("update tallybook.worker set seen_at = clock_timestamp(), started_at = clock_timestamp()")
             conn.execute("select tallybook.recount()")
+            found = conn.execute(
+                "select cursor from tallybook.jobs(states => '{available}', max_jobs => 250) where id is null"
+            )
+            (cursor,) = found.fetchone() or ("",)
         vacuum(dsn)
         say("  pages: all is there")
-        asked = addresses(jobs, worker)
+        asked = addresses(jobs, worker, cursor)
         there = [
             one.path
             for one in dashboard(App("bench"), dsn=dsn).routes

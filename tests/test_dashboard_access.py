@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from support.dashboard import (
 from support.dashboard_app import SECRET
 from tallybook import App
 from tallybook._cli import cli
+from tallybook._cli.web import _listening
 from tallybook._web import users as people
 from tallybook._web.session import LONGEST, Session
 from tallybook.errors import ConfigError
@@ -312,3 +314,16 @@ async def test_a_user_of_the_hook_acts_under_its_name(make: Make, paused: Any, d
     async with visiting(make(authenticate=lambda request: User("bob")), base="https://shop.example") as visitor:
         assert (await visitor.post("/queue/resume", name="mail")).status == 403
     assert paused()
+
+
+def test_no_answer_waits_for_the_clients_word() -> None:
+    """Connections of `tallybook web` have TCP_NODELAY: the body of an answer does not wait 40 ms behind its head."""
+
+    def waits(listening: socket.socket) -> bool:
+        with listening, socket.create_connection(listening.getsockname()[:2]):
+            ours, _ = listening.accept()
+            with ours:
+                return not ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    assert not waits(_listening("127.0.0.1", 0))
+    assert waits(socket.create_server(("127.0.0.1", 0)))  # control

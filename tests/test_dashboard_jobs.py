@@ -314,6 +314,37 @@ async def test_lists_of_jobs(app: App, db: Any, dsn: str) -> None:
     assert audits(db)[0][2]["reason"] == "enough"
 
 
+@pytest.mark.parametrize("verb", ["cancel", "drop"])
+async def test_a_preview_looks_further_until_it_has_found_all(
+    app: App, db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """S4-09: a preview is there at once with what it has found, and counts on by pieces; then it can be done, to all of these."""
+    monkeypatch.setattr("tallybook._web.chosen.PIECE", 2)
+    if verb == "cancel":
+        jobs, address = [app.tasks["note"].enqueue_sync(db, str(n)).id for n in range(5)], "/jobs/preview?verb=cancel"
+    else:
+        jobs, address = await dead_ones(app, db, dsn, *map(str, range(5))), "/dead/preview?verb=drop&since=1+hour"
+    async with visiting(app) as visitor:
+        # What only a further look says of the looks before it is not believed in an address that somebody sends along.
+        page = first = await visitor.get(f"{address}&found=dead:9000&looks=3")
+        ids, counts = [], []
+        while True:
+            counts += re.findall(rf"{verb.capitalize()} ([\d,]+) jobs\?", page.said)
+            ids += page.hidden.get("jobs", "").split()
+            following = [found["hx-get"] for _, found in page.tags if "hx-get" in found]
+            buttons = [found for tag, found in page.tags if tag == "button" and "name" not in found]
+            assert any("disabled" in found for found in buttons) == bool(following)
+            if not following:
+                break
+            page = await visitor.get(following[0])
+        assert counts == ["2", "4", "5"] and sorted(map(int, ids)) == jobs
+        said = await visitor.send(first, f"/{'jobs' if verb == 'cancel' else 'dead'}/{verb}", jobs=ids)
+        assert said.notice.startswith("5 jobs ")
+        for wrong in ("found=new:1", "found=dead:-1", "looks=201"):
+            page = await visitor.get(f"/jobs/preview/further?verb=cancel&{wrong}", status=400)
+            assert page.hidden.get("jobs") is None
+
+
 async def test_many_are_done_in_batches(app: App, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done to many goes in transactions of a few, each with its own row of the audit; what one of them left stays."""
     monkeypatch.setattr("tallybook._web.chosen.BATCH", 2)

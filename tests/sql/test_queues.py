@@ -311,6 +311,29 @@ def test_top_reads_what_it_shows(db: Connection) -> None:
     assert touched() < few + 40
 
 
+def test_a_small_queue_does_not_pay_for_a_large_one(db: Connection) -> None:
+    """S3-36: who looks at a queue of one scheduled job does not pass over what is scheduled in another queue."""
+
+    def blocks() -> int:
+        call = "select tallybook.queue_top('few', max_jobs => 10)"
+        db.execute(call)
+        plan = one(db, f"explain (analyze, buffers, format json) {call}")[0]["Plan"]
+        return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+    db.execute("select tallybook.enqueue('few', 't', '{}', run_at => now() + interval '2 days')")
+    few = blocks()
+    db.execute(
+        "select tallybook.enqueue_many(array_fill('many'::text, array[20000]), array_fill('t'::text, array[20000]),"
+        " array_fill('{}'::text, array[20000]),"
+        " run_ats => array(select now() + n * interval '1 s' from generate_series(1, 20000) n))"
+    )
+    db.execute("analyze tallybook.scheduled")
+    assert blocks() < few + 60
+    control = "select count(*) from tallybook.scheduled where args::text <> ''"
+    plan = one(db, f"explain (analyze, buffers, format json) {control}")[0]["Plan"]
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] > 150, "control: to read all of it is more than that"
+
+
 @pytest.mark.direct("listens")
 def test_transitions_are_published_while_notify_is_on(db: Connection, connect: Connect, hands: Hands) -> None:
     """S3-37: with notify on each transition of a queue's jobs is published, in batches; with it off there is not even a trigger."""

@@ -108,7 +108,10 @@ def routes(site: Site, method: str) -> list[str]:
 
 
 # What is no page: parts and data of pages, and what machines ask for.
-NO_PAGES = {"/login", "/events", "/series", "/metrics", "/healthz", "/readyz"}
+NO_PAGES = {
+    "/login", "/events", "/series", "/metrics", "/healthz", "/readyz",
+    "/jobs/preview/further", "/dead/preview/further", "/upkeep/findings",
+}  # fmt: skip
 
 
 JOBS = 6

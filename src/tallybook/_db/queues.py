@@ -29,7 +29,9 @@ _TOP = """\
 select cast(coalesce(json_agg(t order by t.position), '[]') as text)
   from tallybook.queue_top(queue => cast(%(queue)s as text), states => cast(cast(%(states)s as text) as text[]),
     max_jobs => cast(cast(%(max_jobs)s as text) as int), after => cast(%(after)s as text)) as t"""
-_QUEUES = "select cast(coalesce(json_agg(q order by q.name), '[]') as text) from tallybook.queues as q"
+_QUEUES = """\
+select cast(coalesce(json_agg(q order by q.name), '[]') as text) from tallybook.queues as q
+ where cast(%(name)s as text) is null or q.name = cast(%(name)s as text)"""
 
 
 def put(
@@ -100,9 +102,9 @@ def _top(text: str) -> list[TopJob]:
     return [TopJob(**{**row, **_instants(row, "run_at", "enqueued_at")}) for row in json.loads(text)]
 
 
-def queues() -> Call[list[QueueInfo]]:
-    """Every queue that has settings or has seen a job."""
-    return Call("queues", _QUEUES, {}, _queues)
+def queues(name: str | None = None) -> Call[list[QueueInfo]]:
+    """Every queue that has settings or has seen a job, or the one of this name."""
+    return Call("queues", _QUEUES, {"name": name}, _queues)
 
 
 def _queues(text: str) -> list[QueueInfo]:

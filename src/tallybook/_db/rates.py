@@ -40,7 +40,7 @@ select cast(coalesce(json_agg(json_build_object(
   'name', r.name, 'rule', r.rule, 'calls', r.calls, 'per', extract(epoch from r.per), 'burst', r.burst, 'calls_ever', r.calls_ever,
   'calls_in_window', r.calls_in_window, 'waiting', r.waiting, 'last_call_at', r.last_call_at, 'next_call_at', r.next_call_at,
   'pushed_to', r.pushed_to) order by r.name), '[]') as text)
-  from tallybook.rate as r"""
+  from tallybook.rate as r where cast(%(name)s as text) is null or r.name = cast(%(name)s as text)"""
 REGISTER = "select tallybook._limits_register(%s::text, %s::jsonb)"
 _PUT_CONCURRENCY = """\
 select tallybook.concurrency_limit_put(name => cast(%(name)s as text), most => cast(cast(%(most)s as text) as int))"""
@@ -48,7 +48,7 @@ _DROP_CONCURRENCY = "select tallybook.concurrency_limit_drop(name => cast(%(name
 _CONCURRENCY = """\
 select cast(coalesce(json_agg(json_build_object(
   'name', c.name, 'rule', c.rule, 'most', c.most, 'held', c.held, 'waiting', c.waiting) order by c.name), '[]') as text)
-  from tallybook.concurrency as c"""
+  from tallybook.concurrency as c where cast(%(name)s as text) is null or c.name = cast(%(name)s as text)"""
 
 
 def put(rule: RateRule) -> Call[str]:
@@ -82,9 +82,9 @@ def _instant(text: str) -> datetime:
     return found
 
 
-def rates() -> Call[list[RateInfo]]:
-    """All keys in use, and the rules that no key of their own name has used."""
-    return Call("rates", _RATES, {}, _infos)
+def rates(name: str | None = None) -> Call[list[RateInfo]]:
+    """All keys in use, and the rules that no key of their own name has used; or the one of this name."""
+    return Call("rates", _RATES, {"name": name}, _infos)
 
 
 def _infos(found: str) -> list[RateInfo]:
@@ -114,9 +114,12 @@ def drop_concurrency(name: str) -> Call[bool]:
     return Call("concurrency_limit_drop", _DROP_CONCURRENCY, {"name": name}, bool)
 
 
-def concurrency() -> Call[list[ConcurrencyInfo]]:
-    """All keys in use, and the rules that no key of their own name has used."""
-    return Call("concurrency", _CONCURRENCY, {}, lambda found: [ConcurrencyInfo(**row) for row in json.loads(found)])
+def concurrency(name: str | None = None) -> Call[list[ConcurrencyInfo]]:
+    """All keys in use, and the rules that no key of their own name has used; or the one of this name."""
+    params = {"name": name}
+    return Call(
+        "concurrency", _CONCURRENCY, params, lambda found: [ConcurrencyInfo(**row) for row in json.loads(found)]
+    )
 
 
 def registered(

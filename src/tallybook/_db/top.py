@@ -21,7 +21,14 @@ select set_config('statement_timeout', '5s', true), set_config('lock_timeout', '
        has_function_privilege('tallybook._failures_said(int)', 'execute')"""
 _MAY_SEE = "select has_function_privilege('tallybook._failures_said(int)', 'execute')"
 _READ = """\
-with w as materialized (select w.* from tallybook.workers w where w.ended_at is null)
+with w as materialized (select w.* from tallybook.workers w where w.ended_at is null),
+s as materialized (
+  select s.queue, s.available, s.running, s.scheduled, s.retrying, s.waiting, s.dead, s.completed, s.failed, s.cancelled,
+         s.paused_at
+    from tallybook.queue_stats s),
+o as materialized (
+  select o.queue, o.oldest from tallybook._oldest_of(array(
+    select s.queue from s where s.available > 0 order by s.available + s.running + s.dead desc, s.queue limit 200)) o)
 select json_build_object(
   'now', clock_timestamp(), 'database', current_database(), 'server', current_setting('server_version'),
   'horizon', (select json_build_object('who', h.who, 'since', h.since, 'transactions', h.transactions) from tallybook._horizon() h
@@ -31,14 +38,15 @@ select json_build_object(
   'queues', (select json_agg(json_build_object(
        'name', s.queue, 'available', s.available, 'running', s.running, 'scheduled', s.scheduled, 'retrying', s.retrying,
        'waiting', s.waiting, 'dead', s.dead, 'completed', s.completed, 'failed', s.failed, 'cancelled', s.cancelled,
-       'oldest', s.oldest, 'paused_at', q.paused_at))
-     from tallybook.queue_stats s left join tallybook.queues q on q.name = s.queue),
+       'oldest', o.oldest, 'paused_at', s.paused_at))
+     from s left join o on o.queue = s.queue),
   'workers', (select json_agg(json_build_object(
        'id', w.id, 'name', w.name, 'queues', w.queues, 'seen_at', w.seen_at,
        'silent', w.seen_at < clock_timestamp() - w.lease,
        'lag', extract(epoch from w.lag), 'memory', w.memory)) from w),
   'failures', (select json_agg(x) from (
      select * from tallybook.{failures}(50)) x))::text"""
+# Since when the oldest could run is looked for in the 200 fullest queues: more than a screen shows.
 # What workers have ended since their last heartbeat is read beside what they run: some 10 s of work.
 _RUNNING = """\
 with r as materialized (select r.*, row_number() over () as n from tallybook.running(max_jobs => 10000) r)

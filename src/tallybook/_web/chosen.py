@@ -6,12 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import psycopg
 
+from tallybook._db.jobs import STATES
 from tallybook._model.lists import JobDone
-from tallybook._web.asked import job_of, text_of
+from tallybook._web.asked import job_of, number_of, text_of
 from tallybook._web.database import Conn
 from tallybook._web.view import Act, View
 from tallybook.errors import InvalidArgument, TallybookError
@@ -21,10 +24,14 @@ if TYPE_CHECKING:
 
     from tallybook._app import App
 
-__all__ = ["MOST", "VERBS", "Preview", "Verb", "do", "ids_of", "preview"]
+__all__ = ["MOST", "PIECE", "VERBS", "Preview", "Verb", "begun", "do", "ids_of", "preview"]
 
 MOST = 10_000
 """Jobs of one preview, and of what is done after it."""
+PIECE = 250
+"""Jobs that one look of a preview finds at most: the page is there at once, and looks further by itself."""
+_LOOKS = 200
+"""Looks of one preview: so far back it goes where next to nothing matches."""
 BATCH = 200
 """Jobs of one transaction: nobody waits long for one of them, and the audit's row names all of them."""
 _LONGEST = 20.0  # seconds that a request may go on beginning batches
@@ -63,25 +70,71 @@ _SAID = {
 
 @dataclass(slots=True)
 class Preview:
-    """Which jobs it would be done to."""
+    """Which jobs it would be done to: what one look has found, and the sums of all looks so far."""
 
     verb: Verb
     ids: list[int] = field(default_factory=list)
+    """Of this look."""
     states: Counter[str] = field(default_factory=Counter)
+    """How many, by state, of all looks so far."""
+    looks: int = 0
+    """Before this one."""
     sample: list[dict[str, Any]] = field(default_factory=list)
+    looked_to: datetime | None = None
+    next: str = ""
+    """The address of the next look."""
     more: bool = False
     """Whether there may be more, which this is not about."""
+    problem: str = ""
+    """Why it does not look on."""
+
+    @property
+    def count(self) -> int:
+        """How many have been found so far."""
+        return self.states.total()
+
+    @property
+    def room(self) -> int:
+        """How many this look may find."""
+        return max(1, min(PIECE, MOST - self.count))
 
 
-def preview(view: View, found: Preview, *, to: str, back: str, about: str) -> Response:
-    """The page that says how many there are, shows some, and asks."""
+def begun(view: View, verb: Verb) -> Preview:
+    """A preview as the looks before this one have left it; the address of a further look carries their sums."""
+    if not _is_further(view):
+        return Preview(verb)
+    found = Preview(verb, looks=number_of("looks", view.asked("looks"), 0, _LOOKS, 0))
+    for said in view.asked_all("found")[: len(STATES)]:
+        state, _, n = said.partition(":")
+        if state not in STATES:
+            raise InvalidArgument(f"{state[:40]!r} is no state of a job")
+        found.states[state] = number_of("found", n, 0, MOST, 0)
+    return found
+
+
+def preview(
+    view: View, found: Preview, *, at: str, to: str, back: str, asked: dict[str, Any], after: str | None
+) -> Response:
+    """The page that says how many there are, shows some, and asks; or, for a look after the first, the part that is new."""
+    about = urlencode({name: value for name, value in asked.items() if value}, doseq=True)
     why_not = "" if view.may_operate else view.site.why_read_only(view.visit.user)
-    return view.render("preview.html", found=found, to=to, back=back, about=about, why_not=why_not)
+    if after and found.count < MOST and found.looks < _LOOKS:
+        sums = [f"{state}:{n}" for state, n in found.states.items() if n]
+        found.next = view.url(
+            f"{at}/further", verb=found.verb.name, **asked, after=after, found=sums, looks=found.looks + 1
+        )
+    found.more = after is not None and not found.next
+    template = "preview_found.html" if _is_further(view) else "preview.html"
+    return view.render(template, found=found, to=to, back=back, about=about, why_not=why_not, most=MOST)
+
+
+def _is_further(view: View) -> bool:
+    return view.request.url.path.endswith("/further")
 
 
 def ids_of(act: Act) -> list[int]:
     """The jobs that a form names: one by its own button, those of a preview, or those that are checked."""
-    said = act.form("only") or act.form("jobs")
+    said = act.form("only") or " ".join(act.form_all("jobs"))
     named = said.split() if said else act.form_all("job")
     if not named:
         raise InvalidArgument("No job is chosen. Nothing was changed.")

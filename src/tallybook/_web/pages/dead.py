@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
-from urllib.parse import urlencode
 
 from starlette.responses import Response
 
 from tallybook._web import chosen
 from tallybook._web.asked import job_of, text_of, when_of
-from tallybook._web.chosen import VERBS, Preview
+from tallybook._web.chosen import VERBS
 from tallybook._web.database import Conn
 from tallybook._web.pages.queues import rows
 from tallybook._web.told import told
@@ -87,25 +86,35 @@ async def dead(view: View) -> Response:
     )  # fmt: skip
 
 
-@pages.page("/dead/preview")
 async def preview(view: View) -> Response:
     """How many match, and some of them, before anything is done to them."""
     verb = VERBS.get(view.asked("verb"))
     if verb is None or "dead" not in verb.states:
         raise InvalidArgument("A dead letter can be retried or dropped.")
-    asked = {name: view.asked(name) for name in _ASKED}
-    said = _filter(asked)
+    asked, found, after = {name: view.asked(name) for name in _ASKED}, chosen.begun(view, verb), None
+    filters = _filter(asked)
+    said = filters | _after(view.asked("after"))
     async with view.read() as conn:
-        found, mark = await _letters(conn, _IDS, **said, max_jobs=chosen.MOST + 1, max_looked=5 * _LOOKED)
-        sample, _ = await _letters(conn, _LETTERS, **said, max_jobs=10, max_looked=5 * _LOOKED)
-    for one in sample:
+        letters, mark = await _letters(conn, _IDS, **said, max_jobs=found.room + 1, max_looked=_LOOKED)
+        if not found.looks:
+            found.sample, _ = await _letters(conn, _LETTERS, **said, max_jobs=10, max_looked=_LOOKED)
+    for one in found.sample:
         one["error"], one["state"] = told(one["error"] or {}), "dead"
-    named = Preview(
-        verb, [one["id"] for one in found[: chosen.MOST]], more=len(found) > chosen.MOST or mark is not None
-    )
-    named.sample, named.states["dead"] = sample, len(named.ids)
-    about = urlencode({name: value for name, value in asked.items() if value})
-    return chosen.preview(view, named, to=f"/dead/{verb.name}", back=view.url("/dead", **asked), about=about)
+    if len(letters) > found.room:
+        letters = letters[: found.room]
+        mark = letters[-1]
+    if mark is not None:
+        after, found.looked_to = _place(mark), mark["died_at"]
+    found.ids = [one["id"] for one in letters]
+    found.states["dead"] += len(letters)
+    # "2 hours" is to mean the same two hours at every look.
+    asked |= {name: filters[name].isoformat() for name in ("since", "before") if filters[name]}
+    back = view.url("/dead", **{name: view.asked(name) for name in _ASKED})
+    return chosen.preview(view, found, at="/dead/preview", to=f"/dead/{verb.name}", back=back, asked=asked, after=after)
+
+
+pages.page("/dead/preview")(preview)
+pages.page("/dead/preview/further")(preview)
 
 
 @pages.action("/dead/retry", steps=True)

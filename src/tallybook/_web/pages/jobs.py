@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
-from urllib.parse import urlencode
 
 from starlette.responses import Response
 
@@ -12,8 +10,7 @@ from tallybook._db.jobs import STATES
 from tallybook._model.lists import JobLine
 from tallybook._web import chosen
 from tallybook._web.asked import links_of, text_of, when_of
-from tallybook._web.chosen import VERBS, Preview, Verb
-from tallybook._web.database import Conn
+from tallybook._web.chosen import VERBS, Verb
 from tallybook._web.told import told
 from tallybook._web.view import Act, Pages, View
 from tallybook.errors import InvalidArgument, TallybookError
@@ -23,8 +20,8 @@ __all__ = ["pages"]
 pages = Pages()
 
 _PAGE = 50
-_PIECE = 1000
-_PREVIEW_LONGEST = 1.5  # seconds that a preview may go on looking
+_LOOKED = 25_000
+"""Rows of the ledger that one answer may pass over: the page is there at once, and one can look further."""
 _SAMPLE = 10
 
 
@@ -58,7 +55,9 @@ async def jobs(view: View) -> Response:
     try:
         said = _filter(asked)
         async with view.read() as conn:
-            page = await view.app.jobs(conn, **said, after=text_of("after", view.asked("after")), max_jobs=_PAGE)
+            page = await view.app.jobs(
+                conn, **said, after=text_of("after", view.asked("after")), max_jobs=_PAGE, max_looked=_LOOKED
+            )
         lines, after = page.jobs, page.next
         if len(lines) < _PAGE:
             looked_to = page.looked_to
@@ -71,38 +70,35 @@ async def jobs(view: View) -> Response:
     )  # fmt: skip
 
 
-@pages.page("/jobs/preview")
 async def preview(view: View) -> Response:
     """How many match, by state, and some of them, before anything is done to them."""
     verb = VERBS.get(view.asked("verb"))
     if verb is None:
         raise InvalidArgument(f"What can be done to jobs is {', '.join(VERBS)}.")
-    asked = _asked(view)
+    asked, found, after = _asked(view), chosen.begun(view, verb), None
     said = _filter(asked)
-    found = Preview(verb)
     said["states"] = [state for state in verb.states if state in (said["states"] or STATES)]
     if said["states"]:
         async with view.read() as conn:
-            await _collect(view, conn, found, said)
-    about = urlencode({name: value for name, value in asked.items() if value}, doseq=True)
-    return chosen.preview(view, found, to=f"/jobs/{verb.name}", back=view.url("/jobs", **asked), about=about)
-
-
-async def _collect(view: View, conn: Conn, found: Preview, said: dict[str, Any]) -> None:
-    """All that match, up to so many, and for so long."""
-    began, after = time.monotonic(), None
-    while True:
-        page = await view.app.jobs(conn, **said, after=after, max_jobs=min(_PIECE, chosen.MOST - len(found.ids)))
-        found.ids += [one.id for one in page.jobs]
+            page = await view.app.jobs(
+                conn, **said, after=text_of("after", view.asked("after")), max_jobs=found.room, max_looked=_LOOKED
+            )
+        after, found.looked_to = page.next, page.looked_to
+        found.ids = [one.id for one in page.jobs]
         found.states.update(one.state for one in page.jobs)
-        for one in page.jobs[: _SAMPLE - len(found.sample)]:
+        for one in page.jobs[:_SAMPLE]:
             error = told({"message": one.last_error}) if one.last_error else None
             named = {name: getattr(one, name) for name in ("id", "state", "task", "queue", "enqueued_at")}
             found.sample.append(named | {"error": error})
-        after = page.next
-        found.more = after is not None
-        if after is None or len(found.ids) >= chosen.MOST or time.monotonic() - began > _PREVIEW_LONGEST:
-            return
+    # "2 hours" is to mean the same two hours at every look.
+    asked |= {name: said[name].isoformat() for name in ("since", "before") if said[name]}
+    return chosen.preview(
+        view, found, at="/jobs/preview", to=f"/jobs/{verb.name}", back=view.url("/jobs", **_asked(view)), asked=asked, after=after
+    )  # fmt: skip
+
+
+pages.page("/jobs/preview")(preview)
+pages.page("/jobs/preview/further")(preview)
 
 
 def _doing(verb: Verb) -> None:

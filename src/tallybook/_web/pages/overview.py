@@ -6,6 +6,7 @@ import json
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from starlette.responses import JSONResponse, Response
 
@@ -30,6 +31,7 @@ _SPANS = {
 }
 _MOST_QUEUES = 12
 _SAME_LOOK = 0.5  # seconds; the two topics of a page are asked for one after the other
+_RECENT = 10.0  # seconds
 _TODAY_GOOD = 5.0  # seconds; it reads a day's series
 _COMPLETED_TODAY = """\
 select cast(coalesce(sum(c.completed), 0) as bigint) from tallybook.completed_since(date_trunc('day', clock_timestamp())) as c"""
@@ -47,12 +49,27 @@ class Overview:
     async def read(self, conn: Conn) -> dict[str, Any]:
         """How things stand at this moment."""
         now = await top.read_async(conn, self._before)
-        rates = top.rates(self._before, now)
+        rates = top.rates(self._recent(), now)
         self._before, self._read_at = now, time.monotonic()
+        return standing(now, rates) | {"today": await self._completed_today(conn)}
+
+    async def first(self, conn: Conn) -> dict[str, Any]:
+        """For the first sight of the page. The poller's last reading stays, if it polls: rates are between two of its own."""
+        before = self._recent()
+        now = await top.read_async(conn, self._before)
+        if before is None:
+            self._before, self._read_at = now, time.monotonic()
+        return standing(now, top.Rates()) | {"today": await self._completed_today(conn)}
+
+    def _recent(self) -> Reading | None:
+        """The last reading, unless nobody has looked for a while: nobody wants the rate of a night."""
+        return self._before if time.monotonic() - self._read_at < _RECENT else None
+
+    async def _completed_today(self, conn: Conn) -> int:
         if time.monotonic() > self._today_until:
             row = await (await conn.execute(_COMPLETED_TODAY)).fetchone()
             self._today, self._today_until = row[0] if row else 0, time.monotonic() + _TODAY_GOOD
-        return standing(now, rates) | {"today": self._today}
+        return self._today
 
     async def fragment(self, conn: Conn, _: str) -> str:
         """The live part of the page."""
@@ -82,9 +99,12 @@ def standing(now: Reading, rates: top.Rates) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_OVERVIEWS: WeakKeyDictionary[Site, Overview] = WeakKeyDictionary()
+
+
 def topics(site: Site) -> None:
     """What the overview shows live."""
-    made = Overview(site)
+    made = _OVERVIEWS[site] = Overview(site)
     site.live.topic("overview", made.fragment)
     site.live.topic("point", made.point)
 
@@ -95,7 +115,7 @@ async def overview(view: View) -> Response:
     span = view.asked("span", "15m")
     span = span if span in _SPANS else "15m"
     async with view.read() as conn:
-        found = await Overview(view.site).read(conn)
+        found = await _OVERVIEWS[view.site].first(conn)
     return view.render("overview.html", span=span, spans=_SPANS, **found)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 from tallybook._db import queues as calls
+from tallybook._db import rates as calls_of_limits
 from tallybook._model.queue import QueueInfo
 from tallybook._queues import BATCH
 from tallybook._run import run
@@ -29,10 +30,15 @@ _ORDERS = {
 }
 _PAGE = 100
 _LONGEST = 20.0  # seconds that a request may go on beginning batches
-_STATS = "select * from tallybook.queue_stats as s where cast(%(name)s as text) is null or s.queue = %(name)s"
+# Without `oldest`, which has to be looked for in every line: that is asked for those that are shown.
+_ALL = """\
+select s.queue, s.available, s.running, s.scheduled, s.retrying, s.waiting, s.dead, s.completed, s.unserved, s.paused_at
+  from tallybook.queue_stats as s"""
+_OLDEST = "select o.queue, o.oldest from tallybook._oldest_of(cast(%s as text[])) as o"
+_STATS = "select * from tallybook.queue_stats as s where s.queue = %s"
 _STATUS = """\
-select s.task, s.state, s.jobs, s.oldest, s.newest, s.average_attempts from tallybook.queue_status as s
- where s.queue = %s order by s.task, s.state limit 200"""
+select s.task, s.state, s.jobs, s.oldest, s.newest, s.average_attempts from tallybook._status_of(%s) as s
+ order by s.task, s.state limit 200"""
 _WORKERS = """\
 select w.id, w.name, nullif(w.seen_at, '-infinity') as seen_at,
        w.seen_at < clock_timestamp() - w.lease as silent from tallybook.workers as w
@@ -52,20 +58,22 @@ async def queues(view: View) -> Response:
     part, order = view.asked("q").lower(), view.asked("order", "available")
     order = order if order in _ORDERS else "available"
     async with view.read() as conn:
-        found = await rows(conn, _STATS, name=None)
+        found = [one for one in await rows(conn, _ALL) if part in one["queue"].lower()]
+        if order == "oldest":
+            oldest = await _oldest(conn, found)
+            found.sort(key=lambda one: (one["queue"] not in oldest, oldest.get(one["queue"], 0), one["queue"]))
+        elif order == "name":
+            found.sort(key=lambda one: one["queue"])
+        else:
+            found.sort(key=lambda one: (-one[order], one["queue"]))
+        try:
+            start = max(0, int(view.asked("from", "0")))
+        except ValueError:
+            start = 0
+        page = found[start : start + _PAGE]
+        if order != "oldest":
+            oldest = await _oldest(conn, page)
         rates = await _rates(view, conn)
-    found = [one for one in found if part in one["queue"].lower()]
-    if order == "name":
-        found.sort(key=lambda one: one["queue"])
-    elif order == "oldest":
-        found.sort(key=lambda one: (one["oldest"] is None, one["oldest"] or 0, one["queue"]))
-    else:
-        found.sort(key=lambda one: (-one[order], one["queue"]))
-    try:
-        start = max(0, int(view.asked("from", "0")))
-    except ValueError:
-        start = 0
-    page = found[start : start + _PAGE]
     return view.render(
         "queues.html",
         queues=page,
@@ -75,7 +83,14 @@ async def queues(view: View) -> Response:
         part=view.asked("q"),
         order=order,
         rates=rates,
+        oldest=oldest,
     )
+
+
+async def _oldest(conn: Conn, queues: list[dict[str, Any]]) -> dict[str, Any]:
+    """Since when the next job in line could run, of those that have one."""
+    names = [one["queue"] for one in queues if one["available"]]
+    return {one["queue"]: one["oldest"] for one in await rows(conn, _OLDEST, names)} if names else {}
 
 
 async def _rates(view: View, conn: Conn) -> dict[str, float]:
@@ -91,26 +106,26 @@ async def queue(view: View) -> Response:
     """One queue."""
     name = view.asked("name")
     async with view.read() as conn:
-        info = await _info(view, conn, name)
-        stats = await rows(conn, _STATS, name=name)
+        info = await _info(conn, name)
+        stats = await rows(conn, _STATS, name)
         status = await rows(conn, _STATUS, name)
         workers = await rows(conn, _WORKERS, name)
         top = await view.app.queue_top(conn, name, max_jobs=20)
         timings = [one for one in await view.app.timings(conn) if one.queue == name]
         rates = (await _rates(view, conn)).get(name)
-        limits = [one for one in await view.app.concurrency(conn) if one.name == f"queue:{name}"]
-        paces = [one for one in await view.app.rates(conn) if one.name == f"queue:{name}"]
+        limits = await run(conn, calls_of_limits.concurrency(f"queue:{name}"))
+        paces = await run(conn, calls_of_limits.rates(f"queue:{name}"))
     return view.render(
         "queue.html", queue=info, stats=stats[0] if stats else None, by_task=status, workers=workers, top=top, timings=timings,
         rate=rates, limits=limits, paces=paces,
     )  # fmt: skip
 
 
-async def _info(view: View, conn: Conn, name: str) -> QueueInfo:
-    found = next((one for one in await view.app.queues(conn) if one.name == name), None)
-    if found is None:
+async def _info(conn: Conn, name: str) -> QueueInfo:
+    found = await run(conn, calls.queues(name))
+    if not found:
         raise UnknownQueue(name)
-    return found
+    return found[0]
 
 
 @pages.action("/queue/pause")

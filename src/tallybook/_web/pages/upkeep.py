@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -27,8 +28,8 @@ pages = Pages()
 _SCHEMA = """\
 select i.version, i.works_from, i.node, i.installed_at, i.migrated_at, current_setting('server_version') as server
   from tallybook.installed as i"""
-_WAIT = 2.0
-"""So long a page waits for the doctor, in seconds; what it has found by then is shown."""
+_WAIT = 0.02
+"""So long a page waits for the doctor, in seconds; what it has found by then is shown, and the page asks for the rest."""
 _PATIENCE = timedelta(seconds=2)
 """So long each group of its checks may take: none is given up much later than the page that asked for it."""
 _GOOD = 10.0
@@ -87,7 +88,7 @@ def examination(site: Site) -> Examination:
 @pages.page("/upkeep")
 async def upkeep(view: View) -> Response:
     """The page; the doctor looks meanwhile, on a connection of its own."""
-    looking = asyncio.create_task(examination(view.site).look())
+    looking = asyncio.create_task(_findings(view))
     try:
         async with view.read() as conn:
             services = await view.app.services(conn)
@@ -95,15 +96,28 @@ async def upkeep(view: View) -> Response:
             held = await view.app.held_ranges(conn)
             schema = (await rows(conn, _SCHEMA))[0]
     finally:
-        found, complete = await looking
-    found = sorted(found, key=lambda one: -LEVELS.index(one.level))
+        found = await looking
     folded = next((one.last_run_at for one in services if one.name == "fold"), None)
     return view.render(
         "upkeep.html", services=services, retentions=retentions, held=held[:100], more_held=max(0, len(held) - 100),
-        schema=schema, folded=folded, bad=[one for one in found if not one.good or one.level == "note"],
-        good=[one for one in found if one.level == "ok"], complete=complete,
-        roles=next((one for one in found if one.name == "roles"), None),
+        schema=schema, folded=folded, first=True, **found,
     )  # fmt: skip
+
+
+@pages.page("/upkeep/findings")
+async def findings(view: View) -> Response:
+    """What the doctor has found by now: the page asks until that is all."""
+    return view.render("upkeep_findings.html", first=False, **await _findings(view))
+
+
+async def _findings(view: View) -> dict[str, Any]:
+    found, complete = await examination(view.site).look()
+    found = sorted(found, key=lambda one: -LEVELS.index(one.level))
+    return {
+        "bad": [one for one in found if not one.good or one.level == "note"],
+        "good": [one for one in found if one.level == "ok"], "complete": complete,
+        "roles": next((one for one in found if one.name == "roles"), None),
+    }  # fmt: skip
 
 
 @pages.action("/upkeep/service")

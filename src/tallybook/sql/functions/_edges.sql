@@ -1,6 +1,6 @@
--- _edges(): when the oldest and the newest jobs were enqueued, by lane, task and state: of the 1,000 first and last of all in scheduled, waiting
--- and dead, and of each line. Reads so many whatever their number.
-create or replace function tallybook._edges() returns table (lane_id int, task text, state text, oldest timestamptz, newest timestamptz)
+-- _edges_of(queue): when the oldest and the newest jobs were enqueued, by lane, task and state: of the 1,000 first and last of all in scheduled,
+-- waiting and dead, and of each line; null: of all queues' lines. Reads so many whatever their number.
+create or replace function tallybook._edges_of(p_queue text) returns table (lane_id int, task text, state text, oldest timestamptz, newest timestamptz)
 language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
@@ -22,13 +22,34 @@ begin
           union all (select d.lane_id, d.task, d.enqueued_at from tallybook.dead d order by d.job_id desc limit 1000)) x group by 1, 2;
   return query
   select l.lane_id, x.task, 'available', min(x.enqueued_at), max(x.enqueued_at)
-    from tallybook.lane l, lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid) n, lateral (
+    from tallybook.lane l, lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid offset 0) n, lateral (
            (select e.task, e.enqueued_at from tallybook.entry e
              where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= n.xid order by e.xid, e.seq limit 1000)
            union all
            (select e.task, e.enqueued_at from tallybook.entry e
              where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= n.xid order by e.xid desc, e.seq desc limit 1000)) x
-   where l.retired_at is null and n.xid is not null group by 1, 2;
+   where (p_queue is null or l.queue = p_queue) and l.retired_at is null and n.xid is not null group by 1, 2;
+end $$;
+
+-- _status_of(queue): the rows of the view queue_status, of one queue; null: of all. A page of one queue is not to pay for the lines of a
+-- thousand others.
+create or replace function tallybook._status_of(p_queue text)
+returns table (queue text, task text, state text, jobs bigint, oldest timestamptz, newest timestamptz, average_attempts numeric)
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off
+as $$
+#variable_conflict use_column
+begin
+  return query
+  select l.queue, c.task, c.what, sum(c.n)::bigint, min(e.oldest),
+         case when c.what in ('completed', 'cancelled') then max(c.last_at) else max(e.newest) end,
+         round(sum(c.attempts) / sum(c.n) - (c.what in ('scheduled', 'retrying', 'waiting', 'available'))::int, 2)
+    from tallybook._counted() c
+    join tallybook.lane l on l.lane_id = c.lane_id
+    left join tallybook._edges_of(p_queue) e on e.lane_id = c.lane_id and e.task = c.task and e.state = c.what
+   where c.what in ('scheduled', 'retrying', 'waiting', 'available', 'running', 'dead', 'completed', 'cancelled')
+     and (p_queue is null or l.queue = p_queue)
+   group by l.queue, c.task, c.what having sum(c.n) <> 0;
 end $$;
 
 -- _oldest(queue): since when the job could run that is next in the queue's lines; null: none is there.
@@ -39,8 +60,24 @@ set enable_hashjoin = off set enable_mergejoin = off
 as $$
 begin
   return min(e.ready_at)
-    from tallybook.lane l, lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid) n, lateral (
+    from tallybook.lane l, lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid offset 0) n, lateral (
            select greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
             where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= n.xid order by e.xid, e.seq limit 1) e
    where l.queue = p_queue and l.retired_at is null and n.xid is not null;
+end $$;
+
+-- _oldest_of(queues): the same of many at once, at a third of the cost of each; those without a line are left out.
+create or replace function tallybook._oldest_of(p_queues text[]) returns table (queue text, oldest timestamptz)
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+begin
+  return query
+  select q.name, min(e.ready_at)
+    from unnest(p_queues) q(name), tallybook.lane l, lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid offset 0) n, lateral (
+           select greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
+            where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= n.xid order by e.xid, e.seq limit 1) e
+   where l.queue = q.name and l.retired_at is null and n.xid is not null group by q.name;
 end $$;

@@ -19,10 +19,10 @@ declare
 begin
   n := 0;
   p_lanes := coalesce(p_lanes, array(select l.lane_id from tallybook.lane l where p_what <> 'line' or l.retired_at is null));
-  v_left := greatest(v_left - 30 * cardinality(p_lanes), v_left / 4);  -- a look at a lane costs as much as passing so many over
-  select array_agg(i.lane_id order by h.xid desc, h.seq desc), array_agg(h.xid order by h.xid desc, h.seq desc), array_agg(h.seq order by h.xid desc, h.seq desc)
+  v_left := greatest(v_left - 10 * cardinality(p_lanes), v_left / 4);  -- a look at a lane costs as much as passing so many over
+  select array_agg(h.lane_id order by h.xid desc, h.seq desc), array_agg(h.xid order by h.xid desc, h.seq desc), array_agg(h.seq order by h.xid desc, h.seq desc)
     into v_lanes, v_head_xids, v_head_seqs
-    from unnest(p_lanes) i(lane_id), lateral tallybook._line_rows(i.lane_id, p_what, v_xid, v_seq, 1) h;
+    from tallybook._line_heads(p_lanes, p_what, v_xid, v_seq) h;
   while v_lanes is not null loop
     -- What comes after the next lane's head is in the first lanes only.
     select count(*), min(u.enqueued_at), array_agg(u.xid) filter (where u.ok), array_agg(u.seq) filter (where u.ok), array_agg(u.job_id) filter (where u.ok),
@@ -93,6 +93,43 @@ begin
           order by y.seq desc limit p_most) e
       limit p_most)) f
    order by f.xid desc, f.seq desc limit p_most;
+end $$;
+
+-- _line_heads(lanes, what, xid, seq): for each lane the place of its last entry below this one, or of one that lies above it: all that there
+-- may be of a lane comes from there on. All lanes by one statement, since a list may have to look at thousands.
+create or replace function tallybook._line_heads(p_lanes int[], p_what text, p_xid xid8, p_seq bigint)
+returns table (lane_id int, xid xid8, seq bigint) language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+begin
+  if p_what = 'past' then
+    return query
+    select l.lane_id, e.xid, e.seq
+      from unnest(p_lanes) i(lane_id) join tallybook.lane l on l.lane_id = i.lane_id
+      left join lateral (select case when h.closed = '{}' then h.pos_xid else h.lo end as xid, case when h.closed = '{}' then h.pos_seq else 0 end as seq
+                           from tallybook.claim h
+                          where h.lane_id = l.lane_id and h.retention = l.retention and l.retired_at is null order by h.number desc limit 1) c on true,
+           lateral (select coalesce(c.xid, case when l.retired_at is null then l.born else '9223372036854775807' end) as xid,
+                           coalesce(c.seq, case when l.retired_at is null then 0 else 9223372036854775807 end) as seq offset 0) u,
+           lateral (select e.xid, e.seq from tallybook.entry e
+                     where e.lane_id = l.lane_id and e.retention = l.retention and e.xid <= least(p_xid, u.xid) and (e.xid, e.seq) < (p_xid, p_seq)
+                       and (e.xid, e.seq) <= (u.xid, u.seq)
+                     order by e.xid desc, e.seq desc limit 1) e;
+    return;
+  end if;
+  return query
+  select l.lane_id, e.xid, e.seq
+    from unnest(p_lanes) i(lane_id) join tallybook.lane l on l.lane_id = i.lane_id
+    left join lateral (select case when h.closed || h.holes = '{}' then h.pos_xid else least(h.lo, h.pos_xid) end as low, h.holes || h.closed as others,
+                              case when h.closed || h.holes = '{}' then h.pos_seq else 0 end as after
+                         from tallybook.claim h
+                        where h.lane_id = l.lane_id and h.retention = l.retention and p_what = 'line' order by h.number desc limit 1) c on true,
+         lateral (select e.xid, e.seq from tallybook.entry e
+                   where e.lane_id = l.lane_id and e.retention = l.retention and e.xid <= p_xid and (e.xid, e.seq) < (p_xid, p_seq)
+                   order by e.xid desc, e.seq desc limit 1) e
+   where c.low is null or c.others <> '{}' or (e.xid, e.seq) > (c.low, c.after);
 end $$;
 
 -- _line_end(lane): up to where its cursor has come, at most: what lies behind it is taken by its id or not at all.

@@ -18,8 +18,8 @@ begin
     if v_scheduled or v_retrying then
       v_ids := v_ids || array(
         select s.job_id from tallybook.scheduled s
-         where s.lane_id = v_lane and s.job_id <= p_up_to and case when s.failures > 0 then v_retrying else v_scheduled end
-         order by s.run_at, s.job_id limit p_max - cardinality(v_ids) for update skip locked);
+         where s.lane_id >= v_lane and s.lane_id <= v_lane and s.job_id <= p_up_to and case when s.failures > 0 then v_retrying else v_scheduled end
+         order by s.lane_id, s.run_at, s.job_id limit p_max - cardinality(v_ids) for update skip locked);  -- by its index: see queue_top
     end if;
     if v_waiting then
       v_ids := v_ids || array(
@@ -47,9 +47,13 @@ begin
   end if;
   if ended = 0 then  -- is there one that we could not lock?
     busy := busy or v_scheduled and exists (
-              select from unnest(p_lanes) l(id) join tallybook.scheduled s on s.lane_id = l.id where s.job_id <= p_up_to and s.failures = 0)
+              select from unnest(p_lanes) l(id), lateral (
+                select from tallybook.scheduled s where s.lane_id >= l.id and s.lane_id <= l.id and s.job_id <= p_up_to and s.failures = 0
+                 order by s.lane_id, s.run_at limit 1) x)
          or v_retrying and exists (
-              select from unnest(p_lanes) l(id) join tallybook.scheduled s on s.lane_id = l.id where s.job_id <= p_up_to and s.failures > 0)
+              select from unnest(p_lanes) l(id), lateral (
+                select from tallybook.scheduled s where s.lane_id >= l.id and s.lane_id <= l.id and s.job_id <= p_up_to and s.failures > 0
+                 order by s.lane_id, s.run_at limit 1) x)
          or v_waiting and exists (
               select from unnest(p_lanes) l(id) join tallybook.waiting w on w.lane_id = l.id where w.fair_key is null and w.job_id <= p_up_to)
          or v_waiting and exists (

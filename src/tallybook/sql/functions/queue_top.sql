@@ -61,12 +61,12 @@ begin
                      to_char(s.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), s.job_id)
       from (select d.*, l.priority from tallybook.lane l cross join lateral (
               select x.job_id, x.task, x.failures, x.run_at, x.enqueued_at from tallybook.scheduled x
-               where x.lane_id = l.lane_id
+               where x.lane_id >= l.lane_id and x.lane_id <= l.lane_id  -- and ordered by it: else all that is scheduled is passed over for a few
                  and (x.run_at, x.job_id) > (coalesce(a[3]::timestamptz, '-infinity'), coalesce(a[4]::bigint, 0))
                  and (queue_top.states is null or case when x.failures > 0 then 'retrying' else 'scheduled' end = any (queue_top.states))
                  and not exists (select from tallybook.tombstone t where t.job_id = x.job_id and t.cancelled
                                     and (t.attempt = x.attempt or t.attempt < x.attempt and not t.once))
-               order by x.run_at, x.job_id limit v_left) d
+               order by x.lane_id, x.run_at, x.job_id limit v_left) d
              where l.queue = queue_top.queue order by d.run_at, d.job_id limit v_left) s
      order by s.run_at, s.job_id;
   end if;

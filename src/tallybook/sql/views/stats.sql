@@ -23,12 +23,5 @@ comment on view tallybook.queue_stats is 'Per queue: how many jobs are in which 
 -- 1,000 first and last of all jobs in scheduled, waiting and dead, and of each line: null where none of these is of the task.
 -- attempts: how often a job in this state has been put in line, on average; one that has not started yet counts without the attempt that it waits for.
 create or replace view tallybook.queue_status as
-select l.queue, c.task, c.what as state, sum(c.n)::bigint as jobs, min(e.oldest) as oldest,
-       case when c.what in ('completed', 'cancelled') then max(c.last_at) else max(e.newest) end as newest,
-       round(sum(c.attempts) / sum(c.n) - (c.what in ('scheduled', 'retrying', 'waiting', 'available'))::int, 2) as average_attempts
-  from tallybook._counted() c
-  join tallybook.lane l on l.lane_id = c.lane_id
-  left join tallybook._edges() e on e.lane_id = c.lane_id and e.task = c.task and e.state = c.what
- where c.what in ('scheduled', 'retrying', 'waiting', 'available', 'running', 'dead', 'completed', 'cancelled')
- group by l.queue, c.task, c.what having sum(c.n) <> 0;
+select s.queue, s.task, s.state, s.jobs, s.oldest, s.newest, s.average_attempts from tallybook._status_of(null) s;
 comment on view tallybook.queue_status is 'Per queue, task and state: how many jobs, the oldest, the newest, how many attempts on average.';
