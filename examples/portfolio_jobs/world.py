@@ -378,6 +378,7 @@ def account(stage: Stage, world: World, owners: Owners) -> list[str]:
     closings = stage.rows("select market, day from closing")
     said = ", ".join(f"{n} {what}" for what, n in world.answers.most_common())
     stage.say(f"outside: {said}; {len(world.mails)} mails, {sum(n > 1 for n in world.mails.values())} of them twice")
+    stage.say(f"all quotes were asked for {world.asked['/quotes']} times, by {world.most_quoting} at once at most")
     stage.say(
         f"here: {len(valuations)} valuations, {len(statements)} statements, {len(owners.promised)} requests of owners"
     )
