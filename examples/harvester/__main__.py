@@ -29,7 +29,7 @@ select count(*) from tallybook.subject where task = 'visit' and subject = any(%s
 _SESSIONS = (
     "select count(*) from pg_stat_activity where datname = current_database() and backend_type = 'client backend'"
 )
-_DUE = "select exists (select from tallybook.backlog() where queue = 'pages' and oldest_run_at <= now())"
+_DUE = "select exists (select from tallybook.backlog() where queue = 'pages' and state = 'scheduled' and oldest_run_at <= now())"
 _FAILED_ONCE = """\
 select e.subject from tallybook.error e join visit v on v.url = e.subject and v.iteration = 1 where e.task = 'visit' limit 1"""
 
@@ -64,8 +64,9 @@ class Progress:
 
     def is_over(self) -> bool:
         """Whether there is nothing to visit before tomorrow."""
+        due = self.stage.one(_DUE)  # first: what is promoted between the two is seen in line
         now = self.look()
-        return now["available"] + now["running"] + now["retrying"] == 0 and not self.stage.one(_DUE)
+        return not due and now["available"] + now["running"] + now["retrying"] == 0
 
 
 def main() -> int:
