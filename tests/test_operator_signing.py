@@ -542,6 +542,18 @@ async def test_bodies_are_bounded(call: Client, api: OperatorApi, db: Any) -> No
     assert codes(squeezed) == (415, "media_type")
 
 
+async def test_no_body_keeps_the_server_busy(call: Client) -> None:
+    """S2-12: a body of 1 MB whose one string does not end is refused as soon as any other, though whoever signs may only read."""
+    escaped = [
+        b'"' + b'\\"' * n for n in (20_000, 499_990)
+    ]  # the first one says in seconds what the second would in hours
+    for body in (*escaped, b'["' * 499_990, b'"\\' * 499_990, b'[]"' + b"\\" * 999_990):
+        began = time.monotonic()
+        refused = await call.by("reader", OTHER)("GET", "/queues", body=body)
+        assert codes(refused) == (400, "malformed")
+        assert time.monotonic() - began < 5
+
+
 BODIES = [
     (b"{", "application/json", "malformed"),
     (b'{"queue": NaN}', "application/json", "malformed"),
