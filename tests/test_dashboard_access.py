@@ -208,7 +208,7 @@ async def test_a_login_is_over_after_twelve_hours(make: Make, tmp_path: Path) ->
             cookie(site, since=now - LONGEST),
             cookie(site),
             cookie(make(secret="x" * 40), since=now),
-            good[:-1] + ("A" if good[-1] != "A" else "B"),
+            good[:-2] + ("A" if good[-2] != "A" else "B") + good[-1],  # the last one has bits that say nothing
             good.replace("tallybook=", "tallybook=A"),
             "tallybook=",
             "tallybook=..",
@@ -303,6 +303,23 @@ async def test_the_hook_of_the_host_decides(make: Make) -> None:
             assert (
                 (await visitor.get("/events", accept="text/event-stream")).status == status if status != 200 else True
             )
+
+
+async def test_a_scraper_is_no_person_that_the_hook_has_to_know(make: Make, db: Any) -> None:
+    """The token of the metrics reads them, and nothing else, also where the host's hook refuses or fails in words of its own."""
+    token = "t" * 32
+    for hook, refusal in ((_says_401, 401), (_breaks, 500), (_no_one, 401)):
+        site = make(authenticate=hook, metrics_token=token)
+        async with visiting(site, client=ELSEWHERE, base="https://shop.example") as visitor:
+            bearer = {"authorization": f"Bearer {token}"}
+            answer = await visitor.get("/metrics", **bearer)
+            assert answer.status == 200 and "tallybook_up 1" in answer.text
+            assert SECURITY.items() <= dict(answer.headers).items()
+            assert (await visitor.get("/metrics")).status == refusal
+            assert (await visitor.get("/metrics", authorization="Bearer " + "u" * 32)).status == refusal
+            for path in ("/queues", "/series", "/events"):
+                assert (await visitor.get(path, **bearer)).status in (401, 403, 500)
+            assert (await visitor.ask("POST", "/metrics", headers=bearer)).status >= 400
 
 
 async def test_a_user_of_the_hook_acts_under_its_name(make: Make, paused: Any, db: Any) -> None:
