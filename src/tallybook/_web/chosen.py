@@ -60,6 +60,7 @@ VERBS = {
              "Their dead letters are thrown away: they cannot be retried any more."),
     )
 }  # fmt: skip
+_CANCELLED = "select i from unnest(cast(%s as bigint[])) as i where tallybook.state(i) = 'cancelled'"
 _SAID = {
     "retried": "{} retried",
     "cancelled": "{} cancelled",
@@ -158,9 +159,12 @@ async def do(act: Act, verb: Verb) -> str:
         batch = ids[at : at + BATCH]
         try:
             async with act.step() as conn:
-                done = await verb.run(act.app, conn, batch, reason)
+                over = await _cancelled(conn, batch) if verb.name == "cancel" else []
+                meant = [job for job in batch if job not in over]
+                done = await verb.run(act.app, conn, meant, reason)
+                done += [JobDone(job, "refused", f"job {job} is cancelled already") for job in over]
                 became = Counter(one.done for one in done)
-                target: dict[str, Any] = {"jobs": batch} | ({"filter": about} if about else {})
+                target: dict[str, Any] = {"jobs": meant} | ({"filter": about} if about else {})
                 if verb.name == "cancel" and reason:
                     target["reason"] = reason
                 if any(one.changed for one in done):
@@ -182,6 +186,12 @@ async def do(act: Act, verb: Verb) -> str:
         answer += f", and {len(refusals) - 1:,} more." if len(refusals) > 1 else "."
     left = len(ids) - at
     return answer + stopped + (f" {_jobs(left)} were not met: do it again." if left else "")
+
+
+async def _cancelled(conn: Conn, jobs: list[int]) -> list[int]:
+    """Those that somebody has cancelled before: doing it again says `cancelled`, too, and changes nothing."""
+    cursor = await conn.execute(_CANCELLED, (jobs,))
+    return [row[0] for row in await cursor.fetchall()]
 
 
 def _jobs(n: int) -> str:

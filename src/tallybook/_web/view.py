@@ -116,9 +116,16 @@ class Act(View):
             found = []
         return found[:1000]
 
-    async def audit(self, action: str, target: dict[str, Any], done: dict[str, Any] | None = None) -> None:
-        """Put on record what was meant and what became of it. Never args, never secrets. Every action says it once."""
+    async def audit(
+        self, action: str, target: dict[str, Any], done: dict[str, Any] | None = None, *, changed: bool | str = True
+    ) -> None:
+        """Put on record what was meant and what became of it. Never args, never secrets. Every action says it once.
+
+        `changed` is what its function has answered: where that is False, or "unchanged", there is nothing to put on record.
+        """
         self._audited = True
+        if changed in (False, "unchanged"):
+            return
         await run(self.conn, audit.put(self.user, "web", action, target, done or {}))
 
     def go(self, path: str, **query: Any) -> None:
