@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,14 @@ from tallybook._model.lists import JobDone
 from tallybook._web.asked import job_of, number_of, text_of
 from tallybook._web.database import Conn
 from tallybook._web.view import Act, View
-from tallybook.errors import InvalidArgument, TallybookError
+from tallybook.errors import InvalidArgument, QueueUnavailable, TallybookError
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from tallybook._app import App
 
-__all__ = ["MOST", "PIECE", "VERBS", "Preview", "Verb", "begun", "do", "ids_of", "preview"]
+__all__ = ["MOST", "PIECE", "VERBS", "Preview", "Verb", "begun", "do", "ids_of", "looking", "preview"]
 
 MOST = 10_000
 """Jobs of one preview, and of what is done after it."""
@@ -35,6 +36,7 @@ _LOOKS = 200
 BATCH = 200
 """Jobs of one transaction: nobody waits long for one of them, and the audit's row names all of them."""
 _LONGEST = 20.0  # seconds that a request may go on beginning batches
+_LONGEST_FILTER = 500
 _OPEN = ("scheduled", "retrying", "waiting", "available", "running")
 
 
@@ -113,6 +115,17 @@ def begun(view: View, verb: Verb) -> Preview:
     return found
 
 
+@contextmanager
+def looking(view: View, found: Preview) -> Iterator[None]:
+    """Around one look: where a further one fails, what was found before it stays, and the page says why there is no more."""
+    try:
+        yield
+    except (QueueUnavailable, psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable) as error:
+        if not _is_further(view):
+            raise
+        found.problem = view.site.explain(error)[1]
+
+
 def preview(
     view: View, found: Preview, *, at: str, to: str, back: str, asked: dict[str, Any], after: str | None
 ) -> Response:
@@ -124,7 +137,7 @@ def preview(
         found.next = view.url(
             f"{at}/further", verb=found.verb.name, **asked, after=after, found=sums, looks=found.looks + 1
         )
-    found.more = after is not None and not found.next
+    found.more = bool(found.problem) or (after is not None and not found.next)
     template = "preview_found.html" if _is_further(view) else "preview.html"
     return view.render(template, found=found, to=to, back=back, about=about, why_not=why_not, most=MOST)
 
@@ -147,11 +160,7 @@ def ids_of(act: Act) -> list[int]:
 
 async def do(act: Act, verb: Verb) -> str:
     """Do it to the jobs that the form names; what to tell the person."""
-    ids, reason, about = (
-        ids_of(act),
-        text_of("the reason", act.form("reason")),
-        text_of("the filter", act.form("about")),
-    )
+    ids, reason, about = ids_of(act), text_of("the reason", act.form("reason")), _filter_of(act)
     said: Counter[str] = Counter()
     refusals: list[str] = []
     begun, at, stopped = time.monotonic(), 0, ""
@@ -186,6 +195,12 @@ async def do(act: Act, verb: Verb) -> str:
         answer += f", and {len(refusals) - 1:,} more." if len(refusals) > 1 else "."
     left = len(ids) - at
     return answer + stopped + (f" {_jobs(left)} were not met: do it again." if left else "")
+
+
+def _filter_of(act: Act) -> str:
+    """For the audit, whose rows have little room: what matched is named by ids, so a long filter need not be there as a whole."""
+    about = act.form("about")
+    return about if len(about) <= _LONGEST_FILTER else f"{about[:_LONGEST_FILTER]}…"
 
 
 async def _cancelled(conn: Conn, jobs: list[int]) -> list[int]:
