@@ -94,7 +94,8 @@ async def preview(view: View) -> Response:
     asked, found, after = {name: view.asked(name) for name in _ASKED}, chosen.begun(view, verb), None
     filters = _filter(asked)
     said = filters | _after(view.asked("after"))
-    letters, mark = [], None
+    letters: list[dict[str, Any]] = []
+    mark: dict[str, Any] | None = None
     with chosen.looking(view, found):
         async with view.read() as conn:
             letters, mark = await _letters(conn, _IDS, **said, max_jobs=found.room + 1, max_looked=_LOOKED)
