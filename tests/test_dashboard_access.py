@@ -70,6 +70,27 @@ async def test_without_users_only_this_machine_is_answered(make: Make) -> None:
             assert (await visitor.get("/login", **headers)).status == 303  # there is none, and it says no more
 
 
+async def test_a_proxy_that_hides_itself_is_told_by_what_it_cannot_hide(make: Make, paused: Any) -> None:
+    """S4-09: nginx with its defaults says this machine's name and adds no header: HTTP/1.0 or the Origin tells."""
+    site = make(read_only=False)
+
+    async def nginx(scope: Any, receive: Any, send: Any) -> None:
+        await site({**scope, "http_version": "1.0"}, receive, send)
+
+    async with visiting(site, within=nginx, base="http://127.0.0.1:8420") as visitor:
+        for path in ("/", "/queues", "/events", "/series", "/metrics"):
+            assert (await visitor.get(path)).status in (401, 403), path
+        assert (await visitor.get("/healthz")).status == 200
+    async with visiting(site, base="http://127.0.0.1:8420") as visitor:
+        for origin in ("https://queue.example", "https://queue.example:8420", ""):
+            headers = {"origin": origin, "sec-fetch-site": "same-origin"}
+            assert (await visitor.post("/queue/pause", name="mail", headers=headers)).status == 403, origin
+            assert not paused()
+        own = {"origin": "http://127.0.0.1:8420", "sec-fetch-site": "same-origin"}
+        assert (await visitor.post("/queue/pause", name="mail", headers=own)).status == 303  # the control
+        assert paused()
+
+
 OWN_NAMES: list[Any] = ["http://localhost:8420", "http://127.0.0.1", "http://[::1]:8420", "http://app.localhost"]
 
 
