@@ -52,6 +52,7 @@ class Live:
         self._database = database
         self._every = every
         self._asks: dict[str, Ask] = {}
+        self._single: set[str] = set()
         self._watched: Counter[str] = Counter()
         self._said: dict[str, _Said] = {}
         self._asked: set[str] = set()
@@ -64,13 +65,18 @@ class Live:
         self.polls = 0
         """How often it has asked."""
 
-    def topic(self, name: str, ask: Ask) -> None:
-        """Give a topic its question."""
+    def topic(self, name: str, ask: Ask, *, single: bool = False) -> None:
+        """Give a topic its question. `single`: there is one of it, without a colon: nobody gets it asked again by other names."""
         self._asks[name] = ask
+        if single:
+            self._single.add(name)
 
     def knows(self, topic: str) -> bool:
         """Whether there is such a topic."""
-        return topic.partition(":")[0] in self._asks and len(topic) <= 200 and topic.isprintable()
+        name, colon, _ = topic.partition(":")
+        if name not in self._asks or (colon and name in self._single):
+            return False
+        return len(topic) <= 200 and topic.isprintable()
 
     async def watch(self, topics: Iterable[str]) -> AsyncIterator[bytes]:
         """The stream of one viewer, in the format of server-sent events. Raises TooManyViewers before the first one."""
