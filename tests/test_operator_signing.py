@@ -533,6 +533,15 @@ async def test_a_schedule_that_is_given_another_queue_meanwhile_is_not_run(
     assert db.execute("select count(*) from tallybook.audits").fetchone()[0] == 0
 
 
+async def test_a_limited_key_does_not_learn_of_other_queues_by_their_workers(call: Client, db: Any) -> None:
+    """S2-12: of a worker that serves its queue and others a limited key sees its own queue; who is not limited sees all."""
+    db.execute("select tallybook.worker_start('web-1', '{mail,pay}')")
+    (worker,) = (await call.by("mailer", THIRD)("GET", "/workers")).json()["workers"]
+    assert worker["queues"] == ["mail"]
+    (worker,) = (await call("GET", "/workers")).json()["workers"]
+    assert worker["queues"] == ["mail", "pay"]
+
+
 # How much
 
 
