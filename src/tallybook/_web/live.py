@@ -28,6 +28,8 @@ _HEALTH = "live"
 """What every viewer gets besides: "ok", or "stale" while what it looks at cannot be read."""
 _RETRY = 3000
 _BREATH = 0.1  # seconds between two readings at least, however many come
+_SNAPSHOT = 1.0
+"""Seconds after which a reading goes on in a new transaction: many topics shall not keep the database from cleaning up."""
 _AGE = 600.0
 """Seconds after which a viewer has to come again: who is not let in any more does not look on for ever."""
 _AGAIN = 100
@@ -153,11 +155,13 @@ class Live:
         """One reading. A topic that fails spoils the transaction, so the others are asked for in the next one."""
         self.polls += 1
         left = list(self._watched)
+        loop = asyncio.get_running_loop()
         while left:
             topic = None
             try:
                 async with self._database.read() as conn:
-                    while left:
+                    until = loop.time() + _SNAPSHOT
+                    while left and (topic is None or loop.time() < until):
                         topic = left.pop(0)
                         await self._ask(conn, topic)
             except Exception as error:
