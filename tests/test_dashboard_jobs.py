@@ -398,6 +398,32 @@ async def test_many_are_done_in_batches(app: App, db: Any, monkeypatch: pytest.M
         assert [len(target["jobs"]) for _, _, target, _ in audits(db)] == [2, 2, 1]
 
 
+_IN_THE_WAY = """\
+create function given_up() returns trigger language plpgsql as $$ begin
+  if (select count(*) from tallybook.audit) >= {} then raise exception 'deadlock detected' using errcode = '40P01'; end if;
+  return new;
+end $$;
+create trigger deadlock before insert on tallybook.audit for each row execute function given_up()"""
+
+
+@pytest.mark.parametrize("batches", [0, 2])
+async def test_a_deadlock_on_the_way_is_told_with_what_was_done(
+    app: App, db: Any, monkeypatch: pytest.MonkeyPatch, batches: int
+) -> None:
+    """What the server gives up for a deadlock leaves nothing of its batch; the person is told, with what was done before."""
+    monkeypatch.setattr("tallybook._web.chosen.BATCH", 2)
+    for n in range(5):
+        app.tasks["note"].enqueue_sync(db, str(n))
+    db.execute(_IN_THE_WAY.format(batches))
+    async with visiting(app) as visitor:
+        page = await visitor.send(await visitor.get("/jobs/preview?verb=cancel"), "/jobs/cancel")
+        done = f"{2 * batches} jobs cancelled. Then it stopped: " if batches else ""
+        assert page.notice.startswith(f"{done}Somebody else holds what this needs.")
+        assert ("Nothing was changed" in page.notice) == (not batches)
+    assert len(audits(db)) == batches
+    assert db.execute("select count(*) from tallybook.job where state = 'cancelled'").fetchone()[0] == 2 * batches
+
+
 async def test_who_may_only_look_changes_nothing(app: App, db: Any, dsn: str) -> None:
     """A read-only dashboard has no form that changes something and refuses each; so does any without the session's token."""
     job = (await dead_ones(app, db, dsn, "ada"))[0]

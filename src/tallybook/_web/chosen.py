@@ -16,7 +16,7 @@ import psycopg
 from tallybook._db.jobs import STATES
 from tallybook._model.lists import JobDone
 from tallybook._web.asked import job_of, number_of, text_of
-from tallybook._web.database import Conn
+from tallybook._web.database import IN_THE_WAY, Conn
 from tallybook._web.view import Act, View
 from tallybook.errors import InvalidArgument, QueueUnavailable, TallybookError
 
@@ -120,7 +120,7 @@ def looking(view: View, found: Preview) -> Iterator[None]:
     """Around one look: where a further one fails, what was found before it stays, and the page says why there is no more."""
     try:
         yield
-    except (QueueUnavailable, psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable) as error:
+    except (QueueUnavailable, psycopg.errors.QueryCanceled, *IN_THE_WAY) as error:
         if not _is_further(view):
             raise
         found.problem = view.site.explain(error)[1]
@@ -180,10 +180,11 @@ async def do(act: Act, verb: Verb) -> str:
                     await act.audit(f"jobs.{verb.name}", target, dict(became))
                 else:
                     act.nothing()
-        except (TallybookError, psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable) as error:
+        except (TallybookError, psycopg.errors.QueryCanceled, *IN_THE_WAY) as error:
             if not at:
                 raise
-            stopped = f" Then it stopped: {act.site.explain(error)[1]}"
+            why = act.site.explain(error)[1].removesuffix(" Nothing was changed.")
+            stopped = f" Then it stopped: {why}"
             break
         at += len(batch)
         said += became

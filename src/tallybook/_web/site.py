@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tallybook._web.access import Access
-from tallybook._web.database import Database
+from tallybook._web.database import IN_THE_WAY, Database
 from tallybook._web.gate import Gate, Visit
 from tallybook._web.live import Live
 from tallybook._web.metrics import health_routes, knows_token, metrics_route
@@ -142,7 +142,7 @@ class Site:
                 "The database did not answer in time, so this was given up.",
                 "Narrow what is looked for, or try again.",
             )
-        if isinstance(error, psycopg.errors.LockNotAvailable):
+        if isinstance(error, IN_THE_WAY):
             return 503, "Somebody else holds what this needs. Nothing was changed.", "Try again."
         if isinstance(error, psycopg.DataError) and error.sqlstate:  # without one it is we who cannot read an answer
             return 400, "The database cannot take one of these values.", None

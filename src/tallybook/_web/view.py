@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from tallybook._db import audit
 from tallybook._run import run
-from tallybook._web.database import READ_TIMEOUT, Conn
+from tallybook._web.database import IN_THE_WAY, READ_TIMEOUT, Conn
 from tallybook._web.gate import Visit
 from tallybook.errors import TallybookError
 
@@ -155,7 +155,7 @@ def is_inside(address: str, root: str) -> bool:
 _TOLD = (
     psycopg.DataError,
     psycopg.errors.QueryCanceled,
-    psycopg.errors.LockNotAvailable,
+    *IN_THE_WAY,
     psycopg.errors.InsufficientPrivilege,
 )
 """Errors of the database that somebody who acts is told where the form was."""
