@@ -51,7 +51,16 @@ OTHERS: list[tuple[Any, ...]] = [
     (HERE, "http://localhost", {"host": ""}),
     *[
         (HERE, "http://localhost", {name: "203.0.113.7"})
-        for name in ("x-forwarded-for", "forwarded", "x-real-ip", "via")
+        for name in (
+            "x-forwarded-for",
+            "forwarded",
+            "x-real-ip",
+            "via",
+            "x-forwarded-ssl",
+            "x-original-host",
+            "cf-ray",
+            "x-envoy-peer",
+        )
     ],
     (HERE, "http://localhost", {"x-forwarded-proto": "https"}),
 ]

@@ -18,9 +18,10 @@ Authenticate = Callable[[HTTPConnection], User | Awaitable[User | None] | None]
 """The host's own hook: who is this? None: nobody that may look."""
 
 _FORWARDED = (
-    "forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-port", "x-forwarded-server",
-    "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip",
+    "forwarded", "via", "x-forwarded", "x-real-", "x-client-ip", "x-cluster-client-ip", "x-original-", "x-envoy-",
+    "x-amzn-trace-id", "true-client-ip", "client-ip", "cf-", "fly-", "fastly-", "x-appengine-", "x-arr-", "x-azure-",
 )  # fmt: skip
+"""Headers of proxies begin so, in lower case."""
 _LONGEST_NAME = 200  # the audit takes no longer ones
 
 
@@ -62,7 +63,7 @@ class Access:
         """
         if request.client is None or not is_loopback(request.client.host):
             return False
-        if any(name in request.headers for name in _FORWARDED) or request.scope.get("http_version") == "1.0":
+        if any(name.startswith(_FORWARDED) for name in request.headers) or request.scope.get("http_version") == "1.0":
             return False
         origin = request.headers.get("origin", "null")
         if origin != "null" and not is_loopback(_hostname(origin.partition("://")[2])):
