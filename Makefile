@@ -4,9 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-EXAMPLES := form_submissions signup
+EXAMPLES := form_submissions portfolio_jobs price_feed signup
 
-.PHONY: help setup demo examples test test-all check acceptance bench bench-ab bench-peers chaos clean
+.PHONY: help setup demo examples docs test test-all check acceptance bench bench-ab bench-peers chaos clean
 help:
 	@echo 'make setup       the environment in .venv, with all that development needs'
 	@echo 'make demo        the main job, for real, on an embedded PostgreSQL (DEMO_INPUT=file.csv for your own rows)'
@@ -19,6 +19,7 @@ help:
 	@echo 'make bench-ab BASE=rev  drain, latency and cost of this commit beside those of another, PAIRS=10 times'
 	@echo 'make bench-peers the queues that the figures are held against, in an environment of their own'
 	@echo 'make chaos       120 s of faults on real processes, and what became of every job; SECONDS=30, MINUTES=10, SEED=7, BREAK=fence'
+	@echo 'make docs        the docs as a site, in site/; begin at site/index.html'
 	@echo 'make clean       the environments and caches away'
 
 $(READY): pyproject.toml
@@ -36,6 +37,9 @@ example-%: $(READY)
 	@$(BIN)/python -m examples.$*
 
 examples: $(addprefix example-,$(EXAMPLES))
+
+docs: $(READY)
+	@$(BIN)/python tools/docs.py
 
 test: $(READY)
 	@$(BIN)/python tools/run_tests.py
@@ -70,4 +74,4 @@ chaos: $(READY)
 	@$(BIN)/python -m chaos $(CHAOS)
 
 clean:
-	rm -rf $(VENV) .peers .cache
+	rm -rf $(VENV) .peers .cache build dist site

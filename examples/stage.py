@@ -43,6 +43,7 @@ class Stage:
         self._processes: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
 
     def __enter__(self) -> Self:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as by Ctrl-C: what was started is stopped
         self.say("starting an embedded PostgreSQL, which is gone again at the end")
         server = self._stack.enter_context(temporary_server())
         self.dsn = server.create_database(self.name)

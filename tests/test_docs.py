@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from datetime import timedelta
@@ -27,6 +28,7 @@ from tallybook._task import Task
 from tallybook._worker.settings import SLOTS, WorkerSettings
 from tallybook.errors import TallybookError
 from tallybook.testing import travel
+from tools.docs import sources
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -697,6 +699,13 @@ def _value(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
+def test_extras_are_those_of_the_package() -> None:
+    """docs/configuration.md lists every extra of pyproject.toml but the one for development, and no other."""
+    declared = tomllib.loads(text("pyproject.toml"))["project"]["optional-dependencies"]
+    listed = words(table(section("docs/configuration.md", "Extras"), "extra"))
+    assert len(listed) == len(set(listed)) and set(listed) == set(declared) - {"dev"}
+
+
 def test_environment_variables_are_those_of_the_code() -> None:
     """docs/configuration.md lists every variable TALLYBOOK_... that the package reads, and no other."""
     read = {
@@ -716,10 +725,11 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "src/tallybook/sql/README.md"], ids=name)
+@pytest.mark.parametrize("page", sources(), ids=name)
 def test_links_between_pages_resolve(page: Path) -> None:
-    """Every link to a file of the repository leads to one, and to a heading that it has."""
-    for target in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", page.read_text(encoding="utf-8"))):
+    """Every link to a file of the repository leads to one, and to a heading that it has; so does every picture in HTML."""
+    whole = FENCED.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", whole) + re.findall(r"\b(?:src|href)=\"([^\"]+)\"", whole):
         if re.match(r"[a-z]+:", target):
             continue
         path, _, fragment = target.partition("#")
@@ -758,3 +768,15 @@ def test_benchmark_figures_are_those_of_the_benches() -> None:
         ), f"{figure} is not of bench {command[1]}"
     known = ast.literal_eval(re.findall(r"^NAMES = (\(.+?\))$", text("bench/__main__.py"), re.MULTILINE | re.DOTALL)[0])
     assert tuple(dict.fromkeys(benches)) == known
+
+
+def test_the_figures_of_the_comparison_are_those_of_the_benchmarks() -> None:
+    """docs/comparison.md gives no figure that docs/benchmarks.md does not have for the same thing."""
+    rows = {word: row for row in table(text("docs/benchmarks.md"), "figure") for word in words([row])}
+    part = section("docs/comparison.md", "How fast")
+    for figure in ("ratio_to_graphile", "ratio_to_pgqueuer"):
+        assert f"{rows[figure][2].split(' ')[0]} times" in part
+    given = {*re.findall(r"\d+\.\d+ ms", part)}
+    told = {*re.findall(r"\d+\.\d+ ms", " ".join(rows["p50_ms_at_50"]))}
+    assert given and given <= told
+    assert len(re.findall(r"\d+\.\d+", part)) == 2 + len(given)

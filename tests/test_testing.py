@@ -180,6 +180,67 @@ def test_travel_reaches_schedules(dsn: str, db: Any, jitter: timedelta) -> None:
     assert db.execute("select tick > clock_timestamp() from tallybook.schedule").fetchone() == (True,)
 
 
+def test_travel_reaches_rate_limits(dsn: str, db: Any) -> None:
+    """S1-18: a call is let through when travel has brought its turn by, and not before; no window gets more for it."""
+    calling = App("calling")
+    calling.rate_limit("provider", 2, per=timedelta(hours=2))
+
+    @calling.task(limits=("provider:acme",))
+    async def call(n: int) -> None: ...
+
+    calling.enqueue_many_sync(db, [call.job(n) for n in range(4)])
+    assert drain(calling, dsn=dsn).completed == 1
+    travel(dsn, timedelta(minutes=59))
+    assert drain(calling, dsn=dsn).completed == 0
+    travel(dsn, timedelta(minutes=1))
+    assert drain(calling, dsn=dsn).completed == 1
+    assert db.execute("select calls_in_window from tallybook.rate where name = 'provider:acme'").fetchone() == (2,)
+    travel(dsn, timedelta(hours=5))  # nothing is made up for: they start a gap apart, as ever
+    assert drain(calling, dsn=dsn).completed == 1
+    assert db.execute("select calls_in_window from tallybook.rate where name = 'provider:acme'").fetchone() == (1,)
+
+
+def test_travel_reaches_what_was_pushed_back(dsn: str, db: Any) -> None:
+    """S1-18: a limit that was pushed back by an hour lets through after an hour's travel, and not before."""
+    calling = App("calling")
+
+    @calling.task(limits=("provider",))
+    async def call() -> None: ...
+
+    calling.rate_limit_put_sync(db, "provider", 60, per="1 min")
+    calling.rate_limit_push_sync(db, "provider", datetime.now(UTC) + HOUR)
+    call.enqueue_sync(db)
+    travel(dsn, timedelta(minutes=59))
+    assert drain(calling, dsn=dsn).completed == 0
+    travel(dsn, timedelta(minutes=1))
+    assert drain(calling, dsn=dsn).completed == 1
+
+
+def test_travel_reaches_breakers(dsn: str, db: Any) -> None:
+    """An open breaker lets its probe through when travel has brought the end by; failures before it are out of the window."""
+    calling = App("calling")
+
+    @calling.task(limits=("provider",), max_attempts=1)
+    async def call(fails: bool) -> None:
+        if fails:
+            raise ConnectionError("down")
+
+    calling.breaker_put_sync(db, "provider", 2, per="1 min", open_for="1 hour")
+    for _ in range(2):  # never two within a minute
+        call.enqueue_sync(db, True)
+        assert drain(calling, dsn=dsn).dead == 1
+        travel(dsn, timedelta(minutes=2))
+    call.enqueue_sync(db, True)
+    call.enqueue_sync(db, True)
+    assert drain(calling, dsn=dsn).dead == 2
+    call.enqueue_sync(db, False)
+    assert drain(calling, dsn=dsn).completed == 0  # open by now
+    travel(dsn, timedelta(minutes=58))
+    assert drain(calling, dsn=dsn).completed == 0
+    travel(dsn, timedelta(minutes=3))
+    assert drain(calling, dsn=dsn).completed == 1
+
+
 def test_travel_is_part_of_the_transaction(dsn: str, db: Any) -> None:
     """On a connection, travel happens when that commits; backwards it is refused."""
     send_welcome.with_(delay=HOUR).enqueue_sync(db, 1)

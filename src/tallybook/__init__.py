@@ -1,5 +1,10 @@
 """Tallybook: a background-job queue that lives inside your own PostgreSQL."""
 
+try:
+    import psycopg as _psycopg  # noqa: F401 - first of all, so that a missing libpq is told with what to do
+except ImportError as error:  # pragma: no cover - told to people
+    raise ImportError(f"{error}\nTo get psycopg with its own libpq: pip install 'tallybook[binary]'") from error
+
 from tallybook._app import App
 from tallybook._db.schedules import Fire, Fired, ScheduleInfo
 from tallybook._model.audit import AuditRow

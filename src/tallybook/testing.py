@@ -248,11 +248,12 @@ def travel(conn: psycopg.Connection[Any] | str, by: timedelta) -> int:
     """Bring everything that is scheduled nearer by this much; how many jobs that were.
 
     The clock stays as it is, PostgreSQL's and Python's: what moves is the run_at of scheduled and retrying jobs, the time
-    that a job in line was pushed to, the expires_at of jobs that have not ended, and the next tick of schedules that a
-    worker (or a drain) has registered. After travel(..., timedelta(hours=1)) what was due in an hour is due now, in the
-    same order as before; a schedule is due once, however many of its ticks lie in that time, and its tick is now. Nothing
-    runs by that alone: `drain` does it, or within seconds a worker. `conn` is a psycopg connection, in whose transaction
-    it happens, or a DSN. InvalidArgument for a negative time.
+    that a job in line was pushed to, the expires_at of jobs that have not ended, the next tick of schedules that a worker
+    (or a drain) has registered, and where rate limits and breakers stand: their calls and failures were so much earlier.
+    After travel(..., timedelta(hours=1)) what was due in an hour is due now, in the same order as before; a schedule is
+    due once, however many of its ticks lie in that time, and its tick is now; a rate limit has let nothing through in that
+    hour. Nothing runs by that alone: `drain` does it, or within seconds a worker. `conn` is a psycopg connection, in whose
+    transaction it happens, or a DSN. InvalidArgument for a negative time.
 
         travel(tallybook_dsn, timedelta(hours=1))
     """
@@ -282,6 +283,17 @@ with moved as (
      set tick = case when s.due_at - %(by)s <= n.now then n.now - s.jitter else s.tick - %(by)s end,
          due_at = greatest(s.due_at - %(by)s, n.now)
     from (select clock_timestamp() as now) n where s.tick is not null and s.due_at is not null
+), called as (
+  update tallybook.rate_call set called_at = called_at - %(by)s
+), limited as (
+  update tallybook.rate_state r
+     set next_at = r.next_at - %(by)s, front_at = r.front_at - %(by)s, pushed_to = r.pushed_to - %(by)s,
+         promised_at = r.promised_at - %(by)s, paced_to = r.paced_to - %(by)s
+    from (select name from tallybook.rate_state order by name for update) k where k.name = r.name
+), broken as (
+  update tallybook.breaker_state b
+     set failed_at = array(select f.at - %(by)s from unnest(b.failed_at) with ordinality f(at, n) order by f.n),
+         changed_at = b.changed_at - %(by)s, open_until = b.open_until - %(by)s
 )
 select count(*), tallybook._wake(' promote'), tallybook._wake(' schedule') from moved"""
 

@@ -21,8 +21,12 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Any
 
 import psycopg
-from fastapi import Depends, FastAPI
-from fastapi.requests import HTTPConnection
+
+try:
+    from fastapi import Depends, FastAPI
+    from fastapi.requests import HTTPConnection
+except ImportError as error:  # pragma: no cover - told to people
+    raise ImportError(f"{error}. Install it with: pip install 'tallybook[fastapi]'") from error
 
 from tallybook._app import App
 

@@ -27,8 +27,12 @@ from typing import Any
 
 import click
 import psycopg
-from flask import Flask, current_app, g, has_app_context
-from flask.cli import ScriptInfo
+
+try:
+    from flask import Flask, current_app, g, has_app_context
+    from flask.cli import ScriptInfo
+except ImportError as error:  # pragma: no cover - told to people
+    raise ImportError(f"{error}. Install it with: pip install 'tallybook[flask]'") from error
 
 from tallybook._app import App
 from tallybook._cli import cli, errors

@@ -1,0 +1,155 @@
+"""All jobs, those of the clock and those that people ask for, and one table of what the clock does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import httpx2
+import psycopg
+from psycopg_pool import AsyncConnectionPool
+
+from tallybook import App, Cancel, Context, Exponential
+
+app = App("portfolio")
+app.retry_policy("standard", Exponential(timedelta(seconds=10), cap=timedelta(minutes=10)))
+
+PATIENCE = timedelta(seconds=2)  # with one answer from outside
+ZONES = {"tokyo": "Asia/Tokyo", "frankfurt": "Europe/Berlin", "newyork": "America/New_York"}
+NOT_VALUED = """\
+select p.id from portfolio p where p.market = %s and exists (select from holding h where h.portfolio = p.id)
+   and not exists (select from valuation v where v.portfolio = p.id and v.day = %s) order by p.id"""
+STATED = "select owner, amount from valued where portfolio = %s and day = %s"
+QUOTED = """\
+update instrument i set quote = said.price::numeric, quoted_at = now()
+  from jsonb_each_text(%s) said (symbol, price) where i.symbol = said.symbol"""
+
+
+class WrongPrices(ValueError):
+    """The market's data cannot be right: another attempt asks again, and after the last one a person has to look."""
+
+
+@app.lifespan
+async def outside(ctx: Context) -> AsyncIterator[None]:
+    """One HTTP client and one pool of connections per worker."""
+    http = httpx2.AsyncClient(base_url=os.environ["MARKET_URL"], timeout=None)  # each task has its own deadline
+    pool = AsyncConnectionPool(app.conninfo(), max_size=4, open=False, kwargs={"prepare_threshold": None})
+    async with http as ctx.state.http, pool as ctx.state.pool:
+        yield
+
+
+async def rows(ctx: Context, query: str, *values: object) -> list[tuple[Any, ...]]:
+    """What a query finds."""
+    async with ctx.state.pool.connection() as conn:
+        return await (await conn.execute(query.encode(), values)).fetchall()
+
+
+@app.task(atomic=True, retry="standard", summary="{market} has closed")
+async def close_market(tx: psycopg.AsyncConnection, ctx: Context, market: str) -> int:
+    """Have every portfolio of a market valued that is not yet; how many. Their jobs and this one's end are one transaction."""
+    day = (ctx.tick or datetime.now(UTC)).astimezone(ZoneInfo(ZONES[market])).date()
+    await tx.execute("insert into closing (market, day) values (%s, %s) on conflict do nothing", (market, day))
+    found = await (await tx.execute(NOT_VALUED, (market, day))).fetchall()
+    await app.enqueue_many(tx, [value.job(portfolio, day) for (portfolio,) in found])
+    return len(found)
+
+
+@app.task(unique=True, retry="standard", max_attempts=4, timeout=PATIENCE, summary="Value {portfolio} on {day}")
+async def value(ctx: Context, portfolio: int, day: date) -> None:
+    """Value a portfolio at the day's closing prices. The amount and the job's end are one transaction."""
+    held = await rows(ctx, "select symbol, quantity, quote from held where portfolio = %s", portfolio)
+    prices = await closing_prices(ctx, day, {symbol: quote for symbol, _, quote in held})
+    cents = round(sum(quantity * prices[symbol] * 100 for symbol, quantity, _ in held))
+    noted = "insert into valuation (portfolio, day, amount, worker) values (%s, %s, %s, %s) on conflict do nothing"
+    async with ctx.state.pool.connection() as conn:  # only now: none was held while the market was asked
+        await conn.execute(noted, (portfolio, day, cents, ctx.worker))
+        await ctx.complete(conn)
+
+
+async def closing_prices(ctx: Context, day: date, quotes: dict[str, Decimal]) -> dict[str, Decimal]:
+    """The day's price of each symbol. What is missing, of another day, or far from the newest quote is not believed."""
+    answer = await ctx.state.http.get(f"/close/{day}", params={"symbols": ",".join(quotes)})
+    answer.raise_for_status()  # a Retry-After in it is heeded
+    said = answer.json()
+    if said["day"] != day.isoformat():
+        raise WrongPrices(f"prices of {said['day']} in place of {day}")
+    prices = {symbol: Decimal(said["prices"].get(symbol, "0")) for symbol in quotes}
+    for symbol, price in prices.items():
+        if not quotes[symbol] / 3 < price < quotes[symbol] * 3:
+            raise WrongPrices(f"{symbol} at {price}, when it was quoted at {quotes[symbol]}")
+    return prices
+
+
+@app.task(retry="standard", max_attempts=6, timeout=PATIENCE, summary="Statement of {portfolio} on {day}")
+async def send_statement(ctx: Context, portfolio: int, day: date) -> None:
+    """Mail the owner what the portfolio was worth. The key is the same at every attempt, so there is one mail."""
+    ((owner, amount),) = await rows(ctx, STATED, portfolio, day)
+    mail = {"to": owner, "text": f"On {day} your portfolio {portfolio} was worth {Decimal(amount) / 100:,.2f}."}
+    answer = await ctx.state.http.post("/mail", json=mail, headers={"Idempotency-Key": f"statement-{portfolio}-{day}"})
+    answer.raise_for_status()
+    async with ctx.state.pool.connection() as conn:
+        await conn.execute("insert into statement (portfolio, day) values (%s, %s)", (portfolio, day))
+        await ctx.complete(conn)
+
+
+@app.task(retry="standard", timeout=timedelta(seconds=30), summary="Quotes of all instruments")
+async def refresh_quotes(ctx: Context) -> None:
+    """Fetch the newest price of everything. It may take longer than the time between two ticks: then one is skipped."""
+    answer = await ctx.state.http.get("/quotes")
+    answer.raise_for_status()
+    async with ctx.state.pool.connection() as conn:
+        await conn.execute(QUOTED, (answer.text,))
+        await ctx.complete(conn)
+
+
+@app.task(priority=1, retry="standard", max_attempts=4, timeout=timedelta(minutes=1), summary="Import {request}")
+async def import_holdings(ctx: Context, request: int) -> Cancel | None:
+    """Replace what a portfolio holds by lines of `symbol,quantity`; the market says what it does not know."""
+    ((portfolio, content),) = await rows(ctx, "select portfolio, content from request where id = %s", request)
+    try:
+        wanted = {symbol: Decimal(many) for symbol, many in (line.split(",") for line in content.split())}
+        if not 0 < min(wanted.values()) <= max(wanted.values()) < 10**9:
+            raise ValueError("quantities")
+    except (ValueError, ArithmeticError):
+        return Cancel("this is no file of lines like ADA,12.5")
+    known = []
+    for n, (symbol, many) in enumerate(wanted.items()):
+        await ctx.progress(n / len(wanted), f"line {n + 1} of {len(wanted)}")
+        answer = await ctx.state.http.get("/instrument", params={"symbol": symbol})
+        if answer.status_code != 404:
+            known.append((symbol, answer.raise_for_status().json()["price"], many))
+    async with ctx.state.pool.connection() as conn:
+        await conn.execute("delete from holding where portfolio = %s", (portfolio,))
+        for symbol, quote, many in sorted(known):
+            listed = "insert into instrument (symbol, quote) values (%s, %s) on conflict do nothing"
+            await conn.execute(listed, (symbol, quote))
+            await conn.execute("insert into holding values (%s, %s, %s)", (portfolio, symbol, many))
+        await conn.execute("update request set done_at = now() where id = %s", (request,))
+        unknown = sorted(wanted.keys() - {symbol for symbol, _, _ in known})
+        await ctx.complete(conn, result={"imported": len(known), "unknown": unknown})
+    return None
+
+
+@app.task(atomic=True, priority=1, retry="standard", summary="Export {request}")
+async def export_holdings(tx: psycopg.AsyncConnection, request: int) -> None:
+    """Write what a portfolio holds to a file that its owner can fetch."""
+    query = "select h.symbol, h.quantity from holding h join request r using (portfolio) where r.id = %s order by 1"
+    file = "".join([f"{symbol},{many}\n" async for symbol, many in await tx.execute(query, (request,))])
+    await tx.execute("update request set content = %s, done_at = now() where id = %s", (file, request))
+
+
+# All that the clock does. Workers put it on record when they start: what is new or changed here, and what is gone.
+# However many workers there are, no two jobs of one schedule run at once: while one is open, ticks are skipped, and counted.
+SCHEDULES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "close-tokyo": (close_market.job("tokyo"), {"cron": "30 15 * * MON-FRI", "tz": ZONES["tokyo"]}),
+    "close-frankfurt": (close_market.job("frankfurt"), {"cron": "45 17 * * MON-FRI", "tz": ZONES["frankfurt"]}),
+    "close-newyork": (close_market.job("newyork"), {"cron": "15 16 * * MON-FRI", "tz": ZONES["newyork"]}),
+    "quotes": (refresh_quotes.job(), {"every": os.environ.get("QUOTES_EVERY", "15 min")}),
+    "statements": (send_statement, {"cron": "0 7 * * *", "query": "select key, args from public.unstated"}),
+}
+for name, (job, timing) in SCHEDULES.items():
+    app.schedule(name, job, **timing)

@@ -1,0 +1,42 @@
+-- quote is the newest price, of the schedule "quotes": a closing price far from it is not believed.
+create table instrument (symbol text primary key, quote numeric not null, quoted_at timestamptz);
+create table portfolio (id int primary key, owner text not null, market text not null);
+create table holding (
+  portfolio int not null references portfolio, symbol text not null references instrument, quantity numeric not null,
+  primary key (portfolio, symbol));
+
+-- Which markets have closed: written with the jobs that value their portfolios.
+create table closing (market text not null, day date not null, closed_at timestamptz not null default now(), primary key (market, day));
+
+-- amount is in cents. worker: who did it, for the run to show.
+create table valuation (
+  portfolio int not null references portfolio, day date not null, amount bigint not null, worker text not null,
+  valued_at timestamptz not null default clock_timestamp(), primary key (portfolio, day));
+
+-- Nothing here keeps a statement from being there twice: the run looks whether one is.
+create table statement (
+  id bigint generated always as identity primary key, portfolio int not null, day date not null,
+  sent_at timestamptz not null default now(), foreign key (portfolio, day) references valuation);
+create index on statement (portfolio, day);
+
+-- What an owner has asked for. content: the file that came in, or the file that goes out.
+create table request (
+  id bigint generated always as identity primary key, portfolio int not null references portfolio,
+  kind text not null check (kind in ('import', 'export')), content text not null default '',
+  job_id bigint, asked_at timestamptz not null default now(), done_at timestamptz);
+
+create view held as select h.portfolio, h.symbol, h.quantity, i.quote from holding h join instrument i using (symbol);
+create view valued as select p.owner, p.market, v.* from portfolio p join valuation v on v.portfolio = p.id;
+
+-- The query of the schedule "statements": the valuations without one.
+create view unstated as
+select format('statement:%s:%s', v.portfolio, v.day) as key, jsonb_build_object('portfolio', v.portfolio, 'day', v.day) as args
+  from valuation v where not exists (select from statement s where s.portfolio = v.portfolio and s.day = v.day);
+
+-- For the pages. A job is joined as long as it is in the history; done_at and content are there for good.
+create view worth as
+select p.*, v.day, v.amount from portfolio p
+  left join lateral (select * from valuation v where v.portfolio = p.id order by v.day desc limit 1) v on true;
+create view request_status as
+select r.*, j.state, j.progress, j.progress_message, j.result, j.reason
+  from request r left join tallybook.job j on j.id = r.job_id;

@@ -1,0 +1,390 @@
+"""The played outside: a market-data and mail server, the owners of portfolios, whoever operates; and the account.
+
+The server is real, on the loopback interface, and as unreliable as such servers are: slow, failing, out of quota, silent, and
+sometimes wrong: prices of another day, in cents, or not all of them; a mail that was sent and an answer that says it was not. What
+a request meets follows from what it asks for and how often that was asked, so that every run is the same. It keeps account.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import select
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import date, timedelta
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from socketserver import TCPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx2
+import psycopg
+
+from examples.portfolio_jobs.operate import Operator
+from examples.stage import Stage, free_port, listens
+from tallybook.testing import travel
+
+SYMBOLS = [f"{first}{second}X" for first in "ABCDEF" for second in "KLMNOP"]
+HALTED = "HALT"
+"""Its price is 0 until somebody mends that."""
+NEW = "NEWX"
+"""The market knows it, the application does not yet."""
+MARKETS = ("tokyo", "frankfurt", "newyork")
+MOVING = """\
+select count(*) from tallybook.job where task <> 'refresh_quotes'
+   and (state in ('available', 'running') or state = 'retrying' and run_at <= now())"""
+"""What is in line or runs; refreshing quotes goes on all the time."""
+CLOSES = """\
+select args ->> 'market', greatest(due_at - now(), interval '0') from tallybook.schedules
+ where task = 'close_market' and due_at is not null order by due_at"""
+NEXT = "select max(run_at) - clock_timestamp() from tallybook.job where state = 'retrying' and task <> 'refresh_quotes'"
+HANGS = 3.0
+"""So long a silent server takes, in seconds; the deadline of the tasks is shorter."""
+
+
+def draw(text: str) -> float:
+    """A number in [0, 1) that looks random and depends on the text only."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
+
+
+def price(symbol: str, day: date | str) -> Decimal:
+    """What a share really cost at the end of that day."""
+    return round(Decimal(10 + 400 * draw(symbol)) * Decimal(0.97 + 0.06 * draw(f"{symbol} {day}")), 2)
+
+
+class World:
+    """The server and its account. A calm one is quick and never fails."""
+
+    def __init__(self, *, calm: bool = False, quotes_take: float = 2.2) -> None:
+        self.calm = calm
+        self.quotes_take = quotes_take
+        self.mended = False
+        self.lock = threading.Lock()
+        self.asked: Counter[str] = Counter()
+        """How often each thing was asked for."""
+        self.answers: Counter[str] = Counter()
+        self.mails: Counter[str] = Counter()
+        """How many mails went out for each key: one, if the keys do their work."""
+        self.quoting = self.most_quoting = 0
+        """How many ask for all quotes at this moment, and how many did at most."""
+
+    def __enter__(self) -> World:
+        self.http = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"world": self}))
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http.server_address[1]}"
+
+    def verdict(self, key: str) -> tuple[str, float]:
+        """What this request meets, ok or what goes wrong, at most twice for a key; and how long it takes."""
+        with self.lock:
+            self.asked[key] += 1
+            n = self.asked[key]
+        if self.calm:
+            return "ok", 0.0
+        fate, takes = draw(key), 0.1 + 0.3 * draw(f"{key} {n}")
+        if n <= (2 if fate < 0.05 else 1):
+            for kind, share in (("fails", 0.12), ("limits", 0.15), ("hangs", 0.17), ("is wrong", 0.25)):
+                if fate < share:
+                    return kind, HANGS if kind == "hangs" else takes
+        return "ok", takes
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # without the look-up of its own name
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A caller that has gone away is nothing to report."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    world: World
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        _, kind, *rest = parts.path.split("/")
+        if kind == "quotes":
+            return self.quotes()
+        verdict, takes = self.world.verdict(self.path)
+        if not self.met(verdict, takes):
+            return None
+        if kind == "close":
+            return self.close(date.fromisoformat(rest[0]), parse_qs(parts.query)["symbols"][0].split(","), verdict)
+        symbol = parse_qs(parts.query)["symbol"][0]
+        if symbol not in (*SYMBOLS, HALTED, NEW):
+            return self.answer(404, {"error": "no such symbol"})
+        return self.answer(200, {"symbol": symbol, "price": str(price(symbol, "now"))})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        key = self.headers["Idempotency-Key"]
+        verdict, takes = self.world.verdict(key)
+        if not self.met(verdict, takes):
+            return
+        with self.world.lock:
+            if self.world.mails[key]:
+                self.world.answers["knew the mail"] += 1
+            else:
+                self.world.mails[key] += 1
+        self.answer(503 if verdict == "is wrong" else 202, {})
+
+    def met(self, verdict: str, takes: float) -> bool:
+        """Take that long; answer and say False where it comes to nothing."""
+        with self.world.lock:
+            self.world.answers[verdict] += 1
+        if not self.waited(takes):
+            return False
+        if verdict == "limits":
+            self.answer(429, {"error": "too many"}, {"Retry-After": "30"})
+        elif verdict in ("fails", "hangs"):
+            self.answer(503, {"error": "not now"})
+        return verdict in ("ok", "is wrong")
+
+    def close(self, day: date, symbols: list[str], verdict: str) -> None:
+        prices = {symbol: price(symbol, day) for symbol in symbols}
+        if HALTED in prices and not self.world.mended:
+            prices[HALTED] = Decimal(0)
+        if verdict == "is wrong":
+            how = int(draw(f"{self.path} how") * 3)
+            if how == 0:
+                day -= timedelta(days=1)
+            elif how == 1:
+                prices = {symbol: amount * 100 for symbol, amount in prices.items()}
+            else:
+                prices.popitem()
+        self.answer(200, {"day": day.isoformat(), "prices": {symbol: str(one) for symbol, one in prices.items()}})
+
+    def quotes(self) -> None:
+        with self.world.lock:
+            self.world.asked["/quotes"] += 1
+            self.world.quoting += 1
+            self.world.most_quoting = max(self.world.most_quoting, self.world.quoting)
+        stays = self.waited(self.world.quotes_take)
+        with self.world.lock:
+            self.world.quoting -= 1
+        if stays:
+            self.answer(200, {symbol: str(price(symbol, "now")) for symbol in [*SYMBOLS, HALTED]})
+
+    def waited(self, seconds: float) -> bool:
+        """Wait; False as soon as whoever asked has gone, a worker that was killed perhaps."""
+        gone = bool(select.select([self.connection], [], [], seconds)[0])
+        self.close_connection = gone
+        return not gone
+
+    def answer(self, status: int, said: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+        content = json.dumps(said).encode()
+        try:
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+        except OSError:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
+        """Nothing: the account is the log."""
+
+
+def seed(db: psycopg.Connection[Any], many: int) -> None:
+    """So many portfolios for each market; every 20th has a share that is halted, and the last one of each nothing at all."""
+    symbols = [*SYMBOLS, HALTED]
+    with db.cursor() as cursor:
+        quotes = [(symbol, price(symbol, "seed")) for symbol in symbols]
+        cursor.executemany("insert into instrument (symbol, quote) values (%s, %s)", quotes)
+        for number in range(1, 3 * many + 1):
+            market = MARKETS[number % 3]
+            owner = f"owner{number}@example.org"
+            cursor.execute("insert into portfolio values (%s, %s, %s)", (number, owner, market))
+            if number > 3 * many - 3:
+                continue
+            held = sorted(SYMBOLS, key=lambda symbol: draw(f"{number} {symbol}"))[: 2 + number % 4]
+            for symbol in [*held, HALTED] if number // 3 % 20 == 7 else held:
+                quantity = round(Decimal(100 * draw(f"{symbol} {number}")), 3) + 1
+                cursor.execute("insert into holding values (%s, %s, %s)", (number, symbol, quantity))
+
+
+class Owners:
+    """Who asks for imports and exports: what was taken is promised."""
+
+    def __init__(self, url: str) -> None:
+        self.http = httpx2.Client(base_url=url, timeout=20)
+        self.promised: dict[int, tuple[str, int, dict[str, str]]] = {}
+        """The kind, the portfolio and the known rows of each request."""
+
+    def ask(self, kind: str, portfolio: int, rows: Mapping[str, str] | None = None, unknown: str = "") -> int:
+        """Ask for one; the request's number."""
+        content = "".join(f"{symbol},{quantity}\n" for symbol, quantity in (rows or {}).items()) + unknown
+        answer = self.http.post(f"/portfolios/{portfolio}/{kind}", data={"content": content})
+        assert answer.status_code == 303, answer.text
+        number = int(answer.headers["Location"].rpartition("/")[2])
+        self.promised[number] = (kind, portfolio, dict(rows or {}))
+        return number
+
+    def sees(self, number: int) -> str:
+        """The page of a request."""
+        return self.http.get(f"/requests/{number}").raise_for_status().text
+
+    def ask_for_two(self, stage: Stage, market: str) -> int:
+        """An export, waited for, and an import into the portfolio of this market that holds nothing; the import's number."""
+        ids = stage.rows("select id from portfolio where market = %s order by id desc limit 2", market)
+        began, empty, other = time.monotonic(), ids[0][0], ids[1][0]
+        file = {NEW: "12.5", **dict.fromkeys(SYMBOLS[:6], "3")}
+        imported, exported = self.ask("import", empty, file, unknown="NOSUCH,1\n"), self.ask("export", other)
+        seen: set[str] = set()
+
+        def is_there() -> bool:
+            seen.update(re.findall(r"line \d of \d", self.sees(imported)))
+            return "The file" in self.sees(exported)
+
+        stage.until(is_there, "the export")
+        took, behind = time.monotonic() - began, stage.one(MOVING)
+        stage.say(f"an owner's export is there after {took:.1f} s, with {behind} jobs behind it in line")
+        stage.until(lambda: is_there() and (seen or "Done" in self.sees(imported)), "progress of the import")
+        stage.say(f"the import's page says: {max(seen, default='done already')}")
+        return imported
+
+
+def refused(operator: Operator, reader: Operator) -> list[str]:
+    """Try what must not work: the same request twice, an altered, a late and an unsigned one, a key that may only read."""
+    target, dry = "/dead-letters/retry", {"task": "value", "dry_run": True}
+    twice, altered, unsigned = (operator.signed("POST", target, dry) for _ in range(3))
+    assert operator.send(twice)[0] == 200
+    for_real = operator.signed("POST", target, {"task": "value"})
+    for_real.headers.update({name: said for name, said in altered.headers.items() if name.startswith("tallybook-")})
+    del unsigned.headers["Tallybook-Signature"]
+    late = operator.signed("POST", target, dry, at=time.time() - 600)
+    tries = [operator.send(one) for one in (twice, for_real, late, unsigned)]
+    tries.append(reader.send(reader.signed("POST", target, {"task": "value"})))
+    return sorted(said.get("code", "served") for _, said in tries)
+
+
+def operators(stage: Stage, folder: Path) -> tuple[Operator, Operator]:
+    """The operator API, with a key that may operate and one that may only read."""
+    keys, port = folder / "keys.toml", free_port()
+    found = {scope: secrets.token_hex(32) for scope in ("operate", "read")}
+    keys.touch(0o600)
+    keys.write_text("".join(f'[keys.{one}]\nsecret = "{said}"\nscopes = ["{one}"]\n' for one, said in found.items()))
+    stage.process(
+        "api",
+        "tallybook",
+        "web",
+        "-A",
+        "examples.portfolio_jobs.jobs:app",
+        "--api-keys",
+        str(keys),
+        "--port",
+        str(port),
+    )
+    stage.until(lambda: listens(port), "the operator API listens")
+    operator, reader = (Operator(f"http://127.0.0.1:{port}/api/v1", one, said) for one, said in found.items())
+    return operator, reader
+
+
+def close(stage: Stage, market: str) -> None:
+    """Move the clock to the market's close."""
+    travel(stage.dsn, dict(stage.rows(CLOSES))[market])
+    stage.until(lambda: stage.rows("select from closing where market = %s", market), f"{market} closes")
+
+
+def settle(stage: Stage) -> None:
+    """Move the clock until nothing waits for its next attempt."""
+    stage.until(lambda: stage.one(MOVING) == 0, "what is in line")
+    while (ahead := stage.one(NEXT)) is not None:
+        travel(stage.dsn, max(ahead, timedelta()))
+        stage.until(lambda: stage.one(MOVING) == 0, "the next attempts")
+
+
+def shares(stage: Stage, market: str) -> str:
+    """Who has valued how many portfolios of a market, and how soon half of them were."""
+    done = stage.rows("select worker, count(*) from valued where market = %s group by 1 order by 1", market)
+    half = stage.one(
+        "select extract(epoch from percentile_disc(0.5) within group (order by valued_at) - min(c.closed_at))"
+        " from closing c join valued using (market, day) where market = %s", market
+    )  # fmt: skip
+    return f"{market}: half are valued after {half:.1f} s, by now {', '.join(f'{n} by {who}' for who, n in done)}"
+
+
+Rows = Iterable[tuple[Any, ...]]
+
+
+def wrong_valuations(closings: Rows, portfolios: Rows, holdings: Rows, valuations: Rows) -> list[str]:
+    """Every portfolio that holds something is valued on each day that its market has closed on, at the true prices."""
+    held: dict[int, dict[str, Decimal]] = {}
+    for portfolio, symbol, quantity in holdings:
+        held.setdefault(portfolio, {})[symbol] = quantity
+    days: dict[str, list[date]] = {market: [] for market in MARKETS}
+    for market, day in closings:
+        days[market].append(day)
+    found = {(portfolio, day): amount for portfolio, day, amount in valuations}
+    expected = {
+        (portfolio, day): round(sum(quantity * price(symbol, day) * 100 for symbol, quantity in held[portfolio].items()))
+        for portfolio, market in portfolios if portfolio in held for day in days[market]
+    }  # fmt: skip
+    said = [f"{market} has not closed" for market in MARKETS if not days[market]]
+    return said + [f"valuation {one}: {found.get(one)} in place of {expected.get(one)}"
+                   for one in sorted(expected.keys() | found.keys()) if found.get(one) != expected.get(one)]  # fmt: skip
+
+
+def wrong_statements(valuations: Rows, statements: Rows, mails: Mapping[str, int]) -> list[str]:
+    """Each valuation has one statement on record and one mail at the provider; nobody else has any."""
+    wanted = {f"statement-{portfolio}-{day}" for portfolio, day, _ in valuations}
+    noted = Counter(f"statement-{portfolio}-{day}" for portfolio, day in statements)
+    return [f"{one}: {noted[one]} on record, {mails.get(one, 0)} mails" for one in sorted(wanted | noted.keys() | mails.keys())
+            if (noted[one], mails.get(one, 0)) != ((1, 1) if one in wanted else (0, 0))]  # fmt: skip
+
+
+def wrong_requests(
+    promised: Mapping[int, tuple[str, int, Mapping[str, str]]], requests: Rows, holdings: Rows
+) -> list[str]:
+    """What an owner has imported is what the portfolio holds; an export is there and is what it holds."""
+    held: dict[int, dict[str, Decimal]] = {}
+    for portfolio, symbol, quantity in holdings:
+        held.setdefault(portfolio, {})[symbol] = quantity
+    done = {number: content for number, content, done_at in requests if done_at is not None}
+    said = [f"request {number} is not done" for number in promised.keys() - done.keys()]
+    for number, (kind, portfolio, rows) in promised.items():
+        lines = done.get(number, "").split() if kind == "export" else [f"{name},{many}" for name, many in rows.items()]
+        given = {name: Decimal(many) for name, _, many in (line.partition(",") for line in lines)}
+        if number in done and given != held.get(portfolio, {}):
+            said.append(f"request {number}: {given} in place of {held.get(portfolio)}")
+    return said
+
+
+def account(stage: Stage, world: World, owners: Owners) -> list[str]:
+    """What is missing, wrong or there twice, by the application's tables and what the outside has on record."""
+    holdings = stage.rows("select portfolio, symbol, quantity from holding")
+    valuations = stage.rows("select portfolio, day, amount from valuation")
+    statements = stage.rows("select portfolio, day from statement")
+    closings = stage.rows("select market, day from closing")
+    said = ", ".join(f"{n} {what}" for what, n in world.answers.most_common())
+    stage.say(f"outside: {said}; {len(world.mails)} mails, {sum(n > 1 for n in world.mails.values())} of them twice")
+    stage.say(f"all quotes were asked for {world.asked['/quotes']} times, by {world.most_quoting} at once at most")
+    stage.say(
+        f"here: {len(valuations)} valuations, {len(statements)} statements, {len(owners.promised)} requests of owners"
+    )
+    return [
+        *wrong_valuations(closings, stage.rows("select id, market from portfolio"), holdings, valuations),
+        *wrong_statements(valuations, statements, world.mails),
+        *wrong_requests(owners.promised, stage.rows("select id, content, done_at from request"), holdings),
+        *(["several asked for all quotes at once"] if world.most_quoting != 1 else []),
+    ]

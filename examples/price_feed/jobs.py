@@ -1,0 +1,100 @@
+"""The tasks: fetch a price, and tell the admin of one that cannot be fetched; which prices are wanted, by the minute."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import httpx2
+import psycopg
+from psycopg.types.json import Jsonb
+from psycopg_pool import AsyncConnectionPool
+
+from examples.price_feed.collectors import Busy, ask
+from examples.price_feed.money import PriceRefused, minor_units
+from tallybook import App, Cancel, Constant, Context, JobCall, Snooze
+from tallybook.tasks import email
+
+app = App("prices")
+app.include(email)
+app.rate_limit("provider", 8, per="1 min")  # of each provider: the key is provider:NAME
+
+ADMIN = os.environ.get("ADMIN_EMAIL", "admin@example.org")
+Json = dict[str, Any]
+TIMEOUT = float(os.environ.get("PROVIDER_TIMEOUT", "10"))
+
+
+@app.lifespan
+async def clients(ctx: Context) -> AsyncIterator[None]:
+    """One HTTP client and a few connections per worker. Without the keys of the providers' secrets it does not start."""
+    await ctx.app.providers.load()
+    unprepared = {"prepare_threshold": None}  # a pooler may stand between
+    connections = AsyncConnectionPool(ctx.app.conninfo(), min_size=1, max_size=4, open=False, kwargs=unprepared)
+    async with httpx2.AsyncClient(timeout=TIMEOUT) as ctx.state.http, connections as ctx.state.connections:
+        yield
+
+
+@app.task(atomic=True, queue="mail")
+async def price_fetch_failed(
+    conn: psycopg.AsyncConnection[Any], ctx: Context, job: int, task: str, args: Json, failures: int, error: Json
+) -> None:
+    """The event PRICE_FETCH_FAILED: on record, the asset is left alone, and the admin gets a mail. All of it or nothing."""
+    said = {"assetId": args["asset_id"], "symbol": args["symbol"], "retries": failures, "error": error["message"]}
+    happened = "insert into event (job_id, name, body) values (%s, 'PRICE_FETCH_FAILED', %s)"
+    await conn.execute(happened, (ctx.job_id, Jsonb({**said, "job": job})))
+    await conn.execute("update asset set stopped = true where id = %s", (args["asset_id"],))
+    subject = f"No price of {args['symbol']} after {failures} attempts"
+    text = f"{error['type']}: {error['message']}\n\nIt is not tried again until you say so, at /stopped."
+    await email.with_(queue="mail").enqueue(conn, "mail", ADMIN, subject, text, headers={"X-Event": str(ctx.job_id)})
+
+
+@app.task(
+    queue="prices", max_attempts=3, retry=Constant(timedelta(seconds=30)), on_dead=price_fetch_failed, summary="Price of {symbol}",
+)  # fmt: skip
+async def fetch_price(
+    ctx: Context, asset_id: int, symbol: str, data_type: str, currency: str, decimals: int
+) -> Cancel | Snooze | None:
+    """Ask the provider that the routes name now, when it may be asked. The price and the job's end are one transaction."""
+    provider = await ctx.providers.resolve(data_type, symbol)
+    if provider is None:
+        return Cancel(f"no active route for {data_type} {symbol}")
+    key = f"provider:{provider.name}"
+    # If its turn is not near this attempt ends here, without a failure, and another one comes in time.
+    await ctx.limit(key)
+    try:
+        found = await ask(ctx.state.http, provider, symbol)
+    except Busy as error:  # somebody else has used up its calls
+        await ctx.push_back(key, error.retry_after)
+        return Snooze(timedelta(0))
+    if found.currency != currency:
+        raise PriceRefused(f"{provider.name} answered in {found.currency}, not in {currency}")
+    amount = minor_units(found.price, decimals)
+    async with ctx.state.connections.connection() as conn:
+        price = "insert into price (job_id, asset, amount, provider) values (%s, %s, %s, %s)"
+        await conn.execute(price, (ctx.job_id, asset_id, amount, provider.name))
+        await conn.execute("update asset set stopped = false where id = %s and stopped", (asset_id,))
+        await ctx.complete(conn)
+    return None
+
+
+def fetch_now(asset: dict[str, Any]) -> JobCall:
+    """The job that a person waits for. Where the minute has put it in already, it comes before all that nobody waits for."""
+    now = fetch_price.with_(priority=1, unique=f"price:{asset['id']}", on_conflict="raise_priority")
+    return now.job(asset["id"], asset["symbol"], asset["data_type"], asset["currency"], asset["decimals"])
+
+
+# Every minute: what has no price, and what somebody has looked at within 48 hours and has none of the last 24.
+app.schedule(
+    "wanted-prices",
+    fetch_price,
+    cron="* * * * *",
+    query="""
+      select 'price:' || a.id as key, jsonb_build_object('asset_id', a.id, 'symbol', a.symbol, 'data_type', a.data_type,
+               'currency', a.currency, 'decimals', a.decimals) as args
+        from asset_now a
+       where a.fetched and a.stale and (a.priced_at is null or a.viewed_at > now() - interval '48 h')
+         and exists (select from holding h where h.asset = a.id and h.active)
+       order by a.viewed_at desc nulls last, a.id""",
+)

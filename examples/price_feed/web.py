@@ -1,0 +1,94 @@
+"""The pages: somebody's holdings, what has stopped, and the dashboard of the queue."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import psycopg
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.security import HTTPBasic
+from fastapi.templating import Jinja2Templates
+from psycopg.rows import dict_row
+
+from examples.price_feed.jobs import app, fetch_now
+from examples.price_feed.money import shown
+from tallybook.contrib.fastapi import in_transaction, lifespan
+from tallybook.errors import TallybookError, UnknownJob
+from tallybook.web import User, dashboard
+
+basic = HTTPBasic(auto_error=False)
+pages = Jinja2Templates(Path(__file__).parent / "templates")
+pages.env.filters["money"] = shown
+Transaction = Annotated[psycopg.AsyncConnection[Any], in_transaction()]
+api = FastAPI(title="Holdings", lifespan=lifespan(app))
+
+HOLDINGS = """\
+select a.*, h.units from holding h join asset_now a on a.id = h.asset
+ where h.owner = %s and h.active order by a.data_type, a.symbol"""
+VIEWED = "update asset set viewed_at = now() where id in (select id from asset where id = any(%s) for no key update skip locked)"
+STOPPED = """\
+select distinct on (a.id) a.symbol, e.at, e.body
+  from asset a join event e on (e.body ->> 'assetId')::bigint = a.id where a.stopped order by a.id, e.at desc"""
+
+
+@api.get("/holdings/{owner}", response_class=HTMLResponse)
+async def holdings(request: Request, conn: Transaction, owner: str) -> Any:
+    """What is known, at once. What is missing or stale is put in line, and shows when the page is loaded again."""
+    found = await rows(conn, HOLDINGS, owner)
+    if not found:
+        raise HTTPException(404, "nobody of this name has holdings")
+    wanted = [one for one in found if one["fetched"] and one["stale"]]
+    await app.enqueue_many(conn, [fetch_now(one) for one in wanted])
+    await conn.execute(VIEWED, ([one["id"] for one in found],))  # what somebody else is just looking at is viewed, too
+    totals: Counter[tuple[str, int]] = Counter()
+    for one in found:
+        totals[one["currency"], one["decimals"]] += (one["amount"] or 0) * one["units"]
+    return pages.TemplateResponse(request, "holdings.html", {"owner": owner, "holdings": found, "totals": totals})
+
+
+async def rows(conn: psycopg.AsyncConnection[Any], query: str, *values: object) -> list[dict[str, Any]]:
+    return await (await conn.cursor(row_factory=dict_row).execute(query.encode(), values)).fetchall()
+
+
+async def who(request: Request) -> User | None:
+    """Who may see what has stopped, and the dashboard: HTTP Basic here; ask your own log-in."""
+    given = await basic(request)
+    if given and secrets.compare_digest(given.password.encode(), os.environ["ADMIN_PASSWORD"].encode()):
+        return User(given.username or "admin", operate=True)
+    return None
+
+
+async def admin(request: Request) -> None:
+    """Only those, and no form of another site."""
+    if await who(request) is None:
+        raise HTTPException(401, headers={"WWW-Authenticate": "Basic"})
+    origin = request.headers.get("origin")
+    if request.method != "GET" and origin and urlsplit(origin).netloc != request.headers["host"]:
+        raise HTTPException(403, "this was sent from another site")
+
+
+@api.get("/stopped", response_class=HTMLResponse, dependencies=[Depends(admin)])
+async def stopped(request: Request, conn: Transaction) -> Any:
+    """The assets whose price could not be fetched, and why."""
+    return pages.TemplateResponse(request, "stopped.html", {"stopped": await rows(conn, STOPPED)})
+
+
+@api.post("/stopped/{job}/retry", dependencies=[Depends(admin)])
+async def retry(conn: Transaction, job: int) -> RedirectResponse:
+    """Try a dead job again, at once: with the provider that its asset is routed to now."""
+    try:
+        await app.retry(conn, job)
+    except UnknownJob as error:
+        raise HTTPException(404, str(error)) from error
+    except TallybookError as error:  # somebody else was quicker
+        raise HTTPException(409, str(error)) from error
+    return RedirectResponse("/stopped", 303)
+
+
+api.mount("/queue", dashboard(app, authenticate=who))

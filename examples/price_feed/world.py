@@ -1,0 +1,461 @@
+"""The played outside: three providers of prices, an SMTP server, and people who look at their holdings.
+
+Both servers are real, on the loopback interface. The providers have the paths and answers of Twelve Data, Yahoo Finance and
+mfapi.in, and their moods: slow, silent, out of calls, failing, and sometimes wrong: another symbol's price, another
+currency's, NaN, none, or a page for people. Which request meets what follows from its symbol, the day, and how often it was
+asked, so that every run is the same. Each takes 8 calls in any minute of the played clock, and notes every one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import statistics
+import threading
+import time
+from collections import Counter, defaultdict
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import httpx2
+import psycopg
+from aiosmtpd.controller import Controller
+
+from examples.stage import Stage
+from tallybook import App
+from tallybook.testing import travel
+
+CALLS, WINDOW = 8, 60.0
+ON_THE_WAY = 1.0
+"""The limit says when a call may start. One may take so much longer than another to get here, on a loaded machine too."""
+HANGS = 3.0
+"""So long a silent provider takes, in seconds; nobody waits for it in the run."""
+
+PROVIDERS = ("twelvedata", "yahoo", "mfapi")
+STOCKS = ["AAPL", "MSFT", "NVDA", "AMZN", "GOOGL", "META", "TSLA", "NFLX", "AMD", "ORCL", "INTC", "IBM"]
+ABROAD = {"RELIANCE.NS": "INR", "7203.T": "JPY", "NBK.KW": "KWD", "TCS.NS": "INR", "6758.T": "JPY", "INFY.NS": "INR"}
+MONEY = ["USDINR=X", "EURINR=X", "GBPINR=X", "CHFINR=X", "SGDINR=X", "AEDINR=X"]
+FUNDS = [
+    "119551", "120503", "125497", "118834", "122639", "120586", "118989", "119063", "120716", "118825", "127042", "119598",
+]  # fmt: skip
+DELISTED, DARK = "SIVB", "TWTR"  # the one is known elsewhere, the other one nowhere
+DECIMALS = {"INR": 2, "USD": 2, "JPY": 0, "KWD": 3}
+
+
+def draw(text: str) -> float:
+    """A number in [0, 1) that looks random and depends on the text only."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
+
+
+class World:
+    """Both servers, their clock, and their account."""
+
+    def __init__(self, api_key: str, cookie: str) -> None:
+        self.api_key = api_key
+        self.cookie = cookie
+        self.lock = threading.Lock()
+        self.moved = 0.0
+        """How far the clock was moved, in seconds."""
+        self.calls: dict[str, list[float]] = defaultdict(list)
+        """When each provider was called."""
+        self.over: Counter[str] = Counter()
+        """Calls of each provider beyond its 8 a minute."""
+        self.asked: Counter[str] = Counter()
+        self.symbols: set[str] = set()
+        """All that were asked for."""
+        self.said: dict[str, list[int]] = defaultdict(list)
+        """The prices that were said of each symbol, in minor units."""
+        self.answers: Counter[str] = Counter()
+        self.keeps_waiting = False
+        """Whether calls are kept waiting, and how many were."""
+        self.kept_waiting = 0
+        self.has_moods = True
+        self.without_key = 0
+        self.mails: Counter[str] = Counter()
+        """How often a mail of each event came."""
+        self.currency = {
+            **ABROAD,
+            **dict.fromkeys(STOCKS, "USD"),
+            **dict.fromkeys([*MONEY, *FUNDS], "INR"),
+            DELISTED: "USD",
+        }
+
+    def __enter__(self) -> World:
+        self.http = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"world": self}))
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        self.smtp = _Smtp(_Mailbox(self), hostname="127.0.0.1", port=0)
+        self.smtp.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.smtp.stop()
+        self.http.shutdown()
+        self.http.server_close()
+
+    def url(self, provider: str) -> str:
+        return f"http://127.0.0.1:{self.http.server_address[1]}/{provider}"
+
+    def now(self) -> float:
+        return time.monotonic() + self.moved
+
+    def move(self, db: psycopg.Connection[Any], by: timedelta) -> None:
+        """Move the clock: the queue's, the tables', and that of the providers. No call may be on its way."""
+        with db.transaction():
+            travel(db, by)
+            db.execute("update price set at = at - %s", (by,))
+            db.execute("update asset set viewed_at = viewed_at - %s", (by,))
+            self.moved += by.total_seconds()
+
+    def least_called(self) -> int:
+        """How often the provider was called that was called least."""
+        return min(len(self.calls[name]) for name in PROVIDERS)
+
+    def is_over(self, provider: str) -> bool:
+        """Note a call; whether it is one too many in this minute."""
+        with self.lock:
+            calls = self.calls[provider]
+            calls.append(self.now())
+            over = sum(one > calls[-1] - WINDOW + ON_THE_WAY for one in calls) > CALLS
+            self.over[provider] += over
+            return over
+
+    def verdict(self, provider: str, symbol: str) -> str:
+        """What this call meets: ok, or what goes wrong, at most twice for a symbol and day."""
+        if symbol == DARK:
+            return "fails"
+        if symbol not in self.currency or (symbol == DELISTED and provider == "twelvedata"):
+            return "unknown"
+        key = f"{symbol} {self.moved // 86400}"
+        with self.lock:
+            self.asked[key] += 1
+            n = self.asked[key]
+        fate = draw(key)
+        if n > (2 if fate < 0.06 else 1) or not self.has_moods:
+            return "ok"
+        for kind, share in (("fails", 0.12), ("busy", 0.18), ("hangs", 0.22), ("wrong", 0.36)):
+            if fate < share:
+                return kind
+        return "ok"
+
+    def price(self, symbol: str) -> tuple[str, int]:
+        """Today's price as a text with three places more than money has, and in minor units. All in whole numbers."""
+        day, decimals = int(self.moved // 86400), DECIMALS[self.currency[symbol]]
+        amount, rest = 1 + int(draw(f"{symbol} {day}") * 10 ** (decimals + 4)), int(draw(symbol) * 1000) - 500
+        if symbol == "RELIANCE.NS":
+            amount, rest = 284750 + 100 * day, 0
+        digits = str(amount * 1000 + rest).zfill(decimals + 4)  # rest is from -500 to 499: a half is rounded up
+        return f"{digits[: -decimals - 3]}.{digits[-decimals - 3 :]}", amount
+
+    def tell(self, symbol: str) -> str:
+        """Say the price."""
+        text, amount = self.price(symbol)
+        with self.lock:
+            self.said[symbol].append(amount)
+        return text
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # without the look-up of its own name
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A caller that has gone away is nothing to report."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    world: World
+
+    def do_GET(self) -> None:
+        world, parts = self.world, urlsplit(self.path)
+        provider, path = re.match(r"/(\w+)(/.*)", parts.path).groups()  # type: ignore[union-attr]
+        over = world.is_over(provider)
+        symbol = {
+            "twelvedata": lambda: parse_qs(parts.query)["symbol"][0],
+            "yahoo": lambda: unquote(path.removeprefix("/v8/finance/chart/")),
+            "mfapi": lambda: unquote(path.removeprefix("/mf/").removesuffix("/latest")),
+        }[provider]()
+        kind = "over" if over else world.verdict(provider, symbol)
+        time.sleep(0.3 * draw(f"{symbol} {world.moved}") ** 3)
+        with world.lock:
+            world.symbols.add(symbol)
+            world.answers[kind] += 1
+            world.kept_waiting += world.keeps_waiting
+        if kind == "hangs" or world.keeps_waiting:
+            time.sleep(HANGS)
+            kind = "fails"  # whoever is still there
+        getattr(self, provider)(kind, symbol)
+
+    def twelvedata(self, kind: str, symbol: str) -> None:
+        if self.headers.get("Authorization") != f"apikey {self.world.api_key}":
+            self.world.without_key += 1
+            return self.error(401, "**apikey** parameter is incorrect or not specified.")
+        if kind in ("over", "busy"):
+            return self.error(429, "You have run out of API credits for the current minute.")
+        if kind == "unknown":
+            return self.error(404, "**symbol** or **figi** parameter is missing or invalid.")
+        if kind == "fails":
+            return self.error(500, "Internal server error")
+        said = {"symbol": symbol, "exchange": "NASDAQ", "currency": self.world.currency[symbol], "close": "601.10"}
+        if kind == "wrong":
+            wrong: list[dict[str, Any]] = [{"symbol": "QQQ"}, {"close": "-1"}, {"close": "NaN"}, {"close": None}]
+            return self.json(200, said | wrong[int(draw(symbol) * 4)])
+        return self.json(200, said | {"close": self.world.tell(symbol)})
+
+    def error(self, code: int, message: str) -> None:
+        """Twelve Data's; some of them come with status 200."""
+        self.json(200 if code == 404 else code, {"code": code, "message": message, "status": "error"})
+
+    def yahoo(self, kind: str, symbol: str) -> None:
+        if self.headers.get("Cookie") != self.world.cookie:
+            self.world.without_key += 1
+            return self.answer(401, b"Unauthorized", "text/plain")
+        if kind in ("over", "busy"):
+            return self.answer(429, b"Too Many Requests\r\n", "text/plain")
+        if kind == "fails":
+            return self.answer(502, b"<html>Bad Gateway</html>", "text/html")
+        if kind == "unknown":
+            missing = {"code": "Not Found", "description": "No data found, symbol may be delisted"}
+            return self.json(404, {"chart": {"result": None, "error": missing}})
+        meta = {"currency": self.world.currency[symbol], "symbol": symbol, "regularMarketPrice": 1.5}
+        if kind == "wrong":
+            wrong: list[dict[str, Any]] = [{"regularMarketPrice": float("nan")}, {"currency": "GBp"}, {"symbol": "QQQ"}]
+            meta |= wrong[int(draw(symbol) * 3)]
+        chart = json.dumps({"chart": {"result": [{"meta": meta, "timestamp": [], "indicators": {}}], "error": None}})
+        if kind != "wrong":  # a number as it is: json would make a float of it
+            chart = chart.replace("1.5", self.world.tell(symbol))
+        return self.answer(200, chart.encode(), "application/json")
+
+    def mfapi(self, kind: str, symbol: str) -> None:
+        if kind in ("over", "busy"):
+            return self.answer(429, b"Too many requests, please try again later.", "text/html")
+        if kind == "fails":
+            return self.answer(503, b"Service Unavailable", "text/html")
+        if kind == "wrong":
+            return self.answer(200, b"<!doctype html><title>mfapi</title>", "text/html")
+        if kind == "unknown":
+            return self.json(200, {"meta": {}, "data": [], "status": "SUCCESS"})
+        meta = {
+            "fund_house": "A Fund House",
+            "scheme_code": int(symbol),
+            "scheme_name": "A Fund - Direct Plan - Growth",
+        }
+        data = [{"date": "20-11-2026", "nav": self.world.tell(symbol)}]
+        return self.json(200, {"meta": meta, "data": data, "status": "SUCCESS"})
+
+    def json(self, status: int, said: dict[str, Any]) -> None:
+        self.answer(status, json.dumps(said).encode(), "application/json")
+
+    def answer(self, status: int, content: bytes, kind: str) -> None:
+        try:
+            self.send_response(status)
+            for name, value in {"Content-Type": kind, "Content-Length": str(len(content))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+        except OSError:
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
+        """Nothing: the account is the log."""
+
+
+class _Mailbox:
+    """The admin's. The server takes no message at its first try."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.seen: set[str] = set()
+
+    async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
+        text = envelope.content.decode(errors="replace")
+        event = re.search(r"^X-Event: (\S+)", text, re.MULTILINE)[1]  # type: ignore[index]
+        if event not in self.seen:
+            self.seen.add(event)
+            return "451 try again later"
+        self.world.mails[event] += 1
+        return "250 OK"
+
+
+class _Smtp(Controller):
+    """On a free port, which the library does not look up by itself."""
+
+    def _trigger_server(self) -> None:
+        self.port = self.server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        super()._trigger_server()
+
+
+async def providers(dsn: str, world: World) -> None:
+    """Whom the jobs call, and for what: addresses in settings, secrets encrypted. mfapi.in asks for none."""
+    registry = App("setup", dsn=dsn).providers
+    for name in PROVIDERS:
+        await registry.put(name, kind=name, settings={"url": world.url(name)})
+    await registry.set_secret("twelvedata", "api_key", world.api_key)
+    await registry.set_secret("yahoo", "cookie", world.cookie)
+    mail = {"host": "127.0.0.1", "port": world.smtp.port, "tls": "none", "from": "prices@example.org"}
+    await registry.put("mail", kind="smtp", settings=mail)
+    await registry.route("stock", "twelvedata")
+    await registry.route("fx", "yahoo")
+    await registry.route("fund", "mfapi")
+    for symbol in ABROAD:
+        await registry.route("stock", "yahoo", symbol=symbol)
+
+
+def assets(many: int) -> list[tuple[str, str, str]]:
+    """Symbol, kind of data and currency of so many of each list, and of the two that trouble is with."""
+    stocks = [(symbol, "stock", "USD") for symbol in [DELISTED, DARK, *STOCKS[:many]]]
+    abroad = [(symbol, "stock", currency) for symbol, currency in ABROAD.items()][: many // 2]
+    money = [(symbol, "fx", "INR") for symbol in MONEY[: many // 2]]
+    return [*stocks, *abroad, *money, *((code, "fund", "INR") for code in FUNDS[:many])]
+
+
+UNWANTED = {
+    "MANUAL": "update asset set price_mode = 'manual' where id = %s",
+    "DELETED": "update asset set deleted_at = now() where id = %s",
+    "INACTIVE": "update asset set active = false where id = %s",
+    "SOLD": "update holding set active = false where asset = %s",
+    "NOWHERE": "update asset set data_type = 'bond' where id = %s",  # no route leads to a provider
+}
+
+
+def fill(stage: Stage, many: int) -> None:
+    """Ada has a share of each odd asset, Bob has the others and whatever nobody is to ask for. Only Ada looks."""
+    for n, asset in enumerate([*assets(many), *((symbol, "stock", "USD") for symbol in UNWANTED)]):
+        row = stage.one("insert into asset (symbol, data_type, currency) values (%s, %s, %s) returning id", *asset)
+        owner = "bob" if (n % 2 and asset[0] not in (DELISTED, DARK)) or asset[0] in UNWANTED else "ada"
+        stage.db.execute("insert into holding (owner, asset, units) values (%s, %s, %s)", (owner, row, n + 1))
+        if asset[0] in UNWANTED:
+            stage.db.execute(UNWANTED[asset[0]].encode(), (row,))
+
+
+class Visitors:
+    """Who looks at holdings: of what is said to be on its way they wait for a price that is newer than their look."""
+
+    def __init__(self, url: str, world: World) -> None:
+        self.http = httpx2.Client(base_url=url, timeout=20)
+        self.world = world
+        self.promised: dict[int, float] = {}
+        self.took_ms: list[float] = []
+
+    def look(self, owner: str = "ada") -> int:
+        """Look once; how many prices are on their way."""
+        began, at = time.perf_counter(), self.world.now()
+        page = self.http.get(f"/holdings/{owner}").raise_for_status().text
+        self.took_ms.append((time.perf_counter() - began) * 1000)
+        fetching = [int(one) for one in re.findall(r'data-asset="(\d+)" class="fetching"', page)]
+        self.promised |= dict.fromkeys(fetching, at)
+        return len(fetching)
+
+    def percentile(self, which: int) -> float:
+        return statistics.quantiles(self.took_ms, n=100, method="inclusive")[which - 1]
+
+
+def most_in_a_minute(calls: list[float]) -> int:
+    """The most calls in any window of a minute, by when they came in."""
+    return max((sum(0 <= other - one < WINDOW - ON_THE_WAY for other in calls) for one in calls), default=0)
+
+
+MOVING = """\
+select count(*) from tallybook.job
+ where state in ('available', 'running') or state in ('scheduled', 'retrying') and run_at <= clock_timestamp()"""
+RUNNING = "select count(*) from tallybook.job where state = 'running'"
+NEXT = "select min(run_at) - clock_timestamp() from tallybook.job where state in ('scheduled', 'retrying')"
+WANTED = """\
+select count(*) from asset_now a join holding h on h.asset = a.id and h.active
+ where a.fetched and a.stale and (a.priced_at is null or a.viewed_at > now() - interval '48 h')"""
+CALLING = (
+    "select worker from tallybook.job where state = 'running' and task = 'fetch_price' order by started_at limit 1"
+)
+
+
+def kill_one_that_calls(stage: Stage, world: World) -> str:
+    """SIGKILL for a worker that a provider keeps waiting; its name."""
+    killed: list[str] = []
+
+    def strike() -> bool:
+        name = stage.one(CALLING) if world.kept_waiting else None
+        if name is not None:
+            stage.kill(name)
+            killed.append(name)
+        return name is not None
+
+    world.keeps_waiting = True
+    stage.until(strike, "a call that is under way")
+    world.keeps_waiting = False
+    return killed[0]
+
+
+def serve(stage: Stage, world: World) -> None:
+    """Move the clock from turn to turn until all that is wanted has come, or has been given up."""
+    moved = world.moved
+    while not stage.is_idle() or stage.one(WANTED):
+        stage.until(lambda: stage.one(MOVING) == 0, "what is due")
+        ahead = stage.one(NEXT)
+        stage.db.execute("select tallybook.pause('prices')")  # so that no call is on its way meanwhile
+        stage.until(lambda: not stage.one(RUNNING), "a moment's rest")
+        world.move(stage.db, max(ahead or timedelta(minutes=1), timedelta(0)))
+        stage.db.execute("select tallybook.resume('prices')")
+        if ahead is None:  # the minute's schedule puts in what is wanted
+            stage.until(lambda: not stage.is_idle() or not stage.one(WANTED), "the schedule")
+    prices, stopped = stage.one("select count(*) from price"), stage.one("select count(*) from asset where stopped")
+    stage.say(f"{(world.moved - moved) / 60:.1f} minutes on: {prices} prices on record, {stopped} assets stopped")
+
+
+def missing(promised: dict[int, float], priced: dict[int, float], given_up: set[int]) -> set[str]:
+    """Of what was promised, by how long ago: what has no price that is newer, and was not given up in public."""
+    late = {n for n, ago in promised.items() if n not in given_up and priced.get(n, math.inf) > ago}
+    return {f"a price of asset {n}" for n in late}
+
+
+def wrong(said: dict[str, list[int]], kept: list[tuple[str, int]]) -> set[str]:
+    """Prices on record that no provider has said, and the last one of each symbol if it is not on record."""
+    right = {(symbol, amount) for symbol, amounts in said.items() for amount in amounts}
+    last = {(symbol, amounts[-1]) for symbol, amounts in said.items()}
+    return {f"{symbol} at {amount}" for symbol, amount in {*kept} - right | last - {*kept}}
+
+
+KEPT = "select a.symbol, p.amount from price p join asset a on a.id = p.asset"
+PRICED = "select asset, extract(epoch from now() - max(at))::float from price group by asset"
+STOPPED = (
+    "select a.id, e.job_id::text from asset a join event e on (e.body ->> 'assetId')::bigint = a.id where a.stopped"
+)
+ENDED = "select count(*) from tallybook.job where task = 'fetch_price' and state = 'completed'"
+
+
+def account(stage: Stage, world: World, visitors: Visitors) -> int:
+    """What people were told is on its way against the prices there are, and both against what the outside has on record."""
+    now = world.now()
+    ago = {asset: now - at for asset, at in visitors.promised.items()}
+    stopped = {asset for asset, event in stage.rows(STOPPED) if world.mails[event]}  # given up, and the admin knows
+    lost = missing(ago, dict(stage.rows(PRICED)), stopped) | wrong(world.said, stage.rows(KEPT))
+    lost |= {f"mail {event}" for (event,) in stage.rows("select job_id::text from event") if world.mails[event] != 1}
+    lost |= {f"{symbol}: nobody was to ask for it" for symbol in UNWANTED.keys() & world.symbols}
+    lost |= {f"{provider}: {n} calls too many" for provider, n in world.over.items() if n}
+    prices, completed = stage.one("select count(*) from price"), stage.one(ENDED)
+    if prices != completed:
+        lost.add(f"{completed} jobs completed, {prices} prices on record")
+    crashes = stage.one("select sum(crashes)::int from tallybook.job")
+    answers = ", ".join(f"{n} {what}" for what, n in world.answers.most_common())
+    stage.say(
+        f"outside: {answers}; {world.without_key} without the right key; {sum(world.mails.values())} mails to the admin;"
+        f" {crashes} jobs rescued"
+    )
+    minutes = ", ".join(f"{name} {most_in_a_minute(calls)} of {len(calls)}" for name, calls in world.calls.items())
+    stage.say(
+        f"most calls in any {WINDOW - ON_THE_WAY:.0f} s, as the providers saw them: {minutes} (wanted: at most {CALLS})"
+    )
+    stage.say(
+        f"{len(visitors.took_ms)} looks answered in p50 {visitors.percentile(50):.0f} ms, p99 {visitors.percentile(99):.0f} ms"
+    )
+    for one in sorted(lost)[:10]:
+        stage.say(f"lost: {one}")
+    return len(lost)

@@ -1,0 +1,138 @@
+"""make docs: every page is in the site, the reference is whole, a mistake fails the build, nothing comes from elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import docs, reference
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_every_page_is_in_the_nav() -> None:
+    """The nav of mkdocs.yml names every page of the repository and of the reference, once, and no other."""
+    assert docs.beside_nav(reference.pages()) == []
+
+
+def test_a_page_beside_the_nav_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: a page that the nav leaves out, one that there is not, and one that it has twice are each named."""
+    listed = docs.nav()
+    monkeypatch.setattr(docs, "nav", lambda: [*listed[1:], "docs/none.md", listed[1]])
+    assert docs.beside_nav(reference.pages()) == [
+        f"{listed[0]} is not in the nav of mkdocs.yml",
+        "docs/none.md is in the nav of mkdocs.yml, and nowhere else",
+        f"{listed[1]} is in the nav of mkdocs.yml twice",
+    ]
+
+
+def test_every_public_module_has_its_page() -> None:
+    """The reference has a page for each module that has public names, and no other."""
+    package = ROOT / "src" / "tallybook"
+    public = {
+        ".".join(file.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
+        for file in package.rglob("*.py")
+        if re.search(r"^__all__ = ", file.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    run_by_others = {"tallybook.demo", "tallybook.contrib.django.apps", "tallybook.contrib.django.worker"}
+    assert {module for module in public if "._" not in module} - run_by_others == set(reference.MODULES.values())
+
+
+@pytest.mark.parametrize("module", reference.MODULES.values())
+def test_every_public_name_says_what_it_is(module: str) -> None:
+    """Each name in a module's `__all__` has a docstring, or is a plain value; so has each public method of a class."""
+    found = importlib.import_module(module)
+    assert found.__doc__
+    silent = [
+        name for name in found.__all__ if _may_speak(getattr(found, name)) and not inspect.getdoc(getattr(found, name))
+    ]
+    for name in found.__all__:
+        value = getattr(found, name)
+        if inspect.isclass(value) and value.__module__.startswith("tallybook"):
+            own = [
+                (word, method) for word, method in vars(value).items() if inspect.isfunction(method) and word[0] != "_"
+            ]
+            silent += [f"{name}.{word}" for word, method in own if not inspect.getdoc(getattr(value, word)) and method]
+    assert silent == []
+
+
+def _may_speak(value: Any) -> bool:
+    return inspect.isclass(value) or inspect.isroutine(value)
+
+
+def test_every_sql_file_says_what_it_is() -> None:
+    """The head of each public function says how it is called and what it does; the reference has all of them."""
+    page = reference.pages()["sql-functions.md"]
+    for file in (reference.SQL / "functions").glob("[!_]*.sql"):
+        first = reference.head(file)[0]
+        assert re.match(rf"{file.stem}\(.*?\)(?:, \w+\(.*?\))*: \w", first), f"{file.name}: {first}"
+        assert f"\n## {file.stem}\n" in page
+    for file in (reference.SQL / "views").glob("*.sql"):
+        assert re.match(r"[\w, ]+: \w", reference.head(file)[0]), file.name
+
+
+def test_the_arguments_of_a_function_are_a_table() -> None:
+    """What a head lists is a table in the reference: a word and what it means, over several lines; and no text is lost."""
+    head = reference.head(reference.SQL / "functions" / "enqueue.sql")
+    made = "\n".join(reference.sql_part(reference.SQL / "functions" / "enqueue.sql")).replace("\\", "")
+    assert "| `priority` | lower runs first |" in made
+    assert re.search(r"\| `on_conflict` \| what happens .* All but raise return the other job's id\. \|", made)
+    words = re.findall(r"\w+", " ".join(head))
+    assert [word for word in words if word not in re.findall(r"\w+", made)] == []
+
+
+def test_plain_text_stays_plain() -> None:
+    """What a head says with signs that mean something in Markdown or HTML is shown with these signs."""
+    assert reference.prose("a_b * <c> [d] `e` f|g") == r"a\_b \* \<c> \[d\] \`e\` f\|g"
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Path:
+    """A folder in which the site can be built without touching this one."""
+    docs.stage(tmp_path / "build" / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_site_builds(staged: Path) -> None:
+    """Issue 8: the site has a page for each of the nav, with what the code says of itself, and loads nothing from elsewhere."""
+    assert docs.build(staged) == 0
+    site = staged / "site"
+    for page in docs.nav():
+        assert (site / re.sub(r"README\.md$", "index.md", page)).with_suffix(".html").is_file(), page
+    any_page = (site / "docs/states.html").read_text(encoding="utf-8")
+    titles = re.findall(r"^ +- ([^:\n]+): \S+\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [title for title in titles if title not in any_page] == [], "each is in the navigation of each page"
+    python = (site / "docs/reference/tallybook.html").read_text(encoding="utf-8")
+    for name in ("App.task", "App.run_worker", "Task.enqueue", "Snooze", "JobInfo"):
+        assert f'id="tallybook.{name}"' in python
+    assert "Snooze" in (site / "docs/glossary.html").read_text(encoding="utf-8").title()
+    assert 'id="fan_out"' in (site / "docs/reference/sql-functions.html").read_text(encoding="utf-8")
+    assert "--stop-timeout" in (site / "docs/reference/command-line.html").read_text(encoding="utf-8")
+    for page in site.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?(?:https?:)?//[^>]*>", page.read_text(encoding="utf-8")
+        )
+        assert loaded == [], page
+        assert 'class="mermaid"' not in page.read_text(encoding="utf-8"), "its script would come from elsewhere"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "mistake", ["[a page](nowhere.md)", "[a heading](limits.md#nothing-of-the-kind)", "::: tallybook.nothing"]
+)
+def test_a_mistake_fails_the_build(staged: Path, mistake: str) -> None:
+    """Control: a link to no page, a link to no heading and a name that the code has not each fail the build."""
+    with (staged / "build/docs/docs/states.md").open("a", encoding="utf-8") as page:
+        page.write(f"\n\n{mistake}\n")
+    assert docs.build(staged) != 0

@@ -1,0 +1,127 @@
+"""The glossary is held against the code: one word per idea, each in use, none of the words that other queues have for it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import tallybook
+from tallybook._cli import cli
+from test_docs import table, text, words
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "tallybook"
+ROWS = table(text("docs/glossary.md"), "word")
+
+OF_OTHER_IDEAS = {
+    "active": "a provider or a route that is in use",
+    "actor": "in the audit: who changed something",
+    "clear": "an answer to a worker that goes to sleep",
+    "concurrency": "a kind of limit",
+    "cron": "the expression of a schedule",
+    "failed": "an attempt's end, and a reason to be dead",
+    "group": "as in SQL",
+    "label": "as in Prometheus",
+    "message": "what an error says",
+    "run": "a schedule, now",
+    "timeout": "the option that sets the deadline",
+}
+"""Words of others that are names here, too, for something else."""
+PLUMBING = {"arm", "disarm", "move", "off", "back", "turn", "look", "put", "many", "from", "after", "due", "done"}
+"""Parts of verbs that are said between a worker and the core, or that are plain English."""
+
+
+def terms() -> list[str]:
+    """The words that are explained, in bold; with what follows where one word has two meanings."""
+    return [term for row in ROWS for term in re.findall(r"\*\*([^*]+)\*\*", row[0])]
+
+
+def public_names() -> set[str]:
+    """Every name that a user writes: commands and options, Python's names and arguments, SQL functions and theirs."""
+    return {*_of_commands(cli), *_of_python(), *_of_sql()}
+
+
+def _of_commands(command: click.Command) -> Iterator[str]:
+    for param in command.params:
+        yield from (option.lstrip("-").replace("-", "_") for option in param.opts)
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield name.replace("-", "_")
+            yield from _of_commands(below)
+
+
+def _of_python() -> Iterator[str]:
+    for name in tallybook.__all__:
+        yield name.lower()
+        value: Any = getattr(tallybook, name)
+        members = inspect.getmembers(value) if inspect.isclass(value) else []
+        for member, found in members:
+            if not member.startswith("_"):
+                yield member
+                if inspect.isfunction(found):
+                    yield from inspect.signature(found).parameters
+
+
+def _of_sql() -> Iterator[str]:
+    for file in (SOURCE / "sql" / "functions").glob("[!_]*.sql"):
+        yield file.stem
+        declared = re.search(
+            r"function tallybook\.\w+\((.*?)\)\s*(?:returns|language)", file.read_text("utf-8"), re.DOTALL
+        )
+        yield from re.findall(r"(?:^|,)\s*(?:out )?(\w+) ", declared[1]) if declared else ()
+
+
+def test_each_word_is_explained_once() -> None:
+    """The glossary has no word twice; where one word has two meanings, what stands behind it tells them apart."""
+    assert all(len(row) == 3 and row[1] for row in ROWS)
+    qualified = [word.strip() for row in ROWS for word in re.findall(r"\*\*[^*]+\*\*(?: of [\w ]+)?", row[0])]
+    assert [word for word, count in Counter(qualified).items() if count > 1] == []
+
+
+def test_each_word_is_in_use() -> None:
+    """Each word of the glossary stands in the sources, so none has been left behind."""
+    code = "\n".join(
+        file.read_text(encoding="utf-8").lower()
+        for file in SOURCE.rglob("*")
+        if file.suffix in (".py", ".sql", ".html")
+    )
+    found = {term: re.escape(term.lower()).replace("\\ ", "[ _]") for term in terms()}
+    unused = [term for term, pattern in found.items() if not re.search(rf"(?<![a-z]){pattern}", code)]
+    assert unused == []
+
+
+def test_no_public_name_is_a_word_of_others() -> None:
+    """What other queues say for an idea is no command, option, function or argument here, unless it means something else."""
+    others = {word.strip() for row in ROWS for word in row[2].split(",") if word.strip()} - set(terms())
+    parts = {part for name in public_names() for part in (name, *name.split("_"))}
+    assert {word for word in others if word.replace(" ", "_") in parts} <= set(OF_OTHER_IDEAS)
+
+
+@pytest.mark.parametrize("word", ["payload", "fetch", "requeue", "eta"])
+def test_words_of_others_would_be_found(word: str) -> None:
+    """Control: the glossary knows these as words of others, and such a name is one that the test above looks at."""
+    assert any(word in re.split(", ?", row[2]) for row in ROWS)
+    assert (
+        word not in public_names()
+        and {"enqueue_many_sync", "max_attempts", "unique_key", "stop_timeout"} <= public_names()
+    )
+
+
+def test_each_state_end_and_reason_is_explained() -> None:
+    """Every state of a job, end of an attempt and reason of docs/states.md is a word of the glossary."""
+    states = text("docs/states.md")
+    named = {word for column in ("state", "end", "reason") for word in words(table(states, column))}
+    assert named - {term.lower() for term in terms()} == set()
+
+
+def test_each_part_of_a_verb_is_explained() -> None:
+    """Every word that a public SQL function's name is made of is in the glossary."""
+    said = " ".join(f"{row[0]} {row[1]}".lower() for row in ROWS)
+    parts = {part for file in (SOURCE / "sql" / "functions").glob("[!_]*.sql") for part in file.stem.split("_")}
+    assert {part for part in parts - PLUMBING if not re.search(rf"\b{part.rstrip('s')[:5]}", said)} == set()

@@ -1,0 +1,140 @@
+"""The pages of the reference, made from the code: docstrings, the heads of the SQL files, the command line's own help.
+
+`pages()` gives each page's name and its text; `tools/docs.py` writes them into the site. They are not kept in the repository,
+so they cannot be out of date.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import click
+
+from tallybook._cli import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+SQL = ROOT / "src" / "tallybook" / "sql"
+
+MODULES = {
+    "tallybook": "tallybook",
+    "errors": "tallybook.errors",
+    "testing": "tallybook.testing",
+    "embedded": "tallybook.embedded",
+    "providers": "tallybook.providers",
+    "tasks": "tallybook.tasks",
+    "web": "tallybook.web",
+    "otel": "tallybook.otel",
+    "contrib-django": "tallybook.contrib.django",
+    "contrib-fastapi": "tallybook.contrib.fastapi",
+    "contrib-flask": "tallybook.contrib.flask",
+    "contrib-sqlalchemy": "tallybook.contrib.sqlalchemy",
+}
+"""Page and module."""
+
+ELSEWHERE = {
+    "tallybook.contrib.django": ("tallybook.contrib.django._app.App", "tallybook.contrib.django._backend.Backend"),
+}
+"""Public names that a module gives on demand only, where a reader of its source does not find them."""
+
+
+def pages() -> dict[str, str]:
+    """Each generated page, by its file name."""
+    made = {f"{page}.md": python(module) for page, module in MODULES.items()}
+    made["sql-functions.md"] = sql_page("SQL functions", FUNCTIONS, sorted((SQL / "functions").glob("[!_]*.sql")))
+    made["sql-views.md"] = sql_page("SQL views", VIEWS, sorted((SQL / "views").glob("*.sql")))
+    made["command-line.md"] = command_line()
+    return made
+
+
+# Python
+
+
+OPTIONS = {"show_root_heading": "true", "show_root_toc_entry": "true", "inherited_members": "false"}
+
+
+def python(module: str) -> str:
+    """A page that mkdocstrings fills from the docstrings of a module."""
+    text = f"# {module}\n\n::: {module}\n"
+    for path in ELSEWHERE.get(module, ()):
+        text += f"\n::: {path}\n    options:\n" + "".join(f"      {key}: {value}\n" for key, value in OPTIONS.items())
+    return text
+
+
+# SQL
+
+FUNCTIONS = """Every verb is one function in the schema `tallybook`, one file in `src/tallybook/sql/functions`,
+whose head stands here. [SQL, by example](../sql.md) shows each in use.
+Names that begin with an underscore are internal and left out."""
+VIEWS = (
+    """What people and pages read, in the schema `tallybook`: the heads of the files in `src/tallybook/sql/views`."""
+)
+
+
+def head(file: Path) -> list[str]:
+    """The comment that a SQL file begins with, without its dashes."""
+    lines = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("--"):
+            break
+        lines.append(line[2:].removeprefix(" ").rstrip())
+    return lines
+
+
+def sql_page(title: str, about: str, files: list[Path]) -> str:
+    """One page: every file's name as a heading, and below it what its head says."""
+    return "\n".join([f"# {title}", "", about, "", *(line for file in files for line in sql_part(file))])
+
+
+def sql_part(file: Path) -> Iterator[str]:
+    """One file of SQL: its name, how it is called, its text; what is indented, a list of arguments or words, is a table."""
+    first, *rest = head(file)
+    call, _, summary = first.partition(": ")
+    yield from (f"## {file.stem}", "", f"**`{call}`**: {prose(summary)}")
+    for indented, lines in groupby(rest, lambda line: line.startswith("  ")):
+        if indented:
+            yield from ("", *listing(list(lines)), "")
+        else:
+            yield from map(prose, lines)
+    yield ""
+
+
+def listing(lines: list[str]) -> list[str]:
+    """A list of words and what each means, as a table; what is no such list stays as it is."""
+    rows: list[list[str]] = []
+    for line in lines:
+        if found := re.match(r"  (\S+(?: \S+)*)  +(\S.*)", line):
+            rows.append([found[1], found[2]])
+        elif rows and line.startswith("    "):
+            rows[-1][1] += " " + line.strip()
+        else:
+            return ["```text", *lines, "```"]
+    return ["| word | meaning |", "|---|---|", *(f"| `{word}` | {prose(text)} |" for word, text in rows)]
+
+
+def prose(line: str) -> str:
+    """A line of plain text, in which nothing is meant as Markdown or HTML."""
+    return re.sub(r"([\\`*_\[\]<|])", r"\\\1", line)
+
+
+# The command line
+
+
+def command_line() -> str:
+    """Every command with what its own help says."""
+    parts = ["# Command line", "", "What `tallybook COMMAND --help` says, for every command.", ""]
+    for path, command in commands(cli, ("tallybook",)):
+        context = click.Context(command, info_name=" ".join(path), terminal_width=110, max_content_width=110)
+        level = "#" * min(len(path) + 1, 4)
+        parts += [f"{level} {' '.join(path)}", "", "```text", command.get_help(context).rstrip(), "```", ""]
+    return "\n".join(parts)
+
+
+def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """A command and all below it, with the words that lead to each."""
+    yield path, command
+    if isinstance(command, click.Group):
+        for word in sorted(command.commands):
+            yield from commands(command.commands[word], (*path, word))
