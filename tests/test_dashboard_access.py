@@ -51,7 +51,16 @@ OTHERS: list[tuple[Any, ...]] = [
     (HERE, "http://localhost", {"host": ""}),
     *[
         (HERE, "http://localhost", {name: "203.0.113.7"})
-        for name in ("x-forwarded-for", "forwarded", "x-real-ip", "via")
+        for name in (
+            "x-forwarded-for",
+            "forwarded",
+            "x-real-ip",
+            "via",
+            "x-forwarded-ssl",
+            "x-original-host",
+            "cf-ray",
+            "x-envoy-peer",
+        )
     ],
     (HERE, "http://localhost", {"x-forwarded-proto": "https"}),
 ]
@@ -68,6 +77,27 @@ async def test_without_users_only_this_machine_is_answered(make: Make) -> None:
                 assert 'href="/queues"' not in answer.text and "Log out" not in answer.text
             assert (await visitor.ask("POST", "/queue/pause", data={"name": "mail"}, headers=headers)).status == 403
             assert (await visitor.get("/login", **headers)).status == 303  # there is none, and it says no more
+
+
+async def test_a_proxy_that_hides_itself_is_told_by_what_it_cannot_hide(make: Make, paused: Any) -> None:
+    """S4-09: nginx with its defaults says this machine's name and adds no header: HTTP/1.0 or the Origin tells."""
+    site = make(read_only=False)
+
+    async def nginx(scope: Any, receive: Any, send: Any) -> None:
+        await site({**scope, "http_version": "1.0"}, receive, send)
+
+    async with visiting(site, within=nginx, base="http://127.0.0.1:8420") as visitor:
+        for path in ("/", "/queues", "/events", "/series", "/metrics"):
+            assert (await visitor.get(path)).status in (401, 403), path
+        assert (await visitor.get("/healthz")).status == 200
+    async with visiting(site, base="http://127.0.0.1:8420") as visitor:
+        for origin in ("https://queue.example", "https://queue.example:8420", ""):
+            headers = {"origin": origin, "sec-fetch-site": "same-origin"}
+            assert (await visitor.post("/queue/pause", name="mail", headers=headers)).status == 403, origin
+            assert not paused()
+        own = {"origin": "http://127.0.0.1:8420", "sec-fetch-site": "same-origin"}
+        assert (await visitor.post("/queue/pause", name="mail", headers=own)).status == 303  # the control
+        assert paused()
 
 
 OWN_NAMES: list[Any] = ["http://localhost:8420", "http://127.0.0.1", "http://[::1]:8420", "http://app.localhost"]
@@ -208,7 +238,7 @@ async def test_a_login_is_over_after_twelve_hours(make: Make, tmp_path: Path) ->
             cookie(site, since=now - LONGEST),
             cookie(site),
             cookie(make(secret="x" * 40), since=now),
-            good[:-1] + ("A" if good[-1] != "A" else "B"),
+            good[:-2] + ("A" if good[-2] != "A" else "B") + good[-1],  # the last one has bits that say nothing
             good.replace("tallybook=", "tallybook=A"),
             "tallybook=",
             "tallybook=..",
@@ -303,6 +333,23 @@ async def test_the_hook_of_the_host_decides(make: Make) -> None:
             assert (
                 (await visitor.get("/events", accept="text/event-stream")).status == status if status != 200 else True
             )
+
+
+async def test_a_scraper_is_no_person_that_the_hook_has_to_know(make: Make, db: Any) -> None:
+    """The token of the metrics reads them, and nothing else, also where the host's hook refuses or fails in words of its own."""
+    token = "t" * 32
+    for hook, refusal in ((_says_401, 401), (_breaks, 500), (_no_one, 401)):
+        site = make(authenticate=hook, metrics_token=token)
+        async with visiting(site, client=ELSEWHERE, base="https://shop.example") as visitor:
+            bearer = {"authorization": f"Bearer {token}"}
+            answer = await visitor.get("/metrics", **bearer)
+            assert answer.status == 200 and "tallybook_up 1" in answer.text
+            assert SECURITY.items() <= dict(answer.headers).items()
+            assert (await visitor.get("/metrics")).status == refusal
+            assert (await visitor.get("/metrics", authorization="Bearer " + "u" * 32)).status == refusal
+            for path in ("/queues", "/series", "/events"):
+                assert (await visitor.get(path, **bearer)).status in (401, 403, 500)
+            assert (await visitor.ask("POST", "/metrics", headers=bearer)).status >= 400
 
 
 async def test_a_user_of_the_hook_acts_under_its_name(make: Make, paused: Any, db: Any) -> None:

@@ -61,6 +61,30 @@ async def test_every_answer_carries_its_headers(make: Make, tmp_path: Path, paus
         assert (await visitor.ask("PUT", "/queues")).status == 405
 
 
+async def test_what_is_no_address_is_refused_like_any_other(make: Make, tmp_path: Path, paused: Any) -> None:
+    """S4-09: bytes in an address that are no text, and an origin that is none, get an answer with its headers, and no traceback."""
+    for site in (make(read_only=False), make(users=users_file(tmp_path))):
+        for path in ("/", "/queues", "/login", "/metrics", "/static/app.css", "/nowhere"):
+            sent: list[Any] = []
+
+            async def send(message: Any, sent: list[Any] = sent) -> None:
+                sent.append(message)
+
+            async def receive() -> Any:
+                return {"type": "http.request", "body": b"", "more_body": False}
+
+            scope = {
+                "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"q=\xff",
+                "scheme": "http", "headers": [(b"host", b"localhost")], "client": HERE, "server": HERE, "http_version": "1.1",
+            }  # fmt: skip
+            await site(scope, receive, send)
+            said = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+            assert sent[0]["status"] == 400 and SECURITY.items() <= said.items(), path
+        async with visiting(site) as visitor:
+            for origin in ("http://[", "http://[::1", "null", "http://"):
+                assert (await visitor.post("/login", headers={"origin": origin})).status == 403, origin
+
+
 async def test_an_error_of_ours_tells_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """S4-09: a page that fails is a page with a sentence and its headers; what went wrong is in the log only."""
     site = make(read_only=False)

@@ -21,6 +21,7 @@ from support.dashboard import (
 )
 from support.dashboard_app import IMG, SECRET, furnish
 from support.dashboard_app import app as furnished_app
+from tallybook._web.redact import DOTS, redact
 from tallybook.web import Site
 
 pytestmark = pytest.mark.anyio
@@ -101,6 +102,33 @@ async def test_what_a_job_carries_is_text(make: Make, dsn: str) -> None:
     assert IMG not in shown and "<script>fired" not in shown and "</pre></script>" not in shown
     assert "&lt;img src=x" in shown  # the control: it is there
     assert SECRET not in shown
+
+
+SECRETS = (
+    "password", "passwords", "password_hash", "dbPassword", "old_passwd", "pwd", "passphrase", "pass", "user_pass", "api_key",
+    "apiKey", "API Key", "access_key", "AWS_SECRET_ACCESS_KEY", "private-key", "signing_key", "encryption_key", "token",
+    "refreshToken", "jwt", "bearer", "Authorization", "auth", "Set-Cookie", "credentials", "client_secret", "dsn", "database_dsn",
+)  # fmt: skip
+PLAIN = (
+    "user",
+    "author",
+    "passenger",
+    "key",
+    "unique_key",
+    "order_key",
+    "keyboard",
+    "monkey",
+    "compassion",
+    "dsn_count",
+)
+
+
+def test_what_a_secret_is_called() -> None:
+    """S4-09: these keys are dots wherever they stand, and what only looks a little like them is shown."""
+    for name in SECRETS:
+        assert redact([{"a": {name: SECRET}}]) == [{"a": {name: DOTS}}], name
+    assert redact(dict.fromkeys(PLAIN, "shown")) == dict.fromkeys(PLAIN, "shown")
+    assert redact({"password": None}) == {"password": None}
 
 
 # Forged forms

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from tallybook import App, Kill
+from tallybook._web import database
 from tallybook.errors import ConfigError
 from tallybook.testing import drain_async
 from tallybook.web import dashboard
@@ -345,6 +346,47 @@ async def test_a_preview_looks_further_until_it_has_found_all(
             assert page.hidden.get("jobs") is None
 
 
+@pytest.mark.parametrize("verb", ["cancel", "drop"])
+async def test_a_look_that_fails_leaves_what_the_ones_before_have_found(
+    app: App, db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """S4-09: where a further look of a preview ends in an error the page says so, and the button is for what was found."""
+    monkeypatch.setattr("tallybook._web.chosen.PIECE", 2)
+    limits = database._LIMITS.replace("'2s'", "'20ms'")
+    monkeypatch.setattr(database, "_LIMITS", limits)
+    noun, table = ("jobs", "lane") if verb == "cancel" else ("dead", "dead")
+    if verb == "cancel":
+        for n in range(5):
+            app.tasks["note"].enqueue_sync(db, str(n))
+    else:
+        await dead_ones(app, db, dsn, *map(str, range(5)))
+    async with visiting(app) as visitor:
+        first = await visitor.get(f"/{noun}/preview?verb={verb}")
+        (further,) = [found["hx-get"] for _, found in first.tags if "hx-get" in found]
+        with psycopg.connect(dsn) as other:
+            other.execute(f"lock table tallybook.{table} in access exclusive mode")
+            page = await visitor.get(further)
+            await visitor.get(f"/{noun}/preview?verb={verb}", status=503)  # nothing was found before
+        said = " ".join(page.said.split())
+        assert (
+            f"{verb.capitalize()} 2 jobs?" in said and "Somebody else holds" in said and "is about the newest 2" in said
+        )
+        assert not [found for tag, found in page.tags if "hx-get" in found or "disabled" in found]
+        assert (await visitor.send(first, f"/{noun}/{verb}")).notice.startswith("2 jobs ")
+
+
+async def test_a_long_filter_does_not_keep_from_what_it_has_found(app: App, db: Any, dsn: str) -> None:
+    """S4-09: what matches an error that is long in an address is retried like the rest; the audit has the beginning of it."""
+    error = "нет карты " * 11
+    jobs = await dead_ones(app, db, dsn, error, "ada")
+    async with visiting(app) as visitor:
+        page = await visitor.get(f"/dead/preview?verb=retry&text={quote(error.strip())}")
+        assert page.hidden["jobs"] == str(jobs[0]) and len(page.hidden["about"]) > 500
+        assert (await visitor.send(page, "/dead/retry")).notice == "1 job retried."
+    ((_, _, target, _),) = audits(db)
+    assert target["filter"].startswith("text=%D0%BD") and len(target["filter"]) == 501
+
+
 async def test_many_are_done_in_batches(app: App, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done to many goes in transactions of a few, each with its own row of the audit; what one of them left stays."""
     monkeypatch.setattr("tallybook._web.chosen.BATCH", 2)
@@ -354,6 +396,32 @@ async def test_many_are_done_in_batches(app: App, db: Any, monkeypatch: pytest.M
         assert page.notice == "5 jobs cancelled."
         assert sorted(job for _, _, target, _ in audits(db) for job in target["jobs"]) == jobs
         assert [len(target["jobs"]) for _, _, target, _ in audits(db)] == [2, 2, 1]
+
+
+_IN_THE_WAY = """\
+create function given_up() returns trigger language plpgsql as $$ begin
+  if (select count(*) from tallybook.audit) >= {} then raise exception 'deadlock detected' using errcode = '40P01'; end if;
+  return new;
+end $$;
+create trigger deadlock before insert on tallybook.audit for each row execute function given_up()"""
+
+
+@pytest.mark.parametrize("batches", [0, 2])
+async def test_a_deadlock_on_the_way_is_told_with_what_was_done(
+    app: App, db: Any, monkeypatch: pytest.MonkeyPatch, batches: int
+) -> None:
+    """What the server gives up for a deadlock leaves nothing of its batch; the person is told, with what was done before."""
+    monkeypatch.setattr("tallybook._web.chosen.BATCH", 2)
+    for n in range(5):
+        app.tasks["note"].enqueue_sync(db, str(n))
+    db.execute(_IN_THE_WAY.format(batches))
+    async with visiting(app) as visitor:
+        page = await visitor.send(await visitor.get("/jobs/preview?verb=cancel"), "/jobs/cancel")
+        done = f"{2 * batches} jobs cancelled. Then it stopped: " if batches else ""
+        assert page.notice.startswith(f"{done}Somebody else holds what this needs.")
+        assert ("Nothing was changed" in page.notice) == (not batches)
+    assert len(audits(db)) == batches
+    assert db.execute("select count(*) from tallybook.job where state = 'cancelled'").fetchone()[0] == 2 * batches
 
 
 async def test_who_may_only_look_changes_nothing(app: App, db: Any, dsn: str) -> None:

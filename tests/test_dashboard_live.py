@@ -188,6 +188,39 @@ async def test_a_line_break_in_a_text_begins_no_event(dsn: str) -> None:
         await one.leave()
 
 
+async def test_many_topics_hold_no_transaction_for_long(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that takes long goes on in a new transaction; a short one, the control, is one reading of all its topics."""
+    for longest, transactions in ((60.0, 1), (0.0, 5)):
+        monkeypatch.setattr(module, "_SNAPSHOT", longest)
+        begun: list[Any] = []
+
+        async def asked(conn: Any, rest: str, begun: list[Any] = begun) -> str:
+            begun.append((await (await conn.execute("select now()")).fetchone())[0])
+            return rest
+
+        async with looked_at(dsn, every=30) as (live, _):
+            live.topic("asked", asked)
+            one = await view(live, *(f"asked:{n}" for n in range(5)))
+            await eventually(lambda one=one: len(one.said) == 6, "all five are said, and how it goes")  # type: ignore[misc]
+            await one.leave()
+        assert (len(begun), len(set(begun))) == (5, transactions)
+
+
+async def test_what_there_is_once_is_asked_for_by_one_name(dsn: str, make: Any) -> None:
+    """A viewer who makes up names for the overview does not have it read again, which would spoil the rates of all."""
+    live = make().live
+    try:
+        for name in ("overview", "point", "workers"):
+            assert live.knows(name) and not live.knows(f"{name}:1") and not live.knows(f"{name}:")
+        assert live.knows("job:1") and live.knows("worker:1")
+        one = await view(live, "overview:1", "overview:2", "point:")
+        await eventually(lambda: live.viewers == 1, "it looks")
+        assert not live._watched and live.polls == 0
+        await one.leave()
+    finally:
+        await live.close()
+
+
 async def test_the_limits_of_viewers_and_topics(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One more than fits is sent away, and has a place when another has gone; topics that there are not are not asked for."""
     monkeypatch.setattr(module, "MOST_VIEWERS", 2)

@@ -93,6 +93,26 @@ async def test_it_works_below_a_path(mount: Any, dsn: str, db: Any) -> None:
     assert site.live.viewers == 0
 
 
+async def test_it_is_found_behind_a_prefix_that_a_proxy_has_taken_off(dsn: str, db: Any) -> None:
+    """Beside an application whose server knows a root path, it answers below both, and its links and cookie say so."""
+    site = dashboard(app, authenticate=who, dsn=dsn)
+    whole = in_any(site)
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        # As servers do: the prefix is in the path again, and is the root path.
+        await whole({**scope, "root_path": "/shop", "path": "/shop" + scope["path"]}, receive, send)
+
+    async with visiting(site, within=served, base="https://shop.example", root=ROOT) as visitor:
+        visitor.http.cookies.set("host", "ada", domain="shop.example")
+        answer = await visitor.get("/queues")
+        assert answer.status == 200 and f'href="/shop{ROOT}/jobs"' in answer.text
+        assert f"Path=/shop{ROOT};" in answer.headers["set-cookie"]
+        assert (await visitor.get("/static/app.css")).status == 200
+        assert (await visitor.http.get("/shop/elsewhere")).status_code == 418
+        assert (await visitor.http.get(f"{ROOT}er/queues")).status_code == 418
+    await site.aclose()
+
+
 @asynccontextmanager
 async def stream(visitor: Visitor) -> AsyncIterator[AsyncIterator[str]]:
     """The live parts, asked for as the server of the application hands them on, chunk by chunk; then the viewer goes."""

@@ -177,6 +177,38 @@ async def test_a_read_only_dashboard_changes_nothing(app: App, dsn: str, db: Any
     assert audits(db) == [] and await app.schedule_list(app) == before
 
 
+async def test_what_was_so_already_is_not_on_record(app: App, seen: Seen, db: Any) -> None:
+    """S2-09: doing again what is done says so and leaves no row: the audit has what was changed, and nothing besides."""
+    await staged(app)
+    job = db.execute("select tallybook.enqueue('mail', 'send')").fetchone()[0]
+    actions = {
+        "/queue/put": {"name": "mail", "retention": "brief", "max_attempts": "7"},
+        "/queue/pause": {"name": "mail"},
+        "/queue/resume": {"name": "mail"},
+        "/job/cancel": {"job": str(job)},
+        "/jobs/cancel": {"job": str(db.execute("select tallybook.enqueue('mail', 'send')").fetchone()[0])},
+        "/queue/truncate": {"name": "mail", "confirm": "mail"},
+        **ACTIONS,
+        "/queue/drop": {"name": "none"},
+    }
+    again = {
+        "/schedule/run",
+        "/limit/rate/push",
+        "/limit/breaker/open",
+        "/limit/breaker/close",
+    }  # these do something each time
+    db.execute("select tallybook.enqueue('mail', 'send')")
+    for path, form in actions.items():
+        await seen.act(path, **form)
+        on_record = audits(db)
+        if path not in again:
+            await seen.act(path, **form)
+            assert audits(db) == on_record, path
+    assert len(audits(db)) == len(actions) - 1  # there never was a queue `none`
+    assert "1 job cancelled" not in await seen.act("/jobs/cancel", job=str(job))
+    assert "whole number" in await seen.act("/queue/put", name="mail", max_attempts="9" * 5000)
+
+
 @pytest.mark.parametrize(
     ("path", "form", "why"),
     [

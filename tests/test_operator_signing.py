@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import click.testing
 import httpx2
 import pytest
 from psycopg import sql
@@ -19,10 +20,11 @@ from psycopg import sql
 from support.operator_client import OTHER, SECRET, Client, client, headers
 from support.operator_process import serving
 from tallybook import App
+from tallybook._cli import cli
 from tallybook._web.api import openapi, serve
 from tallybook._web.api.routes import OPERATIONS
 from tallybook._web.api.signing import canonical, sent_path
-from tallybook.errors import QueueUnavailable
+from tallybook.errors import ConfigError, QueueUnavailable
 from tallybook.web import Key, OperatorApi, operator_api
 
 pytestmark = pytest.mark.anyio
@@ -421,6 +423,41 @@ async def test_a_key_does_what_its_scopes_allow(scope: str, monkeypatch: pytest.
             assert codes(answer) == ((503, "unavailable") if allowed else (403, "scope")), operation.name
 
 
+async def test_what_is_read_only_changes_nothing_whoever_signs(app: App, db: Any) -> None:
+    """S2-12: served read-only, each endpoint that changes something is refused to any key; what only looks is served."""
+    api = operator_api(app, keys=[Key("ops", SECRET, ("admin",))], read_only=True)
+    async with client(api) as call:
+        for operation in OPERATIONS:
+            target = operation.path.replace("{job}", "1").replace("{queue}", "mail").replace("{schedule}", "s")
+            document = {field.name: field.example for field in operation.in_body if field.required}
+            answer = await call(operation.method, target, document or None)
+            if operation.method == "POST":
+                assert codes(answer) == (403, "read_only"), operation.name
+            else:
+                assert answer.status_code == 200, operation.name
+    await api.close()
+    assert db.execute("select count(*) from tallybook.job where state = 'available'").fetchone()[0] == 2
+    assert not is_paused(db) and db.execute("select count(*) from tallybook.audit").fetchone()[0] == 0
+
+
+def test_the_command_passes_read_only_on(tmp_path: Path, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S2-12: with `tallybook web --read-only --api-keys` keys change nothing; without it they do what their file says."""
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[keys.ops]\nsecret = "{SECRET}"\nscopes = ["admin"]\n')
+    path.chmod(0o600)
+    said: list[bool] = []
+
+    def begun(*_: Any, read_only: bool, **__: Any) -> Any:
+        said.append(read_only)
+        raise ConfigError("keys", "(a test)", "it is not served here")
+
+    monkeypatch.setattr("tallybook.web.operator_api", begun)
+    for options in (["--read-only"], [], ["--operate"]):
+        result = click.testing.CliRunner().invoke(cli, ["web", "--dsn", dsn, "--api-keys", str(path), *options])
+        assert "it is not served here" in result.output
+    assert said == [True, False, False]
+
+
 async def test_nothing_is_served_unsigned_but_the_document(call: Client) -> None:
     """S2-12: every endpoint without a signature is 401; the OpenAPI document, which has no secret, is all that there is."""
     for operation in OPERATIONS:
@@ -496,6 +533,15 @@ async def test_a_schedule_that_is_given_another_queue_meanwhile_is_not_run(
     assert db.execute("select count(*) from tallybook.audits").fetchone()[0] == 0
 
 
+async def test_a_limited_key_does_not_learn_of_other_queues_by_their_workers(call: Client, db: Any) -> None:
+    """S2-12: of a worker that serves its queue and others a limited key sees its own queue; who is not limited sees all."""
+    db.execute("select tallybook.worker_start('web-1', '{mail,pay}')")
+    (worker,) = (await call.by("mailer", THIRD)("GET", "/workers")).json()["workers"]
+    assert worker["queues"] == ["mail"]
+    (worker,) = (await call("GET", "/workers")).json()["workers"]
+    assert worker["queues"] == ["mail", "pay"]
+
+
 # How much
 
 
@@ -540,6 +586,18 @@ async def test_bodies_are_bounded(call: Client, api: OperatorApi, db: Any) -> No
     assert (await call("POST", "/jobs", body=brackets)).status_code == 201
     squeezed = await call("POST", "/jobs", body=b"x", headers={"Content-Encoding": "gzip"})
     assert codes(squeezed) == (415, "media_type")
+
+
+async def test_no_body_keeps_the_server_busy(call: Client) -> None:
+    """S2-12: a body of 1 MB whose one string does not end is refused as soon as any other, though whoever signs may only read."""
+    escaped = [
+        b'"' + b'\\"' * n for n in (20_000, 499_990)
+    ]  # the first one says in seconds what the second would in hours
+    for body in (*escaped, b'["' * 499_990, b'"\\' * 499_990, b'[]"' + b"\\" * 999_990):
+        began = time.monotonic()
+        refused = await call.by("reader", OTHER)("GET", "/queues", body=body)
+        assert codes(refused) == (400, "malformed")
+        assert time.monotonic() - began < 5
 
 
 BODIES = [

@@ -81,7 +81,9 @@ def web(
         metrics_token=os.environ.get("TALLYBOOK_METRICS_TOKEN") or None,
         dsn=dsn,
     )
-    served: Any = site if api_keys is None else Beside(site, operator_api(app, keys=api_keys, dsn=dsn))
+    served: Any = (
+        site if api_keys is None else Beside(site, operator_api(app, keys=api_keys, dsn=dsn, read_only=read_only))
+    )
     with connect(site.database.conninfo):
         pass  # a wrong DSN, or a database without the schema, is told here
     config = uvicorn.Config(

@@ -18,9 +18,10 @@ Authenticate = Callable[[HTTPConnection], User | Awaitable[User | None] | None]
 """The host's own hook: who is this? None: nobody that may look."""
 
 _FORWARDED = (
-    "forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-port", "x-forwarded-server",
-    "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip",
+    "forwarded", "via", "x-forwarded", "x-real-", "x-client-ip", "x-cluster-client-ip", "x-original-", "x-envoy-",
+    "x-amzn-trace-id", "true-client-ip", "client-ip", "cf-", "fly-", "fastly-", "x-appengine-", "x-arr-", "x-azure-",
 )  # fmt: skip
+"""Headers of proxies begin so, in lower case."""
 _LONGEST_NAME = 200  # the audit takes no longer ones
 
 
@@ -56,11 +57,16 @@ class Access:
     def _is_this_machine(self, request: HTTPConnection) -> bool:
         """Asked from this machine, by a name of this machine, and not passed on by a proxy.
 
-        The name keeps out pages of other sites that have their own name point here.
+        The name keeps out pages of other sites that have their own name point here. A proxy with the defaults of nginx puts the
+        name of this machine in the place of its own and adds nothing: it talks HTTP/1.0, which browsers do not, and
+        what a page of it sends says the name that the browser knows.
         """
         if request.client is None or not is_loopback(request.client.host):
             return False
-        if any(name in request.headers for name in _FORWARDED):
+        if any(name.startswith(_FORWARDED) for name in request.headers) or request.scope.get("http_version") == "1.0":
+            return False
+        origin = request.headers.get("origin", "null")
+        if origin != "null" and not is_loopback(_hostname(origin.partition("://")[2])):
             return False
         return is_loopback(_hostname(request.headers.get("host", "")))
 

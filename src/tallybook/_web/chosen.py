@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -15,16 +16,16 @@ import psycopg
 from tallybook._db.jobs import STATES
 from tallybook._model.lists import JobDone
 from tallybook._web.asked import job_of, number_of, text_of
-from tallybook._web.database import Conn
+from tallybook._web.database import IN_THE_WAY, Conn
 from tallybook._web.view import Act, View
-from tallybook.errors import InvalidArgument, TallybookError
+from tallybook.errors import InvalidArgument, QueueUnavailable, TallybookError
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from tallybook._app import App
 
-__all__ = ["MOST", "PIECE", "VERBS", "Preview", "Verb", "begun", "do", "ids_of", "preview"]
+__all__ = ["MOST", "PIECE", "VERBS", "Preview", "Verb", "begun", "do", "ids_of", "looking", "preview"]
 
 MOST = 10_000
 """Jobs of one preview, and of what is done after it."""
@@ -35,6 +36,7 @@ _LOOKS = 200
 BATCH = 200
 """Jobs of one transaction: nobody waits long for one of them, and the audit's row names all of them."""
 _LONGEST = 20.0  # seconds that a request may go on beginning batches
+_LONGEST_FILTER = 500
 _OPEN = ("scheduled", "retrying", "waiting", "available", "running")
 
 
@@ -60,6 +62,7 @@ VERBS = {
              "Their dead letters are thrown away: they cannot be retried any more."),
     )
 }  # fmt: skip
+_CANCELLED = "select i from unnest(cast(%s as bigint[])) as i where tallybook.state(i) = 'cancelled'"
 _SAID = {
     "retried": "{} retried",
     "cancelled": "{} cancelled",
@@ -112,6 +115,17 @@ def begun(view: View, verb: Verb) -> Preview:
     return found
 
 
+@contextmanager
+def looking(view: View, found: Preview) -> Iterator[None]:
+    """Around one look: where a further one fails, what was found before it stays, and the page says why there is no more."""
+    try:
+        yield
+    except (QueueUnavailable, psycopg.errors.QueryCanceled, *IN_THE_WAY) as error:
+        if not _is_further(view):
+            raise
+        found.problem = view.site.explain(error)[1]
+
+
 def preview(
     view: View, found: Preview, *, at: str, to: str, back: str, asked: dict[str, Any], after: str | None
 ) -> Response:
@@ -123,7 +137,7 @@ def preview(
         found.next = view.url(
             f"{at}/further", verb=found.verb.name, **asked, after=after, found=sums, looks=found.looks + 1
         )
-    found.more = after is not None and not found.next
+    found.more = bool(found.problem) or (after is not None and not found.next)
     template = "preview_found.html" if _is_further(view) else "preview.html"
     return view.render(template, found=found, to=to, back=back, about=about, why_not=why_not, most=MOST)
 
@@ -146,11 +160,7 @@ def ids_of(act: Act) -> list[int]:
 
 async def do(act: Act, verb: Verb) -> str:
     """Do it to the jobs that the form names; what to tell the person."""
-    ids, reason, about = (
-        ids_of(act),
-        text_of("the reason", act.form("reason")),
-        text_of("the filter", act.form("about")),
-    )
+    ids, reason, about = ids_of(act), text_of("the reason", act.form("reason")), _filter_of(act)
     said: Counter[str] = Counter()
     refusals: list[str] = []
     begun, at, stopped = time.monotonic(), 0, ""
@@ -158,19 +168,23 @@ async def do(act: Act, verb: Verb) -> str:
         batch = ids[at : at + BATCH]
         try:
             async with act.step() as conn:
-                done = await verb.run(act.app, conn, batch, reason)
+                over = await _cancelled(conn, batch) if verb.name == "cancel" else []
+                meant = [job for job in batch if job not in over]
+                done = await verb.run(act.app, conn, meant, reason)
+                done += [JobDone(job, "refused", f"job {job} is cancelled already") for job in over]
                 became = Counter(one.done for one in done)
-                target: dict[str, Any] = {"jobs": batch} | ({"filter": about} if about else {})
+                target: dict[str, Any] = {"jobs": meant} | ({"filter": about} if about else {})
                 if verb.name == "cancel" and reason:
                     target["reason"] = reason
                 if any(one.changed for one in done):
                     await act.audit(f"jobs.{verb.name}", target, dict(became))
                 else:
                     act.nothing()
-        except (TallybookError, psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable) as error:
+        except (TallybookError, psycopg.errors.QueryCanceled, *IN_THE_WAY) as error:
             if not at:
                 raise
-            stopped = f" Then it stopped: {act.site.explain(error)[1]}"
+            why = act.site.explain(error)[1].removesuffix(" Nothing was changed.")
+            stopped = f" Then it stopped: {why}"
             break
         at += len(batch)
         said += became
@@ -182,6 +196,18 @@ async def do(act: Act, verb: Verb) -> str:
         answer += f", and {len(refusals) - 1:,} more." if len(refusals) > 1 else "."
     left = len(ids) - at
     return answer + stopped + (f" {_jobs(left)} were not met: do it again." if left else "")
+
+
+def _filter_of(act: Act) -> str:
+    """For the audit, whose rows have little room: what matched is named by ids, so a long filter need not be there as a whole."""
+    about = act.form("about")
+    return about if len(about) <= _LONGEST_FILTER else f"{about[:_LONGEST_FILTER]}…"
+
+
+async def _cancelled(conn: Conn, jobs: list[int]) -> list[int]:
+    """Those that somebody has cancelled before: doing it again says `cancelled`, too, and changes nothing."""
+    cursor = await conn.execute(_CANCELLED, (jobs,))
+    return [row[0] for row in await cursor.fetchall()]
 
 
 def _jobs(n: int) -> str:

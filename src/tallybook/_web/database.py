@@ -16,13 +16,20 @@ from tallybook.errors import QueueUnavailable
 if TYPE_CHECKING:
     from tallybook._db.source import Source
 
-__all__ = ["ACTION_TIMEOUT", "READ_TIMEOUT", "Conn", "Database"]
+__all__ = ["ACTION_TIMEOUT", "IN_THE_WAY", "READ_TIMEOUT", "Conn", "Database"]
 
 Conn = psycopg.AsyncConnection[tuple[Any, ...]]
 
 READ_TIMEOUT = "3s"
 """What a page may ask of the database: a page that is too slow says so, and holds up nobody."""
 ACTION_TIMEOUT = "30s"
+
+IN_THE_WAY = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.SerializationFailure,
+)
+"""Errors that mean that others held what was needed: nothing was done, and the next try may fare better."""
 
 # In a transaction of its own: nothing is set on a session that a pooler may share.
 _LIMITS = """\

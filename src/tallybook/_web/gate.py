@@ -66,6 +66,9 @@ class Gate:
         if scope["type"] != "http":
             await self._inner(scope, receive, send)
             return
+        readable = _is_text(scope.get("query_string", b""))
+        if not readable:  # whatever looks at the address would fail, a refusal, too
+            scope["query_string"] = b""
         request = Request(scope, receive)
         root = scope.get("root_path", "").rstrip("/")
         path = scope["path"].removeprefix(root) if root else scope["path"]
@@ -88,7 +91,11 @@ class Gate:
             await send(message)
 
         try:
-            answer = await self._answer(request, path, visit, static)
+            answer = (
+                await self._answer(request, path, visit, static)
+                if readable
+                else self._site.refused(request, visit, 400, "This address cannot be read.")
+            )
         except ClientDisconnect:
             return
         except HTTPException as error:  # the host's hook may say it in its own words
@@ -103,7 +110,8 @@ class Gate:
         """What to say in place of the page; None: go on."""
         if path == "":
             return RedirectResponse(f"{visit.root}/", 307)
-        if static or path in _OPEN[1:]:
+        # The token of the metrics goes before the host's hook, which knows people and may refuse in words of its own.
+        if static or path in _OPEN[1:] or (path == "/metrics" and self._site.is_scraper(request)):
             return None
         if _is_embedded(request):
             return self._site.refused(
@@ -173,13 +181,24 @@ def _is_same_origin(request: Request) -> bool:
     if site is not None:
         return site in ("same-origin", "none")
     origin = request.headers.get("origin")
-    return origin is None or urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
+    try:
+        return origin is None or urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
+    except ValueError:  # no address at all
+        return False
 
 
 def _has_token(visit: Visit) -> bool:
     given = (visit.form.get("token") or [""])[0]
     held = visit.session.get("token")
     return isinstance(held, str) and hmac.compare_digest(given.encode(), held.encode())
+
+
+def _is_text(query: bytes) -> bool:
+    try:
+        query.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _cached(path: str, status: int) -> str:

@@ -28,6 +28,8 @@ _HEALTH = "live"
 """What every viewer gets besides: "ok", or "stale" while what it looks at cannot be read."""
 _RETRY = 3000
 _BREATH = 0.1  # seconds between two readings at least, however many come
+_SNAPSHOT = 1.0
+"""Seconds after which a reading goes on in a new transaction: many topics shall not keep the database from cleaning up."""
 _AGE = 600.0
 """Seconds after which a viewer has to come again: who is not let in any more does not look on for ever."""
 _AGAIN = 100
@@ -52,6 +54,7 @@ class Live:
         self._database = database
         self._every = every
         self._asks: dict[str, Ask] = {}
+        self._single: set[str] = set()
         self._watched: Counter[str] = Counter()
         self._said: dict[str, _Said] = {}
         self._asked: set[str] = set()
@@ -64,13 +67,18 @@ class Live:
         self.polls = 0
         """How often it has asked."""
 
-    def topic(self, name: str, ask: Ask) -> None:
-        """Give a topic its question."""
+    def topic(self, name: str, ask: Ask, *, single: bool = False) -> None:
+        """Give a topic its question. `single`: there is one of it, without a colon: nobody gets it asked again by other names."""
         self._asks[name] = ask
+        if single:
+            self._single.add(name)
 
     def knows(self, topic: str) -> bool:
         """Whether there is such a topic."""
-        return topic.partition(":")[0] in self._asks and len(topic) <= 200 and topic.isprintable()
+        name, colon, _ = topic.partition(":")
+        if name not in self._asks or (colon and name in self._single):
+            return False
+        return len(topic) <= 200 and topic.isprintable()
 
     async def watch(self, topics: Iterable[str]) -> AsyncIterator[bytes]:
         """The stream of one viewer, in the format of server-sent events. Raises TooManyViewers before the first one."""
@@ -147,11 +155,13 @@ class Live:
         """One reading. A topic that fails spoils the transaction, so the others are asked for in the next one."""
         self.polls += 1
         left = list(self._watched)
+        loop = asyncio.get_running_loop()
         while left:
             topic = None
             try:
                 async with self._database.read() as conn:
-                    while left:
+                    until = loop.time() + _SNAPSHOT
+                    while left and (topic is None or loop.time() < until):
                         topic = left.pop(0)
                         await self._ask(conn, topic)
             except Exception as error:

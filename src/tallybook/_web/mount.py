@@ -17,9 +17,12 @@ def mounted(inner: ASGIApp, path: str, site: ASGIApp) -> ASGIApp:
         raise ValueError("mounted needs a path below which the dashboard is, like '/queue'")
 
     async def both(scope: Scope, receive: Receive, send: Send) -> None:
+        root = scope.get("root_path", "").rstrip("/")
         found = scope.get("path", "")
+        if root and found.startswith(f"{root}/"):  # servers leave the prefix of their proxy in the path
+            found = found[len(root) :]
         if scope["type"] in ("http", "websocket") and (found == prefix or found.startswith(f"{prefix}/")):
-            scope = {**scope, "root_path": scope.get("root_path", "") + prefix}
+            scope = {**scope, "root_path": root + prefix}
             await site(scope, receive, send)
         else:
             await inner(scope, receive, send)

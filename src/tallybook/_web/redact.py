@@ -10,7 +10,9 @@ __all__ = ["DOTS", "redact", "shown"]
 
 DOTS = "••••••"
 _SECRET = re.compile(
-    r"pass(word|wd|phrase)?$|secret|token|authori[sz]ation|api[_-]?key|cookie|credential|private[_-]?key", re.I
+    r"pass$|passw|pass[_-]?(phrase|code)|pwd|secret|token|authori[sz]ation|^auth$|bearer|jwt|cookie|credential|dsn$"
+    r"|(api|access|private|signing|encryption|master)[_\s-]?key",
+    re.I,
 )
 _DEEPEST = 64
 

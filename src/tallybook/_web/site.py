@@ -19,10 +19,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tallybook._web.access import Access
-from tallybook._web.database import Database
+from tallybook._web.database import IN_THE_WAY, Database
 from tallybook._web.gate import Gate, Visit
 from tallybook._web.live import Live
-from tallybook._web.metrics import health_routes, metrics_route
+from tallybook._web.metrics import health_routes, knows_token, metrics_route
 from tallybook._web.render import environment
 from tallybook._web.session import Sessions
 from tallybook._web.users import User
@@ -74,6 +74,7 @@ class Site:
         self.database = Database(app, dsn=dsn)
         self.live = Live(self.database)
         self.sessions = Sessions(secret)
+        self._metrics_token = metrics_token
         self.env = environment()
         self.root = ""
         """Where the dashboard is mounted, as the first request said: for what is written once for all viewers."""
@@ -91,6 +92,11 @@ class Site:
         """Close its connections. Where it is run by itself its lifespan does; a host that mounts it may call it at its end."""
         await self.live.close()
         await self.database.close()
+
+    def is_scraper(self, request: Request) -> bool:
+        """Whether it reads with the token of the metrics, which is all that it can read."""
+        token = self._metrics_token
+        return token is not None and request.method in ("GET", "HEAD") and knows_token(request, token)
 
     def fragment(self, template: str, **values: Any) -> str:
         """A piece of a page that all viewers get: without anything that is only for one of them."""
@@ -136,7 +142,7 @@ class Site:
                 "The database did not answer in time, so this was given up.",
                 "Narrow what is looked for, or try again.",
             )
-        if isinstance(error, psycopg.errors.LockNotAvailable):
+        if isinstance(error, IN_THE_WAY):
             return 503, "Somebody else holds what this needs. Nothing was changed.", "Try again."
         if isinstance(error, psycopg.DataError) and error.sqlstate:  # without one it is we who cannot read an answer
             return 400, "The database cannot take one of these values.", None

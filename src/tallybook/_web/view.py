@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from tallybook._db import audit
 from tallybook._run import run
-from tallybook._web.database import READ_TIMEOUT, Conn
+from tallybook._web.database import IN_THE_WAY, READ_TIMEOUT, Conn
 from tallybook._web.gate import Visit
 from tallybook.errors import TallybookError
 
@@ -116,9 +116,16 @@ class Act(View):
             found = []
         return found[:1000]
 
-    async def audit(self, action: str, target: dict[str, Any], done: dict[str, Any] | None = None) -> None:
-        """Put on record what was meant and what became of it. Never args, never secrets. Every action says it once."""
+    async def audit(
+        self, action: str, target: dict[str, Any], done: dict[str, Any] | None = None, *, changed: bool | str = True
+    ) -> None:
+        """Put on record what was meant and what became of it. Never args, never secrets. Every action says it once.
+
+        `changed` is what its function has answered: where that is False, or "unchanged", there is nothing to put on record.
+        """
         self._audited = True
+        if changed in (False, "unchanged"):
+            return
         await run(self.conn, audit.put(self.user, "web", action, target, done or {}))
 
     def go(self, path: str, **query: Any) -> None:
@@ -148,7 +155,7 @@ def is_inside(address: str, root: str) -> bool:
 _TOLD = (
     psycopg.DataError,
     psycopg.errors.QueryCanceled,
-    psycopg.errors.LockNotAvailable,
+    *IN_THE_WAY,
     psycopg.errors.InsufficientPrivilege,
 )
 """Errors of the database that somebody who acts is told where the form was."""

@@ -16,7 +16,8 @@ __all__ = ["MAX_BYTES", "MAX_DEPTH", "parsed", "read_body"]
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 64
 
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# One that does not end goes up to the end, and nothing is tried in two ways: however a body is made, it is passed over once.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 
 

@@ -134,7 +134,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
     if operation.created:
         found["201"] = {"description": "Put in.", "content": good}
     always = [code for code in _ALWAYS if operation.method == "POST" or code not in ("malformed", "conflict")]
-    codes = dict.fromkeys((*operation.codes, *always, *(("in_doubt",) if operation.changes else ())))
+    codes = dict.fromkeys((*operation.codes, *always, *(("in_doubt", "read_only") if operation.changes else ())))
     by_status: dict[int, list[str]] = {}
     for code in CODES:
         if code in codes:

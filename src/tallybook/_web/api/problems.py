@@ -25,6 +25,7 @@ CODES: dict[str, tuple[int, str]] = {
     "late": (401, "It was signed more than 300 s ago, by the clock of the database."),
     "early": (401, "It was signed more than 300 s ahead, by the clock of the database."),
     "scope": (403, "The key has not the scope that this needs."),
+    "read_only": (403, "This server changes nothing, whoever asks."),
     "queue": (403, "The key is limited to other queues."),
     "rights": (403, "The database does not let the user of this API do that."),
     "unknown": (404, "There is no such job, queue, schedule or path."),

@@ -49,25 +49,28 @@ def operator_api(
     keys: str | os.PathLike[str] | Iterable[Key],
     dsn: str | None = None,
     max_size: int = 4,
+    read_only: bool = False,
 ) -> OperatorApi:
     """The operator API of `app` as an ASGI app: run it alone, or mount it, like under /api/v1.
 
     `keys` is a file (see docs/operator-api.md) or a list of Key; each request is signed with one of them. `dsn` is by default the
-    App's; at most `max_size` connections are opened, none before the first request. Raises ConfigError.
+    App's; at most `max_size` connections are opened, none before the first request. `read_only` refuses what
+    changes something, whatever the keys may. Raises ConfigError.
 
         uvicorn.run(operator_api(app, keys="/etc/tallybook/keys.toml"), port=8801)
     """
     given = read_keys(keys) if isinstance(keys, str | os.PathLike) else keys
-    return OperatorApi(app, KeyRing(given), Database(app, dsn=dsn, max_size=max_size))
+    return OperatorApi(app, KeyRing(given), Database(app, dsn=dsn, max_size=max_size), read_only=read_only)
 
 
 class OperatorApi:
     """An ASGI app. `close()` closes its connections where no server does so by the lifespan protocol."""
 
-    def __init__(self, app: App, ring: KeyRing, database: Database) -> None:
+    def __init__(self, app: App, ring: KeyRing, database: Database, *, read_only: bool = False) -> None:
         self._app = app
         self._ring = ring
         self._database = database
+        self._read_only = read_only
 
     async def close(self) -> None:
         """Close its connections; the next request opens them again."""
@@ -112,6 +115,8 @@ class OperatorApi:
         key = proved(signed, self._ring, scope, body)
         if not key.may(operation.scope):
             raise Problem(403, "scope", f"this needs the scope {operation.scope}, which the key has not")
+        if self._read_only and operation.changes is not None:
+            raise Problem(403, "read_only", "this server changes nothing: it was started read-only")
         if operation.whole and key.queues is not None:
             raise Problem(403, "queue", "this is about all queues, and the key is limited to some")
         types = [value for name, value in headers if name.lower() == b"content-type"]

@@ -8,6 +8,7 @@ from typing import Any
 from tallybook._db import aio
 from tallybook._db.calls import Call, instant
 from tallybook._web.api.fields import Name, Text, Whole
+from tallybook._web.api.keys import Key
 from tallybook._web.api.operations import Ask, Operation, listed, plain, record
 from tallybook._web.database import Conn
 
@@ -22,11 +23,17 @@ select cast(coalesce(json_agg(w order by w.id), '[]') as text) from (
 
 async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
     call = Call("workers", _LIVING, {"queue": ask.queue()}, json.loads)
-    return {"workers": [_shown(row) for row in await aio.run(conn, call)]}
+    return {"workers": [_shown(row, ask.key) for row in await aio.run(conn, call)]}
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "started_at": plain(instant(row["started_at"])), "seen_at": plain(instant(row["seen_at"]))}
+def _shown(row: dict[str, Any], key: Key) -> dict[str, Any]:
+    queues = [queue for queue in row["queues"] if key.reaches(queue)]
+    return {
+        **row,
+        "queues": queues,
+        "started_at": plain(instant(row["started_at"])),
+        "seen_at": plain(instant(row["seen_at"])),
+    }
 
 
 async def _audits(ask: Ask, conn: Conn) -> dict[str, Any]:

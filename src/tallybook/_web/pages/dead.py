@@ -94,10 +94,13 @@ async def preview(view: View) -> Response:
     asked, found, after = {name: view.asked(name) for name in _ASKED}, chosen.begun(view, verb), None
     filters = _filter(asked)
     said = filters | _after(view.asked("after"))
-    async with view.read() as conn:
-        letters, mark = await _letters(conn, _IDS, **said, max_jobs=found.room + 1, max_looked=_LOOKED)
-        if not found.looks:
-            found.sample, _ = await _letters(conn, _LETTERS, **said, max_jobs=10, max_looked=_LOOKED)
+    letters: list[dict[str, Any]] = []
+    mark: dict[str, Any] | None = None
+    with chosen.looking(view, found):
+        async with view.read() as conn:
+            letters, mark = await _letters(conn, _IDS, **said, max_jobs=found.room + 1, max_looked=_LOOKED)
+            if not found.looks:
+                found.sample, _ = await _letters(conn, _LETTERS, **said, max_jobs=10, max_looked=_LOOKED)
     for one in found.sample:
         one["error"], one["state"] = told(one["error"] or {}), "dead"
     if len(letters) > found.room:

@@ -199,8 +199,9 @@ async def retry(act: Act) -> str:
 async def cancel(act: Act) -> str:
     """Say that a job shall not run."""
     wanted, reason = _job(act), reason_of(act)
+    before = await act.app.state(act.conn, wanted)
     state = await act.app.cancel(act.conn, wanted, reason)
-    if state not in ("cancelled", "cancelling"):
+    if state not in ("cancelled", "cancelling") or before == "cancelled":
         act.nothing()
         return f"Job {wanted} is {state} already: nothing was changed."
     await act.audit("job.cancel", {"job": wanted} | ({"reason": reason} if reason else {}), {"state": state})

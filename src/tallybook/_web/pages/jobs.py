@@ -79,17 +79,18 @@ async def preview(view: View) -> Response:
     said = _filter(asked)
     said["states"] = [state for state in verb.states if state in (said["states"] or STATES)]
     if said["states"]:
-        async with view.read() as conn:
-            page = await view.app.jobs(
-                conn, **said, after=text_of("after", view.asked("after")), max_jobs=found.room, max_looked=_LOOKED
-            )
-        after, found.looked_to = page.next, page.looked_to
-        found.ids = [one.id for one in page.jobs]
-        found.states.update(one.state for one in page.jobs)
-        for one in page.jobs[:_SAMPLE]:
-            error = told({"message": one.last_error}) if one.last_error else None
-            named = {name: getattr(one, name) for name in ("id", "state", "task", "queue", "enqueued_at")}
-            found.sample.append(named | {"error": error})
+        with chosen.looking(view, found):
+            async with view.read() as conn:
+                page = await view.app.jobs(
+                    conn, **said, after=text_of("after", view.asked("after")), max_jobs=found.room, max_looked=_LOOKED
+                )
+            after, found.looked_to = page.next, page.looked_to
+            found.ids = [one.id for one in page.jobs]
+            found.states.update(one.state for one in page.jobs)
+            for one in page.jobs[:_SAMPLE]:
+                error = told({"message": one.last_error}) if one.last_error else None
+                named = {name: getattr(one, name) for name in ("id", "state", "task", "queue", "enqueued_at")}
+                found.sample.append(named | {"error": error})
     # "2 hours" is to mean the same two hours at every look.
     asked |= {name: said[name].isoformat() for name in ("since", "before") if said[name]}
     return chosen.preview(

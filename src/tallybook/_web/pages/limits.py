@@ -68,7 +68,7 @@ async def concurrency_put(act: Act) -> str:
     """Make or change a concurrency limit."""
     name, most = act.form("name"), _whole(act, "most")
     done = await act.app.concurrency_limit_put(act.conn, name, most)
-    await act.audit("concurrency_limit.put", {"limit": name, "most": most}, {"limit": done})
+    await act.audit("concurrency_limit.put", {"limit": name, "most": most}, {"limit": done}, changed=done)
     return f"Concurrency limit {name} is {done}: at most {most} at once."
 
 
@@ -77,7 +77,7 @@ async def concurrency_drop(act: Act) -> str:
     """Remove a concurrency limit."""
     name = act.form("name")
     done = await act.app.concurrency_limit_drop(act.conn, name)
-    await act.audit("concurrency_limit.drop", {"limit": name}, {"dropped": done})
+    await act.audit("concurrency_limit.drop", {"limit": name}, {"dropped": done}, changed=done)
     return f"Concurrency limit {name} is dropped." if done else f"There is no concurrency limit {name}."
 
 
@@ -87,7 +87,8 @@ async def rate_put(act: Act) -> str:
     name, calls, per = act.form("name"), _whole(act, "calls"), act.form("per")
     burst = _whole(act, "burst") if act.form("burst") else 1
     done = await act.app.rate_limit_put(act.conn, name, calls, per=per, burst=burst)
-    await act.audit("rate_limit.put", {"limit": name, "calls": calls, "per": per, "burst": burst}, {"limit": done})
+    target = {"limit": name, "calls": calls, "per": per, "burst": burst}
+    await act.audit("rate_limit.put", target, {"limit": done}, changed=done)
     return f"Rate limit {name} is {done}: {calls} in {per}."
 
 
@@ -96,7 +97,7 @@ async def rate_drop(act: Act) -> str:
     """Remove a rate limit."""
     name = act.form("name")
     done = await act.app.rate_limit_drop(act.conn, name)
-    await act.audit("rate_limit.drop", {"limit": name}, {"dropped": done})
+    await act.audit("rate_limit.drop", {"limit": name}, {"dropped": done}, changed=done)
     return f"Rate limit {name} is dropped." if done else f"There is no rate limit {name}."
 
 
@@ -118,9 +119,8 @@ async def breaker_put(act: Act) -> str:
     """Make or change a breaker."""
     name, failures, per, open_for = act.form("name"), _whole(act, "failures"), act.form("per"), act.form("open_for")
     done = await act.app.breaker_put(act.conn, name, failures, per=per, open_for=open_for)
-    await act.audit(
-        "breaker.put", {"breaker": name, "failures": failures, "per": per, "open_for": open_for}, {"breaker": done}
-    )
+    target = {"breaker": name, "failures": failures, "per": per, "open_for": open_for}
+    await act.audit("breaker.put", target, {"breaker": done}, changed=done)
     return f"Breaker {name} is {done}: {failures} failures in {per} open it for {open_for}."
 
 
@@ -129,7 +129,7 @@ async def breaker_drop(act: Act) -> str:
     """Remove a breaker."""
     name = act.form("name")
     done = await act.app.breaker_drop(act.conn, name)
-    await act.audit("breaker.drop", {"breaker": name}, {"dropped": done})
+    await act.audit("breaker.drop", {"breaker": name}, {"dropped": done}, changed=done)
     return f"Breaker {name} is dropped." if done else f"There is no breaker {name}."
 
 

@@ -105,8 +105,8 @@ _OVERVIEWS: WeakKeyDictionary[Site, Overview] = WeakKeyDictionary()
 def topics(site: Site) -> None:
     """What the overview shows live."""
     made = _OVERVIEWS[site] = Overview(site)
-    site.live.topic("overview", made.fragment)
-    site.live.topic("point", made.point)
+    site.live.topic("overview", made.fragment, single=True)
+    site.live.topic("point", made.point, single=True)
 
 
 @pages.page("/")

@@ -48,7 +48,7 @@ async def active(act: Act) -> str:
     """Let jobs use a provider, or not."""
     name, wanted = act.form("name"), act.form("active") == "yes"
     done = await act.app.providers.put(name, active=wanted, conn=act.conn)
-    await act.audit("provider.put", {"provider": name, "active": wanted}, {"provider": done})
+    await act.audit("provider.put", {"provider": name, "active": wanted}, {"provider": done}, changed=done)
     return f"Provider {name} is {'active' if wanted else 'not active any more'}."
 
 
@@ -57,6 +57,6 @@ async def route_drop(act: Act) -> str:
     """Remove a route."""
     data_type, symbol = act.form("data_type"), act.form("symbol") or None
     done = await act.app.providers.drop_route(data_type, symbol=symbol, conn=act.conn)
-    await act.audit("route.drop", {"data_type": data_type, "symbol": symbol}, {"dropped": done})
+    await act.audit("route.drop", {"data_type": data_type, "symbol": symbol}, {"dropped": done}, changed=done)
     what = f"{data_type} for {symbol}" if symbol else f"{data_type} for all symbols"
     return f"The route of {what} is dropped." if done else f"There is no route of {what}."

@@ -133,7 +133,7 @@ async def pause(act: Act) -> str:
     """Let no more jobs start."""
     name = act.form("name")
     done = await act.app.pause(act.conn, name, by=act.user)
-    await act.audit("queue.pause", {"queue": name}, {"paused": done})
+    await act.audit("queue.pause", {"queue": name}, {"paused": done}, changed=done)
     return f"Queue {name} is paused." if done else f"Queue {name} was paused already."
 
 
@@ -142,7 +142,7 @@ async def resume(act: Act) -> str:
     """Let it run again."""
     name = act.form("name")
     done = await act.app.resume(act.conn, name, by=act.user)
-    await act.audit("queue.resume", {"queue": name}, {"resumed": done})
+    await act.audit("queue.resume", {"queue": name}, {"resumed": done}, changed=done)
     return f"Queue {name} runs again." if done else f"Queue {name} was not paused."
 
 
@@ -150,15 +150,15 @@ async def resume(act: Act) -> str:
 async def put(act: Act) -> str:
     """Its settings: retention class, default attempts, notify."""
     name, attempts = act.form("name"), act.form("max_attempts")
-    if attempts and not attempts.isdecimal():
-        raise InvalidArgument(f"max_attempts is a whole number, not {attempts!r}")
+    if attempts and not (attempts.isascii() and attempts.isdecimal() and len(attempts) < 10):
+        raise InvalidArgument(f"max_attempts is a whole number, not {attempts[:50]!r}")
     said: dict[str, Any] = {
         "retention": act.form("retention") or None,
         "max_attempts": int(attempts) if attempts else 0,
         "notify": act.form("notify") == "on",
     }
-    await act.app.queue_put(act.conn, name, **said, by=act.user)
-    await act.audit("queue.put", {"queue": name, **said})
+    done = await act.app.queue_put(act.conn, name, **said, by=act.user)
+    await act.audit("queue.put", {"queue": name, **said}, {"queue": done}, changed=done)
     return f"The settings of queue {name} are kept."
 
 
@@ -176,7 +176,8 @@ async def truncate(act: Act) -> str:
                 conn, calls.truncate(name, states=None, running=running, by=act.user, max_jobs=BATCH, mark=mark)
             )
             found = {"cancelled": batch.done.cancelled, "cancelling": batch.done.cancelling}
-            await act.audit("queue.truncate", {"queue": name, "running": running}, found)
+            target = {"queue": name, "running": running}
+            await act.audit("queue.truncate", target, found, changed=any(found.values()))
         mark, remain = batch.mark, batch.remain
         cancelled, cancelling = cancelled + batch.done.cancelled, cancelling + batch.done.cancelling
     more = f", {cancelling:,} were told to stop" if running else ""
@@ -189,6 +190,6 @@ async def drop(act: Act) -> str:
     """Forget a queue that nobody uses."""
     name = act.form("name")
     done = await act.app.queue_drop(act.conn, name, by=act.user)
-    await act.audit("queue.drop", {"queue": name}, {"dropped": done})
+    await act.audit("queue.drop", {"queue": name}, {"dropped": done}, changed=done)
     act.go("/queues")
     return f"Queue {name} is dropped." if done else f"There is no queue {name}."

@@ -148,7 +148,7 @@ async def pause(act: Act) -> str:
     """Fire no more ticks."""
     name = act.form("name")
     done = await act.app.schedule_pause(act.conn, name, act.user)
-    await act.audit("schedule.pause", {"schedule": name}, {"paused": done})
+    await act.audit("schedule.pause", {"schedule": name}, {"paused": done}, changed=done)
     return f"Schedule {name} is paused." if done else f"Schedule {name} was paused already."
 
 
@@ -157,7 +157,7 @@ async def resume(act: Act) -> str:
     """Fire its ticks again, from the next one on."""
     name = act.form("name")
     done = await act.app.schedule_resume(act.conn, name)
-    await act.audit("schedule.resume", {"schedule": name}, {"resumed": done})
+    await act.audit("schedule.resume", {"schedule": name}, {"resumed": done}, changed=done)
     return f"Schedule {name} ticks again." if done else f"Schedule {name} was not paused."
 
 
@@ -166,6 +166,6 @@ async def drop(act: Act) -> str:
     """Remove it; its jobs go on, its fires stay on record."""
     name = act.form("name")
     done = await act.app.schedule_drop(act.conn, name)
-    await act.audit("schedule.drop", {"schedule": name}, {"dropped": done})
+    await act.audit("schedule.drop", {"schedule": name}, {"dropped": done}, changed=done)
     act.go("/schedules")
     return f"Schedule {name} is dropped." if done else f"There is no schedule {name}."

@@ -125,7 +125,7 @@ async def service(act: Act) -> str:
     """How often a service is looked after at least."""
     name, every = act.form("name"), act.form("every")
     done = await act.app.service_every(act.conn, name, every)
-    await act.audit("service.every", {"service": name, "every": every}, {"changed": done})
+    await act.audit("service.every", {"service": name, "every": every}, {"changed": done}, changed=done)
     return f"Service {name} is looked after every {every} now." if done else f"Service {name} was so already."
 
 
@@ -134,5 +134,5 @@ async def retention(act: Act) -> str:
     """How long something is kept."""
     name, keep = act.form("name"), act.form("keep")
     done = await act.app.retention(act.conn, name, keep)
-    await act.audit("retention.put", {"retention": name, "keep": keep}, {"changed": done})
+    await act.audit("retention.put", {"retention": name, "keep": keep}, {"changed": done}, changed=done)
     return f"What is of class {name} is kept for {keep} now." if done else f"Class {name} was so already."

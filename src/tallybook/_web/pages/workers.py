@@ -64,7 +64,7 @@ def with_slots(one: dict[str, Any]) -> dict[str, Any]:
 
 def topics(site: Site) -> None:
     """What these pages show live."""
-    site.live.topic("workers", Workers(site).fragment)
+    site.live.topic("workers", Workers(site).fragment, single=True)
 
     async def one(conn: Conn, number: str) -> str | None:
         found = await _worker(conn, number)
