@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import AsyncIterator
-from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
+import httpx2
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
-from examples.harvester.fetch import Fetcher
 from tallybook import App, Complete, Context, Exponential, Kill, Reject, Reschedule
 
 app = App("harvester")
@@ -28,33 +27,34 @@ on conflict (id) do update set cents = excluded.cents, url = excluded.url, check
 
 @app.lifespan
 async def clients(ctx: Context) -> AsyncIterator[None]:
-    """Of each worker: one client, which keeps its connections, and three sessions, whatever number of visits is under way."""
-    with closing(Fetcher(os.environ["SITE"])) as ctx.state.site:
-        ctx.state.pool = AsyncConnectionPool(app.conninfo(), min_size=1, max_size=3, timeout=60, open=False)
+    """Of each worker: one HTTP client that keeps its connections, and three sessions, whatever number of visits is under way."""
+    async with (
+        httpx2.AsyncClient(base_url=os.environ["SITE"], timeout=20) as ctx.state.http,
+        AsyncConnectionPool(app.conninfo(), min_size=1, max_size=3, timeout=60) as ctx.state.pool,
+    ):
         # Links that are in already. What a worker does not know it pushes once more, which does nothing.
         ctx.state.known = set()
-        async with ctx.state.pool:
-            yield
+        yield
 
 
 @app.task(queue="pages", version=2, retry=Exponential(timedelta(seconds=0.25)), max_attempts=5, summary="{url}")
 async def visit(ctx: Context, url: str, found_on: str = "", etag: str = "") -> Kill | None:
     """Read a page; put in the pages and items that it names, note the visit and plan the next one, in one transaction."""
-    answer = await ctx.state.site.get(url, etag)
-    if answer.status == 404:
+    answer = await ctx.state.http.get(url, headers={"If-None-Match": etag})
+    if answer.status_code == 404:
         return Kill("there is no such page any more")  # whatever attempts are left
-    if answer.status >= 500:  # five in a row, and it is dead
-        raise Reject(f"status {answer.status}", {"found_on": found_on}, ref_id=answer.headers["x-request-id"])
+    if answer.status_code >= 500:  # five in a row, and it is dead
+        raise Reject(f"status {answer.status_code}", {"found_on": found_on}, ref_id=answer.headers["X-Request-Id"])
 
     assert ctx.subject is not None
-    body, seen = answer.text, answer.headers["etag"]  # 304, not modified, has no body
+    body, seen = answer.text, answer.headers["ETag"]  # 304, not modified, has no body
     links = set(LINK.findall(body)) - ctx.state.known
     pages = [visit.subject(link).job(link, found_on=url) for link in links]
     soon = price.with_(delay="1 hour")  # a page that names it meanwhile changes the args, and it is checked once
     items = [soon.subject(f"item:{n}").job(int(n), int(cents), url) for n, cents in ITEM.findall(body)]
-    again = timedelta(seconds=int(MAX_AGE.findall(answer.headers["cache-control"])[0]))
+    again = timedelta(seconds=int(MAX_AGE.findall(answer.headers["Cache-Control"])[0]))
     async with ctx.state.pool.connection() as conn:
-        await conn.execute(SEEN, (url, ctx.subject.iterations, seen, answer.status == 200, ctx.worker))
+        await conn.execute(SEEN, (url, ctx.subject.iterations, seen, answer.status_code == 200, ctx.worker))
         await app.push_many(conn, pages)  # those that are known already are left alone
         await app.upsert_many(conn, items)
         await ctx.end(conn, Reschedule(again, args={"url": url, "found_on": found_on, "etag": seen}))
