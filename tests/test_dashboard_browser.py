@@ -323,7 +323,15 @@ def test_every_action_works_from_its_form(look: Browser, site: str, data: str) -
 def _staged(conn: psycopg.Connection[Any], action: str) -> str:
     """Put in what this action can be done to; the address of a page that has its button."""
     queue, name = f"stage {action}", f"stage {action}"
-    if action in ("/dead/drop", "/dead/retry", "/job/drop", "/job/retry", "/subject/retry"):
+    if action in (
+        "/dead/drop",
+        "/dead/retry",
+        "/job/drop",
+        "/job/retry",
+        "/jobs/drop",
+        "/jobs/retry",
+        "/subject/retry",
+    ):
         hands = Hands(conn, queue)
         if action == "/subject/retry":
             conn.execute("select tallybook.subject_push(%s, 'staged', %s)", (queue, name))
@@ -332,7 +340,7 @@ def _staged(conn: psycopg.Connection[Any], action: str) -> str:
         (job,) = hands.start()
         assert hands.fail(job, final=True) == "dead"
         conn.execute("select tallybook.worker_stop(%s)", (hands.worker,))
-        return {"/dead": f"/dead?queue={quote(queue)}", "/job": f"/job/{job.id}",
+        return {"/dead": f"/dead?queue={quote(queue)}", "/job": f"/job/{job.id}", "/jobs": f"/jobs?queue={quote(queue)}",
                 "/subject": f"/subject?task=staged&name={quote(name)}"}[action.rpartition("/")[0]]  # fmt: skip
     if action == "/limit/breaker/close":
         conn.execute("select tallybook.breaker_put(%s, 1, '1 min', '1 hour')", (name,))
@@ -346,6 +354,8 @@ def _staged(conn: psycopg.Connection[Any], action: str) -> str:
         conn.execute("select tallybook.subject_push(%s, 'staged', %s)", (queue, name))
         return f"/subject?task=staged&name={quote(name)}"
     job_id = put(conn, queue=queue, task="staged")
+    if action == "/jobs/cancel":
+        return f"/jobs?queue={quote(queue)}"
     return f"/job/{job_id}" if action.startswith("/job/") else f"/queue?name={quote(queue)}"
 
 
