@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +18,7 @@ from tallybook._web import live as module
 from tallybook._web.database import Database
 from tallybook._web.live import Live, TooManyViewers
 from tallybook.embedded import temporary_server
+from tallybook.web import dashboard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.direct("counts the sessions of the dashboard")]
 
@@ -269,3 +272,10 @@ async def test_the_database_goes_away_and_comes_back() -> None:
             await eventually(lambda: one.said["live"] == "ok", "it is back", seconds=30)
             assert len(counted.asked) > seen
             await one.leave()
+
+
+def test_a_dashboard_that_nobody_holds_is_forgotten() -> None:
+    """A process that makes dashboards, as tests of a host do, does not keep what each of them knows."""
+    gone = weakref.ref(dashboard(App("shop"), dsn="host=127.0.0.1 port=1"))
+    gc.collect()
+    assert gone() is None

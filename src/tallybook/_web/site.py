@@ -42,6 +42,7 @@ from tallybook.errors import (
 
 if TYPE_CHECKING:
     from tallybook._app import App
+    from tallybook._web.pages.overview import Overview
 
 __all__ = ["Site"]
 
@@ -75,6 +76,8 @@ class Site:
         self.live = Live(self.database)
         self.sessions = Sessions(secret)
         self._metrics_token = metrics_token
+        self.overview: Overview | None = None
+        """What the overview keeps from one reading to the next."""
         self.env = environment()
         self.root = ""
         """Where the dashboard is mounted, as the first request said: for what is written once for all viewers."""

@@ -6,7 +6,6 @@ import json
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from starlette.responses import JSONResponse, Response
 
@@ -99,14 +98,16 @@ def standing(now: Reading, rates: top.Rates) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_OVERVIEWS: WeakKeyDictionary[Site, Overview] = WeakKeyDictionary()
-
-
 def topics(site: Site) -> None:
     """What the overview shows live."""
-    made = _OVERVIEWS[site] = Overview(site)
+    made = site.overview = Overview(site)
     site.live.topic("overview", made.fragment, single=True)
     site.live.topic("point", made.point, single=True)
+
+
+def _of(site: Site) -> Overview:
+    assert site.overview is not None
+    return site.overview
 
 
 @pages.page("/")
@@ -115,7 +116,7 @@ async def overview(view: View) -> Response:
     span = view.asked("span", "15m")
     span = span if span in _SPANS else "15m"
     async with view.read() as conn:
-        found = await _OVERVIEWS[view.site].first(conn)
+        found = await _of(view.site).first(conn)
     return view.render("overview.html", span=span, spans=_SPANS, **found)
 
 
