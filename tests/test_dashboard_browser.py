@@ -342,17 +342,32 @@ def _staged(conn: psycopg.Connection[Any], action: str) -> str:
         conn.execute("select tallybook.worker_stop(%s)", (hands.worker,))
         return {"/dead": f"/dead?queue={quote(queue)}", "/job": f"/job/{job.id}", "/jobs": f"/jobs?queue={quote(queue)}",
                 "/subject": f"/subject?task=staged&name={quote(name)}"}[action.rpartition("/")[0]]  # fmt: skip
-    if action == "/limit/breaker/close":
+    if action.startswith("/limit/"):
         conn.execute("select tallybook.breaker_put(%s, 1, '1 min', '1 hour')", (name,))
-        conn.execute("select tallybook.breaker_open(%s)", (name,))
+        conn.execute("select tallybook.rate_limit_put(%s, 1, '1 min')", (name,))
+        conn.execute("select tallybook.concurrency_limit_put(%s, 1)", (name,))
+        if action == "/limit/breaker/close":
+            conn.execute("select tallybook.breaker_open(%s)", (name,))
         return "/limits"
-    if action == "/schedule/resume":
+    if action.startswith("/schedule/"):
         conn.execute("select tallybook.schedule_put(%s, 'staged', every => '1 day')", (name,))
-        conn.execute("select tallybook.schedule_pause(%s)", (name,))
+        if action == "/schedule/resume":
+            conn.execute("select tallybook.schedule_pause(%s)", (name,))
         return f"/schedule?name={quote(name)}"
-    if action == "/subject/cancel":
-        conn.execute("select tallybook.subject_push(%s, 'staged', %s)", (queue, name))
+    if action.startswith("/subject/"):  # planned, so that it can be moved, cancelled and forgotten
+        conn.execute(
+            "select tallybook.subject_push(%s, 'staged', %s, run_at => now() + interval '1 day')", (queue, name)
+        )
         return f"/subject?task=staged&name={quote(name)}"
+    if action.startswith("/provider/"):
+        return "/providers"  # nothing takes the last one away
+    if action.startswith("/upkeep/"):
+        return "/upkeep"
+    if action in ("/queue/drop", "/queue/resume"):  # only an empty one is dropped, only a paused one goes on
+        conn.execute("select tallybook.queue_put(%s)", (queue,))
+        if action == "/queue/resume":
+            conn.execute("select tallybook.pause(%s)", (queue,))
+        return f"/queue?name={quote(queue)}"
     job_id = put(conn, queue=queue, task="staged")
     if action == "/jobs/cancel":
         return f"/jobs?queue={quote(queue)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -311,4 +312,6 @@ def test_the_whole_run_loses_nothing() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("price_feed: ")
     assert done.stdout.endswith("retried, 0 lost\n")
-    assert "; 1 jobs rescued" in done.stdout and "0 without the right key" in done.stdout
+    # The one that is killed may have had more than one call under way.
+    assert re.search(r"; [1-9]\d* jobs rescued", done.stdout), done.stdout
+    assert "0 without the right key" in done.stdout

@@ -131,6 +131,7 @@ async def forget(act: Act) -> str:
             "It runs, and was left alone: cancel its job first." if became == "active" else "There is no such subject."
         )
     await act.audit("subject.forget", {"task": task, "subject": name}, {"forgotten": True})
+    act.go("/subjects")
     return "The subject is forgotten: the next push makes a new one."
 
 
