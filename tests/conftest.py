@@ -49,7 +49,7 @@ class GivenServer:
 
     def create_database(self, name: str, template: str | None = None) -> str:
         self._execute(
-            sql.SQL("create database {} template {}").format(
+            sql.SQL("create database {} template {} strategy file_copy").format(
                 sql.Identifier(name), sql.Identifier(template or "template1")
             )
         )

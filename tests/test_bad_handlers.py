@@ -155,6 +155,7 @@ async def test_a_suspect_waits_until_it_is_alone(dsn: str, db: Any, by: str) -> 
         assert {info.attempts for info in infos} == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_suspect_that_cannot_be_alone_is_given_back(dsn: str, db: Any, caplog: Any) -> None:
     """F24: where something else goes on running, a suspect is given back without any count, and claiming goes on."""
@@ -218,6 +219,7 @@ def test_a_worker_lives_with_all_of_them(dsn: str, db: Any, tmp_path: Path) -> N
     assert "blocks the event loop" in worker.said
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_used_up_ends_by_itself(dsn: str, db: Any) -> None:
     """F25: with as many threads lost as it has slots it stops and ends with code 3, although they go on; no job is lost."""
     put = zoo.app.enqueue_many_sync(db, [zoo.turns.job(), zoo.turns.job(), zoo.fine.job()])

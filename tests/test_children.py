@@ -105,6 +105,7 @@ async def test_what_it_raises_comes_back(dsn: str, db: Any, jobs: Jobs, kind: st
         assert "KeyError: 'inner'" in error["traceback"]
 
 
+@pytest.mark.slow
 async def test_what_comes_after_a_failure_is_decided_by_the_exception_itself(dsn: str, db: Any, jobs: Jobs) -> None:
     """S2-07: a policy function, `no_retry` and Retry-After see the exception that was raised in the process."""
     kinds = ("policy", "retry-after", "no_retry", "none")
@@ -118,6 +119,7 @@ async def test_what_comes_after_a_failure_is_decided_by_the_exception_itself(dsn
         assert timedelta(minutes=minutes - 1) < run_at - datetime.now(UTC) <= timedelta(minutes=minutes)
 
 
+@pytest.mark.slow
 async def test_outcomes_come_back(dsn: str, db: Any, jobs: Jobs) -> None:
     """Snooze, Cancel and Dead mean the same in a process; a value that has no JSON form is dropped, the job completes."""
     async with working(zoo.app, dsn):
@@ -179,6 +181,7 @@ async def test_a_job_that_crashes_three_processes_is_dead(dsn: str, db: Any, job
     assert [error["type"] for error in info.errors or []] == ["ProcessDied"] * 3
 
 
+@pytest.mark.slow
 async def test_memory_is_limited_per_task(dsn: str, db: Any, jobs: Jobs, tmp_path: Path) -> None:
     """F28: a handler that takes more than its `memory` fails with MemoryError; the next job has a fresh process."""
     async with working(zoo.app, dsn, queues={"default": 1}):

@@ -144,6 +144,7 @@ def test_worker_that_cannot_work_ends_at_once(shop: Path, empty_dsn: str, what: 
         assert said in running.output and "Traceback" not in running.output
 
 
+@pytest.mark.slow
 def test_supervisor_replaces_a_child(shop: Path, dsn: str) -> None:
     """--processes 2: a killed child is replaced, its job is run again by another, and a stop ends all with code 0."""
     with worker(shop, dsn, "--processes", "2", "--name", "pair", *QUICK) as parent:

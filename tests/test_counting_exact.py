@@ -44,6 +44,7 @@ def differences(
     return looks, found
 
 
+@pytest.mark.slow
 def test_a_recount_agrees_with_the_counters_at_every_moment(dsn: str, db: Connection) -> None:
     """S3-17: counters move in the transaction of what they count: crashes, rollbacks, late commits and cancels leave no trace."""
     looks, found = differences(dsn, Crowd(dsn, SEED, seconds=2.0))

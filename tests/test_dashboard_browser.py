@@ -323,6 +323,7 @@ def test_every_action_works_from_its_form(look: Browser, site: str, data: str) -
 def _staged(conn: psycopg.Connection[Any], action: str) -> str:
     """Put in what this action can be done to; the address of a page that has its button."""
     queue, name = f"stage {action}", f"stage {action}"
+    conn.execute("select tallybook.queue_put(%s)", (queue,))
     if action in (
         "/dead/drop",
         "/dead/retry",
@@ -359,19 +360,13 @@ def _staged(conn: psycopg.Connection[Any], action: str) -> str:
             "select tallybook.subject_push(%s, 'staged', %s, run_at => now() + interval '1 day')", (queue, name)
         )
         return f"/subject?task=staged&name={quote(name)}"
-    if action.startswith("/provider/"):
-        return "/providers"  # nothing takes the last one away
-    if action.startswith("/upkeep/"):
-        return "/upkeep"
-    if action in ("/queue/drop", "/queue/resume"):  # only an empty one is dropped, only a paused one goes on
-        conn.execute("select tallybook.queue_put(%s)", (queue,))
-        if action == "/queue/resume":
-            conn.execute("select tallybook.pause(%s)", (queue,))
-        return f"/queue?name={quote(queue)}"
-    job_id = put(conn, queue=queue, task="staged")
-    if action == "/jobs/cancel":
-        return f"/jobs?queue={quote(queue)}"
-    return f"/job/{job_id}" if action.startswith("/job/") else f"/queue?name={quote(queue)}"
+    if action == "/queue/resume":
+        conn.execute("select tallybook.pause(%s)", (queue,))
+    if action != "/queue/drop":  # which is refused while there are jobs
+        put(conn, queue=queue, task="staged")
+    job = conn.execute("select max(id) from tallybook.job").fetchone()
+    path = {"job": f"job/{job and job[0]}", "jobs": f"jobs?queue={quote(queue)}"}
+    return "/" + path.get(action.split("/")[1], f"queue?name={quote(queue)}")
 
 
 _FIND_BUTTONS = """

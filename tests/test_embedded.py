@@ -110,6 +110,7 @@ def query(server: Server, text: str, dbname: str = "postgres") -> object:
 # -- binaries --
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [15, 16, 18])
 def test_every_installed_version_runs(version: int) -> None:
     """A temporary server of each installed version starts, says its version and is gone afterwards."""

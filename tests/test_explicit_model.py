@@ -24,6 +24,7 @@ def held(explored: Explored) -> None:
     assert explored.ends
 
 
+@pytest.mark.slow
 def test_every_interleaving_keeps_the_promises() -> None:
     """F1, F2, F3, F5, F7, F8, P3, P5: any two of kill, zombie, crash with lost claims and lost answer, at any moment."""
     explored = explore_protocol(faults=2)

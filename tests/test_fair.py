@@ -51,6 +51,7 @@ def test_what_does_not_fit_is_refused(app: App) -> None:
         export.with_(fair_key="{tenant}").job(1.0)
 
 
+@pytest.mark.slow
 @anyio
 async def test_a_tenants_jobs_do_not_hold_up_another_tenants(app: App, dsn: str, db: Any) -> None:
     """2,000 jobs of one tenant, then one each of 20 others: these start among the first, and all end once."""

@@ -146,6 +146,7 @@ def test_a_migration_gives_up_after_its_patience(dsn: str, db: Any, connect: Any
     assert columns(db) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.direct("watches which session waits for which")
 def test_two_migrations_at_once_under_load_are_one(dsn: str, db: Any, connect: Any, next_release: None) -> None:
     """F33: of two migrations one does it and the other finds it done, while producers and a worker go on."""
@@ -177,6 +178,7 @@ def test_two_migrations_at_once_under_load_are_one(dsn: str, db: Any, connect: A
         assert worker.process.poll() is None and len(workers.ids(worker)) == 1
 
 
+@pytest.mark.slow
 def test_migrate_says_whom_it_lets_by(dsn: str, db: Any, connect: Any, next_release: None) -> None:
     """F33: the command line names the transaction that is in the way."""
     holder = connect(autocommit=False)

@@ -237,6 +237,7 @@ async def test_a_failed_audit_row_takes_its_change_along(call: Client, db: Any) 
     assert (await call("POST", "/queues/mail/pause")).status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_change_that_waits_too_long_is_503(call: Client, db: Any, connect: Any) -> None:
     """What others hold is waited for 2 s at most, then it is 503, and nothing has happened."""
     db.execute("select tallybook.queue_put('mail')")

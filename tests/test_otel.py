@@ -616,6 +616,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_off_means_not_imported(dsn: str) -> None:
     """Without instrument nothing of OpenTelemetry is imported, by producers or workers; with it, it is (control)."""
 

@@ -37,6 +37,7 @@ def rows(db: Any, query: str) -> list[Any]:
     return list(db.execute(query).fetchall())
 
 
+@pytest.mark.slow
 @anyio
 async def test_handlers_start_at_their_turn(app: App, dsn: str, db: Any) -> None:
     """S1-18: with two workers no window of a second has more than ten starts of one key."""

@@ -208,6 +208,7 @@ def test_workers_that_are_killed_leave_no_gap(dsn: str, db: Any) -> None:
     assert one(db, "select count(*) from tallybook.job") == len(fires(db))
 
 
+@pytest.mark.slow
 async def test_workers_fire_to_the_moment(dsn: str, db: Any) -> None:
     """S2-01 S2-04: two workers fire each second of a schedule once, within a moment, and run it, beside what users enqueue."""
     app = App("shop", dsn=dsn)

@@ -89,6 +89,7 @@ async def _three_workers(app: App, dsn: str, db: Any, jobs: Jobs, body: str) -> 
     return int(db.execute("select count(*) from beside").fetchone()[0])
 
 
+@pytest.mark.slow
 @anyio
 async def test_workers_never_run_one_service_at_once(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S3-32: of three workers, to all of which jobs fall due at once, one at a time runs promote; none is left or run twice."""
@@ -96,6 +97,7 @@ async def test_workers_never_run_one_service_at_once(app: App, dsn: str, db: Any
     assert info(app, db, "promote").last_effect is not None
 
 
+@pytest.mark.slow
 @anyio
 async def test_workers_run_services_at_once_where_nobody_claims(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """Negative control of S3-32: with a claim that everybody gets, the same test finds them at it together."""
@@ -173,6 +175,7 @@ async def test_rescue_looks_as_often_as_its_service_says_unless_the_worker_was_t
 # The look in place of the claim
 
 
+@pytest.mark.slow
 @anyio
 @pytest.mark.parametrize("rides", [True, False], ids=["look", "control"])
 async def test_the_look_finds_jobs_for_a_worker_that_is_not_woken(
@@ -207,6 +210,7 @@ async def test_the_look_finds_jobs_for_a_worker_that_is_not_woken(
         assert bool(ran) is rides
 
 
+@pytest.mark.slow
 @anyio
 async def test_an_idle_claimer_leaves_the_look_to_the_services(
     app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
@@ -280,6 +284,7 @@ async def test_looks_behind_the_mark_take_a_tenth_of_the_time(monkeypatch: pytes
     assert link.marks[-1] is None, "but it was not forgotten"
 
 
+@pytest.mark.slow
 @pytest.mark.direct("holds a lock of a session")
 @anyio
 async def test_a_suspect_is_looked_at_twice(

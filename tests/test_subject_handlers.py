@@ -414,6 +414,7 @@ async def test_a_worker_is_awake_when_an_iteration_is_due(dsn: str, db: Any) -> 
         await eventually(lambda: seen == [0, 1, 2, 3], "four iterations", seconds=10)
 
 
+@pytest.mark.slow
 def test_a_subject_whose_worker_died_runs_again(dsn: str, db: Any) -> None:
     """S3-06 S3-31: SIGKILL under an iteration: another worker runs it again; no failure, no iteration is counted for it."""
     with Workers(dsn, db) as workers:
@@ -436,6 +437,7 @@ def _ran(db: Any, job_id: int) -> list[tuple[int, str]]:
     return list(db.execute("select attempt, worker from ran where job_id = %s order by 1", (job_id,)).fetchall())
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_outcomes_come_out_of_processes(dsn: str, db: Any) -> None:
     """S3-40: a handler in a process of its own ends its subject like any other, and knows which it is."""

@@ -332,6 +332,7 @@ def test_a_users_test_file(tmp_path: Path, server: Any, embedded: bool) -> None:
     assert "3 passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_plugin_starts_nothing_and_imports_no_manager_of_servers(tmp_path: Path) -> None:
     """pytest in an environment with Tallybook loads no testing module and no embedded server before it is asked for."""
     (tmp_path / "test_other.py").write_text(

@@ -318,6 +318,7 @@ def test_the_error_of_an_upgrade_has_its_data() -> None:
 # Two releases side by side
 
 
+@pytest.mark.slow
 def test_a_rolling_deploy_forward(dsn: str, db: Any) -> None:
     """S3-39, S2-15, F32, P12: workers and producers of two releases side by side: every job runs once, none moves twice."""
     old, new = release(1), release(2)
@@ -345,6 +346,7 @@ def test_a_rolling_deploy_forward(dsn: str, db: Any) -> None:
     assert db.execute("select max(failures), count(distinct state) from tallybook.job").fetchone() == (0, 1)
 
 
+@pytest.mark.slow
 def test_a_rolling_deploy_back(dsn: str, db: Any) -> None:
     """S3-39, P12: rolled back to the old release, what it cannot read waits, is shown as unserved, and runs in order later."""
     old, new = release(1), release(2)

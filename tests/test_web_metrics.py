@@ -117,6 +117,7 @@ def test_a_token_that_is_none(token: Any) -> None:
     assert not token or str(token) not in str(caught.value)
 
 
+@pytest.mark.slow
 async def test_a_database_that_is_away(empty_dsn: str) -> None:
     """Away: alive, not ready, up 0 with a 200. Without Tallybook in it: not ready, for another reason."""
     async with serving("host=127.0.0.1 port=1") as client:

@@ -188,6 +188,7 @@ def test_no_worker_is_a_leader(workers: Workers) -> None:
         workers.db.execute("delete from gate")
 
 
+@pytest.mark.slow
 def test_many_workers_run_each_job_once(workers: Workers) -> None:
     """S2-10 S5-10: adding worker processes shares the work; each of 2,000 jobs runs exactly once."""
     fleet = [workers.start(wait=False, queues={"default": 20}) for _ in range(4)]
@@ -339,6 +340,7 @@ def test_a_worker_that_waits_for_its_server_can_be_stopped(own_server: Server) -
         worker.ends(10)
 
 
+@pytest.mark.slow
 def test_a_worker_whose_server_is_away_can_be_stopped(own_server: Server) -> None:
     """SIGTERM ends a worker whose server went away, idle or with a job that ran, within its stop's time."""
     dsn = own_server.dsn("shop")

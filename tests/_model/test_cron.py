@@ -94,6 +94,7 @@ def disagreements(after: Callable[[Cron, datetime], datetime | None], changes: l
     return found
 
 
+@pytest.mark.slow
 def test_wherever_one_begins_the_ticks_are_those_of_an_uninterrupted_iteration() -> None:
     """From any instant around a change of offset, inside of a fold too, the next tick is that of the iteration from before."""
     assert disagreements(Cron.after, CHANGES) == []

@@ -11,6 +11,7 @@ import pytest
 
 from support.askers import HOUR, MIN, MS, Asker, S, T, one, put
 from support.broken import without
+from support.chance import seeds
 
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -277,7 +278,7 @@ def test_control_two_probes_if_they_are_not_counted(db: Connection, connect: Any
     assert _probes(db, connect) == 2
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, quick=1))
 def test_all_end_whatever_happens(db: Connection, seed: int) -> None:  # noqa: PLR0912
     """Random jobs, ends, times and hands on two keys: at most one probe at a time, nothing starts while open, and all end."""
     chance = random.Random(seed)

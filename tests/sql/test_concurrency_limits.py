@@ -11,6 +11,7 @@ import pytest
 
 from support.askers import HOUR, MIN, MS, Asker, S, T, one, put, two_at_once
 from support.broken import without
+from support.chance import seeds
 
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -227,7 +228,7 @@ def test_other_claims_read_no_more_for_those_who_wait(db: Connection) -> None:
 LEFT = "select count(*) from tallybook.job where state not in ('completed', 'cancelled', 'running')"
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_never_more_than_the_limit_whatever_happens(db: Connection, seed: int) -> None:  # noqa: PLR0912
     """S1-18: random claims, ends, deaths, cancels and rules: in no committed state are there more than the limit, and all end."""
     chance = random.Random(seed)

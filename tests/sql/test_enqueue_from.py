@@ -79,6 +79,7 @@ def test_a_key_that_comes_twice_is_put_in_once(db: Connection) -> None:
     assert db.execute("select max((args ->> 'n')::int) from tallybook.job where queue = 'far'").fetchone() == (5999,)
 
 
+@pytest.mark.slow
 def test_batches_are_not_to_be_seen(db: Connection) -> None:
     """More rows than one batch has, by number and by size, with and without keys: each is put in once."""
     many = "select nullif(n % 4000, 0)::text as key, '{}'::jsonb as args from generate_series(1, 12001) n"

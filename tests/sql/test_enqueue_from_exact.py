@@ -168,6 +168,7 @@ def differences(db: Connection, seed: int, examples: int) -> Iterator[str]:
             yield f"TALLYBOOK_SEED={seed}, example {n}: {example.rows}\n{one_by_one}\n{at_once}"
 
 
+@pytest.mark.slow
 def test_it_agrees_with_enqueue(db: Connection) -> None:
     """S1-21: in random states of the queue, the jobs, keys, generations and errors are those of enqueue row by row."""
     assert next(differences(db, SEED, EXAMPLES), None) is None

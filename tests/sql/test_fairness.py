@@ -16,6 +16,7 @@ from psycopg.types.json import Jsonb
 
 from support.askers import HOUR, S, T, one
 from support.broken import without
+from support.chance import seeds
 
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -114,6 +115,7 @@ def test_a_round_goes_on_where_the_last_deal_ended(db: Connection) -> None:
     assert "".join(keys_of(db, seen)) == "abcabcabc"
 
 
+@pytest.mark.slow
 def test_a_tenant_with_thousands_delays_others_by_one_round(db: Connection) -> None:
     """5,000 jobs of one key, then one each of 300 others: all of these are claimed within what was in line and one round."""
     load(db, ["big"] * 5000)
@@ -563,7 +565,7 @@ def complete(worker: Worker, rng: random.Random, share: float) -> None:
             worker.end("complete", job)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, quick=1))
 def test_all_end_exactly_once(db: Connection, seed: int) -> None:
     """Random enqueues, delays, cancels, failures, crashes and two that deal: every job ends once, the line is never too long."""
     rng, at = random.Random(seed), T

@@ -393,6 +393,7 @@ def test_never_more_than_sixteen_ranges(db: Connection, now: datetime) -> None:
     assert one(db, "select sum(entries) from tallybook.pruned") >= 50
 
 
+@pytest.mark.slow
 def test_exactly_once_whatever_is_pruned_in_between(db: Connection, now: datetime) -> None:
     """S3-21: with short ranges and random claims, ends, failures, cancels and prunes each job runs once and none is lost."""
     draw = random.Random(7)

@@ -636,6 +636,7 @@ KEYS = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=5) | st.dictionaries(KEYS, inner, max_size=5))
 
 
+@pytest.mark.slow
 @settings(max_examples=1000 if THOROUGH else 80, deadline=None, suppress_health_check=QUIET)
 @given(args=st.dictionaries(KEYS, VALUES, max_size=6), many=st.booleans())
 def test_args_come_back_as_they_went_in(quick: Connection, args: dict[str, Any], many: bool) -> None:

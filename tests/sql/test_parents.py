@@ -159,6 +159,7 @@ def test_parents_that_are_not_on_record_are_refused(db: Connection, connect: Con
     assert states(db, child(db, late)) == ["waiting"]
 
 
+@pytest.mark.slow
 def test_chains_and_diamonds(db: Connection, hands: Hands) -> None:
     """A chain of hundreds runs one after the other; the end of a diamond runs once, after both its sides."""
     top = put(db)

@@ -11,6 +11,7 @@ import pytest
 from psycopg import errors as pg
 
 from support.broken import without
+from support.chance import seeds
 from support.hands import Hands, put, states
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another")
@@ -210,7 +211,7 @@ class World:
         assert bad == []
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8))
 def test_random_interleavings(db: Connection, connect: Connect, seed: int) -> None:
     """Whatever sessions enqueue, end, cancel, retry and settle beside one another: no child starts before its parents have ended,
     none waits for ever, each comes into line once, and runs only if its parents ended as it needs them."""

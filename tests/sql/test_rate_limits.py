@@ -12,6 +12,7 @@ import pytest
 
 from support.askers import HOUR, MIN, MS, Asker, S, T, one, put, two_at_once
 from support.broken import without
+from support.chance import seeds
 
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -228,7 +229,7 @@ def test_a_burst_starts_at_once_and_no_window_has_more(db: Connection) -> None:
     assert most_in_window(starts, S) <= 20
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_no_window_has_more_whatever_comes_when(db: Connection, seed: int) -> None:
     """S1-18: jobs at random times, outages, pushes, cancels, several keys a job: no window of any key ever has too many."""
     chance = random.Random(seed)

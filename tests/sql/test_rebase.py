@@ -41,6 +41,7 @@ def test_without_the_rebase_a_lower_counter_loses_jobs(
     assert new.db.execute("select rebased, moved + lost from tallybook.rebase(cursors => true)").fetchone() == (True, 2)
 
 
+@pytest.mark.slow
 def test_without_the_rebase_jobs_between_the_ids_of_the_dump_are_lost(
     shop: Callable[..., Shop], tmp_path: Path
 ) -> None:

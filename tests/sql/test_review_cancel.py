@@ -287,6 +287,7 @@ def test_the_key_of_a_cancelled_job_is_free_at_any_level(
 # --- 8: transactions that stay open --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.direct("watches which session waits for which")
 def test_a_claim_by_id_that_waits_for_a_cancel_gives_up(db: Connection, quick: Any, connect: Any) -> None:
     """Review 8: claim_job waits two seconds for an open cancel, holds no lane meanwhile, and answers false."""

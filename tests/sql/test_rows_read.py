@@ -125,6 +125,7 @@ def _read(conn: Connection, query: LiteralString) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_a_plan_from_an_empty_table_does_when_it_is_full(db: Connection, connect: Any) -> None:
     """S3-20: no verb reads more in a session whose plans are from the empty tables than in one that has just come."""
     for (table,) in db.execute(TABLES).fetchall():

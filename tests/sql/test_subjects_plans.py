@@ -213,6 +213,7 @@ def test_neither_subjects_nor_iterations_cost(readings: Readings) -> None:
     assert grown == {}
 
 
+@pytest.mark.slow
 def test_control_what_reads_all_is_seen(readings: Readings) -> None:
     """Negative control: a count of what is planned shows as a table read as a whole, and the attempts of one subject, looked up by
     its job alone, as ten times the pages."""

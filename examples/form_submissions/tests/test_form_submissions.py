@@ -47,6 +47,7 @@ def client(forms_dsn: str) -> Iterator[TestClient]:
         yield client
 
 
+@pytest.mark.slow
 def test_a_submission_and_its_operations_are_one_transaction(client: TestClient, db: Any) -> None:
     """S4-01 S4-04 S4-06 S4-21 S4-22: saved with five linked jobs by one call; attempts by kind, keys."""
     from examples.form_submissions.jobs import ATTEMPTS, app, table_sync
@@ -81,6 +82,7 @@ def test_what_is_no_submission_is_refused(client: TestClient, db: Any, form: str
     assert db.execute("select count(*) from submission").fetchone() == before
 
 
+@pytest.mark.slow
 def test_a_queue_that_is_away_keeps_no_submission_from_being_saved(client: TestClient, db: Any) -> None:
     """S4-05: the savepoint keeps the submission where the enqueue fails; its operations are put in later, once."""
     db.execute("alter schema tallybook rename to away")
@@ -110,6 +112,7 @@ def tick(client: TestClient, db: Any) -> int:
     return total
 
 
+@pytest.mark.slow
 def test_the_crons_route_processes_what_is_due_and_failures_wait(client: TestClient, db: Any) -> None:
     """S4-07 S4-11 S4-12 S4-13: ten a call at most, counted; 5, 10, 20 and 40 minutes, then dead with every error on record."""
     assert client.post("/cron/process").status_code == 403
@@ -135,6 +138,7 @@ def test_the_crons_route_processes_what_is_due_and_failures_wait(client: TestCli
     assert db.execute(others, (number,)).fetchone() == ([3],)
 
 
+@pytest.mark.slow
 def test_people_look_at_it_and_handle_what_is_dead(client: TestClient, db: Any) -> None:
     """S4-02 S4-09 S4-14 S4-16: status and events, statistics, dead letters by kind; retry and cancel, for admins."""
     number = client.post("/forms/contact", json=DATA).json()["submission"]

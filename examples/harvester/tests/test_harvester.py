@@ -93,6 +93,7 @@ def large(tallybook_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harve
         yield harvest
 
 
+@pytest.mark.slow
 def test_every_page_is_read_once_a_round_and_every_item_checked(small: Harvest) -> None:
     """S3-02 S3-07 S3-11 S3-12 S3-14: from one page to all that it leads to, and a second round
     of what is due; the account finds each loss.
@@ -126,6 +127,7 @@ def test_every_page_is_read_once_a_round_and_every_item_checked(small: Harvest) 
     assert small.account()[0] >= 2 + len(items), "prices that nobody has said are found"
 
 
+@pytest.mark.slow
 def test_what_was_read_before_is_asked_for_by_its_edition(small: Harvest) -> None:
     """S3-27: a visit leaves new args for the next one, which is answered 304 where nothing has changed."""
     page = next(n for n in sorted(small.site.readable) if small.site.is_leaf(n))
@@ -140,6 +142,7 @@ def test_what_was_read_before_is_asked_for_by_its_edition(small: Harvest) -> Non
     assert small.rows(query, info.subject) == [(0, True), (1, False)]
 
 
+@pytest.mark.slow
 def test_five_failures_in_a_row_stop_a_page_and_a_push_does_not_bring_it_back(large: Harvest) -> None:
     """S3-04 S3-28 S3-29: a page that fails is tolerated five times, one that is gone not at all;
     both keep their names and say why.
@@ -161,6 +164,7 @@ def test_five_failures_in_a_row_stop_a_page_and_a_push_does_not_bring_it_back(la
     assert errors == [("status 500", f"{broken}-{n}") for n in range(1, 6)]
 
 
+@pytest.mark.slow
 def test_a_page_that_fails_twice_is_read_and_its_failures_start_anew(large: Harvest) -> None:
     """S3-04 S3-35: only failures in a row count; the trace of the page tells all of it."""
     page = next(n for n in sorted(large.site.readable) if large.site.failures(n, 1) == 2 and large.site.is_leaf(n))
@@ -184,6 +188,7 @@ def test_args_of_the_release_before_are_upgraded_in_the_flow(large: Harvest) -> 
     assert info is not None and info.args == {"url": name, "found_on": "", "etag": large.site.etag(page, 1)}
 
 
+@pytest.mark.slow
 def test_a_page_that_names_an_item_changes_what_is_planned(large: Harvest) -> None:
     """S3-13 S3-25: the newest mention counts, and the report says from when to when the check has moved."""
     soon = price.with_(delay="1 hour")

@@ -91,6 +91,7 @@ def try_all(db: Any) -> None:
         drain(app)
 
 
+@pytest.mark.slow
 def test_what_the_clock_does_is_one_table(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """S2-07 S2-11: one table is what is on record; the next release's changes it in place, and takes away what it has not."""
     listed = "select name, every, fired_count from tallybook.schedules order by name"
@@ -106,6 +107,7 @@ def test_what_the_clock_does_is_one_table(db: Any, monkeypatch: pytest.MonkeyPat
     assert [name for name, _, _ in rows(db, listed)] == sorted(SCHEDULES.keys() - {"statements"})
 
 
+@pytest.mark.slow
 def test_what_people_ask_for_goes_first_through_the_same_queue(db: Any, client: FlaskClient) -> None:
     """S2-01 S2-09: an export and valuations are in one queue; the export runs first, whenever it came."""
     jobs = put(db, 1, 2, 3)
@@ -117,6 +119,7 @@ def test_what_people_ask_for_goes_first_through_the_same_queue(db: Any, client: 
     assert drain(app).completed == 3
 
 
+@pytest.mark.slow
 def test_a_market_that_closes_twice_a_day_values_each_portfolio_once(db: Any, market: World) -> None:
     """S2-13: out of its schedule it takes the same way; what is valued is left alone, what is dead is put in anew."""
     halt(db, 1)
@@ -148,6 +151,7 @@ def test_a_market_that_closes_twice_a_day_values_each_portfolio_once(db: Any, ma
     assert empty not in [portfolio for portfolio, *_ in before]
 
 
+@pytest.mark.slow
 def test_each_valuation_has_one_statement(db: Any, market: World) -> None:
     """S2-01 S2-13: the schedule of statements finds what has none, however often it is run."""
     put(db, 1, 2)
@@ -164,6 +168,7 @@ def test_each_valuation_has_one_statement(db: Any, market: World) -> None:
     assert rows(db, "select portfolio from statement order by id")[2:] == [(3,)]
 
 
+@pytest.mark.slow
 def test_a_fire_while_the_last_one_is_open_is_skipped_and_counted(db: Any, operators: Any, market: World) -> None:
     """S2-02 S2-12 S2-13 S2-16: no error, nothing put in, on record; the next one fires when that has ended."""
     operator, _ = operators
@@ -179,6 +184,7 @@ def test_a_fire_while_the_last_one_is_open_is_skipped_and_counted(db: Any, opera
     assert fires == [("enqueued", None), ("skipped", "overlap"), ("skipped", "overlap"), ("enqueued", None)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overlap", "at_once"), [(False, 1), (True, 2)])
 def test_two_at_once_are_seen_outside(
     db: Any, market: World, monkeypatch: pytest.MonkeyPatch, overlap: bool, at_once: int
@@ -194,6 +200,7 @@ def test_two_at_once_are_seen_outside(
     assert market.most_quoting == at_once
 
 
+@pytest.mark.slow
 def test_wrong_prices_are_not_believed(db: Any, market: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """S2-07: prices of another day, in cents, or not all of them: a failure, and another attempt by the named policy."""
     jobs = put(db, *[n for (n,) in rows(db, "select distinct portfolio from holding order by 1")])
@@ -208,6 +215,7 @@ def test_wrong_prices_are_not_believed(db: Any, market: World, monkeypatch: pyte
     assert drain(app).completed == len(jobs) == len(rows(db, "select from valuation"))
 
 
+@pytest.mark.slow
 def test_dead_letters_are_tried_again_by_signed_calls_only(db: Any, operators: Any, market: World) -> None:
     """S2-08 S2-12: after four failures it is dead; altered, repeated, late, unsigned and unentitled calls change nothing."""
     operator, reader = operators
@@ -225,6 +233,7 @@ def test_dead_letters_are_tried_again_by_signed_calls_only(db: Any, operators: A
         operator("POST", "/schedules/nothing/run")
 
 
+@pytest.mark.slow
 def test_an_import_replaces_what_is_held_and_says_what_is_unknown(db: Any, client: FlaskClient) -> None:
     """S2-01: the request and its job are one transaction; the page shows how far it is, then what came of it."""
     answer = client.post("/portfolios/1/import", data={"content": f"{NEW},2\nNOSUCH,3\nAKX,0.5\n"})
@@ -243,6 +252,7 @@ def test_an_import_replaces_what_is_held_and_says_what_is_unknown(db: Any, clien
     assert client.get(f"{asked}/file").text == f"AKX,0.5\n{NEW},2\n"
 
 
+@pytest.mark.slow
 def test_what_is_no_import_changes_nothing(db: Any, client: FlaskClient) -> None:
     """Files that make no sense: cancelled, the page says why, and the holdings stay."""
     before = rows(db, "select * from holding")
@@ -254,6 +264,7 @@ def test_what_is_no_import_changes_nothing(db: Any, client: FlaskClient) -> None
     assert rows(db, "select * from holding") == before
 
 
+@pytest.mark.slow
 def test_pages(db: Any, client: FlaskClient) -> None:
     """S2-16: the clock's table, portfolios, what is not there, and what comes from elsewhere."""
     assert "No worker has put one on record" in client.get("/").text

@@ -113,6 +113,7 @@ def test_holdings_are_shown_at_once_and_a_price_is_there_at_the_next_load(client
     assert client.get("/holdings/nobody").status_code == 404
 
 
+@pytest.mark.slow
 def test_a_stale_price_is_shown_and_renewed(client: Any, db: Any, world: World) -> None:
     """S1-01 S1-06: what is known is served, however old; a look a day later puts the same key in once more."""
     asset = hold(db, "RELIANCE.NS", currency="INR")
@@ -125,6 +126,7 @@ def test_a_stale_price_is_shown_and_renewed(client: Any, db: Any, world: World) 
     assert "2,848.50 INR" in client.get("/holdings/ada").text
 
 
+@pytest.mark.slow
 def test_a_person_goes_before_the_minute(client: Any, db: Any) -> None:
     """S1-07: a look at what the minute has put in already raises that job's priority, and adds none."""
     hold(db, "RELIANCE.NS", currency="INR")
@@ -154,6 +156,7 @@ CASES: dict[
 }
 
 
+@pytest.mark.slow
 def test_the_minute_wants_what_is_missing_or_looked_at(db: Any) -> None:
     """S1-16 S1-21 S1-22 S1-23: by mode, life, holding, route, price and look; a second tick puts in nothing more."""
     for n, (symbol, (change, priced, viewed, _)) in enumerate(CASES.items()):
@@ -169,6 +172,7 @@ def test_the_minute_wants_what_is_missing_or_looked_at(db: Any) -> None:
         assert lined_up(db) == [(symbol, "available", 2) for symbol in sorted(CASES) if CASES[symbol][3]]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_fetched_is_dead_after_three_attempts_and_the_admin_is_told(
     client: Any, db: Any, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -210,6 +214,7 @@ def test_what_cannot_be_fetched_is_dead_after_three_attempts_and_the_admin_is_to
     assert world.without_key == 0
 
 
+@pytest.mark.slow
 def test_a_job_whose_route_is_gone_is_cancelled(db: Any, world: World) -> None:
     """S1-16: no active route when it runs: it is cancelled, is no failure, and nobody is asked."""
     hold(db, "AAPL")
@@ -220,6 +225,7 @@ def test_a_job_whose_route_is_gone_is_cancelled(db: Any, world: World) -> None:
     assert found == ("cancelled", 0, "no active route for stock AAPL") and not world.symbols
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", [8, 600])
 def test_no_provider_sees_more_than_its_calls(db: Any, world: World, calls: int) -> None:
     """S1-18 S1-20: 8 in any minute by the provider's own count, the first at once; the control: a looser rule, and it sees more."""

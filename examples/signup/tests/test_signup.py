@@ -28,6 +28,7 @@ def python(*words: str, **env: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_sites_own_tests_pass(tallybook_dsn: str) -> None:
     """S5-01 S5-03 S5-04 S5-08 S5-12: sign-up and task in one statement; each step's end with the next one's job, or a rollback;
     a task that nobody has written is shown.
@@ -38,6 +39,7 @@ def test_the_sites_own_tests_pass(tallybook_dsn: str) -> None:
     assert "Ran 6 tests" in said and "OK" in said
 
 
+@pytest.mark.slow
 def test_the_account_finds_what_is_lost_and_what_is_there_twice(tallybook_dsn: str) -> None:
     """The control of the run's last line: a missing step, a doubled one, a mail too many and a user too few are each found."""
     python("examples.signup.manage", "migrate", "--verbosity", "0", TALLYBOOK_DSN=tallybook_dsn)
