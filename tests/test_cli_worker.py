@@ -133,6 +133,7 @@ def test_worker_waits_for_a_server_that_is_down(shop: Path) -> None:
         assert "geheim" not in running.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", ["1", "2"])
 @pytest.mark.parametrize("what", ["database", "schema"])
 def test_worker_that_cannot_work_ends_at_once(shop: Path, empty_dsn: str, what: str, processes: str) -> None:

@@ -245,6 +245,7 @@ def test_an_upgraded_installation_is_counted_by_its_first_fold(db: Connection) -
     assert db.execute("select * from tallybook.verify()").fetchall() == []
 
 
+@pytest.mark.slow
 @pytest.mark.direct("dumps and restores on clusters of its own")
 @pytest.mark.parametrize("way", [("far", "fresh"), ("fresh", "far")], ids=["to lower ids", "to higher ids"])
 def test_the_counters_are_right_after_a_move(shop: Callable[..., Shop], tmp_path: Path, way: tuple[str, str]) -> None:

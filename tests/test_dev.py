@@ -99,6 +99,7 @@ def test_dev_leaves_nothing_behind_when_killed(shop: Path) -> None:
         assert running.ended() == 0
 
 
+@pytest.mark.slow
 def test_dev_with_a_database_of_ones_own(shop: Path, empty_dsn: str) -> None:
     """With TALLYBOOK_DSN dev installs the schema there and starts no server."""
     with Command(shop, "dev", "-A", "shop:app", dsn=empty_dsn) as running:

@@ -180,6 +180,7 @@ async def test_a_worker_goes_on_at_once(dsn: str, db: Any) -> None:
     assert [failed["task"] for failed in RAN[-1][2]] == ["sms"]
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_parent_that_nobody_marked(dsn: str, db: Any) -> None:
     """A child of a job of an earlier call starts within about a second of its end, and a cancel is told at once."""

@@ -262,6 +262,7 @@ async def test_a_server_without_free_connections_is_waited_for(caplog: pytest.Lo
             assert (await Jobs(app, db).ends(job, seconds=25))[0].state == "completed"
 
 
+@pytest.mark.slow
 async def test_many_idle_workers_and_one_job(app: App, note: Any, db: Any, jobs: Jobs, dsn: str) -> None:
     """F48: all that sleep are woken, one gets the job, and the others lie down again instead of asking on and on."""
     asked = 0

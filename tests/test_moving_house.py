@@ -152,6 +152,7 @@ def test_a_worker_that_follows_the_move_goes_on(shop: Callable[..., Shop], tmp_p
             assert worker.ends() == 0
 
 
+@pytest.mark.slow
 def test_a_cursor_of_another_cluster_is_mended_under_a_working_worker(shop: Callable[..., Shop]) -> None:
     """TB004: a worker whose data was replaced under its connection, installation's row left as it was, rebases and goes on."""
     new = shop("fresh")

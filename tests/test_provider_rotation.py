@@ -93,6 +93,7 @@ async def run_under_rotation(dsn: str, db: Any, keys: Path, *, too_early: bool) 
     return app, [row[0] for row in rows] + seen
 
 
+@pytest.mark.slow
 async def test_a_rotation_while_workers_run(dsn: str, db: Any, keys: Path) -> None:
     """S1-12: k2 before k1, rotate (twice at once, and a secret is set meanwhile), k1 taken away: every job read all secrets."""
     app, seen = await run_under_rotation(dsn, db, keys, too_early=False)

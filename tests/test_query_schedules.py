@@ -290,6 +290,7 @@ def waiting(db: Connection) -> bool:
 LOCKS = pytest.mark.direct("watches which session waits")
 
 
+@pytest.mark.slow
 @LOCKS
 async def test_a_slow_query_delays_nobody(db: Connection, dsn: str, connect: Callable[..., Connection]) -> None:
     """S1-21: while a query hangs, a worker fires its other schedules, of queries and plain ones, and runs their jobs."""

@@ -301,6 +301,7 @@ def versions(dsn: str) -> tuple[App, App, list[Any]]:
     return one, two, seen
 
 
+@pytest.mark.slow
 def test_old_args_are_upgraded_in_the_flow(dsn: str, db: Any) -> None:
     """S3-39: an old subject's args are upgraded in memory, and new ones are stored as of the task's version."""
     one, two, seen = versions(dsn)

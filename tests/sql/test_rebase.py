@@ -63,6 +63,7 @@ def test_without_the_rebase_jobs_between_the_ids_of_the_dump_are_lost(
     assert lost in claim(new.db, one(new.db, "select tallybook.worker_start('new', '{default}')"), "default", 10)[1]
 
 
+@pytest.mark.slow
 def test_many_at_once_rebase_once(shop: Callable[..., Shop], tmp_path: Path) -> None:
     """Rebase: of eight sessions that start at one moment one does it, the others wait for it and find it done."""
     old, new = shop("far"), shop("fresh", empty=True)
@@ -134,6 +135,7 @@ def test_without_the_later_looks_a_late_job_is_lost(shop: Callable[..., Shop], t
     assert claim(new.db, worker, "default", 10)[1] == [late]
 
 
+@pytest.mark.slow
 def test_the_counter_climbs_through_the_old_ids(shop: Callable[..., Shop], tmp_path: Path) -> None:
     """Rebase: when the new cluster reaches the transaction ids of the dump, nothing of the old lanes is run again."""
     old, new = shop("near"), shop("fresh", empty=True)
