@@ -30,7 +30,7 @@ def scripts(folder: Path) -> None:
     for language in ("sh", "python"):
         for block in blocks(ROOT / PAGE, language):
             first = block.splitlines()[0]
-            if first.startswith("# ") and first.split()[1].rstrip(":") in ("call.sh", "call.py", "server.py"):
+            if first.startswith("# ") and first.split()[1].rstrip(":") in ("ask.py", "call.sh", "call.py", "server.py"):
                 (folder / first.split()[1].rstrip(":")).write_text(block, encoding="utf-8")
 
 
@@ -53,10 +53,13 @@ def keys(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_client_of_the_page_in_python(tmp_path: Path, dsn: str, db: Any, keys: Path) -> None:
-    """S2-12: call.py of the page, with the standard library alone, is served by a real server."""
+    """S2-12: ask.py of the page, and call.py, with the standard library alone, are served by a real server."""
     db.execute("select tallybook.enqueue('mail', 'send_welcome')")
     scripts(tmp_path)
     with serving(dsn, keys) as url:
+        asked = run(tmp_path, url, sys.executable, "ask.py")
+        assert asked.returncode == 0, asked.stderr
+        assert "send_welcome" in asked.stdout
         done = run(tmp_path, url, sys.executable, "-I", "call.py")
     assert done.returncode == 0, done.stderr
     paused, counts, dry = (eval_of(line) for line in done.stdout.splitlines())

@@ -8,6 +8,7 @@ import hmac
 import json
 import logging
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from support.operator_client import OTHER, SECRET, Client, client, headers
 from support.operator_process import serving
 from tallybook import App
 from tallybook._cli import cli
+from tallybook._model.operator_text import canonical
 from tallybook._web.api import openapi, serve
 from tallybook._web.api.routes import OPERATIONS
-from tallybook._web.api.signing import canonical, sent_path
+from tallybook._web.api.signing import sent_path
 from tallybook.errors import ConfigError, QueueUnavailable
+from tallybook.operator import signed_headers
 from tallybook.web import Key, OperatorApi, operator_api
 
 pytestmark = pytest.mark.anyio
@@ -82,6 +85,43 @@ def test_the_signed_text_is_this() -> None:
     signature = hmac.new(bytes.fromhex(SECRET), expected.encode(), hashlib.sha256).hexdigest()
     sent = headers("POST", "/api/v1/jobs/7/cancel?b=2&a=1&a=0", body, timestamp=1767225600, nonce="0123456789abcdef")
     assert sent["Tallybook-Signature"] == f"v1={signature}"
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("http://h:1/api/v1/jobs/7/cancel?b=2&a=1", "/api/v1/jobs/7/cancel?b=2&a=1"),
+        ("/queues/a%2Fb%20c/pause", "/queues/a%2Fb%20c/pause"),
+        ("http://h", "/"),
+        ("https://h?queue=mail#top", "/?queue=mail"),
+    ],
+)
+def test_signed_headers_are_those_of_the_page(url: str, target: str) -> None:
+    """S2-12: what the product signs is what a client signs that was written from the page alone; no two nonces are one."""
+    made = signed_headers("ops", SECRET, "post", url, b"{}", at=1767225600.9)
+    nonce = made["Tallybook-Nonce"]
+    assert made == headers("POST", target, b"{}", timestamp=1767225600, nonce=nonce)
+    assert signed_headers("ops", SECRET, "post", url, b"{}", at=1767225600.9)["Tallybook-Nonce"] != nonce
+
+
+async def test_signed_headers_are_served_once(call: Client) -> None:
+    """S2-12: a request with these headers is served, the same one again is not, and with another body it never is."""
+    body = b'{"queue": "mail", "dry_run": true}'
+    sent = signed_headers("ops", SECRET, "POST", "/dead-letters/retry", body) | {"Content-Type": "application/json"}
+    assert codes(await call.http.post("/dead-letters/retry", content=body + b" ", headers=sent)) == (401, "signature")
+    assert (await call.http.post("/dead-letters/retry", content=body, headers=sent)).status_code == 200
+    again = await call.http.post("/dead-letters/retry", content=body, headers=sent)
+    assert codes(again) == (409, "replayed")
+
+
+@pytest.mark.parametrize("url", ["/queues/a b/pause", "/queues/\n/pause", "/queues/\u00e4/pause"])
+def test_what_cannot_be_signed_is_said_without_the_secret(url: str) -> None:
+    """A URL with what has to be encoded, and a secret that is none, are errors at once; the secret is in none."""
+    with pytest.raises(ValueError, match="have to be encoded"):
+        signed_headers("ops", SECRET, "GET", url)
+    with pytest.raises(ValueError, match="not of hexadecimal digits") as told:
+        signed_headers("ops", "not-" + SECRET, "GET", "/counts")
+    assert SECRET not in "".join(traceback.format_exception(told.value))
 
 
 ALTERED: dict[str, Callable[[dict[str, Any]], None]] = {

@@ -26,6 +26,7 @@ MODULES = {
     "providers": "tallybook.providers",
     "tasks": "tallybook.tasks",
     "web": "tallybook.web",
+    "operator": "tallybook.operator",
     "otel": "tallybook.otel",
     "contrib-django": "tallybook.contrib.django",
     "contrib-fastapi": "tallybook.contrib.fastapi",

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
-import secrets
-import time
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
+
+from tallybook.operator import signed_headers
 
 
 class Operator:
     """Who looks after the jobs from outside, by a key of their own."""
 
     def __init__(self, url: str, key: str, secret: str) -> None:
-        self.key, self._secret = key, bytes.fromhex(secret)
+        self.key, self._secret = key, secret
         self.http = httpx2.Client(base_url=url, timeout=35)
 
     def signed(self, method: str, target: str, document: Any = None, *, at: float | None = None) -> httpx2.Request:
         """A request with its four headers. It is served once, and within 300 s."""
         body = b"" if document is None else json.dumps(document).encode()
         request = self.http.build_request(method, target, content=body, headers={"Content-Type": "application/json"})
-        parts, when, nonce = urlsplit(str(request.url)), str(int(at or time.time())), secrets.token_hex(16)
-        query = "&".join(sorted(parts.query.split("&")))
-        lines = ["tallybook-v1", self.key, method, parts.path, query, when, nonce, hashlib.sha256(body).hexdigest()]
-        signature = hmac.new(self._secret, "\n".join(lines).encode(), hashlib.sha256).hexdigest()
-        for name, said in {"Key": self.key, "Timestamp": when, "Nonce": nonce, "Signature": f"v1={signature}"}.items():
-            request.headers[f"Tallybook-{name}"] = said
+        request.headers.update(signed_headers(self.key, self._secret, method, str(request.url), body, at=at))
         return request
 
     def send(self, request: httpx2.Request) -> tuple[int, Any]:

@@ -1,0 +1,51 @@
+"""Sign requests to the operator API (docs/operator-api.md), with whatever library sends them. Needs no extra."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from urllib.parse import urlsplit
+
+from tallybook._model.operator_text import canonical, sign
+
+__all__ = ["signed_headers"]
+
+
+def signed_headers(
+    key: str, secret: str, method: str, url: str, body: bytes = b"", *, at: float | None = None
+) -> dict[str, str]:
+    """The four headers that make a request one of this key: it is served once, and within 300 s.
+
+    `key` and `secret` are those of `tallybook api-key new`. `url` is the address as it is sent, whole or from its path on,
+    with prefix and query; `body` is the body as it is sent. `at` is when, in seconds since 1970: now, if you do not say.
+    Sign each request anew, a second try of the same one as well. ValueError for a secret that is no hexadecimal digits and
+    for a URL with what has to be encoded.
+
+        body = json.dumps({"queue": "mail", "reason": "failed"}).encode()
+        url = "https://ops.example.com/api/v1/dead-letters/retry"
+        headers = signed_headers(key, secret, "POST", url, body) | {"Content-Type": "application/json"}
+        answer = urlopen(Request(url, body, headers), timeout=35)
+    """
+    try:
+        shared = bytes.fromhex(secret)
+    except ValueError:
+        raise ValueError("the secret is not of hexadecimal digits") from None  # which does not show it
+    if not (url.isascii() and url.isprintable()) or " " in url:  # urlsplit would drop a line feed in silence
+        raise ValueError(f"{url[:100]!r} has characters that have to be encoded (%20 for a space)")
+    parts = urlsplit(url)
+    timestamp, nonce = str(int(time.time() if at is None else at)), secrets.token_hex(16)
+    text = canonical(
+        key=key,
+        method=method.upper(),
+        path=parts.path.encode() or b"/",
+        query=parts.query.encode(),
+        timestamp=timestamp,
+        nonce=nonce,
+        body=body,
+    )
+    return {
+        "Tallybook-Key": key,
+        "Tallybook-Timestamp": timestamp,
+        "Tallybook-Nonce": nonce,
+        "Tallybook-Signature": sign(shared, text),
+    }
