@@ -230,3 +230,30 @@ async def test_after_an_action_one_is_on_a_page_of_the_dashboard(make: Make, pau
             answer = await visitor.post("/queue/pause", name="mail", back=back)
             assert (answer.status, answer.headers["location"]) == (303, to)
             assert paused()
+
+
+DIES_AT_COMMIT = """
+create function dies() returns trigger language plpgsql as $$
+begin
+  perform pg_terminate_backend(pg_backend_pid());
+  return null;
+end $$;
+create constraint trigger dies after insert on tallybook.audit deferrable initially deferred for each row execute function dies()"""
+
+
+@pytest.mark.direct("a pooler answers the commit of a session that has died with words of its own")
+async def test_a_commit_that_is_not_answered_is_told(make: Make, db: Any, paused: Any) -> None:
+    """S4-09: a database that is lost at the commit leaves it open whether it was done; one that is lost before does not."""
+    async with visiting(make(read_only=False)) as visitor:
+        db.execute(DIES_AT_COMMIT)
+        answer = await visitor.post("/queue/pause", name="mail")
+        assert answer.status == 303
+        assert "this was done, or it was not" in (await visitor.get("/queues")).text
+        db.execute("drop trigger dies on tallybook.audit")
+        db.execute("create trigger dies after insert on tallybook.audit for each row execute function dies()")
+        await visitor.post("/queue/pause", name="mail")
+        assert "cannot reach PostgreSQL" in (await visitor.get("/queues")).text
+        assert not paused()
+        db.execute("drop trigger dies on tallybook.audit")
+        await visitor.post("/queue/pause", name="mail")
+        assert paused()

@@ -11,7 +11,7 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from tallybook._db.link import CONNECT, dsn_for_people
-from tallybook.errors import QueueUnavailable
+from tallybook.errors import CommitUnknown, QueueUnavailable
 
 if TYPE_CHECKING:
     from tallybook._db.source import Source
@@ -90,10 +90,20 @@ class Database:
             yield conn
 
     @asynccontextmanager
-    async def act(self, timeout: str = ACTION_TIMEOUT) -> AsyncIterator[Conn]:
-        """A connection inside a transaction that may write: it commits at the end, or leaves nothing."""
-        async with self._transaction(timeout, "isolation level read committed read write") as conn:
-            yield conn
+    async def act(self, verb: str, timeout: str = ACTION_TIMEOUT) -> AsyncIterator[Conn]:
+        """A connection inside a transaction that may write: it commits at the end, or leaves nothing.
+
+        CommitUnknown, which names `verb`, where it is lost at the commit.
+        """
+        complete = False
+        try:
+            async with self._transaction(timeout, "isolation level read committed read write") as conn:
+                yield conn
+                complete = True
+        except QueueUnavailable as error:
+            if complete:
+                raise CommitUnknown(verb, error.server or "") from error
+            raise
 
     @asynccontextmanager
     async def _transaction(self, timeout: str, mode: str) -> AsyncIterator[Conn]:

@@ -28,6 +28,7 @@ from tallybook._web.session import Sessions
 from tallybook._web.users import User
 from tallybook._web.view import View
 from tallybook.errors import (
+    CommitUnknown,
     InvalidArgument,
     KeyTaken,
     QueueUnavailable,
@@ -54,8 +55,10 @@ NOUNS = (
 """One file each under pages/."""
 _STATUS: dict[type[Exception], int] = {
     UnknownJob: 404, UnknownQueue: 404, UnknownSchedule: 404, UnknownTask: 404, UnknownProvider: 404, InvalidArgument: 400,
-    KeyTaken: 409, QueueUnavailable: 503, SchemaError: 503,
+    KeyTaken: 409, QueueUnavailable: 503, CommitUnknown: 503, SchemaError: 503,
 }  # fmt: skip
+
+_IN_DOUBT = "The database was lost at the commit: this was done, or it was not. Look before you do it again."
 
 
 class Site:
@@ -157,7 +160,7 @@ class Site:
             )
         if isinstance(error, TallybookError):
             status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 400)
-            return status, str(error), None
+            return status, _IN_DOUBT if isinstance(error, CommitUnknown) else str(error), None
         return 500, "Something went wrong in the dashboard. Its log says what.", None
 
     def _starlette(self, metrics_token: str | None) -> Starlette:

@@ -94,7 +94,7 @@ class Act(View):
     @asynccontextmanager
     async def step(self) -> AsyncIterator[Conn]:
         """One transaction, which has to put on record what it does."""
-        async with self.site.database.act() as conn:
+        async with self.site.database.act(self.request.url.path.removeprefix(self.visit.root)) as conn:
             self.conn, self._audited = conn, False
             yield conn
             if not self._audited:

@@ -133,8 +133,11 @@ class OperatorApi:
             changed = await self._change(operation, ask, signed)
             return _json(changed.answer, changed.status)
         assert operation.reads is not None
-        async with self._database.act(READ_TIMEOUT) as conn:
-            await _fresh(conn, signed)
+        try:
+            async with self._database.act(operation.name, READ_TIMEOUT) as conn:
+                await _fresh(conn, signed)
+        except CommitUnknown as error:  # of a nonce alone
+            raise QueueUnavailable(error.server or "", "the connection was lost") from error
         async with self._database.read() as conn:
             return _json(await operation.reads(ask, conn))
 
@@ -143,7 +146,7 @@ class OperatorApi:
         changed: Changed | None = None
         refusal: Exception | None = None
         try:
-            async with self._database.act() as conn:
+            async with self._database.act(operation.name) as conn:
                 await _fresh(conn, signed)
                 try:
                     async with conn.transaction():
@@ -156,9 +159,9 @@ class OperatorApi:
                     if conn.broken or conn.closed:
                         raise
                     refusal = error
-        except QueueUnavailable as error:
-            if changed is not None and changed.action is not None:
-                raise CommitUnknown(operation.name, error.server or "") from error
+        except CommitUnknown as error:
+            if changed is None or changed.action is None:  # nothing but the nonce was to be kept
+                raise QueueUnavailable(error.server or "", "the connection was lost") from error
             raise
         if refusal is not None:
             raise refusal
