@@ -2,7 +2,7 @@
 
 History, line and jobs of all other states are put in as for `why`; a thousand queues, a million subjects, the audit and some
 schedules besides. Every route that is read is asked for, with parameters out of the data, filters that match often, rarely and
-never, and pages further on, 20 times in random order over one connection; the slowest page's p95 is the figure. Then 200
+never, and pages further on, 60 times in random order over one connection; the slowest page's p95 is the figure. Then 200
 viewers look at the live pages at once, and the server is asked which of its sessions do anything for them.
 """
 
@@ -31,7 +31,7 @@ from tallybook import App
 from tallybook.web import dashboard
 
 _HISTORY, _LINE, _OTHERS, _SUBJECTS, _QUEUES = 10_000_000, 1_000_000, 10_000, 1_000_000, 1_000
-_TIMES = 20
+_TIMES = 60
 _VIEWERS, _SECONDS = 200, 10
 _NO_PAGES = {"/events", "/login", "/metrics", "/healthz", "/readyz"}
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "completed", "cancelled", "dead")

@@ -20,7 +20,7 @@ __all__ = ["pages"]
 pages = Pages()
 
 _PAGE = 50
-_LOOKED = 25_000
+_LOOKED = 20_000
 """Rows of the ledger that one answer may pass over: the page is there at once, and one can look further."""
 _SAMPLE = 10
 

@@ -1,0 +1,85 @@
+"""Since when the oldest job of a queue could run: what pages and metrics show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.hands import Hands
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Connect = Callable[..., Connection]
+T = datetime(2026, 1, 31, 9, tzinfo=UTC)
+OF = "select queue, oldest from tallybook._oldest_of(%s) order by queue"
+
+
+def put(conn: Connection, queue: str, minutes: int, priority: int = 2) -> None:
+    conn.execute(
+        "select tallybook.enqueue(%s, 'noop', '{}', priority => %s, at => %s)",
+        (queue, priority, T + timedelta(minutes=minutes)),
+    )
+
+
+def oldest(db: Connection, *queues: str) -> dict[str, int]:
+    """Minutes after T, by queue; the view says the same."""
+    found = {queue: round((at - T).total_seconds() / 60) for queue, at in db.execute(OF, [list(queues)]).fetchall()}
+    view = db.execute("select queue, oldest from tallybook.queue_stats where oldest is not null").fetchall()
+    assert found == {queue: round((at - T).total_seconds() / 60) for queue, at in view if queue in queues}
+    return found
+
+
+@pytest.mark.servers
+@pytest.mark.direct("holds transactions open beside others")
+@pytest.mark.parametrize("open_ones", [0, 2])
+def test_the_oldest_of_a_queue_is_the_next_of_its_lines(db: Connection, connect: Connect, open_ones: int) -> None:
+    """S3-36: never one that was claimed, not even of a transaction that is claimed in part; not one that nobody can see yet.
+
+    With other transactions open it is found in another way, to the same end.
+    """
+    put(db, "a", 1)
+    Hands(db, "a").claim()  # so that all go to one lane
+    others = [connect(autocommit=False) for _ in range(open_ones)]
+    for n, other in enumerate(others):
+        put(other, "a", n)  # older than all, and not committed
+    with db.transaction():
+        for minutes in range(10, 20):
+            put(db, "a", minutes)
+    put(db, "a", 30, priority=1)
+    put(db, "b", 40)
+    put(db, "done", 5)
+    assert oldest(db, "a", "b", "done", "never") == {"a": 10, "b": 40, "done": 5}
+    Hands(db, "done").claim()
+    assert oldest(db, "a", "b", "done") == {"a": 10, "b": 40}
+    hands = Hands(db, "a")
+    hands.claim(1)  # of the line that goes first
+    assert oldest(db, "a") == {"a": 10}
+    hands.claim(3)
+    assert oldest(db, "a", "b") == {"a": 13, "b": 40}
+    hands.claim(7)
+    assert oldest(db, "a", "b") == {"b": 40}
+    for n, other in enumerate(others):  # claimed over, and there now
+        other.commit()
+        assert oldest(db, "a") == {"a": 0}, n
+    put(db, "a", 50)
+    assert oldest(db, "a") == {"a": 50}  # a claim takes what came late after it
+
+
+@pytest.mark.direct("holds transactions open beside others")
+def test_control_an_open_transaction_is_asked_about(db: Connection, connect: Connect) -> None:
+    """The control of the quick way: where it is taken with a hole in the line, what came late is not found."""
+    hands, other = Hands(db, "a"), connect(autocommit=False)
+    put(db, "a", 5)  # so that both go to one lane
+    put(other, "a", 0)
+    put(db, "a", 10)
+    assert len(hands.claim()) == 2
+    other.commit()
+    assert oldest(db, "a") == {"a": 0}
+    row = db.execute("select pg_get_functiondef('tallybook._oldest_of(text[])'::regprocedure)").fetchone()
+    asks = "h.holes = '{}' and h.closed = '{}'"
+    assert row is not None and asks in row[0]
+    db.execute(row[0].replace(asks, "true"))
+    assert oldest(db, "a") == {}
