@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.commits import DIES_AT_COMMIT
 from support.dashboard import (
     NO_PAGES,
     PASSWORD,
@@ -230,15 +231,6 @@ async def test_after_an_action_one_is_on_a_page_of_the_dashboard(make: Make, pau
             answer = await visitor.post("/queue/pause", name="mail", back=back)
             assert (answer.status, answer.headers["location"]) == (303, to)
             assert paused()
-
-
-DIES_AT_COMMIT = """
-create function dies() returns trigger language plpgsql as $$
-begin
-  perform pg_terminate_backend(pg_backend_pid());
-  return null;
-end $$;
-create constraint trigger dies after insert on tallybook.audit deferrable initially deferred for each row execute function dies()"""
 
 
 @pytest.mark.direct("a pooler answers the commit of a session that has died with words of its own")

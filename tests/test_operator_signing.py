@@ -18,6 +18,7 @@ import httpx2
 import pytest
 from psycopg import sql
 
+from support.commits import DIES_AT_COMMIT
 from support.operator_client import OTHER, SECRET, Client, client, headers
 from support.operator_process import serving
 from tallybook import App
@@ -389,15 +390,6 @@ async def test_what_never_committed_may_be_sent_again(
     monkeypatch.undo()
     assert (await call.http.post(PAUSE, headers=signed)).status_code == 200
     assert is_paused(db)
-
-
-DIES_AT_COMMIT = """
-create function dies() returns trigger language plpgsql as $$
-begin
-  perform pg_terminate_backend(pg_backend_pid());
-  return null;
-end $$;
-create constraint trigger dies after insert on tallybook.audit deferrable initially deferred for each row execute function dies()"""
 
 
 @pytest.mark.direct("a pooler answers the commit of a session that has died with words of its own")
