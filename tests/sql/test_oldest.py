@@ -82,4 +82,4 @@ def test_control_an_open_transaction_is_asked_about(db: Connection, connect: Con
     asks = "h.holes = '{}' and h.closed = '{}'"
     assert row is not None and asks in row[0]
     db.execute(row[0].replace(asks, "true"))
-    assert oldest(db, "a") == {}
+    assert db.execute(OF, [["a"]]).fetchall() == []

@@ -53,9 +53,20 @@ begin
 end $$;
 
 -- _oldest(queue): since when the job could run that is next in the queue's lines; null: none is there.
-create or replace function tallybook._oldest(p_queue text) returns timestamptz language plpgsql stable as $$
+create or replace function tallybook._oldest(p_queue text) returns timestamptz
+language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
+as $$
 begin
-  return (select o.oldest from tallybook._oldest_of(array[p_queue]) o);
+  return min(e.ready_at)
+    from tallybook.lane l, lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid offset 0) n, lateral (
+           select greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
+            where e.lane_id = l.lane_id and e.retention = l.retention
+              and (e.xid, e.seq) > (n.xid, coalesce((select case when h.pos_xid = n.xid then h.pos_seq end from tallybook.claim h
+                                                      where h.lane_id = l.lane_id and h.retention = l.retention
+                                                      order by h.number desc limit 1), 0)) order by e.xid, e.seq limit 1) e
+   where l.queue = p_queue and l.retired_at is null and n.xid is not null;
 end $$;
 
 -- _oldest_of(queues): the same of many at once, at a fraction of the cost of each; those without a line are left out.
