@@ -1,0 +1,1 @@
+-- 0007: what a hostile test and an audit found. Workers may run.
