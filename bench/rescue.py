@@ -4,7 +4,7 @@ Two workers serve one queue. Jobs hold for ever in the one that is to be killed,
 the rescuer as well. Per kill the time counts until the last of the dead one's jobs is claimed again.
 First with the default settings, by which the look for dead workers every 5 s decides; then with a look every 0.2 s, so
 that what the history costs would show: without one, and behind 10 million done jobs, put in by plain SQL as entries,
-claims and outcomes.
+claims and outcomes. Last with both workers behind a PgBouncer in transaction mode, where only the lease shows a death.
 """
 
 from __future__ import annotations
@@ -22,15 +22,20 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from bench.figures import SCALE, at_most, median, plain, say
 from bench.processes import Process
 from bench.server import database, server, start_worker, vacuum
+from tallybook.embedded import Server
+from tests.support.pooler import PACKAGE, Pooler, installed
 
 _HELD = 10  # jobs that a worker holds when it is killed
 _BATCH = 1000  # of the done jobs a claim
 _CHUNK = 100_000
 _QUICK = {"rescue_look": "200 ms"}
+_LEASE = 9.0
+_POOLED = {"lease": f"{_LEASE:g} s", "heartbeat": "3 s"}
 
 # What enqueue_many and complete_many would have written. The claims in between are made by claim itself.
 _ENTRIES = """
@@ -119,13 +124,15 @@ def kill(conn: psycopg.Connection[Any], dsn: str, settings: dict[str, str], most
     raise AssertionError(f"not rescued within 60 s: {held}")
 
 
-def kills(dsn: str, count: int, settings: dict[str, str], most_wait: float, what: str) -> list[float]:
+def kills(
+    dsn: str, count: int, settings: dict[str, str], most_wait: float, what: str, *, workers_dsn: str | None = None
+) -> list[float]:
     """The times of so many kills, with one surviving worker."""
     took: list[float] = []
-    survivor = json.dumps({"name": "survivor", **settings})
-    with Process("serve", dsn, survivor, quiet=True) as other, psycopg.connect(dsn, autocommit=True) as conn:
+    survivor, theirs = json.dumps({"name": "survivor", **settings}), workers_dsn or dsn
+    with Process("serve", theirs, survivor, quiet=True) as other, psycopg.connect(dsn, autocommit=True) as conn:
         for _ in range(count):
-            took.append(kill(conn, dsn, settings, most_wait))
+            took.append(kill(conn, theirs, settings, most_wait))
         other.go()
         other.answer()
     say(f"  rescue: {what}: {count} kills, p50 {median(took):.2f} s, max {max(took):.2f} s")
@@ -144,9 +151,22 @@ def run() -> None:
             fill(conn, done)
         vacuum(dsn)
         behind = kills(dsn, count, _QUICK, 0.5, f"the same behind {done:,} done jobs")
+        pooled = _pooled(running, dsn, max(2, round(6 * SCALE)))
     shown = f"{count} kills of a worker with {_HELD // 2} jobs or more, default settings"
     at_most("rescue", "rescue_p50_s", median(usual), "s", 2, shown).show()
     at_most("rescue", "rescue_max_s", max(usual), "s", 6, shown).show()
     shown = f"{median(behind):.2f} s behind {done:,} done jobs, {median(quick):.2f} s without, a look every 0.2 s"
     at_most("rescue", "rescue_ratio_behind_done", median(behind) / median(quick), "ratio", 1.1, shown).show()
     plain("rescue", "rescue_p50_quick_s", median(quick), "s", f"a look every 0.2 s, {count} kills").show()
+    if pooled:
+        shown = f"{len(pooled)} kills behind PgBouncer, with a lease of {_LEASE:g} s; from the kill, less the lease"
+        at_most("rescue", "rescue_pooled_past_lease_s", max(pooled) - _LEASE, "s", 5, shown).show()
+
+
+def _pooled(running: Server, dsn: str, count: int) -> list[float]:
+    if not installed():
+        say(f"  rescue: not run behind a pooler, not installed: {PACKAGE}")
+        return []
+    with Pooler(running.dsn()) as pooler:
+        through = pooler.dsn(str(conninfo_to_dict(dsn)["dbname"]))
+        return kills(dsn, count, _POOLED, 1.0, "behind PgBouncer", workers_dsn=through)

@@ -43,12 +43,18 @@ async def _drain(dsn: str, slots: int) -> dict[str, object]:
     return {**bench_app.seen, "completed": report.completed, "cpu_s": time.process_time() - cpu}
 
 
+def _at_work(worker: Worker) -> bool:
+    """Whether it has claimed, or waits for the next job; behind a pooler it polls, and has no sleeper."""
+    polls = worker.sleeper is None and bool(worker._services)
+    return polls or bool(worker.claimer.claimed) or (worker.sleeper is not None and worker.sleeper.clear)
+
+
 async def _serve(dsn: str, options: dict[str, Any]) -> dict[str, object]:
     """A worker with these settings (durations in words), until told to end."""
     options["queues"] = {"default": options.pop("slots", SLOTS)}
     worker = Worker(bench_app.app, dsn, WorkerSettings(**options))
     running = asyncio.create_task(worker.run())
-    while not worker.claimer.claimed and (worker.sleeper is None or not worker.sleeper.clear):  # noqa: ASYNC110
+    while not _at_work(worker):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)

@@ -482,7 +482,7 @@ def test_work_of_a_dead_worker_comes_back(db: Connection) -> None:
     job, worker, now = one(db, "select tallybook.enqueue('mail', 'send')"), start(db), one(db, "select now()")
     lease = claim(db, worker)
     look = "select lost from tallybook.rescue('5 min', at => %s)"
-    assert [one(db, look, now + timedelta(minutes=m)) for m in (4, 6, 9)] == [0, 0, 1]
+    assert [one(db, look, now + timedelta(minutes=m)) for m in (3, 4, 6)] == [0, 0, 1]
     assert see(db, "state, attempts, crashes, failures") == [("available", 1, 1, 0)]
     assert one(db, "select tallybook.complete(%s, %s, 1)", lease, job) is False
     assert see(db, "state") == [("available",)]

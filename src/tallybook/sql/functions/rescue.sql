@@ -1,9 +1,11 @@
 -- rescue(lease_time, ...): give back the work of dead workers. Returns how many attempts were lost, and how many workers
 -- are suspects: their session is gone, look again after grace.
 --
--- Dead is: no heartbeat for its own lease (lease_time, where that is given), and still none at a look a third of it later (the server itself may have been away);
--- or, for one that holds a session, its session gone and still gone at a look grace later (a worker that lost its connection
--- takes the lock again by then). After a start of the server everybody has a whole lease to be heard again. No running job is
+-- A worker is dead when it has sent no heartbeat for its own lease (or lease_time, if given) and two looks have found it silent,
+-- the second a third of the lease after the first: the server itself may have been away. For a worker without a session the first of
+-- these looks counts from half the lease on, since nothing else shows its death: it is rescued when its lease ends.
+-- A worker that holds a session is also dead when the session is gone and still gone at a look grace later (a worker that lost its
+-- connection takes the lock again by then). After a start of the server everybody has a whole lease to be heard again. No running job is
 -- taken from a worker that beats, however long it runs.
 -- An attempt of a dead worker ends as lost and its job goes back in line with one more crash; at max_crashes, and if the
 -- worker held nothing else, it becomes a dead letter with the reason crashed (see _lost). What a zombie still tries is
@@ -32,7 +34,7 @@ begin
             where k.ended_at is null and (only_worker is null or k.id = only_worker) order by k.id loop
     v_lease := coalesce(lease_time, w.lease);
     -- Silence alone proves nothing: the server itself may have been away. Silent, and still silent a grace after it was noticed.
-    if w.seen_at >= at - v_lease then
+    if w.seen_at >= at - (case when w.session then v_lease else v_lease / 2 end) then
       continue when not w.session;
       -- Let go at once: a worker that comes back takes this lock.
       v_free := pg_try_advisory_lock(1413565443, w.id) and pg_advisory_unlock(1413565443, w.id);
@@ -57,7 +59,8 @@ begin
         suspects := suspects + 1;
         continue;
       end if;
-      if w.gone_at > at - (case when w.seen_at >= at - v_lease then grace else greatest(grace, v_lease / 3) end) then
+      if w.gone_at > at - (case when w.session and w.seen_at >= at - v_lease then grace else greatest(grace, v_lease / 3) end)
+         or not w.session and w.seen_at >= at - v_lease then
         suspects := suspects + 1;
         continue;
       end if;
