@@ -27,7 +27,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from chaos.breaks import BREAKS
-from chaos.crew import GO, HOLD, Crew
+from chaos.crew import GO, Crew
 from chaos.judge import OPEN, STUCK, Judge, Verdict
 from chaos.nemesis import NEMESES, Stage, schedule
 from chaos.places import Place, enter_namespace
@@ -35,8 +35,6 @@ from chaos.proxy import Proxy
 from chaos.servers import Servers
 
 _DISK = 3 << 30
-# Producers hold while so many acknowledged jobs have not been started: a rescued job goes behind them.
-_BACKLOG = 150
 _LONGEST_DRAIN = 300.0
 
 
@@ -105,24 +103,15 @@ class Run:
     async def _attack(self, stage: Stage) -> None:
         await stage.healthy("the start")
         self.say(f"{len(stage.crew.workers)} workers and {self.options.producers} producers are at work")
-        # Pacing starts with the attack: the time that is asked for is a time of faults.
-        pacing = asyncio.create_task(self._pace(stage))
+        # Producers start with the attack: the time that is asked for is a time of faults.
+        stage.crew.pace(GO)
         until = time.monotonic() + self.options.seconds
         draw = schedule(self.options.nemeses, stage.rng)
         await asyncio.sleep(1)
-        try:
-            while time.monotonic() < until and not pacing.done():
-                await stage.strike(draw())
-        finally:
-            pacing.cancel()
-        with suppress(asyncio.CancelledError):
-            await pacing
-
-    async def _pace(self, stage: Stage) -> None:
-        while True:
-            acknowledged, runs = await asyncio.to_thread(stage.crew.counts)
-            stage.crew.pace(HOLD if acknowledged - runs > _BACKLOG else GO)
-            await asyncio.sleep(0.05)
+        if self.options.broken:
+            await stage.strike(BREAKS[self.options.broken].shown_by)
+        while time.monotonic() < until:
+            await stage.strike(draw())
 
     async def _progress(self) -> None:
         stage = self.stage
@@ -185,8 +174,8 @@ class Run:
         self.say(
             f"{len(stage.faults)} faults, {len(stage.crew.kills)} workers killed, {stage.servers.promotions} promotions"
         )
-        for note in [*verdict.notes, *(f"NOT RUN: {what}" for what in stage.not_run)]:
-            self.say(note)
+        for what in stage.not_run:
+            self.say(f"NOT RUN: {what}")
         for what in wrong:
             self.say(f"WRONG: {what}")
         print("\n".join(verdict.histogram), flush=True)

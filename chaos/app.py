@@ -76,6 +76,10 @@ def effect_in_thread(tx: psycopg.Connection[Any], ctx: Context, key: int) -> Non
     _note(ctx, key)
     time.sleep(_pause())
     tx.execute(_EFFECT, (ctx.job_id, ctx.attempt, key, ctx.worker))
+    linger = Path(os.environ["CHAOS_LINGER"])
+    while linger.exists():  # a nemesis wants to meet this process with an effect that is not committed
+        linger.with_name(f"{linger.name}-{os.getpid()}").touch()
+        time.sleep(0.02)
 
 
 _KINDS = [effect] * 3 + [effect_in_thread] * 2 + [flaky] * 2 + [plain] * 43

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+
+
+@dataclass(frozen=True)
+class Break:
+    """How a fence is taken away, and the nemesis that finds it missing: a run without the fence strikes that one first."""
+
+    apply: Callable[[psycopg.Connection[Any]], None]
+    shown_by: str
 
 
 def _replace(conn: psycopg.Connection[Any], function: str, old: str, new: str) -> None:
@@ -35,4 +44,4 @@ def _fence(conn: psycopg.Connection[Any]) -> None:
     _replace(conn, "complete", " = '{}'", " is not null")
 
 
-BREAKS: Mapping[str, Callable[[psycopg.Connection[Any]], None]] = {"fence": _fence, "holes": _holes}
+BREAKS: Mapping[str, Break] = {"fence": Break(_fence, "pause_worker"), "holes": Break(_holes, "long_transaction")}

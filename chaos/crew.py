@@ -85,6 +85,7 @@ class Crew:
         self._rate = rate / len(producer_dsns)
         self._pace = place.path / "pace"
         self._pace.write_bytes(HOLD)
+        self._linger = place.path / "linger"
         self._keeper: asyncio.Task[None] | None = None
         self.kills: list[Kill] = []
         self.deaths: list[str] = []
@@ -115,7 +116,7 @@ class Crew:
         whom = ["--dsn", worker.dsn, "--name", worker.name, "--queues", _SLOTS]
         words = ["tallybook", "worker", "-A", "chaos.app:app", *whom, *times]
         log = self._place.logs / f"worker-{worker.number}.log"
-        worker.process = _start(words, log, CHAOS_RUNS=str(self._place.runs))
+        worker.process = _start(words, log, CHAOS_RUNS=str(self._place.runs), CHAOS_LINGER=str(self._linger))
 
     async def _keep(self) -> None:
         """Start again who has died, half a second later."""
@@ -127,6 +128,19 @@ class Crew:
                     await asyncio.sleep(0.5)
                     self._begin(worker)
             await asyncio.sleep(_LOOK)
+
+    def linger(self) -> None:
+        """Effects stay uncommitted from now on, each handler right before its end, until `commit`."""
+        self._linger.touch()
+
+    def lingers(self, worker: Worker) -> bool:
+        """Whether this worker has such an effect in hand."""
+        return self._linger.with_name(f"{self._linger.name}-{worker.pid}").exists()
+
+    def commit(self) -> None:
+        """Handlers that linger end now, in a stopped worker as soon as it goes on."""
+        for path in [self._linger, *self._linger.parent.glob(f"{self._linger.name}-*")]:
+            path.unlink(missing_ok=True)
 
     def kill(self, worker: Worker) -> None:
         """SIGKILL, and remember when."""

@@ -109,7 +109,6 @@ class Verdict:
 
     numbers: dict[str, Any]
     wrong: list[str]
-    notes: list[str]
     histogram: list[str]
 
 
@@ -134,7 +133,6 @@ class Judge:
         self._faults = faults
         self._ask = ask
         self._wrong: list[str] = []
-        self._notes: list[str] = []
 
     def verdict(self) -> Verdict:
         """The judgement."""
@@ -159,7 +157,7 @@ class Judge:
             "rescue_p50_s": _percentile_50(counted),
             "rescue_max_s": round(max(counted), 2) if counted else None,
         }
-        return Verdict(numbers, self._wrong, self._notes, histogram)
+        return Verdict(numbers, self._wrong, histogram)
 
     def _tell(self, what: str, keys: Iterable[int]) -> None:
         if listed := sorted(keys):
@@ -193,7 +191,8 @@ class Judge:
         self._tell("not ended", open_keys)
         self._twice = twice
         for job_id, reason, message in self._ask(_DEAD):
-            (self._notes if reason == "crashed" else self._wrong).append(f"job {job_id} is dead: {reason}, {message}")
+            # Every handler here is innocent: one that is buried as crashed was blamed for a death that was not its own.
+            self._wrong.append(f"job {job_id} is dead: {reason}, {message}")
         return ended, extra, failures
 
     def _effects(self, ended: dict[int, bool]) -> int:

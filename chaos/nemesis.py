@@ -106,6 +106,7 @@ class Stage:
     async def _mend(self) -> None:
         self.proxy.heal()
         self.place.empty()
+        self.crew.commit()
         for worker in self.crew.workers:
             if worker.stopped:
                 self.crew.go_on(worker)
@@ -179,9 +180,11 @@ async def pause_worker(stage: Stage) -> None:
     """SIGSTOP until the others have given the worker up and run its jobs, then SIGCONT: a zombie wakes up."""
     worker = stage.rng.choice(stage.crew.workers)
     # With effects in hand: those are what a zombie could do twice.
-    in_hand = await stage.until(lambda: _holds_effects(stage, worker), 8)
+    stage.crew.linger()
+    in_hand = await stage.until(lambda: _lingers(stage, worker), 30)
     stage.mark()
     stage.crew.stop(worker)
+    stage.crew.commit()
     stage.say(f"{worker.name} is stopped, {'in' if in_hand else 'perhaps not in'} the middle of an effect")
     ok = await stage.until(lambda: _given_up(stage, [worker]), LEASE + _LONGEST_OUTAGE)
     if not ok:
@@ -190,6 +193,10 @@ async def pause_worker(stage: Stage) -> None:
             stage.say(f"session {name} is {state}, waits for {waits}, its transaction is {age} s old: {query}")
     await stage.nap(0.3, 2)
     stage.crew.go_on(worker)
+
+
+async def _lingers(stage: Stage, worker: Worker) -> bool:
+    return stage.crew.lingers(worker)
 
 
 async def _given_up(stage: Stage, workers: list[Worker]) -> bool:

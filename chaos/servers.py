@@ -95,7 +95,7 @@ class Servers:
             migrate(conn)
             conn.execute(TABLES)
             if broken is not None:
-                BREAKS[broken](conn)
+                BREAKS[broken].apply(conn)
 
     def connect(self, **kwargs: Any) -> psycopg.Connection[tuple[Any, ...]]:
         """The harness's own connection, past every proxy."""
