@@ -13,6 +13,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Protocol
 
 import psycopg
@@ -66,8 +67,14 @@ class GivenServer:
 POOLER = os.environ.get("TALLYBOOK_TEST_POOLER")
 
 
+CORE = Path(__file__).parent / "sql"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Through a pooler: leave out what never meets it, and skip, with the reason, what needs a session of its own."""
+    """Tests of the core run on every server. Through a pooler: leave out what never meets it, skip what needs its own session."""
+    for item in items:
+        if item.path.is_relative_to(CORE):
+            item.add_marker(pytest.mark.servers)
     if not POOLER:
         return
     meets = [item for item in items if {"dsn", "empty_dsn"} & set(getattr(item, "fixturenames", ()))]

@@ -19,7 +19,7 @@ from support.workers import Jobs, eventually, working
 from tallybook import App, Cancel, Context, Dead, Snooze, Task
 from tallybook.errors import ConfigError, NotSupported, SignatureError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.servers]
 
 SLOW_BEAT = {"heartbeat": timedelta(seconds=60), "lease": timedelta(seconds=300)}
 Declare = Callable[[App, Then], Task[[int], Any]]

@@ -17,6 +17,7 @@ from support.worker_process import WorkerProcess, Workers
 from tallybook._db.migrate import migrate
 from tallybook.embedded import temporary_server
 
+pytestmark = pytest.mark.servers
 QUEUED = "select count(*) from tallybook.job where task like 'pay%' and state in ('available', 'running', 'retrying', 'scheduled')"
 WRONG = """
 select (select count(*) from (select job_id from effect group by job_id having count(*) <> 1) x),

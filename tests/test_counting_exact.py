@@ -13,7 +13,7 @@ from support.crowd import Crowd
 from test_exactness import SEED, replace_in
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-pytestmark = pytest.mark.direct("kills processes and waits for the end of their sessions")
+pytestmark = [pytest.mark.servers, pytest.mark.direct("kills processes and waits for the end of their sessions")]
 
 
 def differences(

@@ -14,6 +14,7 @@ import pytest
 from support.crowd import Crowd
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
 CLAIM = "select jobs from tallybook.claim(%s, '{mail}', '{9}', gen_random_uuid())"
 SEED = int(os.environ.get("TALLYBOOK_SEED") or random.randrange(1_000_000))

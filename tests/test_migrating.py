@@ -23,6 +23,7 @@ from tallybook._db import schema_aside, schema_locks
 from tallybook.errors import SchemaBusy, SchemaMissing, SchemaTooNew, SchemaTooOld
 from tallybook.testing import drain
 
+pytestmark = pytest.mark.servers
 NEWEST = schema.latest()
 NEXT = f"{NEWEST + 1:04d}_next.sql"
 # What the next release could bring: a column in the ledger and one in the ledger of keys, and works_from as it was.

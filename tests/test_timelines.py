@@ -14,7 +14,7 @@ from support.waiting import wait_until
 from support.workers import QUICK, Jobs, eventually, working
 from tallybook import App, Context
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.servers]
 
 TIMELINE = (
     "create or replace function tallybook._timeline() returns text language sql volatile as $$ select '{}'::text $$"

@@ -1,16 +1,15 @@
 """What `make test` and `make test-all` run: pytest on every PostgreSQL that is there, one server for each.
 
-Without --all: everything but what is marked slow, on 18; with --on 16, what is marked servers on that version. With --all:
-everything on 18, all but the slow on 16 and 15, and once more on 18 through a PgBouncer in transaction mode. Other
-arguments go to pytest as they are. What failed is run once more, one by one, and both are told. Ends with what could not
-run, by name; under CI (the variable is set) a missing PgBouncer or browser is a failure.
+Without --all: every test on 18 that is not marked slow; with --on 16, those marked servers on that version. With --all: every
+test on 18; on 16 and 15, and on 18 through a PgBouncer in transaction mode, every test but slow ones that are not marked servers
+(all of tests/sql is). Other arguments go to pytest unchanged. A test that fails once has failed. The last lines name what could
+not run; under CI (the variable is set) a missing PgBouncer or browser is a failure.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -42,7 +41,6 @@ class Result:
     seconds: float = 0.0
     closing_line: str = ""
     not_run: str = ""
-    again: str = ""
 
     @property
     def failed(self) -> bool:
@@ -80,8 +78,6 @@ def main() -> int:
     for result in results:
         if not result.not_run:
             print(f"{result.name}: {result.closing_line} [exit code {result.code}]")
-            if result.again:
-                print(f"  failed beside others, then run again one by one: {result.again}")
     for result in missing:
         print(f"not run: {result.name} ({result.not_run})")
     unseen = options.all and chromium.installed() is None
@@ -101,7 +97,7 @@ def main() -> int:
 def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--all", action="store_true", help="everything on 18, all but slow tests on 16, 15 and through PgBouncer"
+        "--all", action="store_true", help="everything on 18; on 16, 15 and through PgBouncer what depends on them"
     )
     parser.add_argument(
         "-n",
@@ -144,9 +140,9 @@ def _run(result: Result, options: argparse.Namespace, extra: list[str]) -> Resul
 
 def _selection(result: Result, options: argparse.Namespace) -> list[str]:
     if result.pooled:  # what is left out there is named, with its reason
-        return ["-rsfE", "-m", "not slow"]
-    if options.all:  # slow are those that depend on time and processes, not on the version
-        return [] if result.version == VERSIONS[0] else ["-m", "not slow"]
+        return ["-rsfE", "-m", "not slow or servers"]
+    if options.all:
+        return [] if result.version == VERSIONS[0] else ["-m", "not slow or servers"]
     return ["-m", "not slow" if result.version == VERSIONS[0] else "servers and not slow"]
 
 
@@ -163,31 +159,9 @@ def _pytest(selection: list[str], options: argparse.Namespace, environment: dict
     result.closing_line = next(
         (line.strip("= ") for line in reversed(lines) if line.strip("= ")), "pytest said nothing"
     )
-    if running.returncode == 1 and "--last-failed" not in selection:
-        _again(selection, options, environment, result)
-        return
-    # Nothing selected is no failure where only few tests are meant to run.
-    chosen = bool(selection) and result.version != VERSIONS[0]
-    result.code = 0 if running.returncode == NO_TESTS_COLLECTED and chosen else running.returncode
-
-
-_MOST_AGAIN = 10
-
-
-def _again(selection: list[str], options: argparse.Namespace, environment: dict[str, str], result: Result) -> None:
-    """Run what failed once more, one by one: on a busy machine a few of hundreds of tests with real faults meet a time limit.
-
-    What fails again has failed. Both runs are named at the end. Many at once are no accident.
-    """
-    first, result.code = result.closing_line, 1
-    failed = int(found[1]) if (found := re.search(r"(\d+) (?:failed|error)", first)) else 0
-    if not 0 < failed <= _MOST_AGAIN:
-        return
-    print(f"\n--- {result.name}: the {failed} that failed, one by one ---", flush=True)
-    _pytest(
-        [*selection, "--last-failed", "--last-failed-no-failures=none", "-n", "0", "-rA"], options, environment, result
-    )
-    result.again, result.closing_line = result.closing_line, first
+    # Where only the tests of other versions are chosen (make test, --on 16) a file may have none.
+    few = not options.all and not result.pooled and result.version != VERSIONS[0]
+    result.code = 0 if running.returncode == NO_TESTS_COLLECTED and few else running.returncode
 
 
 if __name__ == "__main__":

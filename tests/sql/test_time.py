@@ -81,7 +81,7 @@ def test_backoff_by_the_clock(db: Connection, worker: int) -> None:
 
 
 def test_a_lease_by_the_clock(db: Connection, worker: int) -> None:
-    """S3-05 S3-06: without a session, looks that find a worker silent since half its lease give its job back when the lease ends."""
+    """S3-05 S3-06: a worker without a session that is silent loses its job when its lease ends, not before."""
     job = one(db, "select tallybook.enqueue('q', 'send', at => %s)", T)
     claim(db, worker, T)
     look = "select lost, suspects from tallybook.rescue(at => %s)"
