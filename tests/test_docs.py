@@ -94,14 +94,14 @@ def words(rows: list[list[str]], column: int = 0) -> list[str]:
 @pytest.mark.servers
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sql")], ids=name)
 def test_the_sql_of_a_page_runs(page: Path, db: Any) -> None:
-    """S5-01, S1-03, S1-09: every SQL block runs, in the order of the page, on one connection to a fresh database."""
+    """S5-01: every SQL block runs, in the order of the page, on one connection to a fresh database."""
     for block in blocks(page, "sql"):
         for statement in statements(block):
             db.execute(statement)
 
 
 def test_the_sql_page_does_what_it_says(db: Any) -> None:
-    """S5-01, S4-02: after docs/sql.md the side table is joined to its jobs, one of which is done and one of which waits."""
+    """S5-01, S1-03, S1-09, S4-02: after docs/sql.md the side table is joined to its jobs: one is done, one waits."""
     for block in blocks(ROOT / "docs/sql.md", "sql"):
         for statement in statements(block):
             db.execute(statement)

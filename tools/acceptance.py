@@ -4,7 +4,8 @@
     python tools/acceptance.py --list       print every row with its tests, run nothing
 
 A test names a row in its docstring or its name: S1-05, S1-04..06, "S1-04, 05, 06", test_s1_05_... A row is shown when
-at least one test names it, and all that name it pass. Exit code 1 if one of them does not.
+at least one test names it, all that name it pass, and docs/acceptance.md does not list it as open with what is missing.
+Exit code 1 if a test does not pass.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ FOLDERS = ("tests", "examples")
 SETTINGS = {"max_prepared_transactions": "20", "max_connections": "200"}
 
 _ROW = re.compile(r"^\| (S\d-\d\d) \| (.+?) \|$", re.MULTILINE)
+_OPEN = re.compile(r"^- (S\d-\d\d): (.+)$", re.MULTILINE)
 _NAMED = re.compile(r"(?<![A-Za-z0-9])[Ss](\d)[-_](\d\d)(?!\d)((?:(?:\.\.|, ?| and )(?:[Ss]\1-)?\d\d\b)*)")
 _NEXT = re.compile(r"(\.\.|, ?| and )(?:[Ss]\d-)?(\d\d)")
 
@@ -64,6 +66,14 @@ class Results:
 def rows(text: str) -> dict[str, str]:
     """Id and title of every row, in order."""
     return dict(_ROW.findall(text))
+
+
+def missing(text: str, known: Mapping[str, str]) -> dict[str, str]:
+    """What each open row still lacks. Ends the program where a row is listed that is none."""
+    found = dict(_OPEN.findall(text))
+    if wrong := sorted(found.keys() - known.keys()):
+        sys.exit(f"docs/acceptance.md lists {', '.join(wrong)} as open, which are not among its rows")
+    return found
 
 
 def named_in(text: str) -> list[str]:
@@ -152,15 +162,21 @@ def read(report: Path, *, crashed: bool = False) -> Results:
     return results
 
 
-def say(known: Mapping[str, str], found: Mapping[str, list[Test]], results: Results | None) -> int:
+def say(
+    known: Mapping[str, str], found: Mapping[str, list[Test]], results: Results | None, lacks: Mapping[str, str]
+) -> int:
     """Print every row; the exit code."""
     shown, failed = 0, False
     for row, title in known.items():
         ends = [results.of(test) if results else "" for test in found[row]]
         verdict = _verdict(ends, ran=results is not None)
+        if row in lacks and verdict != "FAILED":
+            verdict = "open"
         shown += verdict in ("shown", "named")
         failed = failed or any(end in ("FAILED", "not run") for end in ends)
         print(f"{row}  {verdict:<6}  {title}")
+        if row in lacks:
+            print(f"{'':15}open: {lacks[row]}")
         for test, end in zip(found[row], ends, strict=True):
             print(f"{'':15}{test}" + (f"  {end}" if end else ""))
     if results is None:
@@ -186,10 +202,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Every row of the mission with the tests that show it.")
     parser.add_argument("--list", action="store_true", help="print rows and tests, run nothing")
     arguments = parser.parse_args()
-    known = rows(ROWS.read_text("utf-8"))
+    text = ROWS.read_text("utf-8")
+    known = rows(text)
+    lacks = missing(text, known)
     found = survey(known)
     tests = sorted({test for named in found.values() for test in named})
-    return say(known, found, None if arguments.list else run(tests) if tests else Results())
+    return say(known, found, None if arguments.list else run(tests) if tests else Results(), lacks)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ often it was asked, so that every run is the same. They keep account of what the
 from __future__ import annotations
 
 import asyncio
+import itertools
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import statistics
 import threading
 import time
 from collections import Counter
+from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
@@ -44,8 +46,10 @@ class World:
         self.lock = threading.Lock()
         self.asked: Counter[str] = Counter()
         """How often each key was asked for."""
-        self.done: Counter[str] = Counter()
-        """How often what it asks for was done: once, if the keys do their work."""
+        self.done: set[str] = set()
+        """The keys whose requests were carried out. A receiver that knows a key does nothing again."""
+        self.effects: Counter[str] = Counter()
+        """What was done, by what the requests are about, whatever their keys: once each, if the keys do their work."""
         self.answers: Counter[str] = Counter()
         self.refused: list[str] = []
         """Requests without the right signature or token."""
@@ -73,13 +77,18 @@ class World:
             self.asked[key] += 1
             return self.asked[key]
 
-    def do(self, key: str) -> None:
-        """Do what the key is for, unless it was done."""
+    def do(self, key: str, about: str) -> None:
+        """Do what is asked for, unless the key is known."""
         with self.lock:
-            if self.done[key]:
+            if key in self.done:
                 self.answers["known already"] += 1
             else:
-                self.done[key] += 1
+                self.done.add(key)
+                self.effects[about] += 1
+
+    def twice(self) -> set[str]:
+        """What was done more than once."""
+        return {about for about, times in self.effects.items() if times > 1}
 
     def verdict(self, path: str, key: str) -> str:
         """What this request meets: ok, or what goes wrong, at most twice for a key."""
@@ -95,6 +104,11 @@ class World:
             if fate < share:
                 return kind
         return "ok"
+
+
+def _subject_of(body: dict[str, Any]) -> Any:
+    """Which submission a request is about; an enrichment names its sender, an SMS says it in its text."""
+    return next(body[name] for name in ("submission", "id", "email", "text") if name in body)
 
 
 class _Server(ThreadingHTTPServer):
@@ -128,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "hangs":
             time.sleep(HANGS)
         if kind in ("ok", "lies", "hangs"):
-            world.do(key)
+            world.do(key, f"{self.path}: {_subject_of(json.loads(body))}")
         if kind == "ok":
             return self.answer(
                 200, {"row": f"row {key}", "company": json.loads(body).get("email", "").partition("@")[2]}
@@ -167,11 +181,11 @@ class _Mailbox:
         self.world = world
 
     async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
-        lines = envelope.content.decode(errors="replace").splitlines()
-        (key,) = [line.partition(": ")[2] for line in lines if line.lower().startswith("x-submission: ")]
-        if self.world.verdict("/mail", key) in ("fails", "limits"):
+        mail = message_from_bytes(envelope.content)
+        about = mail["X-Submission"]
+        if self.world.verdict("/mail", about) in ("fails", "limits"):
             return "451 try again later"
-        self.world.do(key)  # a mail server drops a second message of the same Message-ID
+        self.world.do(mail["Message-ID"], about)  # a mail server drops a second message of the same Message-ID
         return "250 OK"
 
 
@@ -204,11 +218,12 @@ class Visitors:
         self.url = url
         self.promised: dict[int, str] = {}
         self.took_ms: list[float] = []
+        self.numbers = itertools.count()
 
     async def submit(self, forms: list[str], at_once: int = 2) -> None:
         """Submit these, so many at the same time."""
         async with httpx2.AsyncClient(base_url=self.url, timeout=20) as http:
-            left = list(enumerate(forms))
+            left = list(zip(self.numbers, forms, strict=False))
 
             async def visitor() -> None:
                 while left:
@@ -232,6 +247,11 @@ select s.form, s.id, o.kind from operation o join tallybook.job j on j.id = o.jo
  where j.state = 'dead'"""
 
 
+BY_DEADLINE = """\
+select count(*) from tallybook.job j, jsonb_array_elements(j.errors) e where e ->> 'type' = 'TimeoutError'
+   and e ->> 'message' like 'deadline of %% passed'"""
+
+
 def missing(
     promised: dict[int, str], saved: set[int], enriched: set[int], done: set[str], given_up: set[str]
 ) -> set[str]:
@@ -247,9 +267,14 @@ def account(stage: Stage, world: World, visitors: Visitors, admin: httpx2.Client
     enriched = {row[0] for row in stage.rows("select submission from enrichment")}
     cancelled = {f"gone-{n}-webhook" for n, form in visitors.promised.items() if form == "gone"}
     dead = {f"{form}-{n}-{kind}" for form, n, kind in stage.rows(STILL_DEAD)}
-    lost = missing(visitors.promised, saved, enriched, set(world.done), cancelled | dead)
+    mailed = {about for about in world.effects if about.endswith("-email")}
+    lost = missing(visitors.promised, saved, enriched, world.done | mailed, cancelled | dead)
+    ((by_deadline,),) = stage.rows(BY_DEADLINE)
     said = ", ".join(f"{n} {what}" for what, n in world.answers.most_common())
-    stage.say(f"outside: {said}; {len(world.refused)} unsigned; done twice: {sum(n > 1 for n in world.done.values())}")
+    stage.say(
+        f"outside: {said}; {len(world.refused)} unsigned; done twice: {len(world.twice())};"
+        f" {by_deadline} calls were ended by their deadline"
+    )
     stage.say(
         f"{len(visitors.promised)} submissions answered in p50 {visitors.percentile(50):.0f} ms,"
         f" p99 {visitors.percentile(99):.0f} ms (wanted: below {300}); {len(dead)} operations dead, {len(cancelled)} cancelled"
@@ -259,9 +284,11 @@ def account(stage: Stage, world: World, visitors: Visitors, admin: httpx2.Client
     stage.say(f"the pages answer {pages}")
     for one in sorted(lost)[:10]:
         stage.say(f"lost: {one}")
+    for one in sorted(world.twice())[:10]:
+        stage.say(f"done twice: {one}")
     if SERVE:
         stage.say(
             f"{admin.base_url} (user admin, password {os.environ['ADMIN_PASSWORD']}), /dead, /submissions/{first}, /queue/"
         )
         stage.say(f"psql '{stage.dsn}', table tallybook.queue_status")
-    return stage.end(len(lost))
+    return stage.end(len(lost) + len(world.twice()))

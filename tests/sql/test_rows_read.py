@@ -145,6 +145,17 @@ def test_a_plan_from_an_empty_table_does_when_it_is_full(db: Connection, connect
     assert more == {}
 
 
+def test_what_is_due_is_found_by_its_index(db: Connection) -> None:
+    """S4-03: promote reads the ten jobs that are due and none of the 3,000 that are not; control: without the index all."""
+    db.execute("select tallybook.enqueue('q', 'work', run_at => now() + '1 day') from generate_series(1, 3000)")
+    db.execute("select tallybook.enqueue('q', 'work', run_at => now() + '1 hour') from generate_series(1, 10)")
+    due: LiteralString = "select tallybook.promote(at => now() + '2 hours')"
+    assert _read(db, due) < 300
+    with db.transaction(force_rollback=True):
+        db.execute("drop index tallybook.scheduled_due")
+        assert _read(db, due) > 3000
+
+
 ENQUEUE_BIG: LiteralString = """
 select tallybook.enqueue_many(array_fill('q'::text, '{20000}'), array_fill('work'::text, '{20000}'),
                               array_fill('{}'::text, '{20000}'))"""

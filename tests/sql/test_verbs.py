@@ -113,6 +113,18 @@ def test_a_job_has_the_plain_columns_of_a_job_table(db: Connection) -> None:
     assert see(db, "enqueued_at <= started_at and started_at <= ended_at") == [(True,)]
 
 
+def test_a_failed_job_shows_its_error_and_how_often_it_failed(db: Connection) -> None:
+    """S1-02: after each failure the row has the count and the last error, until the job is dead with both."""
+    job, worker = one(db, "select tallybook.enqueue('mail', 'send', unique_key => 'AAPL')"), start(db)
+    error = "select tallybook.fail(%s, %s, %s, jsonb_build_object('message', %s::text), max_attempts => 2)"
+    one(db, error, claim(db, worker), job, 1, "no luck")
+    columns = "id, state, unique_key, attempts, failures, last_error, ended_at is null"
+    assert see(db, columns) == [(job, "retrying", "AAPL", 1, 1, "no luck", True)]
+    one(db, "select promoted from tallybook.promote(at => %s)", one(db, "select now()") + DAY)
+    one(db, error, claim(db, worker), job, 2, "none again")
+    assert see(db, columns) == [(job, "dead", "AAPL", 2, 2, "none again", False)]
+
+
 def test_ids_are_bigint_and_exact_in_json(db: Connection) -> None:
     """S5-02: ids are bigint, grow, and stay below 2^53, so that JavaScript reads them exactly."""
     ids = [one(db, "select tallybook.enqueue('mail', 'send')") for _ in range(3)]
@@ -322,7 +334,7 @@ def test_a_claim_takes_no_more_than_asked_for(db: Connection) -> None:
 
 
 def test_only_what_is_due_is_claimed(db: Connection) -> None:
-    """S4-03: a scheduled or retrying job is not claimed before its time, and is when promote finds it due."""
+    """A scheduled or retrying job is not claimed before its time, and is when promote finds it due."""
     now = one(db, "select now()")
     later = one(db, "select tallybook.enqueue('mail', 'send', run_at => %s)", now + DAY)
     job = one(db, "select tallybook.enqueue('mail', 'send')")
@@ -336,7 +348,7 @@ def test_only_what_is_due_is_claimed(db: Connection) -> None:
 
 
 def test_promoted_jobs_go_by_time_then_fewer_failures(db: Connection) -> None:
-    """S4-03: of those that became due the earliest goes first; at one instant, what failed less."""
+    """Of those that became due the earliest goes first; at one instant, what failed less."""
     now, worker = one(db, "select now()"), start(db)
     failed = one(db, "select tallybook.enqueue('mail', 'send')")
     one(db, "select tallybook.fail(%s, %s, 1, '{}', retry_in => '1 h', at => %s)", claim(db, worker), failed, now)
