@@ -16,6 +16,8 @@ import psycopg
 from bench.figures import SCALE, at_most, median, percentile, plain, say
 from bench.server import database, load, server, start_worker, vacuum
 
+_PARENTS = "array['tallybook.entry_default', 'tallybook.claim_default', 'tallybook.outcome_default']::regclass[]"
+_LARGE = max(20_000, int(1_000_000 * SCALE))
 _JOBS = max(20_000, int(10_000_000 * SCALE))
 _CLAIMS = max(200, int(2000 * SCALE))
 _BATCH = 100
@@ -83,23 +85,26 @@ def advance(conn: psycopg.Connection[Any], to: int) -> None:
     )
 
 
+def ended(conn: psycopg.Connection[Any], xid: int, begin: int, end: int, ago: str) -> None:
+    """Jobs with these ids that have ended, a hundred to a transaction id."""
+    conn.execute("set synchronous_commit = off")
+    for first in range(begin, end, _CHUNK):
+        values = {"first": first, "last": min(first + _CHUNK, end) - 1, "xid": xid}
+        values["at"] = _one(conn, "select clock_timestamp() - %s::interval", ago)
+        for query in (_ENTRIES, _CLAIMED, _OUTCOMES):
+            conn.execute(query, values)  # type: ignore[arg-type]
+        say(f"  history: {values['last'] + 1:,} ended jobs are there")
+
+
 def fill(conn: psycopg.Connection[Any]) -> int:
     """Two ranges of ended jobs, ten days old and one day old, in front of the one in use; where the first ends."""
-    conn.execute("set synchronous_commit = off")
     half = _JOBS // 2
     start = _one(conn, "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint") + 50
     first_end, second_end = start + half // 100 + 1, start + 2 * (half // 100 + 1) + 1
-    parents = "array['tallybook.entry_default', 'tallybook.claim_default', 'tallybook.outcome_default']::regclass[]"
-    assert _one(conn, f"select tallybook._range_split({parents}, 0, {second_end + 5})")
-    assert _one(conn, f"select tallybook._range_split({parents}, 0, {first_end})")
-    for before, at in ((0, "10 days"), (half, "1 day")):
-        for first in range(before, before + half, _CHUNK):
-            last = min(first + _CHUNK, before + half) - 1
-            values = {"first": first, "last": last, "xid": start + (1 if before else 0)}
-            values["at"] = _one(conn, "select clock_timestamp() - %s::interval", at)
-            for query in (_ENTRIES, _CLAIMED, _OUTCOMES):
-                conn.execute(query, values)  # type: ignore[arg-type]
-            say(f"  history: {last + 1:,} ended jobs are there")
+    assert _one(conn, f"select tallybook._range_split({_PARENTS}, 0, {second_end + 5})")
+    assert _one(conn, f"select tallybook._range_split({_PARENTS}, 0, {first_end})")
+    ended(conn, start, 0, half, "10 days")
+    ended(conn, start + 1, half, 2 * half, "1 day")
     conn.execute("select setval('tallybook.job_id', %s)", (_JOBS + 1,))
     advance(conn, second_end + 10)
     return first_end
@@ -145,6 +150,51 @@ def drop(dsn: str) -> tuple[float, list[float], int, float]:
     return took, claimer.took[first:], effect, whole
 
 
+class Producer(threading.Thread):
+    """Puts in one job after another, each in a transaction of its own, until told to stop."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__(daemon=True)
+        self.dsn, self.took, self.on = dsn, list[float](), True
+
+    def run(self) -> None:
+        with psycopg.connect(self.dsn, autocommit=True) as conn:
+            while self.on:
+                begin = time.perf_counter()
+                conn.execute("select tallybook.enqueue('other', 'noop')")
+                self.took.append(1000 * (time.perf_counter() - begin))
+
+
+def cut(dsn: str) -> tuple[list[float], list[float], list[float], float]:
+    """Cut a range with a million ended jobs, beside a producer and a claimer: what these took meanwhile, the steps, and
+    the longest enqueue before."""
+    producer, claimer = Producer(dsn), Claimer(dsn)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        start = _one(conn, "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint") + 50
+        ended(conn, start, 0, _LARGE, "1 day")
+        conn.execute("select setval('tallybook.job_id', %s)", (_LARGE + 1,))
+        advance(conn, start + _LARGE // 100 + 10)
+        vacuum(dsn)
+        steps = list[float]()
+        for thread in (producer, claimer):
+            thread.start()
+        while len(claimer.took) < 30:
+            time.sleep(0.01)
+        first = len(producer.took), len(claimer.took)
+        ranges = "select count(*) from tallybook._ranges('tallybook.entry_default')"
+        before = _one(conn, ranges)
+        while _one(conn, ranges) == before:
+            assert len(steps) < 1000, "it is not cut"
+            begin = time.perf_counter()
+            _one(conn, f"select tallybook._range_split({_PARENTS}, 0)")
+            steps.append(1000 * (time.perf_counter() - begin))
+        time.sleep(0.05)
+        for thread in (producer, claimer):
+            thread.on = False
+            thread.join()
+    return producer.took[first[0] :], claimer.took[first[1] :], steps, max(producer.took[1 : first[0]])
+
+
 def run() -> None:
     """Print the figures."""
     with server() as running:
@@ -157,9 +207,15 @@ def run() -> None:
             vacuum(dsn)
             behind = claims(dsn, _CLAIMS)
             took, beside, gone, whole = drop(dsn)
+        with database(running) as dsn:
+            put, claimed, steps, before = cut(dsn)
     shown = f"p50 {median(behind):.2f} ms behind {_JOBS:,} ended jobs, {median(none):.2f} ms behind none, batches of {_BATCH}"
     at_most("history", "claim_ratio", median(behind) / median(none), "ratio", 1.2, shown).show()
     at_most("history", "drop_s", took, "s", 1, f"the run that dropped a range of {gone:,} ended jobs").show()
     shown = f"max {max(beside):.1f} ms, {len(beside)} claims while the range is counted and dropped"
     at_most("history", "claim_p99_ms", percentile(beside, 0.99), "ms", 20, shown).show()
     plain("history", "count_s", whole, "s", "all runs from the first piece on").show()
+    shown = f"of {len(put)} while a range with {_LARGE:,} ended jobs is cut; median {median(put):.2f} ms, max {before:.1f} before"
+    at_most("history", "cut_enqueue_ms", max(put), "ms", 20, shown).show()
+    shown = f"of {len(claimed)}, median {median(claimed):.2f} ms; {len(steps)} steps, the longest {max(steps):.0f} ms"
+    at_most("history", "cut_claim_ms", max(claimed), "ms", 20, shown).show()

@@ -64,8 +64,8 @@ select x.at::text, x.at = r.upper or tallybook._range_split(f.parents, r.lower, 
  where f.name = 'default' and r.lower <= s.now order by r.lower desc limit 1"""
 
 
-def cut(db: Connection) -> None:
-    """What follows this comes into another range."""
+def cut(db: Connection, *, ended: bool = True) -> None:
+    """What follows this comes into another range; ended: and all that came before has ended."""
     for _ in range(20):  # other tests use up transaction ids, too
         row = db.execute(CUT).fetchone()
         if row and row[1]:
@@ -73,7 +73,7 @@ def cut(db: Connection) -> None:
                 f"do $$ begin while pg_snapshot_xmax(pg_current_snapshot()) <= '{row[0]}'::xid8"
                 " loop perform pg_current_xact_id(); commit; end loop; end $$"
             )
-            return passed(db)
+            return passed(db) if ended else None
     raise AssertionError("nobody else has these tables")
 
 
@@ -289,6 +289,17 @@ def test_a_rewritten_table_is_counted_anew(db: Connection, now: datetime) -> Non
     assert one(db, "select count(*) from tallybook.entry") == 6
 
 
+def test_a_range_that_is_written_again_is_counted_anew(db: Connection, now: datetime) -> None:
+    """What was counted in a range that had come from another cluster does not count any more once this one writes to it."""
+    put(db, 1)
+    prune(db, now)
+    db.execute("update tallybook.history_range set complete = true, quiet_since = %s, newest_end = %s", [now, now])
+    prune(db, now)
+    cut(db)
+    assert prune(db, now + 30 * DAY) == 0
+    assert held(db, now + 30 * DAY) == [(1, "open jobs")]
+
+
 # Nobody waits
 
 
@@ -330,21 +341,20 @@ def test_a_long_reader_makes_nobody_wait(
 
 @pytest.mark.direct("holds locks of a session")
 def test_a_range_is_cut_only_where_nobody_is(db: Connection, connect: Callable[..., Connection], now: datetime) -> None:
-    """S3-21: no range is made ahead while a producer's transaction is open, and that one waits for nobody; then it is made."""
-    assert prune(db, now) == 0
+    """S3-21: no range is cut while a producer's transaction is open: that one waits for nobody, and is named; then it is cut."""
     producer = connect(autocommit=False)
-    producer.execute("select tallybook.enqueue('q', 'work')")
-    before = one(db, "select count(*) from pg_inherits where inhparent = 'tallybook.entry_default'::regclass")
-    burn(db, 100)
-    assert prune(db, now + 61 * S) == 0
+    pid = one(producer, "select pg_backend_pid() from (select tallybook.enqueue('q', 'work')) x")
+    put(db, 1)
+    prune(db, now)
+    prune(db, now + DAY)
     producer.execute("set lock_timeout = '1ms'")
     producer.execute("select tallybook.enqueue('q', 'work')")
-    assert (
-        one(db, "select count(*) from pg_inherits where inhparent = 'tallybook.entry_default'::regclass") == before == 2
-    )
+    assert len(ranges(db, "entry_default")) == 2
+    assert held(db, now + 8.74 * DAY) == []
+    assert held(db, now + 8.75 * DAY) == [(None, f"a reader: pid {pid}")]
     producer.commit()
-    prune(db, now + 122 * S)
-    assert one(db, "select count(*) from pg_inherits where inhparent = 'tallybook.entry_default'::regclass") > before
+    prune(db, now + DAY)
+    assert len(ranges(db, "entry_default")) == 3
 
 
 # Ranges
@@ -357,40 +367,120 @@ def ranges(db: Connection, table: str) -> list[tuple[Any, ...]]:
     return db.execute(RANGES, [f"tallybook.{table}"]).fetchall()
 
 
-def test_ranges_are_made_ahead(db: Connection, now: datetime) -> None:
-    """S3-21: once the rate of transaction ids is known two ranges follow the one in use, a long one, and the last up to MAXVALUE;
-    the same ones for entries, claims and outcomes, without a gap."""
+def test_the_range_in_use_is_cut_by_time(db: Connection, now: datetime) -> None:
+    """S3-21: once it has held something for an eighth of the retention what follows gets a range of its own: the same one for
+    entries, claims and outcomes, without a gap; a range that nothing was put into is never cut."""
+    prune(db, now - DAY)
+    put(db, 1)
     prune(db, now)
-    burn(db, 500)
-    prune(db, now + 61 * S)
-    for name in ("brief", "default", "long"):
-        found = ranges(db, f"entry_{name}")
-        assert len(found) == 5
-        assert found == ranges(db, f"claim_{name}") == ranges(db, f"outcome_{name}")
-        assert found[0][0] == 0 and found[-1][1] is None
-        assert [upper for _, upper in found[:-1]] == [lower for lower, _ in found[1:]]
-    prune(db, now + 3 * 61 * S)
-    assert len(ranges(db, "entry_long")) == 5, "nothing more is needed"
+    prune(db, now + 0.87 * DAY)
+    assert len(ranges(db, "entry_default")) == 2
+    prune(db, now + 0.88 * DAY)
+    prune(db, now + 5 * DAY)
+    found = ranges(db, "entry_default")
+    assert len(found) == 3
+    assert found == ranges(db, "claim_default") == ranges(db, "outcome_default")
+    assert found[0][0] == 0 and found[-1][1] is None
+    assert [upper for _, upper in found[:-1]] == [lower for lower, _ in found[1:]]
+    assert len(ranges(db, "entry_long")) == len(ranges(db, "entry_brief")) == 2
+
+
+def test_a_clock_that_was_set_back_does_not_stop_the_cuts(db: Connection, now: datetime) -> None:
+    """A range that was begun in the future counts as begun now."""
+    put(db, 1)
+    prune(db, now + 100 * DAY)
+    prune(db, now)
+    prune(db, now + DAY)
+    assert len(ranges(db, "entry_default")) == 3
 
 
 @pytest.mark.slow
 def test_never_more_than_sixteen_ranges(db: Connection, now: datetime) -> None:
     """S3-21: old empty ranges become one, so that a class never has more than 16, however long it lives."""
     hands = Hands(db)
-    prune(db, now)
-    db.execute("update tallybook.xid_rate set per_second = 1, measured_at = %s", [now + 1000 * DAY])
     db.execute("update tallybook.retention_class set keep = '1 hour'")
     most = 0
-    for n in range(30):
+    for n in range(24):
         done(db, hands, 2)
-        burn(db, 600)
-        passed(db)
-        db.execute("update tallybook.xid_rate set measured_at = %s", [now + n * DAY])
-        prune(db, now + n * DAY)
+        prune(db, now + n * timedelta(minutes=8))
         most = max(most, len(ranges(db, "entry_default")))
     assert 8 < most <= 16
-    assert one(db, "select count(*) from tallybook.entry") <= 8, "what was ended has gone, but for the ranges in use"
-    assert one(db, "select sum(entries) from tallybook.pruned") >= 50
+    assert one(db, "select count(*) from tallybook.entry") <= 16, "what was ended has gone, but for the ranges in use"
+    assert one(db, "select sum(entries) from tallybook.pruned") >= 25
+
+
+def replaced(db: Connection, file: str, old: str, new: str) -> None:
+    """Another text of a function: a smaller limit, or a guard taken away."""
+    text = dict(routines())[file]
+    assert old in text
+    db.execute(cast("LiteralString", text.replace(old, new)))
+
+
+def test_at_the_limit_of_ranges_the_reason_is_named(db: Connection, now: datetime) -> None:
+    """Where open jobs hold so many ranges that no other can be made, what is not cut names that as its reason, until they end."""
+    replaced(db, "functions/_ranges.sql", "c_most constant int := 16", "c_most constant int := 5")
+    for n in range(10):
+        put(db, 1)
+        prune(db, now + n * DAY)
+    assert len(ranges(db, "entry_default")) == 5
+    found = held(db, now + 60 * DAY)
+    assert found[-1] == (None, "too many ranges")
+    assert [why for _, why in found[:-1]] == ["open jobs"] * 3
+    hands = Hands(db)
+    hands.complete(*hands.claim())
+    passed(db)
+    prune(db, now + 60 * DAY)
+    prune(db, now + 61 * DAY)
+    assert one(db, "select count(*) from tallybook.entry") == 0
+    assert held(db, now + 61 * DAY) == []
+
+
+# Bursts
+
+
+def large(db: Connection, jobs: int) -> None:
+    """One transaction's jobs, one to a page of 8 kB."""
+    db.execute(
+        "do $$ declare l regclass; begin for l in select r.leaf from tallybook._families() f, tallybook._ranges(f.parents[1]) r"
+        " where f.name = 'default' loop execute format('alter table %s set (fillfactor = 10)', l); end loop; end $$"
+    )
+    db.execute(
+        "select tallybook.enqueue_many(array_agg(text 'q'), array_agg(text 'work'),"
+        " array_agg(jsonb_build_object('x', repeat('x', 900))::text)) from generate_series(1, %s)",
+        [jobs],
+    )
+
+
+def finish(db: Connection, hands: Hands, at: datetime) -> None:
+    """All that can be claimed is claimed and ends at the played time."""
+    while jobs := hands.claim(5000):
+        db.execute(
+            "select tallybook.complete_many(%s, %s, %s, at => %s)",
+            ([j.lease for j in jobs], [j.id for j in jobs], [j.attempt for j in jobs], at),
+        )
+    db.execute("update tallybook.claim set claimed_at = %s where claimed_at < clock_timestamp()", [at])
+
+
+@pytest.mark.parametrize("before", [0, 5], ids=["first of all", "after quiet hours"])
+def test_a_burst_leaves_in_time(db: Connection, now: datetime, before: int) -> None:
+    """S3-21: every ended job leaves at most 1.25 times its retention after its end, also after a burst that uses up transaction
+    ids and space a thousand times as fast as what comes before and after it."""
+    keep, step = timedelta(hours=8), timedelta(hours=1)
+    db.execute("update tallybook.retention_class set keep = %s where name = 'default'", [keep])
+    hands, at = Hands(db), now + DAY
+    for n in range(before + 12):
+        at += step
+        put(db, 2)
+        if n == before:
+            burn(db, 8000)
+            large(db, 2200)
+        finish(db, hands, at)
+        passed(db)
+        prune(db, at)
+        late = one(db, "select count(*) from tallybook.outcome where ended_at < %s", at - 1.25 * keep)
+        assert late == 0, (n, ranges(db, "entry_default"))
+    assert one(db, "select sum(entries) from tallybook.pruned") > 2200
+    assert held(db, at) == []
 
 
 @pytest.mark.slow
@@ -476,6 +566,177 @@ def test_the_reads_of_a_claim_do_not_grow_with_history(db: Connection, now: date
         cut(db)
         done(db, hands, 100)
     assert pages() < few + 4 * 12, few
+
+
+STEP: LiteralString = """
+select tallybook._range_split(f.parents, (select max(r.lower) from tallybook._ranges(f.parents[1]) r
+                                           where r.lower <= pg_snapshot_xmax(pg_current_snapshot())::text::numeric))
+  from tallybook._families() f where f.name = 'default'"""
+
+
+def in_steps(db: Connection) -> None:
+    """Every range counts as large, whatever it holds."""
+    replaced(db, "functions/_ranges.sql", "c_small constant bigint := 1048576", "c_small constant bigint := 0")
+
+
+def cut_again(db: Connection) -> None:
+    """The range in use is cut, however many tries its locks take."""
+    before = len(ranges(db, "entry_default"))
+    for _ in range(2000):
+        db.execute(STEP)
+        if len(ranges(db, "entry_default")) > before:
+            return
+    raise AssertionError("it is never cut")
+
+
+def misplaced(db: Connection) -> int:
+    """Rows that lie in a range which they do not belong to."""
+    leaves = db.execute(
+        "select r.leaf::text, pg_get_partition_constraintdef(r.leaf)"
+        " from tallybook._families() f, unnest(f.parents) p, lateral tallybook._ranges(p) r"
+    ).fetchall()
+    count = "select count(*) from {} where not ({})"
+    return sum(one(db, count.format(leaf, bounds)) for leaf, bounds in leaves if bounds)
+
+
+def test_a_large_range_is_cut_without_a_look_at_its_rows(db: Connection) -> None:
+    """S3-20: what a large range holds is validated beside producers; under the lock PostgreSQL takes its constraint for it."""
+    hands = Hands(db)
+    in_steps(db)
+    done(db, hands, 3)
+    said: list[str] = []
+    db.add_notice_handler(lambda d: said.append(d.message_primary or ""))
+    db.execute("set client_min_messages = 'debug1'")
+    for _ in range(4):  # the constraints, and each table on its own
+        assert one(db, STEP) is True
+        done(db, hands, 1)
+        assert len(ranges(db, "entry_default")) == 2
+    said.clear()
+    assert one(db, STEP) is True
+    db.execute("reset client_min_messages")
+    implied = [text.split('"')[1] for text in said if "is implied by existing constraints" in text]
+    assert implied == ["entry_default_1", "claim_default_1", "outcome_default_1"]
+    done(db, hands, 1)
+    assert len(ranges(db, "entry_default")) == 3
+    assert one(db, "select count(*) from tallybook.entry_default_1") == 7
+    assert one(db, "select count(*) from pg_constraint where conname = 'what lies in a range that is being cut'") == 0
+    assert misplaced(db) == 0
+
+
+def test_control_a_bound_that_is_known_too_early_fails_producers(db: Connection) -> None:
+    """Control: with the cut itself in the constraint, a producer that comes before the cut is made gets an error."""
+    text = dict(routines())["functions/_ranges.sql"].replace("bigint := 1048576", "bigint := 0")
+    bound = "format('%I < tallybook._range_cut()', k.key)"
+    assert bound in text
+    early = "format('%I < %L::xid8', k.key, pg_snapshot_xmax(pg_current_snapshot()))"
+    db.execute(cast("LiteralString", text.replace(bound, early)))
+    put(db, 1)
+    db.execute(STEP)
+    with pytest.raises(psycopg.errors.CheckViolation):
+        put(db, 1)
+
+
+@pytest.mark.parametrize("behind", [0, 40], ids=["cut", "control"])
+def test_no_producer_and_no_claim_fails_beside_cuts(
+    db: Connection, connect: Callable[..., Connection], behind: int
+) -> None:
+    """S3-20: while ranges are cut again and again beside producers and a claimer each job runs once, and lies in its range;
+    control: with a cut behind what was written rows lie in the wrong one."""
+    text = dict(routines())["functions/_ranges.sql"].replace("bigint := 1048576", "bigint := 0")
+    guard = "v_next := greatest(pg_snapshot_xmax(pg_current_snapshot())::text::numeric, pg_current_xact_id()::text::numeric + 1);"
+    assert guard in text
+    if behind:
+        text = text.replace(guard, f"v_next := pg_snapshot_xmax(pg_current_snapshot())::text::numeric - {behind};")
+    db.execute(cast("LiteralString", text))
+    more = True
+
+    def produce() -> int:
+        conn, jobs = connect(), 0
+        while more:
+            put(conn, 1)
+            jobs += 1
+        return jobs
+
+    def consume() -> list[int]:
+        hands, ended = Hands(connect()), list[int]()
+        while more:
+            for job in hands.claim(20):
+                assert hands.say("complete", job)
+                ended.append(job.id)
+        return ended
+
+    put(db, 1)
+    with ThreadPoolExecutor(3) as pool:
+        producers, consumer = [pool.submit(produce) for _ in range(2)], pool.submit(consume)
+        try:
+            for _ in range(1 if behind else 4):
+                cut_again(db)
+        finally:
+            more = False
+        total, ended = 1 + sum(one.result() for one in producers), consumer.result()
+    if behind:
+        assert misplaced(db) > 0
+        return
+    hands = Hands(db)
+    while jobs := hands.claim():
+        hands.complete(*jobs)
+        ended += [job.id for job in jobs]
+    assert sorted(ended) == sorted(set(ended))
+    assert len(ended) == total
+    assert misplaced(db) == 0
+    assert db.execute("select * from tallybook.verify()").fetchall() == []
+
+
+@pytest.mark.direct("holds locks of a session")
+@pytest.mark.parametrize("prepared", [False, True], ids=["open", "prepared"])
+def test_an_open_transaction_that_holds_history_is_named(
+    db: Connection, connect: Callable[..., Connection], now: datetime, prepared: bool
+) -> None:
+    """S3-21: what was written before a transaction that is still open began to write stays as long as that, and it is named."""
+    done(db, Hands(db), 3)
+    writer = connect(autocommit=False)
+    pid = one(writer, "select pg_backend_pid(), pg_current_xact_id()")
+    if prepared:
+        writer.execute("prepare transaction 'a sale'")
+    try:
+        cut(db, ended=False)
+        prune(db, now)
+        prune(db, now + 30 * DAY)
+        (why,) = {why for _, why in held(db, now + 30 * DAY)}
+        assert ("the prepared transaction 'a sale'" if prepared else f"pid {pid}") in why
+        assert why.startswith("an open transaction: ")
+        doctor = "select finding from tallybook.doctor(at => %s) where name = 'partitions'"
+        assert why in one(db, doctor, now + 30 * DAY)
+    finally:
+        writer.rollback()
+        if prepared:
+            db.execute("rollback prepared 'a sale'")
+    passed(db)
+    prune(db, now + 30 * DAY)
+    assert db.execute(COUNT).fetchone() == (0, 0)
+    assert held(db, now + 38 * DAY) == []
+
+
+def test_jobs_of_another_cluster_that_hold_a_range_are_named(db: Connection, now: datetime) -> None:
+    """What came from a cluster that was ahead of this one is not cut off from what it lies with, whatever the size; it is named."""
+    for large_ones in (False, True):
+        if large_ones:
+            in_steps(db)
+        put(db, 1)
+        db.execute(
+            "insert into tallybook.lane (queue, priority, part, retention, retired_at)"
+            " values ('old', 2, '', 'd', now() - interval '1 day')"
+        )
+        db.execute(
+            "insert into tallybook.entry"
+            " (xid, seq, job_id, enqueued_at, lane_id, attempt, failures, crashes, retention, task, args)"
+            " select (e.xid::text::bigint + 100000)::text::xid8, e.seq + 1000, e.job_id + 1000,"
+            " e.enqueued_at, e.lane_id, 1, 0, 0, 'd', 'work', '{}' from tallybook.entry e limit 1"
+        )
+        prune(db, now)
+        prune(db, now + DAY)
+        assert len(ranges(db, "entry_default")) == 2
+        assert held(db, now + 9 * DAY) == [(None, "jobs of another cluster")]
 
 
 # Words for what has left

@@ -14,17 +14,27 @@ language plpgsql
 set jit = off
 as $$
 declare
-  v_files oid[]; h tallybook.history_range; v_leaf name;
+  v_files oid[]; h tallybook.history_range; v_leaf name; v_quiet boolean := tallybook._range_quiet(p_lower, p_upper);
   v_lower xid8 := p_lower::text::xid8; v_upper xid8 := coalesce(p_upper, 18446744073709551615)::text::xid8; v_rows bigint; v_claims text; v_moved boolean;
 begin
-  if not tallybook._range_quiet(p_lower, p_upper) then return null; end if;
   select c.relname into v_leaf from pg_catalog.pg_class c where c.oid = p_leaves[1];
   select array_agg(pg_relation_filenode(l) order by n) || (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
     into v_files from unnest(p_leaves) with ordinality u(l, n);
   select r.* into h from tallybook.history_range r where r.leaf = v_leaf;
-  if h.leaf is null or h.files <> v_files then
+  if h.leaf is null or h.files <> v_files or h.quiet_since is not null and not v_quiet then  -- what came from another cluster was reached
     delete from tallybook.history_range r where r.leaf = v_leaf;
-    insert into tallybook.history_range (leaf, files, quiet_since) values (v_leaf, v_files, p_at) returning * into h;
+    insert into tallybook.history_range (leaf, files, begun_at) values (v_leaf, v_files, p_at) returning * into h;
+  elsif h.begun_at > p_at then  -- the clock was set back
+    update tallybook.history_range r set begun_at = p_at where r.leaf = v_leaf;
+  end if;
+  if not v_quiet then
+    if p_upper <= pg_snapshot_xmax(pg_current_snapshot())::text::numeric then
+      return tallybook._range_held(v_leaf, 'an open transaction');
+    end if;
+    return null;
+  end if;
+  if h.quiet_since is null then
+    update tallybook.history_range r set quiet_since = p_at, held = null where r.leaf = v_leaf returning * into h;
   end if;
   if p_code is null then
     if p_at - h.quiet_since < p_keep then return null; end if;
@@ -51,7 +61,9 @@ begin
   -- Its holders have ended, and without their outcomes nobody could tell.
   delete from tallybook.concurrency_holder c where c.ctid = any (array(
     select x.ctid from tallybook.concurrency_holder x where x.retention = p_code and x.xid >= v_lower and x.xid < v_upper for update skip locked));
-  if exists (select from tallybook.concurrency_holder x where x.retention = p_code and x.xid >= v_lower and x.xid < v_upper) then return null; end if;
+  if exists (select from tallybook.concurrency_holder x where x.retention = p_code and x.xid >= v_lower and x.xid < v_upper) then
+    return tallybook._range_held(v_leaf, 'a permit that somebody has locked');
+  end if;
   if not tallybook._range_lock(p_leaves) then return tallybook._range_held(v_leaf, 'a reader'); end if;
   if not tallybook._range_quiet(p_lower, p_upper) then return null; end if;
   execute (select 'truncate ' || string_agg(format('only %s', l), ', ') from unnest(p_leaves) l);

@@ -35,10 +35,15 @@ language sql stable as $$
     from unnest(p_parents) with ordinality p(parent, n), lateral tallybook._ranges(p.parent) r group by r.lower order by r.lower
 $$;
 
--- _range_lock(tables): takes these tables alone. Never waits; it is tried some times, since most that hold them do so for a
--- moment. False: somebody holds one for longer, a dump or an open transaction: try again later.
+-- _range_lock(tables): takes these tables alone. False: somebody holds one for longer, a dump or an open transaction: try again later.
+--
+-- At first it never waits. Where short transactions follow one another without a gap that is not enough, so the last try waits for
+-- 5 ms in all; others wait behind it for as long.
 create or replace function tallybook._range_lock(p_tables regclass[]) returns boolean
 language plpgsql as $$
+declare
+  c_patience constant interval := '5 ms';
+  v_table regclass; v_until timestamptz; v_timeout text := current_setting('lock_timeout');
 begin
   for try in 1..20 loop
     begin
@@ -49,6 +54,14 @@ begin
       perform pg_sleep(0.002);  -- nothing is locked meanwhile
     end;
   end loop;
+  v_until := clock_timestamp() + c_patience;
+  foreach v_table in array p_tables loop
+    perform set_config('lock_timeout', greatest(1, ceil(1000 * extract(epoch from v_until - clock_timestamp())))::text, true);
+    execute format('lock table only %s in access exclusive mode', v_table);
+  end loop;
+  perform set_config('lock_timeout', v_timeout, true);
+  return true;
+exception when lock_not_available then
   return false;
 end $$;
 
@@ -59,26 +72,59 @@ language sql immutable as $$
                 coalesce(quote_literal(p_upper::text), 'maxvalue'))
 $$;
 
--- _range_split(parents, lower, at): cut the range that begins at lower in two, in all tables of a family. What it holds lies below the cut.
+-- _range_cut(): the bound that the range which is being cut will get, in the session that cuts it. Everywhere else no bound.
 --
--- Only where that is a matter of milliseconds: what was written to it (16 MB at most) is read again under the lock, to see that it
--- fits. False: it is larger, holds something behind the cut, or somebody uses the tables.
-create or replace function tallybook._range_split(p_parents regclass[], p_lower numeric, p_cut numeric) returns boolean
+-- Marked immutable, though it reads a setting, so that PostgreSQL puts in its value where it compares a CHECK constraint that
+-- calls it with the new bounds of a partition: see _range_split.
+create or replace function tallybook._range_cut() returns xid8
+language sql immutable as $$
+  select coalesce(nullif(current_setting('tallybook.range_cut', true), ''), '18446744073709551615')::xid8
+$$;
+
+-- _range_split(parents, lower, at): cut the range that begins at lower in two, in all tables of a family. What it holds lies below the
+-- cut. at: null: right ahead of all that was written.
+--
+-- An attach reads the table under the lock to see that all rows fit, unless a valid CHECK constraint implies the bounds. So a table of
+-- more than 1 MB gets one first, in transactions of their own: it is added without a look at the rows, under a brief lock, and
+-- validated beside producers. Its upper bound is _range_cut(), which no row can violate: no producer can meet an error.
+-- In the cut's own transaction it is the cut. That all rows lie below that is known without reading them: the locks are held, so every
+-- transaction that has written here has ended. Rows that came from another cluster are looked for.
+-- True: a step was made; with the last one the range is cut. False: not now; held_ranges shows why.
+create or replace function tallybook._range_split(p_parents regclass[], p_lower numeric, p_cut numeric default null) returns boolean
 language plpgsql as $$
 declare
-  c_small constant bigint := 16777216;
-  v_leaves regclass[] := tallybook._range_leaves(p_parents, p_lower); v_upper numeric; v_name name; v_new regclass[] := '{}'; v_behind boolean; v_key name;
+  c_small constant bigint := 1048576; c_check constant name := 'what lies in a range that is being cut';
+  v_leaves regclass[] := tallybook._range_leaves(p_parents, p_lower); v_large regclass[]; v_todo regclass[]; v_new regclass[] := '{}';
+  v_upper numeric; v_next numeric; v_cut numeric; v_name name; v_why text := 'a reader';
 begin
-  if p_cut >= (select r.upper from tallybook._ranges(p_parents[1]) r where r.lower = p_lower) then return false; end if;
-  for n in 1..cardinality(p_parents) loop
-    if pg_relation_size(v_leaves[n]) > c_small then return false; end if;
-    select a.attname into v_key from pg_catalog.pg_partitioned_table p join pg_catalog.pg_attribute a on a.attrelid = p.partrelid and a.attnum = p.partattrs[0]
-     where p.partrelid = p_parents[n];
-    execute format('select exists (select from %s where %I >= %L)', v_leaves[n], v_key, p_cut) into v_behind;
-    if v_behind then return false; end if;
-  end loop;
+  v_large := array(select l from unnest(v_leaves) l where pg_relation_size(l) > c_small);
+  if v_large <> '{}' and tallybook._range_foreign(v_large) then return tallybook._range_stays(v_leaves, 'jobs of another cluster'); end if;
+
+  v_todo := array(select l from unnest(v_large) l where not exists (
+                    select from pg_catalog.pg_constraint c where c.conrelid = l and c.conname = c_check));
+  if v_todo <> '{}' then
+    if not tallybook._range_lock(v_todo) then return tallybook._range_stays(v_leaves, v_why); end if;
+    execute (select string_agg(format('alter table only %s add constraint %I check (%s) not valid', l, c_check, concat_ws(' and ',
+                                 pg_get_partition_constraintdef(i.inhparent), format('%I >= %L::xid8', k.key, p_lower),
+                                 format('%I < tallybook._range_cut()', k.key))), '; ')
+               from unnest(v_todo) l join pg_catalog.pg_inherits i on i.inhrelid = l, lateral tallybook._range_key(l) k(key));
+    return true;
+  end if;
+  v_todo := array(select c.conrelid::regclass from pg_catalog.pg_constraint c
+                   where c.conrelid = any (v_large::oid[]) and c.conname = c_check and not c.convalidated);
+  if v_todo <> '{}' then
+    begin
+      execute format('lock table only %s in share update exclusive mode nowait', v_todo[1]);
+    exception when lock_not_available then
+      return tallybook._range_stays(v_leaves, v_why);
+    end;
+    execute format('alter table only %s validate constraint %I', v_todo[1], c_check);
+    return true;
+  end if;
+
   -- What takes long is done before anything is locked. In a block, so that nothing of it stays where the locks are not to be had.
   begin
+    select r.upper into v_upper from tallybook._ranges(p_parents[1]) r where r.lower = p_lower;
     for n in 1..cardinality(p_parents) loop
       select c.relname || '_' || (
                select coalesce(max(substring(k.relname from '_(\d+)$')::int), 0) + 1
@@ -87,21 +133,65 @@ begin
       execute format('create table tallybook.%I (like %s including all)', v_name, p_parents[n]);
       v_new := v_new || format('tallybook.%I', v_name)::regclass;
     end loop;
-    if not tallybook._range_lock(p_parents || v_leaves) or p_cut <= pg_snapshot_xmax(pg_current_snapshot())::text::numeric then
+    if not tallybook._range_lock(p_parents || v_leaves) then raise lock_not_available; end if;
+    v_next := greatest(pg_snapshot_xmax(pg_current_snapshot())::text::numeric, pg_current_xact_id()::text::numeric + 1);
+    v_cut := coalesce(p_cut, v_next);
+    if v_cut < v_next or v_cut >= v_upper then
+      v_why := null;
       raise lock_not_available;
     end if;
-    select r.upper into v_upper from tallybook._ranges(p_parents[1]) r where r.lower = p_lower;
+    perform set_config('tallybook.range_cut', v_cut::text, true);
     for n in 1..cardinality(p_parents) loop
       execute format('alter table %s detach partition %s', p_parents[n], v_leaves[n]);
       execute format('alter table %s attach partition %s for values %s', p_parents[n], v_leaves[n],
-                     tallybook._range_bounds(p_lower, p_cut));
+                     tallybook._range_bounds(p_lower, v_cut));
       execute format('alter table %s attach partition %s for values %s', p_parents[n], v_new[n],
-                     tallybook._range_bounds(p_cut, v_upper));
+                     tallybook._range_bounds(v_cut, v_upper));
+      if v_leaves[n] = any (v_large) then execute format('alter table only %s drop constraint %I', v_leaves[n], c_check); end if;
     end loop;
+    perform set_config('tallybook.range_cut', '', true);
+    perform set_config('synchronous_commit', 'off', true);  -- nobody waits for the disk; what a crash takes back it takes back whole
     return true;
-  exception when lock_not_available or check_violation then
-    return false;
+  exception
+    when lock_not_available then return tallybook._range_stays(v_leaves, v_why);
+    when check_violation then return tallybook._range_stays(v_leaves, 'jobs of another cluster');
   end;
+end $$;
+
+-- _range_stays(leaves, why): says for people why a range was not cut. Returns false, for its caller to return.
+create or replace function tallybook._range_stays(p_leaves regclass[], p_why text) returns boolean
+language plpgsql as $$
+begin
+  perform tallybook._range_held(c.relname, p_why) from pg_catalog.pg_class c where c.oid = p_leaves[1];
+  return false;
+end $$;
+
+-- _range_key(leaf): the column that its ranges go by.
+create or replace function tallybook._range_key(p_leaf regclass) returns name
+language sql stable as $$
+  select a.attname from pg_catalog.pg_inherits i
+    join pg_catalog.pg_partitioned_table p on p.partrelid = i.inhparent
+    join pg_catalog.pg_attribute a on a.attrelid = p.partrelid and a.attnum = p.partattrs[0]
+   where i.inhrelid = p_leaf
+$$;
+
+-- _range_foreign(leaves): whether something lies in them that this cluster has not given out yet. Reads them only where something was
+-- brought over. A statement sees nothing of this cluster that its own snapshot's xmax does not lie ahead of, its own transaction apart.
+create or replace function tallybook._range_foreign(p_leaves regclass[]) returns boolean
+language plpgsql
+set jit = off
+as $$
+declare
+  v_leaf regclass; v_found boolean;
+begin
+  if not tallybook._elsewhere(true) and not exists (select from tallybook.lane l where l.retired_at is not null) then return false; end if;
+  foreach v_leaf in array p_leaves loop
+    execute format('select exists (select from %s where %2$I >= pg_snapshot_xmax(pg_current_snapshot())
+                                                    and %2$I is distinct from pg_current_xact_id_if_assigned())',
+                   v_leaf, tallybook._range_key(v_leaf)) into v_found;
+    if v_found then return true; end if;
+  end loop;
+  return false;
 end $$;
 
 -- _range_merge(parents, lower, next): two neighbouring ranges in which nothing is become one, or nothing is done (false).
@@ -124,17 +214,17 @@ begin
   return true;
 end $$;
 
--- _ranges_ahead(parents, step): one change, where one is needed, so that two ranges of about step transaction ids follow the one
--- that is being written. True: something was changed; there may be more to do.
+-- _ranges_kept(parents, keep, at): one change, where one is needed, so that a class has about eight ranges: the one that is being
+-- written is cut once it holds something for an eighth of keep. True: something was changed; there may be more to do.
 --
--- Ahead of these is a long range, and at the end the one up to MAXVALUE: where no worker has run for long, or none got the locks, it
--- is the long one that is written, and cut again while it is small. At most 16 ranges: from 12 on old empty ones are merged first.
-create or replace function tallybook._ranges_ahead(p_parents regclass[], p_step numeric) returns boolean
+-- By time, not by transaction ids: at whatever rate these are used up, no range holds more than was written in that time.
+-- At most 16 ranges: from 12 on old empty ones are merged first.
+create or replace function tallybook._ranges_kept(p_parents regclass[], p_keep interval, p_at timestamptz) returns boolean
 language plpgsql as $$
 declare
   c_most constant int := 16;
   v_cur numeric := pg_snapshot_xmax(pg_current_snapshot())::text::numeric; v_old numeric := pg_snapshot_xmin(pg_current_snapshot())::text::numeric;
-  v_lower numeric[]; v_upper numeric[]; v_empty boolean[]; k int; j int; v_cut numeric;
+  v_lower numeric[]; v_upper numeric[]; v_empty boolean[]; k int; v_leaves regclass[];
 begin
   select array_agg(r.lower order by r.lower), array_agg(r.upper order by r.lower), array_agg(r.bytes = 0 order by r.lower)
     into v_lower, v_upper, v_empty from tallybook._family_ranges(p_parents) r;
@@ -146,34 +236,9 @@ begin
       end if;
     end loop;
   end if;
-  if cardinality(v_lower) >= c_most then return false; end if;
-  if v_upper[k] is null or v_upper[k] - v_cur > 4 * p_step then
-    return tallybook._range_split(p_parents, v_lower[k], v_cur + p_step);
-  end if;
-  j := k + 1;
-  while j <= k + 2 and v_upper[j] - v_lower[j] <= 4 * p_step loop j := j + 1; end loop;
-  if j > k + 2 then return false; end if;
-  v_cut := v_lower[j] + case when v_upper[j] is null then greatest(100000000, 64 * p_step) else p_step end;
-  return tallybook._range_split(p_parents, v_lower[j], v_cut);
-end $$;
-
--- _xid_rate(at): how many transaction ids the cluster gives out a second; null until that is known. Measured once a minute,
--- over about an hour. Writes xid_rate.
-create or replace function tallybook._xid_rate(p_at timestamptz) returns float8
-language plpgsql as $$
-declare
-  r tallybook.xid_rate; v_cur xid8 := pg_snapshot_xmax(pg_current_snapshot()); v_seconds float8; v_share float8;
-begin
-  select x.* into r from tallybook.xid_rate x;
-  if not found or r.xid > v_cur or r.measured_at > p_at then  -- another cluster, another clock
-    insert into tallybook.xid_rate (measured_at, xid) values (p_at, v_cur)
-    on conflict (one) do update set measured_at = p_at, xid = v_cur, per_second = null;
-    return null;
-  end if;
-  v_seconds := extract(epoch from p_at - r.measured_at);
-  if v_seconds < 60 then return r.per_second; end if;
-  v_share := case when r.per_second is null then 1 else 1 - exp(-least(v_seconds / 3600, 50)) end;
-  r.per_second := coalesce(r.per_second, 0) * (1 - v_share) + (v_cur::text::numeric - r.xid::text::numeric) / v_seconds * v_share;
-  update tallybook.xid_rate set measured_at = p_at, xid = v_cur, per_second = r.per_second;
-  return r.per_second;
+  v_leaves := tallybook._range_leaves(p_parents, v_lower[k]);
+  if not exists (select from tallybook.history_range h join pg_catalog.pg_class c on c.relname = h.leaf and c.oid = v_leaves[1]
+                  where h.begun_at <= p_at - p_keep / 8) then return false; end if;
+  if cardinality(v_lower) >= c_most then return tallybook._range_stays(v_leaves, 'too many ranges'); end if;
+  return tallybook._range_split(p_parents, v_lower[k]);
 end $$;

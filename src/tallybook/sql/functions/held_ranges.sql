@@ -1,21 +1,43 @@
 -- held_ranges(at): the ranges of history whose time is over and that are still there, for people: since when they were due, what is
 -- open in them, and why they stay. open_jobs null: none of its own.
--- What no prune has come to yet is not shown. Reads history_range, retention_class, and the server's locks.
+-- A range that no prune could cut yet is due 1.25 times its retention after it was begun.
+-- What no prune has come to yet is not shown. Reads history_range, retention_class, and the server's locks and transactions.
 create or replace function tallybook.held_ranges(at timestamptz default clock_timestamp())
 returns table (class text, lower xid8, upper xid8, due_at timestamptz, open_jobs bigint, why text)
 language plpgsql stable as $$
 #variable_conflict use_column
 begin
   return query
-  select f.name, r.lower::text::xid8, r.upper::text::xid8, coalesce(h.newest_end, h.quiet_since) + f.keep,
-         nullif(h.open, 0), case when h.held = 'a reader' then coalesce('a reader: pid ' || k.pids, 'a reader that has gone: it goes with the next run') else h.held end
+  select f.name, r.lower::text::xid8, r.upper::text::xid8, d.due_at, nullif(h.open, 0),
+         case h.held when 'a reader' then coalesce('a reader: ' || tallybook._range_readers(
+                            tallybook._range_leaves(f.parents, r.lower) || case when h.quiet_since is null then f.parents else '{}' end),
+                            'a reader that has gone: it goes with the next run')
+                     when 'an open transaction' then coalesce('an open transaction: ' || tallybook._range_writers(r.upper),
+                            'an open transaction that has ended: it goes with the next run')
+                     else h.held end
     from tallybook._families() f, lateral tallybook._ranges(f.parents[1]) r
     join pg_catalog.pg_class c on c.oid = r.leaf
-    join tallybook.history_range h on h.leaf = c.relname
-    left join lateral (
-      select string_agg(distinct l.pid::text, ', ') as pids from pg_catalog.pg_locks l
-       where l.locktype = 'relation' and l.granted and l.pid <> pg_backend_pid()
-         and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
-         and l.relation = any (tallybook._range_leaves(f.parents, r.lower)::oid[])) k on h.held = 'a reader'
-   where h.held is not null and coalesce(h.newest_end, h.quiet_since) + f.keep <= held_ranges.at;
+    join tallybook.history_range h on h.leaf = c.relname,
+         lateral (select coalesce(h.newest_end, least(h.quiet_since, h.begun_at + f.keep / 4)) + f.keep) d(due_at)
+   where h.held is not null and d.due_at <= held_ranges.at;
 end $$;
+
+-- _range_readers(tables): who holds one of these tables; null: nobody.
+create or replace function tallybook._range_readers(p_tables regclass[]) returns text
+language sql stable as $$
+  select string_agg(distinct coalesce('pid ' || l.pid, 'the prepared transaction ' || quote_literal(p.gid)), ', ')
+    from pg_catalog.pg_locks l left join pg_catalog.pg_prepared_xacts p on l.virtualtransaction = '-1/' || p.transaction
+   where l.locktype = 'relation' and l.granted and l.pid is distinct from pg_backend_pid()
+     and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
+     and l.relation = any (p_tables::oid[])
+$$;
+
+-- _range_writers(upper): whose transactions began before upper and have not ended, in any database; null: nobody's.
+create or replace function tallybook._range_writers(p_upper numeric) returns text
+language sql stable as $$
+  select string_agg(coalesce('pid ' || a.pid, 'the prepared transaction ' || quote_literal(p.gid), 'transaction ' || x), ', ' order by x)
+    from pg_snapshot_xip(pg_current_snapshot()) x
+    left join pg_catalog.pg_stat_activity a on a.backend_xid::text = (x::text::numeric % 4294967296)::text
+    left join pg_catalog.pg_prepared_xacts p on p.transaction::text = (x::text::numeric % 4294967296)::text
+   where x::text::numeric < p_upper
+$$;

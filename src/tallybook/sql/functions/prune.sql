@@ -1,19 +1,19 @@
 -- prune(at, as_service): let history go that is past its retention, a little at each call: see docs/history.md. A service.
 --
--- Of all that is to be done it does one piece: counts some pages of a range, moves lanes' cursors out of it, drops it, makes a range
--- ahead, or else sweeps a batch of each small table. Call it again while it says so. Nobody ever waits for it: what somebody holds
--- is tried again by a later run.
+-- Of all that is to be done it does one piece: counts some pages of a range, moves lanes' cursors out of it, drops it, makes a step
+-- towards a new range, or else sweeps a batch of each small table. Call it again while it says so. Nobody waits for it for longer than
+-- 20 ms: what somebody holds is tried again by a later run.
 -- One at a time, whoever calls it: two that count the same pages of a range would add them up twice, and take what is open for ended.
 --   as_service  claim the run first, and put it on record (see _service.sql)
 -- Returns effect: how many rows went, null where somebody else is running it, and again: whether there is more to do at once.
 -- Needs READ COMMITTED (TB003).
--- Reads and writes: see _prune_range, _ranges_ahead, _sweep; service.
+-- Reads and writes: see _prune_range, _ranges_kept, _sweep; service.
 create or replace function tallybook.prune(at timestamptz default clock_timestamp(), as_service boolean default false,
   out effect bigint, out again boolean)
 language plpgsql as $$
 declare
   v_names text[]; v_codes "char"[]; v_parents jsonb; v_keeps interval[]; v_ranges jsonb; v_range jsonb; v_family regclass[];
-  v_rate float8; v_piece bigint;
+  v_piece bigint;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'prune needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not know what is open.';
@@ -41,11 +41,10 @@ begin
       end if;
     end loop;
   end loop;
-  v_rate := tallybook._xid_rate(at);
-  if not again and v_rate is not null then
+  if not again then
     for n in 1..cardinality(v_names) loop
       v_family := array(select x::oid::regclass from jsonb_array_elements_text(v_parents -> n - 1) with ordinality u(x, i) order by i);
-      again := tallybook._ranges_ahead(v_family, greatest(1000, ceil(v_rate * extract(epoch from v_keeps[n]) / 8)::numeric));
+      again := tallybook._ranges_kept(v_family, v_keeps[n], at);
       exit when again;
     end loop;
   end if;

@@ -1,1 +1,11 @@
 -- 0007: what a hostile test and an audit found. Workers may run.
+
+-- History: ranges are cut by time, no longer by the rate of transaction ids.
+alter table tallybook.history_range add column begun_at timestamptz not null default clock_timestamp();
+alter table tallybook.history_range alter column quiet_since drop not null;
+update tallybook.history_range set begun_at = quiet_since;
+comment on column tallybook.history_range.begun_at is 'When prune first found something in it: an eighth of the retention later it is cut.';
+comment on column tallybook.history_range.quiet_since is 'When prune first found that no transaction can write to it any more.';
+drop table tallybook.xid_rate;
+drop function if exists tallybook._xid_rate(timestamptz);
+drop function if exists tallybook._ranges_ahead(regclass[], numeric);
