@@ -8,8 +8,8 @@ often it was asked, so that every run is the same. They keep account of what the
 from __future__ import annotations
 
 import asyncio
-import itertools
 import hashlib
+import itertools
 import json
 import os
 import statistics

@@ -322,6 +322,28 @@ CONTROLS: dict[str, tuple[str, str, tuple[str, str]]] = {
 }
 
 
+def _crowded(dsn: str) -> None:
+    """From now on each producer acts as one that changes more jobs than it has locks for; see _start_waits."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(f"alter database {conn.info.dbname} set tallybook.jobs_locked = '1000'")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if scenario.unique])
+def test_a_crowd_in_every_order(dsn: str, name: str) -> None:
+    """A producer that has run out of locks for single jobs keeps its promises by the lock of their task."""
+    _crowded(dsn)
+    assert not play(dsn, SCENARIOS[name])[0]
+
+
+@pytest.mark.slow
+def test_control_of_a_crowd(dsn: str) -> None:
+    """Control: with no probe of the task's lock, work that was promised is missed."""
+    _crowded(dsn)
+    _without(dsn, "_amend", ("or p_crowd and not (", "or false and not ("))
+    assert play(dsn, SCENARIOS["a producer and a worker"])[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTROLS)
 def test_control(dsn: str, name: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from support.broken import without
 from support.hands import Hands, put, states
+from support.subjects import end, push
 from support.waiting import wait_until
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -356,3 +357,45 @@ def test_the_lanes_lock_keeps_claims_and_truncates_apart(db: Connection, connect
         assert said == ([1] if guarded else [3])
         ends = [hands.say("complete", job) for job in hands.leased(lease)]  # type: ignore[arg-type]
         assert ends == ([True, True] if guarded else [False, False]), states(db, *jobs)
+
+
+@pytest.mark.parametrize("how", ["truncate", "drop"])
+def test_subjects_that_have_stopped_leave_with_their_queue(db: Connection, how: str) -> None:
+    """Completed and killed subjects are forgotten, so a push of their name makes a job; a dead one and other queues' stay."""
+    hands, others = Hands(db), Hands(db, "other")
+    for who in ("done", "killed", "dead"):
+        push(db, who)
+        (job,) = hands.start()
+        if who == "dead":
+            hands.fail(job, final=True)
+        else:
+            end(hands, "subject_complete" if who == "done" else "subject_kill", job)
+    push(db, "other", queue="other")
+    (job,) = others.start()
+    end(others, "subject_complete", job)
+    left = "select subject from tallybook.subject order by 1"
+    db.execute("select tallybook.worker_stop(id) from tallybook.worker")
+    if how == "drop":
+        assert hands.one("select tallybook.queue_drop('q', truncate => true)")
+    else:
+        truncate(db, states=["scheduled", "available"])
+        assert len(db.execute(left).fetchall()) == 4, "they leave with all that the queue holds"
+        truncate(db, max_jobs=1)
+    assert db.execute(left).fetchall() == [("dead",), ("other",)]
+    assert push(db, "done")[1]
+
+
+def test_a_queue_of_many_lanes_is_truncated_in_few_calls(db: Connection) -> None:
+    """A call ends the jobs of up to 100 lanes; one transaction, as queue_drop's, refuses more than 256."""
+    db.execute("select tallybook.enqueue('q', 't', priority => i) from generate_series(1, 300) i")
+    with pytest.raises(psycopg.errors.Error, match="at most 256 lanes") as error:
+        db.execute("select tallybook.queue_drop('q', truncate => true)")
+    assert error.value.sqlstate == "TB005"
+    ended, mark = [], None
+    while mark is None or ended[-1]:
+        row = db.execute("select mark, cancelled from tallybook.queue_truncate('q', mark => %s)", (mark,)).fetchone()
+        assert row is not None
+        mark = psycopg.types.json.Jsonb(row[0])
+        ended.append(row[1])
+    assert ended == [100, 100, 100, 0]
+    assert db.execute("select tallybook.queue_drop('q')").fetchone() == (True,)

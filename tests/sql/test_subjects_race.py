@@ -339,6 +339,17 @@ CONTROLS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("probed", [True, False])
+def test_a_crowd_and_a_claim(dsn: str, probed: bool) -> None:
+    """An upsert out of locks for single jobs keeps its promise by the lock of their task; without its probe it does not."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(f"alter database {conn.info.dbname} set tallybook.jobs_locked = '1000'")  # type: ignore[arg-type]
+    if not probed:
+        without(dsn, "_amend", ("or p_crowd and not (", "or false and not ("))
+    assert bool(play(dsn, SCENARIOS["an upsert and a claim"])[0]) is not probed
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONTROLS)
 def test_control(dsn: str, name: str) -> None:
     """Control: with a guard taken out, a promise is broken, or there are two jobs of one subject."""

@@ -1,13 +1,13 @@
--- _amend(job_id, on_conflict, args, priority, run_at, ..., at): change a queued job as a conflict of unique keys asks for.
+-- _amend(job_id, task, on_conflict, args, priority, run_at, ..., at): change a queued job as a conflict of unique keys asks for.
 --
 -- True: done, or the job runs, and what runs keeps its args, priority and time. False: it went elsewhere between two looks.
 -- A job that is scheduled or waiting is updated in place. One that stands in line is not (an entry is never updated): an
 -- amendment is written, which whoever claims it reads; for another lane or time promote moves it after the commit.
--- Who is about to start the job waits for the caller's transaction (class 1413565447, see _queued_still).
+-- Who is about to start the job waits for the caller's transaction (see _start_waits).
 -- p_queued: the caller has that lock, and has seen the job queued. p_version: of p_args, as in the options of their job.
 -- Errors: TB003 at another isolation level than READ COMMITTED, if the job stands in line.
-create or replace function tallybook._amend(p_job_id bigint, p_on_conflict text, p_args jsonb, p_priority int, p_run_at timestamptz,
-  p_queued boolean default false, p_version jsonb default null, p_at timestamptz default clock_timestamp())
+create or replace function tallybook._amend(p_job_id bigint, p_task text, p_on_conflict text, p_args jsonb, p_priority int,
+  p_run_at timestamptz, p_queued boolean default false, p_version jsonb default null, p_at timestamptz default clock_timestamp())
 returns boolean language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -20,7 +20,7 @@ begin
          select from tallybook.amendment a where a.job_id = p_job_id and a.xid = pg_current_xact_id_if_assigned()) then
       return tallybook._job_open(p_job_id);  -- do not hold up what runs
     end if;
-    perform pg_advisory_xact_lock_shared(1413565447, hashint8(p_job_id));
+    perform tallybook._start_waits(p_job_id, p_task);
   end if;
   select x.job_id, x.lane_id, l.queue, l.priority, l.part into s
     from tallybook.scheduled x join tallybook.lane l on l.lane_id = x.lane_id where x.job_id = p_job_id for update of x;
@@ -130,18 +130,19 @@ begin
   return e;
 end $$;
 
--- _look(job_id): what whoever is about to start an attempt that has a unique key has to know.
+-- _look(job_id, task, crowd): what whoever is about to start an attempt that has a unique key has to know.
 --
 -- busy: a producer that relied on this job being queued, or has changed it, is still in its transaction: look again
--- soon. Else what it was changed to, read by a newer snapshot than the probe (hence volatile), and whether it was cancelled by then.
-create or replace function tallybook._look(p_job_id bigint) returns tallybook.looked
+-- soon; of a producer with very many jobs (crowd), perhaps another job of this task: see _start_waits. Else what it was changed to, read by a newer snapshot than the probe (hence volatile), and whether it was cancelled by then.
+create or replace function tallybook._look(p_job_id bigint, p_task text, p_crowd boolean) returns tallybook.looked
 language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  k tallybook.looked;
+  k tallybook.looked; v_slot int := 1 + (hashtext(p_task) & 63);
 begin
-  k.busy := not (pg_try_advisory_lock(1413565447, hashint8(p_job_id)) and pg_advisory_unlock(1413565447, hashint8(p_job_id)));
+  k.busy := not (pg_try_advisory_lock(1413565447, hashint8(p_job_id)) and pg_advisory_unlock(1413565447, hashint8(p_job_id)))
+         or p_crowd and not (pg_try_advisory_lock(1413565446, v_slot) and pg_advisory_unlock(1413565446, v_slot));
   if not k.busy then
     select a.args, a.run_at, a.version into k.args, k.run_at, k.version from tallybook.amendment a where a.job_id = p_job_id;
     k.cancelled := exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.cancelled and not t.once);

@@ -37,7 +37,7 @@ begin
           raise exception 'job % was cancelled in this transaction and may have started: its unique key is not free yet', j
             using errcode = 'TB005', hint = 'Commit the cancel first, then enqueue.';
         end if;
-        if p_while = 'running' or tallybook._queued_still(j) then v_holder := j; exit; end if;
+        if p_while = 'running' or tallybook._queued_still(j, p_task) then v_holder := j; exit; end if;
         v_others := v_others || j;
       end loop;
     end if;
@@ -47,7 +47,7 @@ begin
           using errcode = 'TB008', detail = v_holder::text,
                 hint = 'Choose another on_conflict than raise to leave it at that, or to change that job.';
       end if;
-      if p_on_conflict = 'skip' or tallybook._amend(v_holder, p_on_conflict, p_args, p_priority, p_run_at,
+      if p_on_conflict = 'skip' or tallybook._amend(v_holder, p_task, p_on_conflict, p_args, p_priority, p_run_at,
                                                            p_while = 'queued', p_version, p_at) then
         return v_holder;
       end if;
@@ -65,17 +65,15 @@ begin
   end loop;
 end $$;
 
--- _queued_still(job_id): whether a job has not started, nor will before the caller's transaction has ended.
+-- _queued_still(job_id, task): whether a job has not started, nor will before the caller's transaction has ended.
 --
--- The lock (class 1413565447, shared to the commit) is probed by whoever is about to start the job, which then waits for
--- the caller: so what the caller's transaction writes is seen by the job that it has relied on. It is taken before the
--- look that counts. With an older snapshot that look proves nothing; such a caller gets a job of its own.
--- One lock a job is held to the commit: a batch of thousands needs room for them (max_locks_per_transaction).
-create or replace function tallybook._queued_still(p_job_id bigint) returns boolean
+-- The start waits for the caller (see _start_waits), so the job that the caller relies on sees what the caller's transaction
+-- writes. The lock comes before the look that counts. With an older snapshot that look proves nothing; such a caller gets a job of its own.
+create or replace function tallybook._queued_still(p_job_id bigint, p_task text) returns boolean
 language plpgsql as $$
 begin
   if current_setting('transaction_isolation') <> 'read committed' then return false; end if;
   if not tallybook._job_queued(p_job_id) then return false; end if;  -- do not hold up what runs
-  perform pg_advisory_xact_lock_shared(1413565447, hashint8(p_job_id));
+  perform tallybook._start_waits(p_job_id, p_task);
   return tallybook._job_queued(p_job_id);
 end $$;

@@ -4,6 +4,7 @@
 -- was missed: an end at another isolation level, a row or a key that was locked. The key's lock is kept to the commit:
 -- who puts a job aside takes it, too, so that no job is put aside after the look. It is never waited for without a limit: another's open
 -- transaction that has moved the same line (it completes a job of it, say) must not stop a worker that ends its jobs.
+-- One transaction moves 256 lines, for it keeps their locks; rescue moves the others.
 -- Locks: the key (class 1413565448). Reads order_turn, order_line; writes entry, scheduled; deletes from waiting, order_line.
 create or replace function tallybook._release(p_key text, p_ended bigint default null,
   p_at timestamptz default clock_timestamp()) returns void
@@ -14,6 +15,7 @@ as $$
 declare
   v_holder bigint; l record; w tallybook.waiting; v_tries int := 1;
 begin
+  if not tallybook._locks_left('tallybook.keys_locked', 256) then return; end if;
   if p_ended is not null then  -- whose end frees the line tries for 0.2 s, the others for a moment
     v_tries := case when tallybook._has_turn(p_key, p_ended) then 40 else 3 end;
   end if;

@@ -37,7 +37,7 @@ begin
       raise exception 'an upsert of a pending subject needs READ COMMITTED'
         using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || p_job_id || ' has started since.';
     end if;
-    if not tallybook._subject_waits(p_job_id, p_at) then return; end if;
+    if not tallybook._subject_waits(p_job_id, e.task, p_at) then return; end if;
     v_locked := true;  -- from here on it does not start before our commit: what is seen now holds
   end loop;
   insert into tallybook.amendment as x (job_id, args, version, run_at, priority)
@@ -50,14 +50,13 @@ begin
   report := 'updated';
 end $$;
 
--- _subject_waits(job_id, at): whether a subject's job is planned or in line, and will not start before the caller's transaction has ended.
+-- _subject_waits(job_id, task, at): whether a subject's job is planned or in line, and will not start before the caller's transaction has ended.
 --
--- See _queued_still: the lock (class 1413565447, shared to the commit) is probed by whoever is about to start the job. It is taken
--- before the look that counts, which reads the newest attempt alone, however many there were.
-create or replace function tallybook._subject_waits(p_job_id bigint, p_at timestamptz) returns boolean
+-- See _start_waits: the lock comes before the look that counts, which reads the newest attempt alone, however many there were.
+create or replace function tallybook._subject_waits(p_job_id bigint, p_task text, p_at timestamptz) returns boolean
 language plpgsql as $$
 begin
-  perform pg_advisory_xact_lock_shared(1413565447, hashint8(p_job_id));
+  perform tallybook._start_waits(p_job_id, p_task);
   return coalesce((select n.state in ('planned', 'pending') from tallybook._subject_now(p_job_id, p_at) n), false);
 end $$;
 

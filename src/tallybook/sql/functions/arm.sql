@@ -21,7 +21,7 @@ begin
     end if;
   end if;
   clear := (select coalesce(bool_and(pg_try_advisory_lock(1413565445, k) and pg_advisory_unlock(1413565445, k)), true)
-              from (select distinct hashtext(q) from unnest(queues) q) d(k));
+              from (select distinct hashtext(q) & 127 from unnest(queues) q) d(k));
 end $$;
 
 -- disarm(queues): say that this session sleeps no more; producers of these queues send no notification for it.

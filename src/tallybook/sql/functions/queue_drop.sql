@@ -1,6 +1,7 @@
 -- queue_drop(queue, truncate, by, at): forget a queue that nobody uses: its settings go. False: there is none.
 --
---   truncate  true: what it holds is cancelled first, in this transaction; for many jobs call queue_truncate before, batch by batch
+--   truncate  true: what it holds is cancelled first, in this transaction; for many jobs, and for those of more than 256 lanes, call
+--             queue_truncate before, batch by batch
 -- Its lanes stay, as do its dead letters and the history of its jobs, until they are dropped and pruned. A producer is never in the way
 -- and never refused: whoever enqueues, now or later, has made the queue anew, with the defaults. Limits of the key queue:NAME stay.
 -- Errors: TB005 while it has open jobs, workers that serve it, or schedules: it says how many. Reads lane, worker, schedule, what
@@ -30,7 +31,7 @@ begin
   delete from tallybook.queue q where q.name = queue_drop.queue;
   perform tallybook._queue_lanes(queue);
   -- A producer whose transaction is open at this moment is not in it: its job makes the queue anew. One's own is.
-  update tallybook.lane l set dropped = tallybook._settled() where l.queue = queue_drop.queue;
+  update tallybook.lane l set dropped = s.now from (select tallybook._settled() as now offset 0) s where l.queue = queue_drop.queue;
   return true;
 end $$;
 

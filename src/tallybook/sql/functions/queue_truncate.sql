@@ -8,10 +8,13 @@
 -- Returns how many jobs this call has ended (cancelled), how many run and were told (cancelling), and remain: commit, and call again
 -- with mark, until it is false. busy: what others' open transactions hold was left. Jobs that are enqueued after the first call may be
 -- left, too, and so is what its own transaction has put in. The jobs are on view as cancelled; their unique keys are free, their
--- places at limits, the lines of their order keys; jobs that wait for them are told.
--- What stands in line is ended in bulk and the cursor moves past it, in one claim row that hands out nothing.
--- Errors: TB002 no such queue, TB003 needs READ COMMITTED, TB005. Locks: one lane, to its commit. Reads lane, claim, entry, scheduled,
--- waiting; writes claim, outcome, entry, tombstone; see _truncate_line, _cancel_aside, cancel_many.
+-- places at limits, the lines of their order keys; jobs that wait for them are told. With all states, subjects that completed or were
+-- killed are forgotten, too: a later push of such a name makes a new one. A dead subject stays, as does its dead letter.
+-- What stands in line is ended in bulk and the cursor moves past it, in one claim row that hands out nothing. mark remembers how far the
+-- calls have come: lanes that are empty are looked at once. A call visits 1000 lanes, and ends jobs of 100.
+-- Errors: TB002 no such queue, TB003 needs READ COMMITTED, TB005; more than 256 lanes with jobs in one transaction are TB005, too. Locks:
+-- lanes, to its commit; it waits for the first and tries the others. Reads lane, claim, entry, scheduled, waiting, subject_job; writes
+-- claim, outcome, entry, tombstone; deletes from subject_job; see _truncate_line, _cancel_aside, cancel_many.
 create or replace function tallybook.queue_truncate(queue text, states text[] default null, running boolean default false,
   by text default session_user, max_jobs int default 10000, inout mark jsonb default null, at timestamptz default clock_timestamp(),
   out cancelled int, out cancelling int, out busy boolean, out remain boolean)
@@ -20,7 +23,7 @@ set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off 
 as $$
 declare
   c_states constant text[] := array['available', 'scheduled', 'retrying', 'waiting'];
-  v_error jsonb; l record;
+  v_error jsonb; l record; t record; v_locked int := 0; v_seen int := 0; v_next xid8;
 begin
   if not states <@ c_states or states = '{}' then
     raise exception 'states % cannot be truncated', states
@@ -46,30 +49,77 @@ begin
   end if;
 
   -- 1. What is not in line: it comes there, ended, and so the cursor has to pass it afterwards.
-  if states is null or states && array['scheduled', 'retrying', 'waiting'] then
-    select a.ended, a.busy into cancelled, busy
-      from tallybook._truncate_aside(array(select n.lane_id from tallybook.lane n where n.queue = queue_truncate.queue order by n.lane_id),
-                                     states, max_jobs, (mark ->> 'id')::bigint, v_error, at) a;
-    if cancelled > 0 then
-      mark := mark || jsonb_build_object('xid', (pg_current_xact_id()::text::numeric + 1)::text);
-      return;
+  if not mark ? 'lane' then
+    if states is null or states && array['scheduled', 'retrying', 'waiting'] then
+      select a.ended, a.busy into cancelled, busy
+        from tallybook._truncate_aside(array(select n.lane_id from tallybook.lane n where n.queue = queue_truncate.queue order by n.lane_id),
+                                       states, max_jobs, (mark ->> 'id')::bigint, v_error, at) a;
+      if cancelled > 0 then
+        mark := mark || jsonb_build_object('xid', (pg_current_xact_id()::text::numeric + 1)::text);
+        return;
+      end if;
     end if;
+    mark := mark || jsonb_build_object('lane', 0, 'busy', busy);
   end if;
+  busy := (mark ->> 'busy')::boolean;
 
-  -- 2. One batch of one lane's line.
+  -- 2. What stands in line, lane by lane.
   if states is null or 'available' = any (states) then
     for l in select n.lane_id, n.retention, n.born from tallybook.lane n
-              where n.queue = queue_truncate.queue and n.retired_at is null order by n.lane_id loop
-      continue when not coalesce(tallybook._next(l.lane_id, l.retention, l.born) < (mark ->> 'xid')::xid8, false);
-      perform pg_advisory_xact_lock(1413565441, l.lane_id);
-      -- In a newer snapshot, as every claim.
-      select t.jobs into cancelled from tallybook._take(l.lane_id, l.retention, l.born, max_jobs, null, null,
-        tallybook._next(l.lane_id, l.retention, l.born), at, v_error) t;
-      return;
+              where n.queue = queue_truncate.queue and n.retired_at is null and n.lane_id > (mark ->> 'lane')::int
+              order by n.lane_id limit 1000 loop
+      if v_locked = 100 then return; end if;
+      v_seen := v_seen + 1;
+      if tallybook._next(l.lane_id, l.retention, l.born) < (mark ->> 'xid')::xid8 then
+        if not tallybook._locks_left('tallybook.lanes_locked', 256) then
+          raise exception 'one transaction truncates at most 256 lanes of queue %', to_json(queue)
+            using errcode = 'TB005', hint = 'Call queue_truncate until remain is false, and commit after each call.';
+        end if;
+        if v_locked = 0 then
+          perform pg_advisory_xact_lock(1413565441, l.lane_id);
+        elsif not pg_try_advisory_xact_lock(1413565441, l.lane_id) then
+          return;  -- the next call waits for it, and holds no other lane meanwhile
+        end if;
+        v_locked := v_locked + 1;
+        loop
+          v_next := tallybook._next(l.lane_id, l.retention, l.born);  -- in a newer snapshot, as every claim
+          exit when not coalesce(v_next < (mark ->> 'xid')::xid8, false);
+          if cancelled >= max_jobs then return; end if;
+          select k.claim_id, k.jobs into t
+            from tallybook._take(l.lane_id, l.retention, l.born, max_jobs - cancelled, null, null, v_next, at, v_error) k;
+          exit when t.claim_id is null;
+          cancelled := cancelled + t.jobs;
+        end loop;
+      end if;
+      mark := mark || jsonb_build_object('lane', l.lane_id);
     end loop;
+    if v_seen = 1000 or cancelled > 0 then return; end if;
   end if;
 
-  -- 3. What runs.
+  -- 3. Subjects that have stopped: a piece of those of all queues, in the order in which they stopped.
+  if states is null and not coalesce((mark ->> 'subjects')::boolean, false) then
+    v_seen := 0;
+    for t in select j.task, j.subject, j.ended_at, j.queue = queue_truncate.queue as ours from tallybook.subject_job j
+              where j.ended_at is not null
+                and (j.ended_at, j.task, j.subject) > (coalesce((mark #>> '{subject,0}')::timestamptz, '-infinity'),
+                                                       coalesce(mark #>> '{subject,1}', ''), coalesce(mark #>> '{subject,2}', ''))
+              order by j.ended_at, j.task, j.subject limit max_jobs loop
+      v_seen := v_seen + 1; l := t;
+      continue when not coalesce(t.ours, false);
+      delete from tallybook.subject_job d using (
+        select x.task, x.subject from tallybook.subject_job x
+         where x.task = t.task and x.subject = t.subject and x.ended_as in ('completed', 'killed') and x.queue = queue_truncate.queue
+           and x.job_id <= (mark ->> 'id')::bigint for update skip locked) k
+       where d.task = k.task and d.subject = k.subject;
+    end loop;
+    if v_seen = max_jobs then
+      mark := mark || jsonb_build_object('subject', jsonb_build_array(l.ended_at, l.task, l.subject));
+      return;
+    end if;
+    mark := mark || '{"subjects": true}';
+  end if;
+
+  -- 4. What runs.
   if running then
     select m.cancelling into cancelling
       from tallybook.cancel_many(queue => queue, states => array['running'], reason => 'truncated', max_jobs => max_jobs, at => at) m;

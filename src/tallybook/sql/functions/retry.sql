@@ -9,7 +9,7 @@ set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off 
 set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
-  e tallybook.entry; d tallybook.dead; v_state text; v_holder bigint; v_back boolean := false; v_behind int;
+  e tallybook.entry; d tallybook.dead; v_state text; v_holder bigint; v_back boolean := false; v_behind int; v_attempt int;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'retry needs READ COMMITTED' using errcode = 'TB003';
@@ -22,8 +22,11 @@ begin
     e.expires_at := d.expires_at; e.order_key := d.order_key; e.options := d.options;
     select l.retention into e.retention from tallybook.lane l where l.lane_id = d.lane_id;
   else
-    perform pg_advisory_xact_lock(1413565446, hashint8(job_id));  -- two people at once; for a dead letter its row does that
-    select x.* into e from tallybook.entry x where x.job_id = retry.job_id order by x.attempt desc limit 1;
+    loop  -- Two people at once: the newest attempt's row is locked, as that of a dead letter is.
+      v_attempt := e.attempt;
+      select x.* into e from tallybook.entry x where x.job_id = retry.job_id order by x.attempt desc limit 1 for update;
+      exit when e.attempt is not distinct from v_attempt;
+    end loop;
     v_behind := tallybook._behind(retry.job_id);
     if e.job_id is null and v_behind is null then
       raise exception 'there is no job %', retry.job_id using errcode = 'TB002', detail = coalesce(tallybook._past(retry.job_id), '');

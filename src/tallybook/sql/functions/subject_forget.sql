@@ -24,7 +24,7 @@ begin
           using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || k.job_id || ' has started since.';
       end if;
       -- Who is about to start it waits for this transaction from here on, and then looks for the tombstone.
-      continue when not tallybook._subject_waits(k.job_id, at);
+      continue when not tallybook._subject_waits(k.job_id, task, at);
       perform tallybook.cancel(k.job_id, 'its subject was forgotten', at);
     end if;
     delete from tallybook.subject_job j

@@ -6,7 +6,7 @@
 --   ready    start these
 --   busy     the line of their key is being moved at this moment, by a transaction that may stay open: ask again soon
 --   patient  false: what would be busy is put aside, too, so that it holds no slot; rescue looks after it. Say it after a while
--- All that is in neither is not the caller's any more. Needs READ COMMITTED (TB003). Locks: keys (class 1413565448), tried only.
+-- All that is in neither is not the caller's any more. A call looks at 256 keys; jobs of others are busy. Needs READ COMMITTED (TB003). Locks: keys (class 1413565448), tried only.
 -- Reads claim, entry, outcome, order_line; writes order_turn, order_line, waiting, outcome.
 create or replace function tallybook.turn(leases uuid[], job_ids bigint[], attempts int[], patient boolean default true,
   at timestamptz default clock_timestamp(), out ready bigint[], out busy bigint[])
@@ -15,7 +15,7 @@ set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off 
 set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
-  h record; l record; e tallybook.entry; v_generation bigint; v_holder bigint; v_locked boolean; v_mine boolean;
+  h record; l record; e tallybook.entry; v_generation bigint; v_holder bigint; v_locked boolean; v_mine boolean; v_keys text[] := '{}';
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'turn needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not know whose turn it is.';
@@ -28,6 +28,10 @@ begin
                                where o.retention = k.retention and o.entry_xid = k.xid and o.entry_seq = k.seq)
             order by k.job_id loop
     if h.order_key is null then ready := ready || h.job_id; continue; end if;
+    if h.order_key <> all (v_keys) then
+      if cardinality(v_keys) = 256 then busy := busy || h.job_id; continue; end if;
+      v_keys := v_keys || h.order_key;
+    end if;
     v_locked := pg_try_advisory_xact_lock(1413565448, hashtext(h.order_key));
     v_generation := 0; v_holder := null; v_mine := null;
     select t.generation, t.job_id into v_generation, v_holder

@@ -32,7 +32,7 @@ begin
   if w.place = 'entry' then
     select x.worker_id, x.claimed_at into c from tallybook._claim_of(w.lane_id, w.retention, w.xid, w.seq) x where x.lease is not null;
     if found then
-      return query select 'running'::text, r.* from tallybook._why_running(why.job_id, w.attempt, w.unique_key, c.worker_id, c.claimed_at, k.created_at, k.reason, why.at) r;
+      return query select 'running'::text, r.* from tallybook._why_running(why.job_id, w.task, w.attempt, w.unique_key, c.worker_id, c.claimed_at, k.created_at, k.reason, why.at) r;
       return;
     end if;
   end if;
@@ -119,8 +119,8 @@ begin
   return next;
 end $$;
 
--- _why_running(job_id, attempt, unique_key, worker, claimed_at, cancelled_at, cancel_reason, at): of a job that a claim has taken.
-create or replace function tallybook._why_running(p_job_id bigint, p_attempt int, p_unique_key text, p_worker int, p_claimed_at timestamptz,
+-- _why_running(job_id, task, attempt, unique_key, worker, claimed_at, cancelled_at, cancel_reason, at): of a job that a claim has taken.
+create or replace function tallybook._why_running(p_job_id bigint, p_task text, p_attempt int, p_unique_key text, p_worker int, p_claimed_at timestamptz,
   p_cancelled_at timestamptz, p_cancel_reason text, p_at timestamptz, out reason text, out explanation text, out details jsonb) returns setof record
 language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
@@ -148,15 +148,8 @@ begin
     explanation := format('It was cancelled at %s while it ran: its worker is told with its next heartbeat, and stops it.', tallybook._moment(p_cancelled_at));
     return next;
   end if;
-  if p_unique_key is not null and tallybook._busy(p_job_id) then
-    reason := 'busy'; explanation := 'A producer''s open transaction changes it, or relies on it: it starts when that has ended, if it has not started before.'; details := '{}';
+  if p_unique_key is not null and (tallybook._look(p_job_id, p_task, tallybook._crowd())).busy then
+    reason := 'busy'; explanation := 'A producer''s open transaction changes it or relies on it, or does so with hundreds of jobs of its task: it starts when that has ended, if it has not started before.'; details := '{}';
     return next;
   end if;
-end $$;
-
--- _busy(job_id): whether a producer's open transaction holds a job with a unique key as it is; see _look.
-create or replace function tallybook._busy(p_job_id bigint) returns boolean
-language plpgsql as $$
-begin
-  return not (pg_try_advisory_lock(1413565447, hashint8(p_job_id)) and pg_advisory_unlock(1413565447, hashint8(p_job_id)));
 end $$;

@@ -9,3 +9,10 @@ comment on column tallybook.history_range.quiet_since is 'When prune first found
 drop table tallybook.xid_rate;
 drop function if exists tallybook._xid_rate(timestamptz);
 drop function if exists tallybook._ranges_ahead(regclass[], numeric);
+
+drop function if exists tallybook._amend(bigint, text, jsonb, int, timestamptz, boolean, jsonb, timestamptz);
+drop function if exists tallybook._look(bigint);
+drop function if exists tallybook._busy(bigint);
+drop function if exists tallybook._queued_still(bigint);
+drop function if exists tallybook._subject_waits(bigint, timestamptz);
+drop function if exists tallybook._why_running(bigint, int, text, int, timestamptz, timestamptz, text, timestamptz);

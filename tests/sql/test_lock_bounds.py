@@ -1,0 +1,286 @@
+"""How many locks one transaction takes: a server has room for a few thousand, which all its databases and connections share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.broken import without
+from support.clusters import cluster
+from support.hands import Hands
+from support.subjects import many
+from support.waiting import wait_until
+from tallybook._db.migrate import migrate
+
+pytestmark = pytest.mark.direct("counts the locks of a session, and holds transactions open")
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Connect = Callable[..., Connection]
+MOST = 256
+"""Advisory locks of one class, as sql/README.md has it."""
+
+
+def held(db: Connection) -> dict[int, int]:
+    """How many advisory locks of each class this session holds: 40 to 49."""
+    query = (
+        "select classid::bigint - 1413565400, count(*) from pg_locks"
+        " where locktype = 'advisory' and pid = pg_backend_pid() group by 1"
+    )
+    return {int(kind): int(n) for kind, n in db.execute(query).fetchall()}
+
+
+def keyed(db: Connection, keys: Sequence[str], how: str, n: int = 1, task: str = "t") -> list[int]:
+    """Put in a job for each of these keys, in one statement."""
+    query = (
+        "select job_ids from tallybook.enqueue_many(array_fill('q'::text, array[%(n)s]),"
+        " array_fill(%(task)s::text, array[%(n)s]), array_fill(%(args)s::text, array[%(n)s]), unique_keys => %(keys)s,"
+        " on_conflicts => array_fill(%(how)s::text, array[%(n)s]),"
+        " unique_whiles => array_fill('queued'::text, array[%(n)s]))"
+    )
+    values = {"n": len(keys), "task": task, "args": f'{{"n": {n}}}', "keys": list(keys), "how": how}
+    row = db.execute(query, values).fetchone()
+    assert row is not None
+    return list(row[0])
+
+
+def names(n: int) -> list[str]:
+    return [f"k{i}" for i in range(n)]
+
+
+def upserts(db: Connection, n: int) -> None:
+    assert {row[2] for row in many(db, "subject_upsert_many", names(n), args=['{"n": 2}'] * n)} == {"updated"}
+
+
+def replacements(db: Connection, n: int) -> None:
+    keyed(db, names(n), "replace_args", 2)
+
+
+def conflicts(db: Connection, n: int) -> None:
+    keyed(db, names(n), "skip", 2)
+
+
+def forgets(db: Connection, n: int) -> None:
+    query = "select distinct tallybook.subject_forget('t', 'k' || i) from generate_series(0, %s) i"
+    assert db.execute(query, (n - 1,)).fetchall() == [("forgotten",)]
+
+
+def queues(db: Connection, n: int) -> None:
+    db.execute("select tallybook.enqueue('q' || i, 't') from generate_series(1, %s) i", (n,))
+
+
+def retries(db: Connection, n: int) -> None:
+    query = "select tallybook.retry(o.job_id) from tallybook.outcome o where o.state = 'cancelled'"
+    assert db.execute(query).fetchall() == [(2,)] * n
+
+
+def with_subjects(db: Connection, n: int) -> None:
+    many(db, "subject_push_many", names(n))
+
+
+def with_keys(db: Connection, n: int) -> None:
+    keyed(db, names(n), "skip")
+
+
+def with_cancelled(db: Connection, n: int) -> None:
+    with_keys(db, n)
+    db.execute("select tallybook.cancel_many(queue => 'q', max_jobs => %s)", (n,))
+    assert Hands(db).claim(n) == []
+
+
+def nothing(db: Connection, n: int) -> None:
+    """Nothing to prepare."""
+
+
+VERBS: dict[str, tuple[Callable[[Connection, int], None], Callable[[Connection, int], None]]] = {
+    "subject_upsert_many": (with_subjects, upserts),
+    "subject_forget": (with_subjects, forgets),
+    "replace_args": (with_keys, replacements),
+    "unique_while queued": (with_keys, conflicts),
+    "queues": (nothing, queues),
+    "retry": (with_cancelled, retries),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_locks_of_one_transaction_are_bounded(db: Connection, verb: str) -> None:
+    """However many jobs or queues one transaction changes, it takes at most 256 advisory locks of a class."""
+    prepare, change = VERBS[verb]
+    prepare(db, 400)
+    db.execute("begin")
+    change(db, 400)
+    assert max(held(db).values(), default=0) <= MOST, held(db)
+    db.execute("rollback")
+
+
+def test_the_locks_of_order_keys_are_bounded(db: Connection) -> None:
+    """A call of turn looks at 256 keys and answers busy for the others; ends move as many lines, and rescue the rest."""
+    hands, n = Hands(db), 300
+    for _ in range(2):
+        db.execute(
+            "select tallybook.enqueue_many(array_fill('q'::text, array[%(n)s]), array_fill('t'::text, array[%(n)s]),"
+            " array_fill('{}'::text, array[%(n)s]), order_keys => %(keys)s)",
+            {"n": n, "keys": names(n)},
+        )
+    first, second = hands.claim(n), hands.claim(n)
+    db.execute("begin")
+    ready, busy = hands.turn(first)
+    assert (held(db)[48], len(ready), len(busy)) == (MOST, MOST, n - MOST)
+    db.execute("commit")
+    assert hands.turn([job for job in first if job.id in busy]) == (busy, [])
+    _, busy = hands.turn(second)
+    assert (len(busy), hands.turn([job for job in second if job.id in busy])) == (n - MOST, ([], []))
+    db.execute("begin")
+    hands.complete(*first)
+    assert held(db)[48] == MOST
+    db.execute("commit")
+    assert hands.one("select count(*) from tallybook.waiting") == n - MOST
+    db.execute("select tallybook._release_missed(clock_timestamp())")
+    assert hands.one("select count(*) from tallybook.waiting") == 0
+
+
+def _retried_twice(db: Connection, connect: Connect) -> list[Any]:
+    """What two people are answered who retry one cancelled job at the same moment."""
+    with_cancelled(db, 1)
+    one, two = connect(), connect()
+    query = "select tallybook.retry(o.job_id) from tallybook.outcome o where o.state = 'cancelled'"
+    one.execute("begin")
+    answers = one.execute(query).fetchall()
+
+    def second() -> None:
+        try:
+            answers.extend(two.execute(query).fetchall())
+        except psycopg.Error as error:
+            answers.append(error.sqlstate)
+        waits.set()
+
+    waits, thread = threading.Event(), threading.Thread(target=second)
+    thread.start()
+    blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
+    wait_until(lambda: waits.is_set() or db.execute(blocked, (two.info.backend_pid,)).fetchone() == (True,), "it waits")
+    one.execute("commit")
+    thread.join()
+    return answers
+
+
+def test_two_people_retry_one_cancelled_job(db: Connection, connect: Connect) -> None:
+    """The second waits for the first, and is answered that the job is not cancelled any more."""
+    assert _retried_twice(db, connect) == [(2,), "TB005"]
+
+
+def test_control_without_the_lock_of_the_attempt(db: Connection, connect: Connect) -> None:
+    """Control: without the lock of its newest attempt's row both retry the job."""
+    without(db, "retry", "order by x.attempt desc limit 1 for update;", "order by x.attempt desc limit 1;")
+    assert _retried_twice(db, connect) == [(2,), (2,)]
+
+
+# --- a transaction that changes more jobs than it has locks for ----------------------------------------------------
+
+CHANGED = 200
+"""More than the 128 jobs that have a lock each."""
+
+
+def _started_meanwhile(db: Connection, connect: Connect) -> tuple[set[str], list[Any]]:
+    """Which jobs may start while a transaction that changes 200 of 210 is open, and what each has in its args after its commit."""
+    hands, producer = Hands(db), connect()
+    jobs = dict(zip(names(CHANGED + 10), keyed(db, names(CHANGED + 10), "skip"), strict=True))
+    (other,) = keyed(db, ["other"], "skip", task="another task")
+    (early,) = hands.claim(1)  # the first has started before
+    assert early.id == jobs["k0"]
+    producer.execute("begin")
+    assert keyed(producer, names(CHANGED), "replace_args", 2)[0] != early.id  # it got a job of its own
+    claimed = hands.claim(1000)
+    called = {job: name for name, job in jobs.items()} | {other: "other"}
+    free = {called[job.id] for job in claimed if not job.busy}
+    producer.execute("commit")
+    (lease,) = {job.lease for job in claimed}
+    after = hands.leased(lease)
+    assert not any(job.busy for job in after)
+    return free, [job.args["n"] for job in after if called[job.id] in names(CHANGED)]
+
+
+def test_what_a_crowd_changes_waits_for_it(db: Connection, connect: Connect) -> None:
+    """Jobs beyond the 128 with a lock of their own wait for the producer, too, and see what it wrote; other tasks do not."""
+    free, numbers = _started_meanwhile(db, connect)
+    assert free == {"other"}
+    assert numbers == [2] * (CHANGED - 1)
+
+
+def test_control_without_the_lock_of_the_task(db: Connection, connect: Connect) -> None:
+    """Control: without the probe of the task's lock, jobs that the open transaction changes start with the old args."""
+    without(db, "_look", "or p_crowd and not", "or false and not")
+    free, _ = _started_meanwhile(db, connect)
+    assert free >= {"other", "k99"}  # in the order of keys the last
+
+
+def test_few_changes_hold_only_what_they_change(db: Connection, connect: Connect) -> None:
+    """Up to 128 jobs in a transaction, no other job of the task waits, and a rollback to a savepoint gives the locks back."""
+    hands, producer = Hands(db), connect()
+    keyed(db, names(CHANGED), "skip")
+    producer.execute("begin; savepoint s")
+    keyed(producer, names(CHANGED), "replace_args", 2)
+    assert set(held(producer)) >= {46, 47}
+    producer.execute("rollback to savepoint s")
+    keyed(producer, names(128), "replace_args", 2)
+    assert (held(producer)[47], 46 in held(producer)) == (128, False)
+    assert sum(job.busy for job in hands.claim(1000)) == 128
+    producer.execute("commit")
+
+
+def test_crowds_do_not_deadlock(db: Connection, connect: Connect) -> None:
+    """Transactions that rely on the same hundreds of jobs, in opposite orders, beside workers of the task: none fails."""
+    keys = names(CHANGED)
+    query = "select tallybook.enqueue('q', 't', unique_key => k, run_at => now() + interval '1 h') from unnest(%s::text[]) k"
+    db.execute(query, (keys,))
+    keyed(db, [f"w{i}" for i in range(100)], "skip")
+    failed: list[str] = []
+    started: list[int] = []
+
+    def produce(order: list[str]) -> None:
+        producer = connect()
+        for _ in range(5):
+            with producer.transaction():
+                for part in (order[:100], order[100:]):
+                    keyed(producer, part, "skip", 2)
+
+    def work() -> None:
+        hands = Hands(connect())
+        while jobs := hands.claim(20):
+            while any(job.busy for job in hands.leased(jobs[0].lease)):
+                pass
+            started.extend(job.id for job in jobs)
+
+    def run(do: Callable[..., None], *args: Any) -> None:
+        try:
+            do(*args)
+        except psycopg.Error as error:
+            failed.append(repr(error))
+
+    threads = [threading.Thread(target=run, args=(produce, order)) for order in (keys, keys[::-1]) * 2]
+    threads += [threading.Thread(target=run, args=(work,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (failed, len(started)) == ([], 100)
+
+
+@pytest.mark.slow
+@pytest.mark.servers
+def test_everybody_can_connect_beside_a_crowd() -> None:
+    """With the default max_locks_per_transaction and 20 connections, 6,000 changes in a transaction leave room for others."""
+    with cluster(max_connections="20") as server:
+        for i, (prepare, change) in enumerate(VERBS.values()):
+            dsn = server.create_database(f"crowd{i}")
+            with psycopg.connect(dsn, autocommit=True) as db:
+                migrate(db)
+                prepare(db, 6000)
+                db.execute("begin")
+                change(db, 6000)
+                for _ in range(5):
+                    with psycopg.connect(dsn) as other:
+                        other.execute("select tallybook.enqueue('another', 't')")
+                db.execute("commit")
