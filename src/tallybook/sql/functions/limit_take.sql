@@ -131,6 +131,7 @@ begin
     if missed then
       v_was := (select max(c.called_at) from tallybook.rate_call c
                  where c.name = (select v_name[n] from unnest(v_of) n where v_gap[n] is not null limit 1) and c.called_at > limit_take.at - interval '1 s'
+                   and c.called_at <= limit_take.at + c_horizon  -- else the clock has stepped back since
                    and c.job_id = v_job[i] and c.attempt = v_attempt[i]);
       -- Only while nearly all that counts with it is still to come: see "Any window" in docs/design/0006-outside.md.
       if v_was > limit_take.at - interval '500 ms' then
