@@ -292,16 +292,22 @@ def test_never_more_than_the_limit_whatever_happens(db: Connection, seed: int) -
     assert one(db, LEFT) == 0, "nobody waits for ever"
 
 
-def _two_at_once(db: Connection, connect: Any) -> int:
+def _two_at_once(db: Connection, connect: Any, *, known: bool = True) -> int:
     """Two sessions ask for one job each at the same moment where there is one place; how many are let through."""
     limit(db, "one", 1)
-    return sum(len(asker.started) for asker in two_at_once(db, connect, "one"))
+    return sum(len(asker.started) for asker in two_at_once(db, connect, "one", known=known))
 
 
 @pytest.mark.direct("watches which session waits for which")
 def test_two_that_ask_at_once_get_one_place(db: Connection, connect: Any) -> None:
     """S1-18: the second waits for the first one's commit, and knows of its place."""
     assert _two_at_once(db, connect) == 1
+
+
+@pytest.mark.direct("watches which session waits for which")
+def test_two_that_are_the_first_of_their_key_get_one_place(db: Connection, connect: Any) -> None:
+    """S1-18: both make the row of a key that nobody has used; the second reads the first one's row once it has committed."""
+    assert _two_at_once(db, connect, known=False) == 1
 
 
 @pytest.mark.direct("watches which session waits for which")

@@ -298,16 +298,22 @@ def test_control_without_the_longer_gap_a_late_start_makes_one_too_many(db: Conn
     assert most_in_window([start for _, start in asker.started], MIN) > 8
 
 
-def _two_at_once(db: Connection, connect: Any) -> list[float]:
+def _two_at_once(db: Connection, connect: Any, *, known: bool = True) -> list[float]:
     """When two sessions that ask for one job each at the same moment are told to start it."""
     db.execute("select tallybook.rate_limit_put('api', 10, '1 second')")
-    return [(start - T) / S for asker in two_at_once(db, connect, "api") for _, start in asker.started]
+    return [(start - T) / S for asker in two_at_once(db, connect, "api", known=known) for _, start in asker.started]
 
 
 @pytest.mark.direct("watches which session waits for which")
 def test_two_that_ask_at_once_get_two_turns(db: Connection, connect: Any) -> None:
     """S1-18: the second waits for the first one's commit, and knows of its call."""
     assert _two_at_once(db, connect) == [0.0, 0.1]
+
+
+@pytest.mark.direct("watches which session waits for which")
+def test_two_that_are_the_first_of_their_key_get_two_turns(db: Connection, connect: Any) -> None:
+    """S1-18: both make the row of a key that nobody has used; the second reads the first one's row once it has committed."""
+    assert _two_at_once(db, connect, known=False) == [0.0, 0.1]
 
 
 @pytest.mark.direct("watches which session waits for which")

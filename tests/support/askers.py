@@ -98,9 +98,13 @@ class Asker:
             order += self.look(at)
 
 
-def two_at_once(db: Connection, connect: Any, key: str) -> list[Asker]:
-    """Two sessions that ask for one job of this key each at the same moment: the second before the first has committed."""
-    db.execute("insert into tallybook.rate_state values (%s, '-infinity', '-infinity', null, 0)", (key,))
+def two_at_once(db: Connection, connect: Any, key: str, *, known: bool = True) -> list[Asker]:
+    """Two sessions that ask for one job of this key each at the same moment: the second before the first has committed.
+
+    known: the key has a row already; else both make it.
+    """
+    if known:
+        db.execute("insert into tallybook.rate_state values (%s, '-infinity', '-infinity', null, 0)", (key,))
     put(db, key, n=2)
     askers, claims = [], []
     for _ in range(2):

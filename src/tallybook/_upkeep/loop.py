@@ -24,15 +24,18 @@ from tallybook._upkeep.service import REFUSED, Service
 
 _LOOK = (
     "select due, extract(epoch from next_run_at - clock_timestamp())::float8, passed, work, workers, names, every,"
-    " extract(epoch from next_tick_at - clock_timestamp())::float8"
+    " extract(epoch from next_tick_at - clock_timestamp())::float8, extract(epoch from clock_timestamp())::float8"
     " from tallybook.upkeep_look(%s::text[], %s::timestamptz, %s::int, %s::text[])"
 )
+_FORWARD = "select tallybook._clock_forward(make_interval(secs => %s))"
+# A step of the server's clock that is put on record; see _clock_back.sql.
+_STEP = 10.0
 # Whatever the services' times are: after so many seconds at most it learns that they have changed.
 _LONGEST = 5.0
 # Who was refused: the run of another is over by then.
 _AGAIN = 0.1
 
-Row = tuple[list[str], float | None, datetime | None, bool, int, list[str], list[timedelta], float | None]
+Row = tuple[list[str], float | None, datetime | None, bool, int, list[str], list[timedelta], float | None, float]
 
 
 class Upkeep:
@@ -59,6 +62,8 @@ class Upkeep:
         self._idle_queues = idle_queues
         self._on_looked = on_looked
         self._look_at = 0.0
+        self._clock = (math.inf, 0.0)
+        """What the server's clock and the loop's were at the last look."""
 
     async def run(self) -> None:
         """For ever."""
@@ -95,9 +100,12 @@ class Upkeep:
 
         async def call(conn: psycopg.AsyncConnection[Any]) -> Row:
             self._rescuer.connected_by(conn)
-            return cast(Row, await (await conn.execute(_LOOK, params)).fetchone())
+            asked_at = asyncio.get_running_loop().time()
+            row = cast(Row, await (await conn.execute(_LOOK, params)).fetchone())
+            await self._look_at_clock(conn, row[-1], asked_at)
+            return row
 
-        due, next_in, passed, work, workers, names, every, tick_in = await self._link.run(call)
+        due, next_in, passed, work, workers, names, every, tick_in, _ = await self._link.run(call)
         if queues:
             self._on_looked(now, work)
         self._promoter.looked(next_in, passed, behind=after is None)
@@ -113,6 +121,13 @@ class Upkeep:
                 service.look_at = service.looked_at + service.pause(workers)
             if service.name in due:
                 service.run_at = now
+
+    async def _look_at_clock(self, conn: psycopg.AsyncConnection[Any], server: float, asked_at: float) -> None:
+        """Put on record where the server's clock went on by more than there was time. A step back is found in SQL."""
+        (before, asked_before), self._clock = self._clock, (server, asked_at)
+        step = server - before - (asyncio.get_running_loop().time() - asked_before)
+        if step > _STEP:
+            await conn.execute(_FORWARD, (step,))
 
     async def _serve(self, service: Service) -> None:
         service.run_at = math.inf  # what is said while the answer is on its way counts

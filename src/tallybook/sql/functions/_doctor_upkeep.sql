@@ -1,4 +1,5 @@
--- _doctor_upkeep(at): another cluster, services that do not run, schedules that do not fire, ranges of history that cannot leave.
+-- _doctor_upkeep(at): another cluster, services that do not run, steps of the server's clock, schedules that do not fire,
+-- ranges of history that cannot leave.
 create or replace function tallybook._doctor_upkeep(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable set jit = off as $$
 #variable_conflict use_column
@@ -18,6 +19,16 @@ begin
          and v_since < p_at - greatest(2 * s.every, interval '2 min')),
     case when v_since is null then 'no worker lives that could run them' else 'all services run' end,
     'Workers live and do not do it: see their logs for what fails. By hand, for one run: `select tallybook.NAME()`, for promote, rescue, rebase, places, deal, settle, fold and prune.');
+
+  return query select * from tallybook._finding('clock_steps', (
+      select jsonb_agg(jsonb_build_object('level', 'warning', 'noticed_at', c.noticed_at, 'by', c.by,
+                         'text', format('the clock of the server stepped %s by %s, %s ago',
+                                        case when c.by < '0' then 'back' else 'forward' end,
+                                        tallybook._ago(greatest(c.by, -c.by)), tallybook._ago(p_at - c.noticed_at)))
+                       order by c.id desc)
+        from tallybook.clock_step c where c.noticed_at between p_at - interval '1 day' and p_at),
+    'the clock of the server has not stepped for a day',
+    'Let NTP slew the clock of the server. Jobs, limits and schedules run on after a step: see docs/services.md.');
 
   return query select * from tallybook._finding('schedules', (
       select jsonb_agg(jsonb_build_object('level', x.level, 'schedule', s.name, 'text', x.text, 'due_at', s.due_at) order by x.level desc, s.name)

@@ -26,6 +26,7 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('definer', 'renew',                  '{worker}', null),
   ('definer', '_timeline',              '{worker}', null),
   ('definer', '_on_timeline',           '{worker}', null),
+  ('definer', '_clock_forward',         '{worker}', null),
   ('definer', 'arm',                    '{worker}', null),
   ('definer', 'disarm',                 '{worker}', null),
   ('definer', 'claim',                  '{worker}', null),

@@ -4,13 +4,18 @@
 -- whoever is in the same or the next ten is refused, and a claim that is stuck (a person's open transaction that has run a
 -- service) holds the service up for 20 s at most. The services are safe beside each other all the same: they skip what is
 -- locked. A run that takes longer than 10 s may get company.
+-- Mends what a step of the server's clock has left, see _clock_back.
 create or replace function tallybook._service_claim(p_name text, p_at timestamptz default clock_timestamp()) returns boolean
 language plpgsql as $$
 declare
   v_ten bigint := floor(extract(epoch from p_at) / 10);
 begin
-  return pg_try_advisory_xact_lock(1413565449, hashtext(p_name || ' ' || v_ten - 1))
-     and pg_try_advisory_xact_lock(1413565449, hashtext(p_name || ' ' || v_ten));
+  if not (pg_try_advisory_xact_lock(1413565449, hashtext(p_name || ' ' || v_ten - 1))
+          and pg_try_advisory_xact_lock(1413565449, hashtext(p_name || ' ' || v_ten))) then
+    return false;
+  end if;
+  perform tallybook._clock_back(p_at);
+  return true;
 end $$;
 
 -- _service_ran(name, at, effect): puts a run on record, at most one a second, and never waits for the row. It took as long as

@@ -36,7 +36,7 @@ declare
   v_again timestamptz[]; v_tail timestamptz[]; v_count bigint[];
   v_of int[]; v_start timestamptz; v_was timestamptz; v_last text; v_passes boolean; v_missing text; j int;
   v_called timestamptz[] := '{}'; v_called_job bigint[] := '{}'; v_called_attempt int[] := '{}'; v_called_name text[] := '{}';
-  v_lanes int[]; v_turn_lanes int[]; v_known text[];
+  v_lanes int[]; v_turn_lanes int[]; v_known text[]; v_new text[];
   v_rules boolean := exists (select from tallybook.concurrency_limit) or exists (select from tallybook.breaker_rule);
   v_wide boolean := exists (select from tallybook.rate_limit r where r.name like 'queue:%' or r.name like 'task:%')
     or exists (select from tallybook.concurrency_limit r where r.name like 'queue:%' or r.name like 'task:%')
@@ -68,7 +68,7 @@ begin
 
   -- 2. Their keys, locked in one order.
   v_name := array(select distinct n from unnest(v_limits) x(l), jsonb_array_elements_text(x.l) n order by n);
-  for turn in 1..2 loop
+  loop
     select array_agg(s.name), array_agg(s.next_at), array_agg(s.front_at), array_agg(s.granted), array_agg(r.per / (r.calls - r.burst + 1)),
            array_agg(r.burst), array_agg(greatest(interval '20 ms', least(r.per / 100, interval '1 s'))), array_agg(r.calls - r.burst + 1),
            array_agg(tallybook._step(r.calls, r.per, r.burst))
@@ -78,14 +78,16 @@ begin
       left join lateral (
         select r.per, r.calls, r.burst from tallybook.rate_limit r where r.name in (s.name, split_part(s.name, ':', 1))
          order by r.name = s.name desc limit 1) r on true;
-    exit when turn = 2 or cardinality(v_known) = cardinality(v_name);
+    exit when cardinality(v_known) = cardinality(v_name);
+    v_new := array(select u.name from unnest(v_name) u(name)
+                    where u.name <> all (coalesce(v_known, '{}'))
+                      and (exists (select from tallybook._rate_limit_of(u.name))
+                           or v_rules and (exists (select from tallybook._concurrency_limit_of(u.name))
+                                           or exists (select from tallybook._breaker_of(u.name)))));
+    exit when v_new = '{}';
+    -- Where another session makes the same row, this waits for its commit, inserts nothing, and the next round reads that row.
     insert into tallybook.rate_state (name, next_at, front_at, granted)
-    select u.name, '-infinity', '-infinity', 0 from unnest(v_name) u(name)
-     where not exists (select from tallybook.rate_state s where s.name = u.name)
-       and (exists (select from tallybook._rate_limit_of(u.name)) or v_rules and (
-         exists (select from tallybook._concurrency_limit_of(u.name)) or exists (select from tallybook._breaker_of(u.name)))) order by u.name
-    on conflict do nothing;
-    exit when not found;
+    select n, '-infinity', '-infinity', 0 from unnest(v_new) n order by n on conflict do nothing;
   end loop;
   if cardinality(v_known) is distinct from cardinality(v_name) then  -- some have no rule of any kind
     select array_agg(k.n order by u.name), array_agg(v_next[k.n] order by u.name), array_agg(v_again[k.n] order by u.name),
@@ -129,6 +131,7 @@ begin
     if missed then
       v_was := (select max(c.called_at) from tallybook.rate_call c
                  where c.name = (select v_name[n] from unnest(v_of) n where v_gap[n] is not null limit 1) and c.called_at > limit_take.at - interval '1 s'
+                   and c.called_at <= limit_take.at + c_horizon  -- else the clock has stepped back since
                    and c.job_id = v_job[i] and c.attempt = v_attempt[i]);
       -- Only while nearly all that counts with it is still to come: see "Any window" in docs/design/0006-outside.md.
       if v_was > limit_take.at - interval '500 ms' then

@@ -18,6 +18,7 @@ as $$
 declare
   v_queues text[]; v_ids bigint[]; v_limited boolean; v_last timestamptz; v_fair boolean;
 begin
+  if promote.after > at + interval '10 s' then promote.after := null; end if;  -- the clock has stepped back
   if as_service and not tallybook._service_claim('promote', at) then
     select s.run_at into next_run_at from tallybook.scheduled s
      where s.run_at >= coalesce(promote.after, '-infinity') order by s.run_at limit 1;

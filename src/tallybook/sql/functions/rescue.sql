@@ -6,7 +6,8 @@
 -- these looks counts from half the lease on, since nothing else shows its death: it is rescued when its lease ends.
 -- A worker that holds a session is also dead when the session is gone and still gone at a look grace later (a worker that lost its
 -- connection takes the lock again by then). After a start of the server everybody has a whole lease to be heard again. No running job is
--- taken from a worker that beats, however long it runs.
+-- taken from a worker that beats, however long it runs. Where a lease ran out while nobody looked, because the clock
+-- has stepped forward or no worker was there, a worker that may live has a whole lease from the first look on.
 -- An attempt of a dead worker ends as lost and its job goes back in line with one more crash; at max_crashes, and if the
 -- worker held nothing else, it becomes a dead letter with the reason crashed (see _lost). What a zombie still tries is
 -- refused: the outcome is there.
@@ -24,6 +25,9 @@ set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
   w record; c record; e tallybook.entry; v_left boolean; v_error jsonb; v_free boolean; v_lease interval;
+  -- A start that lies ahead: the clock has stepped back since, and each note is newer than the start (see _clock_back).
+  v_start timestamptz := case when pg_postmaster_start_time() <= at then pg_postmaster_start_time()
+                              else '-infinity' end;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'rescue needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot overlooks the newest claims.';
@@ -34,10 +38,10 @@ begin
             where k.ended_at is null and (only_worker is null or k.id = only_worker) order by k.id loop
     v_lease := coalesce(lease_time, w.lease);
     -- Silence alone proves nothing: the server itself may have been away. Silent, and still silent a grace after it was noticed.
+    -- Let go at once: a worker that comes back takes this lock.
+    v_free := w.session and pg_try_advisory_lock(1413565443, w.id) and pg_advisory_unlock(1413565443, w.id);
     if w.seen_at >= at - (case when w.session then v_lease else v_lease / 2 end) then
       continue when not w.session;
-      -- Let go at once: a worker that comes back takes this lock.
-      v_free := pg_try_advisory_lock(1413565443, w.id) and pg_advisory_unlock(1413565443, w.id);
       if not v_free then  -- its session is there
         if w.gone_at is not null then
           update tallybook.worker k set gone_at = null
@@ -47,19 +51,20 @@ begin
       end if;
     end if;
     -- Not heard since the server started: nobody could be. Its silence counts from there, and its session proves nothing.
-    if w.seen_at > '-infinity' and w.seen_at < pg_postmaster_start_time()
-       and at between pg_postmaster_start_time() and pg_postmaster_start_time() + v_lease then
+    if w.seen_at > '-infinity' and w.seen_at < v_start and at between v_start and v_start + v_lease then
       suspects := suspects + 1;
       continue;
     end if;
     if w.seen_at > '-infinity' then
-      if w.gone_at is null or w.gone_at < pg_postmaster_start_time() then  -- a note from before an outage proves nothing
+      if w.gone_at is null or w.gone_at < v_start then  -- a note from before an outage proves nothing
         update tallybook.worker k set gone_at = rescue.at
          where k.id = (select x.id from tallybook.worker x where x.id = w.id and x.seen_at = w.seen_at and x.gone_at is not distinct from w.gone_at for update skip locked);
         suspects := suspects + 1;
         continue;
       end if;
-      if w.gone_at > at - (case when w.session and w.seen_at >= at - v_lease then grace else greatest(grace, v_lease / 3) end)
+      if w.gone_at > at - (case when w.session and w.seen_at >= at - v_lease then grace
+                                when w.gone_at - w.seen_at > 2 * v_lease and not v_free then greatest(grace, v_lease)
+                                else greatest(grace, v_lease / 3) end)
          or not w.session and w.seen_at >= at - v_lease then
         suspects := suspects + 1;
         continue;

@@ -23,6 +23,12 @@ begin
     into names, every, due, v_old, v_second
     from (select k.name, k.every, k.last_run_at from tallybook.service k order by k.name) s;
   services := coalesce(services, names);
+  -- The clock has stepped, back or forward, or nobody was there.
+  if (select max(s.last_run_at) from tallybook.service s)
+     not between at - interval '2 min' and at + interval '10 s' then
+    services := names; due := names; v_old := names; v_second := names;
+  end if;
+  if upkeep_look.after > at + interval '10 s' then upkeep_look.after := null; end if;  -- a mark from before such a step
 
   select s.run_at into next_run_at from tallybook.scheduled s
    where s.run_at >= coalesce(upkeep_look.after, '-infinity') order by s.run_at limit 1;

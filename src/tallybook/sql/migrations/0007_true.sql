@@ -16,3 +16,12 @@ drop function if exists tallybook._busy(bigint);
 drop function if exists tallybook._queued_still(bigint);
 drop function if exists tallybook._subject_waits(bigint, timestamptz);
 drop function if exists tallybook._why_running(bigint, int, text, int, timestamptz, timestamptz, text, timestamptz);
+
+-- The server's clock
+
+create table tallybook.clock_step (
+  id         bigint generated always as identity primary key,
+  noticed_at timestamptz not null,
+  by         interval not null
+);
+comment on table tallybook.clock_step is 'Each step of the server''s clock; by is negative where it went back.';

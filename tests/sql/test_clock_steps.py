@@ -1,0 +1,247 @@
+"""The server's clock steps, back or forward: what was to come after a delay comes after that delay, and everything runs on."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.askers import HOUR, MIN, MS, Asker, S, T, one, put
+from support.broken import without
+from support.ticking import clocks, fires
+from support.ticking import put as put_schedule
+
+pytestmark = pytest.mark.servers
+Connection = psycopg.Connection[tuple[Any, ...]]
+DAY = timedelta(days=1)
+YEARS = timedelta(days=3650)
+
+SERVICES = ["deal", "fold", "places", "promote", "prune", "rebase", "rescue", "schedules", "settle"]
+RUNS = {
+    "promote": "promoted from tallybook.promote(at => %s, as_service => true)",
+    "rescue": "lost from tallybook.rescue(at => %s, as_service => true)",
+    "rebase": "rebased::int from tallybook.rebase(at => %s, as_service => true)",
+    "settle": "released from tallybook.settle(at => %s, as_service => true)",
+    "places": "released from tallybook.places(at => %s, as_service => true)",
+    "deal": "dealt from tallybook.deal(at => %s, as_service => true)",
+    "fold": "tallybook.fold(at => %s, as_service => true)",
+    "prune": "effect from tallybook.prune(at => %s, as_service => true)",
+}
+
+
+def look(db: Connection, at: datetime) -> list[str]:
+    """Which services have something to do, as a look for promote alone is told."""
+    due: list[str] = one(db, "select due from tallybook.upkeep_look('{promote}', at => %s)", at)
+    return due
+
+
+def run(db: Connection, *services: str, at: datetime) -> None:
+    """Run these services as workers do."""
+    for service in services or RUNS:
+        db.execute(f"select {RUNS[service]}", (at,))  # type: ignore[arg-type]
+
+
+def run_at(db: Connection, job: int) -> datetime:
+    found: datetime = one(db, "select run_at from tallybook.scheduled where job_id = %s", job)
+    return found
+
+
+def end(db: Connection, verb: str, at: datetime, **more: Any) -> int:
+    """One job whose first attempt has ended in this way."""
+    (job,) = put(db, at=at)
+    asker = Asker(db)
+    ((lease, *_),) = asker.claim(at)
+    names = "".join(f", {name} => %({name})s" for name in more)
+    params = {"lease": lease, "job": job, "at": at, **more}
+    db.execute(f"select tallybook.{verb}(%(lease)s, %(job)s, 1{names}, at => %(at)s)", params)  # type: ignore[arg-type]
+    return job
+
+
+@pytest.mark.parametrize("back", [MIN, HOUR, YEARS], ids=str)
+def test_every_service_runs_at_the_next_look(db: Connection, back: timedelta) -> None:
+    """After a step back all services are due at the next look, whatever it asks for; they run, and it is over."""
+    run(db, at=T)
+    db.execute("update tallybook.service set last_run_at = %s where name = 'schedules'", (T,))
+    assert look(db, T + S) == []
+    after = T - back
+    assert look(db, after) == SERVICES
+    run(db, at=after)
+    ran = one(db, "select array_agg(name order by name) from tallybook.service where last_run_at = %s", after)
+    assert ran == sorted(RUNS)
+    assert one(db, "select last_run_at from tallybook.service where name = 'schedules'") is None
+    assert look(db, after + S) == []
+
+
+def test_a_step_is_on_record_once_and_the_doctor_shows_it(db: Connection) -> None:
+    """A step back is recorded with its size, once whoever notices it, and `clock_steps` of the doctor names it for a day."""
+    run(db, at=T)
+    run(db, at=T - HOUR)
+    assert db.execute("select noticed_at, by from tallybook.clock_step").fetchall() == [(T - HOUR, -HOUR)]
+    doctor = "select level, finding from tallybook.doctor('upkeep', at => %s) where name = 'clock_steps'"
+    assert db.execute(doctor, (T - HOUR + 5 * MIN,)).fetchone() == (
+        "warning", "the clock of the server stepped back by 60 min, 5 min ago",
+    )  # fmt: skip
+    assert one(db, doctor, T + DAY) == "ok"
+
+
+def test_a_clock_that_does_not_step_changes_nothing(db: Connection) -> None:
+    """Workers whose looks cross by some seconds are no step."""
+    run(db, at=T)
+    run(db, at=T - 9 * S)
+    assert one(db, "select count(*) from tallybook.clock_step") == 0
+
+
+@pytest.mark.parametrize("back", [HOUR, YEARS], ids=str)
+def test_limited_jobs_keep_their_order_and_gaps(db: Connection, back: timedelta) -> None:
+    """Turns that lie ahead by the step come back by it: each job starts a gap after the one before it, as without the step."""
+    db.execute("select tallybook.rate_limit_put('provider', 8, '1 minute')")
+    jobs = put(db, "provider:acme", n=6)
+    asker = Asker(db)
+    assert asker.look(T) == jobs[:1]
+    run(db, "promote", at=T + S)
+    after = T + 2 * S - back  # two seconds after the first start, by a clock that is right
+    run(db, "promote", at=after)
+    assert asker.run(after + MIN, after) == jobs[1:]
+    starts = [start for job, start in asker.started if job != jobs[0]]
+    assert after < starts[0] <= after + 7500 * MS, "a second later at most than without the step"
+    assert starts[0] >= after + 5500 * MS, "no sooner"
+    assert [b - a for a, b in pairwise(starts)] == [7500 * MS] * 4
+
+
+def test_control_limited_jobs_wait_for_the_clock(db: Connection) -> None:
+    """Control: where nothing is brought back, the next job starts when the clock has caught up."""
+    without(db, "_service_claim", "perform tallybook._clock_back(p_at);")
+    with pytest.raises(AssertionError):
+        test_limited_jobs_keep_their_order_and_gaps(db, HOUR)
+
+
+def test_a_start_that_was_missed_by_the_step_is_made_up_for_at_once(db: Connection) -> None:
+    """A job that was let through just before the step, and did not start in time, does not wait for the clock."""
+    db.execute("select tallybook.rate_limit_put('api', 10, '1 second')")
+    jobs = put(db, "api")
+    asker = Asker(db)
+    assert asker.look(T) == jobs
+    run(db, "promote", at=T)
+    run(db, "promote", at=T - HOUR)
+    asker.too_late(jobs, T - HOUR)
+    assert asker.started[0][1] <= T - HOUR + 200 * MS
+
+
+def test_what_an_attempt_has_put_off_comes_after_its_delay(db: Connection) -> None:
+    """A backoff and a snooze are delays, and come back by the step; what a producer asked for by run_at is a time, and stays."""
+    run(db, "promote", at=T)
+    (asked,) = put(db, at=T, run_at=T + MIN)
+    failed = end(db, "fail", T, error='{"message": "no"}', retry_in=MIN)
+    snoozed = end(db, "snooze", T, delay=MIN)
+    run(db, "promote", at=T - HOUR)
+    assert [run_at(db, job) for job in (failed, snoozed, asked)] == [T - HOUR + MIN, T - HOUR + MIN, T + MIN]
+
+
+def test_a_job_that_somebody_has_locked_holds_up_nothing(db: Connection, connect: Any) -> None:
+    """A job in scheduled that an open transaction holds is left out; the others come back all the same."""
+    jobs = [end(db, "snooze", T, delay=MIN) for _ in range(2)]
+    run(db, "promote", at=T)
+    holder = connect(autocommit=False)
+    holder.execute("select from tallybook.scheduled where job_id = %s for update", (jobs[0],))
+    run(db, "promote", at=T - HOUR)
+    assert [run_at(db, job) for job in jobs] == [T + MIN, T - HOUR + MIN]
+
+
+def test_an_open_breaker_closes_after_its_time(db: Connection) -> None:
+    """A breaker that was opened for a minute lets its probe through a minute later, whatever the clock did."""
+    db.execute("select tallybook.breaker_put('api', 3, '1 min', '1 min')")
+    db.execute("select tallybook.breaker_open('api', at => %s)", (T,))
+    run(db, "promote", at=T)
+    run(db, "promote", at=T - HOUR)
+    assert one(db, "select open_until from tallybook.breaker_state") == T - HOUR + MIN
+
+
+def dies(db: Connection, *, at: datetime) -> tuple[int, int]:
+    """A worker without a session that has claimed a job, and is heard of no more; the worker and the job."""
+    (job,) = put(db, at=at)
+    worker = one(db, "select tallybook.worker_start('w', '{q}', at => %s)", at)
+    db.execute("select from tallybook.claim(%s, '{q}', '{1}', gen_random_uuid(), at => %s)", (worker, at))
+    return worker, job
+
+
+def lost(db: Connection, at: datetime) -> int:
+    found: int = one(db, "select lost from tallybook.rescue(at => %s, as_service => true)", at)
+    return found
+
+
+@pytest.mark.parametrize("noted", [False, True], ids=["before it was noticed", "after it was noticed"])
+def test_a_dead_worker_is_rescued_after_its_lease(db: Connection, noted: bool) -> None:
+    """A worker that died before the step loses its jobs when its lease has passed once more, not when the clock has caught up."""
+    dies(db, at=T)
+    run(db, "rescue", at=T + (31 * S if noted else S))
+    after = T - HOUR
+    assert lost(db, after) == 0
+    assert lost(db, after + 29 * S) == 0
+    assert lost(db, after + 31 * S) == 0, "noticed"
+    assert lost(db, after + 42 * S) == 1
+
+
+def test_a_server_that_started_later_than_now_rescues(db: Connection) -> None:
+    """The clock has stepped back behind the start of the server: a dead worker is rescued all the same."""
+    started: datetime = one(db, "select pg_postmaster_start_time()")
+    dies(db, at=started - HOUR)
+    assert [lost(db, started - HOUR + after) for after in (31 * S, 42 * S)] == [0, 1]
+
+
+@pytest.mark.parametrize("step", [-HOUR, HOUR, YEARS], ids=str)
+def test_a_worker_that_beats_keeps_its_jobs(db: Connection, step: timedelta) -> None:
+    """Whatever the step: who beats as slowly as its lease allows, every 15 s of 30, is not robbed."""
+    worker, _ = dies(db, at=T)
+    run(db, "rescue", at=T + 14 * S)
+    after = T + 14 * S + step
+    for second in range(60):
+        assert lost(db, after + second * S) == 0
+        if second % 15 == 14:
+            db.execute("select tallybook.renew(%s, 0, at => %s)", (worker, after + second * S))
+
+
+def test_control_a_third_of_the_lease_robs_a_worker_that_beats(db: Connection) -> None:
+    """Control: where the silence of a step forward counts, a worker that beats loses its job."""
+    without(db, "rescue", "when w.gone_at - w.seen_at > 2 * v_lease and not v_free then greatest(grace, v_lease)")
+    with pytest.raises(AssertionError):
+        test_a_worker_that_beats_keeps_its_jobs(db, HOUR)
+
+
+async def _ticks(db: Connection, dsn: str, rule: dict[str, Any], back: timedelta, *times: timedelta) -> list[datetime]:
+    """The ticks on record of a schedule of this rule that ran until T, and then at these times after a step back."""
+    put_schedule(db, "s", at=T - HOUR, overlap=True, **rule)
+    after = T - back
+    async with clocks(dsn, None) as (clock,):
+        for at in [T - HOUR, T, *(after + time for time in times)]:
+            await clock.run(at=at)
+            db.execute("update tallybook.service set last_run_at = %s where name = 'promote'", (at,))
+    return [row for row in fires(db, "s", "tick") if row <= after + times[-1]]
+
+
+@pytest.mark.parametrize("back", [HOUR, YEARS], ids=str)
+@pytest.mark.anyio
+async def test_a_schedule_of_short_intervals_ticks_on(db: Connection, dsn: str, back: timedelta) -> None:
+    """A schedule that ticks more often than the step is long ticks from now on, though these ticks may have been fired before."""
+    times = [n * 10 * S for n in range(4)]
+    ticks = await _ticks(db, dsn, {"every": 10 * S}, back, *times)
+    assert [tick for tick in ticks if tick > T - back] == [T - back + time for time in times[1:]]
+
+
+@pytest.mark.anyio
+async def test_a_daily_schedule_is_not_fired_twice(db: Connection, dsn: str) -> None:
+    """A daily schedule that has fired before a step of an hour is not fired by the same tick again."""
+    ticks = await _ticks(db, dsn, {"cron": "0 0 * * *"}, HOUR, MIN, 31 * MIN, 59 * MIN, 61 * MIN)
+    assert ticks == [T - 30 * MIN]
+    assert one(db, "select fired_count from tallybook.schedule") == 1
+
+
+@pytest.mark.anyio
+async def test_a_step_forward_fires_once(db: Connection, dsn: str) -> None:
+    """After a step forward missed ticks are treated as the schedule asks, once by default, and it ticks on."""
+    put_schedule(db, "s", at=T, every=10 * MIN, overlap=True)
+    async with clocks(dsn, None) as (clock,):
+        ran = [await clock.run(at=at) for at in (T, T + YEARS + 5 * MIN, T + YEARS + 10 * MIN)]
+    assert [one_run.fired for one_run in ran] == [0, 1, 1]

@@ -1,0 +1,131 @@
+"""The server's clock steps on a live server: its workers notice it, and everything runs on within 30 s."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.workers import eventually, working
+from tallybook import App, Context
+from tallybook._db.migrate import migrate
+from tallybook._embedded.template import environment
+from tallybook.embedded import Server, temporary_server
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.direct("a server of its own"),
+]
+LIBRARY = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
+HOUR = timedelta(hours=1)
+Step = Callable[[timedelta], None]
+
+
+@pytest.fixture
+def stepped(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Step]]:
+    """A server whose clock can be set, and how far from now."""
+    if LIBRARY is None:
+        if os.environ.get("CI"):
+            pytest.fail("libfaketime is not installed: apt-get install faketime")
+        pytest.skip("libfaketime is not installed: apt-get install faketime")
+    folder = Path(tempfile.mkdtemp(prefix="tallybook-clock-"))
+    folder.chmod(0o755)  # the server is another user's where the tests are root's
+    offset = folder / "offset"
+
+    def step(by: timedelta) -> None:
+        new = folder / "new"
+        new.write_text(f"{by.total_seconds():+.0f}s")
+        new.rename(offset)  # never read half written
+
+    step(timedelta(0))
+    faked = {
+        "LD_PRELOAD": str(LIBRARY),
+        "FAKETIME_TIMESTAMP_FILE": str(offset),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # as where the clock is set: this one goes on
+    }
+    monkeypatch.setattr("tallybook._embedded.guard.environment", lambda: environment() | faked)
+    version = int(os.environ.get("TALLYBOOK_TEST_PG") or 18)
+    try:
+        with temporary_server(version) as server:
+            yield server, step
+    finally:
+        shutil.rmtree(folder)
+
+
+WORKER = """
+select gone.worker from (select tallybook.worker_start('gone', '{elsewhere}', lease => '2 s') as worker) gone,
+       lateral tallybook.claim(gone.worker, '{elsewhere}', '{1}', gen_random_uuid())"""
+LATE = """
+select array_agg(name) from tallybook.service
+ where name <> 'schedules' and (last_run_at is null or last_run_at not between %s and clock_timestamp())"""
+
+
+@pytest.mark.slow
+async def test_everything_runs_on_after_a_step_back_and_forward(stepped: tuple[Server, Step]) -> None:
+    """An hour back, and forward again: limited jobs, schedules, rescue and all services run within 30 s, and it is on record."""
+    server, step = stepped
+    dsn = server.create_database("clock")
+    app = App("clock")
+    app.rate_limit("api", 60, per=timedelta(minutes=1))
+
+    @app.task(limits=("api",))
+    async def call(ctx: Context) -> None:
+        pass
+
+    @app.task(schedule=timedelta(seconds=2))
+    async def tick(ctx: Context) -> None:
+        pass
+
+    with psycopg.connect(dsn, autocommit=True) as db:
+        migrate(db)
+
+        def one(query: str, *params: object) -> Any:
+            row = db.execute(query, params).fetchone()  # type: ignore[arg-type]
+            return row[0] if row else None
+
+        def done(task: str) -> int:
+            found: int = one("select count(*) from tallybook.job where task = %s and state = 'completed'", task)
+            return found
+
+        def rescued() -> int:
+            found: int = one("select count(*) from tallybook.outcome where state = 'lost'")
+            return found
+
+        async with working(app, dsn, lease=timedelta(seconds=30), heartbeat=timedelta(seconds=10)):
+            offset = timedelta(0)
+            for n, by in enumerate((-HOUR, HOUR), 1):
+                await eventually(lambda n=n: done(tick.name) >= n, "it ticks")  # type: ignore[misc]
+                one("select tallybook.enqueue('elsewhere', 'nobody')")
+                one(WORKER)
+                for _ in range(5):
+                    call.enqueue_sync(db)
+                await eventually(lambda n=n: done(call.name) > 5 * (n - 1), "the first call")  # type: ignore[misc]
+                ticks, before = done(tick.name), one("select clock_timestamp()")
+                offset += by
+                step(offset)
+                after = one("select clock_timestamp()")
+                assert abs(after - before - by) < timedelta(seconds=10), "the server's clock has stepped"
+                until = time.monotonic() + 30
+                for what, is_so in {
+                    "limited jobs": lambda n=n: done(call.name) == 5 * n,  # type: ignore[misc]
+                    "schedules": lambda ticks=ticks: done(tick.name) > ticks + 1,  # type: ignore[misc]
+                    "a dead worker's job": lambda n=n: rescued() == n,  # type: ignore[misc]
+                    "services": lambda after=after: one(LATE, after) is None,  # type: ignore[misc]
+                    "on record": lambda n=n: one("select count(*) from tallybook.clock_step") == n,  # type: ignore[misc]
+                }.items():
+                    await eventually(is_so, what, seconds=until - time.monotonic())
+            steps = [row[0] for row in db.execute("select by from tallybook.clock_step order by id")]
+            assert [round(found / HOUR, 1) for found in steps] == [-1, 1]
+            assert one("select count(*) from tallybook.worker where name <> 'gone'") == 1, "nobody was taken for dead"
+            most = one("select max(n) from (select count(*) over (order by called_at range '59.9 s' preceding) as n"
+                       " from tallybook.rate_call) w")  # fmt: skip
+            assert most <= 60
