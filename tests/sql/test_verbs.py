@@ -639,7 +639,7 @@ def test_a_paused_queue_is_not_claimed(db: Connection) -> None:
 ENQUEUES = [
     ("'mail', ''", "task name"),
     ("'mail', null", "task name"),
-    ("'mail', 'a\nb'", "control characters"),
+    ("'mail', 'a\nb'", "control or invisible characters"),
     ("'mail', ' send'", "space"),
     ("'mail', repeat('x', 201)", "200"),
     ("'', 'send'", "queue"),

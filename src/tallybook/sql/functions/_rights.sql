@@ -87,6 +87,7 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('caller',  '_query_columns',         '{worker}', null),
   ('caller',  '_query_refused',         '{worker}', null),
   ('caller',  '_check_name',            '{worker}', null),
+  ('caller',  '_is_visible',            '{worker}', null),
   ('caller',  '_check_args',            '{worker}', null),
   ('caller',  '_check_options',         '{worker}', null),
   ('caller',  '_check_links',           '{worker}', null),
