@@ -124,7 +124,7 @@ def test_node_is_set_once(run: Run, dsn: str) -> None:
         (["enqueue", "mail", "t", '{"a": "\\u0000"}'], "$.a: NUL"),
         (["enqueue", "mail", "t", "--run-at", "2030-01-01"], "has no zone"),
         (["enqueue", "mail", "t", "--run-at", "2030-01-01T00:00Z", "--delay", "1 s"], "run_at is given too"),
-        (["enqueue", "ma\nil", "t"], "control characters"),
+        (["enqueue", "ma\nil", "t"], "control or invisible characters"),
         (["job", "list", "--dsn", "no dsn secret"], "not a connection string"),
     ],
 )

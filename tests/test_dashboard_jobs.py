@@ -211,6 +211,10 @@ async def test_one_job(app: App, db: Any, dsn: str) -> None:
         page = await visitor.send(page, "/job/retry", job=job)  # it is in line now
         assert "is not dead or cancelled" in page.notice or "available" in page.notice
         await drain_async(app, dsn=dsn)
+        page = await visitor.send(await visitor.get(f"/job/{job}"), "/job/cancel", job=job, reason="given up")
+        assert f"Job {job} is cancelled." in page.said and "given up" in page.said
+        await visitor.send(page, "/job/retry", job=job)
+        await drain_async(app, dsn=dsn)
         page = await visitor.send(await visitor.get(f"/job/{job}"), "/job/drop", job=job)
         assert "is dropped" in page.notice and "What is left of its history" in page.said
         page = await visitor.send(await visitor.get(f"/job/{done}"), "/job/cancel", job=done)
@@ -218,6 +222,8 @@ async def test_one_job(app: App, db: Any, dsn: str) -> None:
     assert audits(db) == [
         ("local", "job.cancel", {"job": child, "reason": "not wanted"}, {"state": "cancelled"}),
         ("local", "job.retry", {"job": job}, {"attempt": 2}),
+        ("local", "job.cancel", {"job": job, "reason": "given up"}, {"state": "cancelled"}),
+        ("local", "job.retry", {"job": job}, {"attempt": 4}),
         ("local", "job.drop", {"job": job}, {"dropped": True}),
     ]
 

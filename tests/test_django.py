@@ -162,7 +162,7 @@ def test_what_is_wrong_is_found_by_the_checks(tmp_path: Path, empty_dsn: str) ->
         'TALLYBOOK = {"APP": "shop.jobs:missing"}': ("tallybook.E003", "Did you mean shop.jobs:app?", 1),
         'DATABASES["lite"] = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}\n'
         'TALLYBOOK = {"DATABASE": "lite"}': ("tallybook.E002", "is sqlite", 1),
-        'TASKS["default"]["QUEUES"].append("a\\nb")': ("tallybook.E005", "control characters", 1),
+        'TASKS["default"]["QUEUES"].append("a\\nb")': ("tallybook.E005", "control or invisible characters", 1),
         'TASKS["default"]["OPTIONS"] = {"database": "nowhere"}': ("tallybook.E004", "'nowhere'", 1),
         'TASKS["default"]["OPTIONS"] = {"patience": 3}': ("ImproperlyConfigured", "has no key 'patience'", 1),
     }

@@ -160,13 +160,14 @@ async def test_jobs_are_enqueued(plain: Client, db: Any) -> None:
 
 
 async def test_a_job_is_cancelled(plain: Client, db: Any) -> None:
-    """S2-12: a job is cancelled once; what had ended before is told, and is no change."""
+    """S2-12: a job is cancelled once, a dead letter too; what had ended before is told, and is no change."""
     db.execute("select tallybook.enqueue('mail', 'welcome')")
     assert (await plain("POST", "/jobs/1/cancel", {"reason": "gone"})).json() == {"job": 1, "state": "cancelled"}
     assert (await plain("POST", "/jobs/1/cancel")).json()["state"] == "cancelled"
     (job,) = dead(db)
-    assert (await plain("POST", f"/jobs/{job}/cancel")).json()["state"] == "dead"
-    assert audits(db) == [("plain", "api", "cancel", {"job": 1}, {"state": "cancelled"})]
+    assert (await plain("POST", f"/jobs/{job}/cancel")).json()["state"] == "cancelled"
+    assert (await plain("POST", f"/jobs/{job}/cancel")).json()["state"] == "cancelled"
+    assert audits(db) == [("plain", "api", "cancel", {"job": one}, {"state": "cancelled"}) for one in (1, job)]
 
 
 async def test_only_admin_sees_what_jobs_carry(call: Client, plain: Client, db: Any) -> None:

@@ -150,7 +150,7 @@ def test_readers_get_no_payload(at: House) -> None:
 
 
 def test_sequences_and_schema(at: House) -> None:
-    """The schema may be used and nothing be made in it; of sequences only job_id, by workers, and not to be set."""
+    """The schema may be used and nothing be made in it; no role has a right to a sequence."""
     for kind in roles.KINDS:
         role = at.prefix + kind
         assert at.db.execute(
@@ -158,14 +158,39 @@ def test_sequences_and_schema(at: House) -> None:
             [role, role],
         ).fetchone() == (True, False)
         found = at.db.execute(
-            "select relname from pg_class where relnamespace = 'tallybook'::regnamespace and relkind = 'S'"
-            " and (has_sequence_privilege(%s, oid, 'usage') or has_sequence_privilege(%s, oid, 'select, update'))",
-            [role, role],
+            "select relname from pg_class where relnamespace = 'tallybook'::regnamespace"
+            " and case when relkind = 'S' then has_sequence_privilege(%s, oid, 'usage, select, update') end",
+            [role],
         ).fetchall()
-        assert found == ([("job_id",)] if kind == "worker" else [])
-        assert at.db.execute("select has_sequence_privilege(%s, 'tallybook.job_id', 'update')", [role]).fetchone() == (
-            False,
+        assert found == []
+
+
+BATCH = "select tallybook._enqueue_batch('mail', 'send', %s, %s, %s::jsonb[], %s, %s, %s, null, %s::jsonb, now())"
+
+
+def test_a_worker_cannot_choose_the_id_of_a_job(at: House) -> None:
+    """S11: the jobs of a batch get ids of their own from the sequence, whatever numbers a worker passes, and again and again."""
+    at.db.execute("select tallybook.enqueue('mail', 'send')")
+    worker = at.as_("worker")
+    for _ in range(2):
+        made = worker.execute(
+            BATCH, ([1, 1, 1], [None] * 3, ["{}"] * 3, [None, None, "2999-01-01"], [2, 2, 2], None, None)
         )
+        assert made.fetchone() == (3,)
+    ids = [row[0] for row in at.db.execute("select id from tallybook.job order by id")]
+    assert ids == list(range(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("attempts", "options", "text"),
+    [(0, None, "max_attempts"), (None, '{"subject": "a"}', "no subject"), (None, '{"limits": []}', "limits")],
+)
+def test_a_worker_cannot_pass_a_batch_what_enqueue_refuses(
+    at: House, attempts: int | None, options: str | None, text: str
+) -> None:
+    """S11: options and numbers that no job may carry are refused in a direct call of the batch, too."""
+    with pytest.raises(psycopg.Error, match=text):
+        at.as_("worker").execute(BATCH, ([1], [None], ["{}"], [None], [2], attempts, options))
 
 
 # --- definers ---------------------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ async def test_a_schedule_that_cannot_be_fired_stops_no_other(dsn: str, db: Any)
         ({"missed": "twice"}, "missed"),
         ({"catch_up": 0}, "catch_up"),
         ({"queue": ""}, "a queue has 1 to 64 bytes"),
-        ({"task": "a\nb"}, "control characters"),
+        ({"task": "a\nb"}, "control or invisible characters"),
         ({"name": ""}, "a schedule name"),
         ({"priority": -1}, "priority"),
         ({"args": "[]"}, "args are one JSON object"),

@@ -37,6 +37,8 @@ class Operations:
     async def cancel(self, conn: object, job: int | Job, reason: str | None = None) -> str:
         """Say that a job shall not run; what that means for it: "cancelled", "cancelling" if it runs, or how it ended.
 
+        A dead letter ends as cancelled, with its errors, and leaves the dead letters.
+
         Inside `conn`'s transaction. Raises UnknownJob.
 
             state = await app.cancel(conn, job.id, "the order was withdrawn")

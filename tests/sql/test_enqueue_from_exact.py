@@ -314,7 +314,7 @@ def test_opposite_orders_do_not_deadlock(db: Connection, connect: Connect) -> No
 
 def test_control_the_order_of_the_query_deadlocks(db: Connection, connect: Connect) -> None:
     """Negative control: keys that are taken in the query's order make two such calls wait for each other."""
-    without(db, "enqueue_from", "order by s.key, s.id", "order by s.id")
+    without(db, "enqueue_from", "order by s.key, s.place", "order by s.place")
     with pytest.raises(psycopg.errors.DeadlockDetected):
         for call in cross(db, connect):
             call.said()

@@ -350,6 +350,12 @@ class Ledger(RuleBasedStateMachine):
             job.state, job.reason, job.cancel_asked = "cancelled", reason, True
             if job.place is not None:
                 job.place.cancelled = True
+        elif job.state == "dead":  # one more attempt, which is in line and has ended
+            assert got == "cancelled"
+            self.written += 1
+            job.state, job.reason, job.attempt = "cancelled", reason, job.attempt + 1
+            place = Attempt(job, job.attempt, by_id=True, written=self.written)
+            self.lines.setdefault((job.priority, job.part), []).append(place)
         else:
             assert got == job.state
 

@@ -334,16 +334,16 @@ def test_an_open_retry_of_a_cancelled_job_holds_up_no_claim(db: Connection, quic
 # --- 9, 11: dead letters and rescue --------------------------------------------------------------------------------
 
 
-def test_a_cancel_of_a_crashed_job_says_dead(db: Connection) -> None:
-    """Review 9: cancel of a job that took too many workers with it says dead, and says it at once."""
+def test_a_cancel_of_a_crashed_job_comes_to_an_end(db: Connection) -> None:
+    """Review 9: cancel of a job that took too many workers with it finds its dead letter at once, and ends it as cancelled."""
     worker, (job,) = start_worker(db), enqueue(db)
     claim(db, worker)
     db.execute("update tallybook.worker set seen_at = '-infinity'")
     assert one(db, "select lost from tallybook.rescue(max_crashes => 1)") == 1
     assert one(db, "select reason from tallybook.dead where job_id = %s", job) == "crashed"
     db.execute("set statement_timeout = '2s'")
-    assert cancel(db, job) == "dead"
-    assert one(db, "select not exists (select from tallybook.tombstone)")
+    assert cancel(db, job) == "cancelled"
+    assert one(db, "select not exists (select from tallybook.tombstone where cancelled)")
 
 
 def test_an_open_retry_does_not_fail_the_rescue_of_others(db: Connection, quick: Any) -> None:

@@ -49,7 +49,7 @@ def test_a_provider_is_created_changed_and_left_alone(db: Any) -> None:
     [
         ("provider_put('new')", "TB005", 'there is no provider "new"'),
         ("provider_put('')", "TB005", "a provider name has 1 to 64 bytes"),
-        ("provider_put('a', E'b\\n')", "TB005", "no control characters"),
+        ("provider_put('a', E'b\\n')", "TB005", "no control or invisible characters"),
         ("provider_put('a', 'b', '[]')", "TB005", "one JSON object, not array"),
         ("provider_put('a', 'b', jsonb_build_object('x', repeat('x', 100001)))", "TB005", "100,000 bytes"),
         ("route_put('equity', 'nobody')", "TB002", 'there is no provider "nobody"'),

@@ -175,7 +175,7 @@ _CANCELLED = {
     "cancelled": "cancelled",
     "cancelling": "is running, its worker is told to stop it",
     "completed": "nothing done: it is completed already",
-    "dead": "nothing done: it is dead already",
+    "dead": "nothing done: it is dead, and its dead letter was dropped",
 }
 
 

@@ -21,6 +21,14 @@ Unique = str | bool | tuple[str, ...]
 ON_CONFLICT = ("skip", "raise", "replace_args", "raise_priority", "push_run_at")
 """What an enqueue does to the live job that has its unique key."""
 
+_INVISIBLE = re.compile(
+    r"[\u0001-\u001f\u007f-\u009f\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4"
+    r"\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
+    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+    r"|^[\u0020\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]|[\u0020\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]$"
+)
+"""What no name has. `sql/functions/_check_name.sql` has the same list."""
+
 _LONGEST_DELAY = timedelta(days=366_000)  # about a thousand years; an interval cannot hold what a timedelta can
 
 
@@ -153,15 +161,15 @@ def check_limits(limits: object) -> None:
 
 
 def check_name(option: str, name: object, max_bytes: int) -> None:
-    """ConfigError unless the server takes it as a name: some bytes, no control characters, no space at its ends."""
+    """ConfigError unless the server takes it as a name: some bytes, no control or invisible characters, no space at its ends."""
     if not isinstance(name, str):
         raise ConfigError(option, name, "not a text")
     if problem := text_problem(name):
         raise ConfigError(option, name, problem)
     if not 1 <= len(name.encode()) <= max_bytes:
         raise ConfigError(option, name, f"has 1 to {max_bytes} bytes, this one has {len(name.encode())}")
-    if name.strip() != name or re.search(r"[\x00-\x1f\x7f-\x9f]", name):
-        raise ConfigError(option, name, "has control characters, or space at its ends")
+    if _INVISIBLE.search(name):
+        raise ConfigError(option, name, "has control or invisible characters, or space at its ends")
 
 
 def text_problem(text: str) -> str | None:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tallybook._model.durations import parse_duration
+from tallybook._model.options import check_name
 from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,8 +67,7 @@ class WorkerSettings:
         for queue, slots in self.queues.items():
             if not isinstance(slots, int) or isinstance(slots, bool) or not 1 <= slots <= 100_000:
                 raise ConfigError("queues", f"{queue}={slots}", "slots go from 1 to 100000")
-            if not queue or queue.strip() != queue or len(queue.encode()) > 64:
-                raise ConfigError("queues", queue, "a queue name has 1 to 64 bytes and no space at its ends")
+            check_name("queues", queue, 64)
         for option in ("poll", "heartbeat", "lease", "rescue_look", "stop_timeout", "abort_timeout", "suspect_wait"):
             if getattr(self, option) is not None:
                 object.__setattr__(self, option, parse_duration(getattr(self, option), option=option))

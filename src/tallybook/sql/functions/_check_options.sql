@@ -28,10 +28,14 @@ begin
                    where jsonb_typeof(x) <> 'string' or octet_length(x #>> '{}') not between 1 and 200)) then
     raise exception 'limits are a list of 1 to 8 names of 1 to 200 bytes, not %', left(p_options ->> 'limits', 200) using errcode = 'TB005';
   end if;
+  if p_options ? 'limits' then
+    perform tallybook._check_name('name of a limit', x, 200) from jsonb_array_elements_text(p_options -> 'limits') x;
+  end if;
   if p_options ? 'fair_key' then
     if jsonb_typeof(p_options -> 'fair_key') <> 'string' or octet_length(p_options ->> 'fair_key') not between 1 and 200 then
       raise exception 'a fair key is a text of 1 to 200 bytes, not %', left(p_options ->> 'fair_key', 200) using errcode = 'TB005';
     end if;
+    perform tallybook._check_name('fair key', p_options ->> 'fair_key', 200);
     if p_order_key is not null then
       raise exception 'a job has an order key or a fair key' using errcode = 'TB005',
         hint = 'The order within a fair key is that in which its jobs came; one at a time is a concurrency limit of 1.';

@@ -1,11 +1,12 @@
--- _enqueue_batch(queue, task, ids, keys, ...): put in those of these jobs whose unique key nobody has. Returns how many.
+-- _enqueue_batch(queue, task, places, keys, ...): put in those of these jobs whose unique key nobody has. Returns how many.
 --
--- Sorted by key, then id; what has no key comes last. One statement looks at all keys, by indexes only: what an open job holds is
--- left alone. All others are taken in their order, one after the other, as enqueue_many does: who waits for another producer
+-- Sorted by key, then place in the query; what has no key comes last. The ids are drawn here, in the order of the places: the role
+-- `worker` may call this, and must not choose an id that another job has.
+-- One statement looks at all keys, by indexes only: what an open job holds is left alone. All others are taken in their order, one after the other, as enqueue_many does: who waits for another producer
 -- may hold smaller keys only, else two calls could wait for each other. What this look cannot decide (a job that somebody has
 -- cancelled, older holders, a producer that came in between) _claim_key does. The jobs are then put in by one statement.
 -- Reads unique_key, entry, outcome, scheduled, waiting, tombstone, lane; writes unique_key, entry, scheduled.
-create or replace function tallybook._enqueue_batch(p_queue text, p_task text, p_ids bigint[], p_keys text[], p_args jsonb[],
+create or replace function tallybook._enqueue_batch(p_queue text, p_task text, p_places int[], p_keys text[], p_args jsonb[],
   p_run_ats timestamptz[], p_priorities int[], p_max_attempts int, p_headers jsonb, p_options jsonb, p_at timestamptz)
 returns bigint language plpgsql
 -- No nested loop: the few joins here are of one batch with itself, whose size nobody tells the planner. The look-ups are
@@ -14,17 +15,22 @@ set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off 
 set enable_nestloop = off set enable_mergejoin = off
 as $$
 declare
-  v_ours boolean[] := array_fill(false, array[cardinality(p_ids)]);
+  v_ours boolean[] := array_fill(false, array[cardinality(p_places)]); v_ids bigint[];
   v_distinct int[]; v_lanes int[]; v_retentions "char"[];
   v_before text; v_now bigint; v_later bigint; v record;
 begin
+  perform tallybook._check_batch(p_queue, p_task, p_max_attempts, p_headers, p_options);
   perform tallybook._query_row(f.key, f.args) from unnest(p_keys, p_args) f(key, args)
     where f.args is null or jsonb_typeof(f.args) <> 'object' or pg_column_size(f.args) > 500000
        or octet_length(f.key) not between 1 and 512;
+  v_ids := array(
+    select d.id from (
+      select o.n, nextval('tallybook.job_id') as id
+        from (select f.n from unnest(p_places) with ordinality f(place, n) order by f.place) o) d order by d.n);
   for v in
     with k as materialized (
       select f.n, f.id, f.key, u.generation, u.job_id, u.others
-        from unnest(p_ids, p_keys) with ordinality f(id, key, n) left join lateral (
+        from unnest(v_ids, p_keys) with ordinality f(id, key, n) left join lateral (
           select x.generation, x.job_id, x.others from tallybook.unique_key x
            where x.task = p_task and x.key = f.key order by x.generation desc limit 1) u on true
        where f.key is not null),
@@ -62,14 +68,14 @@ begin
     insert into tallybook.waiting (job_id, waits_since, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args, headers,
                                    unique_key, options, fair_key, fair_seq)
     select f.id, p_at, p_at, l.fair_id, 1, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options, p_options ->> 'fair_key', f.id
-      from unnest(p_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
+      from unnest(v_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
       join (select u.priority, tallybook._lane_beside(u.id, 'fair') from unnest(v_distinct, v_lanes) u(priority, id)) l(priority, fair_id) on l.priority = f.priority
      where (f.ours or f.key is null) and (f.run_at is null or f.run_at <= p_at);
   else
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args, headers,
                                  unique_key, options)
     select f.id, f.id, p_at, l.id, 1, l.retention, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options
-      from unnest(p_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
+      from unnest(v_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
       join unnest(v_distinct, v_lanes, v_retentions) l(priority, id, retention) on l.priority = f.priority
      where (f.ours or f.key is null) and (f.run_at is null or f.run_at <= p_at);
   end if;
@@ -77,7 +83,7 @@ begin
   insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args, headers,
                                    unique_key, options)
   select f.id, f.run_at, p_at, l.id, 1, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options
-    from unnest(p_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
+    from unnest(v_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
     join unnest(v_distinct, v_lanes, v_retentions) l(priority, id, retention) on l.priority = f.priority
    where (f.ours or f.key is null) and f.run_at > p_at;
   get diagnostics v_later = row_count;

@@ -87,11 +87,12 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('caller',  '_query_text',            '{worker}', null),
   ('caller',  '_query_columns',         '{worker}', null),
   ('caller',  '_query_refused',         '{worker}', null),
+  ('caller',  '_check_batch',           '{worker}', null),
   ('caller',  '_check_name',            '{worker}', null),
+  ('caller',  '_is_visible',            '{worker}', null),
   ('caller',  '_check_args',            '{worker}', null),
   ('caller',  '_check_options',         '{worker}', null),
   ('caller',  '_check_links',           '{worker}', null),
-  ('sequence', 'job_id',                '{worker}', null),
   -- operate
   ('definer', 'cancel',                 '{operator}', null),
   ('definer', 'cancel_many',            '{operator}', null),

@@ -28,13 +28,9 @@ begin
       execute format('alter function %s security invoker reset search_path', r.call);
     end if;
   end loop;
-  for r in select g.*, tallybook._roles_named(g.roles) as names from tallybook._rights() g where g.kind in ('view', 'sequence') loop
+  for r in select g.*, tallybook._roles_named(g.roles) as names from tallybook._rights() g where g.kind = 'view' loop
     continue when r.names is null;
-    if r.kind = 'sequence' then
-      execute format('grant usage on sequence tallybook.%I to %s', r.name, r.names);
-    else
-      execute format('grant select %s on tallybook.%I to %s', '(' || r.columns || ')', r.name, r.names);
-    end if;
+    execute format('grant select %s on tallybook.%I to %s', '(' || r.columns || ')', r.name, r.names);
   end loop;
   return cardinality(v_kinds);
 end $$;

@@ -2,10 +2,12 @@
 --
 --   cancelled   no worker had taken it: it will not start
 --   cancelling  it runs: its worker is told, stops the handler and ends the attempt as cancelled, unless it completes first
---   completed, cancelled, dead    it had ended already, nothing was done (dead letters are dropped, not cancelled)
--- Only an intent is written, in the caller's transaction; no lock is taken that a claim could wait for, so a transaction
+--   completed, cancelled, dead    it had ended already, nothing was done (dead: and its dead letter has been dropped)
+-- A dead letter ends as cancelled at once, with its errors, and leaves the dead letters (see _cancel_dead). Of any other
+-- only an intent is written, in the caller's transaction; no lock is taken that a claim could wait for, so a transaction
 -- that cancelled one job and stays open holds up nobody. If it rolls back, nothing has happened.
--- Errors: TB002 no such job. Reads entry, claim, outcome, scheduled, waiting, dead; writes tombstone.
+-- Errors: TB002 no such job. Reads entry, claim, outcome, scheduled, waiting, dead; writes tombstone; of a dead letter entry,
+-- outcome, tally, subject_job; deletes from dead.
 create or replace function tallybook.cancel(job_id bigint, reason text default null, at timestamptz default clock_timestamp()) returns text
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
@@ -26,14 +28,15 @@ begin
         left join tallybook.outcome o on o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq
        where x.job_id = cancel.job_id order by x.attempt desc limit 1;
       if not found then
-        if exists (select from tallybook.dead d where d.job_id = cancel.job_id) then return 'dead'; end if;
+        if tallybook._cancel_dead(cancel.job_id, cancel.reason, cancel.at) then return 'cancelled'; end if;
         raise exception 'there is no job %', cancel.job_id using errcode = 'TB002', detail = coalesce(tallybook._past(cancel.job_id), '');
       end if;
-      if e.state in ('completed', 'cancelled', 'dead') then return e.state; end if;
+      if e.state in ('completed', 'cancelled') then return e.state; end if;
       if e.state is not null then
-        -- lost for the last time: its outcome is lost, and it lies with the dead.
-        if exists (select from tallybook.dead d where d.job_id = cancel.job_id) then return 'dead'; end if;
-        continue;  -- on its way to scheduled, or back, between the two looks
+        -- Dead, or lost for the last time: its outcome is lost, and it lies with the dead.
+        if tallybook._cancel_dead(cancel.job_id, cancel.reason, cancel.at) then return 'cancelled'; end if;
+        if e.state = 'dead' and turn > 1 then return 'dead'; end if;
+        continue;  -- retried, or on its way to scheduled, or back, between the two looks
       end if;
       v_attempt := e.attempt;
       v_state := case when tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
@@ -71,4 +74,38 @@ begin
     return v_state;
   end loop;
   raise exception 'job % cannot be followed: its history has a hole', cancel.job_id using errcode = 'TB002';
+end $$;
+
+-- _cancel_dead(job_id, reason, at): end a dead letter as cancelled. False: there is none.
+--
+-- It comes into line as one more attempt that has ended, as in _cancel_child: a tombstone takes the cursor past it. Failures and errors
+-- stay, and the name of a subject is free, as after every cancel. A retry finds a job that was cancelled before its start.
+-- Waits for who retries, drops or cancels the same dead letter.
+create or replace function tallybook._cancel_dead(p_job_id bigint, p_reason text, p_at timestamptz) returns boolean
+language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+declare
+  d tallybook.dead; v_retention "char"; v_seq bigint;
+begin
+  delete from tallybook.dead x where x.job_id = p_job_id returning x.* into d;
+  if not found then return false; end if;
+  v_seq := nextval('tallybook.job_id');
+  select l.retention into v_retention from tallybook.lane l where l.lane_id = d.lane_id;
+  insert into tallybook.tombstone (job_id, attempt, taken, created_at) values (d.job_id, d.attempt + 1, true, p_at);
+  insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args, headers,
+                               unique_key, errors, expires_at, order_key, options)
+  values (v_seq, d.job_id, d.enqueued_at, d.lane_id, d.attempt + 1, v_retention, d.failures, d.crashes, d.max_attempts, d.task, d.args,
+          d.headers, d.unique_key, d.errors, d.expires_at, d.order_key, d.options);
+  insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state, error)
+  values (pg_current_xact_id(), v_seq, d.job_id, p_at, v_retention, 'cancelled',
+          case when p_reason is not null then jsonb_build_object('message', p_reason) end);
+  perform tallybook._tally(array[d.lane_id], array[d.task], array['cancelled'], array[1], array[d.attempt + 1]);
+  if d.options ? 'subject' then
+    update tallybook.subject_job j
+       set ended_as = null, ended_at = null, last_at = null, priority = null, iterations = null, attempts = null, failures = null,
+           queue = null, args = null, error = null
+     where j.task = d.task and j.subject = d.unique_key and j.job_id = d.job_id;
+  end if;
+  return true;
 end $$;

@@ -2,7 +2,8 @@
 --
 -- Each row is put in as enqueue does with its unique key and on_conflict skip: a row whose key an open job has is skipped, and
 -- so is a second row with the same key. Jobs run in the query's order. Said again it puts in only what is new since. Answers
--- how many rows it has seen and how many jobs it has made.
+-- how many rows it has seen and how many jobs it has made. Past 100,000 rows, or 16 MB of args, rows with keys are put in by parts, in
+-- the order of their keys, and the query's order holds within a part: the keys are taken in one order, so that no two calls deadlock.
 --   query         one SELECT, run with the caller's rights. Its columns, by name, in any order:
 --                   args      jsonb        one object by parameter name
 --                   key       text         optional: the unique key, uuid and whole numbers do as well; null: none
@@ -19,34 +20,41 @@ create or replace function tallybook.enqueue_from(query text, queue text, task t
 language plpgsql as $$
 declare
   v_query text; v_columns text; r record; v_n int := 0; v_bytes bigint := 0;
-  v_ids bigint[]; v_keys text[]; v_args jsonb[]; v_run_ats timestamptz[]; v_priorities int[];
+  v_places int[]; v_keys text[]; v_args jsonb[]; v_run_ats timestamptz[]; v_priorities int[];
 begin
   seen := 0; created := 0;
-  perform tallybook._check_name('queue', queue, 64);
-  perform tallybook._check_name('task name', task, 200);
-  perform tallybook._check_args('{}', headers);
-  perform tallybook._check_options(null, null, options);
-  if max_attempts not between 1 and 32767 then
-    raise exception 'max_attempts % is out of range', max_attempts using errcode = 'TB005', hint = 'It goes from 1 to 32767.';
-  end if;
+  perform tallybook._check_batch(queue, task, max_attempts, headers, options);
   v_query := tallybook._query_text(query);
   v_columns := tallybook._query_columns(v_query);
   -- Numbered in the query's order, since that is the order of the jobs; then by key, in which the keys are taken.
-  for r in execute format('select s.* from (select nextval(''tallybook.job_id'') as id, %s from (%s%s) q) s order by s.key, s.id',
+  for r in execute format('select s.* from (select row_number() over () as place, %s from (%s%s) q) s order by s.key, s.place',
                           v_columns, v_query, E'\n') loop
     v_n := v_n + 1; v_bytes := v_bytes + pg_column_size(r.args);
-    v_ids[v_n] := r.id; v_keys[v_n] := r.key; v_args[v_n] := r.args; v_run_ats[v_n] := r.run_at;
+    v_places[v_n] := r.place; v_keys[v_n] := r.key; v_args[v_n] := r.args; v_run_ats[v_n] := r.run_at;
     v_priorities[v_n] := coalesce(r.priority, priority);
-    if v_n = 5000 or v_bytes > 16000000 then
-      created := created + tallybook._enqueue_batch(queue, task, v_ids, v_keys, v_args, v_run_ats, v_priorities, max_attempts,
+    if v_n = 100000 or v_bytes > 16000000 then
+      created := created + tallybook._enqueue_batch(queue, task, v_places, v_keys, v_args, v_run_ats, v_priorities, max_attempts,
                                                     headers, options, at);
       seen := seen + v_n; v_n := 0; v_bytes := 0;
-      v_ids := null; v_keys := null; v_args := null; v_run_ats := null; v_priorities := null;
+      v_places := null; v_keys := null; v_args := null; v_run_ats := null; v_priorities := null;
     end if;
   end loop;
   if v_n > 0 then
-    created := created + tallybook._enqueue_batch(queue, task, v_ids, v_keys, v_args, v_run_ats, v_priorities, max_attempts,
+    created := created + tallybook._enqueue_batch(queue, task, v_places, v_keys, v_args, v_run_ats, v_priorities, max_attempts,
                                                   headers, options, at);
     seen := seen + v_n;
+  end if;
+end $$;
+
+-- _check_batch(queue, task, max_attempts, headers, options): raises TB005 for what no job of a query may carry.
+create or replace function tallybook._check_batch(p_queue text, p_task text, p_max_attempts int, p_headers jsonb, p_options jsonb) returns void
+language plpgsql immutable as $$
+begin
+  perform tallybook._check_name('queue', p_queue, 64);
+  perform tallybook._check_name('task name', p_task, 200);
+  perform tallybook._check_args('{}', p_headers);
+  perform tallybook._check_options(null, null, p_options);
+  if p_max_attempts not between 1 and 32767 then
+    raise exception 'max_attempts % is out of range', p_max_attempts using errcode = 'TB005', hint = 'It goes from 1 to 32767.';
   end if;
 end $$;

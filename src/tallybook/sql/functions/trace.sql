@@ -123,7 +123,7 @@ begin
   select k.at, p_job_id, t.queue, t.task, t.attempt, k.place, k.event, k.worker, k.details, k.error
     from tries t, lateral (
       select t.run_at as at, 1 as place, 'retried' as event, null as worker, null::jsonb as details, null::jsonb as error
-       where t.was in ('dead', 'cancelled') or t.was = 'lost' and t.crashes = 0
+       where (t.was in ('dead', 'cancelled') or t.was = 'lost' and t.crashes = 0) and t.run_at is not null  -- null: a dead letter's cancel
       union all
       select t.before, 2, 'scheduled', null, jsonb_build_object('run_at', t.run_at), null
        where t.run_at > t.before and coalesce(t.was, 'failed') not in ('dead', 'cancelled', 'moved') and not (t.was = 'lost' and t.crashes = 0)

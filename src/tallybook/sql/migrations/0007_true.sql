@@ -25,3 +25,6 @@ create table tallybook.clock_step (
   by         interval not null
 );
 comment on table tallybook.clock_step is 'Each step of the server''s clock; by is negative where it went back.';
+
+-- _enqueue_batch draws the ids of its jobs itself: the role worker may call it.
+drop function if exists tallybook._enqueue_batch(text, text, bigint[], text[], jsonb[], timestamptz[], int[], int, jsonb, jsonb, timestamptz);

@@ -1,0 +1,173 @@
+"""A person cancels a dead letter: it ends as cancelled, is recorded and shown so, and leaves the dead letters."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.hands import Hands, Job, put, states
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Connect = Callable[..., Connection]
+DEATHS = ("failed", "crashed", "expired", "killed")
+
+
+@pytest.fixture
+def hands(db: Connection) -> Hands:
+    return Hands(db)
+
+
+def died(db: Connection, hands: Hands, death: str = "failed", **more: Any) -> Job:
+    """The last attempt of a job that has died of this."""
+    if death == "expired":
+        more["expires_at"] = hands.one("select clock_timestamp() - interval '1 s'")
+    if death == "killed":
+        db.execute("select tallybook.subject_push('q', 't', 'a')")
+    else:
+        put(db, **more)
+    (job,) = hands.claim()
+    if death == "crashed":
+        db.execute("update tallybook.worker set seen_at = '-infinity'")
+        assert hands.one("select lost from tallybook.rescue(max_crashes => 1)") == 1
+        hands.worker = Hands(db).worker
+    else:
+        {"failed": lambda: hands.fail(job, final=True), "expired": lambda: hands.say("expire", job),
+         "killed": lambda: hands.say("subject_kill", job)}[death]()  # fmt: skip
+    assert hands.one("select reason from tallybook.dead where job_id = %s", job.id) == death
+    return job
+
+
+def cancel(db: Connection, job: int, reason: str | None = "not wanted") -> Any:
+    row = db.execute("select tallybook.cancel(%s, %s)", [job, reason]).fetchone()
+    return row and row[0]
+
+
+def exact(db: Connection) -> None:
+    """The counters and a recount agree."""
+    assert db.execute("select * from tallybook.verify()").fetchall() == []
+
+
+COLUMNS = "select attempts, failures, crashes, args, errors, last_error, enqueued_at from tallybook.job where id = %s"
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_dead_letter_ends_as_cancelled(db: Connection, hands: Hands, death: str) -> None:
+    """S4-22: cancel of a dead job is on record with its reason, and the job keeps its errors and leaves the dead letters."""
+    job = died(db, hands, death).id
+    before = db.execute(COLUMNS, [job]).fetchone()
+    assert cancel(db, job) == "cancelled"
+    found = db.execute("select state, reason, ended_at is not null from tallybook.job where id = %s", [job]).fetchall()
+    assert found == [("cancelled", "not wanted", True)]
+    after = db.execute(COLUMNS, [job]).fetchone()
+    assert before is not None and after is not None and after[1:] == before[1:]
+    assert after[0] == 1  # of one that expired the view says 0 only while it is dead
+    assert db.execute("select count(*) from tallybook.dead_letters()").fetchone() == (0,)
+    assert db.execute("select state from tallybook.result(%s)", [job]).fetchone() == ("cancelled",)
+    assert cancel(db, job) == "cancelled"
+    assert db.execute("select count(*) from tallybook.attempt where job_id = %s", [job]).fetchone() == (2,)
+    exact(db)
+    counts = db.execute("select available, dead, cancelled from tallybook.counts() where queue = 'q'").fetchall()
+    assert [sum(numbers) for numbers in zip(*counts, strict=True)] == [0, 0, 1]
+    events = db.execute("select event, attempt, details ->> 'reason' from tallybook.trace(job => %s)", [job]).fetchall()
+    assert events[-1] == ("cancelled", 2, "not wanted") and "retried" not in [event for event, *_ in events]
+    assert [row[0] for row in db.execute("select reason from tallybook.why(%s)", [job])] == ["cancelled"]
+    assert hands.claim() == []  # the cursor passes it, and takes the mark along
+    assert db.execute("select count(*) from tallybook.tombstone").fetchone() == (0,)
+    exact(db)
+
+
+@pytest.mark.servers
+def test_a_person_retries_it(db: Connection, hands: Hands) -> None:
+    """A cancelled dead letter is retried like any cancelled job: it runs, and attempts count what was started."""
+    job = died(db, hands, unique_key="k", order_key="o").id
+    cancel(db, job)
+    assert hands.one("select tallybook.retry(%s)", job) == 3
+    (again,) = hands.start()
+    assert (again.id, states(db, job)) == (job, ["running"])
+    hands.complete(again)
+    found = db.execute("select attempts, failures, jsonb_array_length(errors) from tallybook.job where id = %s", [job])
+    assert found.fetchone() == (2, 0, 1)
+    exact(db)
+
+
+def test_its_keys_are_free(db: Connection, hands: Hands) -> None:
+    """The unique key, the line of the order key and the name of a subject are free after the cancel."""
+    job = died(db, hands, unique_key="k", order_key="o").id
+    cancel(db, job)
+    assert put(db, unique_key="k", order_key="o") != job
+    hands.complete(*hands.start())
+    subject = died(db, hands, "killed").id
+    cancel(db, subject)
+    row = db.execute("select job_id, created from tallybook.subject_push('q', 't', 'a')").fetchone()
+    assert row is not None and row[0] != subject and row[1] is True
+
+
+def test_one_that_was_dropped_stays_dead(db: Connection, hands: Hands) -> None:
+    """A dead letter that was dropped cannot be cancelled any more: the answer is dead, at once."""
+    job = died(db, hands).id
+    assert hands.one("select tallybook.drop_dead(%s)", job)
+    db.execute("set statement_timeout = '2 s'")
+    assert cancel(db, job) == "dead"
+    assert db.execute("select count(*) from tallybook.tombstone").fetchone() == (0,)
+
+
+def test_a_rollback_leaves_it_dead_and_an_open_cancel_holds_up_no_claim(
+    db: Connection, hands: Hands, connect: Connect
+) -> None:
+    """While a transaction that cancelled it is open, others are claimed; after its rollback it is a dead letter again."""
+    job = died(db, hands).id
+    with connect(autocommit=False) as person:
+        assert cancel(person, job) == "cancelled"
+        other = put(db)
+        db.execute("set lock_timeout = '1 s'")
+        assert [one.id for one in hands.start()] == [other]
+        person.rollback()
+    assert states(db, job) == ["dead"]
+    exact(db)
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_it_waits_for_who_retries_it(db: Connection, hands: Hands, connect: Connect, end: str) -> None:
+    """A cancel that meets an open retry of the same dead letter waits, and cancels what that has made of it."""
+    job = died(db, hands).id
+    person, other = connect(autocommit=False), connect()
+    person.execute("select tallybook.retry(%s)", [job])
+    pid = other.info.backend_pid
+    thread = threading.Thread(target=cancel, args=(other, job))
+    thread.start()
+    wait_until(
+        lambda: db.execute("select cardinality(pg_blocking_pids(%s)) > 0", [pid]).fetchone() == (True,), "it waits"
+    )
+    getattr(person, end)()
+    thread.join(30)
+    assert states(db, job) == ["cancelled"]
+    assert hands.claim() == []
+    exact(db)
+
+
+def test_many_by_their_ids(db: Connection, hands: Hands) -> None:
+    """cancel_jobs cancels dead letters among the others, and says so of each."""
+    dead, stands = died(db, hands).id, put(db)
+    found = db.execute("select job_id, done from tallybook.cancel_jobs(%s)", [[dead, stands]]).fetchall()
+    assert found == [(dead, "cancelled"), (stands, "cancelled")]
+    assert states(db, dead, stands) == ["cancelled", "cancelled"]
+
+
+def test_one_whose_history_has_gone(db: Connection, hands: Hands) -> None:
+    """A dead letter that has outlived its history is cancelled like any other."""
+    job = died(db, hands, args={"n": 1}).id
+    for table in ("entry", "outcome", "claim"):
+        db.execute(f"truncate tallybook.{table}".encode())
+    db.execute("select tallybook.recount()")
+    assert cancel(db, job) == "cancelled"
+    found = db.execute("select state, args, last_error from tallybook.job where id = %s", [job]).fetchall()
+    assert found == [("cancelled", {"n": 1}, "no luck")]
+    exact(db)

@@ -1,0 +1,80 @@
+"""Which names the server takes: those that people can type and see, and that the pages find again."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+import psycopg
+import pytest
+
+from tallybook._model.options import check_name
+from tallybook.errors import ConfigError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+CODES = [
+    code
+    for first, last in [(1, 0x33FF), (0xFB00, 0x111FF), (0x13400, 0x1345F), (0x1BC80, 0x1BCAF), (0x1D160, 0x1D18F),
+                        (0xE0000, 0xE01FF), (0x10FFFF, 0x10FFFF)]
+    for code in range(first, last + 1)
+]  # fmt: skip
+"""Where Unicode has white space, controls and what is invisible, and what lies around it."""
+
+
+def in_python(name: str) -> bool:
+    try:
+        check_name("queue", name, 64)
+    except ConfigError:
+        return False
+    return True
+
+
+def in_sql(db: Connection, names: list[str]) -> list[bool]:
+    query = "select array(select tallybook._is_visible(n) from unnest(%s::text[]) with ordinality u(n, i) order by i)"
+    row = db.execute(query, [names]).fetchone()
+    assert row is not None
+    return list(row[0])
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("shape", ["{}mail", "mail{}", "ma{}il"])
+def test_sql_and_python_refuse_the_same_characters(db: Connection, shape: str) -> None:
+    """S5-13: SQL and Python take the same names; what one of them takes stays as it is when a page strips it."""
+    names = [shape.format(chr(code)) for code in CODES]
+    taken = in_sql(db, names)
+    assert [in_python(name) for name in names] == taken
+    kept = [name for name, ok in zip(names, taken, strict=True) if ok]
+    assert [name for name in kept if name.strip() != name] == []
+    assert [name for name in kept if {unicodedata.category(c) for c in name} & {"Cc", "Cf", "Zl", "Zp"}] == []
+    assert len(kept) > 0.9 * len(CODES)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize(
+    "name", ["mail", "a b", "Zürich", "\u90f5\u4fbf", "\u2709\ufe0f", "a/b?c=%20#d", "a\"b'c", "<b>"]
+)
+def test_what_people_type_is_taken(db: Connection, name: str) -> None:
+    """Letters of any script, spaces inside, emoji and punctuation make a name."""
+    assert in_python(name)
+    db.execute("select tallybook.enqueue(%s, %s)", [name, name])
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize(("name", "shown"), [("\u00a0mail", '"<U+A0>mail"'), ("\u2028mail", '"<U+2028>mail"'),
+                                             ("ma\u200bil", '"ma<U+200B>il"'), ("mail\U000e0041", '"mail<U+E0041>"')])  # fmt: skip
+def test_what_nobody_sees_is_refused_and_shown(db: Connection, name: str, shown: str) -> None:
+    """A name that begins with a no-break space or holds an invisible character is refused, and the error shows its code."""
+    calls = [
+        "enqueue(%s, 't')", "enqueue('q', %s)", "queue_put(%s)", "enqueue_from('select ''{}''::jsonb as args', %s, 't')",
+        "enqueue('q', 't', options => jsonb_build_object('limits', jsonb_build_array(%s::text)))",
+        "enqueue('q', 't', options => jsonb_build_object('fair_key', %s::text))",
+        "worker_start('w', array[%s])",
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(
+            psycopg.Error, match="no control or invisible characters and no space at its ends"
+        ) as refused:
+            db.execute(f"select tallybook.{call}".encode(), [name])
+        assert refused.value.sqlstate == "TB005" and shown in str(refused.value)
+    assert db.execute("select count(*) from tallybook.job").fetchone() == (0,)
