@@ -206,6 +206,14 @@ def test_many_workers_run_each_job_once(workers: Workers) -> None:
     assert workers.db.execute("select count(distinct job_id), count(distinct worker) from ran").fetchone() == (2000, 4)
 
 
+COMPLETED = "select count(*) from tallybook.job where task = 'rest' and state = 'completed'"
+# Ticks that say they have put in a job which is not there, and jobs of the schedule that no tick has.
+HALF = """
+select f.tick, j.id from tallybook.fire f full join (select * from tallybook.job where task = 'rest') j on j.id = f.job_id
+ where f.what = 'enqueued' and j.id is null or f.tick is null"""
+CLIENTS = """
+select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
+   and backend_type = 'client backend' and query like '%tallybook.worker_start%'"""
 CONSUMERS = """
 import asyncio, json, sys, uuid
 import psycopg
@@ -262,6 +270,7 @@ def test_more_than_100_consumers_take_no_job_twice(dsn: str, db: Any) -> None:
         for process in crowd:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
+        assert db.execute(CLIENTS).fetchone() == (104,)
         said = []
         for process in crowd:
             assert process.stdin is not None
@@ -308,6 +317,47 @@ def test_a_restart_of_the_server_loses_nothing(own_server: Server) -> None:
         worker.signal(signal.SIGTERM)
         assert worker.ends() == 0
         workers.db.close()
+
+
+@pytest.mark.slow
+def test_a_schedules_lock_and_its_work_go_down_and_come_back_together(own_server: Server) -> None:
+    """S2-03: while the server is down nothing fires and nothing runs; when it is back each fire has its one job, never half."""
+    dsn = own_server.dsn("shop")
+    with Workers(dsn, psycopg.connect(dsn, autocommit=True)) as workers:
+        workers.start()
+        workers.db.execute(
+            "select tallybook.schedule_put('tick', task => 'rest', every => '1 s', args => '{\"n\": 1}')"
+        )
+        wait_until(lambda: workers.db.execute(COMPLETED).fetchone()[0] >= 2, "it fires and runs")
+        own_server.kill()
+        with pytest.raises(psycopg.OperationalError):
+            psycopg.connect(dsn, connect_timeout=1)
+        own_server.start()
+        workers.db = psycopg.connect(dsn, autocommit=True)
+        (before,) = workers.db.execute(COMPLETED).fetchone()
+        wait_until(
+            lambda: workers.db.execute(COMPLETED).fetchone()[0] >= before + 2, "it fires and runs again", seconds=40
+        )
+        workers.db.execute("select tallybook.schedule_pause('tick')")
+        assert workers.db.execute(HALF).fetchall() == []
+        workers.db.close()
+
+
+@pytest.mark.slow
+def test_a_limit_outlives_the_workers_that_have_used_it(workers: Workers) -> None:
+    """S1-19: the one call an hour was made; its worker is killed and another is started, and the next call waits out the hour."""
+    workers.db.execute("select tallybook.rate_limit_put('provider', 1, '1 hour')")
+    limited = note.with_(limits=("provider",))
+    first = workers.start()
+    called = limited.enqueue_sync(workers.db, 1)
+    ended(workers, called)
+    first.signal(signal.SIGKILL)
+    first.ends()
+    workers.start()
+    held = limited.enqueue_sync(workers.db, 2)
+    waits = "select run_at > now() + interval '50 min' from tallybook.scheduled where job_id = %s"
+    wait_until(lambda: workers.db.execute(waits, [held.id]).fetchall() == [(True,)], "it waits for its turn")
+    assert workers.ran(held) == []
 
 
 def test_a_worker_waits_for_a_server_that_is_not_up(own_server: Server) -> None:
