@@ -124,6 +124,7 @@ begin
                  from pg_catalog.pg_inherits i join pg_catalog.pg_class k on k.oid = i.inhrelid where i.inhparent = p_parents[n])
         into v_name from pg_catalog.pg_class c where c.oid = p_parents[n];
       execute format('create table tallybook.%I (like %s including all)', v_name, p_parents[n]);
+      execute format('alter table tallybook.%I replica identity full', v_name);  -- LIKE leaves it out
       v_new := v_new || format('tallybook.%I', v_name)::regclass;
     end loop;
     if not tallybook._range_lock(p_parents || v_leaves) then raise lock_not_available; end if;
