@@ -115,10 +115,14 @@ def _drop(server: Databases, name: str, dsn: str) -> None:
 
 @pytest.fixture(scope="session")
 def template(server: Databases) -> Iterator[str]:
-    """The name of a database with the schema installed, which those of the tests are copied from."""
+    """The name of a database with the schema installed, which those of the tests are copied from.
+
+    Its tables are published, as they are where somebody publishes all tables: whatever a test does has to work there.
+    """
     name = _fresh_name("template")
     with psycopg.connect(server.create_database(name)) as conn:
         migrate(conn)
+        conn.execute("create publication every_test for tables in schema tallybook")
     yield name
     server.drop_database(name)
 

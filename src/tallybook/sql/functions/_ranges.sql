@@ -37,31 +37,24 @@ $$;
 
 -- _range_lock(tables): takes these tables alone. False: somebody holds one for longer, a dump or an open transaction: try again later.
 --
--- At first it never waits. Where short transactions follow one another without a gap that is not enough, so the last try waits for
--- 5 ms in all; others wait behind it for as long.
+-- At first it never waits. Where short transactions follow one another without a gap that is not enough, so the last tries wait for
+-- 1 ms a table, and others behind them for as long.
 create or replace function tallybook._range_lock(p_tables regclass[]) returns boolean
 language plpgsql as $$
 declare
-  c_patience constant interval := '5 ms';
-  v_table regclass; v_until timestamptz; v_timeout text := current_setting('lock_timeout');
+  v_timeout text := current_setting('lock_timeout');
 begin
-  for try in 1..20 loop
+  for try in 1..25 loop
     begin
-      execute (select 'lock table ' || string_agg(format('only %s', t), ', ' order by n) || ' in access exclusive mode nowait'
-                 from unnest(p_tables) with ordinality u(t, n));
+      if try > 20 then perform set_config('lock_timeout', '1ms', true); end if;
+      execute (select 'lock table ' || string_agg(format('only %s', t), ', ' order by n) || ' in access exclusive mode'
+                 from unnest(p_tables) with ordinality u(t, n)) || case when try <= 20 then ' nowait' else '' end;
+      perform set_config('lock_timeout', v_timeout, true);
       return true;
     exception when lock_not_available then
       perform pg_sleep(0.002);  -- nothing is locked meanwhile
     end;
   end loop;
-  v_until := clock_timestamp() + c_patience;
-  foreach v_table in array p_tables loop
-    perform set_config('lock_timeout', greatest(1, ceil(1000 * extract(epoch from v_until - clock_timestamp())))::text, true);
-    execute format('lock table only %s in access exclusive mode', v_table);
-  end loop;
-  perform set_config('lock_timeout', v_timeout, true);
-  return true;
-exception when lock_not_available then
   return false;
 end $$;
 
@@ -131,6 +124,7 @@ begin
                  from pg_catalog.pg_inherits i join pg_catalog.pg_class k on k.oid = i.inhrelid where i.inhparent = p_parents[n])
         into v_name from pg_catalog.pg_class c where c.oid = p_parents[n];
       execute format('create table tallybook.%I (like %s including all)', v_name, p_parents[n]);
+      execute format('alter table tallybook.%I replica identity full', v_name);  -- LIKE leaves it out
       v_new := v_new || format('tallybook.%I', v_name)::regclass;
     end loop;
     if not tallybook._range_lock(p_parents || v_leaves) then raise lock_not_available; end if;

@@ -28,3 +28,23 @@ comment on table tallybook.clock_step is 'Each step of the server''s clock; by i
 
 -- _enqueue_batch draws the ids of its jobs itself: the role worker may call it.
 drop function if exists tallybook._enqueue_batch(text, text, bigint[], text[], jsonb[], timestamptz[], int[], int, jsonb, jsonb, timestamptz);
+
+-- Where all tables are published, PostgreSQL refuses an update or a delete in a table without a replica identity. None of these has a primary
+-- key. Nothing on a job's way changes for it: old rows are written to the WAL by updates and deletes alone. Each ledger is locked for a moment.
+alter table tallybook.concurrency_holder replica identity full;
+alter table tallybook.provider_route replica identity full;
+alter table tallybook.pruned replica identity full;
+alter table tallybook.rate_call replica identity full;
+alter table tallybook.entry replica identity full;
+alter table tallybook.claim replica identity full;
+alter table tallybook.outcome replica identity full;
+alter table tallybook.tally replica identity full;
+do $$
+declare
+  v_table regclass;
+begin
+  for v_table in select i.inhrelid from pg_inherits i join pg_class c on c.oid = i.inhrelid
+                  where c.relnamespace = 'tallybook'::regnamespace and c.relkind in ('r', 'p') loop
+    execute format('alter table %s replica identity full', v_table);
+  end loop;
+end $$;
