@@ -8,3 +8,8 @@ create table tallybook.clock_step (
   by         interval not null
 );
 comment on table tallybook.clock_step is 'Each step of the server''s clock; by is negative where it went back.';
+
+-- Counting: one path, for people and for verify.
+
+drop function if exists tallybook._counted(boolean);
+drop function if exists tallybook._split(int, text, bigint, boolean);
