@@ -19,7 +19,19 @@ from bench.server import args, database, server, vacuum
 
 _HISTORY, _LINE, _RATE, _SECONDS = 10_000_000, 1_000_000, 5_000, 30
 _SLOTS = 500
-_READS = ("select * from tallybook.counts()", "select * from tallybook.queue_stats")
+_COUNTS = "select * from tallybook.counts()"
+_READS = (_COUNTS, "select * from tallybook.queue_stats")
+_STATES = (
+    "scheduled",
+    "retrying",
+    "waiting",
+    "available",
+    "running",
+    "dead",
+)  # columns of counts(), behind queue and task
+_RECOUNT = """
+select l.queue, c.task, c.what, sum(c.n)::bigint
+  from tallybook._recounted_open() c join tallybook.lane l on l.lane_id = c.lane_id group by 1, 2, 3"""
 
 # Claims of 500, each of its own transaction's worth of entries: as a worker that drains them would have written them.
 _LOAD_ENDED = """\
@@ -93,6 +105,7 @@ def run() -> None:
         vacuum(dsn)
         producer = Producer(dsn, _RATE)
         took: list[float] = []
+        seen: list[list[tuple[Any, ...]]] = []
         # Sessions that have read the counters before, as those of a page have: the first look of a session makes its plans.
         sessions = [psycopg.connect(dsn, autocommit=True) for _ in range(seconds)]
         for session in sessions:
@@ -107,16 +120,24 @@ def run() -> None:
                 sessions[n].execute("begin isolation level repeatable read")
                 for read in _READS:
                     start = time.perf_counter()
-                    sessions[n].execute(read).fetchall()
+                    rows = sessions[n].execute(read).fetchall()
                     took.append((time.perf_counter() - start) * 1000)
+                    if read == _COUNTS:
+                        seen.append(rows)
             through = (_completed(conn) - before) / (time.perf_counter() - began)
             producer.ended.set()
             producer.join()
             del worker
         say(f"  counters: {seconds} samples, now held against a recount of their moments")
         wrong = 0
-        for session in sessions:
+        for session, read_then in zip(sessions, seen, strict=True):
+            counted = {
+                (*row[:2], state): n for row in read_then for state, n in zip(_STATES, row[2:8], strict=True) if n
+            }
+            found = {tuple(row[:3]): row[3] for row in session.execute(_RECOUNT)}
             rows = session.execute("select * from tallybook.verify()").fetchall()
+            rows += [(*key, counted.get(key, 0), found.get(key, 0)) for key in counted.keys() | found.keys()
+                     if counted.get(key) != found.get(key)]  # fmt: skip
             wrong += bool(rows)
             for row in rows[:3]:
                 say(f"  counters: differs: {row}")

@@ -1,10 +1,14 @@
--- counts(): how many jobs are in which state, per queue and task, and how many have ever ended in which way. Exact, at any size.
+-- counts(): how many jobs are in which state, per queue and task, and how many have ever ended in which way, at any
+-- size.
 --
--- Nothing is counted: sums are read, and what has changed since the last fold is added. So it costs the same at a hundred jobs and at ten
--- million, and all numbers are of one moment. (Where a job of a queue of several tasks runs for very long while more than 2,000 wait, it
--- can be counted under another task of its queue: see _split.) completed, cancelled and died are totals for ever, also of what was pruned since; failed, snoozed,
--- lost and moved are attempts that have ended and went on. A cancelled job counts where it is until its cancel is carried out, which is
--- when it would have been claimed or promoted. Reads total, series, fold, lane, claim, entry and tally.
+-- Nothing is counted: sums are read, and what has changed since the last fold is added. So it costs the same at a
+-- hundred jobs and at ten million, and all numbers are of one moment. Exact per queue, and per task but for one
+-- case: in a queue of several tasks in which more than 2,000 jobs wait, a job that has run while thousands of others
+-- were claimed may be counted as running under another task of that queue, and under its own as available (see
+-- _split). completed, cancelled and died are totals for ever, also of what was pruned since; failed, snoozed, lost
+-- and moved are attempts that have ended and went on. A cancelled job counts where it is until its cancel is carried
+-- out, which is when it would have been claimed or promoted. Reads total, series, fold, lane, claim, entry and
+-- tally.
 create or replace function tallybook.counts()
 returns table (queue text, task text, scheduled bigint, retrying bigint, waiting bigint, available bigint, running bigint, dead bigint,
                completed bigint, failed bigint, snoozed bigint, cancelled bigint, lost bigint, moved bigint, died bigint)
@@ -45,8 +49,9 @@ end $$;
 -- _counted(): what counts sums up, by lane: states and endings with how many there are, the sum of their attempt numbers, and when a fold has
 -- found the last change of each. How many of a lane run is what was claimed less what of that has ended; where several tasks share
 -- the lane, the shorter of the two, what waits and what runs, is read: see _split for what that means where very much was claimed since.
--- exact: all that is needed is read.
-create or replace function tallybook._counted(p_exact boolean default false) returns table (lane_id int, task text, what text, n bigint, attempts bigint, last_at timestamptz)
+-- 'unattributed' besides: how many that run were counted under this task without a look at theirs.
+create or replace function tallybook._counted()
+returns table (lane_id int, task text, what text, n bigint, attempts bigint, last_at timestamptz)
 language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -86,32 +91,39 @@ begin
     select l.*, case when l.tasks = 1 or l.running = 0 or l.running = l.n then null when l.n - l.running <= 2000 then 'available' else 'running' end as mode
       from lanes l
   ), parts as materialized (
-    select l.lane_id, r.task, r.n from shared l cross join lateral tallybook._split(l.lane_id, l.mode, l.running, p_exact) r
-  ), split as (
-    select o.lane_id, o.task, o.n, o.attempts, o.last_at,
-           case when l.tasks = 1 or l.running = 0 then l.running when l.running = l.n then o.n when l.mode = 'available' then o.n - coalesce(r.n, 0)
-                else coalesce(r.n, 0) + case when row_number() over (partition by o.lane_id order by o.n - coalesce(r.n, 0) desc, o.task) = 1
-                                             then coalesce(x.n, 0) else 0 end end as running
+    select l.lane_id, r.task, r.n from shared l cross join lateral tallybook._split(l.lane_id, l.mode, l.running) r
+  ), known as (
+    select o.lane_id, o.task, o.n, o.attempts, o.last_at, l.tasks, l.running, l.n as of_lane, l.mode,
+           coalesce(r.n, 0) as seen,
+           case when row_number() over (partition by o.lane_id order by o.n - coalesce(r.n, 0) desc, o.task) = 1
+                then coalesce(x.n, 0) else 0 end as unattributed
       from shared l
       join open o on o.lane_id = l.lane_id and o.n <> 0
       left join parts r on r.lane_id = o.lane_id and r.task = o.task
       left join parts x on x.lane_id = o.lane_id and x.task is null
+  ), split as (
+    select k.lane_id, k.task, k.n, k.attempts, k.last_at, k.unattributed,
+           case when k.tasks = 1 or k.running = 0 then k.running when k.running = k.of_lane then k.n
+                when k.mode = 'available' then k.n - k.seen else k.seen + k.unattributed end as running
+      from known k
   )
   select s.lane_id, s.task, s.what::text, s.n, s.attempts, s.last_at from sums s where s.what not in ('opened', 'unclaimed')
   union all
   select p.lane_id, p.task, 'available', p.n - p.running, p.attempts * (p.n - p.running) / p.n, p.last_at from split p where p.n <> p.running
   union all
-  select p.lane_id, p.task, 'running', p.running, p.attempts * p.running / p.n, null from split p where p.running <> 0;
+  select p.lane_id, p.task, 'running', p.running, p.attempts * p.running / p.n, null from split p where p.running <> 0
+  union all
+  select p.lane_id, p.task, 'unattributed', p.unattributed, 0, null from split p where p.unattributed <> 0;
 end $$;
 
--- _split(lane, mode, running, exact): of one lane how many jobs of each task wait (mode 'available': its line is read) or run (mode 'running': claims are
--- read until so many that run have been met); mode null: nothing.
+-- _split(lane, mode, running): of one lane how many jobs of each task wait (mode 'available': its line is read) or
+-- run (mode 'running': claims are read until so many that run have been met); mode null: nothing.
 --
--- What runs is mostly in the newest claims, and what has run for long in the oldest one of a worker that is open. Unless exact, 3,000 jobs of the
--- newest and 2,000 from each worker's oldest on are looked at; how many others run is told without a task. It reads no more than that then,
--- however long a job runs in front of a long line.
-create or replace function tallybook._split(p_lane_id int, p_mode text, p_running bigint, p_exact boolean) returns table (task text, n bigint)
-language plpgsql stable
+-- What runs is mostly in the newest claims, and what has run for long in the oldest one of a worker that is open. So
+-- 3,000 jobs of the newest and 2,000 from each worker's oldest on are looked at; the number of the others that run
+-- comes without a task. It reads no more than that, however long a job runs in front of a long line.
+create or replace function tallybook._split(p_lane_id int, p_mode text, p_running bigint)
+returns table (task text, n bigint) language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
 as $$
@@ -129,7 +141,7 @@ begin
             where k.lane_id = p_lane_id and k.retention = l.retention and k.jobs > 0 order by k.number desc loop
     v_tasks := v_tasks || tallybook._open_tasks(c.worker_id, c.id);
     v_low := c.number; v_seen := v_seen + c.jobs;
-    exit when cardinality(v_tasks) >= p_running or not p_exact and v_seen >= 3000;
+    exit when cardinality(v_tasks) >= p_running or v_seen >= 3000;
   end loop;
   for w in select k.id, k.open_from from tallybook.worker k where k.ended_at is null order by k.id loop
     exit when cardinality(v_tasks) >= p_running;

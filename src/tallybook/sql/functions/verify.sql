@@ -1,8 +1,11 @@
--- verify(): recount everything, and say where the counters differ from it; no rows: they agree. Both are of one moment.
+-- verify(): recount everything, and return where counts() differs from it; no rows: they agree. Both are of one moment.
 --
+-- Where counts() leaves jobs that run unattributed, the numbers of a task may differ by as many, those of the queue
+-- not.
 -- It reads all that is open, and counts the ledgers: some seconds for ten million jobs. Where it finds something, that is a defect of ours: please
 -- report it; recount() sets the counters right.
---   queue, task  null where a difference is of a whole ledger, for whose rows nothing else tells to which queue they belong
+--   queue, task  both null where a difference is of a whole ledger, whose rows do not name their queue; task null where
+--                it is of a whole queue
 --   what         a state, or an ending, or attempts: those without an end, against what waits and what runs
 -- Reads what counts reads, and all ledgers and tables of jobs.
 create or replace function tallybook.verify() returns table (queue text, task text, what text, counted bigint, found bigint)
@@ -14,7 +17,7 @@ begin
   if not exists (select from tallybook.fold) then return; end if;
   return query
   with counted as materialized (
-    select c.lane_id, c.task, c.what, c.n from tallybook._counted(true) c
+    select c.lane_id, c.task, c.what, c.n from tallybook._counted() c
   ), found as materialized (
     select c.lane_id, c.task, c.what, c.n from tallybook._recounted_open() c
   ), jobs as (
@@ -24,6 +27,12 @@ begin
             union all select f.lane_id, f.task, f.what, 0, f.n from found f) x
       join tallybook.lane l on l.lane_id = x.lane_id
      group by l.queue, x.task, x.what
+  ), unattributed as (
+    select l.queue, sum(c.n) as n from counted c join tallybook.lane l on l.lane_id = c.lane_id
+     where c.what = 'unattributed' group by l.queue
+  ), queues as (
+    select j.queue, j.what, sum(j.counted)::bigint as counted, sum(j.found)::bigint as found
+      from jobs j join unattributed u on u.queue = j.queue group by j.queue, j.what
   ), ends as (
     select x.what, sum(x.counted)::bigint as counted, sum(x.found)::bigint as found
       from (select c.what, c.n as counted, 0 as found from counted c
@@ -39,7 +48,9 @@ begin
                  select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq)) as counted,
            coalesce((select sum(f.n) from found f where f.what in ('available', 'running')), 0) as found
   )
-  select j.queue, j.task, j.what, j.counted, j.found from jobs j where j.counted <> j.found
+  select j.queue, j.task, j.what, j.counted, j.found from jobs j left join unattributed u on u.queue = j.queue
+   where abs(j.counted - j.found) > case when j.what in ('available', 'running') then coalesce(u.n, 0) else 0 end
+  union all select q.queue, null, q.what, q.counted, q.found from queues q where q.counted <> q.found
   union all select null, null, e.what, e.counted, e.found from ends e where e.counted <> e.found
   union all select null, null, a.what, a.counted, a.found::bigint from attempts a where a.counted <> a.found;
 end $$;

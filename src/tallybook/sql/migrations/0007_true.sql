@@ -1,4 +1,4 @@
--- 0007: what a hostile test and an audit found. Workers may run.
+-- 0007: what a hostile test and an audit found. Locks each table for a moment, the ledgers too. Workers may run.
 
 -- History: ranges are cut by time, no longer by the rate of transaction ids.
 alter table tallybook.history_range add column begun_at timestamptz not null default clock_timestamp();
@@ -48,3 +48,8 @@ begin
     execute format('alter table %s replica identity full', v_table);
   end loop;
 end $$;
+
+-- Counting: one path, for people and for verify.
+
+drop function if exists tallybook._counted(boolean);
+drop function if exists tallybook._split(int, text, bigint, boolean);
