@@ -33,14 +33,21 @@ begin
   end if;
   if not durable then perform set_config('synchronous_commit', 'off', true); end if;
   for turn in 1..8 loop
-    select l.lane_id, l.retention, l.born, l.queue, n.max_jobs, e.xid into v
-      from unnest(queues, max_jobs) with ordinality as n(queue, max_jobs, place)
-      join tallybook.lane l on l.queue = n.queue and l.retired_at is null
-      left join tallybook.queue q on q.name = n.queue,
-           lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid) e
-     where n.max_jobs > 0 and (l.part = '' or l.part = any (v_parts)) and q.paused_at is null
-       and l.lane_id <> all (v_tried) and e.xid is not null
-     order by l.priority, l.part <> 'turn', e.xid, n.place limit 1;
+    -- The inner query comes first, whatever the planner believes: no lane of another queue is looked at.
+    select x.lane_id, x.retention, x.born, x.queue, x.max_jobs, e.xid, x.lanes into v
+      from (select l.lane_id, l.retention, l.born, l.queue, l.priority, l.part, n.max_jobs, n.place, count(*) over () as lanes
+              from unnest(queues, max_jobs) with ordinality as n(queue, max_jobs, place)
+              join tallybook.lane l on l.queue = n.queue and l.retired_at is null
+              left join tallybook.queue q on q.name = n.queue
+             where n.max_jobs > 0 and (l.part = '' or l.part = any (v_parts)) and q.paused_at is null
+               and l.lane_id <> all (v_tried)) x,
+           lateral (select case when x.lanes <= 20 then tallybook._next(x.lane_id, x.retention, x.born) end as xid) e
+     where x.lanes > 20 or e.xid is not null
+     order by x.priority, x.part <> 'turn', e.xid, x.place limit 1;
+    if v.lanes > 20 then
+      select f.*, v.lanes as lanes into v
+        from tallybook._first_lane(queues, max_jobs, v_parts, v_tried) f where f.lane_id is not null;
+    end if;
     exit when not found;
     -- Only the first lane is waited for: two claimers that met two lanes in opposite order would deadlock.
     if turn = 1 then

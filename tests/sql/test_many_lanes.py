@@ -1,0 +1,86 @@
+"""A claim of many lanes: its order, its exactness, and what it looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.broken import without
+from support.hands import Hands, put
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Connect = Callable[..., Connection]
+MANY = 30
+"""More than the 20 lanes that a claim looks at one by one."""
+
+
+def _looks(db: Connection) -> Callable[[], int]:
+    """Count from now on how often the claim looks at one lane."""
+    db.execute("create sequence public.looks")
+    without(db, "_next", "begin\n  select h.lo", "begin\n  perform nextval('public.looks');\n  select h.lo")
+
+    def counted() -> int:
+        row = db.execute("select last_value - (not is_called)::int from public.looks").fetchone()
+        db.execute("alter sequence public.looks restart")
+        assert row is not None
+        return int(row[0])
+
+    return counted
+
+
+def test_a_claim_of_many_lanes_looks_at_the_first(db: Connection) -> None:
+    """With 30 priorities in line, or with none, a claim looks closely at the one that it takes from, and at no empty one."""
+    hands = Hands(db)
+    for priority in range(MANY):
+        put(db, priority=priority)
+    looks = _looks(db)
+    hands.claim(1)
+    assert looks() <= 2
+    while hands.claim(1):
+        pass
+    looks()
+    assert hands.claim(1) == []
+    assert looks() == 0
+
+
+def test_a_claim_looks_at_its_own_queues_alone(db: Connection) -> None:
+    """A worker that names two of many queues looks at the lanes of these two, with no statistics at all."""
+    hands = Hands(db, "q1", "q2")
+    for n in range(100):
+        put(db, queue=f"q{n}")
+    looks = _looks(db)
+    assert len(hands.claim(1)) == 1
+    assert looks() <= 4
+
+
+@pytest.mark.direct("holds a transaction open")
+def test_many_lanes_are_drained_in_order_and_whole(db: Connection, connect: Connect) -> None:
+    """Priorities go first, then the oldest of the named queues; a job that commits late, behind its lane's cursor, is taken."""
+    names = [f"q{n}" for n in range(MANY)]
+    hands = Hands(db, *names)
+    line = [put(db, queue=name) for name in names[::-1]]
+    urgent = put(db, queue="q7", priority=0)
+    late = connect(autocommit=False)
+    hole = put(late, queue="q3")
+    taken = [job.id for _ in range(MANY + 1) for job in hands.claim(1)]
+    assert taken == [urgent, *line]
+    assert hands.claim(1) == []
+    late.commit()
+    assert [job.id for job in hands.claim(1)] == [hole]
+    assert hands.claim(1) == []
+
+
+def test_a_foreign_cursor_among_many_is_seen(db: Connection) -> None:
+    """Of many lanes, too, a claim refuses the cursor of another cluster."""
+    hands = Hands(db)
+    for priority in range(MANY):
+        put(db, priority=priority)
+    while hands.claim(1):
+        pass
+    db.execute("update tallybook.claim set hi = '9000000000' where id = (select max(id) from tallybook.claim)")
+    with pytest.raises(psycopg.errors.Error) as error:
+        hands.claim(1)
+    assert error.value.sqlstate == "TB004"
