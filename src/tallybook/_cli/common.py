@@ -18,6 +18,7 @@ from tallybook._cli.text import clean, columns, json_safe
 from tallybook._db import migrate
 from tallybook._db.link import CONNECT, backoff, dsn_for_people, is_final
 from tallybook._db.source import Source
+from tallybook._db.stored import READER
 from tallybook._model.durations import parse_duration
 from tallybook.errors import ConfigError, QueueUnavailable
 
@@ -114,7 +115,7 @@ def _connected(target: str, wait: timedelta) -> Conn:
     until, failures = time.monotonic() + wait.total_seconds(), 0
     while True:
         try:
-            return psycopg.connect(target, **CONNECT)
+            return psycopg.connect(target, **CONNECT, context=READER)
         except psycopg.OperationalError as error:
             if is_final(error) or time.monotonic() >= until:
                 raise QueueUnavailable(dsn_for_people(target), str(error)) from error

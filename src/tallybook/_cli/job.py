@@ -26,6 +26,7 @@ from tallybook._cli.job_list import list_, short
 from tallybook._cli.text import clean, local
 from tallybook._cli.why import why
 from tallybook._db import calls, filters, sync
+from tallybook._db.stored import loads
 from tallybook.errors import TallybookError, UnknownJob
 
 __all__ = ["job"]
@@ -62,7 +63,7 @@ def show(job_id: int, dsn: str | None, as_json: bool) -> None:
     if as_json:
         print_json(f'{row[0].rstrip().removesuffix("}")},"history":{row[1]}}}')
         return
-    found, history = json.loads(row[0]), json.loads(row[1])
+    found, history = loads(row[0]), loads(row[1])
     errors = found.pop("errors") or []
     print_pairs([(name, _value(name, value)) for name, value in found.items()])
     if history:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,6 +12,7 @@ from tallybook._cli.enqueue import INSTANT
 from tallybook._cli.text import clean, local
 from tallybook._cli.why import read_links
 from tallybook._db.jobs import MOST, PARAMETERS, STATES, JobFilter
+from tallybook._db.stored import loads
 
 __all__ = ["list_", "short"]
 
@@ -75,7 +75,7 @@ def list_(dsn: str | None, as_json: bool, after: str | None, limit: int, **given
         empty = "no such jobs" if chosen or after else "no jobs"
         if more is not None:
             empty += " so far"
-        print_table(titles, [_line(json.loads(row)) for row in rows], empty=empty)
+        print_table(titles, [_line(loads(row)) for row in rows], empty=empty)
     if more is None:
         return
     if len(rows) == limit:

@@ -12,6 +12,7 @@ import click
 from tallybook._cli.common import DURATION, connect, dsn_option, json_option, print_json, print_table
 from tallybook._cli.text import clean, local
 from tallybook._db import rates, sync
+from tallybook._db.stored import loads
 from tallybook._model.durations import format_duration
 from tallybook._model.rate import ConcurrencyRule, RateInfo, RateRule
 
@@ -138,7 +139,7 @@ def calls(name: str, most: int, dsn: str | None, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    found = [json.loads(row) for row in rows]
+    found = [loads(row) for row in rows]
     words = {True: "yes", False: "no", None: "not ended"}
     lines = [(local(row["called_at"]), row["job_id"], row["attempt"], words[row["success"]]) for row in found]
     print_table(("called", "job", "attempt", "success"), lines, empty="no calls")

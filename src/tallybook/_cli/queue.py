@@ -16,6 +16,7 @@ from tallybook._cli.common import Conn, agreed, connect, dsn_option, json_option
 from tallybook._cli.text import clean, local
 from tallybook._db import calls, queues, sync
 from tallybook._db.calls import Call
+from tallybook._db.stored import loads
 from tallybook._model.queue import Truncated
 from tallybook.errors import InvalidArgument, UnknownQueue
 
@@ -49,7 +50,7 @@ def list_(dsn: str | None, as_json: bool) -> None:
         return
     titles = ("queue", "available", "running", "scheduled", "retrying", "dead", "unserved", "workers", "paused")
     empty = "no queues: a queue is born at its first enqueue, or when a worker serves it"
-    print_table(titles, [_line(json.loads(row)) for row in rows], empty=empty)
+    print_table(titles, [_line(loads(row)) for row in rows], empty=empty)
 
 
 def _line(row: dict[str, Any]) -> tuple[object, ...]:

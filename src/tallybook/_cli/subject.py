@@ -21,6 +21,7 @@ from tallybook._cli.job_list import short
 from tallybook._cli.subject_file import rows_of
 from tallybook._cli.text import clean, json_safe, local
 from tallybook._db import subjects, sync
+from tallybook._db.stored import loads
 from tallybook._db.subjects import PARAMETERS, STATES
 from tallybook._model.options import Options, check_name
 from tallybook._model.subject import SubjectCall, SubjectReport, check_subject
@@ -82,7 +83,7 @@ def list_(dsn: str | None, as_json: bool, after: str | None, limit: int, **given
         print_json(rows)
         return
     titles = ("task", "subject", "state", "iterations", "failures", "next", "last", "error")
-    print_table(titles, [_line(json.loads(row)) for row in rows], empty="no such subjects")
+    print_table(titles, [_line(loads(row)) for row in rows], empty="no such subjects")
     if len(rows) == limit:
         click.echo(f"the first {len(rows)}; --limit shows more", err=True)
     elif more is not None:
@@ -126,7 +127,7 @@ def show(task: str, name: str, dsn: str | None, as_json: bool) -> None:
     if as_json:
         print_json(f'{row[0].rstrip().removesuffix("}")},"errors":[{",".join(errors)}]}}')
         return
-    print_pairs([(title, _value(title, value)) for title, value in json.loads(row[0]).items()])
+    print_pairs([(title, _value(title, value)) for title, value in loads(row[0]).items()])
     if errors:
         click.echo()
         _print_errors(errors)
@@ -370,7 +371,7 @@ def errors_(
 
 
 def _print_errors(rows: Sequence[str]) -> None:
-    found = [json.loads(row) for row in rows]
+    found = [loads(row) for row in rows]
     lines = [
         (
             local(row["ended_at"]), row["task"], row["subject"], row["attempt"], row["message"],

@@ -11,6 +11,7 @@ import click
 from tallybook._cli.common import connect, dsn_option, json_option, print_json, print_pairs, print_table
 from tallybook._cli.loading import load_app
 from tallybook._cli.text import clean, local
+from tallybook._db.stored import loads
 from tallybook.errors import UnknownTask
 
 __all__ = ["task"]
@@ -69,7 +70,7 @@ def _found(target: str | None, dsn: str | None) -> list[dict[str, Any]]:
             for one in app.catalogue()
         ]
     with connect(dsn) as conn:
-        return [json.loads(row[0]) for row in conn.execute(_LIST).fetchall()]
+        return [loads(row[0]) for row in conn.execute(_LIST).fetchall()]
 
 
 def _line(one: dict[str, Any]) -> tuple[object, ...]:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from tallybook._db.calls import Call, instant
+from tallybook._db.stored import loads
 from tallybook._model.audit import AuditRow
 from tallybook._model.options import text_problem
 from tallybook.errors import ConfigError
@@ -91,7 +92,7 @@ def nonce_take(key: str, nonce: str, signed_at: datetime) -> Call[Taken]:
 
 
 def _rows(found: str) -> list[AuditRow]:
-    return [AuditRow(**{**row, "at": _at(row)}) for row in json.loads(found)]
+    return [AuditRow(**{**row, "at": _at(row)}) for row in loads(found)]
 
 
 def _at(row: dict[str, Any]) -> datetime:

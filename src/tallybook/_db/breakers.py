@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
 from tallybook._db.calls import Call, instant
+from tallybook._db.stored import loads
 from tallybook._model.breaker import BreakerInfo, BreakerRule
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_name
@@ -58,7 +58,7 @@ def open_(name: str, duration: timedelta | str | None) -> Call[datetime]:
 
 
 def _instant(text: str) -> datetime:
-    found = instant(json.loads(text))
+    found = instant(loads(text))
     assert found is not None
     return found
 
@@ -71,7 +71,7 @@ def close(name: str) -> Call[bool]:
 
 def breakers() -> Call[list[BreakerInfo]]:
     """All keys that were in use, and the rules that no key of their own name has used."""
-    return Call("breakers", _BREAKERS, {}, lambda found: [_info(row) for row in json.loads(found)])
+    return Call("breakers", _BREAKERS, {}, lambda found: [_info(row) for row in loads(found)])
 
 
 def _info(row: dict[str, Any]) -> BreakerInfo:

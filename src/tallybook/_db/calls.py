@@ -13,7 +13,6 @@ Arrays are sent as PostgreSQL's array literal, which takes a fifth of the time o
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,6 +20,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any, Generic, TypeVar
 
+from tallybook._db.stored import edge, loads
 from tallybook._model.job import Job, JobCall, JobInfo
 from tallybook._model.options import Options
 from tallybook.errors import TallybookError, UnknownJob, UnknownQueue
@@ -214,7 +214,7 @@ def _only_job(found: str) -> Job:
 
 
 def _jobs(found: str) -> list[Job]:
-    report = json.loads(found)
+    report = loads(found)
     return list(map(Job, report["job_ids"], report["created"]))
 
 
@@ -225,7 +225,7 @@ def _job_info(job_id: int, found: str | None) -> JobInfo:
     if found is None:
         raise UnknownJob(job_id)
     # A view of a newer release may have columns that this one does not know.
-    columns = {name: value for name, value in json.loads(found).items() if name in _COLUMNS}
+    columns = {name: value for name, value in loads(found).items() if name in _COLUMNS}
     for name in ("enqueued_at", "run_at", "started_at", "ended_at", "expires_at"):
         columns[name] = instant(columns.get(name))
     return JobInfo(**columns)
@@ -238,8 +238,7 @@ def instant(text: str | None) -> datetime | None:
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):  # infinity, or a year that Python does not know
-        edge = datetime.min if text.startswith("-") or text.endswith("BC") else datetime.max
-        return edge.replace(tzinfo=UTC)
+        return edge(text)
 
 
 def text_array(items: Sequence[str | None]) -> str:

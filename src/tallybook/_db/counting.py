@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from tallybook._db.calls import Call, instant
+from tallybook._db.stored import loads
 from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_name
@@ -83,7 +83,7 @@ def completed_since(since: datetime) -> Call[dict[tuple[str, str], int]]:
     """How many have completed since then, by queue and task."""
     params = {"since": _instant("since", since)}
     return Call("completed_since", _COMPLETED, params, lambda text: {
-        (row["queue"], row["task"]): int(row["completed"]) for row in json.loads(text)})  # fmt: skip
+        (row["queue"], row["task"]): int(row["completed"]) for row in loads(text)})  # fmt: skip
 
 
 def verify() -> Call[list[Difference]]:
@@ -106,7 +106,7 @@ def count_event(name: str, n: int) -> Call[None]:
 
 def event_counts() -> Call[dict[str, int]]:
     """How often each event was counted."""
-    return Call("event_counts", _EVENTS, {}, lambda text: {row["name"]: int(row["n"]) for row in json.loads(text)})
+    return Call("event_counts", _EVENTS, {}, lambda text: {row["name"]: int(row["n"]) for row in loads(text)})
 
 
 def event_series(name: str, step: timedelta | str, since: Since | None) -> Call[list[tuple[datetime, int]]]:
@@ -124,7 +124,7 @@ def series_keep(step: int, keep: timedelta | str) -> Call[bool]:
 
 
 def _rows(read: Callable[[dict[str, Any]], T]) -> Callable[[str], list[T]]:
-    return lambda text: [read(row) for row in json.loads(text)]
+    return lambda text: [read(row) for row in loads(text)]
 
 
 def _at(text: str) -> datetime:

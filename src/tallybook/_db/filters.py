@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from tallybook._db.calls import Call, instant, text_array
+from tallybook._db.stored import loads
 from tallybook._model.job import Cancelled, DeadLetter, Retried
 from tallybook._model.options import text_problem
 from tallybook._model.payload import encode
@@ -114,7 +114,7 @@ def cancel_many(
         "reason": _text("reason", reason),
         "max_jobs": _limit(max_jobs),
     }
-    return Call("cancel_many", _CANCEL_MANY, params, lambda found: Cancelled(**json.loads(found)))
+    return Call("cancel_many", _CANCEL_MANY, params, lambda found: Cancelled(**loads(found)))
 
 
 def dead_letters(which: DeadFilter, max_jobs: int) -> Call[list[DeadLetter]]:
@@ -129,7 +129,7 @@ def dead_count(which: DeadFilter, max_jobs: int) -> Call[int]:
 
 def retry_dead(which: DeadFilter, max_jobs: int) -> Call[Retried]:
     """Give every dead letter that matches another attempt, oldest first."""
-    return Call("retry_dead", _RETRY_DEAD, which.params(max_jobs), lambda found: Retried(**json.loads(found)))
+    return Call("retry_dead", _RETRY_DEAD, which.params(max_jobs), lambda found: Retried(**loads(found)))
 
 
 def drop_dead(job_id: int) -> Call[bool]:
@@ -148,7 +148,7 @@ def result(job_id: int) -> Call[Ended]:
     def read(found: str | None) -> Ended:
         if found is None:
             raise UnknownJob(job_id)
-        columns = json.loads(found)
+        columns = loads(found)
         return Ended(columns["task"], columns["state"], columns["result"], columns["error"])
 
     return Call("result", _RESULT, {"job_id": str(job_id)}, read)
@@ -156,7 +156,7 @@ def result(job_id: int) -> Call[Ended]:
 
 def _letters(found: str) -> list[DeadLetter]:
     letters = []
-    for row in json.loads(found):
+    for row in loads(found):
         died_at, enqueued_at = instant(row["died_at"]), instant(row["enqueued_at"])
         assert died_at is not None and enqueued_at is not None
         letters.append(

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tallybook._db.calls import Call, instant, text_array
+from tallybook._db.stored import loads
 from tallybook._model.lists import JobDone, JobLine, JobPage
 from tallybook._model.options import text_problem
 from tallybook._model.why import checked_links
@@ -93,7 +94,7 @@ _INSTANTS = ("enqueued_at", "run_at", "started_at", "ended_at")
 
 
 def _page(found: str) -> JobPage:
-    rows: list[dict[str, Any]] = json.loads(found)
+    rows: list[dict[str, Any]] = loads(found)
     more = rows.pop() if rows and rows[-1]["id"] is None else None
     lines = []
     for row in rows:
@@ -106,7 +107,7 @@ def _page(found: str) -> JobPage:
 
 
 def _done(found: str) -> list[JobDone]:
-    return [JobDone(row["job_id"], row["done"], row["detail"]) for row in json.loads(found)]
+    return [JobDone(row["job_id"], row["done"], row["detail"]) for row in loads(found)]
 
 
 def _ids(ids: Iterable[int]) -> str:

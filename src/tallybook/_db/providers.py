@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from tallybook._db.calls import Call, instant
+from tallybook._db.stored import loads
 from tallybook._model.keyring import Place, Sealed
 from tallybook.errors import UnknownProvider
 
@@ -127,12 +128,12 @@ def resolve(data_type: str, symbol: str | None) -> Call[Stored | None]:
 
 def active() -> Call[list[Stored]]:
     """All active providers, in one snapshot."""
-    return Call("providers", _ACTIVE, {}, lambda found: list(map(_stored, json.loads(found))))
+    return Call("providers", _ACTIVE, {}, lambda found: list(map(_stored, loads(found))))
 
 
 def names() -> Call[list[str]]:
     """The names of all, active or not."""
-    return Call("providers", _NAMES, {}, json.loads)
+    return Call("providers", _NAMES, {}, loads)
 
 
 def listed(name: str | None = None) -> Call[list[Listed]]:
@@ -142,7 +143,7 @@ def listed(name: str | None = None) -> Call[list[Listed]]:
 
 def routes(data_type: str | None = None) -> Call[list[Route]]:
     """The routes, of one kind of data or all; the specific ones first, as they are tried."""
-    row = lambda found: [Route(**route) for route in json.loads(found)]  # noqa: E731
+    row = lambda found: [Route(**route) for route in loads(found)]  # noqa: E731
     return Call("providers", _ROUTES, {"data_type": data_type}, row)
 
 
@@ -213,7 +214,7 @@ def under_other_keys(key_id: str, after: Place | None) -> Call[list[tuple[Place,
 
 def keys_in_use(name: str | None = None) -> Call[dict[str, int]]:
     """How many secrets are encrypted with which key."""
-    return Call("providers", _KEYS_IN_USE, {"name": name}, json.loads)
+    return Call("providers", _KEYS_IN_USE, {"name": name}, loads)
 
 
 def _bool(value: bool | None) -> str | None:
@@ -225,7 +226,7 @@ def _sealed(row: Mapping[str, str]) -> Sealed:
 
 
 def _sealed_rows(found: str) -> list[tuple[Place, Sealed]]:
-    return [(Place(row["provider"], row["field"], row["slot"]), _sealed(row)) for row in json.loads(found)]
+    return [(Place(row["provider"], row["field"], row["slot"]), _sealed(row)) for row in loads(found)]
 
 
 def _stored(row: Mapping[str, Any]) -> Stored:
@@ -234,11 +235,11 @@ def _stored(row: Mapping[str, Any]) -> Stored:
 
 
 def _stored_or_none(found: str | None) -> Stored | None:
-    return None if found is None else _stored(json.loads(found))
+    return None if found is None else _stored(loads(found))
 
 
 def _listed(found: str) -> list[Listed]:
-    rows: Sequence[dict[str, Any]] = json.loads(found)
+    rows: Sequence[dict[str, Any]] = loads(found)
     return [
         Listed(
             **{

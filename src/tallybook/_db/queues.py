@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tallybook._db.calls import Call, instant, text_array
+from tallybook._db.stored import loads
 from tallybook._model.options import check_name
 from tallybook._model.queue import QueueInfo, TopJob, Truncated
 from tallybook.errors import ConfigError, UnknownQueue
@@ -85,7 +86,7 @@ def truncate(
 
 
 def _batch(text: str) -> Batch:
-    row: dict[str, Any] = json.loads(text)
+    row: dict[str, Any] = loads(text)
     done = Truncated(row["cancelled"], row["cancelling"], row["busy"])
     return Batch(done, row["remain"], json.dumps(row["mark"]))
 
@@ -99,7 +100,7 @@ def top(queue: str, *, states: Sequence[str] | None, max_jobs: int, after: str |
 
 
 def _top(text: str) -> list[TopJob]:
-    return [TopJob(**{**row, **_instants(row, "run_at", "enqueued_at")}) for row in json.loads(text)]
+    return [TopJob(**{**row, **_instants(row, "run_at", "enqueued_at")}) for row in loads(text)]
 
 
 def queues(name: str | None = None) -> Call[list[QueueInfo]]:
@@ -109,7 +110,7 @@ def queues(name: str | None = None) -> Call[list[QueueInfo]]:
 
 def _queues(text: str) -> list[QueueInfo]:
     found = []
-    for row in json.loads(text):
+    for row in loads(text):
         known = {name: value for name, value in row.items() if value is not None}
         found.append(QueueInfo(**{**known, **_instants(row, "paused_at", "created_at", "changed_at")}))
     return found

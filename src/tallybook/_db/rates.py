@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from tallybook._db import breakers
 from tallybook._db.calls import Call, instant
+from tallybook._db.stored import loads
 from tallybook._model.breaker import BreakerRule
 from tallybook._model.durations import format_duration
 from tallybook._model.options import check_name
@@ -77,7 +78,7 @@ def push(name: str, until: datetime) -> Call[datetime]:
 
 
 def _instant(text: str) -> datetime:
-    found = instant(json.loads(text))
+    found = instant(loads(text))
     assert found is not None
     return found
 
@@ -99,7 +100,7 @@ def _infos(found: str) -> list[RateInfo]:
             next_call_at=instant(row["next_call_at"]),
             pushed_to=instant(row["pushed_to"]),
         )
-        for row in json.loads(found)
+        for row in loads(found)
     ]
 
 
@@ -117,9 +118,7 @@ def drop_concurrency(name: str) -> Call[bool]:
 def concurrency(name: str | None = None) -> Call[list[ConcurrencyInfo]]:
     """All keys in use, and the rules that no key of their own name has used; or the one of this name."""
     params = {"name": name}
-    return Call(
-        "concurrency", _CONCURRENCY, params, lambda found: [ConcurrencyInfo(**row) for row in json.loads(found)]
-    )
+    return Call("concurrency", _CONCURRENCY, params, lambda found: [ConcurrencyInfo(**row) for row in loads(found)])
 
 
 def registered(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 
 from tallybook._db.calls import Call, instant
+from tallybook._db.stored import loads
 from tallybook._model.durations import format_duration
 from tallybook._model.retention import HeldRange, RetentionInfo
 
@@ -29,8 +29,7 @@ def retentions() -> Call[list[RetentionInfo]]:
 
 def _infos(found: str) -> list[RetentionInfo]:
     return [
-        RetentionInfo(name=row["name"], keep=timedelta(seconds=row["keep"]), what=row["what"])
-        for row in json.loads(found)
+        RetentionInfo(name=row["name"], keep=timedelta(seconds=row["keep"]), what=row["what"]) for row in loads(found)
     ]
 
 
@@ -54,5 +53,5 @@ def _ranges(found: str) -> list[HeldRange]:
             open_jobs=row["open_jobs"],
             why=row["why"],
         )
-        for row in json.loads(found)
+        for row in loads(found)
     ]

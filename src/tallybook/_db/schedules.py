@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
@@ -10,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from tallybook._db.calls import Call, instant
+from tallybook._db.stored import loads
 from tallybook._model.job import JobCall
 from tallybook._model.options import check_name
 from tallybook._model.schedule import Timing, rule_text
@@ -152,7 +152,7 @@ def definition(name: str, job: JobCall, timing: Timing, query: str | None = None
     columns = {**_job(job), **timing.columns(), "name": name, "query": query}
     for column in ("args", "headers", "options"):
         if columns[column] is not None:
-            columns[column] = json.loads(columns[column])
+            columns[column] = loads(columns[column])
     return {column: value for column, value in columns.items() if value is not None}
 
 
@@ -200,7 +200,7 @@ def run(name: str) -> Call[Fired]:
 
 def listed() -> Call[list[ScheduleInfo]]:
     """All schedules, by name."""
-    return Call("schedule_list", _LIST, {}, lambda found: [_info(row)[0] for row in json.loads(found)])
+    return Call("schedule_list", _LIST, {}, lambda found: [_info(row)[0] for row in loads(found)])
 
 
 def show(name: str) -> Call[tuple[ScheduleInfo, datetime]]:
@@ -209,7 +209,7 @@ def show(name: str) -> Call[tuple[ScheduleInfo, datetime]]:
     def read(found: str | None) -> tuple[ScheduleInfo, datetime]:
         if found is None:
             raise UnknownSchedule(name)
-        return _info(json.loads(found))
+        return _info(loads(found))
 
     return Call("schedule_list", _SHOW, {"name": _named(name)}, read, unknown=UnknownSchedule)
 
@@ -219,7 +219,7 @@ def fires(name: str, most: int) -> Call[list[Fire]]:
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise ConfigError("max_fires", most, "is a whole number from 1 on")
     params = {"name": _named(name), "most": str(min(most, 1_000_000))}
-    return Call("schedule_fires", _FIRES, params, lambda found: list(map(_fire, json.loads(found))))
+    return Call("schedule_fires", _FIRES, params, lambda found: list(map(_fire, loads(found))))
 
 
 def _named(name: str) -> str:
@@ -228,7 +228,7 @@ def _named(name: str) -> str:
 
 
 def _fired(found: str) -> Fired:
-    columns = json.loads(found)
+    columns = loads(found)
     return Fired(**{**columns, "tick": _at(columns["tick"])})
 
 

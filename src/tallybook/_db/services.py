@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 
 from tallybook._db.calls import Call, instant
+from tallybook._db.stored import loads
 from tallybook._model.durations import format_duration
 from tallybook._model.service import ServiceInfo
 
@@ -40,5 +40,5 @@ def _infos(found: str) -> list[ServiceInfo]:
             last_took=None if row["last_took"] is None else timedelta(seconds=row["last_took"]),
             last_effect=row["last_effect"],
         )
-        for row in json.loads(found)
+        for row in loads(found)
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -10,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from tallybook._db.calls import Call, instant, text_array
+from tallybook._db.stored import loads
 from tallybook._model.options import Options, text_problem
 from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport
 from tallybook.errors import ConfigError
@@ -173,7 +173,7 @@ def list_params(
 
 
 def _page(found: str) -> SubjectPage:
-    rows: list[dict[str, Any]] = json.loads(found)
+    rows: list[dict[str, Any]] = loads(found)
     more = rows.pop() if rows and rows[-1]["subject"] is None else None
     infos = [_read(row | {"task": row["task_name"], "queue": row["queue_name"]}) for row in rows]
     return SubjectPage(infos, None if more is None else more["cursor"])
@@ -204,17 +204,17 @@ _PLURAL = {"priority": "priorities", **{name: name for name in ("args", "max_att
 
 
 def _pushed(name: str, found: str) -> SubjectReport:
-    row = json.loads(found)
+    row = loads(found)
     report = "created" if row.get("created", True) else "unchanged"
     return SubjectReport(subject=row.get("subject", name), job_id=row["job_id"], report=report)
 
 
 def _report(name: str, found: str) -> SubjectReport:
-    return _of_row({"subject": name, **json.loads(found)})
+    return _of_row({"subject": name, **loads(found)})
 
 
 def _reports(found: str) -> list[SubjectReport]:
-    return [_of_row(row) for row in sorted(json.loads(found), key=lambda row: row["n"])]
+    return [_of_row(row) for row in sorted(loads(found), key=lambda row: row["n"])]
 
 
 def _of_row(row: dict[str, Any]) -> SubjectReport:
@@ -233,7 +233,7 @@ _INFO = frozenset(field.name for field in fields(SubjectInfo))
 def _info(found: str | None) -> SubjectInfo | None:
     if found is None:
         return None
-    return _read(json.loads(found))
+    return _read(loads(found))
 
 
 def _read(row: dict[str, Any]) -> SubjectInfo:

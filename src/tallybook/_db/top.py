@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,6 +10,7 @@ from typing import Any
 import psycopg
 
 from tallybook._db.calls import instant
+from tallybook._db.stored import loads
 
 __all__ = ["Rates", "Reading", "Runs", "rates", "read", "read_async", "runs_async"]
 
@@ -160,13 +160,13 @@ def _runs(raw: dict[str, Any], began: float) -> Runs:
 def _json(conn: Conn, query: str) -> Any:
     row = conn.execute(query.encode(), prepare=False).fetchone()
     assert row is not None
-    return json.loads(row[0])
+    return loads(row[0])
 
 
 async def _json_async(conn: psycopg.AsyncConnection[Any], query: str) -> Any:
     row = await (await conn.execute(query.encode(), prepare=False)).fetchone()
     assert row is not None
-    return json.loads(row[0])
+    return loads(row[0])
 
 
 _ENTERED = ("available", "running", "scheduled", "retrying", "waiting", "dead", "completed", "cancelled")

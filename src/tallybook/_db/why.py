@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tallybook._db.calls import Call, instant
+from tallybook._db.stored import loads
 from tallybook._model.options import check_name, text_problem
 from tallybook._model.why import Reason, TraceEvent, checked_links
 from tallybook.errors import ConfigError, InvalidArgument
@@ -26,7 +27,7 @@ select cast(coalesce(json_agg(r), '[]') as text) from tallybook.trace(
 
 def why(job_id: int) -> Call[list[Reason]]:
     """Why a job does not run; one that there is not has a reason, too."""
-    return Call("why", _WHY, {"job_id": str(job_id)}, lambda found: [Reason(**row) for row in json.loads(found)])
+    return Call("why", _WHY, {"job_id": str(job_id)}, lambda found: [Reason(**row) for row in loads(found)])
 
 
 def trace(
@@ -55,7 +56,7 @@ def trace(
         "max_events": str(max_events),
         "newest_first": "true" if newest_first else "false",
     }
-    return Call("trace", _TRACE, params, lambda found: [_event(row) for row in json.loads(found)])
+    return Call("trace", _TRACE, params, lambda found: [_event(row) for row in loads(found)])
 
 
 def _event(row: dict[str, Any]) -> TraceEvent:

@@ -11,6 +11,7 @@ import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from tallybook._db.link import CONNECT, dsn_for_people
+from tallybook._db.stored import READER
 from tallybook.errors import CommitUnknown, QueueUnavailable
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Database:
                     timeout=self._wait,
                     open=False,
                     name=f"tallybook web {self._source.name}",
-                    kwargs={**CONNECT, "prepare_threshold": None},
+                    kwargs={**CONNECT, "prepare_threshold": None, "context": READER},
                 )
                 await pool.open(wait=False)
                 self._pool = pool

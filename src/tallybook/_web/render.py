@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from tallybook._db.calls import instant as of_json
 from tallybook._model.durations import format_duration
 from tallybook._web.redact import redact, shown
 
@@ -34,7 +35,7 @@ def environment() -> Environment:
 
 def moment(text: str | datetime | None) -> datetime | None:
     """A time as JSON has it."""
-    return datetime.fromisoformat(text) if isinstance(text, str) else text
+    return of_json(text) if isinstance(text, str) else text
 
 
 def instant(text: object) -> datetime | None:

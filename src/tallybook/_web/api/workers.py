@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from tallybook._db import aio
 from tallybook._db.calls import Call, instant
+from tallybook._db.stored import loads
 from tallybook._web.api.fields import Name, Text, Whole
 from tallybook._web.api.keys import Key
 from tallybook._web.api.operations import Ask, Operation, listed, plain, record
@@ -22,7 +22,7 @@ select cast(coalesce(json_agg(w order by w.id), '[]') as text) from (
 
 
 async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
-    call = Call("workers", _LIVING, {"queue": ask.queue()}, json.loads)
+    call = Call("workers", _LIVING, {"queue": ask.queue()}, loads)
     return {"workers": [_shown(row, ask.key) for row in await aio.run(conn, call)]}
 
 

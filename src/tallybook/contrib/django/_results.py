@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from django.utils import timezone
 
 from tallybook._db import sync
 from tallybook._db.calls import Call, instant
+from tallybook._db.stored import loads
 from tallybook.contrib.django import _api, _args, _tasks
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def read(backend: Backend, result_id: str) -> _api.TaskResult:
         number = 0
     if not 0 < number < 2**63:
         raise _api.TaskResultDoesNotExist(result_id)
-    call = Call("get_result", _SQL, {"id": str(number)}, lambda text: json.loads(text) if text else None)
+    call = Call("get_result", _SQL, {"id": str(number)}, lambda text: loads(text) if text else None)
     row = sync.run(connections[backend.database], call)
     task = _tasks.found(row["job"]["task"]) if row is not None else None
     if row is None or task is None:

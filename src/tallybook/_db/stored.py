@@ -1,0 +1,99 @@
+"""What is stored, as people and pages read it: no value that SQL can write keeps them from it.
+
+PostgreSQL holds more than Python: whole numbers of any length, JSON thousands of levels deep, times without end and before
+Christ. A worker refuses such a job (see runner.py). A reader shows the rest of the row, and of the value what it can.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg.abc import Buffer
+from psycopg.adapt import AdaptersMap
+from psycopg.types.datetime import IntervalLoader, TimestamptzLoader
+from psycopg.types.json import set_json_loads
+
+__all__ = ["READER", "Reader", "edge", "loads"]
+
+_DEEPEST = 200
+"""Levels of a JSON value that are read as such; what is deeper is read as its text. Ours have at most 64."""
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+
+
+def loads(text: str | bytes | bytearray) -> Any:
+    """JSON of the server. A number that Python cannot hold is read as its digits, a text; what is too deep as its JSON."""
+    try:
+        return json.loads(text, parse_float=_float)
+    except (ValueError, RecursionError):
+        shallow = _shallow(text if isinstance(text, str) else text.decode())
+        return json.loads(shallow, parse_float=_float, parse_int=_whole)
+
+
+def _float(digits: str) -> float | str:
+    value = float(digits)
+    return value if math.isfinite(value) else digits
+
+
+def _whole(digits: str) -> int | str:
+    try:
+        return int(digits)
+    except ValueError:  # more digits than sys.get_int_max_str_digits
+        return digits
+
+
+def _shallow(text: str) -> str:
+    """The same JSON with each value below the deepest level written as a text."""
+    parts, depth, begun, done = [], 0, 0, 0
+    for token in _TOKENS.finditer(text):
+        if token[0] in "[{":
+            depth += 1
+            if depth == _DEEPEST + 1:
+                begun = token.start()
+        elif token[0] in "]}":
+            depth -= 1
+            if depth == _DEEPEST:
+                parts += [text[done:begun], json.dumps(text[begun : token.end()])]
+                done = token.end()
+    return "".join([*parts, text[done:]])
+
+
+def edge(text: str) -> datetime:
+    """The first or last instant that Python knows, for one that it does not know."""
+    early = text.startswith("-") or text.endswith("BC")
+    return (datetime.min if early else datetime.max).replace(tzinfo=UTC)
+
+
+class _Instant(TimestamptzLoader):
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return super().load(data)
+        except psycopg.DataError:  # infinity, or a year that Python does not know
+            return edge(bytes(data).decode())
+
+
+class _Interval(IntervalLoader):
+    def load(self, data: Buffer) -> timedelta:
+        try:
+            return super().load(data)
+        except (psycopg.DataError, OverflowError):
+            return timedelta.min if bytes(data).startswith(b"-") else timedelta.max
+
+
+class Reader:
+    """How a connection of a page or a command reads columns: psycopg's `context`."""
+
+    connection: psycopg.Connection[Any] | None = None
+
+    def __init__(self) -> None:
+        self.adapters = AdaptersMap(psycopg.adapters)
+        self.adapters.register_loader("timestamptz", _Instant)
+        self.adapters.register_loader("interval", _Interval)
+        set_json_loads(loads, self)
+
+
+READER = Reader()

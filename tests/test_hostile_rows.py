@@ -1,0 +1,320 @@
+"""No stored value breaks a reader: hostile rows, written by SQL, are read through every page, command and answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import psycopg
+import pytest
+from click.testing import CliRunner
+from psycopg import sql
+
+from support.dashboard import NO_PAGES, covers, routes, visiting, walk
+from support.operator_client import OTHER, SECRET, client
+from tallybook import App
+from tallybook._cli import cli
+from tallybook._db.stored import _shallow, loads
+from tallybook._web.api.routes import OPERATIONS
+from tallybook.web import Key, operator_api
+
+pytestmark = pytest.mark.anyio
+Connection = psycopg.Connection[tuple[Any, ...]]
+NAME = "<b>a/../%2F?x=1&y#z'\"\\ \u202eq"
+"""A name: what it holds means something in HTML, in an address, or to a terminal. Written past the checks."""
+ESCAPE = "\x1b[31m\x1b]0;owned\x07"
+PARTS = {
+    "digits": "7" * 4400,
+    "deep": "[" * 1200 + "]" * 1200,
+    "fraction": "7" * 400 + ".5",
+    "escapes": json.dumps(ESCAPE + "</script><script>alert(1)</script>"),
+}
+VALUE = "{" + ", ".join(f'"{name}": {text}' for name, text in PARTS.items()) + "}"
+DATA = (
+    "/trace?link=k%3D1",
+    "/trace?subject=s&task=t",
+    "/jobs?state=completed",
+    "/jobs?state=dead",
+    "/dead?queue=q",
+    "/series?what=a",
+)
+INSTANTS = ("infinity", "-infinity", "0044-03-15 00:00:00+00 BC", "12026-01-01 00:00:00+00")
+
+
+def stage(db: Connection, value: str) -> None:
+    """Jobs in every state, a subject, a schedule, a provider, events and audits, with this value wherever JSON is stored."""
+    put = "select tallybook.enqueue('q', 't', %(v)s::jsonb, headers => jsonb_build_object("
+    put += "'links', jsonb_build_object('k', 1), 'x', %(v)s::jsonb)"
+    given = {"v": value}
+    for more in (")", ")", ")", ", run_at => now() + interval '1 day')", ", unique_key => 'u', order_key => 'o')"):
+        db.execute((put + more).encode(), given)
+    db.execute("select tallybook.worker_start('w', '{q}')")
+    db.execute("select tallybook.claim(1, '{q}', '{3}', '7c9e6679-7425-40de-944b-e07fc1f90ae7')")
+    end = "'7c9e6679-7425-40de-944b-e07fc1f90ae7', {}, 1"
+    db.execute(f"select tallybook.complete({end.format(1)}, %(v)s::jsonb)".encode(), given)
+    error = "jsonb_build_object('type', 'E', 'message', 'm', 'details', %(v)s::jsonb)"
+    db.execute(f"select tallybook.fail({end.format(2)}, {error}, final => true)".encode(), given)
+    db.execute("select tallybook.subject_push('q', 't', 's', %(v)s::jsonb)", given)
+    db.execute("select tallybook.schedule_put('plan', 't', %(v)s::jsonb, queue => 'q', every => '1 day')", given)
+    db.execute("select tallybook.provider_put('p', 'kind', %(v)s::jsonb), tallybook.route_put('data', 'p')", given)
+    db.execute(
+        "select tallybook.queue_put('q'), tallybook.count_event('e')"
+        ", tallybook.audit_put('me', 'cli', 'x', %(v)s::jsonb, %(v)s::jsonb)",
+        given,
+    )
+    db.execute("select tallybook.rate_limit_put('r', 1, '1 s'), tallybook.concurrency_limit_put('c', 1)")
+
+
+def spoil(db: Connection, kinds: tuple[str, ...], value: str) -> int:
+    """Write this into every column of these types, wherever a constraint lets it; in how many."""
+    columns = db.execute(
+        "select c.relname, a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid"
+        " where c.relnamespace = 'tallybook'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition"
+        "   and a.attnum > 0 and not a.attisdropped and format_type(a.atttypid, null) = any (%s)"
+        "   and c.relname not in ('role', 'installation')",
+        [list(kinds)],
+    ).fetchall()
+    spoilt = 0
+    for table, column in columns:
+        try:
+            db.execute(
+                sql.SQL("update tallybook.{} set {} = {}").format(
+                    sql.Identifier(table), sql.Identifier(column), sql.Literal(value)
+                )
+            )
+            spoilt += 1
+        except psycopg.Error:  # a constraint
+            continue
+    return spoilt
+
+
+def hostile(db: Connection, kind: str) -> None:
+    stage(db, VALUE if kind == "values" else '{"n": 1}')
+    if kind in INSTANTS:
+        assert spoil(db, ("timestamp with time zone",), kind) > 40
+    if kind == "names":
+        for table, column in (
+            ("lane", "queue"),
+            ("queue", "name"),
+            ("entry", "task"),
+            ("dead", "task"),
+            ("scheduled", "task"),
+        ):
+            db.execute(
+                sql.SQL("update tallybook.{} set {} = {}").format(
+                    sql.Identifier(table), sql.Identifier(column), sql.Literal(NAME + ESCAPE)
+                )
+            )
+        db.execute("update tallybook.worker set name = %s, queues = array[%s]", [NAME + ESCAPE, NAME + ESCAPE])
+
+
+KINDS = ("values", "infinity", *(pytest.param(kind, marks=pytest.mark.slow) for kind in (*INSTANTS[1:], "names")))
+
+
+def strict(text: str) -> Any:
+    """JSON as any other program reads it: no NaN, no Infinity."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(_shallow(text), parse_int=str, parse_constant=refuse)
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.direct("many pages of one database")
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_page(db: Connection, dsn: str, make: Any, kind: str) -> None:
+    """S1-01: whatever a row holds, each page that the links lead to is served, and nothing of it becomes markup."""
+    hostile(db, kind)
+    site = make(app=App("shop", dsn=dsn))
+    paths = [path for path in routes(site, "GET") if path not in NO_PAGES]
+    async with visiting(site) as visitor:
+        found = await walk(visitor)
+        for path in [*(path for path in paths if "{" not in path), *(f"/job/{job}" for job in range(1, 7)), *DATA]:
+            if path not in found:
+                found[path] = await visitor.get(path)
+    failed = {at: answer.status for at, answer in found.items() if answer.status >= 500}
+    assert not failed
+    for at, answer in found.items():
+        assert "<script>alert" not in answer.text and "<b>a" not in answer.text, at
+    if kind != "names":
+        assert [path for path in paths if not covers(path, found)] == []
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def reading(group: click.Group, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command but those that change something."""
+    for name in group.list_commands(click.Context(group)):
+        one = group.get_command(click.Context(group), name)
+        assert one is not None
+        if isinstance(one, click.Group):
+            yield from reading(one, *words, name)
+        elif name not in CHANGES and (*words, name) not in (("top",), ("provider", "test"), ("version",)):
+            yield (*words, name), one
+
+
+CHANGES = {
+    "dev",
+    "migrate",
+    "worker",
+    "web",
+    "web-user",
+    "enqueue",
+    "cancel",
+    "retry",
+    "create",
+    "drop",
+    "pause",
+    "resume",
+    "set",
+    "truncate",
+    "put",
+    "run",
+    "forget",
+    "push",
+    "upsert",
+    "at-once",
+    "close",
+    "open",
+    "add",
+    "drop-secret",
+    "key",
+    "rotate",
+    "set-secret",
+    "count",
+    "recount",
+    "every",
+    "new",
+    "roles",
+    "demo",
+    "uninstall",
+}
+COMMANDS = dict(reading(cli))
+JOBS = [str(job) for job in range(1, 7)]
+
+
+@pytest.mark.parametrize(
+    "kind", ["values", *(pytest.param(kind, marks=pytest.mark.slow) for kind in (*INSTANTS, "names"))]
+)
+def test_every_command(db: Connection, dsn: str, kind: str) -> None:
+    """S1-01: whatever a row holds, each command that reads ends without a traceback, in text and in JSON that others can read."""
+    hostile(db, kind)
+    named = {"queue": "q", "task": "t", "schedule": "plan", "provider": "p", "limit": "r"}
+    assert len(COMMANDS) > 25
+    for words, command in COMMANDS.items():
+        needed = [one.name or "" for one in command.params if isinstance(one, click.Argument) and one.required]
+        given = {
+            "job_id": ["1", "2", "3", "6"],
+            "name": [named.get(words[0], "")],
+            "task": ["t"],
+            "data_type": ["data"],
+        }
+        calls = [[value, *(["s"] if needed[1:] == ["name"] else [])] for value in given[needed[0]]] if needed else [[]]
+        if words == ("trace",):
+            calls = [["--link", "k=1"]]
+        as_json = any(one.name == "as_json" for one in command.params)
+        for call in calls:
+            for more in ([], ["--json"]) if as_json else ([],):
+                done = CliRunner().invoke(cli, [*words, *call, *more, "--dsn", dsn])
+                said = f"{' '.join(words)} {call} {more}: {done.output[-600:]}"
+                assert done.exception is None or isinstance(done.exception, SystemExit), said
+                assert done.exit_code in (0, 1) and "\x1b" not in done.output, said
+                if more and done.exit_code == 0 and done.stdout:
+                    strict(done.stdout)
+
+
+# --- the operator API, and Python ------------------------------------------------------------------------------------
+
+
+@pytest.mark.direct("an API of its own")
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_answer(db: Connection, dsn: str, kind: str) -> None:
+    """S2-12: whatever a row holds, each GET of the operator API answers with JSON that others can read."""
+    hostile(db, kind)
+    keys = [Key("ops", SECRET, ("admin",)), Key("plain", OTHER, ("read",))]
+    api = operator_api(App("shop", dsn=dsn), keys=keys)
+    async with client(api) as ops:
+        for operation in OPERATIONS:
+            if operation.method != "GET":
+                continue
+            for job in JOBS if "{job}" in operation.path else [""]:
+                target = operation.path.replace("{job}", job)
+                for asks in (ops, ops.by("plain", OTHER)):
+                    answer = await asks("GET", target)
+                    assert answer.status_code < 500, (target, answer.text)
+                    strict(answer.text)
+    await api.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_question_in_python(db: Connection, dsn: str, kind: str) -> None:
+    """S1-01: whatever a row holds, the app's questions are answered."""
+    hostile(db, kind)
+    app = App("shop", dsn=dsn)
+    async with app.open():
+        for job in map(int, JOBS):
+            found = await app.get(app, job)
+            assert found.args
+            await app.why(app, job)
+            await app.trace(app, job=job)
+        for ask in (
+            app.jobs,
+            app.dead_letters,
+            app.queues,
+            app.counts,
+            app.subjects,
+            app.services,
+            app.schedule_list,
+            app.concurrency,
+            app.rates,
+            app.retentions,
+            app.breakers,
+            app.audits,
+            app.event_counts,
+            app.levels,
+            app.throughput,
+            app.timings,
+        ):
+            await ask(app)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("7" * 5000, "7" * 5000),
+        ("1.5", 1.5),
+        ("7" * 400 + ".5", "7" * 400 + ".5"),
+        ('{"a": "[[", "b": [1]}', {"a": "[[", "b": [1]}),
+        ('"\\"["', '"['),
+    ],
+)
+def test_how_a_value_is_read(text: str, value: Any) -> None:
+    """A number that Python cannot hold is its digits; all else is as it is."""
+    assert loads(text) == value
+
+
+def test_how_a_deep_value_is_read() -> None:
+    """What is deeper than 200 levels is read as its JSON, a text."""
+    found = loads('{"a": ' + "[" * 3000 + '"]"' + "]" * 3000 + ', "b": 1}')
+    assert found["b"] == 1
+    inner, levels = found["a"], 0
+    while isinstance(inner, list):
+        inner, levels = inner[0], levels + 1
+    assert levels == 199 and inner == "[" * 2801 + '"]"' + "]" * 2801
+
+
+def test_without_it_such_a_value_breaks_a_reader(db: Connection) -> None:
+    """Negative control: Python's own reader and psycopg's refuse what is stored here."""
+    for part in ("digits", "deep"):
+        with pytest.raises((ValueError, RecursionError)):
+            json.loads(PARTS[part])
+    for instant in INSTANTS:
+        with pytest.raises(psycopg.DataError):
+            db.execute("select %s::text::timestamptz", [instant]).fetchone()
