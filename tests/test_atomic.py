@@ -22,6 +22,10 @@ from tallybook.errors import ConfigError, NotSupported, SignatureError
 pytestmark = [pytest.mark.anyio, pytest.mark.servers]
 
 SLOW_BEAT = {"heartbeat": timedelta(seconds=60), "lease": timedelta(seconds=300)}
+# An open transaction has written to the table.
+WRITTEN = (
+    "select count(*) > 0 from pg_locks where relation = 'effect'::regclass and mode = 'RowExclusiveLock' and granted"
+)
 Declare = Callable[[App, Then], Task[[int], Any]]
 
 
@@ -87,13 +91,18 @@ async def test_an_error_rolls_all_of_it_back_and_counts(
 ) -> None:
     """S5-04 S5-06: what raises leaves nothing behind but its failure, recorded apart; the next attempt's effect is the only one."""
 
+    written: list[Any] = []
+
     def fail_once(tx: Any, ctx: Context) -> None:
         if ctx.attempt == 1:
+            with psycopg.connect(dsn, autocommit=True) as other:
+                written.append(other.execute(WRITTEN).fetchone())
             raise ValueError("not yet")
 
     work = declare(app, fail_once)
     async with working(app, dsn, queues="default"):
         (ended,) = await jobs.ends(work.enqueue_sync(db, 1))
+    assert written == [(True,)], "the effect was there to be rolled back"
     assert (ended.state, ended.attempts, ended.failures, ended.last_error) == ("completed", 2, 1, "not yet")
     assert (effects(db), followers(db)) == ([(ended.id, 2)], 1)
 

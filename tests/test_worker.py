@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from support.broken import without
 from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, Cancel, Constant, Context, Dead, Snooze
 from tallybook._worker.jobs import Book, Lease
@@ -152,12 +154,34 @@ async def test_args_that_do_not_fit_are_dead_at_once(app: App, dsn: str, db: Any
     assert "user_id" in ended.last_error
 
 
-async def test_an_old_and_a_new_worker_on_one_queue(dsn: str, db: Any) -> None:
-    """S5-08 S4-10: a task that the old worker does not know is put aside, without a failure, for the new one.
+async def test_the_loop_outlives_an_error_of_its_own(dsn: str, db: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """S5-09: while each claim finds the server out of memory the worker logs it and tries again; then it goes on, not restarted."""
+    app = App("shop")
+
+    @app.task
+    async def known() -> None:
+        """Nothing."""
+
+    jobs = Jobs(app, db)
+    async with working(app, dsn):
+        await jobs.ends(known.enqueue_sync(db))
+        (claim,) = db.execute("select pg_get_functiondef('tallybook._take'::regproc)").fetchone()
+        without(db, "_take", "\nbegin\n", "\nbegin\n  raise exception 'out of order' using errcode = '53200';\n")
+        job = known.enqueue_sync(db)
+        await eventually(lambda: "out of order" in caplog.text, "the error is logged")
+        assert jobs(job).state == "available"
+        db.execute(claim)
+        (ended,) = await jobs.ends(job)
+    assert (ended.state, ended.attempts) == ("completed", 1)
+
+
+async def test_an_old_and_a_new_worker_on_one_queue(dsn: str, db: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """S5-08 S4-10: a task that the old worker does not know is put aside, without a failure, for the new one, and logged.
 
     Nobody new is there at first: the job is visible as unserved, the old worker goes on with what it knows. Once a
     worker knows the task, its jobs run at once, those of old and new side by side.
     """
+    caplog.set_level(logging.INFO, "tallybook")
     old, new = App("old"), App("new")
     ran: list[tuple[str, int]] = []
 
@@ -180,6 +204,7 @@ async def test_an_old_and_a_new_worker_on_one_queue(dsn: str, db: Any) -> None:
             await eventually(lambda job=job: jobs(job).unserved, "is put aside")  # type: ignore[misc]
         info = jobs(aside[0])
         assert (info.state, info.attempts, info.failures, info.crashes) == ("available", 0, 0, 0)
+        assert "no task 'fresh' here, put aside for a worker that knows it" in caplog.text
         (served,) = await jobs.ends(known_by_new.enqueue_sync(db, 100))
         assert ran == [("old", 100)]
         async with working(new, dsn, **SLEEPY):

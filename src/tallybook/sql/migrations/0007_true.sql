@@ -53,3 +53,6 @@ end $$;
 
 drop function if exists tallybook._counted(boolean);
 drop function if exists tallybook._split(int, text, bigint, boolean);
+
+-- A lease that no time can be added to would break whoever reads it.
+alter table tallybook.worker add constraint "a lease has at most 100 years" check (lease between interval '0' and interval '100 years');
