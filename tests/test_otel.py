@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from psycopg import AsyncConnection
 
 from support.workers import SLEEPY, Jobs, eventually, working
@@ -245,6 +246,16 @@ def test_the_users_own_trace_wins(app: App, dsn: str, db: Any, jobs: Jobs, seen:
     assert jobs(broken).headers == {"traceparent": 7, "tracestate": [1]}  # what the caller says is not overwritten
     drain(app, dsn=dsn)
     assert [linked(span) for span in seen.spans("process default")] == [[traced_by(own)], []]
+
+
+def test_a_trace_whose_ids_look_like_numbers_fits_as_any_other() -> None:
+    """An id that ends in e is no exponent: nearly full headers take this trace, too."""
+    carried = {"traceparent": f"00-{'e' * 32}-{'e' * 16}-01"}
+    full = json.dumps({"x": "x" * 7_700})
+    assert json.loads(Headers(TraceContextTextMapPropagator()).with_trace(full, carried) or "") == {
+        **json.loads(full),
+        **carried,
+    }
 
 
 def test_a_trace_never_makes_headers_too_long(app: App, db: Any, jobs: Jobs, seen: Telemetry) -> None:

@@ -1,8 +1,8 @@
 """What `make test` and `make test-all` run: pytest on every PostgreSQL that is there, one server for each.
 
 Without --all: every test on 18 that is not marked slow; with --on 16, those marked servers on that version. With --all: every
-test on 18; on 16 and 15, and on 18 through a PgBouncer in transaction mode, every test but slow ones that are not marked servers
-(all of tests/sql is). Other arguments go to pytest unchanged. A test that fails once has failed. The last lines name what could
+test on 18; on 15, and on 18 through a PgBouncer in transaction mode, every test but slow ones that are not marked servers (all of
+tests/sql is); on 16 those marked servers. Other arguments go to pytest unchanged. A test that fails once has failed. The last lines name what could
 not run; under CI (the variable is set) a missing PgBouncer or browser is a failure.
 """
 
@@ -141,9 +141,12 @@ def _run(result: Result, options: argparse.Namespace, extra: list[str]) -> Resul
 def _selection(result: Result, options: argparse.Namespace) -> list[str]:
     if result.pooled:  # what is left out there is named, with its reason
         return ["-rsfE", "-m", "not slow or servers"]
-    if options.all:
-        return [] if result.version == VERSIONS[0] else ["-m", "not slow or servers"]
-    return ["-m", "not slow" if result.version == VERSIONS[0] else "servers and not slow"]
+    newest, oldest = VERSIONS[0], VERSIONS[-1]
+    if result.version == newest:
+        return [] if options.all else ["-m", "not slow"]
+    if not options.all:
+        return ["-m", "servers and not slow"]
+    return ["-m", "not slow or servers" if result.version == oldest else "servers"]
 
 
 def _pytest(selection: list[str], options: argparse.Namespace, environment: dict[str, str], result: Result) -> None:

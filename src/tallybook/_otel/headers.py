@@ -64,9 +64,11 @@ class Headers:
         if not carried or self.span_of(own):
             return headers
         added = {name: value for name, value in carried.items() if name not in own}
+        numbers = json.dumps(own, ensure_ascii=False)  # what is added is text, in which an e may stand before a hyphen
+        most = _MOST_BYTES - _DIGITS * (numbers.count("e+") + numbers.count("e-"))
         while added:
             text = json.dumps({**own, **added}, ensure_ascii=False)  # with spaces after : and , as jsonb writes it
-            if len(text.encode()) + _DIGITS * (text.count("e+") + text.count("e-")) <= _MOST_BYTES:
+            if len(text.encode()) <= most:
                 return text
             added.pop(max(added, key=lambda name: (len(added[name]), name)))
         return headers
