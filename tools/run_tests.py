@@ -2,7 +2,7 @@
 
 Without --all: every test on 18 that is not marked slow; with --on 16, those marked servers on that version. With --all: every
 test on 18; on 15, and on 18 through a PgBouncer in transaction mode, every test but slow ones that are not marked servers (all of
-tests/sql is); on 16 those marked servers. Other arguments go to pytest unchanged. A test that fails once has failed. The last
+tests/sql is); on 16 those marked servers and not slow. Other arguments go to pytest unchanged. A test that fails once has failed. The last
 lines name what could not run; under CI (the variable is set) a missing PgBouncer or browser is a failure.
 """
 
@@ -144,9 +144,7 @@ def _selection(result: Result, options: argparse.Namespace) -> list[str]:
     newest, oldest = VERSIONS[0], VERSIONS[-1]
     if result.version == newest:
         return [] if options.all else ["-m", "not slow"]
-    if not options.all:
-        return ["-m", "servers and not slow"]
-    return ["-m", "not slow or servers" if result.version == oldest else "servers"]
+    return ["-m", "not slow or servers" if options.all and result.version == oldest else "servers and not slow"]
 
 
 def _pytest(selection: list[str], options: argparse.Namespace, environment: dict[str, str], result: Result) -> None:

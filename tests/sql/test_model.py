@@ -354,6 +354,7 @@ class Ledger(RuleBasedStateMachine):
             assert got == "cancelled"
             self.written += 1
             job.state, job.reason, job.attempt = "cancelled", reason, job.attempt + 1
+            job.lease = job.worker = None
             place = Attempt(job, job.attempt, by_id=True, written=self.written)
             self.lines.setdefault((job.priority, job.part), []).append(place)
         else:
