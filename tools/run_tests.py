@@ -2,8 +2,8 @@
 
 Without --all: every test on 18 that is not marked slow; with --on 16, those marked servers on that version. With --all: every
 test on 18; on 15, and on 18 through a PgBouncer in transaction mode, every test but slow ones that are not marked servers (all of
-tests/sql is); on 16 those marked servers and not slow. Other arguments go to pytest unchanged. A test that fails once has failed. The last
-lines name what could not run; under CI (the variable is set) a missing PgBouncer or browser is a failure.
+tests/sql is); on 16 those marked servers and not slow. Other arguments go to pytest unchanged. A test that fails once has failed.
+The last lines name what could not run; under CI (the variable is set) a missing PgBouncer or browser is a failure.
 """
 
 from __future__ import annotations
