@@ -165,7 +165,8 @@ class Old:
 
 JOBS = """select task, state, queue, priority, args, run_at > now() + interval '50 min', unique_key, order_key
             from tallybook.job order by id"""
-DRAIN = "from app import app; from tallybook.testing import drain; drain(app)"
+DRAIN = "from app import app; from tallybook.testing import drain; [drain(app, max_jobs=1) for _ in range(9)]"
+"""One after the other: handlers that print at the same moment share a line."""
 
 CELERY = """
 from celery import Celery, chain
