@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from support.broken import source
 from support.roles import Connection, House, house
 from tallybook._db import migrate, roles
 from tallybook.errors import ConfigError, RoleError
@@ -53,7 +54,7 @@ def test_a_migration_keeps_the_rights(at: House) -> None:
 
 def test_control_a_replaced_function_is_the_callers(at: House) -> None:
     """Negative control: "create or replace" alone forgets the owner's rights, and a new function is everybody's."""
-    text = dict(migrate.routines())["functions/enqueue.sql"]
+    text = source("enqueue")
     at.db.execute(text.encode())
     assert at.db.execute("select prosecdef, proconfig from pg_proc where proname = 'enqueue'").fetchone() == (
         False,

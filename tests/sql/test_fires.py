@@ -11,8 +11,8 @@ from typing import Any, LiteralString, cast
 import psycopg
 import pytest
 
+from support.broken import source
 from support.ticking import fires, one, put
-from tallybook._db.migrate import routines
 
 pytestmark = pytest.mark.servers
 NOON = datetime(2031, 5, 1, 12, tzinfo=UTC)
@@ -22,7 +22,7 @@ COMPARED = " and s.tick is not distinct from p.tick"
 
 def replace(db: Any, function: str, old: str, new: str) -> None:
     """For a control: put a copy of a function without its guard into the test's database."""
-    text = dict(routines())[f"functions/{function}.sql"]
+    text = source(function)
     assert old in text, f"the guard that this control removes is not in {function} any more"
     db.execute(cast("LiteralString", text.replace(old, new)))
 

@@ -11,9 +11,9 @@ from typing import Any, LiteralString, cast
 import psycopg
 import pytest
 
+from support.broken import source
 from support.hands import Hands
 from support.waiting import wait_until
-from tallybook._db.migrate import routines
 
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -187,7 +187,7 @@ def test_control_without_the_look_at_claims_a_running_job_loses_its_claim(db: Co
 
 def test_control_without_the_count_an_open_job_is_lost(db: Connection, now: datetime) -> None:
     """Control: where a range counts as complete without its outcomes, an open job goes with it."""
-    text = dict(routines())["functions/_prune_range.sql"]
+    text = source("_prune_range")
     guard = "if h.entries = h.outcomes then"
     assert guard in text
     db.execute(cast("LiteralString", text.replace(guard, "if true then")))
@@ -412,16 +412,16 @@ def test_never_more_than_sixteen_ranges(db: Connection, now: datetime) -> None:
     assert one(db, "select sum(entries) from tallybook.pruned") >= 25
 
 
-def replaced(db: Connection, file: str, old: str, new: str) -> None:
+def replaced(db: Connection, function: str, old: str, new: str) -> None:
     """Another text of a function: a smaller limit, or a guard taken away."""
-    text = dict(routines())[file]
+    text = source(function)
     assert old in text
     db.execute(cast("LiteralString", text.replace(old, new)))
 
 
 def test_at_the_limit_of_ranges_the_reason_is_named(db: Connection, now: datetime) -> None:
     """Where open jobs hold so many ranges that no other can be made, what is not cut names that as its reason, until they end."""
-    replaced(db, "functions/_ranges.sql", "c_most constant int := 16", "c_most constant int := 5")
+    replaced(db, "_ranges", "c_most constant int := 16", "c_most constant int := 5")
     for n in range(10):
         put(db, 1)
         prune(db, now + n * DAY)
@@ -579,7 +579,7 @@ select tallybook._range_split(f.parents, (select max(r.lower) from tallybook._ra
 
 def in_steps(db: Connection) -> None:
     """Every range counts as large, whatever it holds."""
-    replaced(db, "functions/_ranges.sql", "c_small constant bigint := 1048576", "c_small constant bigint := 0")
+    replaced(db, "_ranges", "c_small constant bigint := 1048576", "c_small constant bigint := 0")
 
 
 def cut_again(db: Connection) -> None:
@@ -628,7 +628,7 @@ def test_a_large_range_is_cut_without_a_look_at_its_rows(db: Connection) -> None
 
 def test_control_a_bound_that_is_known_too_early_fails_producers(db: Connection) -> None:
     """Control: with the cut itself in the constraint, a producer that comes before the cut is made gets an error."""
-    text = dict(routines())["functions/_ranges.sql"].replace("bigint := 1048576", "bigint := 0")
+    text = source("_ranges").replace("bigint := 1048576", "bigint := 0")
     bound = "format('%I < tallybook._range_cut()', k.key)"
     assert bound in text
     early = "format('%I < %L::xid8', k.key, pg_snapshot_xmax(pg_current_snapshot()))"
@@ -645,7 +645,7 @@ def test_no_producer_and_no_claim_fails_beside_cuts(
 ) -> None:
     """S3-20: while ranges are cut again and again beside producers and a claimer each job runs once, and lies in its range;
     control: with a cut behind what was written rows lie in the wrong one."""
-    text = dict(routines())["functions/_ranges.sql"].replace("bigint := 1048576", "bigint := 0")
+    text = source("_ranges").replace("bigint := 1048576", "bigint := 0")
     guard = "v_next := greatest(pg_snapshot_xmax(pg_current_snapshot())::text::numeric, pg_current_xact_id()::text::numeric + 1);"
     assert guard in text
     if behind:

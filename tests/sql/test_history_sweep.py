@@ -9,8 +9,8 @@ from typing import Any, LiteralString, cast
 import psycopg
 import pytest
 
+from support.broken import source
 from support.hands import Hands
-from tallybook._db.migrate import routines
 
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -179,7 +179,7 @@ def test_a_producer_with_an_old_snapshot_is_not_fooled(
     """S3-21: who saw an older generation as the newest, by a snapshot from before, is refused with 40001 and has no second job;
     control: without the lock of what it saw it has one."""
     if not guard:
-        text = dict(routines())["functions/_claim_key.sql"]
+        text = source("_claim_key")
         assert "for key share" in text
         db.execute(cast("LiteralString", text.replace("for key share", "")))
     hands = Hands(db)

@@ -17,8 +17,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from support.broken import source
 from support.interleave import Connection, Interleaver, Schedule, Step, interleavings, sample
-from tallybook._db.migrate import routines
 
 pytestmark = pytest.mark.direct("watches which session waits for which")
 
@@ -407,7 +407,7 @@ def test_long_sessions_in_sampled_orders(dsn: str, seed: int) -> None:
 
 def _without(dsn: str, function: str, change: Callable[[str], str]) -> None:
     """Replace one function of this test's database by a copy with a fence removed."""
-    text = dict(routines())[f"functions/{function}.sql"]
+    text = source(function)
     changed = change(text)
     assert changed != text, f"the fence that this control removes is not in {function} any more"
     with psycopg.connect(dsn, autocommit=True) as conn:

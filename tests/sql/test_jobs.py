@@ -13,10 +13,10 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from support.broken import source
 from support.hands import Hands, Job, put, states
 from support.job_lists import STATES, differences, ids, page, pages, some_filters
 from support.subjects import push
-from tallybook._db.migrate import routines
 
 LATER = datetime.now(UTC) + timedelta(days=1)
 TABLES = """
@@ -198,7 +198,7 @@ def test_control_a_source_that_is_left_out_is_noticed(db: Connection) -> None:
     hands.one("select tallybook.claim_job(%s, %s, %s)", hands.worker, job, lease)
     hands.complete(*hands.leased(lease))
     assert differences(db, states=["completed"]) == ""
-    text = dict(routines())["functions/jobs.sql"]
+    text = source("jobs")
     broken = text.replace("ids := ids || '{taken}'::text[]; mine", "mine")
     assert broken != text
     db.execute(cast("LiteralString", broken))

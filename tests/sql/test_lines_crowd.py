@@ -15,8 +15,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from support.broken import source
 from support.hands import Hands, Job, put
-from tallybook._db.migrate import routines
 
 pytestmark = pytest.mark.direct("kills sessions by their process")
 
@@ -184,7 +184,7 @@ def test_a_crowd_keeps_its_lines(connect: Connect) -> None:
 @pytest.mark.slow
 def test_control_a_turn_for_everybody_is_seen(connect: Connect, db: Connection) -> None:
     """Control: where turn does not ask whether its holder is open, the crowd sees jobs of one key overlap."""
-    text = dict(routines())["functions/turn.sql"]
+    text = source("turn")
     guard = "or not tallybook._job_open(v_holder))"
     assert guard in text
     text = text.replace(guard, "or true)").replace(

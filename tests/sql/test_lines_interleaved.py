@@ -15,8 +15,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from support.broken import source
 from support.interleave import Connection, Interleaver, Step, StepFailed, interleavings, sample
-from tallybook._db.migrate import routines
 
 pytestmark = pytest.mark.direct("watches which session waits for which")
 
@@ -290,7 +290,7 @@ def test_in_every_order(dsn: str, name: str) -> None:
 
 
 def _without(dsn: str, function: str, *changes: tuple[str, str]) -> None:
-    text = dict(routines())[f"functions/{function}.sql"]
+    text = source(function)
     for old, new in changes:
         assert old in text, f"the guard that this control removes is not in {function} any more"
         text = text.replace(old, new)

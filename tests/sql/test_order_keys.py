@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from support.broken import source
 from support.hands import Hands, put, states
 from support.waiting import wait_until
-from tallybook._db.migrate import routines
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
 
@@ -279,7 +279,7 @@ def test_control_with_a_release_that_waits_a_worker_would_be_stopped(
     db: Connection, hands: Hands, connect: Connect
 ) -> None:
     """Negative control: with a plain lock the end of another job of the key waits for the user's commit."""
-    text = dict(routines())["functions/_release.sql"]
+    text = source("_release")
     fence = "while not pg_try_advisory_xact_lock(1413565448, hashtext(p_key)) loop"
     assert fence in text
     db.execute(text.replace(fence, "perform pg_advisory_xact_lock(1413565448, hashtext(p_key)); while false loop"))

@@ -15,8 +15,9 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from support.broken import source
 from support.waiting import wait_until
-from tallybook._db.migrate import migrate, routines
+from tallybook._db.migrate import migrate
 from tallybook.embedded import temporary_server
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
@@ -135,7 +136,7 @@ def behind(*sessions: Connection) -> Iterator[ThreadPoolExecutor]:
 
 def replace(db: Connection, function: str, old: str, new: str) -> None:
     """For a control: put a copy of a function without its mend into the test's database."""
-    text = dict(routines())[f"functions/{function}.sql"]
+    text = source(function)
     assert old in text, f"the mend that this control removes is not in {function} any more"
     db.execute(cast("LiteralString", text.replace(old, new)))
 
@@ -167,7 +168,7 @@ def claimed_around_a_claim_that_waited(
         second = waiting.result(timeout=20)
         t.commit()
     assert first.jobs == 1
-    db.execute(cast("LiteralString", dict(routines())["functions/_next.sql"]))
+    db.execute(cast("LiteralString", source("_next")))
     return jobs, jobs_of(db, first, second) + drain(db)
 
 

@@ -12,7 +12,7 @@ from typing import Any, LiteralString, cast
 import psycopg
 import pytest
 
-from tallybook._db.migrate import routines
+from support.broken import source
 
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -203,7 +203,7 @@ def test_ten_jobs_of_a_big_transaction_are_all_that_is_read(db: Connection, conn
 
 def test_control_without_the_limit_all_jobs_of_a_transaction_are_read(db: Connection) -> None:
     """Control: an index scan does not end at the second column of a row; what the claim has counted ends it."""
-    text = dict(routines())["functions/leased.sql"]
+    text = source("leased")
     limit = "limit case when leased.job is null then c.jobs else 1 end"
     assert limit in text
     db.execute(ENQUEUE_BIG)

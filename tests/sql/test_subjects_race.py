@@ -16,11 +16,11 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from support.broken import source
 from support.hands import Hands
 from support.interleave import Connection, Interleaver, Step, StepFailed, interleavings, sample
 from support.subjects import call, clock, end, forget, many, push, start_one, state, subject, upsert
 from support.waiting import wait_until
-from tallybook._db.migrate import routines
 
 pytestmark = pytest.mark.direct("watches which session waits for which")
 
@@ -304,7 +304,7 @@ def test_in_every_order(dsn: str, name: str) -> None:
 
 def without(dsn: str, function: str, *changes: tuple[str, str]) -> None:
     """Take a guard out of a function."""
-    text = dict(routines())[f"functions/{function}.sql"]
+    text = source(function)
     for old, new in changes:
         assert old in text, f"the guard that this control removes is not in {function} any more"
         text = text.replace(old, new)

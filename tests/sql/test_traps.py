@@ -17,8 +17,8 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 
+from support.broken import source
 from support.waiting import wait_until
-from tallybook._db.migrate import routines
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 FAR: LiteralString = "clock_timestamp() + interval '1 day'"
@@ -135,7 +135,7 @@ def behind(*sessions: Connection) -> Iterator[ThreadPoolExecutor]:
 
 def replace(db: Connection, function: str, old: str, new: str) -> None:
     """For a control: put a copy of a function without its mend into the test's database."""
-    text = dict(routines())[f"functions/{function}.sql"]
+    text = source(function)
     assert old in text, f"the mend that this control removes is not in {function} any more"
     db.execute(text.replace(old, new))
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import psycopg
+
+from tallybook._db.migrate import routines
+
+
+def source(function: str) -> Any:
+    """The text of the file that makes this function, to put a copy without a guard into a test's database."""
+    made = re.compile(rf"^create or replace function tallybook\.{function}\(", re.MULTILINE)
+    (found,) = (text for _, text in routines() if made.search(text))
+    return found
 
 
 def without(db: psycopg.Connection[tuple[Any, ...]], function: str, guard: str, instead: str = "") -> None:
