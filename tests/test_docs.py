@@ -408,8 +408,8 @@ def test_the_example_of_the_jobs_page_runs(tmp_path: Path, dsn: str) -> None:
 def test_the_reasons_of_the_why_page_are_those_of_the_functions() -> None:
     """docs/why.md lists every code that why can give, and no other."""
     listed = set(words(table(text("docs/why.md"), "reason")))
-    folder = ROOT / "src/tallybook/sql/functions"
-    source = "".join(file.read_text(encoding="utf-8") for file in [folder / "why.sql", *folder.glob("_why_*.sql")])
+    folder = ROOT / "src/tallybook/sql/read/why"
+    source = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*.sql"))
     given = (
         {"should_start"}
         | set(re.findall(r"reason := '(\w+)'", source))
@@ -532,7 +532,7 @@ def test_every_make_target_in_the_docs_exists() -> None:
 def test_states_are_those_that_the_view_can_show(db: Any) -> None:
     """docs/states.md lists exactly the states that tallybook.job has in its definition, and each can be brought about."""
     listed = words(table(text("docs/states.md"), "state"))
-    view = text("src/tallybook/sql/views/job.sql")
+    view = text("src/tallybook/sql/read/views/job.sql")
     in_view = set(re.findall(r"(?:then|else|d\.task,) '(\w+)'", view))
     for ended in re.findall(r"or o\.state in \(([^)]*)\)", view):
         in_view |= set(re.findall(r"'(\w+)'", ended))
@@ -563,14 +563,14 @@ def test_ends_of_attempts_are_those_of_the_type(db: Any) -> None:
 
 def test_reasons_and_answers_are_those_of_the_functions() -> None:
     """docs/states.md lists the reasons that functions bury a job with, and the words that cancel returns."""
-    functions = ROOT / "src/tallybook/sql/functions"
+    functions = ROOT / "src/tallybook/sql"
     buried = {
         reason
-        for file in functions.glob("*.sql")
+        for file in functions.rglob("*.sql")
         for reason in re.findall(r"perform tallybook\._bury\(e, '(\w+)'", file.read_text(encoding="utf-8"))
     }
     assert set(words(table(text("docs/states.md"), "reason"))) == buried
-    cancel = (functions / "cancel.sql").read_text(encoding="utf-8")
+    cancel = (functions / "core/end/cancel.sql").read_text(encoding="utf-8")
     head = {word for line in re.findall(r"^--   ([\w, ]+?)  ", cancel, re.MULTILINE) for word in line.split(", ")}
     assert set(words(table(text("docs/states.md"), "answer"))) == head
 

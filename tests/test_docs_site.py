@@ -79,8 +79,8 @@ def test_every_sql_file_says_what_it_is() -> None:
 
 def test_the_arguments_of_a_function_are_a_table() -> None:
     """What a head lists is a table in the reference: a word and what it means, over several lines; and no text is lost."""
-    head = reference.head(reference.SQL / "functions" / "enqueue.sql")
-    made = "\n".join(reference.sql_part(reference.SQL / "functions" / "enqueue.sql")).replace("\\", "")
+    head = reference.head(reference.SQL / "core" / "enqueue" / "enqueue.sql")
+    made = "\n".join(reference.sql_part(reference.SQL / "core" / "enqueue" / "enqueue.sql")).replace("\\", "")
     assert "| `priority` | lower runs first |" in made
     assert re.search(r"\| `on_conflict` \| what happens .* All but raise return the other job's id\. \|", made)
     words = re.findall(r"\w+", " ".join(head))

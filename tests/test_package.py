@@ -75,7 +75,7 @@ def test_the_wheel_has_what_runs_and_nothing_else(built: tuple[Path, Path]) -> N
         about = {Path(name).name for name in wheel.namelist()} - {Path(name).name for name in names}
     source = run("git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "src", cwd=ROOT)
     assert names == {name.removeprefix("src/") for name in source.split() if (ROOT / name).is_file()}
-    assert "tallybook/py.typed" in names and "tallybook/sql/functions/enqueue.sql" in names
+    assert "tallybook/py.typed" in names and "tallybook/sql/core/enqueue/enqueue.sql" in names
     assert {"LICENSE", "METADATA", "entry_points.txt"} <= about
 
 

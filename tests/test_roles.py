@@ -55,7 +55,7 @@ def test_every_public_name_is_in_the_list(at: House) -> None:
     of_views = {name for kind, name, *_ in listed if kind == "view"}
     public = {name for name in called | views if not name.startswith("_")}
     unlisted = sorted(public - of_functions - of_views)
-    assert not unlisted, f"say who may use {', '.join(unlisted)}: one line each in sql/functions/_rights.sql"
+    assert not unlisted, f"say who may use {', '.join(unlisted)}: one line each in sql/ops/roles/_rights.sql"
     assert of_functions <= called, f"in _rights.sql, and not in the schema: {sorted(of_functions - called)}"
     assert of_views <= views, f"in _rights.sql, and not in the schema: {sorted(of_views - views)}"
     assert len([name for kind, name, *_ in listed if kind in ("definer", "caller")]) == len(of_functions), (

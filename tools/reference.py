@@ -44,8 +44,8 @@ ELSEWHERE = {
 def pages() -> dict[str, str]:
     """Each generated page, by its file name."""
     made = {f"{page}.md": python(module) for page, module in MODULES.items()}
-    made["sql-functions.md"] = sql_page("SQL functions", FUNCTIONS, sorted((SQL / "functions").glob("[!_]*.sql")))
-    made["sql-views.md"] = sql_page("SQL views", VIEWS, sorted((SQL / "views").glob("*.sql")))
+    made["sql-functions.md"] = sql_page("SQL functions", FUNCTIONS, sql_files(views=False))
+    made["sql-views.md"] = sql_page("SQL views", VIEWS, sql_files(views=True))
     made["command-line.md"] = command_line()
     return made
 
@@ -66,12 +66,16 @@ def python(module: str) -> str:
 
 # SQL
 
-FUNCTIONS = """Every verb is one function in the schema `tallybook`, one file in `src/tallybook/sql/functions`,
+FUNCTIONS = """Every verb is one function in the schema `tallybook`, one file in `src/tallybook/sql`,
 whose head stands here. [SQL, by example](../sql.md) shows each in use.
 Names that begin with an underscore are internal and left out."""
-VIEWS = (
-    """What people and pages read, in the schema `tallybook`: the heads of the files in `src/tallybook/sql/views`."""
-)
+VIEWS = "What people and pages read, in the schema `tallybook`: the heads of the files in folders called `views`."
+
+
+def sql_files(*, views: bool) -> list[Path]:
+    """The files of the public functions, or of the views, by name, whatever room they are in."""
+    files = [file for room in ("core", "parts", "read", "ops") for file in (SQL / room).rglob("[!_]*.sql")]
+    return sorted((file for file in files if (file.parent.name == "views") is views), key=lambda file: file.name)
 
 
 def head(file: Path) -> list[str]:

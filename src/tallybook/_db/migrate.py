@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import LiteralString
 
 import psycopg
@@ -27,7 +28,7 @@ from tallybook._db.schema_locks import BUSY, altered, holders, take
 from tallybook.errors import SchemaBusy, SchemaTooNew
 
 _LOCK = "select pg_advisory_xact_lock(1413565440, 0)"
-_FOLDERS = ("functions", "views")
+_ROOMS = ("core", "parts", "read", "ops")
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,19 @@ def latest() -> int:
 
 
 def routines() -> list[tuple[str, str]]:
-    """Name and text of every function and view file, in the order in which they are applied."""
-    found: list[tuple[str, str]] = []
-    for folder in _FOLDERS:
-        files = sorted((resources.files("tallybook") / "sql" / folder).iterdir(), key=lambda file: file.name)
-        found += [(f"{folder}/{file.name}", file.read_text("utf-8")) for file in files if file.name.endswith(".sql")]
-    return found
+    """Path in `sql/` and text of every function and view file, in the order in which they are applied: views last."""
+    folder = resources.files("tallybook") / "sql"
+    found = [file for room in _ROOMS for file in _files(folder / room, room)]
+    return sorted(found, key=lambda file: "/views/" in file[0])
+
+
+def _files(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
+    """Path and text of every SQL file below this folder, by name."""
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.is_dir():
+            yield from _files(entry, f"{path}/{entry.name}")
+        elif entry.name.endswith(".sql"):
+            yield f"{path}/{entry.name}", entry.read_text("utf-8")
 
 
 def digest() -> str:

@@ -1,6 +1,6 @@
 """Roles: who may do what in the schema, as `tallybook._rights` says it.
 
-PostgreSQL's roles belong to the cluster, rights to the database. What the rights are is data in SQL (`functions/_rights.sql`), and
+PostgreSQL's roles belong to the cluster, rights to the database. What the rights are is data in SQL (`ops/roles/_rights.sql`), and
 SQL applies them (`_roles_apply.sql`), so that each migration can do it, too; here the roles are only created and named.
 """
 

@@ -27,7 +27,7 @@ _INVISIBLE = re.compile(
     r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
     r"|^[\u0020\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]|[\u0020\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]$"
 )
-"""What no name has. `sql/functions/_check_name.sql` has the same list."""
+"""What no name has. `sql/core/enqueue/_check_name.sql` has the same list."""
 
 _LONGEST_DELAY = timedelta(days=366_000)  # about a thousand years; an interval cannot hold what a timedelta can
 
