@@ -23,9 +23,3 @@ begin
   clear := (select coalesce(bool_and(pg_try_advisory_lock(1413565445, k) and pg_advisory_unlock(1413565445, k)), true)
               from (select distinct hashtext(q) & 127 from unnest(queues) q) d(k));
 end $$;
-
--- disarm(queues): say that this session sleeps no more; producers of these queues send no notification for it.
-create or replace function tallybook.disarm(queues text[]) returns void
-language sql as $$
-  select pg_advisory_unlock_shared(1413565444, k) from (select distinct hashtext(q) from unnest(queues) q) d(k)
-$$;

@@ -66,11 +66,3 @@ language sql as $$
   -- In a rolling deploy the old and the new workers take turns: the newer version of the args is the one that is shown.
   where excluded.version >= t.version
 $$;
-
--- worker_stop(worker): take a worker off record that has ended all it had claimed. What it left open is rescued.
-create or replace function tallybook.worker_stop(worker int, at timestamptz default clock_timestamp()) returns int
-language plpgsql as $$
-begin
-  update tallybook.worker w set seen_at = '-infinity' where w.id = worker_stop.worker and w.ended_at is null;
-  return r.lost from tallybook.rescue(at => worker_stop.at, only_worker => worker_stop.worker) r;
-end $$;

@@ -1,7 +1,7 @@
--- queue_stats, queue_status: the counters for people, per queue, and per queue, task and state. They cost the same at any size: see counts.
+-- queue_stats: the counters for people, per queue. They cost the same at any size: see counts.
 --
--- oldest: since when the next job of the queue's lines could run. It is looked for at the head of each line only.
--- unserved: those in line whose task, or its version, no living worker knows; such have lines of their own.
+--   oldest     since when the next job of the queue's lines could run. It is looked for at the head of each line only
+--   unserved   those in line whose task, or its version, no living worker knows; such have lines of their own
 create or replace view tallybook.queue_stats as
 select q.name as queue, coalesce(c.scheduled, 0) as scheduled, coalesce(c.retrying, 0) as retrying, coalesce(c.waiting, 0) as waiting,
        coalesce(c.available, 0) as available, coalesce(c.running, 0) as running, coalesce(c.dead, 0) as dead, coalesce(c.completed, 0) as completed,
@@ -18,10 +18,3 @@ select q.name as queue, coalesce(c.scheduled, 0) as scheduled, coalesce(c.retryi
                        where k.ended_at is null and l.part = any (k.parts) and l.queue = any (k.queues)))::bigint as unserved
                from tallybook._counted() n join tallybook.lane l on l.lane_id = n.lane_id group by l.queue) c on c.queue = q.name;
 comment on view tallybook.queue_stats is 'Per queue: how many jobs are in which state, how many have ended how, since when the oldest in line could run.';
-
--- oldest, newest: when the oldest and the newest job in this state was enqueued; of what has ended when the last one did. Looked for among the
--- 1,000 first and last of all jobs in scheduled, waiting and dead, and of each line: null where none of these is of the task.
--- attempts: how often a job in this state has been put in line, on average; one that has not started yet counts without the attempt that it waits for.
-create or replace view tallybook.queue_status as
-select s.queue, s.task, s.state, s.jobs, s.oldest, s.newest, s.average_attempts from tallybook._status_of(null) s;
-comment on view tallybook.queue_status is 'Per queue, task and state: how many jobs, the oldest, the newest, how many attempts on average.';

@@ -1,0 +1,19 @@
+-- checkpoint(lease, job_id, attempt, value): where the job's next attempt can go on, should this one not complete. False: refused.
+-- One JSON value of at most 1,000,000 bytes; the last one said counts. Read it with checkpoint_of.
+create or replace function tallybook.checkpoint(lease uuid, job_id bigint, attempt int, value jsonb,
+  at timestamptz default clock_timestamp())
+returns boolean language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+begin
+  if pg_column_size(value) > 500000 and octet_length(value::text) > 1200000 then
+    raise exception 'a checkpoint has % bytes', octet_length(value::text) using errcode = 'TB005', hint = 'At most 1,000,000 bytes fit.';
+  end if;
+  if not tallybook._running(lease, job_id, attempt) then return false; end if;
+  insert into tallybook.progress as p (job_id, attempt, checkpoint, updated_at)
+  values (checkpoint.job_id, checkpoint.attempt, checkpoint.value, checkpoint.at)
+  on conflict on constraint progress_pkey do update
+    set attempt = excluded.attempt, checkpoint = excluded.checkpoint, updated_at = excluded.updated_at
+    where p.attempt <= excluded.attempt;
+  return true;
+end $$;

@@ -1,0 +1,18 @@
+-- checkpoint_of(job_id): the last checkpoint of any of its attempts; null: none.
+create or replace function tallybook.checkpoint_of(job_id bigint) returns jsonb
+language sql stable
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+  select p.checkpoint from tallybook.progress p where p.job_id = checkpoint_of.job_id
+$$;
+
+-- _running(lease, job_id, attempt): whether this attempt is the lease's and has not ended.
+create or replace function tallybook._running(p_lease uuid, p_job_id bigint, p_attempt int) returns boolean
+language plpgsql
+set jit = off set enable_seqscan = off set enable_bitmapscan = off
+as $$
+begin
+  return exists (select from tallybook._held(array[p_lease], array[p_job_id], array[p_attempt]) h
+                  where not exists (select from tallybook.outcome o
+                                     where o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq));
+end $$;

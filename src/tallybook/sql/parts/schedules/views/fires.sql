@@ -1,0 +1,3 @@
+-- fires: what became of each tick of each schedule.
+create or replace view tallybook.fires as select * from tallybook.fire;
+comment on view tallybook.fires is 'What became of each tick of each schedule.';

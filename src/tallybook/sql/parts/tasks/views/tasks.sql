@@ -1,0 +1,3 @@
+-- tasks: the catalogue: what each task is, as the workers that know it have said.
+create or replace view tallybook.tasks as select * from tallybook.task;
+comment on view tallybook.tasks is 'The catalogue: what each task is, as the workers that know it have said.';

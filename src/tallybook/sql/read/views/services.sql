@@ -1,0 +1,3 @@
+-- services: the maintenance that any worker runs: how often, and when it ran last.
+create or replace view tallybook.services as select * from tallybook.service;
+comment on view tallybook.services is 'Maintenance that any worker runs.';
