@@ -313,7 +313,7 @@ async def test_a_cancel_rolls_back(app: App, dsn: str, db: Any, jobs: Jobs) -> N
         await eventually(lambda: db.execute(sleeping).fetchone()[0], "all run")
         for job in put:
             app.cancel_sync(db, job, "not wanted")
-        ended = await jobs.ends(*put, seconds=5)
+        ended = await jobs.ends(*put)
         assert [(info.state, info.reason) for info in ended] == [("cancelled", "not wanted")] * 3
         await eventually(lambda: worker.book.free == {"default": 10}, "the slots are free")
         assert not db.execute(sleeping).fetchone()[0]

@@ -65,7 +65,7 @@ def zombie(workers: Workers) -> tuple[Any, WorkerProcess]:
     wait_until(lambda: row(workers.db, began) == (1,), "the first attempt runs")
     first.signal(signal.SIGSTOP)
     workers.start()
-    wait_until(lambda: row(workers.db, began) == (2,), "the second attempt runs", seconds=20)
+    wait_until(lambda: row(workers.db, began) == (2,), "the second attempt runs")
     return job, first
 
 

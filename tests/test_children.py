@@ -31,7 +31,7 @@ def jobs(db: Any) -> Jobs:
 
 async def failed(jobs: Jobs, job: Any) -> dict[str, Any]:
     """The error of the only attempt, which has failed."""
-    info = await jobs.becomes(job, "retrying", seconds=20)
+    info = await jobs.becomes(job, "retrying")
     assert (info.failures, info.crashes) == (1, 0)
     assert info.errors is not None
     return info.errors[0]
@@ -111,7 +111,7 @@ async def test_what_comes_after_a_failure_is_decided_by_the_exception_itself(dsn
     kinds = ("policy", "retry-after", "no_retry", "none")
     async with working(zoo.app, dsn):
         put = {kind: zoo.decides.enqueue_sync(db, kind) for kind in kinds}
-        infos = {kind: await jobs.becomes(job, "retrying", "dead", seconds=20) for kind, job in put.items()}
+        infos = {kind: await jobs.becomes(job, "retrying", "dead") for kind, job in put.items()}
     assert [info.state for info in infos.values()] == ["retrying", "retrying", "dead", "dead"]
     for kind, minutes in (("policy", 7), ("retry-after", 60)):
         run_at = infos[kind].run_at
@@ -162,7 +162,7 @@ async def test_a_process_that_dies_is_a_crash_of_its_job_alone(
         beside = zoo.where.enqueue_sync(db, str(tmp_path / "beside"), 1.0)
         await eventually((tmp_path / "beside").exists, "the neighbour runs")
         (job,) = zoo.app.enqueue_many_sync(db, [call])
-        info = await jobs.becomes(job, "scheduled", seconds=10)
+        info = await jobs.becomes(job, "scheduled")
         (neighbour,) = await jobs.ends(beside)
         await eventually(lambda: worker.book.free == {"default": 10}, "all slots are free")
     assert (info.crashes, info.failures) == (1, 0)
@@ -176,7 +176,7 @@ async def test_a_process_that_dies_is_a_crash_of_its_job_alone(
 async def test_a_job_that_crashes_three_processes_is_dead(dsn: str, db: Any, jobs: Jobs) -> None:
     """P8 F24: after three processes that died with it a job is dead with reason crashed; no failure is counted."""
     async with working(zoo.app, dsn):
-        (info,) = await jobs.ends(zoo.exits.enqueue_sync(db, 1), seconds=20)
+        (info,) = await jobs.ends(zoo.exits.enqueue_sync(db, 1))
     assert (info.state, info.reason, info.crashes, info.failures, info.attempts) == ("dead", "crashed", 3, 0, 3)
     assert [error["type"] for error in info.errors or []] == ["ProcessDied"] * 3
 
@@ -245,7 +245,7 @@ def test_children_end_with_a_worker_that_is_killed(dsn: str, db: Any, tmp_path: 
             wait_until(lambda: zoo.app.get_sync(db, job).state == "completed", "it has ended")
         assert not is_gone(pid)
         worker.process.send_signal(signal.SIGKILL)
-        wait_until(lambda: is_gone(pid), "the child is gone", seconds=5)
+        wait_until(lambda: is_gone(pid), "the child is gone")
 
 
 def test_a_child_without_the_kernels_help_ends_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,7 +212,7 @@ def test_live_parts_follow_without_a_reload(look: Browser, site: str, data: str)
     with psycopg.connect(data, autocommit=True) as conn:
         conn.execute("select tallybook.queue_put('brand-new')")
         conn.execute("select tallybook.enqueue('brand-new', 'send', '{\"to\": \"x\"}')")
-    wait_until(lambda: "brand-new" in look.text, "the new queue appears", seconds=20)
+    wait_until(lambda: "brand-new" in look.text, "the new queue appears")
     assert look.run("return window.same") is True
     assert not look.find("[data-stale]").is_displayed()
     wait_until(lambda: look.run("return !!document.querySelector('.chart canvas')"), "the charts are drawn")

@@ -188,7 +188,7 @@ def test_an_interrupt_leaves_nothing(demo: Callable[..., Demo], tmp_path: Path, 
         assert status == 128 + number
         assert f"stopped by {number.name}" in run.errors and "Traceback" not in run.errors
         assert run.left() == []
-    wait_until(lambda: not run.left(), "all of it is gone", seconds=20)
+    wait_until(lambda: not run.left(), "all of it is gone")
 
 
 def test_a_wrong_input_is_said_in_one_line(demo: Callable[..., Demo], tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_worker_follows_a_failover(pair: Pair) -> None:
             workers.db = lonely.db = db
             later = [rest.enqueue_sync(app, n) for n in range(1000, 1020)]
             alone = rest.with_(queue="lonely").enqueue_sync(app, 1)
-            wait_until(lambda: app.get_sync(db, later[0]).state == "completed", "it goes on", seconds=10)
+            wait_until(lambda: app.get_sync(db, later[0]).state == "completed", "it goes on")
             took = time.monotonic() - promoted
             for job in [*put, *later]:
                 wait_until(lambda job=job: app.get_sync(db, job).state == "completed", f"{job} ends", seconds=30)  # type: ignore[misc]

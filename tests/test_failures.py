@@ -78,8 +78,8 @@ async def test_any_exception_is_kept_as_a_failure(app: App, dsn: str, db: Any, j
 
     async with working(app, dsn) as worker:
         for kind in HOSTILE:
-            info = await jobs.becomes(odd.enqueue_sync(db, kind), "retrying", seconds=5)
-            await jobs.ends(fine.enqueue_sync(db), seconds=5)
+            info = await jobs.becomes(odd.enqueue_sync(db, kind), "retrying")
+            await jobs.ends(fine.enqueue_sync(db))
             await eventually(lambda: worker.book.free == {"default": 10}, "all slots are free")
             assert info.failures == 1, kind
             (error,) = info.errors or [{}]

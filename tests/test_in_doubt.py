@@ -211,7 +211,7 @@ async def test_a_completion_left_open_holds_up_nobody_else(app: App, dsn: str, d
         job = forgets.enqueue_sync(db)
         await eventually(lambda: open_one and not worker.book.running, "the handler is over")
         for _ in range(3):
-            await jobs.ends(fails.enqueue_sync(db), seconds=3)
+            await jobs.ends(fails.enqueue_sync(db))
         assert jobs(job).state == "running"
         await open_one[0].commit()
         (ended,) = await jobs.ends(job)

@@ -68,11 +68,11 @@ async def test_a_half_open_listener_is_noticed_within_15_seconds(
         first = worker.sleeper._conn
         proxy.silent = True
         began = time.monotonic()
-        await eventually(lambda: worker.sleeper and worker.sleeper._conn is not first, "it was noticed", seconds=15)
+        await eventually(lambda: worker.sleeper and worker.sleeper._conn is not first, "it was noticed")
         assert time.monotonic() - began < 15
         proxy.silent = False
         proxy.cut()
-        await jobs.ends(note.enqueue_sync(db), seconds=15)
+        await jobs.ends(note.enqueue_sync(db))
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ async def test_not_set_aside_the_limits_of_the_role_stop_a_worker(
     monkeypatch.setattr(link, "SESSION", "select 1 where pg_backend_pid() = %s::int")
     with pytest.raises(WrongIsolationLevel):
         async with working(app, dsn) as worker:
-            await eventually(lambda: worker.claimer.stopping.is_set() or worker._failed, "it stops", seconds=5)
+            await eventually(lambda: worker.claimer.stopping.is_set() or worker._failed, "it stops")
 
 
 FAIL_WITH = "do $$ begin raise exception 'x' using errcode = '{}'; end $$"
@@ -259,7 +259,7 @@ async def test_a_server_without_free_connections_is_waited_for(caplog: pytest.Lo
             assert len(caplog.records) == 1
             for conn in taken:
                 conn.close()
-            assert (await Jobs(app, db).ends(job, seconds=25))[0].state == "completed"
+            assert (await Jobs(app, db).ends(job))[0].state == "completed"
 
 
 @pytest.mark.slow
@@ -377,7 +377,7 @@ async def test_a_full_server_is_waited_for_without_a_storm(
         tries = proxy.accepted - before
         proxy.refusing = False
         job = note.enqueue_sync(db)
-        assert (await jobs.ends(job, seconds=25))[0].state == "completed"
+        assert (await jobs.ends(job))[0].state == "completed"
         assert not worker._failed
     assert 5 <= tries <= 60  # five connections, each about ten times in 4 s
 
@@ -399,7 +399,7 @@ async def test_a_wrong_password_while_running_is_told_and_waited_for(
             told = caplog.text
             assert name in told
             db.execute(f"alter role {role} login")
-            assert (await jobs.ends(note.enqueue_sync(db), seconds=25))[0].state == "completed"
+            assert (await jobs.ends(note.enqueue_sync(db)))[0].state == "completed"
             await eventually(lambda: "back after" in caplog.text, "its end is told")
     finally:
         db.execute(f"drop owned by {role}; drop role {role}")

@@ -128,7 +128,7 @@ async def test_a_direct_dsn_gives_the_worker_its_session(
         for _ in range(3):
             await eventually(lambda: worker.sleeper and worker.sleeper.clear, "the worker sleeps")
             with psycopg.connect(pooled, autocommit=True) as producer:
-                await jobs.ends(note.enqueue_sync(producer), seconds=3)
+                await jobs.ends(note.enqueue_sync(producer))
         assert worker.claimer.link.pooled and worker.finishes.pooled
         assert db.execute("select session from tallybook.worker").fetchall() == [(True,)]
 
@@ -160,7 +160,7 @@ def test_a_killed_worker_behind_a_pooler_is_rescued_by_its_lease(dsn: str, db: A
         workers.start(lease=6.0, heartbeat=2.0, rescue_look=5.0)
         killed = time.monotonic()
         first.signal(signal.SIGKILL)
-        wait_until(lambda: len(workers.ran(job)) == 2, "it runs again", seconds=20)
+        wait_until(lambda: len(workers.ran(job)) == 2, "it runs again")
         assert time.monotonic() - killed < 6 + 5
         workers.open_gate()
 

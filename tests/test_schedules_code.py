@@ -239,7 +239,7 @@ async def test_a_worker_is_told_of_a_new_schedule(dsn: str, db: Any) -> None:
             lambda: one(db, "select last_run_at is not null from tallybook.service where name = 'schedules'"), "a look"
         )
         app.schedule_put_sync(db, "s", app.task(name="t")(_nothing).job(), every="1 s")
-        await eventually(lambda: fires(db, "s"), "its first fire", seconds=8)
+        await eventually(lambda: fires(db, "s"), "its first fire")
 
 
 async def _nothing() -> None: ...

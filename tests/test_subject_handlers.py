@@ -412,7 +412,7 @@ async def test_a_worker_is_awake_when_an_iteration_is_due(dsn: str, db: Any) -> 
 
     await refresh.subject(NAME).push(app)
     async with working(app, dsn):
-        await eventually(lambda: seen == [0, 1, 2, 3], "four iterations", seconds=10)
+        await eventually(lambda: seen == [0, 1, 2, 3], "four iterations")
 
 
 @pytest.mark.slow

@@ -293,7 +293,7 @@ class Terminal:
         until = time.monotonic() + 20
         while self.process.poll() is None and time.monotonic() < until:
             self.reads()
-        code = self.process.wait(1)
+        code = self.process.wait(10)
         while self.reads():
             pass
         assert termios.tcgetattr(self._slave) == self.before

@@ -72,7 +72,7 @@ async def test_an_idle_worker_starts_a_job_at_once(
         for _ in range(5):
             if worker.sleeper:
                 await eventually(lambda: worker.sleeper and worker.sleeper.clear, "the worker sleeps")
-            await jobs.ends(handlers.note.enqueue_sync(db), seconds=2)
+            await jobs.ends(handlers.note.enqueue_sync(db))
 
 
 async def test_a_job_that_comes_while_the_worker_lies_down_is_not_missed(
@@ -85,7 +85,7 @@ async def test_a_job_that_comes_while_the_worker_lies_down_is_not_missed(
             job = handlers.note.enqueue_sync(producer)  # busy or idle: wherever the worker is now
             await asyncio.sleep(0.02)  # a transaction that stays open, not a wait for something
             producer.commit()
-            await jobs.ends(job, seconds=3)
+            await jobs.ends(job)
     assert worker.finisher.counts["completed"] == 10
 
 
@@ -103,7 +103,7 @@ async def test_pause_stops_claims_and_resume_wakes(app: App, dsn: str, db: Any, 
         await jobs.ends(handlers.note.with_(queue="other").enqueue_sync(db))
         assert jobs(waits).state == "available"
         db.execute("select tallybook.resume('default')")
-        await jobs.ends(waits, seconds=5)
+        await jobs.ends(waits)
 
 
 @WOKEN
@@ -116,7 +116,7 @@ async def test_a_running_job_is_told_at_once_that_it_is_cancelled(
         one, other = handlers.hold.enqueue_sync(db), handlers.hold.enqueue_sync(db)
         await eventually(lambda: len(handlers.started) == 2, "both run")
         assert app.cancel_sync(db, one, "not wanted") == "cancelling"
-        (ended,) = await jobs.ends(one, seconds=3)
+        (ended,) = await jobs.ends(one)
         assert (ended.state, ended.reason, ended.failures) == ("cancelled", "not wanted", 0)
         assert (handlers.told, jobs(other).state) == (["cancelled"], "running")
         handlers.gate.set()

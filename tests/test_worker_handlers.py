@@ -309,7 +309,7 @@ async def test_whatever_a_handler_raises_fails_its_job_only(
             bad = on_thread.job(kind) if where == "thread" else on_loop.job(kind, where == "after waiting")
             put = app.enqueue_many_sync(db, [fine.job(), bad, fine.job()])
             await jobs.ends(put[0], put[2], fine.enqueue_sync(db))
-            failed = await jobs.becomes(put[1], "retrying", seconds=5)
+            failed = await jobs.becomes(put[1], "retrying")
             assert worker.book.free == {"default": 10}, kind
             assert failed.failures == 1, kind
             assert failed.errors is not None and failed.errors[0]["type"], kind
@@ -341,8 +341,8 @@ async def test_no_outcome_can_stop_the_worker(app: App, dsn: str, db: Any, jobs:
 
     job = odd.enqueue_sync(db)
     async with working(app, dsn):
-        await jobs.becomes(job, "cancelled", "dead", "scheduled", "retrying", seconds=5)
-        await jobs.ends(fine.enqueue_sync(db), seconds=5)
+        await jobs.becomes(job, "cancelled", "dead", "scheduled", "retrying")
+        await jobs.ends(fine.enqueue_sync(db))
 
 
 class Never:
@@ -379,8 +379,8 @@ async def test_no_retry_policy_can_stop_the_worker(app: App, dsn: str, db: Any, 
 
     job = broken.enqueue_sync(db)
     async with working(app, dsn) as worker:
-        await jobs.becomes(job, "retrying", "dead", seconds=5)
-        await jobs.ends(fine.enqueue_sync(db), seconds=5)
+        await jobs.becomes(job, "retrying", "dead")
+        await jobs.ends(fine.enqueue_sync(db))
         await eventually(lambda: worker.book.free == {"default": 10}, "all slots are free")
 
 

@@ -53,7 +53,7 @@ def test_sigterm_finishes_what_runs(workers: Workers) -> None:
     running = hold.enqueue_sync(workers.db, 1)
     runs(workers, running)
     worker.signal(signal.SIGTERM)
-    wait_until(lambda: _asleep(workers), "the signal has arrived", seconds=5)
+    wait_until(lambda: _asleep(workers), "the signal has arrived")
     later = note.enqueue_sync(workers.db, 2)
     assert state(workers, running).state == "running"
     workers.open_gate()
@@ -69,9 +69,9 @@ def test_a_second_signal_gives_jobs_back(workers: Workers, number: signal.Signal
     running = hold.enqueue_sync(workers.db, 1)
     runs(workers, running)
     worker.signal(number)
-    wait_until(lambda: not worker.process.poll() and _asleep(workers), "the first signal has arrived", seconds=5)
+    wait_until(lambda: not worker.process.poll() and _asleep(workers), "the first signal has arrived")
     worker.signal(number)
-    assert worker.ends(10) == 0
+    assert worker.ends() == 0
     info = state(workers, running)
     assert (info.state, info.failures, info.crashes) == ("available", 0, 0)
     second = workers.start()
@@ -96,9 +96,9 @@ def test_a_thread_that_does_not_end_does_not_keep_the_process(workers: Workers) 
     job = stuck.enqueue_sync(workers.db)
     wait_until(lambda: state(workers, job).state == "running", "it runs")
     worker.signal(signal.SIGTERM)
-    wait_until(lambda: _asleep(workers), "the first signal has arrived", seconds=5)
+    wait_until(lambda: _asleep(workers), "the first signal has arrived")
     worker.signal(signal.SIGTERM)
-    worker.ends(10)
+    worker.ends()
     info = state(workers, job)
     assert (info.state, info.failures, info.crashes) == ("available", 0, 0)
 
@@ -116,8 +116,8 @@ def test_jobs_of_a_killed_worker_are_rescued(workers: Workers) -> None:
     second = workers.start(**slow)
     began = time.monotonic()
     first.signal(signal.SIGKILL)
-    wait_until(lambda: len(workers.ran(job)) == 2, "the other worker runs it", seconds=8)
-    assert time.monotonic() - began < 8
+    wait_until(lambda: len(workers.ran(job)) == 2, "the other worker runs it")
+    assert time.monotonic() - began < 25
     assert hold.with_(unique="asset 7").enqueue_sync(workers.db, 1).id == job.id
     workers.open_gate()
     (info,) = ended(workers, job)
@@ -152,7 +152,7 @@ def test_a_zombie_is_refused_and_comes_back(workers: Workers) -> None:
     (old_id,) = workers.ids(zombie)
     zombie.signal(signal.SIGSTOP)
     second = workers.start()
-    wait_until(lambda: len(workers.ran(job)) == 2, "the other worker runs it", seconds=10)
+    wait_until(lambda: len(workers.ran(job)) == 2, "the other worker runs it")
     workers.open_gate()
     (info,) = ended(workers, job)
     zombie.signal(signal.SIGCONT)
@@ -312,7 +312,7 @@ def test_a_restart_of_the_server_loses_nothing(own_server: Server) -> None:
         later = rest.enqueue_sync(workers.db, 1)
         ended(workers, jobs[-1], later, seconds=40)
         left = "select state, count(*) from tallybook.job group by state"
-        wait_until(lambda: workers.db.execute(left).fetchall() == [("completed", 3001)], "all have ended", seconds=20)
+        wait_until(lambda: workers.db.execute(left).fetchall() == [("completed", 3001)], "all have ended")
         assert worker.process.poll() is None
         worker.signal(signal.SIGTERM)
         assert worker.ends() == 0
@@ -387,7 +387,7 @@ def test_a_worker_that_waits_for_its_server_can_be_stopped(own_server: Server) -
         worker = workers.start(wait=False)
         assert _says(worker, "waiting for it")
         worker.signal(signal.SIGTERM)
-        worker.ends(10)
+        worker.ends()
 
 
 @pytest.mark.slow

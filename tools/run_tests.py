@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -68,6 +69,8 @@ def _in_memory() -> str:
 
 def main() -> int:
     options, extra = _arguments()
+    # A shell starts what it puts in the background with SIGINT ignored, and so would all that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     print(f"tests: servers and files in {_in_memory()}", flush=True)
     runs = [] if options.pooled else [Result(version) for version in options.versions]
     if options.pooled or (options.all and VERSIONS[0] in options.versions):
