@@ -69,7 +69,7 @@ def test_script_installs_the_same(run: Run, empty_dsn: str) -> None:
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
         conn.execute(text)
     found = json.loads(run("info", "--json", to=empty_dsn).output)
-    assert (found["functions_current"], found["node"]) == (True, 7)
+    assert (found["routines_current"], found["node"]) == (True, 7)
     assert run("migrate", to=empty_dsn).output.startswith("nothing to do: ")
 
 

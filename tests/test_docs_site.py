@@ -69,11 +69,11 @@ def _may_speak(value: Any) -> bool:
 def test_every_sql_file_says_what_it_is() -> None:
     """The head of each public function says how it is called and what it does; the reference has all of them."""
     page = reference.pages()["sql-functions.md"]
-    for file in (reference.SQL / "functions").glob("[!_]*.sql"):
+    for file in reference.sql_files(views=False):
         first = reference.head(file)[0]
         assert re.match(rf"{file.stem}\(.*?\)(?:, \w+\(.*?\))*: \w", first), f"{file.name}: {first}"
         assert f"\n## {file.stem}\n" in page
-    for file in (reference.SQL / "views").glob("*.sql"):
+    for file in reference.sql_files(views=True):
         assert re.match(r"[\w, ]+: \w", reference.head(file)[0]), file.name
 
 

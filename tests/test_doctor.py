@@ -564,7 +564,7 @@ def test_a_schema_of_another_release(dsn: str, empty_dsn: str, db: Connection) -
         (latest, latest, "other", "warning", "another release"),
     ):
         db.execute(
-            "update tallybook.installation set version = %s, works_from = %s, functions = %s",
+            "update tallybook.installation set version = %s, works_from = %s, routines = %s",
             [version, works_from, functions],
         )
         found = schema(dsn)

@@ -15,6 +15,7 @@ import pytest
 import tallybook
 from tallybook._cli import cli
 from test_docs import table, text, words
+from tools.reference import sql_files
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "tallybook"
 ROWS = table(text("docs/glossary.md"), "word")
@@ -69,7 +70,7 @@ def _of_python() -> Iterator[str]:
 
 
 def _of_sql() -> Iterator[str]:
-    for file in (SOURCE / "sql" / "functions").glob("[!_]*.sql"):
+    for file in sql_files(views=False):
         yield file.stem
         declared = re.search(
             r"function tallybook\.\w+\((.*?)\)\s*(?:returns|language)", file.read_text("utf-8"), re.DOTALL
@@ -123,5 +124,5 @@ def test_each_state_end_and_reason_is_explained() -> None:
 def test_each_part_of_a_verb_is_explained() -> None:
     """Every word that a public SQL function's name is made of is in the glossary."""
     said = " ".join(f"{row[0]} {row[1]}".lower() for row in ROWS)
-    parts = {part for file in (SOURCE / "sql" / "functions").glob("[!_]*.sql") for part in file.stem.split("_")}
+    parts = {part for file in sql_files(views=False) for part in file.stem.split("_")}
     assert {part for part in parts - PLUMBING if not re.search(rf"\b{part.rstrip('s')[:5]}", said)} == set()

@@ -1,9 +1,10 @@
-"""The first release's worker and producers on the schema of today: what a deploy of a new release is for those that run."""
+"""An older release's worker and producers on a newer schema: what a deploy of a new release is for those that run."""
 
 from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,14 +18,20 @@ import pytest
 
 from support.waiting import wait_until
 from tallybook import App
-from tallybook._db.migrate import migrations
 from tallybook.testing import drain
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-# The last commit before migration 0002.
-OLD = "69f3d55"
+OLD = "OLDREV"
+"""The release before: the last commit before the functions got their names of today."""
+UNRELEASED = "2412f45"
+"""A commit from before the tables were written as files, whose schema nothing leads away from."""
+NEXT = """\
+alter table tallybook.entry add column anything int;
+alter table tallybook.unique_key add column anything int;
+update tallybook.installation set works_from = {works_from};
+"""
 PROGRAM = """\
 import asyncio
 from tallybook import App
@@ -56,18 +63,31 @@ with psycopg.connect(sys.argv[1], autocommit=True) as conn:
 """
 
 
-@pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source of the first release, out of the repository's history."""
+def source(commit: str, folder: Path) -> Path:
+    """The source of a commit, out of the repository's history."""
     found = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", OLD, "src"], capture_output=True, timeout=60, check=False
+        ["git", "-C", str(ROOT), "archive", commit, "src"], capture_output=True, timeout=60, check=False
     )
     if found.returncode:
-        pytest.skip(f"commit {OLD} is not in the history that is here: {found.stderr.decode().strip()}")
-    folder = tmp_path_factory.mktemp("old")
+        pytest.skip(f"commit {commit} is not in the history that is here: {found.stderr.decode().strip()}")
     with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
         archive.extractall(folder, filter="data")
     return folder / "src"
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source of the release before."""
+    return source(OLD, tmp_path_factory.mktemp("old"))
+
+
+def newer(tmp_path: Path, works_from: int) -> Path:
+    """The source of today with one more migration, which says from which version on a release can work with it."""
+    copy = tmp_path / f"new-{works_from}" / "src"
+    shutil.copytree(ROOT / "src", copy)
+    next_one = copy / "tallybook" / "sql" / "migrations" / "0002_next.sql"
+    next_one.write_text(NEXT.format(works_from=works_from), encoding="utf-8")
+    return copy
 
 
 @pytest.fixture
@@ -106,14 +126,11 @@ def tallybook(source: Path, project: Path, *words: str) -> tuple[int, str]:
         return code, process.log.read_text()  # type: ignore[attr-defined]
 
 
-def test_the_old_source_is_the_old_one(old: Path) -> None:
-    """What is tested against is the release before: it has migration 0001 and no other."""
-    assert [file.name for file in (old / "tallybook/sql/migrations").iterdir()] == ["0001_initial.sql"]
-
-
-def test_old_workers_and_producers_go_on_while_the_schema_is_migrated(old: Path, project: Path, empty_dsn: str) -> None:
-    """F32, F33, P12: started before the migration, an old worker goes on under it, with producers of both releases."""
-    new = ROOT / "src"
+def test_old_workers_and_producers_go_on_while_the_schema_is_migrated(
+    old: Path, project: Path, tmp_path: Path, empty_dsn: str
+) -> None:
+    """F32, F33, P12, S3-42: started before the migration, an old worker goes on under it, with producers of both releases."""
+    new = newer(tmp_path, 1)
     assert tallybook(old, project, "migrate", "--dsn", empty_dsn)[0] == 0
     with psycopg.connect(empty_dsn, autocommit=True) as db:
         count = "select count(*) from tallybook.job where state = 'completed'"
@@ -157,18 +174,34 @@ def test_old_workers_and_producers_go_on_while_the_schema_is_migrated(old: Path,
         assert db.execute(twice).fetchone() == (0,)
 
 
-def test_an_old_program_does_not_start_on_the_new_schema(old: Path, project: Path, dsn: str) -> None:
-    """F32: the first release knows no works_from: it asks to be updated, with code 2, and takes no job."""
-    code, said = tallybook(old, project, "worker", "-A", "jobs:app", "--dsn", dsn)
-    assert code == 2 and f"the schema is at version {migrations()[-1][0]}" in said and "Update the package" in said
+def test_an_old_program_does_not_start_on_the_new_schema(
+    old: Path, project: Path, tmp_path: Path, empty_dsn: str
+) -> None:
+    """F32: where the new schema says that it cannot work with it, it asks to be updated, with code 2, and takes no job."""
+    assert tallybook(newer(tmp_path, 2), project, "migrate", "--dsn", empty_dsn)[0] == 0
+    code, said = tallybook(old, project, "worker", "-A", "jobs:app", "--dsn", empty_dsn)
+    assert code == 2 and "the schema is at version 2" in said and "Update the package" in said
 
 
-def test_a_new_program_does_not_start_on_the_old_schema(old: Path, project: Path, empty_dsn: str) -> None:
+def test_a_schema_from_before_the_first_release_is_refused(project: Path, tmp_path: Path, empty_dsn: str) -> None:
+    """No command works on it: each says what it is and how to go on, and `uninstall` removes it."""
+    assert tallybook(source(UNRELEASED, tmp_path), project, "migrate", "--dsn", empty_dsn)[0] == 0
+    new = ROOT / "src"
+    for words in (["migrate"], ["worker", "-A", "jobs:app"], ["info"]):
+        code, said = tallybook(new, project, *words, "--dsn", empty_dsn)
+        assert code != 0 and "unreleased version of Tallybook" in said and "tallybook uninstall" in said
+    assert tallybook(new, project, "uninstall", "--yes", "--dsn", empty_dsn)[0] == 0
+    assert tallybook(new, project, "migrate", "--dsn", empty_dsn)[0] == 0
+
+
+def test_a_new_program_does_not_start_on_the_old_schema(
+    old: Path, project: Path, tmp_path: Path, empty_dsn: str
+) -> None:
     """F32: the reverse: SchemaTooOld, which says to migrate, with code 2; after that it runs what was there before."""
     assert tallybook(old, project, "migrate", "--dsn", empty_dsn)[0] == 0
     with psycopg.connect(empty_dsn, autocommit=True) as db:
         db.execute("select tallybook.enqueue('default', 'note', '{\"n\": 1}')")
-    new = ROOT / "src"
+    new = newer(tmp_path, 1)
     code, said = tallybook(new, project, "worker", "-A", "jobs:app", "--dsn", empty_dsn)
     assert code == 2 and "the schema is at version 1" in said and "tallybook migrate" in said
     assert tallybook(new, project, "migrate", "--dsn", empty_dsn)[0] == 0

@@ -540,6 +540,17 @@ class SchemaTooNew(SchemaError):
         self.found, self.needed = found, needed
 
 
+class SchemaUnreleased(SchemaError):
+    """The database's schema was made by a version of Tallybook from before its first release, and cannot be upgraded."""
+
+    def __init__(self, found: int) -> None:
+        super().__init__(
+            f"the schema was made by an unreleased version of Tallybook (its version {found}) and cannot be upgraded",
+            hint="Let its own workers run what is open, then `tallybook uninstall` and `tallybook migrate`",
+        )
+        self.found = found
+
+
 class RoleError(TallybookError):
     """Roles of the database cannot be created, are not there, or are somebody else's; `names` says which. Nothing was changed."""
 

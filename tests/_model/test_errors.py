@@ -27,6 +27,7 @@ EXAMPLES = [
     errors.SchemaError("versions differ"),
     errors.SchemaMissing("shop"),
     errors.SchemaTooOld(1, 2),
+    errors.SchemaUnreleased(7),
     errors.SchemaTooNew(3, 2),
     errors.SchemaBusy("psql (process 7, idle in transaction, for 9 s)"),
     errors.TransactionError("the handler has ended its transaction", hint="Leave COMMIT to the worker"),

@@ -88,7 +88,7 @@ def info(dsn: str | None, as_json: bool) -> None:
         values: dict[str, object] = {
             "schema_version": found.version or None,
             "expected_version": found.expected,
-            "functions_current": found.functions_current,
+            "routines_current": found.routines_current,
             "server_version": found.server,
             "database": conn.info.dbname,
             "node": found.node if found.version else None,
@@ -133,7 +133,7 @@ def uninstall(dsn: str | None, yes: bool) -> None:
     """
     with connect(dsn, schema=False) as conn:
         database = conn.info.dbname
-        if schema.info(conn).version == 0:
+        if conn.execute("select to_regnamespace('tallybook') is null").fetchone() == (True,):
             click.echo(f"nothing to do: no schema tallybook in database {database!r}")
             return
         if not yes:

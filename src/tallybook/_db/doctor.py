@@ -133,7 +133,7 @@ def _schema(conn: Conn) -> Finding:
     details = {
         "version": found.version or None,
         "expected": found.expected,
-        "functions_current": found.functions_current,
+        "routines_current": found.routines_current,
         "works_from": found.works_from,
     }
     shown = f"version {found.version}, and this program brings {found.expected}"
@@ -150,7 +150,7 @@ def _schema(conn: Conn) -> Finding:
             f"{shown}: they work together",
             "Update the package tallybook here when it suits you.",
         )
-    elif not found.functions_current:
+    elif not found.routines_current:
         level, text = "warning", f"version {found.version}, with functions of another release"
         advice = "Run `tallybook migrate`."
     return Finding(name="schema", level=level, finding=text, advice=advice, details=details)

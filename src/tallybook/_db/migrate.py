@@ -1,9 +1,9 @@
 """Installing, upgrading and removing the schema `tallybook`.
 
-Numbered files in `sql/migrations` make tables and types, each once; functions and views are applied again as a whole
-whenever one of their files has changed. All of it happens in one transaction behind one transaction-level advisory lock,
-so two migrations at once follow each other, a failed one leaves nothing behind, and a pooler is no obstacle. It may run
-under load: see schema_locks.
+Numbered files in `sql/migrations` make tables and types, each once; the first one names the files in which these are written.
+Functions and views are applied again as a whole whenever one of their files has changed. All of it happens in one transaction
+behind one transaction-level advisory lock, so two migrations at once follow each other, a failed one leaves nothing behind, and
+a pooler is no obstacle. It may run under load: see schema_locks.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tallybook.errors import SchemaBusy, SchemaTooNew
 
 _LOCK = "select pg_advisory_xact_lock(1413565440, 0)"
 _ROOMS = ("core", "parts", "read", "ops")
+_INCLUDE = re.compile(r"^\\ir \.\./(\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class SchemaInfo:
     """Of the schema in the database; 0: none is installed."""
     expected: int
     """Of the schema that this release brings."""
-    functions_current: bool
+    routines_current: bool
     """Whether functions and views are those of this release."""
     node: int
     """The number that makes this database's job ids its own."""
@@ -51,7 +52,7 @@ class SchemaInfo:
     @property
     def current(self) -> bool:
         """Whether a migration would change nothing."""
-        return self.version == self.expected and self.functions_current
+        return self.version == self.expected and self.routines_current
 
     @property
     def works(self) -> bool:
@@ -65,8 +66,14 @@ def migrations() -> list[tuple[int, str, str]]:
     found = []
     for file in folder.iterdir():
         if match := re.fullmatch(r"(\d{4})_\w+\.sql", file.name):
-            found.append((int(match[1]), file.name, file.read_text("utf-8")))
+            found.append((int(match[1]), file.name, _included(file.read_text("utf-8"))))
     return sorted(found)
+
+
+def _included(text: str) -> str:
+    """A migration's text with the files that it names, as psql includes them: by their path from its own folder."""
+    folder = resources.files("tallybook") / "sql"
+    return _INCLUDE.sub(lambda match: folder.joinpath(*match[1].split("/")).read_text("utf-8").rstrip(), text)
 
 
 def latest() -> int:
@@ -78,7 +85,7 @@ def routines() -> list[tuple[str, str]]:
     """Path in `sql/` and text of every function and view file, in the order in which they are applied: views last."""
     folder = resources.files("tallybook") / "sql"
     found = [file for room in _ROOMS for file in _files(folder / room, room)]
-    return sorted(found, key=lambda file: "/views/" in file[0])
+    return sorted((file for file in found if "/tables" not in file[0]), key=lambda file: "/views/" in file[0])
 
 
 def _files(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
@@ -102,18 +109,18 @@ def script(*, node: int = 0, since: int = 0) -> str:
     parts += [f"-- {name}\n{aside(text).strip()}" for number, name, text in migrations() if number > since]
     parts += [f"-- {name}\n{text.strip()}" for name, text in routines()]
     if since == 0:
-        parts.append(_FIRST.format(version=latest(), functions=digest(), node=node, start=_start(node), end=_end(node)))
+        parts.append(_FIRST.format(version=latest(), routines=digest(), node=node, start=_start(node), end=_end(node)))
     else:
-        parts.append(_AGAIN.format(version=latest(), functions=digest()))
+        parts.append(_AGAIN.format(version=latest(), routines=digest()))
     return "\n\n".join([*parts, "commit;\n"])
 
 
 _FIRST = """\
 alter sequence tallybook.job_id minvalue {start} maxvalue {end} start {start} restart {start};
-insert into tallybook.installation (version, functions, node, system_identifier)
-select {version}, '{functions}', {node}, s.system_identifier from pg_control_system() s;"""
+insert into tallybook.installation (version, routines, node, system_identifier)
+select {version}, '{routines}', {node}, s.system_identifier from pg_control_system() s;"""
 _AGAIN = """\
-update tallybook.installation set version = {version}, functions = '{functions}', migrated_at = clock_timestamp();
+update tallybook.installation set version = {version}, routines = '{routines}', migrated_at = clock_timestamp();
 select tallybook._roles_apply();"""
 
 
@@ -128,8 +135,8 @@ def _end(node: int) -> int:
 def info(conn: psycopg.Connection) -> SchemaInfo:
     """What is installed in this database."""
     server = conn.info.parameter_status("server_version") or "?"
-    row = installed(conn) or {"version": 0, "functions": "", "node": 0}
-    current = row["functions"] == digest()
+    row = installed(conn) or {"version": 0, "routines": "", "node": 0}
+    current = row["routines"] == digest()
     return SchemaInfo(row["version"], latest(), current, row["node"], server, row.get("works_from"))
 
 
@@ -196,7 +203,7 @@ def _migrate(conn: psycopg.Connection, node: int, on_step: Callable[[str], None]
         first = found.version == 0
         last = _FIRST if first else _AGAIN
         conn.execute(
-            _trusted(last.format(version=latest(), functions=digest(), node=node, start=_start(node), end=_end(node)))
+            _trusted(last.format(version=latest(), routines=digest(), node=node, start=_start(node), end=_end(node)))
         )
     return done
 
@@ -220,7 +227,7 @@ def uninstall(conn: psycopg.Connection) -> bool:
     with conn.transaction():
         conn.execute("set local client_min_messages = warning")
         conn.execute(_LOCK)
-        if info(conn).version == 0:
+        if not conn.execute("select from pg_namespace where nspname = 'tallybook'").fetchall():
             return False
         outside = conn.execute(
             "select distinct d.classid::regclass::text, pg_describe_object(d.classid, d.objid, d.objsubid)"

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from tallybook.errors import SchemaError, SchemaMissing, SchemaTooNew, SchemaTooOld
+from tallybook.errors import SchemaError, SchemaMissing, SchemaTooNew, SchemaTooOld, SchemaUnreleased
 
 __all__ = ["UNDEFINED", "installed", "refusal", "verdict"]
 
@@ -19,18 +19,23 @@ UNDEFINED = ("42883", "42P01", "42703", "42704", "3F000")
 """SQLSTATEs of a function, table, column, type or schema that is not there: the schema may have been migrated, or dropped."""
 
 _ROW = "select to_jsonb(i)::text from tallybook.installed i"
-_OLD_ROW = "select to_jsonb(i)::text from tallybook.installation i"  # before version 4
+_TABLE_ROW = "select to_jsonb(i)::text from tallybook.installation i"
 
 
 def installed(conn: psycopg.Connection[Any]) -> dict[str, Any] | None:
-    """The row of the installation; None: there is none. As JSON, since older schemas have fewer columns."""
+    """The row of the installation; None: there is none. As JSON, since another release's may have other columns.
+
+    SchemaUnreleased: it was made before 0.1.0, and nothing leads from it to a schema of a release.
+    """
     there = conn.execute(
         "select to_regclass('tallybook.installed') is not null, to_regclass('tallybook.installation') is not null"
     ).fetchone()
     if there == (False, False):
         return None
-    row = conn.execute(_ROW if there == (True, True) else _OLD_ROW).fetchone()
+    row = conn.execute(_ROW if there == (True, True) else _TABLE_ROW).fetchone()
     found: dict[str, Any] | None = json.loads(row[0]) if row else None
+    if found is not None and "routines" not in found:
+        raise SchemaUnreleased(found["version"])
     return found
 
 

@@ -1,0 +1,26 @@
+-- Not unique on purpose: a second producer of a brand-new lane must not wait for the first one's commit, so who sees
+-- none makes its own. Twins are harmless: later producers take the lowest id, a claim walks them all.
+create table tallybook.lane (
+  lane_id    int generated always as identity primary key,
+  queue      text not null,
+  priority   smallint not null,
+  part       text not null default '',
+  retention  "char" not null,
+  born       xid8 not null default pg_snapshot_xmin(pg_current_snapshot()),
+  retired_at timestamptz,
+  dropped    pg_snapshot,
+  constraint "a queue name has 1 to 64 bytes" check (octet_length(queue) between 1 and 64)
+);
+create index lane_of_queue on tallybook.lane (queue, priority, part, lane_id) include (retention)
+  where retired_at is null;
+comment on column tallybook.lane.retention is 'b, d or l: brief, default or long. The ledgers are partitioned by it.';
+comment on column tallybook.lane.part is
+  'Empty, ''turn'' for jobs whose turn at a limit has come, ''fair'' for jobs whose turn among the keys of their '
+  'queue has come, or ''task:NAME'' for jobs whose task the workers that met them did not know.';
+comment on column tallybook.lane.born is
+  'No entry of this lane can have a lower transaction id: where its first window opens. Of a retired lane: all '
+  'below is over.';
+comment on column tallybook.lane.retired_at is
+  'Since when nobody lines up here: the database has moved to another cluster, and the lane has a successor.';
+comment on column tallybook.lane.dropped is
+  'Its queue was dropped: what had committed by then does not count for whether there is such a queue.';

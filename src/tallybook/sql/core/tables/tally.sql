@@ -1,0 +1,55 @@
+-- What is counted: where jobs are (opened: come into line), how attempts have ended (unclaimed: those of them that
+-- nobody had claimed), and events of your own. took and waited are the times of completed ones, in buckets.
+create type tallybook.counted as enum ('opened', 'scheduled', 'retrying', 'waiting', 'dead',
+  'completed', 'failed', 'snoozed', 'cancelled', 'lost', 'moved', 'died', 'unclaimed', 'event', 'took', 'waited');
+
+-- LEDGER, short-lived. What a statement has changed: it is never updated, so no two statements wait for each other.
+-- What comes into line is not in it: that is read from entry itself.
+create table tallybook.tally (
+  xid      xid8 not null default pg_current_xact_id(),
+  lane_id  int,
+  n        int not null,
+  attempts int not null default 0,
+  what     tallybook.counted not null,
+  took     smallint,
+  waited   smallint,
+  task     text not null
+) partition by range (xid);
+create index tally_line on tallybook.tally (xid) with (fillfactor = 100);
+comment on table tallybook.tally is
+  'LEDGER: what one statement has changed, per lane, task and state. Folded into series and total, then pruned.';
+comment on column tallybook.tally.lane_id is 'Null: an event of your own, whose name is in task.';
+comment on column tallybook.tally.attempts is 'The sum of the attempt numbers of these jobs.';
+comment on column tallybook.tally.took is 'From claim to end of these jobs, as a bucket: see _bucket.';
+comment on column tallybook.tally.waited is 'From when they could run to their claim, as a bucket.';
+alter table tallybook.tally replica identity full;
+
+do $$
+declare
+  v_part text := 'create table tallybook.%I partition of tallybook.tally for values from ';
+  v_next text := (pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 5000000)::text;
+begin
+  execute format(v_part || '(minvalue) to (%L)', 'tally_1', v_next);
+  execute format(v_part || '(%L) to (maxvalue)', 'tally_2', v_next);
+  alter table tallybook.tally_1 replica identity full;
+  alter table tallybook.tally_2 replica identity full;
+end $$;
+
+-- Where jobs are that are not in line is counted by triggers, whatever moves them. What they do is in _tally.sql.
+create function tallybook._count_moved() returns trigger language plpgsql as $$ begin return null; end $$;
+do $$
+declare
+  v_table text;
+begin
+  foreach v_table in array array['scheduled', 'waiting', 'dead'] loop
+    execute format('create trigger counts_in after insert on tallybook.%I referencing new table as moved'
+      ' for each statement execute function tallybook._count_moved()', v_table);
+    execute format('create trigger counts_out after delete on tallybook.%I referencing old table as moved'
+      ' for each statement execute function tallybook._count_moved()', v_table);
+    execute format('create trigger counts_changed after update on tallybook.%I for each row'
+      ' when ((old.lane_id, old.attempt, old.failures > 0)'
+      '       is distinct from (new.lane_id, new.attempt, new.failures > 0)'
+      ' and coalesce(current_setting(''tallybook.counting'', true), '''') <> ''off'')'
+      ' execute function tallybook._count_moved()', v_table);
+  end loop;
+end $$;

@@ -1,0 +1,54 @@
+create table tallybook.provider (
+  name       text primary key,
+  kind       text not null,
+  settings   jsonb not null default '{}',
+  active     boolean not null default true,
+  created_at timestamptz not null,
+  changed_at timestamptz not null,
+  constraint "settings are one JSON object" check (jsonb_typeof(settings) = 'object')
+);
+comment on table tallybook.provider is
+  'Whom jobs call: what anybody may read of a provider. Its secrets are in provider_secret.';
+comment on column tallybook.provider.kind is 'What it is for, in your own words: market-data, webhook, smtp.';
+comment on column tallybook.provider.active is 'One that is not is neither loaded nor chosen by a route.';
+
+create table tallybook.provider_secret (
+  provider   text not null references tallybook.provider on delete cascade,
+  field      text not null,
+  slot       text not null,
+  key_id     text not null,
+  nonce      bytea not null,
+  ciphertext bytea not null,
+  set_at     timestamptz not null,
+  sealed_at  timestamptz not null,
+  primary key (provider, field, slot),
+  constraint "a slot is current or previous" check (slot in ('current', 'previous')),
+  constraint "a nonce has 96 bits" check (octet_length(nonce) = 12),
+  constraint "a ciphertext has a tag of 16 bytes" check (octet_length(ciphertext) between 16 and 65552)
+);
+create index provider_secret_key on tallybook.provider_secret (key_id);
+comment on table tallybook.provider_secret is
+  'Secrets of providers, encrypted by programs with keys that the database never sees. See the view '
+  'provider_field.';
+comment on column tallybook.provider_secret.slot is
+  'previous: what it was before its last change, where that is still good.';
+comment on column tallybook.provider_secret.key_id is 'Which of the keys it is encrypted with.';
+comment on column tallybook.provider_secret.ciphertext is
+  'AES-256-GCM, the tag at its end; bound to provider, field, slot and key_id.';
+comment on column tallybook.provider_secret.set_at is
+  'When the secret was given; sealed_at: when it was encrypted last, by a rotation of keys for example.';
+
+create table tallybook.provider_route (
+  data_type  text not null,
+  symbol     text,
+  provider   text not null references tallybook.provider,
+  active     boolean not null default true,
+  created_at timestamptz not null,
+  changed_at timestamptz not null
+);
+create unique index provider_route_broad on tallybook.provider_route (data_type) where symbol is null;
+create unique index provider_route_specific on tallybook.provider_route (data_type, symbol) where symbol is not null;
+create index provider_route_provider on tallybook.provider_route (provider);
+comment on table tallybook.provider_route is
+  'Which provider serves a kind of data: a rule for one symbol goes before the broad one, whose symbol is null.';
+alter table tallybook.provider_route replica identity full;

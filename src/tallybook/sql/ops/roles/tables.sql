@@ -1,0 +1,7 @@
+create table tallybook.role (
+  kind text primary key,
+  name name not null unique,
+  constraint "there are five kinds of roles" check (kind in ('producer', 'worker', 'operator', 'reader', 'metrics'))
+);
+comment on table tallybook.role is
+  'The roles that `tallybook roles` has given rights; none: everything runs with the caller''s rights.';

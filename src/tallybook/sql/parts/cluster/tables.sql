@@ -1,0 +1,1 @@
+insert into tallybook.service (name, every) values ('rebase', '5 s');

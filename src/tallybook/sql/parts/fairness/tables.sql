@@ -1,0 +1,17 @@
+-- One row per fair lane, the newest: whom the last deal came to. Each deal appends one and takes the one before away.
+create table tallybook.fair_turn (
+  lane_id  int not null,
+  number   bigint not null,
+  fair_key text collate "C" not null,
+  primary key (lane_id, number)
+);
+comment on table tallybook.fair_turn is
+  'Where the rounds of each lane of fair jobs stand: the key that was served last.';
+
+create index lane_fair on tallybook.lane (lane_id) where part = 'fair';
+
+create index waiting_fair on tallybook.waiting (lane_id, fair_key, fair_seq) where fair_key is not null;
+
+create index waiting_fair_new on tallybook.waiting (lane_id, fair_seq) where fair_key is not null;
+
+insert into tallybook.service (name, every) values ('deal', '5 s');

@@ -1,0 +1,72 @@
+-- What prune has taken out of the ledgers, so that a recount can still be held against the totals.
+create table tallybook.pruned (
+  pruned_at timestamptz not null,
+  retention "char" not null,
+  lower     xid8,
+  upper     xid8,
+  entries   bigint not null,
+  ended     jsonb not null
+);
+comment on table tallybook.pruned is
+  'One row is one range of the ledgers that was dropped: how many attempts, and how many of each end.';
+alter table tallybook.pruned replica identity full;
+
+create table tallybook.retention_class (
+  name text primary key,
+  code "char" unique,
+  keep interval not null,
+  what text not null,
+  constraint "history is kept 1 minute to 100 years" check (keep between interval '1 minute' and interval '100 years')
+);
+insert into tallybook.retention_class (name, code, keep, what) values
+  ('brief', 'b', '1 hour', 'ended jobs of queues of this class'),
+  ('default', 'd', '7 days', 'ended jobs of queues of this class, and the calls that rate limits have let through'),
+  ('long', 'l', '90 days', 'ended jobs of queues of this class'),
+  ('dead', null, '30 days', 'dead letters'),
+  ('fires', null, '90 days', 'what became of the ticks of schedules'),
+  ('audit', null, '90 days', 'what people have changed, and who');
+comment on table tallybook.retention_class is
+  'How long what is kept. For people there are the view retentions and the verb retention_put.';
+comment on column tallybook.retention_class.code is
+  'The letter of the class in the ledgers; null: it is swept row by row, in small batches.';
+
+-- What the service prune has found out about a range of transaction ids whose transactions have all ended: it is
+-- counted piece by piece, and what was found does not change any more.
+create table tallybook.history_range (
+  leaf        name primary key,
+  files       oid[] not null,
+  quiet_since timestamptz,
+  entries_to  bigint not null default 0,
+  entries     bigint not null default 0,
+  outcomes_to bigint not null default 0,
+  outcomes    bigint not null default 0,
+  states      jsonb not null default '{}',
+  newest_end  timestamptz,
+  open        bigint,
+  complete    boolean not null default false,
+  again_at    timestamptz,
+  checked     jsonb not null default '{}',
+  held        text,
+  begun_at    timestamptz not null default clock_timestamp()
+);
+comment on column tallybook.history_range.files is
+  'The database and the files that were counted: after a restore, or a rewrite of a table, counting starts anew.';
+comment on column tallybook.history_range.entries_to is
+  'How many blocks of the entries were counted; outcomes_to: of the outcomes.';
+comment on column tallybook.history_range.complete is 'Each entry has its outcome: nothing in it is open, for ever.';
+comment on column tallybook.history_range.checked is
+  'By worker: all of its claims in the range up to this one have ended.';
+comment on column tallybook.history_range.held is
+  'Why it was not dropped when that was tried last. For people there is held_ranges().';
+comment on column tallybook.history_range.begun_at is
+  'When prune first found something in it: an eighth of the retention later it is cut.';
+comment on column tallybook.history_range.quiet_since is
+  'When prune first found that no transaction can write to it any more.';
+
+create table tallybook.sweep (
+  kind  text primary key,
+  place jsonb not null
+);
+comment on table tallybook.sweep is 'Where the next sweep of a small table goes on.';
+
+insert into tallybook.service (name, every) values ('prune', '1 min');

@@ -1,0 +1,126 @@
+create table tallybook.rate_limit (
+  name       text primary key,
+  calls      int not null,
+  per        interval not null,
+  burst      int not null default 1,
+  in_code    text,
+  created_at timestamptz not null default clock_timestamp(),
+  changed_at timestamptz not null default clock_timestamp(),
+  constraint "a limit's name has 1 to 200 bytes" check (octet_length(name) between 1 and 200),
+  constraint "a rate limit has 1 to 100000 calls" check (calls between 1 and 100000),
+  constraint "a burst has 1 to all calls" check (burst between 1 and calls),
+  constraint "a window has 1 s to 366 days" check (per between interval '1 s' and interval '366 days')
+);
+-- What holds jobs that do not name it: asked for by every claim.
+create index rate_limit_wide on tallybook.rate_limit (name) where name like 'queue:%' or name like 'task:%';
+comment on table tallybook.rate_limit is
+  'Rules: at most so many calls per window. NAME holds the keys NAME and NAME:..., queue:NAME and task:NAME hold '
+  'their jobs.';
+comment on column tallybook.rate_limit.burst is
+  'How many calls may be made at once; never more than calls in any window for all that.';
+comment on column tallybook.rate_limit.in_code is 'The app that declares it; null: it was put in by a person.';
+
+create table tallybook.concurrency_limit (
+  name       text primary key,
+  most       int not null,
+  in_code    text,
+  created_at timestamptz not null default clock_timestamp(),
+  changed_at timestamptz not null default clock_timestamp(),
+  constraint "a limit's name has 1 to 200 bytes" check (octet_length(name) between 1 and 200),
+  constraint "a concurrency limit lets 1 to 10000 run" check (most between 1 and 10000)
+);
+create index concurrency_limit_wide on tallybook.concurrency_limit (name)
+  where name like 'queue:%' or name like 'task:%';
+comment on table tallybook.concurrency_limit is
+  'Rules: at most so many at once. Names as in rate_limit; a key may have a rule of both kinds.';
+
+-- Which attempts run under a key, or are next: each holds its place until it has an outcome. Rows of the ended go
+-- with the next look.
+create table tallybook.concurrency_holder (
+  xid       xid8 not null,
+  seq       bigint not null,
+  job_id    bigint not null,
+  retention "char" not null,
+  probe     boolean not null default false,
+  name      text not null
+);
+comment on column tallybook.concurrency_holder.probe is
+  'It is the one job that a breaker has let through to see whether the key works again.';
+create index concurrency_holder_of on tallybook.concurrency_holder (name);
+alter table tallybook.concurrency_holder replica identity full;
+
+-- Who waits for a place, in this order. Their jobs are in waiting.
+create table tallybook.concurrency_line (
+  seq      bigint not null,
+  job_id   bigint not null,
+  priority smallint not null,
+  name     text not null,
+  primary key (name, priority, seq)
+);
+create index concurrency_line_of_job on tallybook.concurrency_line (job_id);
+
+create table tallybook.breaker_rule (
+  name       text primary key,
+  failures   int not null,
+  per        interval not null,
+  open_for   interval not null,
+  in_code    text,
+  created_at timestamptz not null default clock_timestamp(),
+  changed_at timestamptz not null default clock_timestamp(),
+  constraint "a limit's name has 1 to 200 bytes" check (octet_length(name) between 1 and 200),
+  constraint "a breaker opens after 1 to 1000 failures" check (failures between 1 and 1000),
+  constraint "a window has 1 s to 366 days" check (per between interval '1 s' and interval '366 days'),
+  constraint "a breaker is open for 1 s to 366 days" check (open_for between interval '1 s' and interval '366 days')
+);
+create index breaker_rule_wide on tallybook.breaker_rule (name) where name like 'queue:%' or name like 'task:%';
+comment on table tallybook.breaker_rule is
+  'Rules: after so many failures within a window the jobs of a key wait. Names as in rate_limit.';
+comment on column tallybook.breaker_rule.open_for is 'How long they wait before one of them is let through as a probe.';
+
+create table tallybook.breaker_state (
+  name       text primary key,
+  state      text not null default 'closed',
+  failed_at  timestamptz[] not null default '{}',
+  changed_at timestamptz not null,
+  open_until timestamptz,
+  constraint "a breaker is closed, open or half-open" check (state in ('closed', 'open', 'half-open'))
+);
+comment on table tallybook.breaker_state is
+  'Where the breaker of a key stands, changed under the lock of its row in rate_state. For people there is the '
+  'view breaker.';
+comment on column tallybook.breaker_state.failed_at is 'The newest failures, since it was closed last.';
+
+-- One row per key that is in use, changed once per batch of jobs.
+create table tallybook.rate_state (
+  name        text primary key,
+  next_at     timestamptz not null,
+  front_at    timestamptz not null,
+  pushed_to   timestamptz,
+  granted     bigint not null,
+  promised_at timestamptz not null default '-infinity',
+  paced_to    timestamptz not null default '-infinity'
+) with (fillfactor = 50);
+comment on column tallybook.rate_state.front_at is 'Behind the last that came back to its turn in vain.';
+comment on column tallybook.rate_state.promised_at is
+  'Which start the next one gets that promote lets come back: not more of them come than can start.';
+comment on column tallybook.rate_state.paced_to is
+  'Behind the last that was late for its turn and was given a new one.';
+comment on table tallybook.rate_state is
+  'Where each key of a rate limit stands: next_at is when its next call may start.';
+
+-- LEDGER. What was let through, success or not: that is its attempt's outcome.
+create table tallybook.rate_call (
+  called_at timestamptz not null,
+  job_id    bigint not null,
+  attempt   int not null,
+  name      text not null
+);
+create index rate_call_line on tallybook.rate_call (name, called_at);
+comment on table tallybook.rate_call is
+  'LEDGER: one row is one call that a rate limit has let through. For people there is the view rate.';
+alter table tallybook.rate_call replica identity full;
+
+-- Who waits for its turn at a limit, and until when.
+create index scheduled_turn on tallybook.scheduled ((options ->> 'turn'), run_at) where options ? 'turn';
+
+insert into tallybook.service (name, every) values ('places', '5 s');

@@ -1,0 +1,23 @@
+-- Who is next of an order key: the lowest number. A row goes when its job gets its turn.
+create table tallybook.order_line (
+  key    text not null,
+  seq    bigint not null,
+  job_id bigint not null,
+  primary key (key, seq),
+  constraint "an order key has 1 to 512 bytes" check (octet_length(key) between 1 and 512)
+);
+create index order_line_job on tallybook.order_line (job_id);
+comment on table tallybook.order_line is 'Jobs with an order key that have not had their turn, in their order.';
+
+-- A small ledger like unique_key: the newest row of a key says whose turn it is, for as long as that job is open.
+create table tallybook.order_turn (
+  key        text not null,
+  generation bigint not null,
+  job_id     bigint not null,
+  primary key (key, generation)
+);
+comment on table tallybook.order_turn is 'Whose turn it is: the newest generation of a key, until that job has ended.';
+
+create index scheduled_of_order on tallybook.scheduled (order_key) where order_key is not null;
+
+create index waiting_of_key on tallybook.waiting (order_key);

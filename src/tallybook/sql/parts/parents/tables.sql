@@ -1,0 +1,24 @@
+create table tallybook.parent (
+  child_id  bigint not null,
+  parent_id bigint not null,
+  place     int not null,
+  ended_as  text,
+  failure   jsonb,
+  primary key (child_id, parent_id),
+  constraint "no job waits for itself" check (child_id <> parent_id),
+  constraint "a parent ends completed, cancelled, dead or gone"
+    check (ended_as in ('completed', 'cancelled', 'dead', 'gone'))
+);
+create index parent_open on tallybook.parent (parent_id) where ended_as is null;
+create index parent_of_child on tallybook.parent (child_id) where ended_as is null;
+create index parent_failed on tallybook.parent (child_id) where failure is not null;
+comment on table tallybook.parent is
+  'Which jobs a job in waiting waits for; the rows go when it comes into line, or is cancelled.';
+comment on column tallybook.parent.ended_as is
+  'How the parent was seen to have ended; null: not yet. Written by who holds the row of the child in waiting.';
+comment on column tallybook.parent.failure is 'What the child is told of a parent that did not complete.';
+
+create index waiting_of_child on tallybook.waiting ((options #>> '{parents,order_key}'))
+  where order_key is null and options #>> '{parents,order_key}' is not null;
+
+insert into tallybook.service (name, every) values ('settle', '5 s');

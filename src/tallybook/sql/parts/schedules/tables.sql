@@ -1,0 +1,82 @@
+create table tallybook.schedule (
+  name          text primary key,
+  source        text not null,
+  app           text,
+  task          text not null,
+  queue         text not null default 'default',
+  args          jsonb not null default '{}',
+  priority      int not null default 2,
+  max_attempts  int,
+  headers       jsonb,
+  options       jsonb,
+  cron          text,
+  every         interval,
+  query         text,
+  tz            text not null default 'UTC',
+  jitter        interval not null default '0',
+  missed        text not null default 'once',
+  catch_up      int not null default 100,
+  overlap       boolean not null default false,
+  paused_at     timestamptz,
+  paused_by     text,
+  revision      xid8 not null default pg_current_xact_id(),
+  since         timestamptz not null,
+  tick          timestamptz,
+  due_at        timestamptz,
+  last_job_id   bigint,
+  line          bigint[],
+  fired_count   bigint not null default 0,
+  skipped_count bigint not null default 0,
+  missed_count  bigint not null default 0,
+  failed_count  bigint not null default 0,
+  problem       text,
+  created_at    timestamptz not null,
+  changed_at    timestamptz not null,
+  constraint "a schedule comes from code or from the database" check (source in ('code', 'database')),
+  constraint "a schedule in code has an app" check ((source = 'code') = (app is not null)),
+  constraint "a schedule has a cron expression or an interval" check (num_nonnulls(cron, every) = 1),
+  constraint "missed is once, skip or all" check (missed in ('once', 'skip', 'all')),
+  constraint "a paused schedule is not due" check (paused_at is null or due_at is null)
+) with (fillfactor = 80);
+create index schedule_due on tallybook.schedule (due_at) where due_at is not null and query is null;
+create index schedule_query_due on tallybook.schedule (due_at) where due_at is not null and query is not null;
+comment on table tallybook.schedule is
+  'A rule that enqueues by the clock: declared in code, or put here by schedule_put.';
+comment on column tallybook.schedule.query is 'Where its jobs come from, for a query-driven one: see enqueue_from.';
+comment on column tallybook.schedule.missed is
+  'What becomes of ticks that are found more than 60 s late: the latest is fired (once), none (skip), or up to '
+  'catch_up (all).';
+comment on column tallybook.schedule.overlap is
+  'Whether a tick is fired although the job of the last one has not ended for good.';
+comment on column tallybook.schedule.revision is
+  'The transaction that changed the definition last: a plan made from an older one is not carried out.';
+comment on column tallybook.schedule.since is
+  'Ticks after this instant count: when it was put, changed in time, or resumed.';
+comment on column tallybook.schedule.tick is 'Its next tick; null: to be computed by a worker.';
+comment on column tallybook.schedule.due_at is
+  'When its next tick is fired, jitter included; null while it is paused, or has no next tick.';
+comment on column tallybook.schedule.line is 'Jobs before the last one that may be open still, of one that catches up.';
+comment on column tallybook.schedule.problem is 'Why no worker can compute its ticks; it is tried again every hour.';
+
+-- Who inserts the row has fired the tick. Nothing else decides: no leader, no clock.
+create table tallybook.fire (
+  schedule text not null,
+  tick     timestamptz not null,
+  fired_at timestamptz not null,
+  what     text not null,
+  reason   text,
+  job_id   bigint,
+  jobs     bigint,
+  ticks    int,
+  primary key (schedule, tick),
+  constraint "a fire has an end" check (what in ('enqueued', 'skipped', 'missed', 'failed')),
+  constraint "what was missed says how often" check ((what = 'missed') = (ticks is not null))
+);
+comment on table tallybook.fire is 'What became of each tick of each schedule.';
+comment on column tallybook.fire.what is
+  'enqueued; skipped, since the last one still ran; missed, found too late; failed, with the error as reason.';
+comment on column tallybook.fire.jobs is 'How many jobs were put in: of a query-driven schedule any number.';
+comment on column tallybook.fire.ticks is
+  'Of missed ones: how many this row stands for, from its tick on. 1000 is 1000 or more.';
+
+insert into tallybook.service (name, every) values ('schedules', '5 s');
