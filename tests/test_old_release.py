@@ -153,7 +153,7 @@ def test_old_workers_and_producers_go_on_while_the_schema_is_migrated(
             # A new worker beside the old one; then the old one alone stops, kindly.
             with program(
                 new, project, "-P", "-m", "tallybook", "worker", "-A", "jobs:app", "--dsn", empty_dsn
-            ) as newer:
+            ) as other:
                 living = "select count(*) from tallybook.worker where ended_at is null"
                 wait_until(lambda: db.execute(living).fetchone()[0] == 2, "the new one is on record", seconds=30)
                 mixed = db.execute(count).fetchone()[0]
@@ -164,8 +164,8 @@ def test_old_workers_and_producers_go_on_while_the_schema_is_migrated(
                 producer.wait()
                 left = "select count(*) from tallybook.job where state not in ('completed', 'dead')"
                 wait_until(lambda: db.execute(left).fetchone()[0] == 0, "every job has ended", seconds=60)
-                newer.send_signal(signal.SIGTERM)
-                assert newer.wait(30) == 0
+                other.send_signal(signal.SIGTERM)
+                assert other.wait(30) == 0
         assert db.execute("select task, reason, failures from tallybook.dead").fetchall() == [("note", "failed", 1)]
         assert (
             db.execute("select * from tallybook.verify()").fetchall() == []

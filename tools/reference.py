@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from tallybook._cli import cli
+from tallybook._db.migrate import routines
 
 ROOT = Path(__file__).resolve().parents[1]
 SQL = ROOT / "src" / "tallybook" / "sql"
@@ -74,7 +75,7 @@ VIEWS = "What people and pages read, in the schema `tallybook`: the heads of the
 
 def sql_files(*, views: bool) -> list[Path]:
     """The files of the public functions, or of the views, by name, whatever room they are in."""
-    files = [file for room in ("core", "parts", "read", "ops") for file in (SQL / room).rglob("[!_]*.sql")]
+    files = [SQL / path for path, _ in routines() if not Path(path).name.startswith("_")]
     return sorted((file for file in files if (file.parent.name == "views") is views), key=lambda file: file.name)
 
 

@@ -35,6 +35,7 @@
         ├── SchemaMissing                there is no schema `tallybook` in this database
         ├── SchemaTooOld                 migrate the database
         ├── SchemaTooNew                 update the program
+        ├── SchemaUnreleased             made before the first release: remove it and begin anew
         └── SchemaBusy                   others hold the tables that a migration has to change
 
 Each error carries its data as attributes, and its text says what is wrong, where, and what to do about it. An error
@@ -75,6 +76,7 @@ __all__ = [
     "SchemaMissing",
     "SchemaTooNew",
     "SchemaTooOld",
+    "SchemaUnreleased",
     "SecretError",
     "SignatureError",
     "TallybookError",
