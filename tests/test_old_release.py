@@ -30,6 +30,7 @@ UNRELEASED = "2412f45"
 NEXT = """\
 alter table tallybook.entry add column anything int;
 alter table tallybook.unique_key add column anything int;
+alter table tallybook.installation alter column works_from set default {works_from};
 update tallybook.installation set works_from = {works_from};
 """
 PROGRAM = """\
