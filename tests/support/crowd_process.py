@@ -379,7 +379,7 @@ class Upkeep:
 
 def _connect(dsn: str) -> Connection:
     """Nothing here takes long: what hangs is an error that names its statement."""
-    conn: Connection = psycopg.connect(dsn, autocommit=True, options="-c statement_timeout=20s")
+    conn: Connection = psycopg.connect(dsn, autocommit=True, options="-c statement_timeout=60s")
     conn.execute("select set_config('application_name', 'crowd ' || current_database(), false)")
     return conn
 
