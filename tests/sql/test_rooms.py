@@ -1,0 +1,88 @@
+"""Who may name whom: the core reaches parts by a few functions, parts leave each other alone, nothing below names read or ops."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from support.rooms import MADE, named, room, texts
+
+SEAMS = {
+    "_pace": "promote: when a job that waits for a rate limit gets its turn",
+    "_parent_ended": "an end: those that wait for this job look for it soon",
+    "_past": "a job that is not there: whether its history has gone",
+    "_release": "an end: who is next of its order key",
+    "_release_missed": "rescue: order keys whose release did not come through",
+    "_subject_ended": "a death: what is to be known of a subject once it has ended",
+    "_subject_retaken": "a retry by a person: the subject lives again",
+    "_subjects_completed": "a completion: the next iteration of a subject",
+    "_truncate_line": "the take of a truncate: what it meets ends",
+    "rebase": "the start of a worker: nobody meets the cursor of another cluster",
+}
+"""What the core calls in parts, and when."""
+EXCEPTIONS = Path(__file__).parent / "rooms.txt"
+
+
+def allowed(caller: str, callee: str, name: str) -> bool:
+    """Whether a room may name this function, view, table or type of the other room."""
+    if callee == "core":
+        return True
+    if callee.startswith("parts/"):
+        return name in SEAMS if caller == "core" else not caller.startswith("parts/")
+    return callee == "read" and caller.startswith("ops/")
+
+
+def forbidden(files: dict[str, str]) -> set[str]:
+    return {
+        f"{caller} {function} -> {callee} {name}"
+        for caller, function, callee, name in named(files)
+        if not allowed(caller, callee, name)
+    }
+
+
+def exceptions() -> set[str]:
+    return set(EXCEPTIONS.read_text(encoding="utf-8").splitlines())
+
+
+def test_rooms_keep_to_themselves() -> None:
+    """No function names what another room keeps for itself, but for the exceptions in rooms.txt."""
+    assert forbidden(texts()) - exceptions() == set()
+
+
+def test_the_exceptions_only_shrink() -> None:
+    """Each exception is still there: one that has been mended leaves the list."""
+    assert exceptions() - forbidden(texts()) == set()
+
+
+def test_control_a_forbidden_call_is_found() -> None:
+    """Control: one call from the core into a part, one from a part into another and one table of ops are found."""
+    files = texts()
+    before = forbidden(files)
+    files["core/end/snooze.sql"] += "\ncreate function tallybook._one() as $$ select tallybook.settle() $$;"
+    files["parts/limits/places.sql"] += "\ncreate function tallybook._two() as $$ select from tallybook.fire $$;"
+    files["parts/parents/settle.sql"] += "\ncreate function tallybook._three() as $$ select from tallybook.audit $$;"
+    assert forbidden(files) - before == {
+        "core _one -> parts/parents settle",
+        "parts/limits _two -> parts/schedules fire",
+        "parts/parents _three -> ops/operator audit",
+    }
+
+
+def test_every_seam_is_in_use() -> None:
+    """The list of seams names no function that the core does not call."""
+    assert {name for caller, _, _, name in named(texts()) if caller == "core"} >= set(SEAMS)
+
+
+def test_one_public_verb_is_one_file() -> None:
+    """A public function or view has a file with its name, alone in it; tables are the other files."""
+    for path, text in texts().items():
+        if "/tables" not in path:
+            public = [name for name in MADE.findall(text) if not name.startswith("_")]
+            expected = [] if Path(path).stem.startswith("_") else [Path(path).stem]
+            assert public == expected, path
+
+
+def test_a_name_is_made_in_one_room() -> None:
+    """A function and a table may share a name (claim, fold, progress), but then they are of one room."""
+    homes = {(name, room(path)) for path, text in texts().items() for name in MADE.findall(text)}
+    assert [name for name, rooms in Counter(name for name, _ in homes).items() if rooms > 1] == []
