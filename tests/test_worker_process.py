@@ -171,7 +171,7 @@ def test_a_zombie_is_refused_and_comes_back(workers: Workers) -> None:
 
 @pytest.mark.slow
 def test_no_worker_is_a_leader(workers: Workers) -> None:
-    """S1-10 S2-14: whichever worker dies, the others promote, rescue and run; there is no coordinator to lose."""
+    """S1-10: whichever worker dies, the others promote, rescue and run; there is no coordinator to lose."""
     started = [workers.start() for _ in range(3)]
     while len(started) > 1:
         running = hold.enqueue_sync(workers.db, 1)
@@ -186,6 +186,25 @@ def test_no_worker_is_a_leader(workers: Workers) -> None:
         workers.open_gate()
         ended(workers, running)
         workers.db.execute("delete from gate")
+
+
+@pytest.mark.parametrize("limited", [True, False], ids=["limited", "control"])
+def test_a_limit_of_one_holds_in_all_worker_processes(workers: Workers, limited: bool) -> None:
+    """S2-14: what may run once at a time runs once in all processes together; control: without a limit all run at once."""
+    if limited:
+        workers.db.execute("select tallybook.concurrency_limit_put('task:hold', 1)")
+    for _ in range(2):
+        workers.start(queues={"default": 2})
+    held = [hold.enqueue_sync(workers.db, n) for n in range(3)]
+    began = "select count(*) from ran where n < 3"
+    wait_until(lambda: workers.db.execute(began).fetchone() == (1 if limited else 3,), "those that may run do")
+    after = [note.enqueue_sync(workers.db, 9) for _ in range(10)]
+    for job in after:
+        ended(workers, job)
+    assert workers.db.execute(began).fetchone() == (1 if limited else 3,)
+    workers.open_gate()
+    for job in held:
+        ended(workers, job)
 
 
 @pytest.mark.slow
