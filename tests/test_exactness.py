@@ -63,11 +63,11 @@ def test_control_an_end_without_the_fence_ends_twice(dsn: str, db: Connection) -
 
 
 def test_control_an_end_by_a_lease_that_is_not_on_record(db: Connection) -> None:
-    """Negative control: with the lease left out of `_held`, a claim that was taken back ends what another one runs."""
+    """Negative control: with the lease left out of `_lease_entries`, a claim that was taken back ends what another one runs."""
     assert end_by_a_forgotten_lease(db) is False
     replace_in(
         db,
-        "_held",
+        "_lease_entries",
         "from tallybook.claim k where k.lease = d.lease limit 1",
         "from tallybook.claim k where k.jobs > 0 order by k.id desc limit 1",
     )

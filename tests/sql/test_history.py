@@ -751,7 +751,7 @@ def test_a_job_that_has_left_is_said_to_be_past_its_retention(db: Connection, no
     done(db, Hands(db), 3)
     cut(db)
     for job, said in ((2, None), (10**9, None)):
-        assert one(db, "select tallybook._past(%s)", job) is said
+        assert one(db, "select tallybook._pruned_hint(%s)", job) is said
     prune(db, now + 30 * DAY)
     for verb in ("cancel", "retry"):
         with pytest.raises(psycopg.Error) as caught:

@@ -430,7 +430,7 @@ def test_control_without_the_lease_check_jobs_end_twice(dsn: str) -> None:
       select e.lane_id, e.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, e.enqueued_at, e.enqueued_at
         from unnest(p_job_ids, p_attempts) u(job_id, attempt)
         join tallybook.entry e on e.job_id = u.job_id and e.attempt = u.attempt $$;"""
-    _without(dsn, "_held", lambda text: text[: text.index(head)] + body)
+    _without(dsn, "_lease_entries", lambda text: text[: text.index(head)] + body)
     scenario = TWO["a claim that is rolled back"]
     found, _ = play(dsn, scenario, interleavings(scenario.lengths))
     assert any("doubly ended" in wrong for wrong in found)

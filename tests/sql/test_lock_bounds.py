@@ -211,7 +211,7 @@ def test_what_a_crowd_changes_waits_for_it(db: Connection, connect: Connect) -> 
 
 def test_control_without_the_lock_of_the_task(db: Connection, connect: Connect) -> None:
     """Control: without the probe of the task's lock, jobs that the open transaction changes start with the old args."""
-    without(db, "_look", "or p_crowd and not", "or false and not")
+    without(db, "_amendment_state", "or p_crowd and not", "or false and not")
     free, _ = _started_meanwhile(db, connect)
     assert free >= {"other", "k99"}  # in the order of keys the last
 

@@ -10,7 +10,7 @@ from support.rooms import MADE, named, room, texts
 SEAMS = {
     "_pace": "promote: when a job that waits for a rate limit gets its turn",
     "_parent_ended": "an end: those that wait for this job look for it soon",
-    "_past": "a job that is not there: whether its history has gone",
+    "_pruned_hint": "a job that is not there: whether its history has gone",
     "_release": "an end: who is next of its order key",
     "_release_missed": "rescue: order keys whose release did not come through",
     "_subject_ended": "a death: what is to be known of a subject once it has ended",

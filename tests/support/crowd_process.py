@@ -32,7 +32,7 @@ ENQUEUE_MANY = (
     " from unnest(%s::float[]) with ordinality u(d, n) order by n))"
 )
 
-PASSED = "select bool_or(tallybook._taken(lane_id, retention, xid, seq)) from tallybook.entry where job_id = %s"
+PASSED = "select bool_or(tallybook._cursor_passed(lane_id, retention, xid, seq)) from tallybook.entry where job_id = %s"
 
 
 class Producer:

@@ -1,6 +1,6 @@
 -- _start_waits(job_id, task): a queued job that somebody claims from now on does not start before the caller's transaction has ended.
 --
--- The caller looks at the job after this call: either it sees the claim, or the start sees the lock (see _look) and waits. All
+-- The caller looks at the job after this call: either it sees the claim, or the start sees the lock (see _amendment_state) and waits. All
 -- locks here are shared and held to the commit; a start only tries them. So producers never wait, and cannot deadlock.
 -- One lock for each of the first 128 jobs (class 1413565447). A server has room for a few thousand locks only, so a transaction that
 -- changes more jobs takes one of 64 locks for the task instead (class 1413565446): until it has ended, no queued job of

@@ -53,7 +53,7 @@ begin
     delete from tallybook.tombstone t where t.job_id = claim_job.job_id and t.attempt = e.attempt;
     return false;
   end;
-  if tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
+  if tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
      or exists (select from tallybook.tombstone t where t.job_id = claim_job.job_id and t.cancelled and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once))
      or exists (select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq)
      or exists (select from tallybook.lane l join tallybook.queue q on q.name = l.queue

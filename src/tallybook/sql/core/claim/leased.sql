@@ -45,7 +45,7 @@ begin
            e.options ? 'limits' or v_wide and tallybook._wide_limits(v_queue, e.task) <> '[]'
       from (
     select e.job_id, e.attempt, e.task, e.args, e.headers, e.failures, e.crashes, e.max_attempts, e.unique_key, e.enqueued_at, e.run_at,
-           e.expires_at, e.order_key, e.options, case when e.unique_key is not null then tallybook._look(e.job_id, e.task, (select tallybook._crowd())) end as k
+           e.expires_at, e.order_key, e.options, case when e.unique_key is not null then tallybook._amendment_state(e.job_id, e.task, (select tallybook._crowd())) end as k
       from unnest(c.closed) x(xid) cross join tallybook.entry e
      where x.xid >= c.from_xid and x.xid <= c.pos_xid and e.lane_id = c.lane_id and e.retention = c.retention and e.xid = x.xid
        and e.seq > case when x.xid = c.from_xid then c.from_seq else 0 end
@@ -63,7 +63,7 @@ begin
            e.options ? 'limits' or v_wide and tallybook._wide_limits(v_queue, e.task) <> '[]'
       from (
     select e.job_id, e.attempt, e.task, e.args, e.headers, e.failures, e.crashes, e.max_attempts, e.unique_key, e.enqueued_at, e.run_at,
-           e.expires_at, e.order_key, e.options, case when e.unique_key is not null then tallybook._look(e.job_id, e.task, (select tallybook._crowd())) end as k
+           e.expires_at, e.order_key, e.options, case when e.unique_key is not null then tallybook._amendment_state(e.job_id, e.task, (select tallybook._crowd())) end as k
       from tallybook.entry e
      where e.lane_id = c.lane_id and e.retention = c.retention
        and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)

@@ -9,7 +9,7 @@ as $$
 declare
   v_entry tallybook.entry; h record;
 begin
-  select * into h from tallybook._held(array[p_lease], array[p_job_id], array[p_attempt]);
+  select * into h from tallybook._lease_entries(array[p_lease], array[p_job_id], array[p_attempt]);
   if not found then return null; end if;
   insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state, error)
   values (h.xid, h.seq, h.job_id, p_at, h.retention, p_state, p_error)

@@ -11,7 +11,7 @@ declare
   v_crashes int := e.crashes + 1; v_errors jsonb := tallybook._errors(e.errors, p_error);
 begin
   if v_crashes >= p_max_crashes and (p_alone or v_crashes >= 3 * p_max_crashes) then
-    perform tallybook._bury(e, 'crashed', p_at, e.failures, v_crashes, v_errors);
+    perform tallybook._make_dead(e, 'crashed', p_at, e.failures, v_crashes, v_errors);
     return 'dead';
   end if;
   perform tallybook._back(e, p_at + p_delay, p_at, e.failures, v_crashes, v_errors);

@@ -29,7 +29,7 @@ begin
        where x.job_id = cancel.job_id order by x.attempt desc limit 1;
       if not found then
         if tallybook._cancel_dead(cancel.job_id, cancel.reason, cancel.at) then return 'cancelled'; end if;
-        raise exception 'there is no job %', cancel.job_id using errcode = 'TB002', detail = coalesce(tallybook._past(cancel.job_id), '');
+        raise exception 'there is no job %', cancel.job_id using errcode = 'TB002', detail = coalesce(tallybook._pruned_hint(cancel.job_id), '');
       end if;
       if e.state in ('completed', 'cancelled') then return e.state; end if;
       if e.state is not null then
@@ -39,7 +39,7 @@ begin
         continue;  -- retried, or on its way to scheduled, or back, between the two looks
       end if;
       v_attempt := e.attempt;
-      v_state := case when tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
+      v_state := case when tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
                         or exists (select from tallybook.tombstone t where t.job_id = cancel.job_id and t.attempt = e.attempt and t.taken)
                       then 'cancelling' else 'cancelled' end;
     end if;

@@ -21,7 +21,7 @@ begin
   begin
     select c.n, c.ordered, c.keys into v_n, v_ordered, v_keys from tallybook._complete_held(leases, job_ids, attempts, at) c;
     if v_n <> cardinality(job_ids) then
-      v_ended := array(select h.job_id from tallybook._held(leases, job_ids, attempts) h);
+      v_ended := array(select h.job_id from tallybook._lease_entries(leases, job_ids, attempts) h);
     end if;
   exception when unique_violation then
     v_n := -1; v_keys := null; v_special := false;
@@ -36,7 +36,7 @@ end $$;
 -- _complete_held(leases, job_ids, attempts, at): write the outcomes of those that their leases hold, and what that was into tally.
 --
 -- Each claim of which many end is read in one go, into arrays, and one INSERT writes all: a join that carries the rows along takes longer, and
--- what this saves pays for the counting. All others are looked up by _held. n: how many; those of them that have order keys, with these.
+-- what this saves pays for the counting. All others are looked up by _lease_entries. n: how many; those of them that have order keys, with these.
 -- Raises unique_violation where one has ended already. Reads claim, entry; writes outcome, tally.
 create or replace function tallybook._complete_held(p_leases uuid[], p_job_ids bigint[], p_attempts int[], p_at timestamptz,
   out n bigint, out ordered bigint[], out keys text[])
@@ -87,7 +87,7 @@ begin
     select array_agg(u.lease), array_agg(u.id), array_agg(u.attempt) into v_leases, v_ids, v_tries
       from unnest(p_leases, p_job_ids, p_attempts) u(lease, id, attempt) where u.lease = any (v_few);
     with h as materialized (
-      select * from tallybook._held(v_leases, v_ids, v_tries)
+      select * from tallybook._lease_entries(v_leases, v_ids, v_tries)
     ), told as (
       insert into tallybook.tally (lane_id, n, attempts, what, took, waited, task)
       select k.lane_id, count(*), sum(k.attempt), 'completed', k.took, k.waited, k.task
@@ -130,7 +130,7 @@ declare
 begin
   with h as materialized (  -- once each: who says the same attempt twice in a call ends it, and has it counted, once
     select distinct on (h.job_id, h.attempt) h.*, r.result
-      from tallybook._held(p_leases, p_job_ids, p_attempts) h
+      from tallybook._lease_entries(p_leases, p_job_ids, p_attempts) h
       join unnest(p_job_ids, p_attempts, p_results) r(job_id, attempt, result) on r.job_id = h.job_id and r.attempt = h.attempt
   ), ended as (
     insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state, result, error)
@@ -149,7 +149,7 @@ begin
   select coalesce(array_agg(h.job_id), '{}'), array_agg(h.job_id) filter (where h.order_key is not null),
          array_agg(h.order_key) filter (where h.order_key is not null)
     into v_ended, v_ordered, v_keys
-    from tallybook._held(p_leases, p_job_ids, p_attempts) h
+    from tallybook._lease_entries(p_leases, p_job_ids, p_attempts) h
    where (select o.state from tallybook.outcome o  -- one at a time: a join reads the whole index
            where o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq limit 1) = 'completed';
   if v_keys is not null then perform tallybook._release_of(v_ordered, v_keys, v_now); end if;

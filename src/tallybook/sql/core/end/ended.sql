@@ -9,5 +9,5 @@ set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
   select coalesce((select o.state::text from tallybook.outcome o
                     where o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq limit 1), 'running')
-    from tallybook._held(array[ended.lease], array[ended.job_id], array[ended.attempt]) h
+    from tallybook._lease_entries(array[ended.lease], array[ended.job_id], array[ended.attempt]) h
 $$;

@@ -38,7 +38,7 @@ begin
   e := tallybook._end(lease, fail.job_id, fail.attempt, case when v_dead then 'dead' else 'failed' end::tallybook.ending, v_error, fail.at);
   if e.job_id is null then return 'refused'; end if;
   if v_dead then
-    perform tallybook._bury(e, 'failed', fail.at, v_failures, e.crashes, tallybook._errors(e.errors, v_error));
+    perform tallybook._make_dead(e, 'failed', fail.at, v_failures, e.crashes, tallybook._errors(e.errors, v_error));
     return 'dead';
   end if;
   perform tallybook._again(e, fail.at + coalesce(retry_in, tallybook.backoff(v_failures)), fail.at, v_failures, e.crashes,

@@ -61,7 +61,7 @@ begin
       end if;
       continue;
     end if;
-    continue when tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
+    continue when tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
                or exists (select from tallybook.tombstone t where t.job_id = a.job_id and (t.cancelled or t.attempt = e.attempt));
     if a.priority is null and a.run_at <= p_at then  -- its time has come while it stood in line
       update tallybook.amendment x set run_at = null where x.job_id = a.job_id;
@@ -74,7 +74,7 @@ begin
       return;
     end;
     if not pg_try_advisory_xact_lock(1413565441, e.lane_id)
-       or tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
+       or tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
        or exists (select from tallybook.tombstone t where t.job_id = a.job_id and t.cancelled)
        or exists (select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq) then
       delete from tallybook.tombstone t where t.job_id = a.job_id and t.attempt = e.attempt and t.taken and not t.cancelled;

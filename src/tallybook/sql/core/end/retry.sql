@@ -29,7 +29,7 @@ begin
     end loop;
     v_behind := tallybook._behind(retry.job_id);
     if e.job_id is null and v_behind is null then
-      raise exception 'there is no job %', retry.job_id using errcode = 'TB002', detail = coalesce(tallybook._past(retry.job_id), '');
+      raise exception 'there is no job %', retry.job_id using errcode = 'TB002', detail = coalesce(tallybook._pruned_hint(retry.job_id), '');
     end if;
     select o.state into v_state from tallybook.outcome o
      where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq;
@@ -42,7 +42,7 @@ begin
       if not v_back and v_state is null and e.job_id is not null then
         update tallybook.tombstone t set once = true
          where t.job_id = e.job_id and t.attempt <= e.attempt and t.cancelled and not t.once
-           and not tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
+           and not tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
            and not exists (select from tallybook.tombstone k where k.job_id = e.job_id and k.attempt = e.attempt and k.taken);
         if found then
           insert into tallybook.tombstone (job_id, attempt, cancelled, once, created_at) values (e.job_id, e.attempt, true, true, retry.at)

@@ -59,7 +59,7 @@ begin
     end case;
     return true;
   end if;
-  select x.lane_id, l.priority, tallybook._taken(x.lane_id, x.retention, x.xid, x.seq)
+  select x.lane_id, l.priority, tallybook._cursor_passed(x.lane_id, x.retention, x.xid, x.seq)
            or exists (select from tallybook.tombstone t where t.job_id = x.job_id and t.attempt = x.attempt and t.taken) as taken,
          exists (select from tallybook.outcome o
                   where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq) as ended
@@ -130,16 +130,16 @@ begin
   return e;
 end $$;
 
--- _look(job_id, task, crowd): what whoever is about to start an attempt that has a unique key has to know.
+-- _amendment_state(job_id, task, crowd): what whoever is about to start an attempt that has a unique key has to know.
 --
 -- busy: a producer that relied on this job being queued, or has changed it, is still in its transaction: look again
 -- soon; of a producer with very many jobs (crowd), perhaps another job of this task: see _start_waits. Else what it was changed to, read by a newer snapshot than the probe (hence volatile), and whether it was cancelled by then.
-create or replace function tallybook._look(p_job_id bigint, p_task text, p_crowd boolean) returns tallybook.looked
+create or replace function tallybook._amendment_state(p_job_id bigint, p_task text, p_crowd boolean) returns tallybook.amendment_state
 language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  k tallybook.looked; v_slot int := 1 + (hashtext(p_task) & 63);
+  k tallybook.amendment_state; v_slot int := 1 + (hashtext(p_task) & 63);
 begin
   k.busy := not (pg_try_advisory_lock(1413565447, hashint8(p_job_id)) and pg_advisory_unlock(1413565447, hashint8(p_job_id)))
          or p_crowd and not (pg_try_advisory_lock(1413565446, v_slot) and pg_advisory_unlock(1413565446, v_slot));

@@ -123,7 +123,7 @@ begin
        and not exists (select from tallybook.entry x where x.job_id = k.job_id
                           and (not exists (select from tallybook.outcome o
                                             where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq)
-                               or k.taken and x.attempt = k.attempt and not tallybook._taken(x.lane_id, x.retention, x.xid, x.seq)))
+                               or k.taken and x.attempt = k.attempt and not tallybook._cursor_passed(x.lane_id, x.retention, x.xid, x.seq)))
      limit 1000 for update skip locked) k
    where t.job_id = k.job_id and t.attempt = k.attempt;
   if as_service then perform tallybook._service_ran('rescue', at, lost); end if;

@@ -62,7 +62,7 @@ begin
     due := due || 'deal'::text;
   end if;
 
-  if tallybook._elsewhere(false) or 'rebase' = any (v_old) and exists (select from tallybook.lane l where l.retired_at is not null) then
+  if tallybook._is_foreign_cluster(false) or 'rebase' = any (v_old) and exists (select from tallybook.lane l where l.retired_at is not null) then
     due := due || 'rebase'::text;
   end if;
 

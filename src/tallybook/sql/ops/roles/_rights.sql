@@ -155,7 +155,7 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('view',    'error',                  '{reader}', 'ended_at, queue, task, job_id, attempt, state, type'),
   ('definer', '_claim_of',              '{operator,reader}', null),
   ('definer', '_waits_for',             '{operator,reader}', null),
-  ('definer', '_moves',                 '{operator,reader}', null),
+  ('definer', '_unstarted_attempts',                 '{operator,reader}', null),
   ('definer', 'summary',                '{operator}', null),
   ('view',    'subject',                '{operator}', null),
   ('definer', 'subjects',               '{operator}', null),

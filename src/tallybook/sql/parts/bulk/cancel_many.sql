@@ -87,7 +87,7 @@ begin
   select w.job_id, 'waiting', l.queue, w.task, w.unique_key, coalesce(w.order_key, w.options #>> '{parents,order_key}'), w.args, w.attempt
     from unnest(v_ids) i(id) join tallybook.waiting w on w.job_id = i.id join tallybook.lane l on l.lane_id = w.lane_id
   union all
-  select e.job_id, case when tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
+  select e.job_id, case when tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
                           or exists (select from tallybook.tombstone t where t.job_id = e.job_id and t.attempt = e.attempt and t.taken)
                         then 'running' else 'available' end,
          l.queue, e.task, e.unique_key, e.order_key, e.args, e.attempt
@@ -132,7 +132,7 @@ begin
   union all
   select e.job_id, 'available', e.queue, e.task, e.unique_key, e.order_key, e.args, e.attempt
     from line e
-   where not tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
+   where not tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
      and not exists (select from tallybook.outcome o
                       where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq)
      and not exists (select from tallybook.tombstone t where t.job_id = e.job_id and t.attempt = e.attempt and t.taken)

@@ -12,7 +12,7 @@ language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 begin
-  return exists (select from tallybook._held(array[p_lease], array[p_job_id], array[p_attempt]) h
+  return exists (select from tallybook._lease_entries(array[p_lease], array[p_job_id], array[p_attempt]) h
                   where not exists (select from tallybook.outcome o
                                      where o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq));
 end $$;

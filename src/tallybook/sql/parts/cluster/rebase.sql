@@ -29,8 +29,8 @@ declare
 begin
   rebased := false; lanes := 0; moved := 0; lost := 0; cancelled := 0; scheduled := 0; waiting := 0; dead := 0; workers := 0; late := 0;
   if as_service and not tallybook._service_claim('rebase', at) then rebased := null; return; end if;
-  if not tallybook._elsewhere(cursors) then
-    if exists (select from tallybook.lane l where l.retired_at is not null) then late := tallybook._bring_late(at); end if;
+  if not tallybook._is_foreign_cluster(cursors) then
+    if exists (select from tallybook.lane l where l.retired_at is not null) then late := tallybook._rebase_late(at); end if;
     if as_service then perform tallybook._service_ran('rebase', at, late); end if;
     return;
   end if;
@@ -39,7 +39,7 @@ begin
       using errcode = 'TB003', hint = 'This database came from another cluster. Run "tallybook migrate", or call rebase() in a transaction of its own.';
   end if;
   perform pg_advisory_xact_lock(1413565440, 0);
-  if not tallybook._elsewhere(cursors) then return; end if;  -- somebody was quicker
+  if not tallybook._is_foreign_cluster(cursors) then return; end if;  -- somebody was quicker
 
   -- No claim is on its way from here on: each holds the gate of a worker on record, and who registers comes by here first.
   perform pg_advisory_xact_lock(1413565442, w.id) from (select k.id from tallybook.worker k where k.ended_at is null order by k.id) w;
@@ -66,7 +66,7 @@ begin
      where o.lane_id = any (v_old) order by o.lane_id, n.lane_id) m;
 
   select b.moved, b.lost, b.cancelled into moved, lost, cancelled
-    from tallybook._bring_over(v_old, v_new, null, null, v_xids, v_seqs, v_workers, at) b;
+    from tallybook._rebase_entries(v_old, v_new, null, null, v_xids, v_seqs, v_workers, at) b;
   perform set_config('tallybook.counting', 'off', true);  -- one by one: they are recounted
   -- What a user's transaction has locked stays where it is, and comes over when it is promoted, released or retried.
   with free as materialized (

@@ -26,7 +26,7 @@ begin
   end if;
   -- Read before the snapshot: what is put in meanwhile is looked for again.
   select q.last_value into v_last_job from tallybook.job_id q;
-  if tallybook._elsewhere(false) then return null; end if;  -- moved to another cluster: rebase comes first
+  if tallybook._is_foreign_cluster(false) then return null; end if;  -- moved to another cluster: rebase comes first
   s := pg_current_snapshot(); v_own := pg_current_xact_id_if_assigned(); v_hi := pg_snapshot_xmax(s);
   if f.number is null or v_hi < f.hi then  -- never counted, or counted in another cluster
     v_n := tallybook.recount(at);

@@ -106,7 +106,7 @@ begin
    where k.ended_at is null group by 1, 2;
 end $$;
 
--- _line(lane, retention, born): what stands in one line, by task: behind the cursor, and what has committed late. See _taken.
+-- _line(lane, retention, born): what stands in one line, by task: behind the cursor, and what has committed late. See _cursor_passed.
 create or replace function tallybook._line(p_lane_id int, p_retention "char", p_born xid8)
 returns table (task text, n bigint, attempts bigint)
 language plpgsql stable

@@ -178,7 +178,7 @@ as $$
 declare
   v_leaf regclass; v_found boolean;
 begin
-  if not tallybook._elsewhere(true) and not exists (select from tallybook.lane l where l.retired_at is not null) then return false; end if;
+  if not tallybook._is_foreign_cluster(true) and not exists (select from tallybook.lane l where l.retired_at is not null) then return false; end if;
   foreach v_leaf in array p_leaves loop
     execute format('select exists (select from %s where %2$I >= pg_snapshot_xmax(pg_current_snapshot())
                                                     and %2$I is distinct from pg_current_xact_id_if_assigned())',

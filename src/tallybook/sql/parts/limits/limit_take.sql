@@ -55,7 +55,7 @@ begin
                  l.priority < 2 or coalesce(e.options ? 'turn', false) as front,
                  case when limit_take.names is not null then to_jsonb(limit_take.names)
                       else coalesce(e.options -> 'limits', '[]') || case when v_wide then tallybook._wide_limits(l.queue, e.task) else '[]' end end as limits
-            from tallybook._held(leases, job_ids, attempts) k
+            from tallybook._lease_entries(leases, job_ids, attempts) k
             join unnest(leases, job_ids, attempts) f(lease, job_id, attempt) on f.job_id = k.job_id and f.attempt = k.attempt
             cross join lateral (
               select e.task, e.options, e.unique_key from tallybook.entry e

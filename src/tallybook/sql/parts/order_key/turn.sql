@@ -23,7 +23,7 @@ begin
   ready := '{}'; busy := '{}';
   for h in select f.lease, k.*
              from unnest(leases, job_ids, attempts) f(lease, job_id, attempt),
-                  lateral tallybook._held(array[f.lease], array[f.job_id], array[f.attempt]) k
+                  lateral tallybook._lease_entries(array[f.lease], array[f.job_id], array[f.attempt]) k
             where not exists (select from tallybook.outcome o  -- rescued meanwhile: it is another's
                                where o.retention = k.retention and o.entry_xid = k.xid and o.entry_seq = k.seq)
             order by k.job_id loop

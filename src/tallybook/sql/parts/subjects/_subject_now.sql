@@ -32,7 +32,7 @@ begin
     end if;
     if e.job_id is not null and (v_ended is null or v_ended = 'completed') then
       v_lane := e.lane_id; v_attempt := e.attempt; args := e.args; options := e.options; failures := e.failures; error := e.errors -> -1;
-      v_open := v_ended is null and not tallybook._taken(e.lane_id, e.retention, e.xid, e.seq)
+      v_open := v_ended is null and not tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
             and not exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.attempt = e.attempt and t.taken);
       select x.* into a from tallybook.amendment x where x.job_id = p_job_id;
       if a.args is not null then
@@ -68,13 +68,13 @@ as $$
 declare
   v_from int := coalesce((p_options #>> '{subject,from}')::int, 0); e record; v_moves int := 0;
 begin
-  if v_from = 0 then return p_attempt - tallybook._moves(p_job_id, p_attempt + 1); end if;
+  if v_from = 0 then return p_attempt - tallybook._unstarted_attempts(p_job_id, p_attempt + 1); end if;
   for e in select x.lane_id, x.retention, x.xid, x.seq,
                   (select o.state from tallybook.outcome o
                     where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq limit 1) as state
              from tallybook.entry x
             where x.job_id = p_job_id and x.attempt > 1 and x.attempt > v_from and x.attempt <= p_attempt order by x.attempt loop
-    -- As in _moves: put aside for another worker, or cancelled before its start.
+    -- As in _unstarted_attempts: put aside for another worker, or cancelled before its start.
     v_moves := v_moves + (coalesce(e.state, 'cancelled') = 'moved' or coalesce(e.state, 'cancelled') = 'cancelled' and not exists (
                             select from tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq)))::int;
   end loop;

@@ -9,7 +9,7 @@ as $$
 declare
   v_lanes jsonb := '[]'; v_dead bigint; v_last_hour bigint;
 begin
-  if not tallybook._elsewhere(true) then  -- else no cursor means anything: see cluster
+  if not tallybook._is_foreign_cluster(true) then  -- else no cursor means anything: see cluster
     select coalesce(jsonb_agg(jsonb_build_object('queue', n.queue, 'part', n.part, 'oldest', n.oldest, 'ago', tallybook._ago(p_at - n.oldest),
                       'paused', q.paused_at is not null,
                       'served', exists (select from tallybook.worker w

@@ -6,7 +6,7 @@ returns table (name text, level text, finding text, advice text, details jsonb) 
 declare
   v_since timestamptz;
 begin
-  return query select * from tallybook._finding('cluster', case when tallybook._elsewhere(true) then
+  return query select * from tallybook._finding('cluster', case when tallybook._is_foreign_cluster(true) then
       '[{"level": "problem", "text": "this database came from another cluster, and its jobs are not claimable here yet"}]'::jsonb end,
     'this database is in the cluster that it was written in', 'Run `tallybook migrate`, or start a worker: either makes them claimable.');
 

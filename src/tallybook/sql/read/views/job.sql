@@ -5,7 +5,7 @@
 create or replace view tallybook.job as
 select s.job_id as id, l.queue, s.task,
        case when t.cancelled then 'cancelled' when s.failures > 0 then 'retrying' else 'scheduled' end as state,
-       l.priority::int, s.args, s.headers, s.attempt, s.attempt - 1 - tallybook._moves(s.job_id, s.attempt) as attempts,
+       l.priority::int, s.args, s.headers, s.attempt, s.attempt - 1 - tallybook._unstarted_attempts(s.job_id, s.attempt) as attempts,
        s.failures::int, s.crashes::int, s.max_attempts::int, case when s.options ? 'subject' then null else s.unique_key end as unique_key, s.enqueued_at, s.run_at,
        null::timestamptz as started_at, null::timestamptz as ended_at, null::int as worker_id, null::text as worker,
        t.reason, s.errors -> -1 ->> 'message' as last_error, s.errors, false as unserved,
@@ -19,7 +19,7 @@ select s.job_id as id, l.queue, s.task,
                       where t.job_id = s.job_id and (t.attempt = s.attempt or t.attempt < s.attempt and not t.once) and t.cancelled limit 1) t on true
 union all
 select w.job_id, l.queue, w.task, case when t.cancelled then 'cancelled' else 'waiting' end,
-       l.priority::int, w.args, w.headers, w.attempt, w.attempt - 1 - tallybook._moves(w.job_id, w.attempt),
+       l.priority::int, w.args, w.headers, w.attempt, w.attempt - 1 - tallybook._unstarted_attempts(w.job_id, w.attempt),
        w.failures::int, w.crashes::int, w.max_attempts::int, case when w.options ? 'subject' then null else w.unique_key end, w.enqueued_at, w.run_at,
        null, null, null, null,
        coalesce(t.reason, case when w.options ? 'held' then
@@ -39,7 +39,7 @@ select w.job_id, l.queue, w.task, case when t.cancelled then 'cancelled' else 'w
                       where t.job_id = w.job_id and (t.attempt = w.attempt or t.attempt < w.attempt and not t.once) and t.cancelled limit 1) t on true
 union all
 select d.job_id, l.queue, d.task, 'dead', l.priority::int, d.args, d.headers, d.attempt,
-       d.attempt - tallybook._moves(d.job_id, d.attempt) - (d.reason = 'expired')::int, d.failures::int,
+       d.attempt - tallybook._unstarted_attempts(d.job_id, d.attempt) - (d.reason = 'expired')::int, d.failures::int,
        d.crashes::int, d.max_attempts::int, case when d.options ? 'subject' then null else d.unique_key end, d.enqueued_at, null, null, d.died_at, null, null,
        d.reason, d.errors -> -1 ->> 'message', d.errors, false,
        d.order_key, d.expires_at, tallybook.summary(d.task, d.args), null,
@@ -54,7 +54,7 @@ select e.job_id, l.queue, e.task,
        l.priority::int,
        g.args,
        e.headers, e.attempt,
-       e.attempt - (c.lease is null)::int - tallybook._moves(e.job_id, e.attempt),
+       e.attempt - (c.lease is null)::int - tallybook._unstarted_attempts(e.job_id, e.attempt),
        e.failures::int, e.crashes::int,
        e.max_attempts::int, case when e.options ? 'subject' then null else e.unique_key end, e.enqueued_at, coalesce(e.run_at, e.enqueued_at),
        c.claimed_at, o.ended_at, c.worker_id, w.name,

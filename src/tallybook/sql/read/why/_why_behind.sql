@@ -11,7 +11,7 @@ as $$
 declare
   c_most constant int := 10000; c record; l record; v_own bigint; v_lower bigint := 0;
 begin
-  if p_retired or tallybook._elsewhere(false) then
+  if p_retired or tallybook._is_foreign_cluster(false) then
     place := 0; reason := 'not_rebased'; details := '{}';
     explanation := 'The database has moved to another cluster, and this job is not brought over yet: a worker does that as it starts, and every few seconds.';
     return next;

@@ -43,7 +43,7 @@ begin
       return next;
     end if;
   end loop;
-  if p_unique_key is not null and (tallybook._look(p_job_id, p_task, tallybook._crowd())).busy then
+  if p_unique_key is not null and (tallybook._amendment_state(p_job_id, p_task, tallybook._crowd())).busy then
     place := 4; reason := 'busy'; details := '{}';
     explanation := 'A producer''s open transaction changes it or relies on it, or does so with hundreds of jobs of its task: it starts when that has ended.';
     return next;

@@ -148,7 +148,7 @@ begin
     explanation := format('It was cancelled at %s while it ran: its worker is told with its next heartbeat, and stops it.', tallybook._moment(p_cancelled_at));
     return next;
   end if;
-  if p_unique_key is not null and (tallybook._look(p_job_id, p_task, tallybook._crowd())).busy then
+  if p_unique_key is not null and (tallybook._amendment_state(p_job_id, p_task, tallybook._crowd())).busy then
     reason := 'busy'; explanation := 'A producer''s open transaction changes it or relies on it, or does so with hundreds of jobs of its task: it starts when that has ended, if it has not started before.'; details := '{}';
     return next;
   end if;

@@ -1,8 +1,8 @@
--- _bury(entry, reason, at, failures, crashes, errors): keep a job that is out of attempts as a dead letter.
+-- _make_dead(entry, reason, at, failures, crashes, errors): keep a job that is out of attempts as a dead letter.
 --
 -- Enqueues what its task's on_dead names, in the same transaction, with what a person or a program has to know. A job
 -- whose task is somebody's on_dead brings forth no other, so that no chain of deaths is endless. Frees its order key; a subject's end goes on record.
-create or replace function tallybook._bury(e tallybook.entry, p_reason text, p_at timestamptz, p_failures int, p_crashes int, p_errors jsonb)
+create or replace function tallybook._make_dead(e tallybook.entry, p_reason text, p_at timestamptz, p_failures int, p_crashes int, p_errors jsonb)
 returns void language plpgsql as $$
 declare
   t tallybook.task := tallybook._task_of(e.task);

@@ -1,6 +1,6 @@
--- _past(job_id): what is to be said of a job that is not there: its history has gone, where its id says that there was one. Null:
+-- _pruned_hint(job_id): what is to be said of a job that is not there: its history has gone, where its id says that there was one. Null:
 -- nothing is known. An id of this node that was given out, below all that are left.
-create or replace function tallybook._past(p_job_id bigint) returns text
+create or replace function tallybook._pruned_hint(p_job_id bigint) returns text
 language plpgsql stable
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$

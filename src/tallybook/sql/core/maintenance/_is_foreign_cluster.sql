@@ -1,8 +1,8 @@
--- _elsewhere(cursors): whether this database was written by another cluster than the one that it is in now.
+-- _is_foreign_cluster(cursors): whether this database was written by another cluster than the one that it is in now.
 --
 -- By the cluster's own number. cursors: also by what cannot be in one cluster, a lane that stands ahead of its next transaction
 -- id, for data that came without the row in installation; that look costs 10 us a lane. Needs no privilege. Reads installation, lane, claim.
-create or replace function tallybook._elsewhere(p_cursors boolean) returns boolean
+create or replace function tallybook._is_foreign_cluster(p_cursors boolean) returns boolean
 language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_nestloop = on set enable_seqscan = off set enable_bitmapscan = off
 as $$

@@ -1,4 +1,4 @@
--- _bring_over(lanes, to_lanes, from, before, ...): append what is open in some retired lanes anew, at the end of live ones.
+-- _rebase_entries(lanes, to_lanes, from, before, ...): append what is open in some retired lanes anew, at the end of live ones.
 --
 -- Open is what has no outcome: that is exact whatever the transaction ids say, in which cluster the entry was written, and
 -- how often this is called, for each attempt is ended here first, and who cannot end it appends nothing.
@@ -7,7 +7,7 @@
 -- A cancelled one is ended as cancelled, as the claim that met it would have done. Those that a worker holds by their id,
 -- in this cluster, stay. The order is that of seq: (xid, seq) would compare the ids of two clusters.
 -- The caller sets the planner up for all of a ledger, or for a few rows of it. Reads entry, outcome, claim, tombstone; writes outcome, entry, tombstone.
-create or replace function tallybook._bring_over(p_lanes int[], p_to int[], p_from xid8[], p_before xid8, p_xids xid8[], p_seqs bigint[],
+create or replace function tallybook._rebase_entries(p_lanes int[], p_to int[], p_from xid8[], p_before xid8, p_xids xid8[], p_seqs bigint[],
   p_workers text[], p_at timestamptz, out moved int, out lost int, out cancelled int)
 language sql as $$
   with line as materialized (

@@ -1,4 +1,4 @@
--- _held(leases, job_ids, attempts): the entries behind these attempts, for those whose lease has them on record.
+-- _lease_entries(leases, job_ids, attempts): the entries behind these attempts, for those whose lease has them on record.
 --
 -- The fence of every verb that ends an attempt: the claim is looked up by its random lease (a claim that a crash or a
 -- failover has taken back is not there), the entry by its job inside the claim's interval, so that its transaction id
@@ -6,7 +6,7 @@
 -- An end of most of a claim reads its interval in one go, an end of few looks them up: each is the slow way for the other.
 -- ready_at: since when it could have been claimed.
 -- "offset 0" keeps the planner on the index by job, whatever it believes about empty tables.
-create or replace function tallybook._held(p_leases uuid[], p_job_ids bigint[], p_attempts int[])
+create or replace function tallybook._lease_entries(p_leases uuid[], p_job_ids bigint[], p_attempts int[])
 returns table (lane_id int, retention "char", xid xid8, seq bigint, job_id bigint, attempt int, order_key text,
                task text, claimed_at timestamptz, ready_at timestamptz)
 language plpgsql stable

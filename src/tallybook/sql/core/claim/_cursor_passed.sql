@@ -1,7 +1,7 @@
--- _taken(lane_id, retention, xid, seq): whether the lane's cursor has passed an entry.
+-- _cursor_passed(lane_id, retention, xid, seq): whether the lane's cursor has passed an entry.
 --
 -- An entry taken by its id before the cursor reached it has a tombstone of kind taken, and is not meant here.
-create or replace function tallybook._taken(p_lane_id int, p_retention "char", p_xid xid8, p_seq bigint)
+create or replace function tallybook._cursor_passed(p_lane_id int, p_retention "char", p_xid xid8, p_seq bigint)
 returns boolean language plpgsql stable
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
