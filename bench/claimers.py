@@ -31,7 +31,7 @@ _OURS = r"""
 \startpipeline
 select jobs from tallybook.claim(:first::int + :client_id::int, '{default}', array[:batch]::int[],
   md5(:a::text || ':' || :b::text)::uuid, durable => false);
-select job_id, attempt, task, args from tallybook.leased(md5(:a::text || ':' || :b::text)::uuid);
+select job_id, attempt, task, args from tallybook.claimed_jobs(md5(:a::text || ':' || :b::text)::uuid);
 \endpipeline
 """
 _SKIP_LOCKED = """

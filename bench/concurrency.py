@@ -40,7 +40,7 @@ def _put_aside(conn: psycopg.Connection[Any], jobs: int) -> None:
             if not row or not row[0]:
                 break
             conn.execute(
-                "select count(*) from tallybook.leased(%s::uuid) l"
+                "select count(*) from tallybook.claimed_jobs(%s::uuid) l"
                 " where exists (select from tallybook.limit_take(array[%s::uuid], array[l.job_id], array[l.attempt]))",
                 (lease, lease),
             )

@@ -33,7 +33,9 @@ def drain(conn: psycopg.Connection[Any], worker: int, batch: int) -> int:
         ).fetchone()
         if not row or not row[0]:
             return done
-        rows = conn.execute("select job_id, attempt, task, args from tallybook.leased(%s::uuid)", (lease,)).fetchall()
+        rows = conn.execute(
+            "select job_id, attempt, task, args from tallybook.claimed_jobs(%s::uuid)", (lease,)
+        ).fetchall()
         ids = [r[0] for r in rows]
         answer = conn.execute(
             "select tallybook.complete_many(%s::uuid[], %s::bigint[], %s::int[])",

@@ -60,7 +60,7 @@ def claim(conn: psycopg.Connection[Any], worker: int) -> float:
     assert row is not None and row[1], "there are jobs"
     conn.execute(
         "select tallybook.complete_many(array_agg(%s::uuid), array_agg(l.job_id), array_agg(l.attempt))"
-        " from tallybook.leased(%s) l",
+        " from tallybook.claimed_jobs(%s) l",
         (lease, lease),
     )
     return took

@@ -42,8 +42,8 @@ begin
   for n in 1..%s loop
     v_lease := gen_random_uuid();
     perform tallybook.claim(v_worker, '{flaky,quiet}', '{100,100}', v_lease);
-    exit when not exists (select from tallybook.leased(v_lease));
-    for j in select * from tallybook.leased(v_lease) loop
+    exit when not exists (select from tallybook.claimed_jobs(v_lease));
+    for j in select * from tallybook.claimed_jobs(v_lease) loop
       if j.task = 'rare' then
         perform tallybook.complete(v_lease, j.job_id, j.attempt);
       else

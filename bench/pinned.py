@@ -95,7 +95,7 @@ def _turn(conn: psycopg.Connection[Any], worker: int) -> tuple[float, int]:
     took = (time.perf_counter() - before) * 1000
     if not row or not row[0]:
         return took, 0
-    rows = conn.execute("select job_id, attempt from tallybook.leased(%s::uuid)", (lease,)).fetchall()
+    rows = conn.execute("select job_id, attempt from tallybook.claimed_jobs(%s::uuid)", (lease,)).fetchall()
     conn.execute(
         "select tallybook.complete_many(%s::uuid[], %s::bigint[], %s::int[])",
         ([lease] * len(rows), [r[0] for r in rows], [r[1] for r in rows]),

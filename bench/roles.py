@@ -23,7 +23,7 @@ from tallybook._db import roles
 _ENQUEUE: LiteralString = """select tallybook.enqueue('default', 'noop', '{"n": 1}')"""
 _START: LiteralString = "select tallybook.worker_start('bench', '{default}', '{noop}')"
 _CLAIM: LiteralString = "select jobs from tallybook.claim(%s, '{default}', '{10}', %s::uuid, durable => false)"
-_LEASED: LiteralString = "select job_id, attempt, args::text from tallybook.leased(%s::uuid)"
+_LEASED: LiteralString = "select job_id, attempt, args::text from tallybook.claimed_jobs(%s::uuid)"
 _COMPLETE: LiteralString = "select tallybook.complete_many(%s::uuid[], %s::bigint[], %s::int[])"
 _ALTER: LiteralString = "alter function {} {}"
 _KINDS = ("plain", "roles", "path", "definer")

@@ -60,12 +60,12 @@ def _load(conn: psycopg.Connection[Any], done: int, line: int, others: int) -> d
     lease = "11111111-1111-1111-1111-111111111111"
     conn.execute("select tallybook.claim(%s::int, '{ordered}', '{1000}', %s)", (worker, lease))
     conn.execute(
-        "select tallybook.turn(array_agg(%s::uuid), array_agg(job_id), array_agg(attempt)) from tallybook.leased(%s)",
+        "select tallybook.order_admit(array_agg(%s::uuid), array_agg(job_id), array_agg(attempt)) from tallybook.claimed_jobs(%s)",
         (lease, lease),
     )
     queries = {
         "completed": "select e.job_id from tallybook.entry e order by e.job_id limit %(n)s offset 1000",
-        "running": "select l.job_id from tallybook.claim c, tallybook.leased(c.lease) l where c.worker_id = %(worker)s",
+        "running": "select l.job_id from tallybook.claim c, tallybook.claimed_jobs(c.lease) l where c.worker_id = %(worker)s",
         "available": "select e.job_id from tallybook.entry e tablesample system (5)"
         " where not exists (select from tallybook.outcome o where o.entry_xid = e.xid and o.entry_seq = e.seq) limit %(n)s",
         "scheduled": "select job_id from tallybook.scheduled limit %(n)s",

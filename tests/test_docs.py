@@ -124,7 +124,7 @@ def test_every_public_sql_function_is_on_the_sql_page(db: Any) -> None:
             "select distinct proname from pg_proc where pronamespace = 'tallybook'::regnamespace and proname !~ '^_'"
         )
     }
-    quiet = {"arm", "disarm", "backoff", "move"}
+    quiet = {"listen_begin", "listen_end", "backoff", "move"}
     assert {found for found in public if f"tallybook.{found}" not in text("docs/sql.md")} == quiet
     named = set(re.findall(r"tallybook\.([a-z_]+)\(", text("docs/sql.md") + text("README.md")))
     assert named <= public
@@ -543,13 +543,13 @@ def test_states_are_those_that_the_view_can_show(db: Any) -> None:
     db.execute("select tallybook.worker_start('here', '{default}')")
     lease = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
     db.execute("select tallybook.claim(1, '{default}', '{10}', %s::uuid)", (lease,))
-    db.execute("select tallybook.complete(%s, 1, 1), tallybook.cancelled(%s, 2, 1)", (lease, lease))
+    db.execute("select tallybook.complete(%s, 1, 1), tallybook.cancel_running(%s, 2, 1)", (lease, lease))
     db.execute("select tallybook.fail(%s, 3, 1, '{}', final => true), tallybook.fail(%s, 4, 1, '{}')", (lease, lease))
     for task in ("first of its key", "waiting"):
         db.execute("select tallybook.enqueue('default', %s, order_key => 'k')", (task,))
     lease = "7c9e6679-7425-40de-944b-e07fc1f90ae8"
     db.execute("select tallybook.claim(1, '{default}', '{10}', %s::uuid)", (lease,))
-    db.execute("select tallybook.turn(array[%s::uuid, %s::uuid], '{6,7}', '{1,1}')", (lease, lease))
+    db.execute("select tallybook.order_admit(array[%s::uuid, %s::uuid], '{6,7}', '{1,1}')", (lease, lease))
     db.execute("select tallybook.enqueue('default', 'available')")
     db.execute("select tallybook.enqueue('default', 'scheduled', run_at => now() + interval '1 hour')")
     assert set(listed) == {row[0] for row in db.execute("select state from tallybook.job where state = task")}
@@ -567,7 +567,7 @@ def test_reasons_and_answers_are_those_of_the_functions() -> None:
     buried = {
         reason
         for file in functions.rglob("*.sql")
-        for reason in re.findall(r"perform tallybook\._bury\(e, '(\w+)'", file.read_text(encoding="utf-8"))
+        for reason in re.findall(r"perform tallybook\._make_dead\(e, '(\w+)'", file.read_text(encoding="utf-8"))
     }
     assert set(words(table(text("docs/states.md"), "reason"))) == buried
     cancel = (functions / "core/end/cancel.sql").read_text(encoding="utf-8")

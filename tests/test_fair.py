@@ -126,7 +126,7 @@ async def test_a_worker_that_starts_finds_what_was_left(app: App, dsn: str, db: 
         seen.append(tenant)
 
     app.enqueue_many_sync(db, [export.job(n) for n in range(3)])
-    db.execute("select tallybook.deal(max_line => 0, as_service => true)")
+    db.execute("select tallybook.fair_release(max_line => 0, as_service => true)")
     db.execute("select setval('tallybook.job_id', nextval('tallybook.job_id') + 20000)")
     begin = time.monotonic()
     async with working(app, dsn):

@@ -171,7 +171,7 @@ async def test_a_worker_goes_on_at_once(dsn: str, db: Any) -> None:
     chain = [step.job(0)]
     for n in range(1, 20):
         chain.append(step.with_(after=chain[-1]).job(n))
-    db.execute("select tallybook.service_every('settle', '1 day')")
+    db.execute("select tallybook.service_every('parents_resolve', '1 day')")
     async with working(app, dsn, ["default", "mail", "sms"], **SLEEPY):
         report = app.enqueue_many_sync(db, [*chain, sms.job("0"), flaky.job()], then=summary.job(1))
         (last,) = await Jobs(app, db).ends(report[-1])
@@ -222,7 +222,7 @@ def test_an_end_that_nobody_has_told(dsn: str, db: Any) -> None:
         assert worker is not None
         other.execute("select tallybook.claim(%s, '{default}', '{10}', %s)", (worker[0], lease))
         other.execute(
-            "select tallybook.complete(%s::uuid, job_id, attempt) from tallybook.leased(%s::uuid)", (lease, lease)
+            "select tallybook.complete(%s::uuid, job_id, attempt) from tallybook.claimed_jobs(%s::uuid)", (lease, lease)
         )
     assert app.get_sync(db, last).state == "waiting"
     drain(app, dsn=dsn)

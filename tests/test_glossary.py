@@ -34,7 +34,7 @@ OF_OTHER_IDEAS = {
     "timeout": "the option that sets the deadline",
 }
 """Words of others that are names here, too, for something else."""
-PLUMBING = {"arm", "disarm", "move", "off", "back", "turn", "look", "put", "many", "from", "after", "due", "done"}
+PLUMBING = {"move", "look", "put", "many", "from", "after", "due", "done", "listen", "begin", "end"}
 """Parts of verbs that are said between a worker and the core, or that are plain English."""
 
 

@@ -281,7 +281,7 @@ async def test_a_worker_that_runs_into_missing_functions_says_why(dsn: str, db: 
             await eventually(worker._id, "it is on record")
             with db.transaction():
                 at_version(db, 999, 999)
-                db.execute("drop function tallybook.claim; drop function tallybook.leased")
+                db.execute("drop function tallybook.claim; drop function tallybook.claimed_jobs")
             db.execute("select tallybook.enqueue('default', 'x')")
             await eventually(worker.claimer.stopping.is_set, "it stops by itself")
 

@@ -148,7 +148,7 @@ def test_the_notifiers_own_death_tells_nobody(dsn: str, db: Any) -> None:
     lease = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
     db.execute("select tallybook.worker_start('here', '{default}')")
     db.execute("select tallybook.claim(lastval()::int, '{default}', '{1}', %s::uuid)", (lease,))
-    (job,) = db.execute("select job_id from tallybook.leased(%s)", (lease,)).fetchone()
+    (job,) = db.execute("select job_id from tallybook.claimed_jobs(%s)", (lease,)).fetchone()
     db.execute("select tallybook.fail(%s, %s, 1, '{}', final => true)", (lease, job))
     assert db.execute("select count(*) from tallybook.job").fetchone() == (3,)
 

@@ -168,7 +168,7 @@ def test_a_killed_worker_behind_a_pooler_is_rescued_by_its_lease(dsn: str, db: A
 def test_the_wake_probe_leaves_no_lock_behind(dsn: str, pooled: str, db: Any) -> None:
     """F40: the probe for sleepers takes a session's lock and lets it go in one expression, by whatever end of it."""
     with psycopg.connect(dsn, autocommit=True) as sleeping:
-        sleeping.execute("select tallybook.arm(array['default'])")
+        sleeping.execute("select tallybook.listen_begin(array['default'])")
         with psycopg.connect(pooled, prepare_threshold=None) as producer:
             for turn in range(20):
                 producer.execute("select tallybook.enqueue('default', 'note')")
@@ -182,7 +182,7 @@ def test_the_wake_probe_leaves_no_lock_behind(dsn: str, pooled: str, db: Any) ->
                     producer.rollback()
         exclusive = ADVISORY + " and mode = 'ExclusiveLock'"
         assert db.execute(exclusive).fetchone() == (0,)
-        sleeping.execute("select tallybook.disarm(array['default'])")
+        sleeping.execute("select tallybook.listen_end(array['default'])")
     with psycopg.connect(pooled, prepare_threshold=None) as producer:
         producer.execute("select tallybook.enqueue('default', 'note') from generate_series(1, 10)")
     assert db.execute(ADVISORY).fetchone() == (0,)

@@ -129,7 +129,7 @@ async def test_nothing_stays_blocked(dsn: str, db: Any, end: str) -> None:
             case "dead":
                 hands.fail(job, final=True)
             case "cancelled":
-                hands.say("cancelled", job)
+                hands.say("cancel_running", job)
             case "rescued":
                 hands.rescued()
                 await run(dsn, NOON + 2 * STEP)

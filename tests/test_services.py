@@ -319,7 +319,9 @@ def test_services_in_python(app: App, db: Any) -> None:
     """S3-31 S3-32: services lists them with their last run; service_every changes how often, and refuses what cannot be."""
     db.execute("select tallybook.promote(as_service => true)")
     names = [one.name for one in app.services_sync(db)]
-    assert names == sorted(names) and {"deal", "places", "promote", "rebase", "rescue"} <= set(names)
+    assert names == sorted(names) and {"fair_release", "concurrency_release", "promote", "rebase", "rescue"} <= set(
+        names
+    )
     promote, rescue = info(app, db, "promote"), info(app, db, "rescue")
     assert (promote.every, promote.last_effect) == (5 * S, 0)
     assert promote.last_run_at is not None and promote.last_took is not None

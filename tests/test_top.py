@@ -206,7 +206,9 @@ def test_the_newest_failures_cost_the_same_however_many_there_are(db: Connection
         lease = uuid.uuid4()
         put(db, 450)
         db.execute("select tallybook.claim(1, '{mail}', '{450}', %s)", [lease])
-        db.execute("select tallybook.fail(%s, l.job_id, l.attempt, '{}') from tallybook.leased(%s) l", [lease, lease])
+        db.execute(
+            "select tallybook.fail(%s, l.job_id, l.attempt, '{}') from tallybook.claimed_jobs(%s) l", [lease, lease]
+        )
         costs.append((pages(newest), pages(view)))
     assert len(db.execute(newest).fetchall()) == 50
     assert costs[1][0] <= costs[0][0] * 1.1 + 5

@@ -250,7 +250,7 @@ async def consume(dsn, name):
             )).fetchone()
             if not row[0]:
                 return taken
-            jobs = await (await conn.execute("select job_id, attempt from tallybook.leased(%s)", (lease,))).fetchall()
+            jobs = await (await conn.execute("select job_id, attempt from tallybook.claimed_jobs(%s)", (lease,))).fetchall()
             taken += [job_id for job_id, _ in jobs]
             for job_id, attempt in jobs:
                 await conn.execute("select tallybook.complete(%s, %s, %s)", (lease, job_id, attempt))

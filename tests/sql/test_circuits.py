@@ -32,13 +32,13 @@ def end(asker: Asker, job: int, at: datetime, how: str = "completed") -> None:
         "failed": "fail(%s, %s, %s, '{}', '1 min', at => %s)",
         "dead": "fail(%s, %s, %s, '{}', final => true, at => %s)",
         "snoozed": "snooze(%s, %s, %s, '1 min', at => %s)",
-        "cancelled": "cancelled(%s, %s, %s, at => %s)",
+        "cancelled": "cancel_running(%s, %s, %s, at => %s)",
     }[how]
     asker.db.execute(cast("Any", f"select tallybook.{verb}"), (lease, job, attempt, at))
 
 
 def places(db: Connection, at: datetime, *names: str) -> int:
-    return int(one(db, "select released from tallybook.places(%s, at => %s)", list(names) or None, at))
+    return int(one(db, "select released from tallybook.concurrency_release(%s, at => %s)", list(names) or None, at))
 
 
 def state(db: Connection, name: str = KEY) -> tuple[Any, ...]:

@@ -19,14 +19,24 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 DAY = timedelta(days=1)
 YEARS = timedelta(days=3650)
 
-SERVICES = ["deal", "fold", "places", "promote", "prune", "rebase", "rescue", "schedules", "settle"]
+SERVICES = [
+    "fair_release",
+    "fold",
+    "concurrency_release",
+    "promote",
+    "prune",
+    "rebase",
+    "rescue",
+    "schedules",
+    "parents_resolve",
+]
 RUNS = {
     "promote": "promoted from tallybook.promote(at => %s, as_service => true)",
     "rescue": "lost from tallybook.rescue(at => %s, as_service => true)",
     "rebase": "rebased::int from tallybook.rebase(at => %s, as_service => true)",
-    "settle": "released from tallybook.settle(at => %s, as_service => true)",
-    "places": "released from tallybook.places(at => %s, as_service => true)",
-    "deal": "dealt from tallybook.deal(at => %s, as_service => true)",
+    "parents_resolve": "released from tallybook.parents_resolve(at => %s, as_service => true)",
+    "concurrency_release": "released from tallybook.concurrency_release(at => %s, as_service => true)",
+    "fair_release": "dealt from tallybook.fair_release(at => %s, as_service => true)",
     "fold": "tallybook.fold(at => %s, as_service => true)",
     "prune": "effect from tallybook.prune(at => %s, as_service => true)",
 }

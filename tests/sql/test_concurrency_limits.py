@@ -34,7 +34,7 @@ def complete(asker: Asker, *jobs: int) -> None:
 
 def places(db: Connection, *names: str, at: datetime = T) -> int:
     given = list(names) or None
-    return int(one(db, "select released from tallybook.places(%s, at => %s)", given, at))
+    return int(one(db, "select released from tallybook.concurrency_release(%s, at => %s)", given, at))
 
 
 def test_only_so_many_run_and_the_others_wait(db: Connection) -> None:
@@ -98,7 +98,7 @@ def test_whatever_ends_an_attempt_frees_its_place(db: Connection, end: str) -> N
         "fail": "tallybook.fail(%s, %s, %s, '{}', '1 s', at => %s)",
         "bury": "tallybook.fail(%s, %s, %s, '{}', final => true, at => %s)",
         "snooze": "tallybook.snooze(%s, %s, %s, '1 s', at => %s)",
-        "cancelled": "tallybook.cancelled(%s, %s, %s, at => %s)",
+        "cancelled": "tallybook.cancel_running(%s, %s, %s, at => %s)",
     }
     if end == "rescue":
         db.execute("update tallybook.worker set seen_at = '-infinity' where id = %s", (asker.worker,))

@@ -109,11 +109,11 @@ def test_how_attempts_end_is_counted(db: Connection, watched: Watched) -> None:
     with watched.changes(running=-1, died=1, dead=1):
         hands.say("expire", f)
     with watched.changes(running=-1, moved=1, available=1):
-        hands.say("put_back", g, timedelta(0))
+        hands.say("unclaim", g, timedelta(0))
     with watched.changes():
         db.execute("select tallybook.cancel(%s)", (h.id,))  # it runs: its worker is told
     with watched.changes(running=-1, cancelled=1):
-        hands.say("cancelled", h)
+        hands.say("cancel_running", h)
     with watched.changes(dead=-1, available=1):
         db.execute("select tallybook.retry(%s)", (d.id,))
     with watched.changes(dead=-1):
@@ -139,13 +139,13 @@ def test_what_waits_is_counted(db: Connection, watched: Watched) -> None:
     with watched.changes(running=-1, completed=1, waiting=-1, available=1):
         hands.complete(first)
     with watched.changes(waiting=-1, available=1):
-        db.execute("select tallybook.settle()")
+        db.execute("select tallybook.parents_resolve()")
     assert one(db, "select state from tallybook.job where id = %s", child) == "available"
     with watched.changes(waiting=2):
         for tenant in ("x", "y"):
             db.execute("select tallybook.enqueue('q', 'fair', options => %s)", (f'{{"fair_key": "{tenant}"}}',))
     with watched.changes(waiting=-2, available=2):
-        db.execute("select tallybook.deal()")
+        db.execute("select tallybook.fair_release()")
     with watched.changes(waiting=-1, available=-4, completed=5):
         hands.run_all()
 
@@ -346,7 +346,8 @@ begin
     v_lease := gen_random_uuid();
     perform tallybook.claim(v_worker, '{q}', array[v_n / 40], v_lease);
     commit;
-    perform tallybook.complete_many(array_agg(v_lease), array_agg(l.job_id), array_agg(l.attempt)) from tallybook.leased(v_lease) l;
+    perform tallybook.complete_many(array_agg(v_lease), array_agg(l.job_id), array_agg(l.attempt))
+      from tallybook.claimed_jobs(v_lease) l;
     commit;
   end loop;
   perform tallybook.fold();

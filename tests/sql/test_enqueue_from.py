@@ -306,7 +306,7 @@ def test_sleepers_are_woken(db: Connection, connect: Any) -> None:
     """Who sleeps on the queue is woken by what is put in, whoever promotes by what is due soon, nobody by nothing."""
     with connect() as sleeper:
         sleeper.execute("listen tallybook")
-        assert sleeper.execute("select armed from tallybook.arm(array['q', ' promote'])").fetchone() == (True,)
+        assert sleeper.execute("select armed from tallybook.listen_begin(array['q', ' promote'])").fetchone() == (True,)
         enqueue_from(db, values("a"))
         assert [note.payload for note in sleeper.notifies(timeout=10, stop_after=1)] == ["q"]
         enqueue_from(db, values("a"))

@@ -53,7 +53,7 @@ class Dealer:
 
     def deal(self, at: datetime = T) -> int:
         row = self.db.execute(
-            "select known::text, dealt, busy, remain from tallybook.deal(%s::jsonb, %s, at => %s)",
+            "select known::text, dealt, busy, remain from tallybook.fair_release(%s::jsonb, %s, at => %s)",
             (self.known, self.most, at),
         ).fetchone()
         assert row is not None
@@ -74,7 +74,7 @@ class Worker:
         self.db.execute(
             "select tallybook.claim(%s::int, '{q}', array[%s]::int[], %s, at => %s)", (self.id, n, lease, at)
         )
-        rows = self.db.execute("select job_id, attempt from tallybook.leased(%s::uuid)", (lease,)).fetchall()
+        rows = self.db.execute("select job_id, attempt from tallybook.claimed_jobs(%s::uuid)", (lease,)).fetchall()
         self.held.update({job: (lease, attempt) for job, attempt in rows})
         return [job for job, _ in rows]
 
@@ -203,7 +203,7 @@ def test_one_deals_at_a_time(db: Connection, connect: Connect) -> None:
 
 def test_two_deal_more_without_the_lock(db: Connection, connect: Connect) -> None:
     """The control: without the lock two that deal at one moment put twice as many in line."""
-    without(db, "deal", "tallybook._service_claim('deal ' || l.lane_id, at)", "true")
+    without(db, "fair_release", "tallybook._service_claim('fair_release ' || l.lane_id, at)", "true")
     put(db, "a", 30)
     others = put(db, "b", 30)
     lane = one(db, "select lane_id from tallybook.lane where part = 'fair'")
@@ -376,7 +376,7 @@ def test_a_held_job_goes_on_when_its_place_is_free(db: Connection) -> None:
     assert "places" in one(db, "select reason from tallybook.job where id = %s", jobs[1])
     assert dealer.deal(T + HOUR) == 0
     worker.end("complete", jobs[0])
-    assert one(db, "select released from tallybook.places(at => %s)", T + HOUR) == 1
+    assert one(db, "select released from tallybook.concurrency_release(at => %s)", T + HOUR) == 1
     assert worker.claim(at=T + HOUR) == [jobs[1]]
 
 
@@ -397,12 +397,12 @@ def test_a_move_to_another_cluster_takes_them_along(db: Connection) -> None:
 
 def test_a_look_says_that_there_is_to_deal(db: Connection) -> None:
     """upkeep_look names deal while a job waits for its turn and nobody has dealt in the last second, and not when none does."""
-    due = "select 'deal' = any (due) from tallybook.upkeep_look(at => %s)"
+    due = "select 'fair_release' = any (due) from tallybook.upkeep_look(at => %s)"
     put(db, "a")
-    db.execute("select tallybook.deal(max_line => 0, as_service => true, at => %s)", (T,))
+    db.execute("select tallybook.fair_release(max_line => 0, as_service => true, at => %s)", (T,))
     assert not one(db, due, T + 0.5 * S)
     assert one(db, due, T + 2 * S)
-    db.execute("select tallybook.deal(as_service => true, at => %s)", (T + 2 * S,))
+    db.execute("select tallybook.fair_release(as_service => true, at => %s)", (T + 2 * S,))
     assert not one(db, due, T + 4 * S)
 
 
@@ -433,7 +433,7 @@ def test_a_child_comes_into_the_rounds_after_its_parents(db: Connection) -> None
     assert dealer.deal() == 1
     worker.claim()
     assert worker.end("complete", parent)
-    db.execute("select tallybook.settle(at => %s)", (T,))
+    db.execute("select tallybook.parents_resolve(at => %s)", (T,))
     assert "the turn of" in one(db, "select reason from tallybook.job where id = %s", child)
     assert dealer.deal() == 1
     assert worker.claim() == [child]
@@ -485,7 +485,7 @@ def costs_after(db: Connection, connect: Connect, tenants: int, *, knows: bool =
         worker.claim()
         known = dealer.known if knows else None
         return (
-            read(db, "select * from tallybook.deal(%s::jsonb, at => %s)", (known, T)),
+            read(db, "select * from tallybook.fair_release(%s::jsonb, at => %s)", (known, T)),
             read(
                 db, "select * from tallybook.claim(%s::int, '{q}', '{10}', gen_random_uuid(), at => %s)", (worker.id, T)
             ),
@@ -548,7 +548,7 @@ def stumble(db: Connection, worker: Worker, rng: random.Random, at: datetime) ->
     """An attempt fails, or is given back."""
     job = rng.choice(list(worker.held))
     if rng.random() < 0.5:
-        worker.end("put_back", job)
+        worker.end("unclaim", job)
     else:
         lease, attempt = worker.held.pop(job)
         db.execute(FAIL, (lease, job, attempt, S, at))

@@ -209,7 +209,7 @@ def test_a_job_that_others_wait_for_is_told_first(db: Connection, now: datetime)
     cut(db)
     assert prune(db, now + 30 * DAY) == 0
     assert held(db, now + 30 * DAY) == [(None, "jobs that wait for one of its jobs")]
-    assert one(db, "select released from tallybook.settle()") == 1
+    assert one(db, "select released from tallybook.parents_resolve()") == 1
     assert prune(db, now + 31 * DAY) == 1
 
 

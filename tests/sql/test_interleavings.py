@@ -156,7 +156,7 @@ async def _claimed(conn: Connection, query: str, *params: object) -> Any:
 
 async def _read(conn: Connection, scene: Scene, name: str) -> None:
     cursor = await conn.execute(
-        "select job_id, attempt, cancelled from tallybook.leased(%s)", [scene.leases[name]], prepare=True
+        "select job_id, attempt, cancelled from tallybook.claimed_jobs(%s)", [scene.leases[name]], prepare=True
     )
     scene.held[name] = await cursor.fetchall()
     scene.seen.update(job for job, _, _ in scene.held[name])
@@ -174,7 +174,7 @@ async def _end(conn: Connection, scene: Scene, name: str, verb: str) -> None:
     to_complete = []
     for job, attempt, cancelled in held:
         if cancelled:
-            said = await _value(conn, "select tallybook.cancelled(%s, %s, %s)", lease, job, attempt)
+            said = await _value(conn, "select tallybook.cancel_running(%s, %s, %s)", lease, job, attempt)
             scene.ended_by += [(job, lease)] if said == "cancelled" and lease else []
         elif verb == "fail":
             await conn.execute("select tallybook.fail(%s, %s, %s, '{}', '1 s')", [lease, job, attempt])
@@ -212,7 +212,7 @@ select e.job_id, e.attempt, array_agg(o.state::text) filter (where o.state is no
  where l.queue = %s group by e.job_id, e.attempt order by 1, 2"""
 _HANDED_OUT = """
 select c.id, c.jobs, h.job_id, h.attempt from tallybook.lane l join tallybook.claim c on c.lane_id = l.lane_id,
-       tallybook.leased(c.lease) h where l.queue = %s and c.lease is not null"""
+       tallybook.claimed_jobs(c.lease) h where l.queue = %s and c.lease is not null"""
 _SCHEDULED = """
 select s.job_id from tallybook.scheduled s join tallybook.lane l on l.lane_id = s.lane_id where l.queue = %s"""
 

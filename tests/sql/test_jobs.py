@@ -58,7 +58,7 @@ def test_many_are_cancelled_retried_and_dropped(db: Connection, hands: Hands) ->
         (stands, "cancelled", None),
         (99, "unknown", "there is no job 99"),
     ]
-    hands.say("cancelled", second)
+    hands.say("cancel_running", second)
     assert done(db, "retry_jobs", [dies, stands, over, 99]) == [
         (over, "refused", f"job {over} is not dead or cancelled. It is completed"),
         (dies, "retried", "attempt 2"),
@@ -171,7 +171,7 @@ class Shop:
 
     def promote(self) -> None:
         self.hands.one("select tallybook.promote(3, at => clock_timestamp() + interval '1 h')")
-        self.hands.one("select tallybook.deal()")
+        self.hands.one("select tallybook.fair_release()")
 
 
 @pytest.mark.slow

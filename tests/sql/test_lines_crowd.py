@@ -98,7 +98,7 @@ def work(crowd: Crowd, number: int) -> None:
             (now,) = hands.leased(job.lease, job.id) or [None]
             assert now is not None
             if now.cancelled:
-                hands.say("cancelled", now)
+                hands.say("cancel_running", now)
             else:
                 (busy if now.busy else free).append(now)
         ready, asked_again = hands.turn(free, patient=source.random() < 0.8) if free else ([], [])
@@ -184,7 +184,7 @@ def test_a_crowd_keeps_its_lines(connect: Connect) -> None:
 @pytest.mark.slow
 def test_control_a_turn_for_everybody_is_seen(connect: Connect, db: Connection) -> None:
     """Control: where turn does not ask whether its holder is open, the crowd sees jobs of one key overlap."""
-    text = source("turn")
+    text = source("order_admit")
     guard = "or not tallybook._job_open(v_holder))"
     assert guard in text
     text = text.replace(guard, "or true)").replace(

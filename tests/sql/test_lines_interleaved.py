@@ -54,7 +54,7 @@ def claim(name: str, max_jobs: int = 10) -> Step:
             ((claim_id, jobs),) = await rows(conn, query, scene.workers[name], [scene.queue], [max_jobs], lease)
             if claim_id is None or jobs:
                 break
-        for job, attempt in await rows(conn, "select job_id, attempt from tallybook.leased(%s)", lease):
+        for job, attempt in await rows(conn, "select job_id, attempt from tallybook.claimed_jobs(%s)", lease):
             scene.claimed.setdefault(name, {})[job] = (lease, attempt, False, False)
 
     return step
@@ -69,10 +69,10 @@ def start(name: str) -> Step:
         for job, (lease, attempt, *_) in list(mine.items()):
             if job in scene.running.get(name, set()):
                 continue
-            query = "select cancelled, coalesce(busy, false), args ->> 'n' from tallybook.leased(%s, %s)"
+            query = "select cancelled, coalesce(busy, false), args ->> 'n' from tallybook.claimed_jobs(%s, %s)"
             ((cancelled, busy, n),) = await rows(conn, query, lease, job)
             if cancelled:
-                await rows(conn, "select tallybook.cancelled(%s, %s, %s)", lease, job, attempt)
+                await rows(conn, "select tallybook.cancel_running(%s, %s, %s)", lease, job, attempt)
                 del mine[job]
             elif not busy:
                 free.append((lease, job, attempt, n))
@@ -80,7 +80,7 @@ def start(name: str) -> Step:
             return
         leases, jobs, attempts, numbers = map(list, zip(*free, strict=True))
         ((ready, busy),) = await rows(
-            conn, "select ready, busy from tallybook.turn(%s, %s, %s)", leases, jobs, attempts
+            conn, "select ready, busy from tallybook.order_admit(%s, %s, %s)", leases, jobs, attempts
         )
         for job, n in zip(jobs, numbers, strict=True):
             if job in ready:

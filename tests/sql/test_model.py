@@ -199,7 +199,7 @@ class Ledger(RuleBasedStateMachine):
             self.refused("TB006", *call)
             return
         jobs = self.one(*call)
-        got = self.db.execute("select job_id, attempt, cancelled from tallybook.leased(%s)", [lease]).fetchall()
+        got = self.db.execute("select job_id, attempt, cancelled from tallybook.claimed_jobs(%s)", [lease]).fetchall()
         assert len(got) == jobs
         expected = [] if n == 0 or self.paused else self.take(worker, n)
         assert got == [(place.job.id, place.number, False) for place in expected]
@@ -331,7 +331,7 @@ class Ledger(RuleBasedStateMachine):
     @rule(data=st.data(), reason=st.sampled_from([None, "not wanted"]))
     def cancelled(self, data: st.DataObject, reason: str | None) -> None:
         job = self.one_running(data)
-        got = self.one("select tallybook.cancelled(%s, %s, %s, %s)", job.lease, job.id, job.attempt, reason)
+        got = self.one("select tallybook.cancel_running(%s, %s, %s, %s)", job.lease, job.id, job.attempt, reason)
         assert got == "cancelled"
         self.end(job, "cancelled", reason)
 
@@ -595,7 +595,7 @@ VERBS = (
     "fail(%(lease)s, %(job)s, %(attempt)s, '{}')",
     "snooze(%(lease)s, %(job)s, %(attempt)s, '0')",
     "move(%(lease)s, %(job)s, %(attempt)s)",
-    "cancelled(%(lease)s, %(job)s, %(attempt)s)",
+    "cancel_running(%(lease)s, %(job)s, %(attempt)s)",
     "cancel(%(job)s)",
     "retry(%(job)s)",
     "promote(10, null, %(at)s + interval '9 days')",

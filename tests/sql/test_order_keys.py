@@ -116,7 +116,7 @@ def test_every_end_for_good_frees_the_line(db: Connection, hands: Hands, end: st
     else:
         assert hands.one("select tallybook.cancel(%s)", first) == "cancelling"
         assert hands.start() == []  # it runs still
-        assert hands.say("cancelled", started) == "cancelled"
+        assert hands.say("cancel_running", started) == "cancelled"
     assert hands.run_all() == [second]
 
 
@@ -140,7 +140,7 @@ def test_a_cancelled_job_never_blocks(db: Connection, hands: Hands, where: str) 
         hands.one("select tallybook.cancel(%s)", victim)
         ready, _ = hands.turn(claimed[1:])
         assert ready == []  # nobody knows yet that it will not start: its lease is out
-        assert hands.say("cancelled", claimed[0]) == "cancelled"
+        assert hands.say("cancel_running", claimed[0]) == "cancelled"
     else:
         hands.one("select tallybook.cancel(%s)", victim)
     order = hands.run_all()
@@ -261,7 +261,7 @@ def test_an_open_transaction_that_completed_a_job_stops_no_worker(
     db.execute("set statement_timeout = '2s'")
     began = time.monotonic()
     hands.one("select tallybook.cancel(%s)", cancelled)
-    assert hands.say("cancelled", others[0]) == "cancelled"
+    assert hands.say("cancel_running", others[0]) == "cancelled"
     assert hands.say("expire", others[1]) == "dead"
     assert time.monotonic() - began < 1
     assert hands.turn(others[2:], patient=False) == ([], [])
@@ -291,7 +291,7 @@ def test_control_with_a_release_that_waits_a_worker_would_be_stopped(
     handler.execute("select tallybook.complete(%s, %s, 1)", (first.lease, first.id))
     db.execute("set statement_timeout = '500ms'")
     with pytest.raises(psycopg.errors.QueryCanceled):
-        hands.say("cancelled", second)
+        hands.say("cancel_running", second)
 
 
 def test_a_release_that_could_not_be_is_mended_by_rescue(db: Connection, hands: Hands, connect: Connect) -> None:
@@ -383,7 +383,7 @@ def test_two_flushes_that_end_jobs_of_the_same_keys_do_not_deadlock(db: Connecti
     def flush(hands: Hands, jobs: list[Any], barrier: threading.Barrier) -> None:
         with hands.db.transaction():
             for job in jobs:
-                said.append(hands.say("cancelled", job))
+                said.append(hands.say("cancel_running", job))
                 barrier.wait(10)
 
     barrier = threading.Barrier(2)

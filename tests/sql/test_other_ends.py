@@ -68,7 +68,7 @@ def test_a_refused_completion_keeps_no_result(db: Connection, hands: Hands) -> N
     """Whoever lost the right to end the attempt is told so, and the others of his call are completed. P5"""
     jobs = [put(db), put(db)]
     started = hands.start()
-    hands.say("cancelled", started[0])
+    hands.say("cancel_running", started[0])
     said = hands.one(
         "select tallybook.complete_many(%s, %s, %s, '{1,2}')",
         [j.lease for j in started],
@@ -382,5 +382,5 @@ def test_cancel_races_with_complete(db: Connection, hands: Hands) -> None:
     assert hands.one("select tallybook.cancel(%s)", jobs[0].id) == "completed"
     assert hands.one("select tallybook.cancel(%s)", jobs[1].id) == "cancelling"
     hands.complete(jobs[1])
-    assert hands.say("cancelled", jobs[1]) == "refused"
+    assert hands.say("cancel_running", jobs[1]) == "refused"
     assert states(db, *(job.id for job in jobs)) == ["completed", "completed"]

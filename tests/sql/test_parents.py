@@ -33,7 +33,7 @@ def child(db: Connection, *after: int, **more: Any) -> int:
 def settle(db: Connection, *parents: int) -> tuple[int, int, int, int]:
     """How many parents have ended, how many children were released, cancelled, busy."""
     row = db.execute(
-        "select ended, released, cancelled, busy from tallybook.settle(%s)", (list(parents) or None,)
+        "select ended, released, cancelled, busy from tallybook.parents_resolve(%s)", (list(parents) or None,)
     ).fetchone()
     assert row is not None
     return row  # type: ignore[return-value]
@@ -102,7 +102,7 @@ def test_a_parent_that_does_not_complete_cancels_its_children(db: Connection, ha
         (running,) = hands.start()
         db.execute("select tallybook.cancel(%s, 'why')", (parent,))
         assert settle(db) == (0, 0, 0, 0)  # it may still complete
-        assert hands.say("cancelled", running, "why") == "cancelled"
+        assert hands.say("cancel_running", running, "why") == "cancelled"
         what = "cancelled: why"
     else:
         db.execute("select tallybook.cancel(%s, 'why')", (parent,))
@@ -211,7 +211,7 @@ def test_thousands_of_parents(db: Connection, hands: Hands) -> None:
     odd = sum(parent % 2 for parent in parents)
     after, ended = None, 0
     for _ in range(n // 500 + 1):
-        found = db.execute("select ended, last from tallybook.settle(after => %s)", (after,)).fetchone()
+        found = db.execute("select ended, last from tallybook.parents_resolve(after => %s)", (after,)).fetchone()
         assert found is not None
         ended, after = ended + found[0], found[1]
     assert (ended, after) == (n, None)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.direct("holds transactions open beside one another")
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[..., Connection]
-GUARD = ("settle", " order by w.job_id for update skip locked")
+GUARD = ("parents_resolve", " order by w.job_id for update skip locked")
 ENDED = ("completed", "cancelled", "dead")
 
 
@@ -33,7 +33,7 @@ def child(db: Connection, after: list[int], on_parent: str = "completed", **more
 
 def settle(db: Connection, *parents: int) -> tuple[int, int, int]:
     """How many children were released, cancelled, busy."""
-    query = "select released, cancelled, busy from tallybook.settle(%s)"
+    query = "select released, cancelled, busy from tallybook.parents_resolve(%s)"
     row = db.execute(query, (list(parents) or None,)).fetchone()
     assert row is not None
     return row  # type: ignore[return-value]
@@ -136,7 +136,19 @@ class World:
         at = self.random.randrange(len(self.sessions))
         session = self.sessions[at]
         what = self.random.choices(
-            ("start", "end", "settle", "told", "child", "job", "cancel", "retry", "commit", "rollback", "rescue"),
+            (
+                "start",
+                "end",
+                "parents_resolve",
+                "told",
+                "child",
+                "job",
+                "cancel",
+                "retry",
+                "commit",
+                "rollback",
+                "rescue",
+            ),
             (6, 10, 1, 10, 6, 6, 2, 1, 5, 1, 1),
         )[0]
         try:
@@ -148,7 +160,7 @@ class World:
                 self.jobs.append(put(self.db))
             elif what == "rescue":
                 self.db.execute("select tallybook.rescue()")
-            elif what == "settle":
+            elif what == "parents_resolve":
                 settle(session)
             elif what == "told" and self.recent:  # as the worker that has ended it
                 settle(session, self.recent.pop(0))

@@ -44,12 +44,13 @@ begin
       select * into v_claim from tallybook.claim(v_worker, '{mail}', '{10}', v_lease);
       commit;
       exit when v_claim.claim_id is null;
-      perform tallybook.turn(array_agg(v_lease), array_agg(l.job_id), array_agg(l.attempt)) from tallybook.leased(v_lease) l
+      perform tallybook.order_admit(array_agg(v_lease), array_agg(l.job_id), array_agg(l.attempt))
+        from tallybook.claimed_jobs(v_lease) l
         where l.order_key is not null having count(*) > 0;
-      perform tallybook.fail(v_lease, l.job_id, 1, '{"message": "no luck"}', '0') from tallybook.leased(v_lease) l
+      perform tallybook.fail(v_lease, l.job_id, 1, '{"message": "no luck"}', '0') from tallybook.claimed_jobs(v_lease) l
         where l.attempt = 1 and l.job_id %% 10 = 0;
       perform tallybook.complete_many(array_agg(v_lease), array_agg(l.job_id), array_agg(l.attempt))
-         from tallybook.leased(v_lease) l where l.attempt > 1 or l.job_id %% 10 <> 0 having count(*) > 0;
+         from tallybook.claimed_jobs(v_lease) l where l.attempt > 1 or l.job_id %% 10 <> 0 having count(*) > 0;
       commit;
     end loop;
   end loop;
@@ -77,19 +78,19 @@ begin
   commit;
   perform tallybook.fail(v_one, (select id::bigint from place where name = 'dead'), 1, '{}', final => true);
   perform tallybook.fail(v_one, (select id::bigint from place where name = 'retrying'), 1, '{}', '1 h');
-  perform tallybook.cancelled(v_one, (select id::bigint from place where name = 'cancelled'), 1);
+  perform tallybook.cancel_running(v_one, (select id::bigint from place where name = 'cancelled'), 1);
   commit;
   select * into v_claim from tallybook.claim(v_worker, '{mail}', '{10}', v_two);
   commit;
   perform tallybook.renew(v_worker, v_claim.claim_id);
-  insert into place select 'running', min(l.job_id) from tallybook.leased(v_two) l;
+  insert into place select 'running', min(l.job_id) from tallybook.claimed_jobs(v_two) l;
   insert into place select 'available', max(e.job_id) from tallybook.entry e;
   perform tallybook.enqueue('keyed', 'send', order_key => 'o', unique_key => format('o-%s', n)) from generate_series(1, 10) n;
   commit;
   perform tallybook.claim(v_worker, '{keyed}', '{10}', v_three);
   commit;
-  perform tallybook.turn(array_agg(v_three), array_agg(l.job_id), array_agg(l.attempt)) from (
-    select * from tallybook.leased(v_three) order by job_id limit 5) l;
+  perform tallybook.order_admit(array_agg(v_three), array_agg(l.job_id), array_agg(l.attempt)) from (
+    select * from tallybook.claimed_jobs(v_three) order by job_id limit 5) l;
   commit;
   insert into place select 'waiting', min(w.job_id) from tallybook.waiting w;
   insert into place select 'ordered', max(t.job_id) from tallybook.order_turn t where t.key = 'o';
@@ -126,14 +127,17 @@ VERBS = {
     "enqueue_many": "select tallybook.enqueue_many(:many)",
     "claim": "select tallybook.claim(:worker, '{mail}', '{10}', gen_random_uuid())",
     "claim_job": "select tallybook.claim_job(:worker, :available, gen_random_uuid())",
-    "leased": "select * from tallybook.leased(:lease)",
+    "leased": "select * from tallybook.claimed_jobs(:lease)",
     "complete_many": "select tallybook.complete_many(array_agg(:lease::uuid), array_agg(job_id), array_agg(attempt))"
-    " from tallybook.leased(:lease)",
+    " from tallybook.claimed_jobs(:lease)",
     "complete_many with results": "select tallybook.complete_many(array_agg(:lease::uuid), array_agg(job_id), array_agg(attempt),"
-    " array_agg('1'::text)) from tallybook.leased(:lease)",
-    "leased with keys": "select * from tallybook.leased(:third)",
-    "leased, one of them": "select * from tallybook.leased(:third, :ordered)",
-    "turn": "select tallybook.turn(array_agg(:third::uuid), array_agg(job_id), array_agg(attempt)) from tallybook.leased(:third)",
+    " array_agg('1'::text)) from tallybook.claimed_jobs(:lease)",
+    "leased with keys": "select * from tallybook.claimed_jobs(:third)",
+    "leased, one of them": "select * from tallybook.claimed_jobs(:third, :ordered)",
+    "turn": (
+        "select tallybook.order_admit(array_agg(:third::uuid), array_agg(job_id), array_agg(attempt))"
+        " from tallybook.claimed_jobs(:third)"
+    ),
     "complete what others wait for": "select tallybook.complete(:third, :ordered, 1)",
     "result of the completed": "select * from tallybook.result(:completed)",
     "result of what waits": "select * from tallybook.result(:waiting)",
@@ -155,7 +159,7 @@ VERBS = {
     "fail": "select tallybook.fail(:lease, :running, 1, '{}', '1 min')",
     "snooze": "select tallybook.snooze(:lease, :running, 1, '0')",
     "move": "select tallybook.move(:lease, :running, 1)",
-    "cancelled": "select tallybook.cancelled(:lease, :running, 1)",
+    "cancelled": "select tallybook.cancel_running(:lease, :running, 1)",
     "cancel what waits": "select tallybook.cancel(:available)",
     "cancel what runs": "select tallybook.cancel(:running)",
     "cancel what is scheduled": "select tallybook.cancel(:scheduled)",

@@ -23,7 +23,7 @@ select c.oid::regclass::text from pg_class c
  where c.relnamespace = 'tallybook'::regnamespace and c.relkind in ('r', 'p') and c.relreplident <> 'f'
    and not (c.relreplident = 'd' and exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)) order by 1"""
 PRUNE = "select effect, again from tallybook.prune(clock_timestamp() + make_interval(days => %s))"
-SERVICES = ("promote", "rescue", "rebase", "places", "deal", "settle", "fold", "recount")
+SERVICES = ("promote", "rescue", "rebase", "concurrency_release", "fair_release", "parents_resolve", "fold", "recount")
 
 
 def serve(db: Connection, days: int) -> int:

@@ -98,7 +98,7 @@ def test_states_can_be_chosen_and_what_runs_can_be_told(db: Connection, hands: H
     reasons = db.execute("select id, reason from tallybook.job where id in (%s, %s)", (later, mine)).fetchall()
     assert dict(reasons) == {later: "truncated", mine: "mine"}
     assert hands.leased(running.lease)[0].cancelled
-    hands.say("cancelled", running)
+    hands.say("cancel_running", running)
     assert hands.one("select tallybook.retry(%s)", later) == 2
     assert hands.run_all() == [later], "a person may retry what was truncated"
 
@@ -147,7 +147,7 @@ def test_who_waits_for_the_truncated_goes_on(db: Connection, hands: Hands) -> No
     child = int(hands.one("select tallybook.enqueue_after('other', 't', after => array[%s::bigint])", first))
     assert states(db, first, behind, child) == ["retrying", "waiting", "waiting"]
     assert truncate(db)[0] == 1
-    db.execute("select tallybook.settle()")
+    db.execute("select tallybook.parents_resolve()")
     assert states(db, first, behind, child) == ["cancelled", "available", "cancelled"]
     assert [job.id for job in other.start()] == [behind]
 
@@ -243,7 +243,7 @@ class Crowd:
             jobs = []
             for job in hands.claim(dice.choice([1, 3, 20])):
                 if job.cancelled:
-                    hands.say("cancelled", job)
+                    hands.say("cancel_running", job)
                 else:
                     jobs.append(job)
             ready, _ = hands.turn(jobs, patient=False) if jobs else ([], [])

@@ -122,7 +122,7 @@ def test_what_goes_by_another_part_keeps_its_class(db: Connection, hands: Hands)
     db.execute("select tallybook.queue_put('q', retention => 'brief')")
     jobs += [put(db, options=fair)]
     db.execute("select tallybook.promote(at => now() + interval '2 days')")
-    db.execute("select tallybook.deal(at => now() + interval '2 days')")
+    db.execute("select tallybook.fair_release(at => now() + interval '2 days')")
     wrong = (
         "select count(*) from tallybook.entry e join tallybook.lane l using (lane_id) where e.retention <> l.retention"
     )
@@ -138,7 +138,7 @@ def test_what_goes_by_another_part_keeps_its_class(db: Connection, hands: Hands)
     ).fetchall()
     assert free == [(two[0],)]
     hands.complete(first)
-    db.execute("select tallybook.places()")
+    db.execute("select tallybook.concurrency_release()")
     (again,) = hands.claim()
     assert (again.id, one(db, wrong)) == (two[1], 0)
 
@@ -183,7 +183,7 @@ def test_a_sleeper_is_woken_by_resume(db: Connection, connect: Connect, hands: H
     db.execute("select tallybook.pause('q')")
     ear = connect()
     ear.execute("listen tallybook")
-    assert ear.execute("select armed, clear from tallybook.arm('{q}')").fetchone() == (True, True)
+    assert ear.execute("select armed, clear from tallybook.listen_begin('{q}')").fetchone() == (True, True)
     db.execute("select tallybook.resume('q')")
     assert [word.payload for word in ear.notifies(timeout=5, stop_after=1)] == ["q"]
 

@@ -66,7 +66,7 @@ def claim(db: Connection, worker: int, queue: str = "q", n: int = 100, lease: UU
 def leased(db: Connection, claimed: Claimed) -> list[Attempt]:
     return cast(
         "list[Attempt]",
-        db.execute("select job_id, attempt from tallybook.leased(%s)", [claimed.lease]).fetchall(),
+        db.execute("select job_id, attempt from tallybook.claimed_jobs(%s)", [claimed.lease]).fetchall(),
     )
 
 

@@ -49,7 +49,7 @@ def claim(db: Connection, worker: int, queue: str = "q", n: int = 100) -> tuple[
     """Claim; the lease, and what it may start: the jobs that were cancelled meanwhile are not in it."""
     lease = uuid4()
     db.execute("select tallybook.claim(%s, array[%s], array[%s::int], %s)", [worker, queue, n, lease])
-    rows = db.execute("select job_id, attempt from tallybook.leased(%s) where not cancelled", [lease]).fetchall()
+    rows = db.execute("select job_id, attempt from tallybook.claimed_jobs(%s) where not cancelled", [lease]).fetchall()
     return lease, cast("list[Attempt]", rows)
 
 
@@ -133,7 +133,7 @@ def test_a_job_taken_by_id_and_retried_has_one_attempt(db: Connection, end: str)
         assert one(db, "select tallybook.fail(%s, %s, 1, '{}', final => true)", lease, job) == "dead"
     else:
         assert cancel(db, job) == "cancelling"
-        assert one(db, "select tallybook.cancelled(%s, %s, 1)", lease, job) == "cancelled"
+        assert one(db, "select tallybook.cancel_running(%s, %s, 1)", lease, job) == "cancelled"
     assert retry(db, job) == 2
     assert drain(db) == [(before, 1), (job, 2)]
     assert state(db, job) == "completed"
@@ -168,7 +168,7 @@ def test_a_cancel_that_waited_for_a_claim_by_id_is_kept(db: Connection, connect:
         wait_until(lambda: waits(db, business), "the cancel to wait for the claim")
         by_id.commit()
         assert waiting.result(timeout=20) == "cancelling"
-    assert one(db, "select cancelled from tallybook.leased(%s)", lease)
+    assert one(db, "select cancelled from tallybook.claimed_jobs(%s)", lease)
 
 
 @pytest.mark.direct("watches which session waits for which")
@@ -190,7 +190,7 @@ def test_a_cancel_whose_tombstone_goes_while_it_looks_is_kept(db: Connection, co
         holder.execute("select pg_advisory_unlock(1, 1)")
         assert waiting.result(timeout=20) == "cancelling"
     assert one(db, "select reason is null from tallybook.renew(%s, 0, %s)", worker, [job])
-    assert one(db, "select cancelled from tallybook.leased(%s)", lease)
+    assert one(db, "select cancelled from tallybook.claimed_jobs(%s)", lease)
 
 
 # --- 6: a cancel holds for later attempts --------------------------------------------------------------------------
@@ -351,7 +351,7 @@ def test_an_open_retry_does_not_fail_the_rescue_of_others(db: Connection, quick:
     business, other, worker, (job,) = quick(autocommit=False), quick(), start_worker(db), enqueue(db)
     lease, _ = claim(db, worker)
     assert cancel(db, job) == "cancelling"
-    assert one(db, "select tallybook.cancelled(%s, %s, 1)", lease, job) == "cancelled"
+    assert one(db, "select tallybook.cancel_running(%s, %s, 1)", lease, job) == "cancelled"
     dead, (lost,) = start_worker(db), enqueue(db)
     claim(db, dead)
     db.execute("update tallybook.worker set seen_at = '-infinity' where id = %s", [dead])
@@ -428,12 +428,12 @@ def test_a_cancelled_attempt_in_another_lane_does_not_run(db: Connection) -> Non
     """S4-14: cancelled in the lane of a task that nobody knew, retried and cancelled in another: none of the two attempts runs."""
     hands = Hands(db)
     job = put(db, options=Jsonb({"fair_key": "a"}))
-    one(db, "select tallybook.deal()")
+    one(db, "select tallybook.fair_release()")
     (taken,) = hands.start()
     hands.say("move", taken)  # attempt 2 stands in the lane of what nobody here knows
     cancel(db, job)
     retry(db, job)
-    one(db, "select tallybook.deal()")  # attempt 3 stands in the lane of those with a fair key
+    one(db, "select tallybook.fair_release()")  # attempt 3 stands in the lane of those with a fair key
     cancel(db, job)
     assert hands.start() == []  # meets attempt 3
     assert db.execute("select state, attempt from tallybook.job where id = %s", (job,)).fetchall() == [("cancelled", 3)]

@@ -58,11 +58,15 @@ def test_control_a_forbidden_call_is_found() -> None:
     """Control: one call from the core into a part, one from a part into another and one table of ops are found."""
     files = texts()
     before = forbidden(files)
-    files["core/end/snooze.sql"] += "\ncreate function tallybook._one() as $$ select tallybook.settle() $$;"
-    files["parts/limits/places.sql"] += "\ncreate function tallybook._two() as $$ select from tallybook.fire $$;"
-    files["parts/parents/settle.sql"] += "\ncreate function tallybook._three() as $$ select from tallybook.audit $$;"
+    files["core/end/snooze.sql"] += "\ncreate function tallybook._one() as $$ select tallybook.parents_resolve() $$;"
+    files["parts/limits/concurrency_release.sql"] += (
+        "\ncreate function tallybook._two() as $$ select from tallybook.fire $$;"
+    )
+    files["parts/parents/parents_resolve.sql"] += (
+        "\ncreate function tallybook._three() as $$ select from tallybook.audit $$;"
+    )
     assert forbidden(files) - before == {
-        "core _one -> parts/parents settle",
+        "core _one -> parts/parents parents_resolve",
         "parts/limits _two -> parts/schedules fire",
         "parts/parents _three -> ops/operator audit",
     }

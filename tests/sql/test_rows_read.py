@@ -34,8 +34,9 @@ begin
     v_lease := gen_random_uuid();
     perform tallybook.claim(v_worker, '{q}', '{1}', v_lease);
     commit;
-    perform tallybook.complete(v_lease, l.job_id, l.attempt) from tallybook.leased(v_lease) l where n %% 10 <> 0;
-    perform tallybook.fail(v_lease, l.job_id, l.attempt, '{}', final => true) from tallybook.leased(v_lease) l where n %% 10 = 0;
+    perform tallybook.complete(v_lease, l.job_id, l.attempt) from tallybook.claimed_jobs(v_lease) l where n %% 10 <> 0;
+    perform tallybook.fail(v_lease, l.job_id, l.attempt, '{}', final => true)
+      from tallybook.claimed_jobs(v_lease) l where n %% 10 = 0;
     commit;
   end loop;
   perform tallybook.worker_stop(v_worker);
@@ -54,11 +55,11 @@ begin
   commit;
   perform tallybook.claim(v_worker, '{q}', '{1}', v_over);
   commit;
-  perform tallybook.complete(v_over, l.job_id, 1) from tallybook.leased(v_over) l;
+  perform tallybook.complete(v_over, l.job_id, 1) from tallybook.claimed_jobs(v_over) l;
   commit;
   perform tallybook.claim(v_worker, '{q}', '{4}', v_lease);
   commit;
-  v_jobs := array(select job_id from tallybook.leased(v_lease) order by job_id);
+  v_jobs := array(select job_id from tallybook.claimed_jobs(v_lease) order by job_id);
   perform tallybook.fail(v_lease, v_jobs[4], 1, '{}', final => true);
   perform tallybook.enqueue_after('q', 'work', v_jobs[3:4]);
   commit;
@@ -72,7 +73,7 @@ VERBS: dict[str, LiteralString] = {
     "claim": "select tallybook.claim((select worker from staged), '{q}', '{2}', gen_random_uuid())",
     "the same claim again": "select tallybook.claim((select worker from staged), '{q}', '{2}', (select lease from staged))",
     "claim_job": "select tallybook.claim_job((select worker from staged), (select queued from staged), gen_random_uuid())",
-    "leased": "select * from tallybook.leased((select lease from staged))",
+    "leased": "select * from tallybook.claimed_jobs((select lease from staged))",
     "complete all": "select tallybook.complete_many(array_fill(lease, '{3}'), jobs[1:3], '{1,1,1}') from staged",
     "complete one": "select tallybook.complete(lease, jobs[1], 1) from staged",
     "complete with a result": "select tallybook.complete_many(array[lease], jobs[1:1], '{1}', '{1}') from staged",
@@ -87,16 +88,16 @@ VERBS: dict[str, LiteralString] = {
     "change what is there": "select tallybook.enqueue('q', 'work', unique_key => 'there', on_conflict => 'replace_args')",
     "take a key again": "select tallybook.enqueue('q', 'work', unique_key => 'over')",
     "crash": "select tallybook.crash(lease, jobs[1], 1, '{}') from staged",
-    "put back": "select tallybook.put_back(lease, jobs[1], 1, '1 s') from staged",
+    "put back": "select tallybook.unclaim(lease, jobs[1], 1, '1 s') from staged",
     "move": "select tallybook.move(lease, jobs[1], 1) from staged",
-    "cancelled": "select tallybook.cancelled(lease, jobs[1], 1) from staged",
+    "cancelled": "select tallybook.cancel_running(lease, jobs[1], 1) from staged",
     "ended": "select tallybook.ended(lease, jobs[1], 1) from staged",
     "result": "select * from tallybook.result((select jobs[1] from staged))",
     "promote": "select tallybook.promote(10)",
     "rescue": "select tallybook.rescue()",
     "enqueue after others": "select tallybook.enqueue_after('q', 'work', array[queued, jobs[1]]) from staged",
-    "settle what has ended": "select tallybook.settle(array[jobs[4]]) from staged",
-    "settle": "select tallybook.settle()",
+    "settle what has ended": "select tallybook.parents_resolve(array[jobs[4]]) from staged",
+    "parents_resolve": "select tallybook.parents_resolve()",
     "retry": "select tallybook.retry(jobs[4]) from staged",
     "the view": "select * from tallybook.job where id = (select queued from staged)",
     "the attempts": "select * from tallybook.attempt where job_id = (select queued from staged)",
@@ -161,7 +162,7 @@ select tallybook.enqueue_many(array_fill('q'::text, '{20000}'), array_fill('work
                               array_fill('{}'::text, '{20000}'))"""
 MOST = 90  # pages; all that is to come are 100 more
 OF_TEN: dict[str, LiteralString] = {
-    "leased": "select * from tallybook.leased((select lease from ten limit 1))",
+    "leased": "select * from tallybook.claimed_jobs((select lease from ten limit 1))",
     "complete": "select tallybook.complete_many(array_agg(lease), array_agg(job_id), array_agg(attempt)) from ten",
     "rescue": "select tallybook._open_attempts((select worker from ten limit 1), 0)",
 }
@@ -183,7 +184,7 @@ def _claim_ten(db: Connection) -> None:
     db.execute("create table ten as select tallybook.worker_start('w', '{q}') as worker, gen_random_uuid() as lease")
     db.execute("select tallybook.claim(worker, '{q}', '{10}', lease) from ten")
     db.execute("""
-    create table more as select t.worker, t.lease, l.job_id, l.attempt from ten t, tallybook.leased(t.lease) l;
+    create table more as select t.worker, t.lease, l.job_id, l.attempt from ten t, tallybook.claimed_jobs(t.lease) l;
     drop table ten; alter table more rename to ten""")
 
 
@@ -203,8 +204,8 @@ def test_ten_jobs_of_a_big_transaction_are_all_that_is_read(db: Connection, conn
 
 def test_control_without_the_limit_all_jobs_of_a_transaction_are_read(db: Connection) -> None:
     """Control: an index scan does not end at the second column of a row; what the claim has counted ends it."""
-    text = source("leased")
-    limit = "limit case when leased.job is null then c.jobs else 1 end"
+    text = source("claimed_jobs")
+    limit = "limit case when claimed_jobs.job is null then c.jobs else 1 end"
     assert limit in text
     db.execute(ENQUEUE_BIG)
     db.execute(cast("LiteralString", text.replace(limit, "")))

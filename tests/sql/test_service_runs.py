@@ -285,7 +285,7 @@ def test_the_look_names_rescue_for_lines_of_order_keys(db: Connection, ran: date
         db.execute("select tallybook.enqueue('q', 'send', order_key => 'k')")
     jobs = hands.claim()
     db.execute(
-        "select * from tallybook.turn(%s, %s, %s)",
+        "select * from tallybook.order_admit(%s, %s, %s)",
         ([job.lease for job in jobs], [job.id for job in jobs], [job.attempt for job in jobs]),
     )
     assert one(db, "select count(*) from tallybook.waiting") == 1

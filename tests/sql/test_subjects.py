@@ -438,7 +438,7 @@ def test_a_cancelled_subject_is_as_good_as_forgotten(db: Connection, hands: Hand
         if attempt:
             assert state(db, name) == "active"
             assert push(db, name) == (job, False)
-            hands.say("cancelled", attempt)
+            hands.say("cancel_running", attempt)
         assert state(db, name) is None
         again, created = push(db, name)
         assert created

@@ -303,11 +303,11 @@ class Documents(RuleBasedStateMachine):
             found = by_job.get(job.id)
             if job.cancelled:
                 assert found is None or job.id in self.gone
-                self.hands.say("cancelled", job)
+                self.hands.say("cancel_running", job)
             elif job.put_off:
                 assert found is not None
                 assert found.state == "planned"
-                self.hands.say("put_off", job)
+                self.hands.say("postpone", job)
                 found.lined, found.moved = False, None
             else:
                 assert found is not None

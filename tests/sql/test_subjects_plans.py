@@ -40,7 +40,7 @@ begin
       commit;
       perform case when l.job_id % 2 = 0 then tallybook.subject_complete(v_lease, l.job_id, l.attempt)
                    else tallybook.subject_reject(v_lease, l.job_id, l.attempt, 'no', max_attempts => 1) end
-         from tallybook.leased(v_lease) l;
+         from tallybook.claimed_jobs(v_lease) l;
       commit;
     end loop;
   end loop;
@@ -50,16 +50,17 @@ begin
     v_lease := gen_random_uuid();
     perform tallybook.claim(v_worker, '{{long}}', '{{2}}', v_lease);
     commit;
-    perform tallybook.subject_reschedule(v_lease, l.job_id, l.attempt, run_in => '0') from tallybook.leased(v_lease) l;
+    perform tallybook.subject_reschedule(v_lease, l.job_id, l.attempt, run_in => '0') from tallybook.claimed_jobs(v_lease) l;
     commit;
   end loop;
   v_lease := gen_random_uuid();
   perform tallybook.claim(v_worker, '{{long}}', '{{2}}', v_lease);
   commit;
   perform tallybook.subject_reschedule(v_lease, l.job_id, l.attempt, run_in => '0')
-    from tallybook.leased(v_lease) l where l.unique_key = 'long, pending';
+    from tallybook.claimed_jobs(v_lease) l where l.unique_key = 'long, pending';
   delete from place;
-  insert into place select l.unique_key, format('%L::uuid, %s, %s', v_lease, l.job_id, l.attempt) from tallybook.leased(v_lease) l;
+  insert into place select l.unique_key, format('%L::uuid, %s, %s', v_lease, l.job_id, l.attempt)
+    from tallybook.claimed_jobs(v_lease) l;
   commit;
 end $$"""
 

@@ -64,7 +64,7 @@ def claim(name: str) -> Step:
             ((claim_id, jobs),) = await rows(conn, query, scene.workers[name], [scene.queue], lease)
             if claim_id is None or jobs:
                 break
-        for job, attempt in await rows(conn, "select job_id, attempt from tallybook.leased(%s)", lease):
+        for job, attempt in await rows(conn, "select job_id, attempt from tallybook.claimed_jobs(%s)", lease):
             scene.claimed.setdefault(name, {})[job] = (lease, attempt)
 
     return step
@@ -78,11 +78,11 @@ def start(name: str) -> Step:
                 continue
             query = (
                 "select cancelled, coalesce(busy, false), coalesce(put_off, false), (args ->> 'n')::int"
-                " from tallybook.leased(%s, %s)"
+                " from tallybook.claimed_jobs(%s, %s)"
             )
             ((cancelled, wait, put_off, n),) = await rows(conn, query, lease, job)
             if cancelled or put_off:
-                verb = "cancelled" if cancelled else "put_off"
+                verb = "cancel_running" if cancelled else "postpone"
                 await rows(conn, f"select tallybook.{verb}(%s, %s, %s)", lease, job, attempt)
                 del mine[job]
             elif not wait:
@@ -378,7 +378,7 @@ def _forgotten_while_leased(db: Db, connect: Connect, dsn: str) -> list[bool]:
     said: list[bool] = []
 
     def look() -> None:
-        query = "select coalesce(cancelled, false) or coalesce(busy, false) from tallybook.leased(%s)"
+        query = "select coalesce(cancelled, false) or coalesce(busy, false) from tallybook.claimed_jobs(%s)"
         said.extend(row[0] for row in worker.execute(query, (lease,)).fetchall())
 
     thread = threading.Thread(target=look)
@@ -398,7 +398,7 @@ def test_a_forget_that_commits_while_a_worker_looks(db: Db, connect: Connect, ds
 
 def test_control_without_the_newer_look(db: Db, connect: Connect, dsn: str) -> None:
     """Control: with the tombstones of leased's own snapshot alone, the forgotten subject starts."""
-    without(dsn, "leased", ("or coalesce((e.k).cancelled, false)", ""))
+    without(dsn, "claimed_jobs", ("or coalesce((e.k).cancelled, false)", ""))
     assert _forgotten_while_leased(db, connect, dsn) == [False, False]
 
 
@@ -521,7 +521,7 @@ def _changed_as_it_is_given_back(db: Db, connect: Connect) -> Hands:
     assert upsert(producer, "a", args={"n": 2})[1] == "updated"
     (job,) = hands.claim()
     assert job.busy
-    assert hands.say("put_back", job, "1 h") == "scheduled"
+    assert hands.say("unclaim", job, "1 h") == "scheduled"
     producer.execute("commit")
     return hands
 

@@ -104,7 +104,7 @@ def test_expiry_by_the_clock(db: Connection, worker: int) -> None:
     """An attempt that is about to start at its job's expires_at, or later, does not: the job is dead, expired at that time."""
     job = one(db, "select tallybook.enqueue('q', 'send', expires_at => %s, at => %s)", T + HOUR, T)
     lease = claim(db, worker, T + HOUR - S)
-    expired = "select expired from tallybook.leased(%s, at => %s)"
+    expired = "select expired from tallybook.claimed_jobs(%s, at => %s)"
     assert one(db, expired, lease, T + HOUR - S) is False
     assert one(db, expired, lease, T + HOUR) is True
     assert one(db, "select tallybook.expire(%s, %s::bigint, 1, at => %s)", lease, job, T + HOUR) == "dead"
@@ -123,9 +123,9 @@ def test_a_debounce_by_the_clock(db: Connection, worker: int) -> None:
     assert promoted(db, T + 11 * MIN) == 1
     one(db, push, T + 20 * MIN, T + 11 * MIN)  # in line by now
     lease = claim(db, worker, T + 12 * MIN)
-    put_off = "select put_off from tallybook.leased(%s, at => %s)"
+    put_off = "select put_off from tallybook.claimed_jobs(%s, at => %s)"
     assert [one(db, put_off, lease, T + minutes * MIN) for minutes in (19, 20)] == [True, False]
-    said = one(db, "select tallybook.put_off(%s, %s::bigint, 1, at => %s)", lease, *jobs, T + 19 * MIN)
+    said = one(db, "select tallybook.postpone(%s, %s::bigint, 1, at => %s)", lease, *jobs, T + 19 * MIN)
     assert (said, promoted(db, T + 20 * MIN - S), promoted(db, T + 20 * MIN)) == ("scheduled", 0, 1)
 
 
@@ -134,7 +134,7 @@ def test_a_line_by_the_clock(db: Connection, worker: int) -> None:
     put = "select tallybook.enqueue('q', 'send', order_key => 'o', unique_key => %s, at => %s)"
     first, second = one(db, put, "a", T), one(db, put, "b", T)
     lease = claim(db, worker, T)
-    db.execute("select tallybook.turn(%s, %s::bigint[], '{1,1}', at => %s)", ([lease] * 2, [first, second], T))
+    db.execute("select tallybook.order_admit(%s, %s::bigint[], '{1,1}', at => %s)", ([lease] * 2, [first, second], T))
     assert one(db, "select waits_since from tallybook.waiting where job_id = %s", second) == T
     db.execute(
         "select tallybook.enqueue('q', 'send', unique_key => 'b', on_conflict => 'push_run_at', run_at => %s, at => %s)",
@@ -152,7 +152,7 @@ def test_history_has_the_times_that_were_said(db: Connection, worker: int) -> No
     ends = (
         "select tallybook.complete(%s, %s::bigint, 1, at => %s)",
         "select tallybook.complete(%s, %s::bigint, 1, '1', at => %s)",
-        "select tallybook.cancelled(%s, %s::bigint, 1, at => %s)",
+        "select tallybook.cancel_running(%s, %s::bigint, 1, at => %s)",
         "select tallybook.fail(%s, %s::bigint, 1, '{}', final => true, at => %s)",
         "select tallybook.move(%s, %s::bigint, 1, at => %s)",
     )
@@ -171,7 +171,7 @@ def test_progress_and_cancels_by_the_clock(db: Connection, worker: int) -> None:
     db.execute("select tallybook.checkpoint(%s, %s, 1, '{}', at => %s)", (lease, job, T + 2 * S))
     assert one(db, "select updated_at from tallybook.progress") == T + 2 * S
     db.execute("select tallybook.cancel_many(queue => 'q', at => %s)", [T])
-    db.execute("select tallybook.cancelled(%s, %s, 1, at => %s)", (lease, job, T + S))
+    db.execute("select tallybook.cancel_running(%s, %s, 1, at => %s)", (lease, job, T + S))
     left = "select count(*) from tallybook.tombstone"
     db.execute("select tallybook.rescue(at => %s, only_worker => 0)", [T + MIN])
     assert one(db, left) == 1

@@ -219,8 +219,8 @@ def test_links_go_all_the_way_with_a_job(db: Connection, hands: Hands) -> None:
         hands.fail(job, "0") if job.id == plain else hands.fail(job, final=True)
     db.execute("select tallybook.retry(%s)", (keyed,))
     hands.complete(*hands.start())
-    db.execute("select tallybook.settle()")
-    db.execute("select tallybook.deal()")
+    db.execute("select tallybook.parents_resolve()")
+    db.execute("select tallybook.fair_release()")
     hands.complete(*hands.start())
     assert linked(db, submission=42) == everything
     for job in everything:

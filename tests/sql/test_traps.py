@@ -62,7 +62,7 @@ def claim(db: Connection, worker: int, queues: str | list[str] = "q", n: int = 1
 def leased(db: Connection, lease: UUID | None) -> list[int]:
     if lease is None:
         return []
-    return [job for (job,) in db.execute("select job_id from tallybook.leased(%s)", [lease]).fetchall()]
+    return [job for (job,) in db.execute("select job_id from tallybook.claimed_jobs(%s)", [lease]).fetchall()]
 
 
 def complete(db: Connection, lease: UUID | None, jobs: list[int], attempt: int = 1) -> list[int]:
@@ -81,7 +81,7 @@ def drain(db: Connection, queue: str = "q") -> list[int]:
     """Claim and complete all that is available; the jobs, in the order in which they were claimed."""
     worker, jobs = start_worker(db, [queue]), []
     while lease := claim(db, worker, queue):
-        batch = db.execute("select job_id, attempt from tallybook.leased(%s)", [lease]).fetchall()
+        batch = db.execute("select job_id, attempt from tallybook.claimed_jobs(%s)", [lease]).fetchall()
         for job, attempt in batch:
             assert one(db, "select tallybook.complete(%s, %s, %s)", lease, job, attempt)
         jobs += [job for job, _ in batch]
@@ -114,7 +114,7 @@ def advisory_locks(db: Connection, conn: Connection, classid: int | None = None)
 
 def arm(conn: Connection, *, held: bool = False) -> tuple[Any, ...] | None:
     """Whether the session lies down now, and whether it can have missed nothing."""
-    return conn.execute("select armed, clear from tallybook.arm('{q}', %s)", [held]).fetchone()
+    return conn.execute("select armed, clear from tallybook.listen_begin('{q}', %s)", [held]).fetchone()
 
 
 def waits_for_lock(db: Connection, conn: Connection) -> bool:
@@ -234,7 +234,7 @@ def test_a_frozen_client_holds_up_no_claim(db: Connection, quick: Any) -> None:
     )
     lease = claim(frozen, worker, n=450)
     late = enqueue(db)
-    frozen.pgconn.send_query_params(b"select * from tallybook.leased($1)", [str(lease).encode()])
+    frozen.pgconn.send_query_params(b"select * from tallybook.claimed_jobs($1)", [str(lease).encode()])
     wait_until(
         lambda: one(
             db, "select wait_event = 'ClientWrite' from pg_stat_activity where pid = %s", frozen.info.backend_pid
@@ -436,7 +436,7 @@ def test_an_open_transaction_that_clears_a_tombstone_holds_up_no_rescue(db: Conn
     jobs = enqueue(db, n=2)
     lease = claim(db, worker)
     db.execute("select tallybook.cancel(%s)", [jobs[0]])
-    assert one(db, "select tallybook.cancelled(%s, %s, 1)", lease, jobs[0]) == "cancelled"
+    assert one(db, "select tallybook.cancel_running(%s, %s, 1)", lease, jobs[0]) == "cancelled"
     business.execute("begin")
     business.execute("select tallybook.retry(%s)", [jobs[0]])
     rescue(other)
@@ -705,7 +705,7 @@ def test_a_producer_that_looked_before_the_sleeper_lay_down(db: Connection, quic
     assert advisory_locks(db, sleeper, ASLEEP) == 1
     producer.execute("commit")
     assert arm(sleeper, held=True) == (True, True)
-    sleeper.execute("select tallybook.disarm('{q}')")
+    sleeper.execute("select tallybook.listen_end('{q}')")
     assert advisory_locks(db, sleeper) == 0
 
 
@@ -714,7 +714,7 @@ def test_arming_during_a_probe_holds_nothing(db: Connection, quick: Any) -> None
     """Trap 8: a call of arm that meets a producer's probe gives back what it took, so that it can be tried again."""
     probing, sleeper = quick(), quick()
     probing.execute("select pg_advisory_lock(%s, hashtext('b'))", [ASLEEP])
-    query = "select armed, clear from tallybook.arm('{a,b,c}')"
+    query = "select armed, clear from tallybook.listen_begin('{a,b,c}')"
     assert sleeper.execute(query).fetchone() == (False, False)
     assert advisory_locks(db, sleeper) == 0
     probing.execute("select pg_advisory_unlock(%s, hashtext('b'))", [ASLEEP])
@@ -735,7 +735,7 @@ def test_only_a_sleeper_is_woken(db: Connection, quick: Any) -> None:
     producer.execute("begin")
     enqueue(producer)
     producer.execute("rollback")
-    sleeper.execute("select tallybook.disarm('{q}')")
+    sleeper.execute("select tallybook.listen_end('{q}')")
     enqueue(producer)
     sleeper.execute("select 1")
     assert list(sleeper.notifies(timeout=0)) == []
@@ -807,7 +807,7 @@ def test_an_attempt_has_one_end_across_partitions(db: Connection) -> None:
         verbs = [
             "select tallybook.complete(%s, %s, 1)",
             "select tallybook.fail(%s, %s, 1, '{}', '1 h') <> 'refused'",
-            "select tallybook.cancelled(%s, %s, 1) <> 'refused'",
+            "select tallybook.cancel_running(%s, %s, 1) <> 'refused'",
             "select tallybook.snooze(%s, %s, 1, '1 h') <> 'refused'",
         ]
         accepted = [one(db, verb, leases[job], job) for verb in verbs[n % 4 :] + verbs[: n % 4]]
@@ -938,7 +938,7 @@ def jobs_of_each_state(db: Connection) -> dict[str, int]:
     assert one(db, "select tallybook.fail(%s, %s, 1, '{}', '1 h')", lease, found["now"]) == "scheduled"
     found["retrying"] = found["now"]
     lease = lease_one()
-    assert one(db, "select tallybook.cancelled(%s, %s, 1)", lease, found["now"]) == "cancelled"
+    assert one(db, "select tallybook.cancel_running(%s, %s, 1)", lease, found["now"]) == "cancelled"
     found["cancelled"] = found["now"]
     lease_one()
     found["running"] = found["now"]

@@ -216,7 +216,7 @@ def test_a_raised_priority_counts_for_the_next_attempt_at_the_latest(db: Connect
     put(db, unique_key="k", priority=1, on_conflict="raise_priority")
     put(db, unique_key="k", run_at=hands.one(SOON), on_conflict="push_run_at")
     (claimed,) = hands.claim()
-    assert hands.say("put_off", claimed) == "scheduled"
+    assert hands.say("postpone", claimed) == "scheduled"
     assert db.execute("select state, priority from tallybook.job where id = %s", (job,)).fetchone() == ("scheduled", 1)
 
 

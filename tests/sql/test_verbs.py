@@ -80,7 +80,7 @@ def test_side_table_is_joined_by_people_and_workers(db: Connection) -> None:
     assert db.execute(on_view + " order by 1").fetchall() == [("AAPL", "available"), ("MSFT", "available")]
     lease = claim(db, start(db, "prices"), "prices")
     leased = (
-        "select l.job_id, l.attempt, a.symbol, a.data_type from tallybook.leased(%s) l"
+        "select l.job_id, l.attempt, a.symbol, a.data_type from tallybook.claimed_jobs(%s) l"
         " join asset_job s on s.job_id = l.job_id join assets a on a.id = s.asset_id order by 1"
     )
     assert db.execute(leased, [lease]).fetchall() == [(jobs[0], 1, "AAPL", "stock"), (jobs[1], 1, "MSFT", "stock")]
@@ -213,7 +213,7 @@ def test_a_key_is_free_once_its_job_has_ended(db: Connection, state: str) -> Non
         else:
             assert one(db, "select tallybook.cancel(%s)", job) == "cancelling"
             assert keyed(db) == job
-            one(db, "select tallybook.cancelled(%s, %s, 1)", lease, job)
+            one(db, "select tallybook.cancel_running(%s, %s, 1)", lease, job)
 
 
 def test_one_of_many_that_use_a_key_at_once_wins(db: Connection, connect: Callable[..., Connection]) -> None:
@@ -317,7 +317,7 @@ def test_a_claim_gives_whole_and_current_rows(db: Connection) -> None:
     columns = (
         "job_id, attempt, task, args, headers, queue, priority, failures, crashes, max_attempts, unique_key, cancelled"
     )
-    shown = db.execute(f"select {columns} from tallybook.leased(%s)", [lease]).fetchall()  # noqa: S608
+    shown = db.execute(f"select {columns} from tallybook.claimed_jobs(%s)", [lease]).fetchall()  # noqa: S608
     assert shown == [(job, 2, "send", {"n": 1}, {"trace": "x"}, "mail", 2, 1, 0, 3, "k", False)]
 
 
@@ -402,7 +402,7 @@ def test_a_job_retried_after_a_claim_by_id_runs_once(db: Connection) -> None:
     assert one(db, "select tallybook.claim_job(%s, %s, %s)", worker, job, lease) is True
     assert one(db, "select tallybook.fail(%s, %s, 1, '{}', final => true)", lease, job) == "dead"
     assert one(db, "select tallybook.retry(%s)", job) == 2
-    attempts = db.execute("select job_id, attempt from tallybook.leased(%s)", [claim(db, worker)]).fetchall()
+    attempts = db.execute("select job_id, attempt from tallybook.claimed_jobs(%s)", [claim(db, worker)]).fetchall()
     assert attempts == [(job, 2)]
 
 
@@ -498,7 +498,7 @@ def test_work_of_a_dead_worker_comes_back(db: Connection) -> None:
     assert see(db, "state, attempts, crashes, failures") == [("available", 1, 1, 0)]
     assert one(db, "select tallybook.complete(%s, %s, 1)", lease, job) is False
     assert see(db, "state") == [("available",)]
-    assert db.execute("select job_id, attempt from tallybook.leased(%s)", [claim(db, start(db))]).fetchall() == [
+    assert db.execute("select job_id, attempt from tallybook.claimed_jobs(%s)", [claim(db, start(db))]).fetchall() == [
         (job, 2)
     ]
 
@@ -617,7 +617,9 @@ def test_a_job_whose_cancel_outlived_its_attempt_can_be_retried(db: Connection) 
     one(db, "select tallybook.fail(%s, %s, 1, '{}', retry_in => '0')", lease, job)
     assert see(db, "state") == [("cancelled",)]
     assert one(db, "select tallybook.retry(%s)", job) == 3
-    attempts = db.execute("select job_id, attempt, cancelled from tallybook.leased(%s)", [claim(db, worker)]).fetchall()
+    attempts = db.execute(
+        "select job_id, attempt, cancelled from tallybook.claimed_jobs(%s)", [claim(db, worker)]
+    ).fetchall()
     assert attempts == [(job, 3, False)]
 
 
@@ -741,7 +743,7 @@ def test_an_end_by_a_stranger_is_refused(db: Connection) -> None:
     """S4-08: whoever has not the lease of the attempt ends nothing, and is told so."""
     job = one(db, "select tallybook.enqueue('mail', 'send')")
     claim(db, start(db))
-    for verb in ("fail(%s, %s, 1, '{}')", "snooze(%s, %s, 1, '0')", "move(%s, %s, 1)", "cancelled(%s, %s, 1)"):
+    for verb in ("fail(%s, %s, 1, '{}')", "snooze(%s, %s, 1, '0')", "move(%s, %s, 1)", "cancel_running(%s, %s, 1)"):
         assert one(db, f"select tallybook.{verb}", uuid.uuid4(), job) == "refused"
     assert one(db, "select tallybook.complete_many(%s, %s, '{1}')", [uuid.uuid4()], [job]) == [job]
     assert see(db, "state") == [("running",)]
@@ -778,7 +780,7 @@ def claim(conn: Connection, worker: int, queue: str = "mail", *, limit: int = 10
 
 
 def leased(conn: Connection, lease: uuid.UUID) -> list[int]:
-    return [job for (job,) in conn.execute("select job_id from tallybook.leased(%s)", [lease])]
+    return [job for (job,) in conn.execute("select job_id from tallybook.claimed_jobs(%s)", [lease])]
 
 
 def fail_once(db: Connection, worker: int, job: int, attempt: int, limit: int | None = None) -> str:
@@ -849,7 +851,7 @@ def test_a_crash_is_refused_to_whoever_lost_the_attempt(db: Connection) -> None:
     lease = claim(db, worker)
     assert one(db, "select tallybook.worker_stop(%s)", worker) == 1
     assert one(db, "select tallybook.crash(%s, %s, 1, '{}')", lease, job) == "refused"
-    assert one(db, "select tallybook.put_back(%s, %s, 1)", lease, job) == "refused"
+    assert one(db, "select tallybook.unclaim(%s, %s, 1)", lease, job) == "refused"
     lease = claim(db, start(db))
     assert one(db, "select tallybook.crash(%s, %s, 2, '{}')", lease, job) == "scheduled"
     assert one(db, "select tallybook.crash(%s, %s, 2, '{}')", lease, job) == "refused"
@@ -861,9 +863,9 @@ def test_what_was_put_back_was_not_started(db: Connection) -> None:
     job = one(db, "select tallybook.enqueue('mail', 'send')")
     worker = start(db)
     lease = claim(db, worker)
-    assert one(db, "select tallybook.put_back(%s, %s, 1)", lease, job) == "available"
+    assert one(db, "select tallybook.unclaim(%s, %s, 1)", lease, job) == "available"
     lease = claim(db, worker)
-    assert one(db, "select tallybook.put_back(%s, %s, 2, '1 hour')", lease, job) == "scheduled"
+    assert one(db, "select tallybook.unclaim(%s, %s, 2, '1 hour')", lease, job) == "scheduled"
     assert see(db, "state, attempt, attempts, failures, crashes") == [("scheduled", 3, 0, 0, 0)]
 
 

@@ -195,7 +195,7 @@ def test_cancelled_and_not_carried_out(db: Connection, hands: Hands) -> None:
     assert (state, code, details["reason"]) == ("cancelled", "cancel_pending", "changed my mind")
     db.execute("select tallybook.cancel(%s)", (running,))
     assert codes(db, running) == ["running", "cancelling"]
-    hands.say("cancelled", claimed)
+    hands.say("cancel_running", claimed)
     hands.claim()
     assert codes(db, running) == ["cancelled"]
     ((state, code, details),) = why(db, job)
@@ -242,12 +242,12 @@ def test_waits_for_its_parents(db: Connection, hands: Hands) -> None:
     first, second = hands.start()
     assert why(db, child) == [("waiting", "parents", {"open": 2, "jobs": [one_, two]})]
     hands.complete(first)
-    db.execute("select tallybook.settle()")
+    db.execute("select tallybook.parents_resolve()")
     assert why(db, child) == [("waiting", "parents", {"open": 1, "jobs": [two]})]
     hands.complete(second)
     ((_, code, details),) = why(db, child)
-    assert (code, details["service"]) == ("service_pending", "settle")
-    db.execute("select tallybook.settle()")
+    assert (code, details["service"]) == ("service_pending", "parents_resolve")
+    db.execute("select tallybook.parents_resolve()")
     assert codes(db, child) == ["should_start"]
 
 
@@ -301,8 +301,8 @@ def test_a_concurrency_limit(db: Connection, hands: Hands) -> None:
     ]
     hands.complete(hands.held[jobs[0]])  # type: ignore[attr-defined]
     ((_, code, details),) = why(db, jobs[1])
-    assert (code, details["service"]) == ("service_pending", "places")
-    db.execute("select tallybook.places()")
+    assert (code, details["service"]) == ("service_pending", "concurrency_release")
+    db.execute("select tallybook.concurrency_release()")
     assert codes(db, jobs[1]) == ["should_start"]
     assert [(code, d.get("jobs")) for _, code, d in why(db, jobs[2])] == [("concurrency_limit", [jobs[1]])]
 
@@ -317,12 +317,12 @@ def test_a_breaker(db: Connection, hands: Hands) -> None:
     ((state, code, details),) = why(db, jobs[0])
     assert (state, code, details["state"]) == ("waiting", "breaker", "open")
     db.execute("select tallybook.breaker_open('acme', '0')")
-    db.execute("select tallybook.places()")
+    db.execute("select tallybook.concurrency_release()")
     assert ask(hands) == jobs[:1]
     ((_, code, details),) = why(db, jobs[1])
     assert (code, details["state"], details["job"]) == ("breaker", "half-open", jobs[0])
     db.execute("select tallybook.breaker_close('acme')")
-    db.execute("select tallybook.places()")
+    db.execute("select tallybook.concurrency_release()")
     assert codes(db, jobs[1]) == ["should_start"]
 
 
@@ -332,7 +332,7 @@ def test_its_turn_among_the_keys(db: Connection, hands: Hands) -> None:
     ((state, code, details),) = why(db, jobs[2])
     assert (state, code, details) == ("waiting", "fair_key", {"key": "a", "before": 2, "in_line": 0})
     assert codes(db, jobs[0]) == ["fair_key", "service_pending"]
-    db.execute("select tallybook.deal()")
+    db.execute("select tallybook.fair_release()")
     assert codes(db, jobs[0]) == ["should_start"]
 
 

@@ -55,7 +55,7 @@ class Asker:
                 break  # else all that it met was cancelled
         else:
             return []
-        rows = self.db.execute("select job_id, attempt, limited from tallybook.leased(%s, at => %s)", (lease, at))
+        rows = self.db.execute("select job_id, attempt, limited from tallybook.claimed_jobs(%s, at => %s)", (lease, at))
         return [(lease, *row) for row in rows.fetchall()]
 
     def ask(

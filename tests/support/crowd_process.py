@@ -232,7 +232,7 @@ class Claimer:
         for (job_id,) in told:
             for run in [run for run in self.running if run[1] == job_id]:
                 self.running.remove(run)
-                self.verb(run, "tallybook.cancelled(%s, %s, %s)")
+                self.verb(run, "tallybook.cancel_running(%s, %s, %s)")
 
     def claim(self, lease: uuid.UUID) -> bool:
         self.conn.execute("begin")
@@ -267,11 +267,13 @@ class Claimer:
         return int(_value(self.conn, ENQUEUE, self.rng.choice(QUEUES), self.rng.choice(TASKS), 2, None, 0.0, None))
 
     def begin_runs(self, lease: uuid.UUID) -> None:
-        rows = self.conn.execute("select job_id, attempt, cancelled from tallybook.leased(%s)", [lease]).fetchall()
+        rows = self.conn.execute(
+            "select job_id, attempt, cancelled from tallybook.claimed_jobs(%s)", [lease]
+        ).fetchall()
         for job_id, attempt, cancelled in rows:
             run = (lease, job_id, attempt)
             if cancelled:
-                self.verb(run, "tallybook.cancelled(%s, %s, %s)")
+                self.verb(run, "tallybook.cancel_running(%s, %s, %s)")
                 continue
             self.running.append(run)
         begun = [run for run in self.running if run[0] == lease]
@@ -281,9 +283,9 @@ class Claimer:
     def end(self, todo: list[tuple[uuid.UUID, int, int]]) -> None:
         together = []
         for run in todo:
-            kind = self.rng.choices(("complete", "fail", "snooze", "move", "cancelled", "never"), (60, 18, 8, 6, 4, 1))[
-                0
-            ]
+            kind = self.rng.choices(
+                ("complete", "fail", "snooze", "move", "cancel_running", "never"), (60, 18, 8, 6, 4, 1)
+            )[0]
             if kind == "complete":
                 together.append(run)
             elif kind == "fail":
@@ -350,7 +352,7 @@ class Zombie(Claimer):
             elif kind == "snooze":
                 self.verb(run, "tallybook.snooze(%s, %s, %s, '0')")
             else:
-                self.verb(run, "tallybook.cancelled(%s, %s, %s)")
+                self.verb(run, "tallybook.cancel_running(%s, %s, %s)")
         self.conn.execute("insert into zombies (lost) values (%s)", [lost])
         self.start()
 

@@ -57,7 +57,7 @@ class Hands:
     def leased(self, lease: UUID, job: int | None = None) -> list[Job]:
         rows = self.db.execute(
             "select job_id, attempt, args, cancelled, coalesce(expired, false), coalesce(busy, false),"
-            " coalesce(put_off, false), order_key from tallybook.leased(%s, %s)",
+            " coalesce(put_off, false), order_key from tallybook.claimed_jobs(%s, %s)",
             (lease, job),
         ).fetchall()
         return [Job(lease, *row) for row in rows]
@@ -65,7 +65,7 @@ class Hands:
     def turn(self, jobs: list[Job], *, patient: bool = True) -> tuple[list[int], list[int]]:
         """Which may start, and which are to be asked for again."""
         row = self.db.execute(
-            "select ready, busy from tallybook.turn(%s, %s, %s, %s)",
+            "select ready, busy from tallybook.order_admit(%s, %s, %s, %s)",
             ([j.lease for j in jobs], [j.id for j in jobs], [j.attempt for j in jobs], patient),
         ).fetchone()
         assert row is not None
@@ -76,11 +76,11 @@ class Hands:
         free = []
         for job in self.claim(max_jobs):
             if job.cancelled:
-                self.say("cancelled", job)
+                self.say("cancel_running", job)
             elif job.expired:
                 self.say("expire", job)
             elif job.put_off:
-                self.say("put_off", job)
+                self.say("postpone", job)
             else:
                 assert not job.busy, f"job {job.id} is busy"
                 free.append(job)

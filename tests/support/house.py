@@ -37,7 +37,7 @@ def claim(conn: Connection, worker: int, queue: str, most: int) -> tuple[str, li
     """A claim of at most so many: its lease and its jobs."""
     lease = str(uuid.uuid4())
     conn.execute("select tallybook.claim(%s, %s::text[], %s::int[], %s::uuid)", (worker, [queue], [most], lease))
-    return lease, [row[0] for row in conn.execute("select job_id from tallybook.leased(%s)", (lease,)).fetchall()]
+    return lease, [row[0] for row in conn.execute("select job_id from tallybook.claimed_jobs(%s)", (lease,)).fetchall()]
 
 
 def end(conn: Connection, verb: str, lease: str, job: int, *more: object, attempt: int = 1) -> None:
@@ -119,7 +119,7 @@ def furnish(conn: Connection, connect: Any) -> House:  # noqa: PLR0912, PLR0915 
         house.stays[jobs[0]] = ("completed", "completed")
         end(conn, "fail", lease, jobs[1], '{"message": "no"}', "0 s", None, True)
         house.stays[jobs[1]] = ("dead", "dead")
-        end(conn, "cancelled", lease, jobs[2])
+        end(conn, "cancel_running", lease, jobs[2])
         house.stays[jobs[2]] = ("cancelled while it ran", "cancelled")
         lease, (left,) = claim(conn, worker, queue, 9)
         end(conn, "fail", lease, left, '{"message": "no"}', "1 day")
@@ -215,7 +215,7 @@ def furnish(conn: Connection, connect: Any) -> House:  # noqa: PLR0912, PLR0915 
             if what != "is in line":
                 lease, jobs = claim(conn, worker, queue, 1)
                 assert jobs == [job]
-                one(conn, "select tallybook.turn(array[%s::uuid], array[%s::bigint], array[1])", lease, job)
+                one(conn, "select tallybook.order_admit(array[%s::uuid], array[%s::bigint], array[1])", lease, job)
             if what == "has its turn":
                 if key == "k":
                     house.had_run.add(job)

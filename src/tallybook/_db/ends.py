@@ -34,7 +34,7 @@ select case when not tallybook._atomic() then 'left'
 
 _ATOMIC_CANCELLED = """\
 select case when not tallybook._atomic() then 'left'
-  else tallybook.cancelled(cast(cast(%(lease)s as text) as uuid), cast(cast(%(job_id)s as text) as bigint),
+  else tallybook.cancel_running(cast(cast(%(lease)s as text) as uuid), cast(cast(%(job_id)s as text) as bigint),
     cast(cast(%(attempt)s as text) as int), cast(%(reason)s as text)) end"""
 
 _ATOMIC_DEAD = """\

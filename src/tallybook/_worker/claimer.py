@@ -29,16 +29,16 @@ log = logging.getLogger("tallybook.worker")
 _STATEMENTS = {
     "claim": "select claim_id, queue, jobs from tallybook.claim($1::int, $2::text[], $3::int[], $4::uuid, durable => false)",
     # What almost never is comes as one number, see gate: null costs nothing to read. $2: one job, or null for all.
-    "leased": (
+    "claimed_jobs": (
         "select job_id, attempt, task, args::text, headers::text, failures, crashes, max_attempts,"
         " nullif(cancelled::int + 2 * coalesce(expired::int, 0) + 4 * coalesce(put_off::int, 0) + 8 * coalesce(busy::int, 0)"
         " + 16 * coalesce(limited::int, 0), 0),"
         " order_key, case when options ? 'subject' then options || jsonb_build_object('subject_name', unique_key)"
-        " else options end::text from tallybook.leased($1::uuid, $2::bigint)"
+        " else options end::text from tallybook.claimed_jobs($1::uuid, $2::bigint)"
     ),
     "limit_take": "select job_id, starts_in, unknown, late, places from tallybook.limit_take($1::uuid[], $2::bigint[], $3::int[],"
     " ahead => $4::interval, missed => $5::boolean)",
-    "turn": "select ready, busy from tallybook.turn($1::uuid[], $2::bigint[], $3::int[], $4::boolean)",
+    "turn": "select ready, busy from tallybook.order_admit($1::uuid[], $2::bigint[], $3::int[], $4::boolean)",
 }
 # So many claims in a row with work: producers need not wake this worker.
 _BUSY = 8
@@ -245,10 +245,10 @@ class Claimer:
             trips = self._trips
             assert trips is not None
             if expect_work:
-                claimed, rows = await trips.run(("claim", params), ("leased", [params[3], None]))
+                claimed, rows = await trips.run(("claim", params), ("claimed_jobs", [params[3], None]))
                 return claimed[0], rows
             (claimed,) = await trips.run(("claim", params))
-            rows = (await trips.run(("leased", [params[3], None])))[0] if claimed[0][2] else []
+            rows = (await trips.run(("claimed_jobs", [params[3], None])))[0] if claimed[0][2] else []
             return claimed[0], rows
 
         try:

@@ -37,10 +37,10 @@ _FAIL = (
 )
 _SNOOZE = "select tallybook.snooze(%s::uuid, %s::bigint, %s::int, %s::interval)"
 _EXPIRE = "select tallybook.expire(%s::uuid, %s::bigint, %s::int)"
-_PUT_OFF = "select tallybook.put_off(%s::uuid, %s::bigint, %s::int)"
-_CANCELLED = "select tallybook.cancelled(%s::uuid, %s::bigint, %s::int, %s::text)"
+_PUT_OFF = "select tallybook.postpone(%s::uuid, %s::bigint, %s::int)"
+_CANCELLED = "select tallybook.cancel_running(%s::uuid, %s::bigint, %s::int, %s::text)"
 _CRASH = "select tallybook.crash(%s::uuid, %s::bigint, %s::int, %s::jsonb)"
-_PUT_BACK = "select tallybook.put_back(%s::uuid, %s::bigint, %s::int, %s::interval)"
+_PUT_BACK = "select tallybook.unclaim(%s::uuid, %s::bigint, %s::int, %s::interval)"
 _MOVE = "select tallybook.move(%s::uuid, %s::bigint, %s::int)"
 
 _LARGEST_FLUSH = 2000

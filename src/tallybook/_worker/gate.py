@@ -125,7 +125,7 @@ class Gate:
     async def _again(self, jobs: list[Running]) -> list[Running]:
         left = []
         for job in jobs:
-            _, rows = await self._ask("leased", (job.lease.lease.encode(), b"%d" % job.job_id))
+            _, rows = await self._ask("claimed_jobs", (job.lease.lease.encode(), b"%d" % job.job_id))
             if not rows:  # a crash of the server has taken the claim back: it is claimed again
                 self._let_go(job)
                 self._book.ended(job.lease, 1)

@@ -25,9 +25,9 @@ log = logging.getLogger("tallybook.worker")
 PROMOTE = " promote"
 CANCEL = " cancel"
 SCHEDULE = " schedule"
-SETTLE = " settle"
-PLACES = " places"
-DEAL = " deal"
+SETTLE = " parents_resolve"
+PLACES = " concurrency_release"
+DEAL = " fair_release"
 # A listening connection only reads: without a question it would not notice that its peer is gone, or that somebody (a
 # pooler's reset) has ended its listening. Every and limit together are the longest that it may be deaf.
 _PING_EVERY = 8.0
@@ -152,7 +152,7 @@ class Sleeper:
         """Lie down, or look at the gates again. True: from now on every producer that commits will wake this worker."""
         try:
             said = await self._ask(
-                "select armed, clear from tallybook.arm(%s::text[], %s::boolean)",
+                "select armed, clear from tallybook.listen_begin(%s::text[], %s::boolean)",
                 (self._queues, self.armed),
                 limit=_ARM_LIMIT,
             )
@@ -166,7 +166,7 @@ class Sleeper:
         if self.armed:
             self.armed = self.clear = False
             try:
-                await self._ask("select tallybook.disarm(%s::text[])", (self._queues,), limit=_ARM_LIMIT)
+                await self._ask("select tallybook.listen_end(%s::text[])", (self._queues,), limit=_ARM_LIMIT)
             except (psycopg.Error, OSError):
                 log.debug("disarm failed; the session is made again")
 

@@ -18,14 +18,14 @@ from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._upkeep import rebase
 from tallybook._upkeep.clock import Clock, ClockWatch
-from tallybook._upkeep.deal import Dealer
+from tallybook._upkeep.concurrency import Places
+from tallybook._upkeep.fairness import Dealer
 from tallybook._upkeep.fold import Folder
 from tallybook._upkeep.loop import Upkeep
-from tallybook._upkeep.places import Places
+from tallybook._upkeep.parents import FollowUps
 from tallybook._upkeep.promote import Promoter
 from tallybook._upkeep.prune import Pruner
 from tallybook._upkeep.rescue import Rescuer
-from tallybook._upkeep.settle import FollowUps
 from tallybook._worker import children, sessions
 from tallybook._worker.atomic import Atomic
 from tallybook._worker.claimer import Claimer

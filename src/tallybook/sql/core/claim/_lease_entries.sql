@@ -29,7 +29,7 @@ begin
                  and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
                  and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
                  and e.xid <> all (c.holes) and e.seq <> all (c.skipped)
-               order by e.xid, e.seq limit c.jobs) e  -- the limit: see leased
+               order by e.xid, e.seq limit c.jobs) e  -- the limit: see claimed_jobs
         join (select u.job_id, u.attempt from unnest(p_leases, p_job_ids, p_attempts) u(lease, job_id, attempt)
                where u.lease = c.lease) f on f.job_id = e.job_id and f.attempt = e.attempt;
     else

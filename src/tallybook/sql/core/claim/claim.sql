@@ -1,7 +1,7 @@
 -- claim(worker, queues, max_jobs, lease, durable, at): hand the next jobs of some queues to one worker: one batch, of one lane.
 --
 -- Walks the lanes of the queues, lowest priority number first, and takes from the first that has work what its cursor has
--- not passed, at most max_jobs[i] for queues[i] (0: none). The ids are not returned: commit, then read them with leased,
+-- not passed, at most max_jobs[i] for queues[i] (0: none). The ids are not returned: commit, then read them with claimed_jobs,
 -- so that nothing slow happens under the lane's lock. Of one priority the lane of those goes first whose turn at a limit has come. A job whose transaction commits late is taken late, never skipped:
 -- see "holes" in sql/README.md.
 --   lease    a random UUID of the caller's: whatever ends these attempts names it

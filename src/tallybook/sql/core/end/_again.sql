@@ -10,7 +10,7 @@ begin
                                    headers, unique_key, errors, expires_at, options, fair_key, fair_seq)
     values (e.job_id, p_at, e.enqueued_at, p_at, tallybook._lane_beside(e.lane_id, 'fair'), e.attempt + 1, p_failures, p_crashes, e.max_attempts,
             e.task, e.args, e.headers, e.unique_key, p_errors, e.expires_at, e.options, e.options ->> 'fair_key', nextval('tallybook.job_id'));
-    perform tallybook._wake(' deal');
+    perform tallybook._wake(' fair_release');
   else
     perform tallybook._back(e, p_run_at, p_at, p_failures, p_crashes, p_errors);
   end if;

@@ -70,7 +70,7 @@ begin
                  and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
                  and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
                  and e.xid <> all (c.holes) and e.seq <> all (c.skipped)
-               order by e.xid, e.seq limit c.jobs) e  -- the limit: see leased
+               order by e.xid, e.seq limit c.jobs) e  -- the limit: see claimed_jobs
             join (select u.job_id, u.attempt from unnest(v_ids, v_tries) u(job_id, attempt)) u on u.job_id = e.job_id and u.attempt = e.attempt
             order by e.job_id) e;
     if f.task <> f.other or f.ordered > 0 then  -- which of them are which has to be known

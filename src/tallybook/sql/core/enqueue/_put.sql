@@ -24,7 +24,7 @@ begin
                                    unique_key, expires_at, options, fair_key, fair_seq)
     values (p_job_id, p_now, p_now, tallybook._lane_beside(v_lane, 'fair'), 1, 0, 0, p_max_attempts, p_task, p_args, p_headers,
             p_unique_key, p_expires_at, p_options, p_options ->> 'fair_key', p_job_id);
-    perform tallybook._wake(' deal');
+    perform tallybook._wake(' fair_release');
   else
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
                                  task, args, headers, unique_key, expires_at, order_key, options)

@@ -82,7 +82,7 @@ begin
     from unnest(job_ids, v_lanes, v_retentions, tasks, args, run_ats, unique_keys, max_attempts, headers, expires_ats, order_keys, options)
       as f(id, lane, retention, task, args, run_at, key, max_attempts, headers, expires_at, order_key, options)
    where f.key is null and (f.run_at is null or f.run_at <= v_now) and (not v_fair or (f.options::jsonb ? 'fair_key') is not true);
-  if v_fair then  -- their turn among the keys of their queue comes later, see deal
+  if v_fair then  -- their turn among the keys of their queue comes later, see fair_release
     insert into tallybook.waiting (job_id, waits_since, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args, headers,
                                    expires_at, options, fair_key, fair_seq)
     select f.id, v_now, v_now, l.fair_id, 1, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb, f.expires_at, f.options::jsonb,
@@ -91,7 +91,7 @@ begin
         as f(id, lane, task, args, run_at, key, max_attempts, headers, expires_at, options)
       join (select d.id, tallybook._lane_beside(d.id, 'fair') from (select distinct u from unnest(v_lanes) u) d(id)) l(id, fair_id) on l.id = f.lane
      where f.key is null and (f.run_at is null or f.run_at <= v_now) and f.options::jsonb ? 'fair_key';
-    if found then perform tallybook._wake(' deal'); end if;
+    if found then perform tallybook._wake(' fair_release'); end if;
   end if;
   if order_keys is not null then
     insert into tallybook.order_line (key, seq, job_id)

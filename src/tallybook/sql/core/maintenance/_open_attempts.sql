@@ -15,7 +15,7 @@ begin
          and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
          and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
          and e.xid <> all (c.holes) and e.seq <> all (c.skipped)
-       order by e.xid, e.seq limit c.jobs)  -- the limit: see leased
+       order by e.xid, e.seq limit c.jobs)  -- the limit: see claimed_jobs
       union all
       select e.xid, e.seq, e.job_id, e.attempt
         from unnest(case when c.one_xid is not null then array[c.one_xid] else c.closed end) x(xid), tallybook.entry e

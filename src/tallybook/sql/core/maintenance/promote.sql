@@ -55,7 +55,7 @@ begin
            p.headers, p.unique_key, p.run_at, p.errors,
            p.expires_at, p.order_key, p.options
       from lined p where not p.fair
-  ), dealt as (  -- their turn among the keys of their queue comes later, see deal
+  ), dealt as (  -- their turn among the keys of their queue comes later, see fair_release
     insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
                                    headers, unique_key, errors, expires_at, options, fair_key, fair_seq)
     select p.job_id, promote.at, p.enqueued_at, p.run_at, tallybook._lane_beside(p.lane_id, 'fair'), p.attempt, p.failures, p.crashes, p.max_attempts,
@@ -70,7 +70,7 @@ begin
   select count(*), array_agg(distinct p.queue) filter (where not p.fair), bool_or(p.fair) into promoted, v_queues, v_fair from lined p;
   last_run_at := v_last;
   perform tallybook._wake(q) from unnest(v_queues) q;
-  if v_fair then perform tallybook._wake(' deal'); end if;
+  if v_fair then perform tallybook._wake(' fair_release'); end if;
   select s.run_at into next_run_at from tallybook.scheduled s
    where s.run_at >= coalesce(last_run_at, promote.after, '-infinity') order by s.run_at limit 1;
   if as_service then perform tallybook._service_ran('promote', at, promoted); end if;

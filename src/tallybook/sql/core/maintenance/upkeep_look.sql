@@ -5,7 +5,7 @@
 --   worker, queues  look whether this worker could claim something of these queues, too; in place of an idle claim
 -- Returns due: the names of those that have something to do, or have not run for a minute; next_run_at: when the next job is
 -- due, and passed: before which nothing is scheduled, for a later after; next_tick_at: when the next schedule is due; work: whether there is something to claim; workers: how many are
--- on record; names and every: how often each service is looked after. A run itself: promote, rescue, rebase, settle, deal, fold with as_service.
+-- on record; names and every: how often each service is looked after. A run itself: promote, rescue, rebase, parents_resolve, fair_release, fold with as_service.
 -- Reads service, scheduled, schedule, worker, waiting, parent, tombstone, amendment, lane, queue, claim, entry, installation, fold, tally.
 create or replace function tallybook.upkeep_look(services text[] default null, after timestamptz default null, worker int default null,
   queues text[] default '{}', at timestamptz default clock_timestamp(), out due text[], out next_run_at timestamptz,
@@ -50,16 +50,16 @@ begin
     due := due || 'rescue'::text;
   end if;
 
-  if 'settle' = any (v_second) and exists (select from tallybook.parent) then due := due || 'settle'::text; end if;
-  if 'places' = any (v_second) and exists (select from tallybook.concurrency_line) then due := due || 'places'::text; end if;
+  if 'parents_resolve' = any (v_second) and exists (select from tallybook.parent) then due := due || 'parents_resolve'::text; end if;
+  if 'concurrency_release' = any (v_second) and exists (select from tallybook.concurrency_line) then due := due || 'concurrency_release'::text; end if;
 
   -- Of the newest 10,000 numbers only: all of waiting may be dead rows. What is older is known to the workers that deal, and looked for
   -- by each that starts, and every minute.
-  if 'deal' = any (v_second) and exists (
+  if 'fair_release' = any (v_second) and exists (
        select from tallybook.lane l where l.part = 'fair' and exists (
          select from tallybook.waiting w where w.lane_id = l.lane_id and w.fair_key is not null
             and w.fair_seq > (select q.last_value - 10000 from tallybook.job_id q))) then
-    due := due || 'deal'::text;
+    due := due || 'fair_release'::text;
   end if;
 
   if tallybook._is_foreign_cluster(false) or 'rebase' = any (v_old) and exists (select from tallybook.lane l where l.retired_at is not null) then

@@ -24,4 +24,4 @@ comment on table tallybook.waiting is
   'A job that may not run yet because of others: its turn by its order key has not come, or its parents have not '
   'ended.';
 comment on column tallybook.waiting.fair_key is
-  'It waits for its turn among the keys of its queue: see deal. Null: it waits for something else.';
+  'It waits for its turn among the keys of its queue: see fair_release. Null: it waits for something else.';

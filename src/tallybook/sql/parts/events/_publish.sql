@@ -55,7 +55,7 @@ as $$
 begin
   perform tallybook._publish(array_agg(l.queue), array_agg(e.task), array_agg('started'::text), array_agg(e.job_id))
     from come c join tallybook.lane l on l.lane_id = c.lane_id join tallybook.queue q on q.name = l.queue and q.notify, lateral (
-      select x.job_id, x.task from tallybook.entry x  -- its interval: see leased
+      select x.job_id, x.task from tallybook.entry x  -- its interval: see claimed_jobs
        where x.lane_id = c.lane_id and x.retention = c.retention
          and x.xid >= coalesce(c.one_xid, c.from_xid) and x.xid <= coalesce(c.one_xid, c.pos_xid)
          and case when c.one_xid is not null then x.seq = c.one_seq

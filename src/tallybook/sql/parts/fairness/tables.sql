@@ -1,4 +1,4 @@
--- One row per fair lane, the newest: whom the last deal came to. Each deal appends one and takes the one before away.
+-- One row per fair lane, the newest: whom the last fair_release came to. Each one appends one and takes the one before away.
 create table tallybook.fair_turn (
   lane_id  int not null,
   number   bigint not null,
@@ -14,4 +14,4 @@ create index waiting_fair on tallybook.waiting (lane_id, fair_key, fair_seq) whe
 
 create index waiting_fair_new on tallybook.waiting (lane_id, fair_seq) where fair_key is not null;
 
-insert into tallybook.service (name, every) values ('deal', '5 s');
+insert into tallybook.service (name, every) values ('fair_release', '5 s');

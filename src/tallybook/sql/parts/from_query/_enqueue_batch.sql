@@ -87,7 +87,7 @@ begin
     join unnest(v_distinct, v_lanes, v_retentions) l(priority, id, retention) on l.priority = f.priority
    where (f.ours or f.key is null) and f.run_at > p_at;
   get diagnostics v_later = row_count;
-  if v_now > 0 then perform tallybook._wake(case when p_options ? 'fair_key' then ' deal' else p_queue end); end if;
+  if v_now > 0 then perform tallybook._wake(case when p_options ? 'fair_key' then ' fair_release' else p_queue end); end if;
   if v_later > 0 and exists (select from unnest(p_run_ats) r where r > p_at and r < p_at + interval '10 s') then
     perform tallybook._wake(' promote');
   end if;

@@ -10,6 +10,6 @@ begin
    where s.name in (select n.name from tallybook.breaker_state n
                      where n.name = breaker_drop.name or split_part(n.name, ':', 1) = breaker_drop.name order by n.name for update)
      and not exists (select from tallybook._breaker_of(s.name));
-  perform tallybook._wake(' places');
+  perform tallybook._wake(' concurrency_release');
   return true;
 end $$;

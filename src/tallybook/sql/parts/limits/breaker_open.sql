@@ -32,5 +32,5 @@ begin
   insert into tallybook.breaker_state as s (name, state, changed_at, open_until) values (p_name, p_state, p_at, p_until)
   on conflict (name) do update set state = excluded.state, open_until = excluded.open_until, failed_at = '{}',
      changed_at = case when s.state = excluded.state then s.changed_at else excluded.changed_at end;
-  perform tallybook._wake(' places');
+  perform tallybook._wake(' concurrency_release');
 end $$;

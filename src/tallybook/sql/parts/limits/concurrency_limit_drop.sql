@@ -6,6 +6,6 @@ language plpgsql as $$
 begin
   delete from tallybook.concurrency_limit r where r.name = concurrency_limit_drop.name;
   if not found then return false; end if;
-  perform tallybook._wake(' places');
+  perform tallybook._wake(' concurrency_release');
   return true;
 end $$;

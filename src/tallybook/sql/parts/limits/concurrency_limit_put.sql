@@ -20,7 +20,7 @@ begin
       update tallybook.concurrency_limit r set most = concurrency_limit_put.most, in_code = concurrency_limit_put.in_code,
              changed_at = concurrency_limit_put.at
        where r.name = concurrency_limit_put.name;
-      perform tallybook._wake(' places');
+      perform tallybook._wake(' concurrency_release');
       return 'changed';
     end if;
     insert into tallybook.concurrency_limit (name, most, in_code, created_at, changed_at)

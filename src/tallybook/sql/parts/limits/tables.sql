@@ -123,4 +123,4 @@ alter table tallybook.rate_call replica identity full;
 -- Who waits for its turn at a limit, and until when.
 create index scheduled_turn on tallybook.scheduled ((options ->> 'turn'), run_at) where options ? 'turn';
 
-insert into tallybook.service (name, every) values ('places', '5 s');
+insert into tallybook.service (name, every) values ('concurrency_release', '5 s');

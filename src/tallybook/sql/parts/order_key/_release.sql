@@ -84,7 +84,7 @@ declare
 begin
   for v_id in select y.job_id from tallybook.tombstone t join tallybook.waiting y on y.job_id = t.job_id
                where t.cancelled and (t.attempt = y.attempt or t.attempt < y.attempt and not t.once)
-                 and not exists (select from tallybook.parent p where p.child_id = y.job_id)  -- see settle
+                 and not exists (select from tallybook.parent p where p.child_id = y.job_id)  -- see parents_resolve
                limit 1000 loop
     delete from tallybook.waiting x
      where x.job_id = (select y.job_id from tallybook.waiting y where y.job_id = v_id for update skip locked) returning x.* into w;

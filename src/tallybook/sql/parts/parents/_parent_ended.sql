@@ -1,13 +1,13 @@
 -- _parent_ended(job_id): wakes who settles, where a job waits for this one: it has just been cancelled, or died.
 --
--- Only for these rare ends. One that completes is told by its worker, or found by a look: see settle.
+-- Only for these rare ends. One that completes is told by its worker, or found by a look: see parents_resolve.
 create or replace function tallybook._parent_ended(p_job_id bigint) returns void
 language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 begin
   if exists (select from tallybook.parent p where p.parent_id = p_job_id and p.ended_as is null) then
-    perform tallybook._wake(' settle');
+    perform tallybook._wake(' parents_resolve');
   end if;
 end $$;
 

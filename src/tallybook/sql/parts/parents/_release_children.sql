@@ -58,7 +58,7 @@ begin
   select count(*), array_agg(distinct f.queue order by f.queue) filter (where not f.later and not f.fair), bool_or(f.later), bool_or(f.fair)
     into v_n, v_queues, v_later, v_fair from freed f;
   perform tallybook._wake(q) from unnest(v_queues) q;
-  if v_fair then perform tallybook._wake(' deal'); end if;
+  if v_fair then perform tallybook._wake(' fair_release'); end if;
   if v_later then perform tallybook._wake(' promote'); end if;
   return v_n;
 end $$;

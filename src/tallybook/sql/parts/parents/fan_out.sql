@@ -98,7 +98,7 @@ begin
                                  r.order_key, r.expires_at, r.options::jsonb, v_after, v_known, r.on_parent, r.failed_as);
     v_wake := v_wake or v_known <> '{}' or false = any (created);
   end loop;
-  if v_wake then perform tallybook._wake(' settle'); end if;
+  if v_wake then perform tallybook._wake(' parents_resolve'); end if;
 end $$;
 
 -- _put_child(...): appends one job to waiting, under an id that is given, and its parents. TB002: one of p_known is not on record.

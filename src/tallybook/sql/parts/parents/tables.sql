@@ -21,4 +21,4 @@ comment on column tallybook.parent.failure is 'What the child is told of a paren
 create index waiting_of_child on tallybook.waiting ((options #>> '{parents,order_key}'))
   where order_key is null and options #>> '{parents,order_key}' is not null;
 
-insert into tallybook.service (name, every) values ('settle', '5 s');
+insert into tallybook.service (name, every) values ('parents_resolve', '5 s');

@@ -123,7 +123,7 @@ begin
   delete from tallybook.concurrency_line n using unnest(p_ids) i(id) where n.job_id = i.id;
   if v_ordered is not null then perform tallybook._truncate_order(v_ordered, v_keys, p_at); end if;
   if exists (select from unnest(p_ids) i(id) join tallybook.parent p on p.parent_id = i.id and p.ended_as is null) then
-    perform tallybook._wake(' settle');
+    perform tallybook._wake(' parents_resolve');
   end if;
   return v_n;
 end $$;

@@ -33,7 +33,7 @@ begin
     perform tallybook._tally(array_fill(p_lane_id, array[cardinality(v_tasks)]), v_tasks, array_fill('cancelled'::text, array[cardinality(v_tasks)]), v_counts, v_attempts);
   end if;
   if v_ordered is not null then perform tallybook._truncate_order(v_ordered, v_keys, p_at); end if;
-  if v_parents then perform tallybook._wake(' settle'); end if;
+  if v_parents then perform tallybook._wake(' parents_resolve'); end if;
 end $$;
 
 -- _truncate_order(job_ids, order_keys, at): these jobs stand in the lines of their keys no more, and whoever is behind them goes on.

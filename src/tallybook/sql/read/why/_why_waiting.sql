@@ -16,7 +16,7 @@ begin
     return query select r.reason, r.explanation, r.details || jsonb_strip_nulls(jsonb_build_object('before', v_n, 'more', case when v_n = c_most then true end)), 1
                    from tallybook._why_place(coalesce(l.name, p_options ->> 'held'), p_at) r where r.reason is not null;
     if not found then
-      return query select r.*, 1 from tallybook._why_service('places', format('The key %s lets it go on, behind %s', to_json(coalesce(l.name, p_options ->> 'held')),
+      return query select r.*, 1 from tallybook._why_service('concurrency_release', format('The key %s lets it go on, behind %s', to_json(coalesce(l.name, p_options ->> 'held')),
                                                                         tallybook._others(v_n, c_most))) r;
     end if;
   elsif p_fair_key is not null then
@@ -29,7 +29,7 @@ begin
                           to_json(p_fair_key), tallybook._others(v_n, c_most), v_room);
     return next;
     if v_n = 0 and v_room < 200 then
-      return query select r.*, 2 from tallybook._why_service('deal', 'There is room in the line') r;
+      return query select r.*, 2 from tallybook._why_service('fair_release', 'There is room in the line') r;
     end if;
   elsif p_order_key is not null then
     return query select r.reason, r.explanation, r.details, 1 from tallybook._why_order(p_job_id, p_order_key) r where r.reason is not null;
@@ -46,7 +46,7 @@ begin
       explanation := format('It waits for its parents: %s of them have not ended, among them %s.', case when v_n = c_most then 'at least ' || c_most else v_n::text end, array_to_string(v_ids, ', '));
       return next;
     else
-      return query select r.*, 1 from tallybook._why_service('settle', 'Its parents have ended') r;
+      return query select r.*, 1 from tallybook._why_service('parents_resolve', 'Its parents have ended') r;
     end if;
   end if;
 end $$;

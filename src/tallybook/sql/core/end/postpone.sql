@@ -1,6 +1,6 @@
--- put_off(lease, job_id, attempt): end an attempt that was given a later time before it started (see leased, push_run_at).
+-- postpone(lease, job_id, attempt): end an attempt that was given a later time before it started (see claimed_jobs, push_run_at).
 -- Returns scheduled, available (the time has come), or refused.
-create or replace function tallybook.put_off(lease uuid, job_id bigint, attempt int, at timestamptz default clock_timestamp()) returns text
+create or replace function tallybook.postpone(lease uuid, job_id bigint, attempt int, at timestamptz default clock_timestamp()) returns text
 language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
@@ -9,7 +9,7 @@ declare
 begin
   e := tallybook._end(lease, job_id, attempt, 'moved', null, at);
   if e.job_id is null then return 'refused'; end if;
-  select a.run_at into v_run_at from tallybook.amendment a where a.job_id = put_off.job_id;
+  select a.run_at into v_run_at from tallybook.amendment a where a.job_id = postpone.job_id;
   perform tallybook._moved_to(e, v_run_at, at);
   return case when v_run_at > at then 'scheduled' else 'available' end;
 end $$;
@@ -34,7 +34,7 @@ end $$;
 -- _apply_amendments(at): move the jobs in line that a conflict of unique keys gave another priority or time.
 --
 -- Each is taken out of its line like by claim_job: a tombstone, then its lane's lock, which is only tried. Who was claimed
--- meanwhile keeps its priority for this attempt; its time is seen by leased. Who was put off meanwhile is changed where it is.
+-- meanwhile keeps its priority for this attempt; its time is seen by claimed_jobs. Who was put off meanwhile is changed where it is.
 -- In any order, so that some that cannot be moved now do not hold up the others. The tombstone may have to wait for a
 -- user's transaction that has cancelled the job; while that is so nothing more is moved, for lanes are locked already.
 create or replace function tallybook._apply_amendments(p_at timestamptz) returns void

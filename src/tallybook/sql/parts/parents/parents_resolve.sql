@@ -1,4 +1,4 @@
--- settle(parents, after, max_parents, at, as_service): start the jobs whose parents have ended, or cancel them.
+-- parents_resolve(parents, after, max_parents, at, as_service): start the jobs whose parents have ended, or cancel them.
 --
 -- Any worker may run it at any time, beside others: it asks the ledger, so that nothing can be missed or done twice.
 --   parents      ask for these jobs only, of which the caller has just seen an end
@@ -13,7 +13,7 @@
 -- newer snapshot of its next statement. Needs READ COMMITTED (TB003). Never waits, but 20 ms for a tombstone.
 -- Reads parent, entry, outcome, scheduled, dead, tombstone; deletes from waiting, parent; writes parent, entry, scheduled, order_line,
 -- outcome, tombstone, service.
-create or replace function tallybook.settle(parents bigint[] default null, after bigint default null, max_parents int default 500,
+create or replace function tallybook.parents_resolve(parents bigint[] default null, after bigint default null, max_parents int default 500,
   at timestamptz default clock_timestamp(), as_service boolean default false,
   out ended int, out released int, out cancelled int, out busy int, out last bigint, out remain boolean)
 language plpgsql
@@ -25,18 +25,18 @@ declare
   v_cancelled bigint[]; v_left bigint[];
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'settle needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not see who else has ended.';
+    raise exception 'parents_resolve needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not see who else has ended.';
   end if;
   if as_service and (after is null and exists (select from tallybook.service s
-                                                where s.name = 'settle' and s.last_run_at between at - interval '0.7 s' and at)
-                     or not tallybook._service_claim('settle', at)) then
+                                                where s.name = 'parents_resolve' and s.last_run_at between at - interval '0.7 s' and at)
+                     or not tallybook._service_claim('parents_resolve', at)) then
     remain := exists (select from tallybook.parent);
     return;
   end if;
   ended := 0; released := 0; cancelled := 0; busy := 0;
   if parents is null then
     parents := array(select distinct p.parent_id from tallybook.parent p
-                      where p.ended_as is null and p.parent_id > coalesce(settle.after, -1) order by p.parent_id limit max_parents);
+                      where p.ended_as is null and p.parent_id > coalesce(parents_resolve.after, -1) order by p.parent_id limit max_parents);
     if cardinality(parents) = max_parents then last := parents[max_parents]; end if;
   else
     parents := array(select distinct i from unnest(parents) i
@@ -87,5 +87,5 @@ begin
      where exists (select from tallybook.parent p where p.parent_id = i and p.ended_as is null);
   end loop;
   remain := exists (select from tallybook.parent);
-  if as_service then perform tallybook._service_ran('settle', at, released + cancelled); end if;
+  if as_service then perform tallybook._service_ran('parents_resolve', at, released + cancelled); end if;
 end $$;

@@ -1,4 +1,4 @@
--- places(names, at, as_service): let those go on who wait for a place at a concurrency limit, or for a breaker, where there is one.
+-- concurrency_release(names, at, as_service): let those go on who wait for a place at a concurrency limit, or for a breaker, where there is one.
 --
 -- Said with names by whoever has just seen the end of a job that held one; without, by a service, for what a crash, a rescue, the
 -- time or a changed rule has freed: up to 1000 keys, from a random one on. At most 500 go on per key and call.
@@ -6,7 +6,7 @@
 -- Locks the keys' rows in their order; those that it was not told of are only tried. Reads concurrency_limit, breaker_rule, outcome,
 -- tombstone; deletes from concurrency_holder, concurrency_line, waiting; writes entry, scheduled, concurrency_holder, concurrency_line,
 -- breaker_state, service.
-create or replace function tallybook.places(names text[] default null, at timestamptz default clock_timestamp(), as_service boolean default false,
+create or replace function tallybook.concurrency_release(names text[] default null, at timestamptz default clock_timestamp(), as_service boolean default false,
   out released int, out remain boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
@@ -16,10 +16,10 @@ declare
   v_name text; v_first text; v_told boolean := names is not null;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'places needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not see who has ended.';
+    raise exception 'concurrency_release needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not see who has ended.';
   end if;
   remain := true;
-  if as_service and not tallybook._service_claim('places', at) then return; end if;
+  if as_service and not tallybook._service_claim('concurrency_release', at) then return; end if;
   released := 0;
   if names is null then
     names := '{}';
@@ -38,7 +38,7 @@ begin
     end loop;
   end if;
   if v_told then  -- all of them first, in the order of limit_take: _let_in locks more, which it only tries
-    perform from (select s.name from tallybook.rate_state s where s.name = any (places.names) order by s.name for update) s;
+    perform from (select s.name from tallybook.rate_state s where s.name = any (concurrency_release.names) order by s.name for update) s;
   end if;
   for v_name in select n from unnest(names) n group by n order by n loop
     if not v_told then
@@ -52,7 +52,7 @@ begin
     end if;
   end loop;
   remain := exists (select from tallybook.concurrency_line);
-  if as_service then perform tallybook._service_ran('places', at, released); end if;
+  if as_service then perform tallybook._service_ran('concurrency_release', at, released); end if;
 end $$;
 
 -- _let_in(name, at, most): those who wait for a place of this key go on, as many as there are places; how many. The key's row is locked.
@@ -91,7 +91,7 @@ begin
     end if;
     select o.queue, o.priority, o.part into v_lane from tallybook.lane o where o.lane_id = w.lane_id;
     v_keys := '{}'; v_probes := case when v_probing then array[p_name] else '{}' end; v_full := null; v_busy := false;
-    for k in select distinct n from jsonb_array_elements_text(coalesce(w.options -> 'limits', '[]') || coalesce(w.options -> 'places', '[]')
+    for k in select distinct n from jsonb_array_elements_text(coalesce(w.options -> 'limits', '[]') || coalesce(w.options -> 'concurrency_release', '[]')
                                                               || tallybook._wide_limits(v_lane.queue, w.task)) n
               where n <> p_name order by n loop
       perform from tallybook.rate_state s where s.name = k for update skip locked;
@@ -149,6 +149,6 @@ begin
   values (e.job_id, p_at, e.enqueued_at, e.run_at, e.lane_id, e.attempt + 1, e.failures, e.crashes, e.max_attempts, e.task,
           e.args, e.headers, e.unique_key, e.errors, e.expires_at, e.order_key,
           coalesce(e.options, '{}') || jsonb_build_object('held', p_name) || case when e.options -> 'limits' ? p_name then '{}'::jsonb else
-            jsonb_build_object('places', coalesce(e.options -> 'places', '[]') - p_name || to_jsonb(p_name)) end);
+            jsonb_build_object('concurrency_release', coalesce(e.options -> 'concurrency_release', '[]') - p_name || to_jsonb(p_name)) end);
   insert into tallybook.concurrency_line (name, priority, seq, job_id) values (p_name, p_priority, nextval('tallybook.job_id'), e.job_id);
 end $$;

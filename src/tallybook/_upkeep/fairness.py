@@ -12,7 +12,7 @@ import psycopg
 from tallybook._db.link import Link
 from tallybook._upkeep.service import Service
 
-_DEAL = "select known::text, dealt, busy, remain from tallybook.deal(%s::jsonb, as_service => %s::boolean)"
+_DEAL = "select known::text, dealt, busy, remain from tallybook.fair_release(%s::jsonb, as_service => %s::boolean)"
 _ROUND = 1.0
 # Another deals: what was claimed since it looked is ours to find.
 _AGAIN = 0.01
@@ -21,7 +21,7 @@ _AGAIN = 0.01
 class Dealer(Service):
     """Runs at once when a producer says so or this worker has claimed such jobs, and about once a second while any wait."""
 
-    name = "deal"
+    name = "fair_release"
 
     def __init__(self, link: Link, told: asyncio.Event, *, on_dealt: Callable[[], None]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
--- turn(leases, job_ids, attempts): of claimed jobs with an order key, those whose turn it is. Ask it before you start one.
+-- order_admit(leases, job_ids, attempts): of claimed jobs with an order key, those whose turn it is. Ask it before you start one.
 --
 -- Of all jobs with one order key one runs at a time, in the order in which they came into line. A job has its turn until
 -- it has ended for good: backoff, snooze and rescue hold the line. Any other is put aside (state waiting) and comes back
@@ -8,7 +8,7 @@
 --   patient  false: what would be busy is put aside, too, so that it holds no slot; rescue looks after it. Say it after a while
 -- All that is in neither is not the caller's any more. A call looks at 256 keys; jobs of others are busy. Needs READ COMMITTED (TB003). Locks: keys (class 1413565448), tried only.
 -- Reads claim, entry, outcome, order_line; writes order_turn, order_line, waiting, outcome.
-create or replace function tallybook.turn(leases uuid[], job_ids bigint[], attempts int[], patient boolean default true,
+create or replace function tallybook.order_admit(leases uuid[], job_ids bigint[], attempts int[], patient boolean default true,
   at timestamptz default clock_timestamp(), out ready bigint[], out busy bigint[])
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
@@ -18,7 +18,7 @@ declare
   h record; l record; e tallybook.entry; v_generation bigint; v_holder bigint; v_locked boolean; v_mine boolean; v_keys text[] := '{}';
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'turn needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not know whose turn it is.';
+    raise exception 'order_admit needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not know whose turn it is.';
   end if;
   ready := '{}'; busy := '{}';
   for h in select f.lease, k.*
@@ -52,16 +52,16 @@ begin
         continue;
       end if;
     end if;
-    e := tallybook._end(h.lease, h.job_id, h.attempt, 'moved', null, turn.at);
+    e := tallybook._end(h.lease, h.job_id, h.attempt, 'moved', null, order_admit.at);
     continue when e.job_id is null;
     insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
                                    headers, unique_key, errors, expires_at, order_key, options)
-    values (e.job_id, turn.at, e.enqueued_at, e.run_at, e.lane_id, e.attempt + 1, e.failures, e.crashes, e.max_attempts, e.task,
+    values (e.job_id, order_admit.at, e.enqueued_at, e.run_at, e.lane_id, e.attempt + 1, e.failures, e.crashes, e.max_attempts, e.task,
             e.args, e.headers, e.unique_key, e.errors, e.expires_at, e.order_key, e.options);
     -- One that had its turn, died and was retried has lost its place to whoever came meanwhile: it is the last.
     if not exists (select from tallybook.order_line n where n.job_id = e.job_id) then
       perform tallybook._line_up(e.order_key, e.job_id);
     end if;
-    if v_mine is false then perform tallybook._release(h.order_key, null, turn.at); end if;  -- who is first may be waiting, too
+    if v_mine is false then perform tallybook._release(h.order_key, null, order_admit.at); end if;  -- who is first may be waiting, too
   end loop;
 end $$;

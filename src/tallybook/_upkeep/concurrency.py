@@ -12,7 +12,7 @@ import psycopg
 from tallybook._db.link import Link
 from tallybook._upkeep.service import REFUSED, Service
 
-_PLACES = "select released, remain from tallybook.places(%s::text[], as_service => %s::boolean)"
+_PLACES = "select released, remain from tallybook.concurrency_release(%s::text[], as_service => %s::boolean)"
 _BATCH = 500
 _ROUND = 1.0
 
@@ -20,7 +20,7 @@ _ROUND = 1.0
 class Places(Service):
     """Runs at once for ends that this worker has told, and about once a second while any job waits for a place."""
 
-    name = "places"
+    name = "concurrency_release"
 
     def __init__(self, link: Link, told: asyncio.Event, *, on_released: Callable[[], None]) -> None:
         super().__init__()

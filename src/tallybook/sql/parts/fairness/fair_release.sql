@@ -1,4 +1,4 @@
--- deal(known, max_line, at, as_service): jobs with a fair key go to their lanes in rounds, one of each key at a time.
+-- fair_release(known, max_line, at, as_service): jobs with a fair key go to their lanes in rounds, one of each key at a time.
 --
 -- A job with options.fair_key that is due lies in waiting. A lane of such jobs (part 'fair') has at most max_line of them in line; where there
 -- is room, each key with waiting jobs gets its turn, from behind the one that was served last (fair_turn). So a new key's job waits for
@@ -12,7 +12,7 @@
 -- some wait still. Any worker may call it at any time: of each lane one deals at a time, by a lock that is only tried (_service_claim),
 -- and sees what the one before has put in line. Rows that are locked are left for a later call. Needs READ COMMITTED (TB003).
 -- Reads lane, claim, entry; deletes from waiting; writes entry, scheduled, fair_turn, service.
-create or replace function tallybook.deal(inout known jsonb default null, max_line int default 200,
+create or replace function tallybook.fair_release(inout known jsonb default null, max_line int default 200,
   at timestamptz default clock_timestamp(), as_service boolean default false, out dealt int, out busy boolean, out remain boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
@@ -22,7 +22,7 @@ declare
   l record; d record; v_state jsonb; v_known jsonb := coalesce(known, '{}'); v_room int;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'deal needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not see what is in line.';
+    raise exception 'fair_release needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not see what is in line.';
   end if;
   known := '{}'; dealt := 0; busy := false; remain := false;
   for l in select x.lane_id, x.queue, x.retention, x.born from tallybook.lane x where x.part = 'fair' order by x.lane_id loop
@@ -31,7 +31,7 @@ begin
     if v_state -> 'keys' <> '{}' then
       v_room := max_line - tallybook._in_line(l.lane_id, l.retention, l.born, max_line);
       if v_room > 0 then
-        if tallybook._service_claim('deal ' || l.lane_id, at) then
+        if tallybook._service_claim('fair_release ' || l.lane_id, at) then
           -- Once more, now that nobody else can put any in.
           v_room := max_line - tallybook._in_line(l.lane_id, l.retention, l.born, max_line);
           select * into d from tallybook._deal_lane(l.lane_id, l.queue, l.retention, v_state -> 'keys', v_room, at);
@@ -45,7 +45,7 @@ begin
     remain := remain or v_state -> 'keys' <> '{}' or (v_state ->> 'full')::boolean;
     known := known || jsonb_build_object(l.lane_id, v_state);
   end loop;
-  if as_service then perform tallybook._service_ran('deal', at, dealt); end if;
+  if as_service then perform tallybook._service_ran('fair_release', at, dealt); end if;
 end $$;
 
 -- _fair_keys(lane_id, state, most, at): the keys of a lane that may have waiting jobs, each with the number of its oldest, and what the next

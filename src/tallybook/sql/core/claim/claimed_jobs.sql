@@ -1,4 +1,4 @@
--- leased(lease, job, at): read the jobs that a claim took. Run it after the claim has committed; it takes no lock that is kept.
+-- claimed_jobs(lease, job, at): read the jobs that a claim took. Run it after the claim has committed; it takes no lock that is kept.
 --
 -- cancelled: the job was cancelled after the claim looked. Do not start it: end it with cancelled(). That this is read
 -- after the claim's commit is what makes a cancel exact that commits before its job starts. One that names a later attempt
@@ -14,7 +14,7 @@
 -- Reads claim, entry, tombstone, rate_limit, concurrency_limit, breaker_rule; for jobs with a unique key amendment.
 -- The limit is what the claim has counted: a scan does not end at a row's second column, so without it each claim of a big
 -- transaction would read all of that transaction's jobs that are still to come.
-create or replace function tallybook.leased(lease uuid, job bigint default null, at timestamptz default clock_timestamp())
+create or replace function tallybook.claimed_jobs(lease uuid, job bigint default null, at timestamptz default clock_timestamp())
 returns table (job_id bigint, attempt int, task text, args jsonb, headers jsonb, queue text, priority int, failures int, crashes int,
                max_attempts int, unique_key text, enqueued_at timestamptz, run_at timestamptz, cancelled boolean, expired boolean,
                busy boolean, put_off boolean, order_key text, options jsonb, limited boolean)
@@ -28,7 +28,7 @@ declare
     or exists (select from tallybook.concurrency_limit r where r.name like 'queue:%' or r.name like 'task:%')
     or exists (select from tallybook.breaker_rule r where r.name like 'queue:%' or r.name like 'task:%');
 begin
-  select k.* into c from tallybook.claim k where k.lease = leased.lease;
+  select k.* into c from tallybook.claim k where k.lease = claimed_jobs.lease;
   if not found then return; end if;
   select l.queue, l.priority into v_queue, v_priority from tallybook.lane l where l.lane_id = c.lane_id;
   if c.one_xid is not null then  -- an interval of one
@@ -40,7 +40,7 @@ begin
            e.max_attempts::int, e.unique_key, e.enqueued_at, e.run_at,
            v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled)
              or coalesce((e.k).cancelled, false),
-           e.expires_at <= leased.at, (e.k).busy, (e.k).run_at > leased.at, e.order_key,
+           e.expires_at <= claimed_jobs.at, (e.k).busy, (e.k).run_at > claimed_jobs.at, e.order_key,
            case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end,
            e.options ? 'limits' or v_wide and tallybook._wide_limits(v_queue, e.task) <> '[]'
       from (
@@ -50,7 +50,7 @@ begin
      where x.xid >= c.from_xid and x.xid <= c.pos_xid and e.lane_id = c.lane_id and e.retention = c.retention and e.xid = x.xid
        and e.seq > case when x.xid = c.from_xid then c.from_seq else 0 end
        and e.seq <= case when x.xid = c.pos_xid then c.pos_seq else 9223372036854775807 end
-       and e.seq <> all (c.skipped) and (leased.job is null or e.job_id = leased.job)
+       and e.seq <> all (c.skipped) and (claimed_jobs.job is null or e.job_id = claimed_jobs.job)
      order by e.xid, e.seq) e;
   else
     return query
@@ -58,7 +58,7 @@ begin
            e.max_attempts::int, e.unique_key, e.enqueued_at, e.run_at,
            v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled)
              or coalesce((e.k).cancelled, false),
-           e.expires_at <= leased.at, (e.k).busy, (e.k).run_at > leased.at, e.order_key,
+           e.expires_at <= claimed_jobs.at, (e.k).busy, (e.k).run_at > claimed_jobs.at, e.order_key,
            case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end,
            e.options ? 'limits' or v_wide and tallybook._wide_limits(v_queue, e.task) <> '[]'
       from (
@@ -68,7 +68,7 @@ begin
      where e.lane_id = c.lane_id and e.retention = c.retention
        and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
        and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
-       and e.xid <> all (c.holes) and e.seq <> all (c.skipped) and (leased.job is null or e.job_id = leased.job)
-     order by e.xid, e.seq limit case when leased.job is null then c.jobs else 1 end) e;
+       and e.xid <> all (c.holes) and e.seq <> all (c.skipped) and (claimed_jobs.job is null or e.job_id = claimed_jobs.job)
+     order by e.xid, e.seq limit case when claimed_jobs.job is null then c.jobs else 1 end) e;
   end if;
 end $$;

@@ -14,7 +14,7 @@ from tallybook._upkeep.service import REFUSED, Service
 
 _SETTLE = (
     "select ended, released, cancelled, busy, last, remain"
-    " from tallybook.settle(%s::bigint[], %s::bigint, as_service => %s::boolean)"
+    " from tallybook.parents_resolve(%s::bigint[], %s::bigint, as_service => %s::boolean)"
 )
 _BATCH = 500
 # A round over all that jobs wait for takes about a twentieth of one connection's time, however many these are.
@@ -26,7 +26,7 @@ _LOCKED = 0.05
 class FollowUps(Service):
     """Runs at once for ends that this worker has told, and about once a second while any job waits for another."""
 
-    name = "settle"
+    name = "parents_resolve"
 
     def __init__(self, link: Link, told: asyncio.Event, *, on_released: Callable[[], None]) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
--- put_back(lease, job_id, attempt, delay): give back an attempt that was claimed and never started; again after a delay.
+-- unclaim(lease, job_id, attempt, delay): give back an attempt that was claimed and never started; again after a delay.
 --
 -- No failure is counted, and the attempt is not one of the job's attempts on view: it ends as moved.
 -- Returns scheduled, available (without a delay), or refused. Reads claim, entry; writes outcome, and scheduled or entry.
-create or replace function tallybook.put_back(lease uuid, job_id bigint, attempt int, delay interval default '0',
+create or replace function tallybook.unclaim(lease uuid, job_id bigint, attempt int, delay interval default '0',
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
 declare
-  e tallybook.entry := tallybook._end(lease, job_id, attempt, 'moved', null, put_back.at);
+  e tallybook.entry := tallybook._end(lease, job_id, attempt, 'moved', null, unclaim.at);
 begin
   if e.job_id is null then return 'refused'; end if;
   perform tallybook._back(e, at + delay, at, e.failures, e.crashes, e.errors);

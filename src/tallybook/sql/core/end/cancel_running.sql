@@ -1,0 +1,14 @@
+-- cancel_running(lease, job_id, attempt, reason, at): end one attempt as cancelled: what a worker says when it was told to stop a
+-- job, or when the job's own handler asked for it. Returns cancelled, or refused.
+create or replace function tallybook.cancel_running(lease uuid, job_id bigint, attempt int, reason text default null,
+  at timestamptz default clock_timestamp())
+returns text language plpgsql as $$
+declare
+  e tallybook.entry := tallybook._end(lease, job_id, attempt, 'cancelled',
+    case when reason is not null then jsonb_build_object('message', reason) end, cancel_running.at);
+begin
+  if e.job_id is null then return 'refused'; end if;
+  if e.order_key is not null then perform tallybook._release(e.order_key, job_id, cancel_running.at); end if;
+  perform tallybook._parent_ended(e.job_id);
+  return 'cancelled';
+end $$;
