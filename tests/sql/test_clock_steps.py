@@ -20,16 +20,8 @@ DAY = timedelta(days=1)
 YEARS = timedelta(days=3650)
 
 SERVICES = [
-    "fair_release",
-    "fold",
-    "concurrency_release",
-    "promote",
-    "prune",
-    "rebase",
-    "rescue",
-    "schedules",
-    "parents_resolve",
-]
+    "concurrency_release", "fair_release", "fold", "parents_resolve", "promote", "prune", "rebase", "rescue", "schedules",
+]  # fmt: skip
 RUNS = {
     "promote": "promoted from tallybook.promote(at => %s, as_service => true)",
     "rescue": "lost from tallybook.rescue(at => %s, as_service => true)",

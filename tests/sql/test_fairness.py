@@ -287,12 +287,12 @@ def test_scheduled_and_retried_jobs_come_into_the_rounds(db: Connection) -> None
 
 
 def test_what_was_given_back_goes_straight_to_the_line(db: Connection) -> None:
-    """put_back and rescue: its turn had come."""
+    """unclaim and rescue: its turn had come."""
     first, _ = put(db, "a", 2)
     dealer, worker = Dealer(db, 1), Worker(db)
     dealer.deal()
     assert worker.claim() == [first]
-    assert worker.end("put_back", first) == "available"
+    assert worker.end("unclaim", first) == "available"
     assert worker.claim() == [first]
     db.execute("select tallybook.worker_stop(%s)", (worker.id,))
     assert Worker(db).claim() == [first]

@@ -161,7 +161,7 @@ def test_what_runs_is_left_alone(db: Connection, hands: Hands, how: str) -> None
     assert (second.args, second.put_off) == ({"n": 1}, False)
 
 
-@pytest.mark.parametrize("end", ["fail", "snooze", "rescue", "move", "dead", "cancelled", "cancelled in line"])
+@pytest.mark.parametrize("end", ["fail", "snooze", "rescue", "move", "dead", "cancel_running", "cancelled in line"])
 def test_changed_args_outlive_every_end(db: Connection, hands: Hands, end: str) -> None:
     """Whatever an attempt ends with, the next one, a person's retry included, has the args of the change."""
     job = put(db, unique_key="k", args={"n": 1})
@@ -182,7 +182,7 @@ def test_changed_args_outlive_every_end(db: Connection, hands: Hands, end: str) 
         else:
             hands.say(end, started)
     db.execute("select tallybook.rescue()")
-    if end in ("dead", "cancelled", "cancelled in line"):
+    if end in ("dead", "cancel_running", "cancelled in line"):
         hands.one("select tallybook.retry(%s)", job)
     if end == "move":
         hands.worker = hands.one("select tallybook.worker_start('knows', '{q}', '{t}')")
