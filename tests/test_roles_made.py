@@ -47,7 +47,7 @@ def test_again_changes_nothing(at: House) -> None:
 def test_a_migration_keeps_the_rights(at: House) -> None:
     """Functions that a migration replaces, adds or drops are as they shall be when it commits, in its own transaction."""
     before = matrix(at)
-    at.db.execute("update tallybook.installation set functions = 'other'")
+    at.db.execute("update tallybook.installation set routines = 'other'")
     assert migrate.migrate(at.db) == ["functions and views"]
     assert matrix(at) == before
 
@@ -118,7 +118,7 @@ def test_the_script_does_the_same(empty_dsn: str) -> None:
 def test_roles_of_another_cluster_are_left_out(at: House) -> None:
     """After a move to a cluster without the roles a migration goes on without them."""
     at.db.execute("update tallybook.role set name = 'not_of_this_cluster' where kind = 'metrics'")
-    at.db.execute("update tallybook.installation set functions = 'other'")
+    at.db.execute("update tallybook.installation set routines = 'other'")
     assert migrate.migrate(at.db) == ["functions and views"]
 
 

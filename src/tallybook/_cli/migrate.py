@@ -68,11 +68,6 @@ select jsonb_build_object(
   'bytes', (select sum(pg_total_relation_size(c.oid)) from pg_class c
              where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'r'))::text
   from tallybook.installed i, pg_control_system() c"""
-_OLD_INFO = (
-    _INFO.replace("tallybook.queues", "tallybook.queue")
-    .replace("tallybook.workers", "tallybook.worker")
-    .replace("tallybook.installed", "tallybook.installation")
-)
 
 
 @click.command()
@@ -94,7 +89,7 @@ def info(dsn: str | None, as_json: bool) -> None:
             "node": found.node if found.version else None,
         }
         if found.version:
-            row = conn.execute(_INFO if found.version >= 4 else _OLD_INFO).fetchone()
+            row = conn.execute(_INFO).fetchone()
             values |= json.loads(row[0]) if row else {}
     if as_json:
         print_json(json.dumps(values, indent=1))
