@@ -6,7 +6,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -163,6 +163,21 @@ def http_server(host: str = "127.0.0.1", port: int = 0, cert: Path | None = None
         home.freed.set()
         server.shutdown()
         server.server_close()
+
+
+@contextmanager
+def two_http_servers(first: str, second: str) -> Iterator[tuple[HttpServer, HttpServer]]:
+    """Servers at one port of two addresses; another process can have the port at the second one, then it is another port."""
+    for _ in range(20):
+        with ExitStack() as stack:
+            one = stack.enter_context(http_server(first))
+            try:
+                two = stack.enter_context(http_server(second, one.port))
+            except OSError:
+                continue
+            yield one, two
+            return
+    raise AssertionError(f"no port is free at both {first} and {second}")
 
 
 def certificate(folder: Path, name: str) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 import httpcore2
 import pytest
 
-from support.outside import HttpServer, Reply, certificate, http_server, provider, serving
+from support.outside import HttpServer, Reply, certificate, http_server, provider, serving, two_http_servers
 from tallybook import App, Constant, JobInfo
 from tallybook.tasks import _address, _transport, http, new_signing_secret, webhook
 from tallybook.tasks._address import Allowed, problem
@@ -98,7 +98,7 @@ def test_without_the_check_the_inside_is_called(
 def rebinding(app: App, run: Run, db: Any, names: dict[str, list[str]]) -> tuple[JobInfo, list[int]]:
     """One webhook to a name that is public when it is looked up first, and inside from then on; who was called how often."""
     names["rebinding.test"] = [PUBLIC, INTERNAL]
-    with http_server(PUBLIC) as public, http_server(INTERNAL, public.port) as inside:
+    with two_http_servers(PUBLIC, INTERNAL) as (public, inside):
         settings = {"url": f"http://rebinding.test:{public.port}/", "allow_http": True, "allow": [PUBLIC]}
         serving(app, provider("acme", {"signing_secret": new_signing_secret()}, **settings))
         found = run(webhook.enqueue_sync(db, "acme", {}))
