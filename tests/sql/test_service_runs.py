@@ -52,8 +52,8 @@ def somebody(connect: Callable[..., Connection]) -> Connection:
 
 
 def schedule(db: Connection, *ats: datetime) -> None:
-    for at in ats:
-        db.execute("select tallybook.enqueue('q', 'send', run_at => %s)", [at])
+    for at in ats:  # put in an hour before, however slow the machine is
+        db.execute("select tallybook.enqueue('q', 'send', run_at => %s, at => %s)", [at, at - 3600 * S])
 
 
 def left(db: Connection) -> int:
