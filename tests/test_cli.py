@@ -146,6 +146,15 @@ def test_unreachable_server(run: Run, words: str) -> None:
     assert "geheim" not in result.output
 
 
+def test_a_schema_of_yours_with_that_name_is_not_removed(empty_dsn: str) -> None:
+    """`uninstall` removes what Tallybook has installed and nothing else."""
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute("create schema tallybook; create table tallybook.mine ()")
+        result = CliRunner().invoke(cli, ["uninstall", "--yes", "--dsn", empty_dsn])
+        assert result.exit_code == 0 and "nothing to do" in result.output
+        assert conn.execute("select to_regclass('tallybook.mine') is not null").fetchone() == (True,)
+
+
 @pytest.mark.parametrize("words", ["job list", "queue list", "enqueue mail t", "job cancel 1"])
 @pytest.mark.parametrize(
     ("version", "said"), [(-1, "version -1"), (999, "Update the package"), (None, "no schema tallybook in database")]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from support.rooms import MADE, named, room, texts
+from support.rooms import MADE, SQL, named, room, texts
+from tallybook._db.migrate import migrations
 
 SEAMS = {
     "_pace": "promote: when a job that waits for a rate limit gets its turn",
@@ -90,3 +91,11 @@ def test_a_name_is_made_in_one_room() -> None:
     """A function and a table may share a name (claim, fold, progress), but then they are of one room."""
     homes = {(name, room(path)) for path, text in texts().items() for name in MADE.findall(text)}
     assert [name for name, rooms in Counter(name for name, _ in homes).items() if rooms > 1] == []
+
+
+def test_every_file_of_tables_is_installed() -> None:
+    """Migration 0001 names every file of tables, once: one that it forgot would be missing in every database."""
+    ((_, _, text),) = [one for one in migrations() if one[0] == 1]
+    for path in texts():
+        if "/tables" in path:
+            assert text.count((SQL / path).read_text("utf-8").rstrip()) == 1, path

@@ -128,7 +128,7 @@ def uninstall(dsn: str | None, yes: bool) -> None:
     """
     with connect(dsn, schema=False) as conn:
         database = conn.info.dbname
-        if conn.execute("select to_regnamespace('tallybook') is null").fetchone() == (True,):
+        if not schema.is_installed(conn):
             click.echo(f"nothing to do: no schema tallybook in database {database!r}")
             return
         if not yes:

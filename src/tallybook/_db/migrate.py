@@ -29,6 +29,7 @@ from tallybook.errors import SchemaBusy, SchemaTooNew
 
 _LOCK = "select pg_advisory_xact_lock(1413565440, 0)"
 _ROOMS = ("core", "parts", "read", "ops")
+_TABLES = re.compile(r"/tables(/|\.sql$)")
 _INCLUDE = re.compile(r"^\\ir \.\./(\S+)$", re.MULTILINE)
 
 
@@ -85,7 +86,7 @@ def routines() -> list[tuple[str, str]]:
     """Path in `sql/` and text of every function and view file, in the order in which they are applied: views last."""
     folder = resources.files("tallybook") / "sql"
     found = [file for room in _ROOMS for file in _files(folder / room, room)]
-    return sorted((file for file in found if "/tables" not in file[0]), key=lambda file: "/views/" in file[0])
+    return sorted((file for file in found if not _TABLES.search(file[0])), key=lambda file: "/views/" in file[0])
 
 
 def _files(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
@@ -219,6 +220,11 @@ def _steps(found: SchemaInfo) -> Iterator[tuple[str, str]]:
     )
 
 
+def is_installed(conn: psycopg.Connection) -> bool:
+    """Whether this database has a schema of Tallybook, of whatever version; a schema of yours with that name is none."""
+    return conn.execute("select to_regclass('tallybook.installation') is not null").fetchone() == (True,)
+
+
 def uninstall(conn: psycopg.Connection) -> bool:
     """Remove the schema with all jobs in it. False: there was none.
 
@@ -227,7 +233,7 @@ def uninstall(conn: psycopg.Connection) -> bool:
     with conn.transaction():
         conn.execute("set local client_min_messages = warning")
         conn.execute(_LOCK)
-        if not conn.execute("select from pg_namespace where nspname = 'tallybook'").fetchall():
+        if not is_installed(conn):
             return False
         outside = conn.execute(
             "select distinct d.classid::regclass::text, pg_describe_object(d.classid, d.objid, d.objsubid)"
