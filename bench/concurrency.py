@@ -53,12 +53,12 @@ def run() -> None:
     jobs, count, run_jobs = max(1_000, int(50_000 * SCALE)), max(40, int(1000 * SCALE)), max(400, int(10_000 * SCALE))
     with server() as running:
         with database(running) as dsn, database(running) as without, psycopg.connect(dsn, autocommit=True) as conn:
-            conn.execute("select tallybook.concurrency_limit_put('one', %s)", (_MOST,))
+            conn.execute("select tallybook.concurrency_limit_set('one', %s)", (_MOST,))
             _put_aside(conn, jobs)
             waiting = conn.execute("select count(*) from tallybook.waiting").fetchone()
             ours, none = claims(dsn, without, count)
         with database(running) as dsn, psycopg.connect(dsn, autocommit=True) as conn:
-            conn.execute("select tallybook.concurrency_limit_put('one', %s)", (_MOST,))
+            conn.execute("select tallybook.concurrency_limit_set('one', %s)", (_MOST,))
             conn.execute(_LOAD, {"queue": "default", "jobs": run_jobs})
             begin = time.monotonic()
             with ExitStack() as stack:

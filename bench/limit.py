@@ -31,7 +31,7 @@ def run() -> None:
     each = max(60, int(1_000 * SCALE))
     jobs = each * _KEYS
     with server() as running, database(running) as dsn, psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute("select tallybook.rate_limit_put('api', %s, '1 second')", (_CALLS,))
+        conn.execute("select tallybook.rate_limit_set('api', %s, '1 second')", (_CALLS,))
         conn.execute(_LOAD, {"jobs": jobs, "keys": _KEYS})
         with ExitStack() as stack:
             workers = [stack.enter_context(Process("serve", dsn, '{"slots": 100}')) for _ in range(_WORKERS)]

@@ -47,7 +47,7 @@ def _furnish(conn: psycopg.Connection[Any]) -> None:
             (_LONG[:40], first, first + 99),
         )
     conn.execute(
-        "select tallybook.audit_put('ada', 'web', 'queue.pause', '{\"queue\": \"q1\"}') from generate_series(1, %s)",
+        "select tallybook.audit_add('ada', 'web', 'queue.pause', '{\"queue\": \"q1\"}') from generate_series(1, %s)",
         (max(1000, int(100_000 * SCALE)),),
     )
     app = App("bench")
@@ -56,7 +56,7 @@ def _furnish(conn: psycopg.Connection[Any]) -> None:
     async def noop() -> None: ...
 
     for n in range(200):
-        app.schedule_put_sync(conn, f"nightly-{n}", noop.job(), cron="0 3 * * *")
+        app.schedule_set_sync(conn, f"nightly-{n}", noop.job(), cron="0 3 * * *")
     conn.execute("select tallybook.enqueue('default', 'rare', '{\"to\": \"x\"}')")
 
 

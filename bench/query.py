@@ -37,7 +37,7 @@ insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retenti
 select job.id, job.id, clock_timestamp(), lane.lane_id, 1, lane.retention, 0, 0, 'refresh_price', job.args, job.key
   from lane, job"""
 _PUT = """\
-select tallybook.schedule_put('stale', %s, queue => 'prices', cron => '* * * * *', query => 'select key, args from stale')"""
+select tallybook.schedule_set('stale', %s, queue => 'prices', cron => '* * * * *', query => 'select key, args from stale')"""
 _RUN: LiteralString = "select what, jobs from tallybook.schedule_run('stale')"
 _BARE: LiteralString = "insert into bare (key, args) select key, args from stale on conflict do nothing returning key"
 _ALONE: LiteralString = "select count(*) from (select * from stale order by key offset 0) s"

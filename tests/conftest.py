@@ -186,7 +186,7 @@ async def make(dsn: str) -> AsyncIterator[Callable[..., Any]]:
 @pytest.fixture
 def paused(db: Connection) -> Callable[[], bool]:
     """A queue `mail`, and whether it is paused."""
-    db.execute("select tallybook.queue_put('mail')")
+    db.execute("select tallybook.queue_set('mail')")
 
     def is_paused() -> bool:
         row = db.execute("select paused_at is not null from tallybook.queues where name = 'mail'").fetchone()

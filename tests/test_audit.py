@@ -19,7 +19,7 @@ from tallybook.errors import ConfigError, InvalidArgument
 NOW = datetime(2031, 5, 1, 12, tzinfo=UTC)
 S = timedelta(seconds=1)
 TAKE = "select tallybook.nonce_take(%s, %s, %s, %s)"
-PUT = "select tallybook.audit_put(%s, 'api', %s, '{}', '{}', %s)"
+PUT = "select tallybook.audit_add(%s, 'api', %s, '{}', '{}', %s)"
 
 
 @pytest.fixture
@@ -94,9 +94,9 @@ def test_the_audit_goes_after_its_retention(db: Any) -> None:
     db.execute(PUT, ["ada", "pause", NOW])
     db.execute(PUT, ["ada", "resume", NOW + 10 * day])
     assert sweep(db, NOW + 89 * day) == 0
-    db.execute("select tallybook.retention_put('audit', '1 year')")
+    db.execute("select tallybook.retention_set('audit', '1 year')")
     assert sweep(db, NOW + 91 * day) == 0
-    db.execute("select tallybook.retention_put('audit', '90 days')")
+    db.execute("select tallybook.retention_set('audit', '90 days')")
     assert sweep(db, NOW + 91 * day) == 1
     assert [row[0] for row in db.execute("select action from tallybook.audits")] == ["resume"]
 
@@ -113,14 +113,14 @@ def test_the_audit_goes_after_its_retention(db: Any) -> None:
 def test_what_is_no_audit_row_is_refused(db: Any, actor: str, action: str, target: Any, problem: str) -> None:
     """A row without a name, or with more than ids and counts, is refused, and so the transaction of its change."""
     with pytest.raises(InvalidArgument, match=problem):
-        sync.run(db, audit.put(actor, "api", action, target))
+        sync.run(db, audit.add(actor, "api", action, target))
 
 
 @pytest.mark.anyio
 async def test_audits_in_pages(app: App, db: Any, dsn: str) -> None:
     """S2-12: audits lists newest first, page by page, of one actor or one action, both ways."""
     for n in range(5):
-        sync.run(db, audit.put("ada" if n % 2 else "key-1", "web", f"verb{n % 3}", {"n": n}, {"done": True}))
+        sync.run(db, audit.add("ada" if n % 2 else "key-1", "web", f"verb{n % 3}", {"n": n}, {"done": True}))
     rows = app.audits_sync(db, max_rows=2)
     assert [row.target["n"] for row in rows] == [4, 3]
     assert [row.target["n"] for row in app.audits_sync(db, before=rows[-1].id)] == [2, 1, 0]
@@ -157,8 +157,8 @@ def test_a_page_of_the_audit_is_read_by_index(db: Any, which: dict[str, str]) ->
 
 def test_audit_on_the_command_line(dsn: str, db: Any) -> None:
     """`tallybook audit` lists rows for people and for programs, without control characters of a name."""
-    sync.run(db, audit.put("ada\x1b[31m", "web", "pause", {"queue": "mail"}, {"paused": True}))
-    sync.run(db, audit.put("key-1", "api", "retry", {"job": 7}))
+    sync.run(db, audit.add("ada\x1b[31m", "web", "pause", {"queue": "mail"}, {"paused": True}))
+    sync.run(db, audit.add("key-1", "api", "retry", {"job": 7}))
 
     def run(*words: str) -> click.testing.Result:
         return click.testing.CliRunner().invoke(cli, ["audit", *words], env={"TALLYBOOK_DSN": dsn})

@@ -79,7 +79,7 @@ def test_by_hand(dsn: str, db: Any, app: App) -> None:
 
     assert run("list").output == "no breakers\n"
     assert run("put", "provider", "5", "1min", "30s").output == "breaker 'provider' is created\n"
-    assert app.breaker_put_sync(db, "provider:acme", 2, per="1 min", open_for="5 min") == "created"
+    assert app.breaker_set_sync(db, "provider:acme", 2, per="1 min", open_for="5 min") == "created"
     assert run("open", "provider:acme", "2h").output.startswith("the breaker of 'provider:acme' is open until ")
     shown = run("list").output.splitlines()
     assert shown[1].split()[:8] == ["provider", "5", "per", "1", "min,", "for", "30", "s"]

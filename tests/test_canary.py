@@ -107,7 +107,7 @@ async def test_the_canary_is_nowhere(dsn: str, db: Any, tmp_path: Path, monkeypa
     environment = {"PYTHONPATH": str(Path(__file__).parent), "TALLYBOOK_KEYS": KEY}
     with Command(tmp_path, "worker", *options, dsn=dsn, **environment) as worker:
         worker.says("lifespan")
-        await app.providers.put("broken", kind="x", active=True)
+        await app.providers.set("broken", kind="x", active=True)
         await app.providers.set_secret("broken", "api_key", MOVED)
         db.execute(
             "update tallybook.provider_secret set nonce = decode(repeat('00', 12), 'hex') where provider = 'broken'"
@@ -155,9 +155,9 @@ async def test_the_search_finds_each_form() -> None:
 
 async def test_a_secret_in_the_clear_would_be_found(dsn: str, db: Any) -> None:
     """The negative control: the same dump finds a secret whose ciphertext is the text itself."""
-    db.execute("select tallybook.provider_put('acme', 'x')")
+    db.execute("select tallybook.provider_set('acme', 'x')")
     db.execute(
-        "select tallybook._provider_secret_put('acme', 'api_key', null, 'k1', %s, %s, null, null, null)",
+        "select tallybook._provider_secret_set('acme', 'api_key', null, 'k1', %s, %s, null, null, null)",
         (b"n" * 12, CANARY.encode()),
     )
     assert found_in(dump(db))

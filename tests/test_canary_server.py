@@ -43,7 +43,7 @@ async def test_the_servers_log_and_sessions_do_not_show_it(monkeypatch: pytest.M
 
             app = App("canary", dsn=dsn)
             async with app.open():
-                await app.providers.put("acme", kind="x", settings={"note": CONTROL})
+                await app.providers.set("acme", kind="x", settings={"note": CONTROL})
                 for secret in (FORMER, CANARY):
                     await app.providers.set_secret("acme", "api_key", secret)
                     look()
@@ -60,7 +60,7 @@ async def test_the_servers_log_and_sessions_do_not_show_it(monkeypatch: pytest.M
                 assert (await rotated.providers.rotate()).rotated == 3
                 look()
         log: Any = server.log_path.read_text("utf-8", "replace")
-    assert log.count("_provider_secret_put") >= 3 and "_provider_secret_reseal" in log
+    assert log.count("_provider_secret_set") >= 3 and "_provider_secret_reseal" in log
     for text in (log, "\n".join(shown)):
         assert CONTROL in text
         assert found_in(text) == set() and other.split(":")[1][:-4] not in text

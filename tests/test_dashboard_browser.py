@@ -210,7 +210,7 @@ def test_live_parts_follow_without_a_reload(look: Browser, site: str, data: str)
     look.get(site + "/")
     look.run("window.same = true")
     with psycopg.connect(data, autocommit=True) as conn:
-        conn.execute("select tallybook.queue_put('brand-new')")
+        conn.execute("select tallybook.queue_set('brand-new')")
         conn.execute("select tallybook.enqueue('brand-new', 'send', '{\"to\": \"x\"}')")
     wait_until(lambda: "brand-new" in look.text, "the new queue appears")
     assert look.run("return window.same") is True
@@ -326,7 +326,7 @@ def test_every_action_works_from_its_form(look: Browser, site: str, data: str) -
 def _staged(conn: psycopg.Connection[Any], action: str) -> str:
     """Put in what this action can be done to; the address of a page that has its button."""
     queue, name = f"stage {action}", f"stage {action}"
-    conn.execute("select tallybook.queue_put(%s)", (queue,))
+    conn.execute("select tallybook.queue_set(%s)", (queue,))
     if action in (
         "/dead/drop",
         "/dead/retry",
@@ -347,14 +347,14 @@ def _staged(conn: psycopg.Connection[Any], action: str) -> str:
         return {"/dead": f"/dead?queue={quote(queue)}", "/job": f"/job/{job.id}", "/jobs": f"/jobs?queue={quote(queue)}",
                 "/subject": f"/subject?task=staged&name={quote(name)}"}[action.rpartition("/")[0]]  # fmt: skip
     if action.startswith("/limit/"):
-        conn.execute("select tallybook.breaker_put(%s, 1, '1 min', '1 hour')", (name,))
-        conn.execute("select tallybook.rate_limit_put(%s, 1, '1 min')", (name,))
-        conn.execute("select tallybook.concurrency_limit_put(%s, 1)", (name,))
+        conn.execute("select tallybook.breaker_set(%s, 1, '1 min', '1 hour')", (name,))
+        conn.execute("select tallybook.rate_limit_set(%s, 1, '1 min')", (name,))
+        conn.execute("select tallybook.concurrency_limit_set(%s, 1)", (name,))
         if action == "/limit/breaker/close":
             conn.execute("select tallybook.breaker_open(%s)", (name,))
         return "/limits"
     if action.startswith("/schedule/"):
-        conn.execute("select tallybook.schedule_put(%s, 'staged', every => '1 day')", (name,))
+        conn.execute("select tallybook.schedule_set(%s, 'staged', every => '1 day')", (name,))
         if action == "/schedule/resume":
             conn.execute("select tallybook.schedule_pause(%s)", (name,))
         return f"/schedule?name={quote(name)}"
@@ -452,14 +452,14 @@ def test_login_and_logout_in_a_browser(look: Browser, data: str, folder: Path) -
             submit(look, look.find("form.stack"))
         assert look.path == "/queue?name=mail"
         assert look.run("return document.cookie") == ""  # no script can read it
-        assert look.all("form[action$='/queue/put']")
+        assert look.all("form[action$='/queue/set']")
         submit(look, look.find("form[action$='/logout']"))
         assert look.path == "/login"
         look.find("input[name=name]").send_keys("bob")
         look.find("input[name=password]").send_keys(PASSWORD)
         submit(look, look.find("form.stack"))
         look.get(f"{site}/queue?name=mail")
-        assert not look.all("form[action$='/queue/put']") and "read only" in look.text
+        assert not look.all("form[action$='/queue/set']") and "read only" in look.text
     # The console names the answer 401 to the wrong password, and the end of the process; nothing else.
     assert [one for one in look.complaints() if "401" not in one and "ERR_" not in one] == []
 
@@ -467,8 +467,8 @@ def test_login_and_logout_in_a_browser(look: Browser, data: str, folder: Path) -
 def test_a_long_name_and_a_thousand_queues(look: Browser, site: str, data: str) -> None:
     """A name of 64 bytes without a space does not break the page; a thousand queues come a hundred at a time."""
     with psycopg.connect(data, autocommit=True) as conn:
-        conn.execute("select tallybook.queue_put('many-' || n) from generate_series(1, 1000) n")
-        conn.execute("select tallybook.queue_put(%s)", (LONG[:60],))
+        conn.execute("select tallybook.queue_set('many-' || n) from generate_series(1, 1000) n")
+        conn.execute("select tallybook.queue_set(%s)", (LONG[:60],))
     look.get(f"{site}/queues?q=many-&order=name")
     assert len(look.all("tbody tr")) == 100
     assert "of 1,000" in look.text

@@ -171,7 +171,7 @@ def shown(file: str) -> str:
 async def test_the_fastapi_example_of_the_docs_works(dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/dashboard.md: whom the host's session names looks, ada acts, and nobody else sees anything."""
     monkeypatch.setenv("TALLYBOOK_DSN", dsn)
-    db.execute("select tallybook.queue_put('mail')")
+    db.execute("select tallybook.queue_set('mail')")
     main: dict[str, Any] = {}
     exec(compile(shown("main.py").replace("from __future__", ""), "main.py", "exec"), main)  # noqa: S102
     api = main["api"]

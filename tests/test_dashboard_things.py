@@ -126,12 +126,12 @@ ACTIONS = {
     "/schedule/run": {"name": "s"},
     "/schedule/pause": {"name": "s"},
     "/schedule/resume": {"name": "s"},
-    "/limit/concurrency/put": {"name": "c", "most": "3"},
+    "/limit/concurrency/set": {"name": "c", "most": "3"},
     "/limit/concurrency/drop": {"name": "c"},
-    "/limit/rate/put": {"name": "r", "calls": "8", "per": "1 min", "burst": "2"},
+    "/limit/rate/set": {"name": "r", "calls": "8", "per": "1 min", "burst": "2"},
     "/limit/rate/push": {"name": "r:x", "wait": "5 min"},
     "/limit/rate/drop": {"name": "r"},
-    "/limit/breaker/put": {"name": "b", "failures": "5", "per": "1 min", "open_for": "30 s"},
+    "/limit/breaker/set": {"name": "b", "failures": "5", "per": "1 min", "open_for": "30 s"},
     "/limit/breaker/open": {"name": "b:x", "duration": "1 h"},
     "/limit/breaker/close": {"name": "b:x"},
     "/limit/breaker/drop": {"name": "b"},
@@ -144,8 +144,8 @@ ACTIONS = {
 
 
 async def staged(app: App) -> None:
-    await app.schedule_put(app, "s", app.tasks["send"].job("ada"), every="1 hour")
-    await app.providers.put("acme", kind="market-data")
+    await app.schedule_set(app, "s", app.tasks["send"].job("ada"), every="1 hour")
+    await app.providers.set("acme", kind="market-data")
     await app.providers.route("equity", "acme", symbol="GOLD")
 
 
@@ -185,7 +185,7 @@ async def test_what_was_so_already_is_not_on_record(app: App, seen: Seen, db: An
     await staged(app)
     job = db.execute("select tallybook.enqueue('mail', 'send')").fetchone()[0]
     actions = {
-        "/queue/put": {"name": "mail", "retention": "brief", "max_attempts": "7"},
+        "/queue/set": {"name": "mail", "retention": "brief", "max_attempts": "7"},
         "/queue/pause": {"name": "mail"},
         "/queue/resume": {"name": "mail"},
         "/job/cancel": {"job": str(job)},
@@ -209,15 +209,15 @@ async def test_what_was_so_already_is_not_on_record(app: App, seen: Seen, db: An
             assert audits(db) == on_record, path
     assert len(audits(db)) == len(actions) - 1  # there never was a queue `none`
     assert "1 job cancelled" not in await seen.act("/jobs/cancel", job=str(job))
-    assert "whole number" in await seen.act("/queue/put", name="mail", max_attempts="9" * 5000)
+    assert "whole number" in await seen.act("/queue/set", name="mail", max_attempts="9" * 5000)
 
 
 @pytest.mark.parametrize(
     ("path", "form", "why"),
     [
-        ("/limit/concurrency/put", {"name": "c", "most": "many"}, "most is a whole number"),
-        ("/limit/concurrency/put", {"name": "", "most": "1"}, "1 to 200 bytes"),
-        ("/limit/rate/put", {"name": "r", "calls": "1", "per": "300"}, "per"),
+        ("/limit/concurrency/set", {"name": "c", "most": "many"}, "most is a whole number"),
+        ("/limit/concurrency/set", {"name": "", "most": "1"}, "1 to 200 bytes"),
+        ("/limit/rate/set", {"name": "r", "calls": "1", "per": "300"}, "per"),
         ("/limit/rate/push", {"name": "r", "wait": "999999999 days"}, "too long"),
         ("/limit/rate/push", {"name": "none", "wait": "1 s"}, "none"),
         ("/limit/breaker/open", {"name": "none"}, "none"),
@@ -240,7 +240,7 @@ async def test_what_cannot_be_is_told_and_leaves_nothing(
 
 async def test_every_fire_of_a_schedule_is_seen(app: App, seen: Seen, db: Any) -> None:
     """S2-16: what ran, was skipped by overlap, was missed and failed is on the page with its job, its state and its reason."""
-    await app.schedule_put(app, "report", app.tasks["send"].job("ada", api_key=CANARY), every="1 hour")
+    await app.schedule_set(app, "report", app.tasks["send"].job("ada", api_key=CANARY), every="1 hour")
     assert "put in job" in await seen.act("/schedule/run", name="report")
     assert "was skipped" in await seen.act("/schedule/run", name="report")
     for hours, what, reason, ticks in ((2, "failed", f"no such table {EVIL}", None), (3, "missed", None, 4)):
@@ -266,7 +266,7 @@ async def test_fires_go_in_pages_that_look_at_a_bounded_number(
 ) -> None:
     """S2-16: page after page shows each fire once; a filter looks at so many ticks, says how far, and goes on from there."""
     monkeypatch.setattr(schedule_pages, "_LOOK", 70)
-    await app.schedule_put(app, "often", app.tasks["send"].job("ada"), every="1 s")
+    await app.schedule_set(app, "often", app.tasks["send"].job("ada"), every="1 s")
     db.execute(
         "insert into tallybook.fire (schedule, tick, fired_at, what, reason)"
         " select 'often', %s::timestamptz + n * interval '1 s', %s, case n when 3 then 'failed' else 'skipped' end, 'overlap'"
@@ -403,9 +403,9 @@ def test_the_lag_is_the_longest_wait_since_it_was_asked() -> None:
 async def test_limits_show_each_key_that_is_in_use(app: App, seen: Seen, db: Any) -> None:
     """S2-09: limits show rules and the keys in use with what waits; idle keys are left out and pages go through all names."""
     app.rate_limit("acme", 8, per="1 min")
-    await app.concurrency_limit_put(app, "customer", 2)
-    await app.rate_limit_put(app, "acme", 8, per="1 min")
-    await app.breaker_put(app, "provider", 5, per="1 min", open_for="30 s")
+    await app.concurrency_limit_set(app, "customer", 2)
+    await app.rate_limit_set(app, "acme", 8, per="1 min")
+    await app.breaker_set(app, "provider", 5, per="1 min", open_for="30 s")
     await app.rate_limit_push(app, "acme:<b>x</b>", datetime.now(UTC) + timedelta(hours=1))
     await app.breaker_open(app, "provider:acme", "2 h")
     db.execute(
@@ -463,8 +463,8 @@ async def test_fair_keys_are_counted_so_far(app: App, seen: Seen, db: Any) -> No
 async def test_no_page_shows_a_secret(app: App, seen: Seen, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """S1-13, S2-09: pages tell which secrets a provider has, and neither the secret, nor its ciphertext, nonce or key."""
     monkeypatch.setenv("TALLYBOOK_KEYS", KEY)
-    await app.providers.put(EVIL[:40], kind="smtp", active=False)
-    await app.providers.put("acme", kind="market-data", settings={"password": CANARY})
+    await app.providers.set(EVIL[:40], kind="smtp", active=False)
+    await app.providers.set("acme", kind="market-data", settings={"password": CANARY})
     await app.providers.set_secret("acme", "api_key", CANARY)
     await app.providers.set_secret("acme", "api_key", CANARY + "2")
     await app.providers.route("equity", "acme")
@@ -513,7 +513,7 @@ async def test_the_audit_is_read_page_by_page(seen: Seen, db: Any) -> None:
     for n in range(120):
         target = json.dumps({"queue": EVIL, "n": n, "api_key": CANARY})
         db.execute(
-            "select tallybook.audit_put(%s, 'api', %s, %s::jsonb, '{}')",
+            "select tallybook.audit_add(%s, 'api', %s, %s::jsonb, '{}')",
             ["ada" if n % 2 else EVIL, "pause" if n < 60 else "retry", target],
         )
     path, rows = "/audit", []
@@ -539,7 +539,7 @@ async def test_what_a_readers_role_may_not_see_is_told(empty_dsn: str) -> None:
         at.give()
         app = shop()
         at.db.execute(
-            "select tallybook.schedule_put('s', 'send', jsonb_build_object('to', %s::text), every => '1 hour')",
+            "select tallybook.schedule_set('s', 'send', jsonb_build_object('to', %s::text), every => '1 hour')",
             [CANARY],
         )
         at.db.execute("select tallybook.worker_start('till', '{mail}')")

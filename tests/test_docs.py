@@ -223,7 +223,7 @@ def test_the_examples_of_the_providers_page_run(tmp_path: Path, dsn: str, db: An
     printed = dict.fromkeys(others, "")
     used = ""
     for line in others:
-        if not used and line == "tallybook provider route put equity beta --symbol INFY --inactive":
+        if not used and line == "tallybook provider route set equity beta --symbol INFY --inactive":
             enqueue = "from app import *; fetch_price.enqueue_sync(app, 'RELIANCE'); fetch_all.enqueue_sync(app)"
             python(tmp_path, dsn, "-c", enqueue)
             used = python(tmp_path, dsn, "-c", DRAIN, TALLYBOOK_KEYS=key)

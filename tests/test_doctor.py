@@ -399,7 +399,7 @@ def test_dead_letters(patient: Patient) -> None:
 
 def test_an_open_breaker(patient: Patient) -> None:
     """An open breaker is named; closed it is not."""
-    patient.db.execute("select tallybook.breaker_put('acme', 3, '1 min', '1 h'), tallybook.breaker_open('acme')")
+    patient.db.execute("select tallybook.breaker_set('acme', 3, '1 min', '1 h'), tallybook.breaker_open('acme')")
     patient.ill("breakers", '"acme" is open', "holds 0 jobs", level="note")
     patient.db.execute("select tallybook.breaker_close('acme')")
     patient.fine("breakers")
@@ -422,8 +422,8 @@ def test_services_that_do_not_run(patient: Patient) -> None:
 def test_schedules(patient: Patient, dsn: str) -> None:
     """A schedule that no worker can compute, and one whose tick is late, are named; dropped or paused they are not."""
     db = patient.db
-    db.execute("select tallybook.schedule_put('bad', 'report', cron => '61 * * * *')")
-    db.execute("select tallybook.schedule_put('good', 'report', every => '1 h')")
+    db.execute("select tallybook.schedule_set('bad', 'report', cron => '61 * * * *')")
+    db.execute("select tallybook.schedule_set('good', 'report', every => '1 h')")
     drain(App("shop", dsn=dsn))  # as a worker does
     patient.ill("schedules", '"bad" cannot be computed')
     db.execute("select tallybook.schedule_drop('bad')")

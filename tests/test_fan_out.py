@@ -159,7 +159,7 @@ def test_mistakes_are_found_before_anything_is_sent(db: Any) -> None:
     with pytest.raises(UnknownJob):
         step.with_(after=4711).enqueue_sync(db, 1)
     with pytest.raises(ConfigError, match="wait for no others"):
-        app.schedule_put_sync(db, "s", step.with_(after=1).job(1), cron="* * * * *")
+        app.schedule_set_sync(db, "s", step.with_(after=1).job(1), cron="* * * * *")
     with pytest.raises(ConfigError, match="after"):
         step.with_(after=1).subject("x").push_sync(db, 1)
     assert db.execute("select count(*) from tallybook.job").fetchone() == (0,)

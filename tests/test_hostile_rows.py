@@ -57,14 +57,14 @@ def stage(db: Connection, value: str) -> None:
     error = "jsonb_build_object('type', 'E', 'message', 'm', 'details', %(v)s::jsonb)"
     db.execute(f"select tallybook.fail({end.format(2)}, {error}, final => true)".encode(), given)
     db.execute("select tallybook.subject_push('q', 't', 's', %(v)s::jsonb)", given)
-    db.execute("select tallybook.schedule_put('plan', 't', %(v)s::jsonb, queue => 'q', every => '1 day')", given)
-    db.execute("select tallybook.provider_put('p', 'kind', %(v)s::jsonb), tallybook.route_put('data', 'p')", given)
+    db.execute("select tallybook.schedule_set('plan', 't', %(v)s::jsonb, queue => 'q', every => '1 day')", given)
+    db.execute("select tallybook.provider_set('p', 'kind', %(v)s::jsonb), tallybook.route_set('data', 'p')", given)
     db.execute(
-        "select tallybook.queue_put('q'), tallybook.count_event('e')"
-        ", tallybook.audit_put('me', 'cli', 'x', %(v)s::jsonb, %(v)s::jsonb)",
+        "select tallybook.queue_set('q'), tallybook.count_event('e')"
+        ", tallybook.audit_add('me', 'cli', 'x', %(v)s::jsonb, %(v)s::jsonb)",
         given,
     )
-    db.execute("select tallybook.rate_limit_put('r', 1, '1 s'), tallybook.concurrency_limit_put('c', 1)")
+    db.execute("select tallybook.rate_limit_set('r', 1, '1 s'), tallybook.concurrency_limit_set('c', 1)")
 
 
 def spoil(db: Connection, kinds: tuple[str, ...], value: str) -> int:

@@ -99,7 +99,7 @@ async def test_dead_letters_are_dropped_by_filter(call: Client, db: Any) -> None
 
 async def test_a_schedule_is_run_out_of_its_time(plain: Client, db: Any) -> None:
     """S2-12: a schedule is fired now, paused and resumed; each is on record, and what changed nothing is not."""
-    db.execute("select tallybook.schedule_put('a/b ü', 'report', '{}', every => '1 day')")
+    db.execute("select tallybook.schedule_set('a/b ü', 'report', '{}', every => '1 day')")
     target = "/schedules/a%2Fb%20%C3%BC"
     ran = (await plain("POST", f"{target}/run")).json()
     assert (ran["what"], ran["schedule"]) == ("enqueued", "a/b ü")
@@ -241,7 +241,7 @@ async def test_a_failed_audit_row_takes_its_change_along(call: Client, db: Any) 
 @pytest.mark.slow
 async def test_a_change_that_waits_too_long_is_503(call: Client, db: Any, connect: Any) -> None:
     """What others hold is waited for 2 s at most, then it is 503, and nothing has happened."""
-    db.execute("select tallybook.queue_put('mail')")
+    db.execute("select tallybook.queue_set('mail')")
     other = connect(autocommit=False)
     other.execute("select tallybook.pause('mail')")
     answer = await call("POST", "/queues/mail/pause")

@@ -80,7 +80,7 @@ def test_the_client_of_the_page_in_a_shell(tmp_path: Path, dsn: str, db: Any, ke
     missing = [program for program in ("sh", "curl", "openssl") if shutil.which(program) is None]
     assert not missing, f"this test needs {', '.join(missing)}: without them the page's example is not shown to work"
     db.execute("select tallybook.enqueue('mail', 'send_welcome')")
-    db.execute("select tallybook.schedule_put('a/b ü', 'report', '{}', every => '1 day', queue => 'mail')")
+    db.execute("select tallybook.schedule_set('a/b ü', 'report', '{}', every => '1 day', queue => 'mail')")
     scripts(tmp_path)
     answers = []
     with serving(dsn, keys) as url:

@@ -40,7 +40,7 @@ def fuzz(
 def stage(db: Any) -> None:
     """Something of everything, under the names that the examples have."""
     db.execute("select tallybook.enqueue('mail', 'send_welcome'), tallybook.worker_start('web-1', '{mail}')")
-    db.execute("select tallybook.schedule_put('report-de', 'report', '{}', every => '1 day')")
+    db.execute("select tallybook.schedule_set('report-de', 'report', '{}', every => '1 day')")
 
 
 @pytest.mark.slow

@@ -524,7 +524,7 @@ LIMITED = [
 async def test_a_key_for_some_queues_reaches_no_other(call: Client, db: Any) -> None:
     """S2-12: a key that is limited to a queue is refused at what is in another one; control: at its own it is not."""
     queues = "unnest('{mail,pay}'::text[]) q"
-    db.execute(f"select tallybook.schedule_put(q, 'work', '{{}}', every => '1 day', queue => q) from {queues}")  # noqa: S608
+    db.execute(f"select tallybook.schedule_set(q, 'work', '{{}}', every => '1 day', queue => q) from {queues}")  # noqa: S608
     mailer = call.by("mailer", THIRD)
     for method, target, document in LIMITED:
         assert codes(await mailer(method, target, document)) == (403, "queue"), target
@@ -551,7 +551,7 @@ async def test_a_schedule_that_is_given_another_queue_meanwhile_is_not_run(
     call: Client, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S2-12: a schedule that leaves the key's queues between the look and the run is not run, and leaves no job and no row."""
-    put = "select tallybook.schedule_put('s', 'work', '{}', every => '1 day', queue => %s)"
+    put = "select tallybook.schedule_set('s', 'work', '{}', every => '1 day', queue => %s)"
     db.execute(put, ["mail"])
     run = App.schedule_run
 

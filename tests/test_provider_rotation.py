@@ -42,7 +42,7 @@ def replace(file: Path, *keys: str) -> None:
 
 async def many(app: App, count: int = MANY) -> None:
     """A provider with so many secrets, half of them with a previous one."""
-    await app.providers.put("acme", kind="market-data")
+    await app.providers.set("acme", kind="market-data")
     for n in range(count):
         await app.providers.set_secret("acme", f"key{n}", f"one {n}")
         if n % 2:
@@ -180,7 +180,7 @@ async def test_without_the_guard_it_would(dsn: str, db: Any, keys: Path) -> None
 async def test_many_who_set_a_secret_at_once_leave_it_whole(dsn: str, db: Any, keys: Path) -> None:
     """Eight at once: one creates it, the others change it; what is left is two different ones of theirs, both of which open."""
     app = App("shop", dsn=dsn)
-    await app.providers.put("acme", kind="x")
+    await app.providers.set("acme", kind="x")
     async with app.open(max_size=4):
         done = await asyncio.gather(*(app.providers.set_secret("acme", "k", str(n)) for n in range(8)))
     assert sorted(done) == ["changed"] * 7 + ["created"]

@@ -34,7 +34,7 @@ async def test_a_provider_and_its_secrets(app: App, db: Any) -> None:
     """S1-12: put, set a secret, get: decrypted in memory, encrypted in the table, changed with the former one as previous."""
     providers = app.providers
     assert (
-        await providers.put("acme", kind="market-data", settings={"base_url": "https://acme.example", "n": [1, "ü"]})
+        await providers.set("acme", kind="market-data", settings={"base_url": "https://acme.example", "n": [1, "ü"]})
         == "created"
     )
     for text, what in ((CANARY, "created"), (CANARY, "unchanged"), ("second", "changed"), ("third", "changed")):
@@ -65,21 +65,21 @@ async def test_only_active_providers_are_loaded(app: App) -> None:
     """S1-13: get refuses one that is switched off, load leaves it out, resolve passes it by; switched on it is there."""
     providers = app.providers
     for name in ("acme", "beta"):
-        await providers.put(name, kind="market-data")
+        await providers.set(name, kind="market-data")
         await providers.set_secret(name, "api_key", name)
-    await providers.put("acme", active=False)
+    await providers.set("acme", active=False)
     with pytest.raises(UnknownProvider, match="provider 'acme' is not active") as off:
         await providers.get("acme")
     assert off.value.inactive and list(await providers.load()) == ["beta"]
     with pytest.raises(UnknownProvider, match="Did you mean 'beta'"):
         await providers.get("beta2")
-    await providers.put("acme", active=True)
+    await providers.set("acme", active=True)
     assert (await providers.get("acme")).active and list(await providers.load()) == ["acme", "beta"]
 
 
 async def test_a_wrong_key_raises_when_the_registry_is_loaded(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """S1-13: with other keys, or none, load, get and resolve raise one error that names provider and field."""
-    await app.providers.put("acme", kind="market-data")
+    await app.providers.set("acme", kind="market-data")
     await app.providers.route("equity", "acme")
     await app.providers.set_secret("acme", "api_key", CANARY)
     for keys, why in (
@@ -99,7 +99,7 @@ async def test_a_wrong_key_raises_when_the_registry_is_loaded(app: App, monkeypa
 
 async def test_a_lost_key_is_no_dead_end(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """A secret whose key is lost can be set anew, without keeping the former one."""
-    await app.providers.put("acme", kind="market-data")
+    await app.providers.set("acme", kind="market-data")
     await app.providers.set_secret("acme", "api_key", CANARY)
     monkeypatch.setenv("TALLYBOOK_KEYS", new_key("k2"))
     assert await app.providers.set_secret("acme", "api_key", "new", keep_previous=False) == "changed"
@@ -124,7 +124,7 @@ SWAPS = {
 async def test_a_swapped_ciphertext_is_refused(app: App, db: Any, swap: str) -> None:
     """S1-13: who may write the table cannot lead one secret to another provider, field or slot: one clear error."""
     for name, field in (("acme", "api_key"), ("acme", "password"), ("beta", "api_key")):
-        await app.providers.put(name, kind="market-data")
+        await app.providers.set(name, kind="market-data")
         await app.providers.set_secret(name, field, f"{CANARY} of {name} {field}")
     await app.providers.set_secret("acme", "api_key", CANARY)
     assert all(tested.problem is None for tested in await app.providers.test("acme"))
@@ -143,7 +143,7 @@ async def test_routes_choose_the_provider(app: App) -> None:
     """S1-15, S1-16: resolve gives the specific one before the broad one, None where there is none."""
     providers = app.providers
     for name in ("acme", "beta"):
-        await providers.put(name, kind="market-data")
+        await providers.set(name, kind="market-data")
         await providers.set_secret(name, "api_key", name)
     assert await providers.resolve("equity", "RELIANCE") is None
     assert await providers.route("equity", "acme") == "created"
@@ -166,7 +166,7 @@ async def test_what_was_read_is_kept_for_five_seconds(app: App, db: Any) -> None
     """S1-17: within fresh_for no statement is said, after it a changed row is seen; writes from here are seen at once."""
     clock = Clock()
     providers = Providers(app, clock=clock)
-    await providers.put("acme", kind="one")
+    await providers.set("acme", kind="one")
     await providers.route("equity", "acme")
     assert (await providers.get("acme")).kind == "one" and await providers.resolve("equity")
     db.execute("update tallybook.provider set kind = 'two'; update tallybook.provider_route set active = false")
@@ -176,14 +176,14 @@ async def test_what_was_read_is_kept_for_five_seconds(app: App, db: Any) -> None
     )
     clock.now += 0.2
     assert (await providers.get("acme")).kind == "two" and await providers.resolve("equity") is None
-    await providers.put("acme", kind="three")
+    await providers.set("acme", kind="three")
     assert providers.get_sync("acme").kind == "three"
 
 
 async def test_a_change_while_it_is_read_is_not_kept(app: App) -> None:
     """What was being read while a write of this program came in between is not kept as the new state."""
     providers = Providers(app)
-    await providers.put("acme", kind="one")
+    await providers.set("acme", kind="one")
     reading = providers._fly(("get", "acme"), _then(providers._generation, providers))
     await reading
     assert not providers._kept
@@ -205,7 +205,7 @@ async def test_a_hundred_who_ask_at_once_are_one_statement(app: App) -> None:
         said.append(call.verb)
         return await app._run(call)
 
-    await app.providers.put("acme", kind="market-data", settings={"list": []})
+    await app.providers.set("acme", kind="market-data", settings={"list": []})
     with app.providers.through(say):
         found = await asyncio.gather(*(app.providers.get("acme") for _ in range(100)))
         assert said == ["provider"]
@@ -222,7 +222,7 @@ async def test_a_hundred_who_ask_at_once_are_one_statement(app: App) -> None:
 
 async def test_who_asks_after_a_write_joins_no_older_read(app: App) -> None:
     """A read that set off before this program's own write is not what who asks after the write is given."""
-    await app.providers.put("acme", kind="one")
+    await app.providers.set("acme", kind="one")
     asked, held = asyncio.Event(), asyncio.Event()
 
     async def slow(call: Any) -> Any:
@@ -235,7 +235,7 @@ async def test_who_asks_after_a_write_joins_no_older_read(app: App) -> None:
         old = asyncio.ensure_future(app.providers.get("acme"))
         await asked.wait()
         with app.providers.through(app._run):
-            await app.providers.put("acme", kind="two")
+            await app.providers.set("acme", kind="two")
             assert (await app.providers.get("acme")).kind == "two"
         held.set()
         await old
@@ -268,7 +268,7 @@ async def test_a_row_changed_reaches_a_running_worker(app: App, db: Any) -> None
         used.append(found.name)
 
     for name in ("acme", "beta"):
-        await app.providers.put(name, kind="market-data")
+        await app.providers.set(name, kind="market-data")
         await app.providers.set_secret(name, "api_key", name)
     await app.providers.route("equity", "acme")
     app.providers.fresh_for = app.providers.fresh_for / 50
@@ -303,7 +303,7 @@ async def test_a_lifespan_can_load_them_all(app: App, db: Any) -> None:
         seen.append(await ctx.providers.load())
         yield
 
-    await app.providers.put("acme", kind="market-data")
+    await app.providers.set("acme", kind="market-data")
     await app.providers.set_secret("acme", "api_key", CANARY)
     async with working(app, app.conninfo(), **SLEEPY):
         await eventually(lambda: seen, "the lifespan has run")
@@ -319,7 +319,7 @@ async def test_writes_in_the_callers_transaction(app: App, connect: Any) -> None
     import psycopg
 
     async with await psycopg.AsyncConnection.connect(app.conninfo()) as conn:
-        await app.providers.put("acme", kind="smtp", conn=conn)
+        await app.providers.set("acme", kind="smtp", conn=conn)
         await app.providers.set_secret("acme", "password", CANARY, conn=conn)
         await app.providers.route("mail", "acme", conn=conn)
         await conn.rollback()
@@ -330,11 +330,11 @@ async def test_writes_in_the_callers_transaction(app: App, connect: Any) -> None
 async def test_mistakes_are_explained(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings that are no JSON, a field that may be a secret, unknown providers, no keys: each is one clear error."""
     providers = app.providers
-    await providers.put("acme", kind="smtp")
+    await providers.set("acme", kind="smtp")
     with pytest.raises(InvalidArgument, match="are no JSON"):
-        await providers.put("acme", settings={"x": object()})
+        await providers.set("acme", settings={"x": object()})
     with pytest.raises(InvalidArgument, match="are no JSON"):
-        await providers.put("acme", settings={"x": float("nan")})
+        await providers.set("acme", settings={"x": float("nan")})
     with pytest.raises(ConfigError, match="not shown") as refused:
         await providers.set_secret("acme", f"api_key={CANARY}", "x")
     assert CANARY not in str(refused.value)

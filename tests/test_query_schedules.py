@@ -45,7 +45,7 @@ async def clock(dsn: str) -> AsyncIterator[Clock]:
 def put(db: Connection, name: str, query: str, *, at: datetime = NOON, **more: Any) -> None:
     given = {"name": name, "task": "refresh", "cron": "* * * * *", "query": query, "at": at, **more}
     words = ", ".join(f"{word} => %({word})s" for word in given)
-    db.execute(f"select tallybook.schedule_put({words})", given)  # type: ignore[arg-type]
+    db.execute(f"select tallybook.schedule_set({words})", given)  # type: ignore[arg-type]
 
 
 async def tick(made: Clock, minutes: int = 1) -> int:
@@ -422,18 +422,18 @@ async def test_declared_in_code(db: Connection, dsn: str) -> None:
 
 
 async def test_put_from_python(db: Connection, dsn: str) -> None:
-    """schedule_put takes a task and a query, on any connection; a changed query changes in place."""
+    """schedule_set takes a task and a query, on any connection; a changed query changes in place."""
     app = App("shop", dsn=dsn)
 
     @app.task
     async def refresh(n: int) -> None: ...
 
-    assert await app.schedule_put(app, "stale", refresh, query=STALE, every="10 min") == "created"
-    assert app.schedule_put_sync(db, "stale", refresh, query=STALE, every="10 min") == "unchanged"
-    assert app.schedule_put_sync(db, "stale", refresh, query=STALE + " limit 2", every="10 min") == "changed"
+    assert await app.schedule_set(app, "stale", refresh, query=STALE, every="10 min") == "created"
+    assert app.schedule_set_sync(db, "stale", refresh, query=STALE, every="10 min") == "unchanged"
+    assert app.schedule_set_sync(db, "stale", refresh, query=STALE + " limit 2", every="10 min") == "changed"
     assert app.schedule_run_sync(db, "stale").jobs == 2
     with pytest.raises(InvalidArgument, match="kye"):
-        app.schedule_put_sync(db, "stale", refresh, query="select 1 as kye, '{}'::jsonb as args", every="10 min")
+        app.schedule_set_sync(db, "stale", refresh, query="select 1 as kye, '{}'::jsonb as args", every="10 min")
 
 
 async def test_what_is_no_query_schedule_is_refused() -> None:

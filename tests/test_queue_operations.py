@@ -38,16 +38,16 @@ def run(*words: str, dsn: str, code: int = 0, typed: str | None = None) -> str:
 
 @anyio
 async def test_settings_in_python(app: App, db: Any) -> None:
-    """S3-36: queue_put makes and changes a queue, queues lists them, with and without an event loop."""
-    assert await app.queue_put(app, "mail", retention="brief", max_attempts=3, by="ada") == "created"
-    assert app.queue_put_sync(db, "mail", max_attempts=3) == "unchanged"
-    assert app.queue_put_sync(db, "mail", max_attempts=0) == "changed"
+    """S3-36: queue_set makes and changes a queue, queues lists them, with and without an event loop."""
+    assert await app.queue_set(app, "mail", retention="brief", max_attempts=3, by="ada") == "created"
+    assert app.queue_set_sync(db, "mail", max_attempts=3) == "unchanged"
+    assert app.queue_set_sync(db, "mail", max_attempts=0) == "changed"
     (queue,) = await app.queues(app)
     assert (queue.name, queue.retention, queue.max_attempts, queue.changed_by) == ("mail", "brief", None, db.info.user)
     with pytest.raises(ConfigError, match="brief, default or long"):
-        await app.queue_put(db, "mail", retention="ever")
+        await app.queue_set(db, "mail", retention="ever")
     with pytest.raises(ConfigError, match="whole number"):
-        app.queue_put_sync(db, "mail", max_attempts=True)
+        app.queue_set_sync(db, "mail", max_attempts=True)
 
 
 @anyio
@@ -78,7 +78,7 @@ async def test_truncate_top_and_drop_in_python(app: App, db: Any) -> None:
 @anyio
 async def test_a_queues_default_of_attempts_counts_in_a_worker(app: App, dsn: str, db: Any) -> None:
     """S3-36: where neither the job nor its task says it, the queue says after how many failures a job is dead."""
-    app.queue_put_sync(db, "mail", max_attempts=1)
+    app.queue_set_sync(db, "mail", max_attempts=1)
     jobs = Jobs(app, db)
     async with working(app, dsn, queues={"mail": 5}):
         job = app.tasks["send"].enqueue_sync(db, -1)

@@ -88,7 +88,7 @@ async def test_a_handler_takes_a_slot_or_ends_as_a_snooze(app: App, dsn: str, db
 @anyio
 async def test_an_atomic_task_and_one_in_a_process_are_put_off_too(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S1-18: over the limit, an atomic task's writes are rolled back, and a process of its own ends; no failure is counted."""
-    app.rate_limit_put_sync(db, "provider", 1, per="1 hour")
+    app.rate_limit_set_sync(db, "provider", 1, per="1 hour")
     app.rate_limit_push_sync(db, "provider:acme", datetime.now(UTC) + HOUR)
     db.execute("create table written (n int)")
 
@@ -97,7 +97,7 @@ async def test_an_atomic_task_and_one_in_a_process_are_put_off_too(app: App, dsn
         await tx.execute("insert into written values (1)")
         await ctx.limit("provider:acme")
 
-    app.rate_limit_put_sync(db, "other", 1, per="1 s")
+    app.rate_limit_set_sync(db, "other", 1, per="1 s")
     limited = app.task(process=True)(zoo.limited)
     both = [write.enqueue_sync(db).id, limited.enqueue_sync(db).id]
     async with working(app, dsn):
@@ -152,7 +152,7 @@ async def test_limits_in_code_come_change_and_go(app: App, dsn: str, db: Any) ->
     """S1-18: a worker's start puts the app's limits on record, changes and removes them; a person's stays as it is."""
     app.rate_limit("provider", 8, per="1 min")
     app.rate_limit("mail", 5, per="1 s", burst=2)
-    app.rate_limit_put_sync(db, "mail", 1, per="1 s")
+    app.rate_limit_set_sync(db, "mail", 1, per="1 s")
     async with working(app, dsn):
         pass
     query = "select name, calls, burst, in_code from tallybook.rate_limit order by name"
@@ -170,7 +170,7 @@ async def test_limits_in_code_come_change_and_go(app: App, dsn: str, db: Any) ->
 @anyio
 async def test_drain_puts_off_what_a_limit_holds(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S1-18: drain does not wait for a turn; what is over the limit is for a later one."""
-    app.rate_limit_put_sync(db, "api", 1, per="1 hour")
+    app.rate_limit_set_sync(db, "api", 1, per="1 hour")
 
     @app.task(limits=("api",))
     async def call() -> None: ...
@@ -223,7 +223,7 @@ async def test_the_verbs_in_python(app: App, dsn: str) -> None:
     """S1-18: put, push, list and drop, awaited, on a connection of the app's own."""
     app.dsn = dsn
     async with app.open():
-        assert await app.rate_limit_put(app, "api", 30, per=timedelta(minutes=1), burst=5) == "created"
+        assert await app.rate_limit_set(app, "api", 30, per=timedelta(minutes=1), burst=5) == "created"
         until = datetime(2031, 1, 1, tzinfo=UTC)
         assert await app.rate_limit_push(app, "api:acme", until) == until
         with pytest.raises(InvalidArgument, match="there is no rate limit"):
@@ -316,7 +316,7 @@ def test_concurrency_limits_by_hand(dsn: str, db: Any, app: App) -> None:
         return click.testing.CliRunner().invoke(cli, ["limit", *words], env={"TALLYBOOK_DSN": dsn})
 
     assert run("at-once", "customer", "2").output == "concurrency limit 'customer' is created\n"
-    assert app.concurrency_limit_put_sync(db, "customer:7", 5) == "created"
+    assert app.concurrency_limit_set_sync(db, "customer:7", 5) == "created"
     assert ["customer:7", "5", "0", "0"] in [line.split() for line in run("list").output.splitlines()]
     assert run("drop", "customer").output == "concurrency limit 'customer' is removed\n"
     assert app.concurrency_limit_drop_sync(db, "customer") is False

@@ -301,7 +301,7 @@ select tallybook.promote(at => pg_catalog.clock_timestamp());
 select tallybook.rescue(at => pg_catalog.clock_timestamp());
 select tallybook.rebase(at => pg_catalog.clock_timestamp());
 select tallybook.upkeep_look(at => pg_catalog.clock_timestamp());
-select tallybook.schedule_put('s', 't', every => '1 h', at => pg_catalog.clock_timestamp());
+select tallybook.schedule_set('s', 't', every => '1 h', at => pg_catalog.clock_timestamp());
 select tallybook.schedule_run('s', at => pg_catalog.clock_timestamp());
 select tallybook.cancel(4, at => pg_catalog.clock_timestamp());
 select tallybook.retry(4, at => pg_catalog.clock_timestamp());
@@ -398,7 +398,7 @@ def test_operator(at: House) -> None:
     assert conn.execute("select tallybook.pause('q')").fetchone() == (True,)
     who = conn.execute("select paused_by from tallybook.queues").fetchone()
     assert who == (conn.info.user,)  # not the owner, whose rights the function has
-    assert conn.execute("select tallybook.schedule_put('s', 't', every => '1 h')").fetchone() == ("created",)
+    assert conn.execute("select tallybook.schedule_set('s', 't', every => '1 h')").fetchone() == ("created",)
     assert conn.execute("select what from tallybook.schedule_run('s')").fetchone() == ("enqueued",)
     refused(
         conn, "select tallybook.enqueue('q', 't')", "select tallybook.claim(1, '{q}', '{1}', gen_random_uuid())",
@@ -410,12 +410,12 @@ def test_a_query_never_runs_with_more_rights_than_its_caller(at: House) -> None:
     """S11: an operator may neither put a query, which workers would run, nor run one; a worker runs it as itself."""
     at.db.execute("create table secret (x int)")
     at.db.execute(
-        "select tallybook.schedule_put('s', 't', every => '1 h', query => 'select to_jsonb(s) as args from public.secret s')"
+        "select tallybook.schedule_set('s', 't', every => '1 h', query => 'select to_jsonb(s) as args from public.secret s')"
     )
     query = "select jsonb_build_object(''who'', current_user::text) as args"
     operator = at.as_("operator")
     refused(
-        operator, f"select tallybook.schedule_put('p', 't', every => '1 h', query => '{query}')",
+        operator, f"select tallybook.schedule_set('p', 't', every => '1 h', query => '{query}')",
         "select tallybook.schedule_run('s')", f"select tallybook.enqueue_from('{query}', 'q', 't')",
     )  # fmt: skip
     worker = at.as_("worker")

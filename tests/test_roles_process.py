@@ -82,8 +82,8 @@ def test_a_real_worker_needs_no_more_than_its_role(at: House, tmp_path: Path) ->
         producer, "select tallybook.enqueue('mail', 'greet', run_at => clock_timestamp() + '1 s', order_key => 'o')"
     )
     at.db.execute(
-        "select tallybook.schedule_put('by the second', 'greet', queue => 'mail', every => '1 s'),"
-        " tallybook.schedule_put('by query', 'greet', queue => 'mail', every => '1 s',"
+        "select tallybook.schedule_set('by the second', 'greet', queue => 'mail', every => '1 s'),"
+        " tallybook.schedule_set('by query', 'greet', queue => 'mail', every => '1 s',"
         "   query => 'select ''k'' as key, jsonb_build_object(''name'', current_user::text) as args')"
     )
     user = at.user("worker")

@@ -45,7 +45,7 @@ async def test_the_job_of_a_fire(dsn: str, db: Any) -> None:
 
     described = report.with_(priority=1, max_attempts=3, headers={"trace": "x"}, retry="patient")
     app.retry_policy("patient", lambda failures: None)
-    app.schedule_put_sync(db, "report-de", described.job("de"), every="10 min")
+    app.schedule_set_sync(db, "report-de", described.job("de"), every="10 min")
     fired = app.schedule_run_sync(db, "report-de")
     job = app.get_sync(db, fired.job_id)
     assert (job.queue, job.priority, job.max_attempts, job.args) == ("reports", 1, 3, {"lang": "de"})

@@ -104,7 +104,7 @@ async def test_a_name_has_one_owner(dsn: str, db: Any, caplog: pytest.LogCapture
     assert "app 'shop' declares it, and it belongs to the database" in caplog.text
     assert "app 'other' declares it, and it belongs to app 'shop'" in caplog.text
     with pytest.raises(InvalidArgument, match='schedule "mine" is declared in the code of app "shop"'):
-        app.schedule_put_sync(db, "mine", app.tasks["t"].job(), every="5 min")
+        app.schedule_set_sync(db, "mine", app.tasks["t"].job(), every="5 min")
 
 
 # What goes wrong
@@ -164,7 +164,7 @@ async def test_a_schedule_that_cannot_be_fired_stops_no_other(dsn: str, db: Any)
     ],
 )
 async def test_sql_refuses_what_cannot_tick(db: Any, more: dict[str, Any], words: str) -> None:
-    """S2-11: schedule_put refuses with TB005, by name, what no job could be made of."""
+    """S2-11: schedule_set refuses with TB005, by name, what no job could be made of."""
     with pytest.raises(psycopg.Error, match=words) as error:
         put(db, **{"name": "s", "at": NOON, **more})
     assert error.value.sqlstate == "TB005"
@@ -238,7 +238,7 @@ async def test_a_worker_is_told_of_a_new_schedule(dsn: str, db: Any) -> None:
         await eventually(
             lambda: one(db, "select last_run_at is not null from tallybook.service where name = 'schedules'"), "a look"
         )
-        app.schedule_put_sync(db, "s", app.task(name="t")(_nothing).job(), every="1 s")
+        app.schedule_set_sync(db, "s", app.task(name="t")(_nothing).job(), every="1 s")
         await eventually(lambda: fires(db, "s"), "its first fire")
 
 
@@ -280,8 +280,8 @@ async def test_what_the_app_tells_of_its_schedules(dsn: str, db: Any) -> None:
     @app.task(queue="q")
     async def t(n: int) -> None: ...
 
-    assert await app.schedule_put(app, "s", t.job(1), cron="0 6 * * *", tz="Europe/Berlin", jitter="5 min") == "created"
-    assert app.schedule_put_sync(db, "s", t.job(1), cron="0 6 * * *", tz="Europe/Berlin", jitter="5 min") == "unchanged"
+    assert await app.schedule_set(app, "s", t.job(1), cron="0 6 * * *", tz="Europe/Berlin", jitter="5 min") == "created"
+    assert app.schedule_set_sync(db, "s", t.job(1), cron="0 6 * * *", tz="Europe/Berlin", jitter="5 min") == "unchanged"
     (found,) = await app.schedule_list(app)
     assert (found.rule, found.jitter, found.source, found.args) == (
         "0 6 * * * Europe/Berlin",

@@ -207,7 +207,7 @@ def test_travel_reaches_what_was_pushed_back(dsn: str, db: Any) -> None:
     @calling.task(limits=("provider",))
     async def call() -> None: ...
 
-    calling.rate_limit_put_sync(db, "provider", 60, per="1 min")
+    calling.rate_limit_set_sync(db, "provider", 60, per="1 min")
     calling.rate_limit_push_sync(db, "provider", datetime.now(UTC) + HOUR)
     call.enqueue_sync(db)
     travel(dsn, timedelta(minutes=59))
@@ -225,7 +225,7 @@ def test_travel_reaches_breakers(dsn: str, db: Any) -> None:
         if fails:
             raise ConnectionError("down")
 
-    calling.breaker_put_sync(db, "provider", 2, per="1 min", open_for="1 hour")
+    calling.breaker_set_sync(db, "provider", 2, per="1 min", open_for="1 hour")
     for _ in range(2):  # never two within a minute
         call.enqueue_sync(db, True)
         assert drain(calling, dsn=dsn).dead == 1

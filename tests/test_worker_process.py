@@ -192,7 +192,7 @@ def test_no_worker_is_a_leader(workers: Workers) -> None:
 def test_a_limit_of_one_holds_in_all_worker_processes(workers: Workers, limited: bool) -> None:
     """S2-14: what may run once at a time runs once in all processes together; control: without a limit all run at once."""
     if limited:
-        workers.db.execute("select tallybook.concurrency_limit_put('task:hold', 1)")
+        workers.db.execute("select tallybook.concurrency_limit_set('task:hold', 1)")
     for _ in range(2):
         workers.start(queues={"default": 2})
     held = [hold.enqueue_sync(workers.db, n) for n in range(3)]
@@ -345,7 +345,7 @@ def test_a_schedules_lock_and_its_work_go_down_and_come_back_together(own_server
     with Workers(dsn, psycopg.connect(dsn, autocommit=True)) as workers:
         workers.start()
         workers.db.execute(
-            "select tallybook.schedule_put('tick', task => 'rest', every => '1 s', args => '{\"n\": 1}')"
+            "select tallybook.schedule_set('tick', task => 'rest', every => '1 s', args => '{\"n\": 1}')"
         )
         wait_until(lambda: workers.db.execute(COMPLETED).fetchone()[0] >= 2, "it fires and runs")
         own_server.kill()
@@ -365,7 +365,7 @@ def test_a_schedules_lock_and_its_work_go_down_and_come_back_together(own_server
 @pytest.mark.slow
 def test_a_limit_outlives_the_workers_that_have_used_it(workers: Workers) -> None:
     """S1-19: the one call an hour was made; its worker is killed and another is started, and the next call waits out the hour."""
-    workers.db.execute("select tallybook.rate_limit_put('provider', 1, '1 hour')")
+    workers.db.execute("select tallybook.rate_limit_set('provider', 1, '1 hour')")
     limited = note.with_(limits=("provider",))
     first = workers.start()
     called = limited.enqueue_sync(workers.db, 1)

@@ -109,23 +109,23 @@ async def fill(dsn: str) -> None:
         for n in range(40):
             await send_welcome.with_(queue="newsletter").enqueue(conn, f"reader{n}@example.org")
         await app.pause(conn, "newsletter", by="ada")
-        await app.schedule_put(
+        await app.schedule_set(
             conn, "stock-count", reserve.job("978-0-14-000001", 1), cron="0 3 * * mon", tz="Asia/Kolkata"
         )
-        await app.schedule_put(conn, "prices-of-yesterday", import_file.job("/imports/daily.csv"), cron="30 5 * * *")
+        await app.schedule_set(conn, "prices-of-yesterday", import_file.job("/imports/daily.csv"), cron="30 5 * * *")
         await app.schedule_pause(conn, "prices-of-yesterday", "bob")
-        await app.breaker_put(conn, "payment-provider", 5, per="1 min", open_for="30 s")
+        await app.breaker_set(conn, "payment-provider", 5, per="1 min", open_for="30 s")
         await app.breaker_open(conn, "payment-provider", "20 min")
-        await app.concurrency_limit_put(conn, f"queue:{LONG}", 2)
+        await app.concurrency_limit_set(conn, f"queue:{LONG}", 2)
         for name, kind in (("acme", "market-data"), ("mailgate", "smtp"), ("warehouse", "webhook")):
-            await app.providers.put(name, kind=kind, settings={"base_url": f"https://{name}.example"}, conn=conn)
+            await app.providers.set(name, kind=kind, settings={"base_url": f"https://{name}.example"}, conn=conn)
         await app.providers.route("price", "acme", conn=conn)
         for actor, action, target in (
             ("ada", "queue.pause", '{"queue": "newsletter"}'),
             ("bob", "schedule.pause", '{"schedule": "prices-of-yesterday"}'),
             ("ada", "job.retry", '{"job": 412}'),
         ):
-            await conn.execute("select tallybook.audit_put(%s, 'web', %s, %s::jsonb)", (actor, action, target))
+            await conn.execute("select tallybook.audit_add(%s, 'web', %s, %s::jsonb)", (actor, action, target))
 
 
 def pages(dsn: str) -> dict[str, str]:

@@ -202,13 +202,13 @@ async def providers(dsn: str, world: World) -> None:
     registry = App("setup", dsn=dsn).providers
     inside: dict[str, Any] = {"allow": ["127.0.0.1"], "allow_http": True, "timeout": 1}
     for name, path in (("hook", "ok"), ("broken", "broken"), ("gone", "gone")):
-        await registry.put(name, kind="webhook", settings={"url": f"{world.url}/hooks/{path}", **inside})
+        await registry.set(name, kind="webhook", settings={"url": f"{world.url}/hooks/{path}", **inside})
         await registry.set_secret(name, "signing_secret", world.signing_secret)
     for name in ("tables", "sms", "enrichment"):
-        await registry.put(name, kind=name, settings={"url": world.url})
+        await registry.set(name, kind=name, settings={"url": world.url})
         await registry.set_secret(name, "token", world.token)
     mail = {"host": "127.0.0.1", "port": world.smtp.port, "tls": "none", "from": "forms@example.org"}
-    await registry.put("mail", kind="smtp", settings=mail)
+    await registry.set("mail", kind="smtp", settings=mail)
 
 
 class Visitors:

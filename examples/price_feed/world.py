@@ -298,11 +298,11 @@ async def providers(dsn: str, world: World) -> None:
     """Whom the jobs call, and for what: addresses in settings, secrets encrypted. mfapi.in asks for none."""
     registry = App("setup", dsn=dsn).providers
     for name in PROVIDERS:
-        await registry.put(name, kind=name, settings={"url": world.url(name)})
+        await registry.set(name, kind=name, settings={"url": world.url(name)})
     await registry.set_secret("twelvedata", "api_key", world.api_key)
     await registry.set_secret("yahoo", "cookie", world.cookie)
     mail = {"host": "127.0.0.1", "port": world.smtp.port, "tls": "none", "from": "prices@example.org"}
-    await registry.put("mail", kind="smtp", settings=mail)
+    await registry.set("mail", kind="smtp", settings=mail)
     await registry.route("stock", "twelvedata")
     await registry.route("fx", "yahoo")
     await registry.route("fund", "mfapi")

@@ -30,20 +30,20 @@ class Breakers:
             raise ConfigError("breaker", name, "declared twice", hint="Give one of them another name")
         self.breaker_rules[name] = rule
 
-    async def breaker_put(
+    async def breaker_set(
         self, conn: object, name: str, failures: int, *, per: timedelta | str, open_for: timedelta | str
     ) -> str:
         """Make or change a breaker that lives in the database; "created", "changed" or "unchanged". Options as in `breaker`.
 
-        await app.breaker_put(conn, "provider:acme", 3, per="1 min", open_for="5 min")
+        await app.breaker_set(conn, "provider:acme", 3, per="1 min", open_for="5 min")
         """
-        return await run(conn, breakers.put(BreakerRule.checked(name, failures, per, open_for)))
+        return await run(conn, breakers.set_(BreakerRule.checked(name, failures, per, open_for)))
 
-    def breaker_put_sync(
+    def breaker_set_sync(
         self, conn: object, name: str, failures: int, *, per: timedelta | str, open_for: timedelta | str
     ) -> str:
-        """Make or change a breaker that lives in the database; breaker_put without an event loop."""
-        return run_sync(conn, breakers.put(BreakerRule.checked(name, failures, per, open_for)))
+        """Make or change a breaker that lives in the database; breaker_set without an event loop."""
+        return run_sync(conn, breakers.set_(BreakerRule.checked(name, failures, per, open_for)))
 
     async def breaker_drop(self, conn: object, name: str) -> bool:
         """Remove a breaker; False: there is none. Who waits for it goes on; jobs fail that name it where it has no other rule."""

@@ -32,18 +32,18 @@ class Limits:
             raise ConfigError("concurrency_limit", name, "declared twice", hint="Give one of them another name")
         self.concurrency_limits[name] = rule
 
-    async def concurrency_limit_put(self, conn: object, name: str, most: int) -> str:
+    async def concurrency_limit_set(self, conn: object, name: str, most: int) -> str:
         """Make or change a concurrency limit that lives in the database; "created", "changed" or "unchanged".
 
         A lower one stops nobody who runs.
 
-            await app.concurrency_limit_put(conn, "customer:42", 5)
+            await app.concurrency_limit_set(conn, "customer:42", 5)
         """
-        return await run(conn, rates.put_concurrency(ConcurrencyRule(name, most)))
+        return await run(conn, rates.set_concurrency(ConcurrencyRule(name, most)))
 
-    def concurrency_limit_put_sync(self, conn: object, name: str, most: int) -> str:
-        """Make or change a concurrency limit; concurrency_limit_put without an event loop."""
-        return run_sync(conn, rates.put_concurrency(ConcurrencyRule(name, most)))
+    def concurrency_limit_set_sync(self, conn: object, name: str, most: int) -> str:
+        """Make or change a concurrency limit; concurrency_limit_set without an event loop."""
+        return run_sync(conn, rates.set_concurrency(ConcurrencyRule(name, most)))
 
     async def concurrency_limit_drop(self, conn: object, name: str) -> bool:
         """Remove a concurrency limit; False: there is none. Who waits for a place goes on."""
@@ -79,18 +79,18 @@ class Limits:
             raise ConfigError("rate_limit", name, "declared twice", hint="Give one of them another name")
         self.rate_limits[name] = rule
 
-    async def rate_limit_put(self, conn: object, name: str, calls: int, *, per: timedelta | str, burst: int = 1) -> str:
+    async def rate_limit_set(self, conn: object, name: str, calls: int, *, per: timedelta | str, burst: int = 1) -> str:
         """Make or change a rate limit that lives in the database; "created", "changed" or "unchanged".
 
         One that an app declares in code becomes a person's by it, and stays as it is said here. Options as in `rate_limit`.
 
-            await app.rate_limit_put(conn, "provider:acme", 30, per="1 min", burst=5)
+            await app.rate_limit_set(conn, "provider:acme", 30, per="1 min", burst=5)
         """
-        return await run(conn, rates.put(RateRule.checked(name, calls, per, burst)))
+        return await run(conn, rates.set_(RateRule.checked(name, calls, per, burst)))
 
-    def rate_limit_put_sync(self, conn: object, name: str, calls: int, *, per: timedelta | str, burst: int = 1) -> str:
-        """Make or change a rate limit that lives in the database; rate_limit_put without an event loop."""
-        return run_sync(conn, rates.put(RateRule.checked(name, calls, per, burst)))
+    def rate_limit_set_sync(self, conn: object, name: str, calls: int, *, per: timedelta | str, burst: int = 1) -> str:
+        """Make or change a rate limit that lives in the database; rate_limit_set without an event loop."""
+        return run_sync(conn, rates.set_(RateRule.checked(name, calls, per, burst)))
 
     async def rate_limit_drop(self, conn: object, name: str) -> bool:
         """Remove a rate limit; False: there is none. Jobs that still name it fail: take the name out of them first."""

@@ -95,7 +95,7 @@ def set_secret(name: str, field: str, secret: Secret, keys: KeySource, *, keep_p
             if old == secret:
                 return "unchanged"
             former = keyring.seal(before, old)
-        if (yield calls.secret_put(place, was, keyring.seal(place, secret), former)):
+        if (yield calls.secret_set(place, was, keyring.seal(place, secret), former)):
             return "created" if was is None else "changed"
     raise SecretError(name, field, "others change it all the time", hint="Try again")
 

@@ -16,7 +16,7 @@ BATCH = 10_000
 class Queues:
     """Mixed into App."""
 
-    async def queue_put(
+    async def queue_set(
         self,
         conn: object,
         queue: str,
@@ -31,12 +31,12 @@ class Queues:
         `retention` is brief, default or long, for jobs that are enqueued from now on; `max_attempts` counts for jobs where
         neither they nor their task say so (0: 5 again); `notify` publishes its jobs' transitions. ConfigError.
 
-            await app.queue_put(conn, "mail", retention="brief", max_attempts=3)
+            await app.queue_set(conn, "mail", retention="brief", max_attempts=3)
         """
-        call = queues.put(queue, retention=retention, max_attempts=max_attempts, notify=notify, by=by)
+        call = queues.set_(queue, retention=retention, max_attempts=max_attempts, notify=notify, by=by)
         return await run(conn, call)
 
-    def queue_put_sync(
+    def queue_set_sync(
         self,
         conn: object,
         queue: str,
@@ -46,8 +46,8 @@ class Queues:
         notify: bool | None = None,
         by: str | None = None,
     ) -> str:
-        """Make a queue or change its settings; queue_put without an event loop."""
-        call = queues.put(queue, retention=retention, max_attempts=max_attempts, notify=notify, by=by)
+        """Make a queue or change its settings; queue_set without an event loop."""
+        call = queues.set_(queue, retention=retention, max_attempts=max_attempts, notify=notify, by=by)
         return run_sync(conn, call)
 
     async def queue_truncate(

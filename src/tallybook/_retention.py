@@ -34,11 +34,11 @@ class Retentions:
 
             await app.retention(conn, "default", "14 days")
         """
-        return await run(conn, calls.put(name, parse_duration(keep, option="keep")))
+        return await run(conn, calls.set_(name, parse_duration(keep, option="keep")))
 
     def retention_sync(self, conn: object, name: str, keep: str | timedelta) -> bool:
         """Change how long something is kept; retention without an event loop."""
-        return run_sync(conn, calls.put(name, parse_duration(keep, option="keep")))
+        return run_sync(conn, calls.set_(name, parse_duration(keep, option="keep")))
 
     async def held_ranges(self, conn: object) -> list[HeldRange]:
         """List the ranges of history that stay although their time is over, and why.

@@ -103,7 +103,7 @@ class Schedules:
             for name, found in sorted(self.declared.items())
         ]
 
-    async def schedule_put(
+    async def schedule_set(
         self,
         conn: object,
         name: str,
@@ -123,15 +123,15 @@ class Schedules:
         The options are those of `schedule`. A changed `cron`, `every`, `tz` or `query` counts from now on; a pause stays.
         InvalidArgument for a name that is declared in code, and for a query that is no SELECT of jobs.
 
-            await app.schedule_put(conn, "sync-acme", sync.job("acme"), every="10 min")
+            await app.schedule_set(conn, "sync-acme", sync.job("acme"), every="10 min")
         """
         timing = Timing.checked(
             cron=cron, every=every, tz=tz, jitter=jitter, missed=missed, catch_up=catch_up, overlap=overlap
         )
         query = None if query is None else check_query(query)
-        return await run(conn, schedules.put(name, described(name, _job(job, query)), timing, query))
+        return await run(conn, schedules.set_(name, described(name, _job(job, query)), timing, query))
 
-    def schedule_put_sync(
+    def schedule_set_sync(
         self,
         conn: object,
         name: str,
@@ -140,10 +140,10 @@ class Schedules:
         query: str | None = None,
         **timing: Any,
     ) -> str:
-        """Create or change a schedule that lives in the database; schedule_put without an event loop."""
+        """Create or change a schedule that lives in the database; schedule_set without an event loop."""
         query = None if query is None else check_query(query)
         found = described(name, _job(job, query))
-        return run_sync(conn, schedules.put(name, found, Timing.checked(**timing), query))
+        return run_sync(conn, schedules.set_(name, found, Timing.checked(**timing), query))
 
     async def schedule_drop(self, conn: object, name: str) -> bool:
         """Remove a schedule; False: there is none. One in code comes back when a worker of its app starts."""

@@ -89,7 +89,7 @@ class Providers:
             self._keep(("get", name), provider, since, generation)
         return {name: _own(provider) for name, provider in found.items()}
 
-    async def put(
+    async def set(
         self,
         name: str,
         *,
@@ -102,9 +102,9 @@ class Providers:
 
         Here and below: on `conn`, in its transaction, or on a connection of the App's own. InvalidArgument.
 
-            await app.providers.put("acme", kind="market-data", settings={"base_url": "https://api.acme.example"})
+            await app.providers.set("acme", kind="market-data", settings={"base_url": "https://api.acme.example"})
         """
-        return await self._change(_put(name, kind, settings, active), conn)
+        return await self._change(_set(name, kind, settings, active), conn)
 
     async def drop(self, name: str, *, conn: object | None = None) -> bool:
         """Remove a provider with its secrets; False: there is none. InvalidArgument while routes lead to it."""
@@ -144,7 +144,7 @@ class Providers:
 
             await app.providers.route("equity", "acme", symbol="RELIANCE")
         """
-        return await self._change(calls.route_put(data_type, provider, symbol, active), conn)
+        return await self._change(calls.route_set(data_type, provider, symbol, active), conn)
 
     async def drop_route(self, data_type: str, *, symbol: str | None = None, conn: object | None = None) -> bool:
         """Remove the route for one symbol, or the one for all; False: there is none."""
@@ -250,8 +250,8 @@ def _own(found: Provider) -> Provider:
     return replace(found, settings=deepcopy(found.settings), secrets=dict(found.secrets))
 
 
-def _put(name: str, kind: str | None, settings: Mapping[str, Any] | None, active: bool | None) -> Call[str]:
+def _set(name: str, kind: str | None, settings: Mapping[str, Any] | None, active: bool | None) -> Call[str]:
     try:
-        return calls.put(name, kind, settings, active)
+        return calls.set_(name, kind, settings, active)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"settings of provider {name!r} are no JSON: {error}") from None

@@ -20,7 +20,7 @@ KEY = "provider:acme"
 
 def rule(db: Connection, name: str = "provider", failures: int = 3, per: str = "1 min", open_for: str = "30 s") -> str:
     return str(
-        one(db, "select tallybook.breaker_put(%s, %s, %s::interval, %s::interval)", name, failures, per, open_for)
+        one(db, "select tallybook.breaker_set(%s, %s, %s::interval, %s::interval)", name, failures, per, open_for)
     )
 
 
@@ -209,7 +209,7 @@ def test_by_hand(db: Connection) -> None:
 def test_a_rule_that_goes_lets_all_go_on(db: Connection) -> None:
     """Without its rule nobody waits; a changed one counts at once."""
     assert [rule(db), rule(db), rule(db, failures=1)] == ["created", "unchanged", "changed"]
-    db.execute("select tallybook.rate_limit_put('provider', 1000, '1 s')")  # so that the name is still one
+    db.execute("select tallybook.rate_limit_set('provider', 1000, '1 s')")  # so that the name is still one
     asker = Asker(db)
     at = broken(db, asker, n=1)
     jobs = put(db, KEY, n=3, at=at)
@@ -241,7 +241,7 @@ def test_of_a_queue_and_of_a_task(db: Connection) -> None:
 def test_with_a_concurrency_limit_of_the_same_name(db: Connection) -> None:
     """Both hold: never more than the places, and none while it is open."""
     rule(db)
-    db.execute("select tallybook.concurrency_limit_put('provider', 2)")
+    db.execute("select tallybook.concurrency_limit_set('provider', 2)")
     asker = Asker(db)
     jobs = put(db, KEY, n=6)
     assert asker.look(T) == jobs[:2]
@@ -284,7 +284,7 @@ def test_all_end_whatever_happens(db: Connection, seed: int) -> None:  # noqa: P
     chance = random.Random(seed)
     rule(db, "a", 2, "20 s", "5 s")
     rule(db, "b", 1, "20 s", "3 s")
-    db.execute("select tallybook.concurrency_limit_put('b', 2)")
+    db.execute("select tallybook.concurrency_limit_set('b', 2)")
     asker, at, running = Asker(db), T, dict[int, list[str]]()
     keys_of: dict[int, list[str]] = {}
     for step in range(260):
@@ -339,11 +339,11 @@ def test_all_end_whatever_happens(db: Connection, seed: int) -> None:  # noqa: P
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("breaker_put('', 1, '1 s', '1 s')", "1 to 200 bytes"),
-        ("breaker_put('queue:', 1, '1 s', '1 s')", "cannot be named queue:"),
-        ("breaker_put('a', 0, '1 s', '1 s')", "failures 0 is out of range"),
-        ("breaker_put('a', 1, '0 s', '1 s')", "per 00:00:00 is out of range"),
-        ("breaker_put('a', 1, '1 s', null)", "open_for null is out of range"),
+        ("breaker_set('', 1, '1 s', '1 s')", "1 to 200 bytes"),
+        ("breaker_set('queue:', 1, '1 s', '1 s')", "cannot be named queue:"),
+        ("breaker_set('a', 0, '1 s', '1 s')", "failures 0 is out of range"),
+        ("breaker_set('a', 1, '0 s', '1 s')", "per 00:00:00 is out of range"),
+        ("breaker_set('a', 1, '1 s', null)", "open_for null is out of range"),
         ("breaker_open('a')", "there is no breaker a"),
         ("breaker_close('a')", "there is no breaker a"),
     ],

@@ -12,7 +12,7 @@ import pytest
 from support.askers import HOUR, MIN, MS, Asker, S, T, one, put
 from support.broken import without
 from support.ticking import clocks, fires
-from support.ticking import put as put_schedule
+from support.ticking import put as set_schedule
 
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -99,7 +99,7 @@ def test_a_clock_that_does_not_step_changes_nothing(db: Connection) -> None:
 @pytest.mark.parametrize("back", [HOUR, YEARS], ids=str)
 def test_limited_jobs_keep_their_order_and_gaps(db: Connection, back: timedelta) -> None:
     """Turns that lie ahead by the step come back by it: each job starts a gap after the one before it, as without the step."""
-    db.execute("select tallybook.rate_limit_put('provider', 8, '1 minute')")
+    db.execute("select tallybook.rate_limit_set('provider', 8, '1 minute')")
     jobs = put(db, "provider:acme", n=6)
     asker = Asker(db)
     assert asker.look(T) == jobs[:1]
@@ -122,7 +122,7 @@ def test_control_limited_jobs_wait_for_the_clock(db: Connection) -> None:
 
 def test_a_start_that_was_missed_by_the_step_is_made_up_for_at_once(db: Connection) -> None:
     """A job that was let through just before the step, and did not start in time, does not wait for the clock."""
-    db.execute("select tallybook.rate_limit_put('api', 10, '1 second')")
+    db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
     jobs = put(db, "api")
     asker = Asker(db)
     assert asker.look(T) == jobs
@@ -154,7 +154,7 @@ def test_a_job_that_somebody_has_locked_holds_up_nothing(db: Connection, connect
 
 def test_an_open_breaker_closes_after_its_time(db: Connection) -> None:
     """A breaker that was opened for a minute lets its probe through a minute later, whatever the clock did."""
-    db.execute("select tallybook.breaker_put('api', 3, '1 min', '1 min')")
+    db.execute("select tallybook.breaker_set('api', 3, '1 min', '1 min')")
     db.execute("select tallybook.breaker_open('api', at => %s)", (T,))
     run(db, "promote", at=T)
     run(db, "promote", at=T - HOUR)
@@ -214,7 +214,7 @@ def test_control_a_third_of_the_lease_robs_a_worker_that_beats(db: Connection) -
 
 async def _ticks(db: Connection, dsn: str, rule: dict[str, Any], back: timedelta, *times: timedelta) -> list[datetime]:
     """The ticks on record of a schedule of this rule that ran until T, and then at these times after a step back."""
-    put_schedule(db, "s", at=T - HOUR, overlap=True, **rule)
+    set_schedule(db, "s", at=T - HOUR, overlap=True, **rule)
     after = T - back
     async with clocks(dsn, None) as (clock,):
         for at in [T - HOUR, T, *(after + time for time in times)]:
@@ -243,7 +243,7 @@ async def test_a_daily_schedule_is_not_fired_twice(db: Connection, dsn: str) -> 
 @pytest.mark.anyio
 async def test_a_step_forward_fires_once(db: Connection, dsn: str) -> None:
     """After a step forward missed ticks are treated as the schedule asks, once by default, and it ticks on."""
-    put_schedule(db, "s", at=T, every=10 * MIN, overlap=True)
+    set_schedule(db, "s", at=T, every=10 * MIN, overlap=True)
     async with clocks(dsn, None) as (clock,):
         ran = [await clock.run(at=at) for at in (T, T + YEARS + 5 * MIN, T + YEARS + 10 * MIN)]
     assert [one_run.fired for one_run in ran] == [0, 1, 1]

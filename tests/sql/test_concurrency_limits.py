@@ -18,7 +18,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 def limit(db: Connection, name: str = "customer", most: int = 2) -> str:
-    return str(one(db, "select tallybook.concurrency_limit_put(%s, %s)", name, most))
+    return str(one(db, "select tallybook.concurrency_limit_set(%s, %s)", name, most))
 
 
 def states(db: Connection, jobs: list[int]) -> list[str]:
@@ -162,7 +162,7 @@ def test_a_rule_that_changes_or_goes_lets_them_go_on(db: Connection) -> None:
     assert (places(db), asker.look(T)) == (0, [])
     limit(db, "all", 1)  # a name that still has a rule of some kind is no unknown one
     assert one(db, "select tallybook.concurrency_limit_drop('customer')") is True
-    db.execute("select tallybook.rate_limit_put('customer', 1000, '1 s')")
+    db.execute("select tallybook.rate_limit_set('customer', 1000, '1 s')")
     assert places(db) == 3
     assert len(asker.look(T)) == 3
 
@@ -170,7 +170,7 @@ def test_a_rule_that_changes_or_goes_lets_them_go_on(db: Connection) -> None:
 def test_a_rate_and_a_place_are_taken_together(db: Connection) -> None:
     """S1-18: what has a place and no turn gives it back; what has both starts, and one call is counted for each start."""
     limit(db, "api", 2)
-    db.execute("select tallybook.rate_limit_put('api', 1, '1 s')")
+    db.execute("select tallybook.rate_limit_set('api', 1, '1 s')")
     jobs = put(db, "api", n=4)
     asker = Asker(db)
     assert asker.look(T) == jobs[:1]
@@ -320,10 +320,10 @@ def test_control_without_the_lock_two_get_one_place(db: Connection, connect: Any
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("concurrency_limit_put('', 1)", "1 to 200 bytes"),
-        ("concurrency_limit_put('a', 0)", "most 0 is out of range"),
-        ("concurrency_limit_put('a', null)", "most null is out of range"),
-        ("concurrency_limit_put('task:', 2)", "cannot be named task:"),
+        ("concurrency_limit_set('', 1)", "1 to 200 bytes"),
+        ("concurrency_limit_set('a', 0)", "most 0 is out of range"),
+        ("concurrency_limit_set('a', null)", "most null is out of range"),
+        ("concurrency_limit_set('task:', 2)", "cannot be named task:"),
     ],
 )
 def test_what_does_not_fit_is_refused(db: Connection, call: str, message: str) -> None:

@@ -363,7 +363,7 @@ def test_bulk_and_query_put_them_in_turn(db: Connection) -> None:
 
 def test_a_held_job_goes_on_when_its_place_is_free(db: Connection) -> None:
     """A concurrency limit beside the fair key: who was put aside had its turn, and comes back without another."""
-    db.execute("select tallybook.concurrency_limit_put('p', 1)")
+    db.execute("select tallybook.concurrency_limit_set('p', 1)")
     jobs = put(db, "a", 2, options={"limits": ["p"]})
     dealer, worker = Dealer(db), Worker(db)
     dealer.deal()
@@ -441,7 +441,7 @@ def test_a_child_comes_into_the_rounds_after_its_parents(db: Connection) -> None
 
 def test_a_rate_limited_job_keeps_its_turn(db: Connection) -> None:
     """What a rate limit has put off goes to the lane of turns at its time, not into the rounds again."""
-    db.execute("select tallybook.rate_limit_put('p', 1, '1 hour')")
+    db.execute("select tallybook.rate_limit_set('p', 1, '1 hour')")
     jobs = put(db, "a", 2, options={"limits": ["p"]})
     dealer, worker = Dealer(db), Worker(db)
     dealer.deal()

@@ -215,7 +215,7 @@ def test_a_job_that_others_wait_for_is_told_first(db: Connection, now: datetime)
 
 def test_a_place_of_an_ended_job_does_not_outlive_its_outcome(db: Connection, now: datetime) -> None:
     """A concurrency limit's place is free when the history of who held it has gone: nobody had looked in between."""
-    db.execute("select tallybook.concurrency_limit_put('one', 1)")
+    db.execute("select tallybook.concurrency_limit_set('one', 1)")
     hands = Hands(db)
     put(db, 1)
     (job,) = hands.claim()
@@ -780,7 +780,7 @@ def test_a_job_that_has_left_is_said_to_be_past_its_retention(db: Connection, no
 def test_a_retention_that_cannot_be_is_refused(db: Connection, call: str, said: str) -> None:
     """S3-21: an unknown class and a time out of range are TB005, and nothing is changed."""
     with pytest.raises(psycopg.Error) as caught:
-        db.execute(f"select tallybook.retention_put({call})".encode())
+        db.execute(f"select tallybook.retention_set({call})".encode())
     assert (caught.value.sqlstate, caught.value.diag.message_primary) == ("TB005", said)
     assert one(db, "select keep from tallybook.retentions where class = 'brief'") == timedelta(hours=1)
 
@@ -790,6 +790,6 @@ def test_a_shorter_retention_holds_at_once(db: Connection, now: datetime) -> Non
     done(db, Hands(db), 3)
     cut(db)
     assert prune(db, now + 2 * timedelta(hours=1)) == 0
-    assert one(db, "select tallybook.retention_put('default', '1 hour')") is True
-    assert one(db, "select tallybook.retention_put('default', '1 hour')") is False
+    assert one(db, "select tallybook.retention_set('default', '1 hour')") is True
+    assert one(db, "select tallybook.retention_set('default', '1 hour')") is False
     assert prune(db, now + 2 * timedelta(hours=1)) == 3

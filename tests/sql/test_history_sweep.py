@@ -50,9 +50,9 @@ def test_dead_letters_go_after_their_time(db: Connection, now: datetime) -> None
     """S3-21: a dead letter is kept for 30 days, or as long as an installation says; younger ones stay."""
     bury(db, Hands(db))
     assert sweep(db, now + 29 * DAY) == 0
-    db.execute("select tallybook.retention_put('dead', '60 days')")
+    db.execute("select tallybook.retention_set('dead', '60 days')")
     assert sweep(db, now + 31 * DAY) == 0
-    db.execute("select tallybook.retention_put('dead', '30 days')")
+    db.execute("select tallybook.retention_set('dead', '30 days')")
     assert sweep(db, now + 31 * DAY) == 1
     assert one(db, "select count(*) from tallybook.dead") == 0
 
@@ -94,7 +94,7 @@ def test_ticks_go_after_ninety_days(db: Connection, now: datetime) -> None:
 
 def test_calls_stay_as_long_as_their_window(db: Connection, now: datetime) -> None:
     """S3-21: calls of a rate limit go with the history of the class default, but not before their rule's window is over."""
-    db.execute("select tallybook.rate_limit_put('week', 5, '10 days'), tallybook.rate_limit_put('second', 5, '1 s')")
+    db.execute("select tallybook.rate_limit_set('week', 5, '10 days'), tallybook.rate_limit_set('second', 5, '1 s')")
     for name, days in (("week", 9), ("week", 11), ("second", 6), ("second", 9)):
         db.execute(
             "insert into tallybook.rate_state (name, next_at, front_at, granted) values (%s, now(), now(), 1)"

@@ -66,7 +66,7 @@ def test_what_people_type_is_taken(db: Connection, name: str) -> None:
 def test_what_nobody_sees_is_refused_and_shown(db: Connection, name: str, shown: str) -> None:
     """A name that begins with a no-break space or holds an invisible character is refused, and the error shows its code."""
     calls = [
-        "enqueue(%s, 't')", "enqueue('q', %s)", "queue_put(%s)", "enqueue_from('select ''{}''::jsonb as args', %s, 't')",
+        "enqueue(%s, 't')", "enqueue('q', %s)", "queue_set(%s)", "enqueue_from('select ''{}''::jsonb as args', %s, 't')",
         "enqueue('q', 't', options => jsonb_build_object('limits', jsonb_build_array(%s::text)))",
         "enqueue('q', 't', options => jsonb_build_object('fair_key', %s::text))",
         "worker_start('w', array[%s])",

@@ -66,11 +66,11 @@ def test_history_comes_and_goes_where_changes_are_decoded() -> None:
             migrate(conn)
         db.execute("create publication everything for all tables")
         db.execute("select pg_create_logical_replication_slot('reader', 'pgoutput')")
-        db.execute("select tallybook.concurrency_limit_put('one', 1)")
-        db.execute("select tallybook.rate_limit_put('calls', 5, '1 s')")
-        db.execute("select tallybook.provider_put('acme', 'http')")
+        db.execute("select tallybook.concurrency_limit_set('one', 1)")
+        db.execute("select tallybook.rate_limit_set('calls', 5, '1 s')")
+        db.execute("select tallybook.provider_set('acme', 'http')")
         for symbol in (None, "X"):
-            db.execute("select tallybook.route_put('prices', 'acme', %s)", [symbol])
+            db.execute("select tallybook.route_set('prices', 'acme', %s)", [symbol])
             db.execute("select tallybook.route_drop('prices', %s)", [symbol])
         hands = Hands(db)
         for n in range(5):

@@ -44,22 +44,22 @@ def lanes(db: Connection) -> list[tuple[Any, ...]]:
 @pytest.mark.servers
 def test_a_queue_is_made_and_changed(db: Connection) -> None:
     """S3-36: put says whether it made, changed or left a queue; null leaves a setting; the view shows them, and who said so."""
-    assert one(db, "select tallybook.queue_put('q', by => 'ada')") == "created"
-    assert one(db, "select tallybook.queue_put('q')") == "unchanged"
-    assert one(db, "select tallybook.queue_put('q', max_attempts => 3, retention => 'long', by => 'bob')") == "changed"
-    assert one(db, "select tallybook.queue_put('q', max_attempts => 3)") == "unchanged"
+    assert one(db, "select tallybook.queue_set('q', by => 'ada')") == "created"
+    assert one(db, "select tallybook.queue_set('q')") == "unchanged"
+    assert one(db, "select tallybook.queue_set('q', max_attempts => 3, retention => 'long', by => 'bob')") == "changed"
+    assert one(db, "select tallybook.queue_set('q', max_attempts => 3)") == "unchanged"
     row = db.execute("select retention, max_attempts, notify, changed_by from tallybook.queues").fetchall()
     assert row == [("long", 3, False, "bob")]
-    assert one(db, "select tallybook.queue_put('q', max_attempts => 0)") == "changed"
+    assert one(db, "select tallybook.queue_set('q', max_attempts => 0)") == "changed"
     assert one(db, "select max_attempts is null from tallybook.queues") is True
 
 
 @pytest.mark.parametrize(
     ("code", "words", "call"),
     [
-        ("TB005", "1 to 64 bytes", "queue_put('')"),
-        ("TB005", "no retention class", "queue_put('q', 'ever')"),
-        ("TB005", "out of range", "queue_put('q', max_attempts => 40000)"),
+        ("TB005", "1 to 64 bytes", "queue_set('')"),
+        ("TB005", "no retention class", "queue_set('q', 'ever')"),
+        ("TB005", "out of range", "queue_set('q', max_attempts => 40000)"),
         ("TB002", "no queue", "queue_top('nobody')"),
         ("TB005", "not known", "queue_top('q', '{running}')"),
         ("TB005", "is no place", "queue_top('q', after => 'here')"),
@@ -93,14 +93,14 @@ def test_the_default_of_attempts_is_between_the_tasks_and_5(db: Connection, hand
         raise AssertionError("it lives for ever")
 
     assert failures(None) == 5
-    db.execute("select tallybook.queue_put('q', max_attempts => 3)")
+    db.execute("select tallybook.queue_set('q', max_attempts => 3)")
     assert [failures(None), failures(4), failures(4, max_attempts=1), failures(None, max_attempts=6)] == [3, 4, 1, 6]
 
 
 def test_a_class_is_for_new_lanes(db: Connection, hands: Hands) -> None:
     """S3-36: after a change of class producers use new lanes of it, the old ones are drained."""
     old, later = put(db), put(db, run_at=LATER)
-    db.execute("select tallybook.queue_put('q', retention => 'brief')")
+    db.execute("select tallybook.queue_set('q', retention => 'brief')")
     assert lanes(db) == [("d", 2, ""), ("b", 2, "")]
     new, other = put(db), put(db, priority=7)
     assert lanes(db)[2:] == [("b", 7, "")]
@@ -109,7 +109,7 @@ def test_a_class_is_for_new_lanes(db: Connection, hands: Hands) -> None:
     db.execute("select tallybook.promote(at => now() + interval '2 days')")
     assert one(db, "select retention from tallybook.entry where job_id = %s", later) == "d"
     assert sorted(hands.run_all()) == sorted([old, later, new, other])
-    db.execute("select tallybook.queue_put('q', retention => 'default')")
+    db.execute("select tallybook.queue_set('q', retention => 'default')")
     put(db)
     assert one(db, "select retention from tallybook.entry order by job_id desc limit 1") == "d"
     assert len(hands.run_all()) == 1
@@ -119,7 +119,7 @@ def test_what_goes_by_another_part_keeps_its_class(db: Connection, hands: Hands)
     """A fair job, one that comes back to a limit, and one whose task nobody knows run to their end after a change of class."""
     fair = psycopg.types.json.Jsonb({"fair_key": "x"})
     jobs = [put(db, options=fair), put(db, options=fair, run_at=LATER)]
-    db.execute("select tallybook.queue_put('q', retention => 'brief')")
+    db.execute("select tallybook.queue_set('q', retention => 'brief')")
     jobs += [put(db, options=fair)]
     db.execute("select tallybook.promote(at => now() + interval '2 days')")
     db.execute("select tallybook.fair_release(at => now() + interval '2 days')")
@@ -128,7 +128,7 @@ def test_what_goes_by_another_part_keeps_its_class(db: Connection, hands: Hands)
     )
     assert one(db, wrong) == 0
     assert sorted(hands.run_all()) == jobs
-    db.execute("select tallybook.concurrency_limit_put('l', 1)")
+    db.execute("select tallybook.concurrency_limit_set('l', 1)")
     held = psycopg.types.json.Jsonb({"limits": ["l"]})
     two = [put(db, options=held), put(db, options=held)]
     first, _ = hands.claim()
@@ -148,8 +148,8 @@ def test_pause_and_resume_are_published(db: Connection, connect: Connect, hands:
     """S3-37: each change of a queue's settings is one JSON object on tallybook_queues; what rolls back says nothing."""
     ear = connect()
     ear.execute("listen tallybook_queues")
-    db.execute("select tallybook.queue_put('q', max_attempts => 2, by => 'ada')")
-    db.execute("select tallybook.queue_put('q', max_attempts => 2, by => 'ada')")
+    db.execute("select tallybook.queue_set('q', max_attempts => 2, by => 'ada')")
+    db.execute("select tallybook.queue_set('q', max_attempts => 2, by => 'ada')")
     db.execute("select tallybook.pause('q', 'bob')")
     db.execute("begin; select tallybook.resume('q', 'eve'); rollback")
     db.execute("select tallybook.resume('q', 'bob')")
@@ -191,7 +191,7 @@ def test_a_sleeper_is_woken_by_resume(db: Connection, connect: Connect, hands: H
 def test_drop_refuses_what_is_in_use(db: Connection, hands: Hands) -> None:
     """S3-36: open jobs, workers and schedules keep a queue; without them it goes, and its history stays on view."""
     job = put(db)
-    db.execute("select tallybook.schedule_put('s', task => 't', queue => 'q', every => '1 h')")
+    db.execute("select tallybook.schedule_set('s', task => 't', queue => 'q', every => '1 h')")
     with pytest.raises(psycopg.Error, match="1 workers serve it, 1 schedules"):
         db.execute("select tallybook.queue_drop('q')")
     db.execute("select tallybook.schedule_drop('s')")
@@ -212,7 +212,7 @@ def test_drop_refuses_what_is_in_use(db: Connection, hands: Hands) -> None:
 @pytest.mark.direct("holds a transaction open beside another")
 def test_a_job_that_is_being_enqueued_outlives_the_drop(db: Connection, connect: Connect) -> None:
     """S3-36: a producer beside a drop waits for nothing, its job is not lost, and the queue is there anew, with the defaults."""
-    db.execute("select tallybook.queue_put('q', retention => 'brief', max_attempts => 2)")
+    db.execute("select tallybook.queue_set('q', retention => 'brief', max_attempts => 2)")
     put(db)
     other = connect(autocommit=False)
     coming = put(other)
@@ -339,7 +339,7 @@ def test_transitions_are_published_while_notify_is_on(db: Connection, connect: C
     """S3-37: with notify on each transition of a queue's jobs is published, in batches; with it off there is not even a trigger."""
     triggers = "select count(*) from pg_trigger where tgname = 'publish'"
     assert one(db, triggers) == 0
-    db.execute("select tallybook.queue_put('q', notify => true)")
+    db.execute("select tallybook.queue_set('q', notify => true)")
     assert one(db, triggers) == 5
     ear = connect()
     ear.execute("listen tallybook_jobs")
@@ -374,7 +374,7 @@ def test_transitions_are_published_while_notify_is_on(db: Connection, connect: C
         " array_fill('{}'::text, array[700]))"
     )
     assert [len(word["ids"]) for word in heard(ear)] == [300, 300, 100]
-    db.execute("select tallybook.queue_put('q', notify => false)")
+    db.execute("select tallybook.queue_set('q', notify => false)")
     assert one(db, triggers) == 0
 
 
@@ -384,10 +384,10 @@ def test_notify_never_holds_up_producers(db: Connection, connect: Connect) -> No
     other = connect(autocommit=False)
     put(other)
     with pytest.raises(psycopg.errors.LockNotAvailable, match="cannot be switched on"):
-        db.execute("select tallybook.queue_put('q', notify => true)")
+        db.execute("select tallybook.queue_set('q', notify => true)")
     assert one(db, "select count(*) from pg_trigger where tgname = 'publish'") == 0
     other.commit()
-    assert one(db, "select tallybook.queue_put('q', notify => true)") == "created"
+    assert one(db, "select tallybook.queue_set('q', notify => true)") == "created"
 
 
 @pytest.mark.direct("waits for another session")
@@ -396,10 +396,10 @@ def test_notify_is_switched_on_beside_another_change_of_it(db: Connection, conne
     """S3-37: who switches it on while another's change of it is not over waits for that, has no error, and it is on."""
     db.execute("alter function tallybook._publishing() set lock_timeout = '10s'")
     first, second = connect(autocommit=False), connect()
-    db.execute("select tallybook.queue_put('a', notify => %s)", [not before])
-    first.execute("select tallybook.queue_put('a', notify => %s)", [before])
+    db.execute("select tallybook.queue_set('a', notify => %s)", [not before])
+    first.execute("select tallybook.queue_set('a', notify => %s)", [before])
     with ThreadPoolExecutor(1) as pool:
-        beside = pool.submit(one, second, "select tallybook.queue_put('b', notify => true)")
+        beside = pool.submit(one, second, "select tallybook.queue_set('b', notify => true)")
         blocked = f"select pg_blocking_pids({second.info.backend_pid}) <> '{{}}'"
         wait_until(lambda: beside.done() or one(db, blocked), "it waits")
         first.commit()

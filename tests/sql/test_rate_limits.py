@@ -35,7 +35,7 @@ def most_in_window(starts: list[datetime], window: timedelta) -> int:
 @pytest.fixture
 def eight(db: Connection) -> Connection:
     """Eight calls a minute for each provider."""
-    assert one(db, "select tallybook.rate_limit_put('provider', 8, '1 minute')") == "created"
+    assert one(db, "select tallybook.rate_limit_set('provider', 8, '1 minute')") == "created"
     return db
 
 
@@ -75,13 +75,13 @@ def test_each_key_is_held_by_itself(eight: Connection) -> None:
 
 def test_a_rule_of_a_keys_own_goes_before_the_broad_one(eight: Connection) -> None:
     """S1-18: NAME:KEY has the rule NAME unless it has one itself; a change of it counts from the next turn on."""
-    eight.execute("select tallybook.rate_limit_put('provider:acme', 60, '1 minute')")
+    eight.execute("select tallybook.rate_limit_set('provider:acme', 60, '1 minute')")
     jobs = put(eight, "provider:acme", n=3)
     asker = Asker(eight)
     asker.run(T + MIN)
     assert asker.started == [(job, T + n * S) for n, job in enumerate(jobs)]
-    assert one(eight, "select tallybook.rate_limit_put('provider:acme', 60, '1 minute')") == "unchanged"
-    assert one(eight, "select tallybook.rate_limit_put('provider:acme', 6, '1 minute')") == "changed"
+    assert one(eight, "select tallybook.rate_limit_set('provider:acme', 60, '1 minute')") == "unchanged"
+    assert one(eight, "select tallybook.rate_limit_set('provider:acme', 6, '1 minute')") == "changed"
     put(eight, "provider:acme", n=2)
     asker.look(T + MIN)
     asker.run(T + 2 * MIN, T + MIN)
@@ -203,7 +203,7 @@ def test_a_changed_rule_counts_for_those_who_wait(eight: Connection) -> None:
     jobs = put(eight, "provider:acme", n=5)
     asker = Asker(eight)
     asker.look(T)
-    eight.execute("select tallybook.rate_limit_put('provider', 60, '1 minute', at => %s)", (T + S,))
+    eight.execute("select tallybook.rate_limit_set('provider', 60, '1 minute', at => %s)", (T + S,))
     assert asker.run(T + MIN, T + S) == jobs[1:]
     assert [start for job, start in asker.started if job in jobs[1:]] == [T + n * S for n in range(1, 5)]
 
@@ -212,14 +212,14 @@ def test_a_mistaken_push_goes_with_its_rule(eight: Connection) -> None:
     """S1-18: a key that was pushed back for years by mistake is free again when its rule is dropped and made anew."""
     eight.execute("select tallybook.rate_limit_push('provider:acme', '2226-01-01')")
     eight.execute("select tallybook.rate_limit_drop('provider')")
-    eight.execute("select tallybook.rate_limit_put('provider', 8, '1 minute')")
+    eight.execute("select tallybook.rate_limit_set('provider', 8, '1 minute')")
     jobs = put(eight, "provider:acme", n=1)
     assert Asker(eight).look(T) == jobs
 
 
 def test_a_burst_starts_at_once_and_no_window_has_more(db: Connection) -> None:
     """S1-18: a burst of 5 of 20 a second starts 5 together; the gap is longer for it, so that no second ever has 21."""
-    db.execute("select tallybook.rate_limit_put('api', 20, '1 second', burst => 5)")
+    db.execute("select tallybook.rate_limit_set('api', 20, '1 second', burst => 5)")
     put(db, "api", n=100)
     asker = Asker(db)
     assert len(asker.run(T + MIN)) == 100
@@ -235,7 +235,7 @@ def test_no_window_has_more_whatever_comes_when(db: Connection, seed: int) -> No
     chance = random.Random(seed)
     rules = {"a": (5, S, 1), "b": (20, S, 4), "c": (3, 10 * S, 3)}
     for name, (calls, per, burst) in rules.items():
-        db.execute("select tallybook.rate_limit_put(%s, %s, %s, burst => %s)", (name, calls, per, burst))
+        db.execute("select tallybook.rate_limit_set(%s, %s, %s, burst => %s)", (name, calls, per, burst))
     asker, at, jobs = Asker(db), T, []
     for _ in range(60):
         at += chance.choice([0, 1, 10, 40, 150, 400, 3000]) * MS
@@ -266,7 +266,7 @@ def test_no_window_has_more_whatever_comes_when(db: Connection, seed: int) -> No
 
 def test_a_start_that_was_missed_is_made_up_for(db: Connection) -> None:
     """S1-18: who comes too late starts at once, takes no second call, and all who come later are put off by as much."""
-    db.execute("select tallybook.rate_limit_put('api', 10, '1 second')")
+    db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
     jobs = put(db, "api", n=3)
     asker = Asker(db)
     assert asker.look(T) == jobs[:2]
@@ -281,7 +281,7 @@ def test_a_start_that_was_missed_is_made_up_for(db: Connection) -> None:
 
 def test_starts_are_not_sooner_than_the_caller_can(db: Connection) -> None:
     """S1-18: with ahead the first start is so long from now, and the gaps are as ever."""
-    db.execute("select tallybook.rate_limit_put('api', 10, '1 second')")
+    db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
     put(db, "api", n=2)
     asker = Asker(db)
     asker.ask(asker.claim(T), T, ahead="interval '40 ms'")
@@ -291,7 +291,7 @@ def test_starts_are_not_sooner_than_the_caller_can(db: Connection) -> None:
 def test_control_without_the_longer_gap_a_late_start_makes_one_too_many(db: Connection) -> None:
     """Control: with gaps of exactly the window divided by the calls, a start that is a little late makes nine in a minute."""
     without(db, "limit_take", "+ case when v_count[j] % v_every[j] = 0 then v_late[j] else interval '0' end")
-    db.execute("select tallybook.rate_limit_put('api', 8, '1 minute')")
+    db.execute("select tallybook.rate_limit_set('api', 8, '1 minute')")
     put(db, "api", n=20)
     asker = Asker(db)
     asker.run(T + HOUR)
@@ -300,7 +300,7 @@ def test_control_without_the_longer_gap_a_late_start_makes_one_too_many(db: Conn
 
 def _two_at_once(db: Connection, connect: Any, *, known: bool = True) -> list[float]:
     """When two sessions that ask for one job each at the same moment are told to start it."""
-    db.execute("select tallybook.rate_limit_put('api', 10, '1 second')")
+    db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
     return [(start - T) / S for asker in two_at_once(db, connect, "api", known=known) for _, start in asker.started]
 
 
@@ -325,8 +325,8 @@ def test_control_without_the_lock_two_get_one_turn(db: Connection, connect: Any)
 
 def test_a_limit_of_a_queue_and_of_a_task_holds_their_jobs(db: Connection) -> None:
     """S1-18: jobs that name nothing are held by the rule of their queue and of their task, all of these together."""
-    db.execute("select tallybook.rate_limit_put('queue:q', 10, '1 second')")
-    db.execute("select tallybook.rate_limit_put('task:slow', 1, '1 second')")
+    db.execute("select tallybook.rate_limit_set('queue:q', 10, '1 second')")
+    db.execute("select tallybook.rate_limit_set('task:slow', 1, '1 second')")
     fast, slow = put(db, n=2), put(db, n=2, task="slow")
     asker = Asker(db)
     asker.run(T + MIN)
@@ -341,8 +341,8 @@ def test_a_limit_of_a_queue_and_of_a_task_holds_their_jobs(db: Connection) -> No
 
 def test_a_job_of_two_limits_takes_both_or_none(db: Connection) -> None:
     """S1-18: a job that one of its limits holds takes nothing of the others."""
-    db.execute("select tallybook.rate_limit_put('slow', 1, '1 hour')")
-    db.execute("select tallybook.rate_limit_put('fast', 1, '1 second')")
+    db.execute("select tallybook.rate_limit_set('slow', 1, '1 hour')")
+    db.execute("select tallybook.rate_limit_set('fast', 1, '1 second')")
     put(db, "slow")
     held = put(db, "fast", "slow")
     asker = Asker(db)
@@ -400,13 +400,13 @@ def test_it_needs_read_committed(eight: Connection, connect: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("rate_limit_put('', 1, '1 s')", "1 to 200 bytes"),
-        ("rate_limit_put('a', 0, '1 s')", "calls 0 is out of range"),
-        ("rate_limit_put('a', null, '1 s')", "calls null is out of range"),
-        ("rate_limit_put('a', 1, '1 ms')", "per 00:00:00.001 is out of range"),
-        ("rate_limit_put('a', 1, null)", "per null is out of range"),
-        ("rate_limit_put('a', 2, '1 s', burst => 3)", "burst 3 is out of range"),
-        ("rate_limit_put('queue', 2, '1 s')", "cannot be named queue"),
+        ("rate_limit_set('', 1, '1 s')", "1 to 200 bytes"),
+        ("rate_limit_set('a', 0, '1 s')", "calls 0 is out of range"),
+        ("rate_limit_set('a', null, '1 s')", "calls null is out of range"),
+        ("rate_limit_set('a', 1, '1 ms')", "per 00:00:00.001 is out of range"),
+        ("rate_limit_set('a', 1, null)", "per null is out of range"),
+        ("rate_limit_set('a', 2, '1 s', burst => 3)", "burst 3 is out of range"),
+        ("rate_limit_set('queue', 2, '1 s')", "cannot be named queue"),
         ("enqueue('q', 't', options => '{\"limits\": \"a\"}')", "limits are a list of 1 to 8"),
         ("enqueue('q', 't', options => '{\"limits\": [1]}')", "limits are a list of 1 to 8"),
         ("enqueue('q', 't', options => '{\"limits\": []}')", "limits are a list of 1 to 8"),

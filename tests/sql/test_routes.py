@@ -24,13 +24,13 @@ def resolve(db: Any, data_type: str, symbol: str | None = None) -> str | None:
 @pytest.fixture
 def two(db: Any) -> Any:
     """Two providers."""
-    db.execute("select tallybook.provider_put(n, 'market-data') from unnest('{acme,beta}'::text[]) n")
+    db.execute("select tallybook.provider_set(n, 'market-data') from unnest('{acme,beta}'::text[]) n")
     return db
 
 
 def test_a_provider_is_created_changed_and_left_alone(db: Any) -> None:
-    """S1-12: provider_put says created, changed or unchanged; what is null stays; the time is an argument."""
-    put = "select tallybook.provider_put('acme', %s, %s, %s, at => %s)"
+    """S1-12: provider_set says created, changed or unchanged; what is null stays; the time is an argument."""
+    put = "select tallybook.provider_set('acme', %s, %s, %s, at => %s)"
     assert one(db, put, "market-data", '{"url": "https://a"}', None, AT) == "created"
     assert (
         one(db, put, None, None, None, AT)
@@ -47,23 +47,23 @@ def test_a_provider_is_created_changed_and_left_alone(db: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "code", "text"),
     [
-        ("provider_put('new')", "TB005", 'there is no provider "new"'),
-        ("provider_put('')", "TB005", "a provider name has 1 to 64 bytes"),
-        ("provider_put('a', E'b\\n')", "TB005", "no control or invisible characters"),
-        ("provider_put('a', 'b', '[]')", "TB005", "one JSON object, not array"),
-        ("provider_put('a', 'b', jsonb_build_object('x', repeat('x', 100001)))", "TB005", "100,000 bytes"),
-        ("route_put('equity', 'nobody')", "TB002", 'there is no provider "nobody"'),
-        ("route_put('equity', null)", "TB002", "there is no provider null"),
-        ("route_put('', 'acme')", "TB005", "a data type has 1 to 64 bytes"),
-        ("route_put('equity', 'acme', '')", "TB005", "a symbol has 1 to 200 bytes"),
+        ("provider_set('new')", "TB005", 'there is no provider "new"'),
+        ("provider_set('')", "TB005", "a provider name has 1 to 64 bytes"),
+        ("provider_set('a', E'b\\n')", "TB005", "no control or invisible characters"),
+        ("provider_set('a', 'b', '[]')", "TB005", "one JSON object, not array"),
+        ("provider_set('a', 'b', jsonb_build_object('x', repeat('x', 100001)))", "TB005", "100,000 bytes"),
+        ("route_set('equity', 'nobody')", "TB002", 'there is no provider "nobody"'),
+        ("route_set('equity', null)", "TB002", "there is no provider null"),
+        ("route_set('', 'acme')", "TB005", "a data type has 1 to 64 bytes"),
+        ("route_set('equity', 'acme', '')", "TB005", "a symbol has 1 to 200 bytes"),
         ("provider_drop('beta')", "TB005", 'provider "beta" is used by 1 routes'),
-        ("_provider_secret_put('nobody', 'f', null, 'k', '', '', null, null, null)", "TB002", "there is no provider"),
-        ("_provider_secret_put('acme', '', null, 'k', '', '', null, null, null)", "TB005", "a field of a secret has 1"),
+        ("_provider_secret_set('nobody', 'f', null, 'k', '', '', null, null, null)", "TB002", "there is no provider"),
+        ("_provider_secret_set('acme', '', null, 'k', '', '', null, null, null)", "TB005", "a field of a secret has 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(two: Any, call: str, code: str, text: str) -> None:
     """S1-12, S1-14: bad names, settings and routes, and a provider that routes lead to, end with a code and a clear text."""
-    two.execute("select tallybook.route_put('bond', 'beta')")
+    two.execute("select tallybook.route_set('bond', 'beta')")
     with pytest.raises(psycopg.Error) as refused:
         two.execute(f"select tallybook.{call}")
     assert refused.value.sqlstate == code and text in str(refused.value)
@@ -72,9 +72,9 @@ def test_what_does_not_fit_is_refused(two: Any, call: str, code: str, text: str)
 def test_one_route_for_all_and_one_a_symbol(two: Any) -> None:
     """S1-14: of a kind of data there is at most one broad route, and at most one for each symbol, whoever writes it."""
     for symbol in (None, "RELIANCE"):
-        assert one(two, "select tallybook.route_put('equity', 'acme', %s)", symbol) == "created"
-        assert one(two, "select tallybook.route_put('equity', 'acme', %s)", symbol) == "unchanged"
-        assert one(two, "select tallybook.route_put('equity', 'beta', %s)", symbol) == "changed"
+        assert one(two, "select tallybook.route_set('equity', 'acme', %s)", symbol) == "created"
+        assert one(two, "select tallybook.route_set('equity', 'acme', %s)", symbol) == "unchanged"
+        assert one(two, "select tallybook.route_set('equity', 'beta', %s)", symbol) == "changed"
         with pytest.raises(psycopg.errors.UniqueViolation):
             two.execute(
                 "insert into tallybook.provider_route values ('equity', %s, 'acme', true, now(), now())", (symbol,)
@@ -112,13 +112,13 @@ def test_the_specific_rule_goes_before_the_broad_one(two: Any) -> None:
     ):
         two.execute("delete from tallybook.provider_route")
         two.execute(
-            "select tallybook.provider_put('acme', active => %s), tallybook.provider_put('beta', active => %s)",
+            "select tallybook.provider_set('acme', active => %s), tallybook.provider_set('beta', active => %s)",
             (acme, beta),
         )
         if broad is not None:
-            two.execute("select tallybook.route_put('equity', 'acme', active => %s)", (broad,))
+            two.execute("select tallybook.route_set('equity', 'acme', active => %s)", (broad,))
         if specific is not None:
-            two.execute("select tallybook.route_put('equity', 'beta', 'RELIANCE', active => %s)", (specific,))
+            two.execute("select tallybook.route_set('equity', 'beta', 'RELIANCE', active => %s)", (specific,))
         for symbol in (None, "RELIANCE", "INFY"):
             found = two.execute(ORIGINAL, ("equity", symbol)).fetchone()
             assert resolve(two, "equity", symbol) == (found and found[0])
@@ -148,18 +148,18 @@ def test_two_who_create_the_same_wait_for_no_ever(two: Any, connect: Any) -> Non
     """S1-14: the second of two open transactions with one new route waits for the first, then finds it: one row, no error."""
     first, second = connect(), connect()
     first.execute("begin")
-    assert one(first, "select tallybook.route_put('equity', 'acme', 'RELIANCE')") == "created"
+    assert one(first, "select tallybook.route_set('equity', 'acme', 'RELIANCE')") == "created"
     second.execute("set lock_timeout = '100 ms'")
     with pytest.raises(psycopg.errors.LockNotAvailable):
-        second.execute("select tallybook.route_put('equity', 'beta', 'RELIANCE')")
+        second.execute("select tallybook.route_set('equity', 'beta', 'RELIANCE')")
     first.execute("commit")
-    assert one(second, "select tallybook.route_put('equity', 'beta', 'RELIANCE')") == "changed"
-    assert one(second, "select tallybook.route_put('equity', 'beta', 'INFY')") == "created"
+    assert one(second, "select tallybook.route_set('equity', 'beta', 'RELIANCE')") == "changed"
+    assert one(second, "select tallybook.route_set('equity', 'beta', 'INFY')") == "created"
 
 
 def test_people_see_which_secrets_there_are_and_nothing_more(two: Any) -> None:
     """S1-12: the view provider_field has names, keys and times; dropping the provider takes its secrets along."""
-    put = "select tallybook._provider_secret_put('acme', 'api_key', null, 'k1', %s, %s, null, null, null, p_at => %s)"
+    put = "select tallybook._provider_secret_set('acme', 'api_key', null, 'k1', %s, %s, null, null, null, p_at => %s)"
     assert one(two, put, b"n" * 12, b"c" * 20, AT) is True
     assert one(two, put, b"n" * 12, b"c" * 20, AT) is False  # somebody was faster
     cursor = two.execute("select * from tallybook.provider_field")
@@ -178,7 +178,7 @@ def test_people_see_which_secrets_there_are_and_nothing_more(two: Any) -> None:
 
 def test_nobody_is_waited_for_by_a_rotation(two: Any, connect: Any) -> None:
     """A secret that an open transaction changes is left by a rotation at once, and is not overwritten after it."""
-    put = "select tallybook._provider_secret_put('acme', 'api_key', %s, 'k1', %s, %s, null, null, null)"
+    put = "select tallybook._provider_secret_set('acme', 'api_key', %s, 'k1', %s, %s, null, null, null)"
     assert one(two, put, None, b"1" * 12, b"c" * 20)
     other = connect()
     other.execute("begin")

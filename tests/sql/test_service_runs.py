@@ -305,7 +305,7 @@ def test_the_look_names_rescue_for_old_tombstones(db: Connection, ran: datetime)
 
 def test_the_look_names_the_clock_when_a_schedule_is_due(db: Connection, ran: datetime) -> None:
     """The next tick of any schedule is told, and the clock is named from then on."""
-    db.execute("select tallybook.schedule_put('s', 'send', every => '1 h', at => %s)", [ran])
+    db.execute("select tallybook.schedule_set('s', 'send', every => '1 h', at => %s)", [ran])
     db.execute("update tallybook.schedule set tick = %s, due_at = %s", (ran + 10 * S, ran + 10 * S))
     db.execute("update tallybook.service set last_run_at = %s", [ran])
     # Not fold: it is due whenever a transaction ends that was open at the last fold, in whatever database.

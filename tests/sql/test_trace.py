@@ -195,7 +195,7 @@ def test_bad_links_are_refused(db: Connection, links: str, said: str) -> None:
         "select tallybook.enqueue_many('{q}', '{t}', '{\"{}\"}', headers => array[%s])",
         "select tallybook.fan_out('{q}', '{t}', '{\"{}\"}', headers => array[%s])",
         "select tallybook.subject_push('q', 't', 's', '{}', headers => %s::jsonb)",
-        "select tallybook.schedule_put('s', 't', every => '1 min', headers => %s::jsonb)",
+        "select tallybook.schedule_set('s', 't', every => '1 min', headers => %s::jsonb)",
     ):
         with pytest.raises(psycopg.Error, match=said) as error:
             db.execute(cast("Any", query), (headers,))
@@ -240,7 +240,7 @@ def test_an_on_dead_job_has_the_links_of_the_dead_one(db: Connection) -> None:
 
 def test_a_schedule_gives_its_jobs_their_links(db: Connection) -> None:
     """S4-02: jobs that the clock puts in have the links of their schedule."""
-    db.execute("select tallybook.schedule_put('s', 't', every => '1 min', headers => %s)", (HEADERS,))
+    db.execute("select tallybook.schedule_set('s', 't', every => '1 min', headers => %s)", (HEADERS,))
     job = one(db, "select job_id from tallybook.schedule_run('s')")
     assert linked(db, submission=42) == [job]
 

@@ -278,7 +278,7 @@ def ask(hands: Hands) -> list[int]:
 
 def test_a_rate_limit(db: Connection, hands: Hands) -> None:
     """Held by a rate limit: which, when its turn comes, behind how many; one in line is told that it will be held."""
-    db.execute("select tallybook.rate_limit_put('acme', 1, '1 h')")
+    db.execute("select tallybook.rate_limit_set('acme', 1, '1 h')")
     jobs = [put(db, options=Jsonb({"limits": ["acme"]})) for _ in range(3)]
     assert ask(hands) == jobs[:1]
     ((state, code, details),) = why(db, jobs[2])
@@ -293,7 +293,7 @@ def test_a_rate_limit(db: Connection, hands: Hands) -> None:
 
 def test_a_concurrency_limit(db: Connection, hands: Hands) -> None:
     """Held by a concurrency limit: which, by which jobs, behind how many; the place free, places is to come."""
-    db.execute("select tallybook.concurrency_limit_put('acme', 1)")
+    db.execute("select tallybook.concurrency_limit_set('acme', 1)")
     jobs = [put(db, options=Jsonb({"limits": ["acme"]})) for _ in range(3)]
     assert ask(hands) == jobs[:1]
     assert why(db, jobs[2]) == [
@@ -309,7 +309,7 @@ def test_a_concurrency_limit(db: Connection, hands: Hands) -> None:
 
 def test_a_breaker(db: Connection, hands: Hands) -> None:
     """Held by an open breaker: since when and until when; half-open, by which probe; closed, it should start."""
-    db.execute("select tallybook.breaker_put('acme', 3, '1 min', '1 h')")
+    db.execute("select tallybook.breaker_set('acme', 3, '1 min', '1 h')")
     db.execute("select tallybook.breaker_open('acme', '1 h')")
     jobs = [put(db, options=Jsonb({"limits": ["acme"]})) for _ in range(2)]
     assert [code for _, code, _ in why(db, jobs[0])] == ["breaker"], "told before it is claimed"

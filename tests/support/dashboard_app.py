@@ -69,17 +69,17 @@ async def furnish(dsn: str, *, drain: bool = True) -> None:
         await send.with_(after=first).enqueue(conn, "after@example.org")
         for name in (f"https://example.org/{IMG}", LONG):
             await fetch.subject(name).push(conn, url=name)
-        await app.schedule_put(conn, f"nightly {IMG}", send.job(HOSTILE), cron="0 3 * * *", tz="Asia/Kolkata")
-        await app.concurrency_limit_put(conn, f"limit {IMG}", 3)
-        await app.concurrency_limit_put(conn, f"queue:{QUEUE}", 2)
-        await app.rate_limit_put(conn, "acme", 8, per="1 min")
-        await app.breaker_put(conn, f"breaker {IMG}", 5, per="1 min", open_for="30 s")
-        await app.queue_put(conn, LONG[:60], by=IMG)
+        await app.schedule_set(conn, f"nightly {IMG}", send.job(HOSTILE), cron="0 3 * * *", tz="Asia/Kolkata")
+        await app.concurrency_limit_set(conn, f"limit {IMG}", 3)
+        await app.concurrency_limit_set(conn, f"queue:{QUEUE}", 2)
+        await app.rate_limit_set(conn, "acme", 8, per="1 min")
+        await app.breaker_set(conn, f"breaker {IMG}", 5, per="1 min", open_for="30 s")
+        await app.queue_set(conn, LONG[:60], by=IMG)
         await app.pause(conn, LONG[:60], by=IMG)
-        await app.providers.put("acme", kind=f"feed {IMG}", settings={"base_url": HOSTILE}, conn=conn)
+        await app.providers.set("acme", kind=f"feed {IMG}", settings={"base_url": HOSTILE}, conn=conn)
         await app.providers.route("equity", "acme", conn=conn)
         await conn.execute(
-            "select tallybook.audit_put('ada', 'cli', 'queue.pause', jsonb_build_object('queue', %s::text))", [IMG]
+            "select tallybook.audit_add('ada', 'cli', 'queue.pause', jsonb_build_object('queue', %s::text))", [IMG]
         )
     if drain:
         app.dsn = dsn

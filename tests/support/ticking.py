@@ -45,12 +45,12 @@ def fires(db: Connection, name: str | None = None, *columns: str) -> list[Any]:
 
 
 def put(db: Connection, name: str, *, at: datetime | str, **more: Any) -> str:
-    """schedule_put, by name, at an instant; of a task in queue q, every 10 minutes unless told otherwise."""
+    """schedule_set, by name, at an instant; of a task in queue q, every 10 minutes unless told otherwise."""
     more = {"name": name, "task": "t", "queue": "q", "at": at, **more}
     if not {"cron", "every"} & set(more):
         more["every"] = "10 min"
     arguments = ", ".join(f"{key} => %({key})s" for key in more)
-    row = db.execute(f"select tallybook.schedule_put({arguments})", more).fetchone()  # type: ignore[arg-type]
+    row = db.execute(f"select tallybook.schedule_set({arguments})", more).fetchone()  # type: ignore[arg-type]
     assert row is not None
     what: str = row[0]
     return what

@@ -61,7 +61,7 @@ def test_the_apps_own_providers_serve_it(
 
     async def made() -> None:
         async with app.open():
-            await app.providers.put("acme", kind="webhook", settings=settings)
+            await app.providers.set("acme", kind="webhook", settings=settings)
             await app.providers.set_secret("acme", "signing_secret", secret)
 
     asyncio.run(made())
@@ -129,7 +129,7 @@ def test_gone_stops_the_endpoint(app: App, dsn: str, db: Any, endpoint: HttpServ
     drain(app, dsn=dsn)
     found = app.get_sync(db, later)
     assert found.state == "retrying" and "is not active" in (found.last_error or "") and len(endpoint.got) == 1
-    asyncio.run(registry.put("acme", active=True))  # the control: it was that alone which kept it
+    asyncio.run(registry.set("acme", active=True))  # the control: it was that alone which kept it
     travel(dsn, DAY)
     drain(app, dsn=dsn)
     assert app.get_sync(db, later).state == "completed" and len(endpoint.got) == 2

@@ -233,7 +233,7 @@ def test_no_provider_sees_more_than_its_calls(db: Any, world: World, calls: int)
     for code in FUNDS[:10]:
         hold(db, code, "fund", "INR")
     if calls != 8:  # one that a person has put stays, whatever the code says
-        app.rate_limit_put_sync(db, "provider", calls, per="1 min")
+        app.rate_limit_set_sync(db, "provider", calls, per="1 min")
     app.schedule_run_sync(db, "wanted-prices")
     drain(app, dsn=app.conninfo())
     assert (len(world.calls["mfapi"]) == 1) == (calls == 8)

@@ -1,4 +1,4 @@
-"""tallybook breaker list, put, drop, open, close."""
+"""tallybook breaker list, set, drop, open, close."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ def _shown(at: datetime | None) -> str:
     return local(at.isoformat()) if at else ""
 
 
-@breaker.command()
+@breaker.command("set")
 @click.argument("name")
 @click.argument("failures", type=int)
 @click.argument("per", type=DURATION)
 @click.argument("open_for", type=DURATION)
 @dsn_option
-def put(name: str, failures: int, per: timedelta, open_for: timedelta, dsn: str | None) -> None:
+def set_(name: str, failures: int, per: timedelta, open_for: timedelta, dsn: str | None) -> None:
     """Make or change a breaker: after FAILURES within PER it is open for OPEN_FOR, like `provider 5 1min 30s`."""
     rule = BreakerRule.checked(name, failures, per, open_for)
     with connect(dsn) as conn:
-        said = sync.run(conn, breakers.put(rule))
+        said = sync.run(conn, breakers.set_(rule))
     click.echo(f"breaker {clean(name)!r} is {said}")
 
 

@@ -1,4 +1,4 @@
-"""tallybook limit list, put, at-once, drop, push, calls."""
+"""tallybook limit list, set, at-once, drop, push, calls."""
 
 from __future__ import annotations
 
@@ -72,17 +72,17 @@ def _shown(at: datetime | None) -> str:
     return local(at.isoformat()) if at else ""
 
 
-@limit.command()
+@limit.command("set")
 @click.argument("name")
 @click.argument("calls", type=int)
 @click.argument("per", type=DURATION)
 @click.option("--burst", type=int, default=1, show_default=True, help="How many may start at once.")
 @dsn_option
-def put(name: str, calls: int, per: timedelta, burst: int, dsn: str | None) -> None:
+def set_(name: str, calls: int, per: timedelta, burst: int, dsn: str | None) -> None:
     """Make or change a limit of CALLS in any window of PER, like `provider 8 1min`, `queue:mail 100 1s`."""
     rule = RateRule.checked(name, calls, per, burst)
     with connect(dsn) as conn:
-        said = sync.run(conn, rates.put(rule))
+        said = sync.run(conn, rates.set_(rule))
     click.echo(f"rate limit {clean(name)!r} is {said}")
 
 
@@ -94,7 +94,7 @@ def at_once(name: str, most: int, dsn: str | None) -> None:
     """Make or change a limit of MOST jobs that run at once, like `customer 2`, `queue:reports 5`."""
     rule = ConcurrencyRule(name, most)
     with connect(dsn) as conn:
-        said = sync.run(conn, rates.put_concurrency(rule))
+        said = sync.run(conn, rates.set_concurrency(rule))
     click.echo(f"concurrency limit {clean(name)!r} is {said}")
 
 

@@ -81,7 +81,7 @@ def add(
     with connect(dsn) as conn, conn.transaction():  # nobody sees it without its secrets
         if any(one.name == name for one in sync.run(conn, calls.listed(name))):
             raise Problem(f"there is a provider {name!r} already", hint="Change it by `tallybook provider set`")
-        sync.run(conn, calls.put(name, kind, known, not inactive))
+        sync.run(conn, calls.set_(name, kind, known, not inactive))
         for field, secret in secrets.items():
             _do(conn, steps.set_secret(name, field, secret, KeySource(), keep_previous=False))
     click.echo(f"provider {clean(name)!r} is added" + ("" if not inactive else ", and not active yet"))
@@ -100,7 +100,7 @@ def set_(name: str, kind: str | None, settings: str | None, active: bool | None,
     known = None if settings is None else json_object("--settings", settings)
     with connect(dsn) as conn:
         _one(conn, name)
-        what = sync.run(conn, calls.put(name, kind, known, active))
+        what = sync.run(conn, calls.set_(name, kind, known, active))
     click.echo(f"provider {clean(name)!r} is {what}")
 
 

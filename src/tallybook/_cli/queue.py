@@ -108,7 +108,7 @@ def _settings(command: _F) -> _F:
 def create(name: str, dsn: str | None, as_json: bool, by: str | None, **settings: Any) -> None:
     """Make a queue with these settings. Code 1 if it has settings already: change them with set."""
     with connect(dsn) as conn, conn.transaction():
-        said = sync.run(conn, queues.put(name, **settings, by=by or me()))
+        said = sync.run(conn, queues.set_(name, **settings, by=by or me()))
         if said != "created":
             raise InvalidArgument(f"queue {clean(name)!r} is there already; change it with `tallybook queue set`")
     _said(name, said, as_json)
@@ -125,7 +125,7 @@ def set_(name: str, dsn: str | None, as_json: bool, by: str | None, **settings: 
         raise click.UsageError("say what to change: --retention, --max-attempts, --notify or --no-notify")
     with connect(dsn) as conn:
         _known(conn, name)
-        said = sync.run(conn, queues.put(name, **settings, by=by or me()))
+        said = sync.run(conn, queues.set_(name, **settings, by=by or me()))
     _said(name, "changed" if said == "created" else said, as_json)
 
 

@@ -45,7 +45,7 @@ def list_(dsn: str | None, as_json: bool) -> None:
 def set_(name: str, keep: timedelta, dsn: str | None) -> None:
     """Change how long something is kept, like `brief 2h`. Running workers follow within a minute."""
     with connect(dsn) as conn:
-        changed = sync.run(conn, calls.put(name, keep))
+        changed = sync.run(conn, calls.set_(name, keep))
     click.echo(f"{clean(name)} is kept for {format_duration(keep)}" + ("" if changed else " already"))
 
 

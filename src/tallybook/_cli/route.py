@@ -1,4 +1,4 @@
-"""tallybook provider route put, drop, list, which: which provider serves which kind of data."""
+"""tallybook provider route set, drop, list, which: which provider serves which kind of data."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def route() -> None:
     """Choose a provider by the kind of data, and by symbol: a rule for one symbol goes before the one for all."""
 
 
-@route.command()
+@route.command("set")
 @click.argument("data_type")
 @click.argument("name")
 @click.option("--symbol", help="Only for this one; without it for all that have no route of their own.")
 @click.option("--active/--inactive", default=None, help="Whether it counts.")
 @dsn_option
-def put(data_type: str, name: str, symbol: str | None, active: bool | None, dsn: str | None) -> None:
+def set_(data_type: str, name: str, symbol: str | None, active: bool | None, dsn: str | None) -> None:
     """Lead a kind of data to a provider. Running workers follow within seconds."""
     with connect(dsn) as conn:
         try:
-            what = sync.run(conn, calls.route_put(data_type, name, symbol, active))
+            what = sync.run(conn, calls.route_set(data_type, name, symbol, active))
         except UnknownProvider:
             known = sync.run(conn, calls.names())
             raise UnknownProvider(name, known) from None

@@ -1,4 +1,4 @@
-"""tallybook schedule list, show, next, put, pause, resume, drop, run."""
+"""tallybook schedule list, show, next, set, pause, resume, drop, run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def list_(dsn: str | None, as_json: bool) -> None:
         print_json([_json(asdict(one)) for one in found])
         return
     titles = ("schedule", "rule", "task", "next", "last", "fired", "skipped", "missed", "failed", "state")
-    empty = "no schedules: declare one by @app.task(schedule=...), or by tallybook schedule put"
+    empty = "no schedules: declare one by @app.task(schedule=...), or by tallybook schedule set"
     print_table(titles, [_line(one) for one in found], empty=empty)
 
 
@@ -144,7 +144,7 @@ def next_(name: str, dsn: str | None, count: int, as_json: bool) -> None:
         click.echo(clean(_state(one)), err=True)
 
 
-@schedule.command()
+@schedule.command("set")
 @click.argument("name")
 @click.argument("task")
 @click.option("--args", metavar="JSON", default="{}", help="Of its jobs: one JSON object.")
@@ -160,7 +160,7 @@ def next_(name: str, dsn: str | None, count: int, as_json: bool) -> None:
 @click.option("--catch-up", type=int, default=100, show_default=True, help="At most so many with --missed all.")
 @click.option("--overlap", is_flag=True, help="Fire although the job of the last fire still runs.")
 @dsn_option
-def put(
+def set_(
     name: str,
     task: str,
     args: str,
@@ -195,7 +195,7 @@ def put(
         Options(queue=queue, priority=priority, max_attempts=max_attempts),
     )
     with connect(dsn) as conn:
-        what = sync.run(conn, schedules.put(name, job, timing, query))
+        what = sync.run(conn, schedules.set_(name, job, timing, query))
         one, now = sync.run(conn, schedules.show(name))
     tick = next(iter(preview(one, now, 1)), None)
     when = "" if tick is None else f"; next at {local(tick.isoformat())}"

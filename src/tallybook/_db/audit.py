@@ -13,12 +13,12 @@ from tallybook._model.audit import AuditRow
 from tallybook._model.options import text_problem
 from tallybook.errors import ConfigError
 
-__all__ = ["Taken", "audits", "nonce_take", "put"]
+__all__ = ["Taken", "add", "audits", "nonce_take"]
 
 Taken = Literal["fresh", "used", "late", "early"]
 
-_PUT = """\
-select tallybook.audit_put(actor => cast(%(actor)s as text), via => cast(%(via)s as text),
+_ADD = """\
+select tallybook.audit_add(actor => cast(%(actor)s as text), via => cast(%(via)s as text),
   action => cast(%(action)s as text), target => cast(cast(%(target)s as text) as jsonb),
   done => cast(cast(%(done)s as text) as jsonb))"""
 
@@ -42,7 +42,7 @@ select tallybook.nonce_take(key => cast(%(key)s as text), nonce => cast(%(nonce)
   signed_at => cast(cast(%(signed_at)s as text) as timestamptz))"""
 
 
-def put(
+def add(
     actor: str,
     via: str,
     action: str,
@@ -57,7 +57,7 @@ def put(
         "target": json.dumps(dict(target or {})),
         "done": json.dumps(dict(done or {})),
     }
-    return Call("audit_put", _PUT, params, int)
+    return Call("audit_add", _ADD, params, int)
 
 
 def audits(*, actor: str | None, action: str | None, before: int | None, max_rows: int) -> Call[list[AuditRow]]:

@@ -12,10 +12,10 @@ from tallybook._model.breaker import BreakerInfo, BreakerRule
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_name
 
-__all__ = ["breakers", "close", "drop", "open_", "put", "registered"]
+__all__ = ["breakers", "close", "drop", "open_", "registered", "set_"]
 
-_PUT = """\
-select tallybook.breaker_put(name => cast(%(name)s as text), failures => cast(cast(%(failures)s as text) as int),
+_SET = """\
+select tallybook.breaker_set(name => cast(%(name)s as text), failures => cast(cast(%(failures)s as text) as int),
   per => cast(cast(%(per)s as text) as interval), open_for => cast(cast(%(open_for)s as text) as interval))"""
 _DROP = "select tallybook.breaker_drop(name => cast(%(name)s as text))"
 _OPEN = """\
@@ -30,9 +30,9 @@ select cast(coalesce(json_agg(json_build_object(
   from tallybook.breaker as b"""
 
 
-def put(rule: BreakerRule) -> Call[str]:
+def set_(rule: BreakerRule) -> Call[str]:
     """Make or change a rule: created, changed or unchanged."""
-    return Call("breaker_put", _PUT, _named(rule), str)
+    return Call("breaker_set", _SET, _named(rule), str)
 
 
 def _named(rule: BreakerRule) -> dict[str, str]:

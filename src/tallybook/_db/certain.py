@@ -34,8 +34,8 @@ PATIENCE = 10.0
 _CONTENTIONS = 3
 _ENQUEUES = ("enqueue", "enqueue_many")
 _TWICE = (
-    "cancel", "dead_letters", "get", "pause", "provider", "provider_put", "provider_resolve", "provider_rotate",
-    "provider_secret_put", "providers", "result", "resume", "route_put", "state",
+    "cancel", "dead_letters", "get", "pause", "provider", "provider_set", "provider_resolve", "provider_rotate",
+    "provider_secret_set", "providers", "result", "resume", "route_set", "state",
 )  # fmt: skip
 # The subquery is volatile, so it is run first: the time is not before that of its jobs.
 _MARKED = "select r.said, cast(pg_current_xact_id() as text), cast(clock_timestamp() as text) from ({}) as r(said)"

@@ -86,18 +86,18 @@ select cast(coalesce(json_agg(json_build_object('data_type', r.data_type, 'symbo
   'active', r.active, 'in_force', r.in_force) order by r.data_type, r.symbol nulls last), '[]') as text)
   from tallybook.provider_routes as r
  where r.data_type = coalesce(cast(%(data_type)s as text), r.data_type)"""
-_PUT = """\
-select tallybook.provider_put(name => cast(%(name)s as text), kind => cast(%(kind)s as text),
+_SET = """\
+select tallybook.provider_set(name => cast(%(name)s as text), kind => cast(%(kind)s as text),
   settings => cast(cast(%(settings)s as text) as jsonb), active => cast(cast(%(active)s as text) as boolean))"""
 _DROP = "select tallybook.provider_drop(name => cast(%(name)s as text))"
-_ROUTE_PUT = """\
-select tallybook.route_put(data_type => cast(%(data_type)s as text), provider => cast(%(provider)s as text),
+_ROUTE_SET = """\
+select tallybook.route_set(data_type => cast(%(data_type)s as text), provider => cast(%(provider)s as text),
   symbol => cast(%(symbol)s as text), active => cast(cast(%(active)s as text) as boolean))"""
 _ROUTE_DROP = (
     "select tallybook.route_drop(data_type => cast(%(data_type)s as text), symbol => cast(%(symbol)s as text))"
 )
-_SECRET_PUT = """\
-select tallybook._provider_secret_put(cast(%(provider)s as text), cast(%(field)s as text),
+_SECRET_SET = """\
+select tallybook._provider_secret_set(cast(%(provider)s as text), cast(%(field)s as text),
   decode(cast(%(was)s as text), 'hex'), cast(%(key_id)s as text), decode(cast(%(nonce)s as text), 'hex'),
   decode(cast(%(ciphertext)s as text), 'hex'), cast(%(former_key_id)s as text),
   decode(cast(%(former_nonce)s as text), 'hex'), decode(cast(%(former_ciphertext)s as text), 'hex'))"""
@@ -147,11 +147,11 @@ def routes(data_type: str | None = None) -> Call[list[Route]]:
     return Call("providers", _ROUTES, {"data_type": data_type}, row)
 
 
-def put(name: str, kind: str | None, settings: Mapping[str, Any] | None, active: bool | None) -> Call[str]:
+def set_(name: str, kind: str | None, settings: Mapping[str, Any] | None, active: bool | None) -> Call[str]:
     """Create or change a provider: created, changed or unchanged."""
     text = None if settings is None else json.dumps(settings, ensure_ascii=False, allow_nan=False)
     params = {"name": name, "kind": kind, "settings": text, "active": _bool(active)}
-    return Call("provider_put", _PUT, params, str)
+    return Call("provider_set", _SET, params, str)
 
 
 def drop(name: str) -> Call[bool]:
@@ -159,10 +159,10 @@ def drop(name: str) -> Call[bool]:
     return Call("provider_drop", _DROP, {"name": name}, bool)
 
 
-def route_put(data_type: str, provider: str, symbol: str | None, active: bool | None) -> Call[str]:
+def route_set(data_type: str, provider: str, symbol: str | None, active: bool | None) -> Call[str]:
     """Create or change a route: created, changed or unchanged."""
     params = {"data_type": data_type, "provider": provider, "symbol": symbol, "active": _bool(active)}
-    return Call("route_put", _ROUTE_PUT, params, str, unknown=UnknownProvider)
+    return Call("route_set", _ROUTE_SET, params, str, unknown=UnknownProvider)
 
 
 def route_drop(data_type: str, symbol: str | None) -> Call[bool]:
@@ -170,7 +170,7 @@ def route_drop(data_type: str, symbol: str | None) -> Call[bool]:
     return Call("route_drop", _ROUTE_DROP, {"data_type": data_type, "symbol": symbol}, bool)
 
 
-def secret_put(place: Place, was: Sealed | None, sealed: Sealed, former: Sealed | None) -> Call[bool]:
+def secret_set(place: Place, was: Sealed | None, sealed: Sealed, former: Sealed | None) -> Call[bool]:
     """Set a secret; False: `was` is not what is stored any more."""
     params = {
         "provider": place.provider,
@@ -183,7 +183,7 @@ def secret_put(place: Place, was: Sealed | None, sealed: Sealed, former: Sealed 
         "former_nonce": None if former is None else former.nonce.hex(),
         "former_ciphertext": None if former is None else former.ciphertext.hex(),
     }
-    return Call("provider_secret_put", _SECRET_PUT, params, bool, unknown=UnknownProvider)
+    return Call("provider_secret_set", _SECRET_SET, params, bool, unknown=UnknownProvider)
 
 
 def secret_reseal(place: Place, was: Sealed, sealed: Sealed) -> Call[bool]:

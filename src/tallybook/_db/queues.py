@@ -13,10 +13,10 @@ from tallybook._model.options import check_name
 from tallybook._model.queue import QueueInfo, TopJob, Truncated
 from tallybook.errors import ConfigError, UnknownQueue
 
-__all__ = ["Batch", "drop", "put", "queues", "top", "truncate"]
+__all__ = ["Batch", "drop", "queues", "set_", "top", "truncate"]
 
-_PUT = """\
-select tallybook.queue_put(queue => cast(%(queue)s as text), retention => cast(%(retention)s as text),
+_SET = """\
+select tallybook.queue_set(queue => cast(%(queue)s as text), retention => cast(%(retention)s as text),
   max_attempts => cast(cast(%(max_attempts)s as text) as int), notify => cast(cast(%(notify)s as text) as boolean),
   by => coalesce(cast(%(by)s as text), session_user))"""
 _DROP = """\
@@ -35,7 +35,7 @@ select cast(coalesce(json_agg(q order by q.name), '[]') as text) from tallybook.
  where cast(%(name)s as text) is null or q.name = cast(%(name)s as text)"""
 
 
-def put(
+def set_(
     queue: str, *, retention: str | None, max_attempts: int | None, notify: bool | None, by: str | None
 ) -> Call[str]:
     """Make a queue or change its settings: created, changed or unchanged."""
@@ -51,7 +51,7 @@ def put(
         "notify": None if notify is None else str(bool(notify)).lower(),
         "by": by,
     }
-    return Call("queue_put", _PUT, params, str)
+    return Call("queue_set", _SET, params, str)
 
 
 def drop(queue: str, by: str | None) -> Call[bool]:

@@ -22,14 +22,14 @@ __all__ = [
     "drop",
     "drop_concurrency",
     "push",
-    "put",
-    "put_concurrency",
     "rates",
     "registered",
+    "set_",
+    "set_concurrency",
 ]
 
-_PUT = """\
-select tallybook.rate_limit_put(name => cast(%(name)s as text), calls => cast(cast(%(calls)s as text) as int),
+_SET = """\
+select tallybook.rate_limit_set(name => cast(%(name)s as text), calls => cast(cast(%(calls)s as text) as int),
   per => cast(cast(%(per)s as text) as interval), burst => cast(cast(%(burst)s as text) as int))"""
 _DROP = "select tallybook.rate_limit_drop(name => cast(%(name)s as text))"
 _PUSH = """\
@@ -43,8 +43,8 @@ select cast(coalesce(json_agg(json_build_object(
   'pushed_to', r.pushed_to) order by r.name), '[]') as text)
   from tallybook.rate as r where cast(%(name)s as text) is null or r.name = cast(%(name)s as text)"""
 REGISTER = "select tallybook._limits_register(%s::text, %s::jsonb)"
-_PUT_CONCURRENCY = """\
-select tallybook.concurrency_limit_put(name => cast(%(name)s as text), most => cast(cast(%(most)s as text) as int))"""
+_SET_CONCURRENCY = """\
+select tallybook.concurrency_limit_set(name => cast(%(name)s as text), most => cast(cast(%(most)s as text) as int))"""
 _DROP_CONCURRENCY = "select tallybook.concurrency_limit_drop(name => cast(%(name)s as text))"
 _CONCURRENCY = """\
 select cast(coalesce(json_agg(json_build_object(
@@ -52,7 +52,7 @@ select cast(coalesce(json_agg(json_build_object(
   from tallybook.concurrency as c where cast(%(name)s as text) is null or c.name = cast(%(name)s as text)"""
 
 
-def put(rule: RateRule) -> Call[str]:
+def set_(rule: RateRule) -> Call[str]:
     """Make or change a rule: created, changed or unchanged."""
     params = {
         "name": rule.name,
@@ -60,7 +60,7 @@ def put(rule: RateRule) -> Call[str]:
         "per": format_duration(rule.per),
         "burst": str(rule.burst),
     }
-    return Call("rate_limit_put", _PUT, params, str)
+    return Call("rate_limit_set", _SET, params, str)
 
 
 def drop(name: str) -> Call[bool]:
@@ -104,9 +104,9 @@ def _infos(found: str) -> list[RateInfo]:
     ]
 
 
-def put_concurrency(rule: ConcurrencyRule) -> Call[str]:
+def set_concurrency(rule: ConcurrencyRule) -> Call[str]:
     """Make or change a rule: created, changed or unchanged."""
-    return Call("concurrency_limit_put", _PUT_CONCURRENCY, {"name": rule.name, "most": str(rule.most)}, str)
+    return Call("concurrency_limit_set", _SET_CONCURRENCY, {"name": rule.name, "most": str(rule.most)}, str)
 
 
 def drop_concurrency(name: str) -> Call[bool]:

@@ -9,13 +9,13 @@ from tallybook._db.stored import loads
 from tallybook._model.durations import format_duration
 from tallybook._model.retention import HeldRange, RetentionInfo
 
-__all__ = ["held", "put", "retentions"]
+__all__ = ["held", "retentions", "set_"]
 
 _RETENTIONS = """\
 select cast(coalesce(json_agg(json_build_object('name', r.class, 'keep', extract(epoch from r.keep), 'what', r.what)
   order by r.keep, r.class), '[]') as text) from tallybook.retentions as r"""
-_PUT = """\
-select tallybook.retention_put(class => cast(%(name)s as text), keep => cast(cast(%(keep)s as text) as interval))"""
+_SET = """\
+select tallybook.retention_set(class => cast(%(name)s as text), keep => cast(cast(%(keep)s as text) as interval))"""
 _HELD = """\
 select cast(coalesce(json_agg(json_build_object('name', h.class, 'lower', cast(h.lower as text), 'upper', cast(h.upper as text),
   'due_at', h.due_at, 'open_jobs', h.open_jobs, 'why', h.why) order by h.class, h.lower), '[]') as text)
@@ -33,9 +33,9 @@ def _infos(found: str) -> list[RetentionInfo]:
     ]
 
 
-def put(name: str, keep: timedelta) -> Call[bool]:
+def set_(name: str, keep: timedelta) -> Call[bool]:
     """Change how long something is kept; False: it was so already."""
-    return Call("retention_put", _PUT, {"name": name, "keep": format_duration(keep)}, bool)
+    return Call("retention_set", _SET, {"name": name, "keep": format_duration(keep)}, bool)
 
 
 def held() -> Call[list[HeldRange]]:

@@ -24,9 +24,9 @@ __all__ = [
     "fires",
     "listed",
     "pause",
-    "put",
     "resume",
     "run",
+    "set_",
     "show",
 ]
 
@@ -111,8 +111,8 @@ class Fired:
     tick: datetime
 
 
-_PUT = """\
-select tallybook.schedule_put(name => cast(%(name)s as text), task => cast(%(task)s as text),
+_SET = """\
+select tallybook.schedule_set(name => cast(%(name)s as text), task => cast(%(task)s as text),
   args => cast(cast(%(args)s as text) as jsonb), cron => cast(%(cron)s as text),
   every => cast(cast(%(every)s as text) as interval), tz => cast(%(tz)s as text), queue => cast(%(queue)s as text),
   priority => cast(cast(%(priority)s as text) as int), max_attempts => cast(cast(%(max_attempts)s as text) as int),
@@ -171,11 +171,11 @@ def _job(job: JobCall) -> dict[str, Any]:
     }
 
 
-def put(name: str, job: JobCall, timing: Timing, query: str | None = None) -> Call[str]:
+def set_(name: str, job: JobCall, timing: Timing, query: str | None = None) -> Call[str]:
     """Create or change a schedule in the database: created, changed or unchanged."""
     found = {"name": _named(name), **_job(job), **timing.columns(), "query": query}
     params = {column: value if value is None else str(value) for column, value in found.items()}
-    return Call("schedule_put", _PUT, params, str, unknown=UnknownSchedule)
+    return Call("schedule_set", _SET, params, str, unknown=UnknownSchedule)
 
 
 def drop(name: str) -> Call[bool]:

@@ -126,7 +126,7 @@ class Act(View):
         self._audited = True
         if changed in (False, "unchanged"):
             return
-        await run(self.conn, audit.put(self.user, "web", action, target, done or {}))
+        await run(self.conn, audit.add(self.user, "web", action, target, done or {}))
 
     def go(self, path: str, **query: Any) -> None:
         """Where to go afterwards, in place of where the form was."""

@@ -64,7 +64,7 @@ class Registry(Protocol):
     async def get(self, name: str) -> Provider:
         """The active provider of this name, with its secrets; an error where there is none."""
 
-    async def put(self, name: str, *, active: bool) -> str:
+    async def set(self, name: str, *, active: bool) -> str:
         """Set it active or not."""
 
     def forget(self) -> None:

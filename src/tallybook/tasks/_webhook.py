@@ -72,7 +72,7 @@ async def webhook(
         registry = registry_of(ctx)
         if await _has_moved(registry, found):
             raise CallFailed(f"{who}: status 410, at a url that the provider has no more", provider=provider)
-        await registry.put(provider, active=False)  # first: who crashes now finds it so the next time
+        await registry.set(provider, active=False)  # first: who crashes now finds it so the next time
         ctx.log.warning("provider %r is not active any more: its endpoint answered 410", provider)
         raise call.refusal(answer, hint="The provider is not active any more: its endpoint is gone")
     raise call.refusal(answer)

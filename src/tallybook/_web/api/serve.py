@@ -152,7 +152,7 @@ class OperatorApi:
                     async with conn.transaction():
                         done = await operation.changes(ask, conn)
                         if done.action is not None:
-                            row = audit.put(ask.key.id, "api", done.action, done.target, done.done)
+                            row = audit.add(ask.key.id, "api", done.action, done.target, done.done)
                             await aio.run(conn, row)
                     changed = done
                 except Exception as error:

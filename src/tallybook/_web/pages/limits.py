@@ -63,12 +63,12 @@ def _whole(act: Act, field: str) -> int:
     return int(text)
 
 
-@pages.action("/limit/concurrency/put")
-async def concurrency_put(act: Act) -> str:
+@pages.action("/limit/concurrency/set")
+async def concurrency_set(act: Act) -> str:
     """Make or change a concurrency limit."""
     name, most = act.form("name"), _whole(act, "most")
-    done = await act.app.concurrency_limit_put(act.conn, name, most)
-    await act.audit("concurrency_limit.put", {"limit": name, "most": most}, {"limit": done}, changed=done)
+    done = await act.app.concurrency_limit_set(act.conn, name, most)
+    await act.audit("concurrency_limit.set", {"limit": name, "most": most}, {"limit": done}, changed=done)
     return f"Concurrency limit {name} is {done}: at most {most} at once."
 
 
@@ -81,14 +81,14 @@ async def concurrency_drop(act: Act) -> str:
     return f"Concurrency limit {name} is dropped." if done else f"There is no concurrency limit {name}."
 
 
-@pages.action("/limit/rate/put")
-async def rate_put(act: Act) -> str:
+@pages.action("/limit/rate/set")
+async def rate_set(act: Act) -> str:
     """Make or change a rate limit."""
     name, calls, per = act.form("name"), _whole(act, "calls"), act.form("per")
     burst = _whole(act, "burst") if act.form("burst") else 1
-    done = await act.app.rate_limit_put(act.conn, name, calls, per=per, burst=burst)
+    done = await act.app.rate_limit_set(act.conn, name, calls, per=per, burst=burst)
     target = {"limit": name, "calls": calls, "per": per, "burst": burst}
-    await act.audit("rate_limit.put", target, {"limit": done}, changed=done)
+    await act.audit("rate_limit.set", target, {"limit": done}, changed=done)
     return f"Rate limit {name} is {done}: {calls} in {per}."
 
 
@@ -114,13 +114,13 @@ async def rate_push(act: Act) -> str:
     return f"No call of {name} starts before {starts:%Y-%m-%d %H:%M:%S} UTC."
 
 
-@pages.action("/limit/breaker/put")
-async def breaker_put(act: Act) -> str:
+@pages.action("/limit/breaker/set")
+async def breaker_set(act: Act) -> str:
     """Make or change a breaker."""
     name, failures, per, open_for = act.form("name"), _whole(act, "failures"), act.form("per"), act.form("open_for")
-    done = await act.app.breaker_put(act.conn, name, failures, per=per, open_for=open_for)
+    done = await act.app.breaker_set(act.conn, name, failures, per=per, open_for=open_for)
     target = {"breaker": name, "failures": failures, "per": per, "open_for": open_for}
-    await act.audit("breaker.put", target, {"breaker": done}, changed=done)
+    await act.audit("breaker.set", target, {"breaker": done}, changed=done)
     return f"Breaker {name} is {done}: {failures} failures in {per} open it for {open_for}."
 
 

@@ -47,8 +47,8 @@ async def providers(view: View) -> Response:
 async def active(act: Act) -> str:
     """Let jobs use a provider, or not."""
     name, wanted = act.form("name"), act.form("active") == "yes"
-    done = await act.app.providers.put(name, active=wanted, conn=act.conn)
-    await act.audit("provider.put", {"provider": name, "active": wanted}, {"provider": done}, changed=done)
+    done = await act.app.providers.set(name, active=wanted, conn=act.conn)
+    await act.audit("provider.set", {"provider": name, "active": wanted}, {"provider": done}, changed=done)
     return f"Provider {name} is {'active' if wanted else 'not active any more'}."
 
 

@@ -146,8 +146,8 @@ async def resume(act: Act) -> str:
     return f"Queue {name} runs again." if done else f"Queue {name} was not paused."
 
 
-@pages.action("/queue/put")
-async def put(act: Act) -> str:
+@pages.action("/queue/set")
+async def set_(act: Act) -> str:
     """Its settings: retention class, default attempts, notify."""
     name, attempts = act.form("name"), act.form("max_attempts")
     if attempts and not (attempts.isascii() and attempts.isdecimal() and len(attempts) < 10):
@@ -157,8 +157,8 @@ async def put(act: Act) -> str:
         "max_attempts": int(attempts) if attempts else 0,
         "notify": act.form("notify") == "on",
     }
-    done = await act.app.queue_put(act.conn, name, **said, by=act.user)
-    await act.audit("queue.put", {"queue": name, **said}, {"queue": done}, changed=done)
+    done = await act.app.queue_set(act.conn, name, **said, by=act.user)
+    await act.audit("queue.set", {"queue": name, **said}, {"queue": done}, changed=done)
     return f"The settings of queue {name} are kept."
 
 

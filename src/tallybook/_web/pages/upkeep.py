@@ -134,5 +134,5 @@ async def retention(act: Act) -> str:
     """How long something is kept."""
     name, keep = act.form("name"), act.form("keep")
     done = await act.app.retention(act.conn, name, keep)
-    await act.audit("retention.put", {"retention": name, "keep": keep}, {"changed": done}, changed=done)
+    await act.audit("retention.set", {"retention": name, "keep": keep}, {"changed": done}, changed=done)
     return f"What is of class {name} is kept for {keep} now." if done else f"Class {name} was so already."

@@ -26,7 +26,7 @@ insert into tallybook.retention_class (name, code, keep, what) values
   ('fires', null, '90 days', 'what became of the ticks of schedules'),
   ('audit', null, '90 days', 'what people have changed, and who');
 comment on table tallybook.retention_class is
-  'How long what is kept. For people there are the view retentions and the verb retention_put.';
+  'How long what is kept. For people there are the view retentions and the verb retention_set.';
 comment on column tallybook.retention_class.code is
   'The letter of the class in the ledgers; null: it is swept row by row, in small batches.';
 

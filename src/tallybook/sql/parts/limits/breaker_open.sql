@@ -10,19 +10,19 @@ declare
 begin
   select r.* into v_rule from tallybook._breaker_of(breaker_open.name) r;
   if not found then
-    raise exception 'there is no breaker %', breaker_open.name using errcode = 'TB005', hint = 'Make one by breaker_put.';
+    raise exception 'there is no breaker %', breaker_open.name using errcode = 'TB005', hint = 'Make one by breaker_set.';
   end if;
   duration := coalesce(duration, v_rule.open_for);
   if duration < interval '0' or duration > interval '100 years' then
     raise exception 'duration % is out of range', duration using errcode = 'TB005', hint = 'It goes from 0 to 100 years.';
   end if;
   v_until := at + duration;
-  perform tallybook._breaker_set(breaker_open.name, 'open', v_until, at);
+  perform tallybook._breaker_by_hand(breaker_open.name, 'open', v_until, at);
   return v_until;
 end $$;
 
--- _breaker_set(name, state, until, at): what a person says of a key's breaker. A probe that runs is none any more.
-create or replace function tallybook._breaker_set(p_name text, p_state text, p_until timestamptz, p_at timestamptz) returns void
+-- _breaker_by_hand(name, state, until, at): what a person says of a key's breaker. A probe that runs is none any more.
+create or replace function tallybook._breaker_by_hand(p_name text, p_state text, p_until timestamptz, p_at timestamptz) returns void
 language plpgsql as $$
 begin
   insert into tallybook.rate_state (name, next_at, front_at, granted) values (p_name, '-infinity', '-infinity', 0) on conflict do nothing;

@@ -11,7 +11,7 @@
 --   ahead     how long the caller needs from asking to starting; no start is sooner
 --   missed    these were let through and did not start in time: they start as soon as they can, and all who come after them later
 --   at        the time; for tests
--- The rules (see rate_limit_put): starts of one key are a gap apart, the window divided by the calls; a burst of b takes b at
+-- The rules (see rate_limit_set): starts of one key are a gap apart, the window divided by the calls; a burst of b takes b at
 -- once and stretches the gap so that no window has more than its calls. Every so many calls the gap is longer by late, so that
 -- starts that come so late cannot make one too many.
 -- Who comes first goes first: what waits is in line, with its turn as run_at, and a newcomer goes behind it, unless its priority is

@@ -37,7 +37,7 @@ begin
          and (k.cron, k.every, k.tz, k.query) is not distinct from (d.cron, d.every, d.tz, d.query) then
         continue;
       end if;
-      what := tallybook._schedule_put(d, p_at, false);
+      what := tallybook._schedule_set(d, p_at, false);
       if what = 'taken' then select s.app into detail from tallybook.schedule s where s.name = v.name; end if;
     exception when sqlstate 'TB005' or data_exception or integrity_constraint_violation then
       -- The zones that this server knows may be others than the program's; the worker's other schedules shall run.

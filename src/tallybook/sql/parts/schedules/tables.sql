@@ -41,7 +41,7 @@ create table tallybook.schedule (
 create index schedule_due on tallybook.schedule (due_at) where due_at is not null and query is null;
 create index schedule_query_due on tallybook.schedule (due_at) where due_at is not null and query is not null;
 comment on table tallybook.schedule is
-  'A rule that enqueues by the clock: declared in code, or put here by schedule_put.';
+  'A rule that enqueues by the clock: declared in code, or put here by schedule_set.';
 comment on column tallybook.schedule.query is 'Where its jobs come from, for a query-driven one: see enqueue_from.';
 comment on column tallybook.schedule.missed is
   'What becomes of ticks that are found more than 60 s late: the latest is fired (once), none (skip), or up to '

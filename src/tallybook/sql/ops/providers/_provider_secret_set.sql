@@ -1,9 +1,9 @@
--- _provider_secret_put(provider, field, was, key id, nonce, ciphertext, and the former secret, encrypted anew): set a secret.
+-- _provider_secret_set(provider, field, was, key id, nonce, ciphertext, and the former secret, encrypted anew): set a secret.
 --
 -- `was` is the nonce of the ciphertext that the caller has read as the current one, null where there was none. False: it is
 -- another one by now (set or rotated by somebody else): read again. The slot previous is replaced; without a former one it is
 -- emptied. Errors: TB002 no such provider. Writes provider_secret.
-create or replace function tallybook._provider_secret_put(p_provider text, p_field text, p_was bytea, p_key_id text, p_nonce bytea,
+create or replace function tallybook._provider_secret_set(p_provider text, p_field text, p_was bytea, p_key_id text, p_nonce bytea,
   p_ciphertext bytea, p_former_key_id text, p_former_nonce bytea, p_former_ciphertext bytea,
   p_at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$

@@ -1,4 +1,4 @@
--- schedule_put(name, task, ...): create or change a schedule that lives in the database. Returns created, changed or unchanged.
+-- schedule_set(name, task, ...): create or change a schedule that lives in the database. Returns created, changed or unchanged.
 --
 --   cron, every   when: a cron expression (5 fields, or 6 with seconds), or an interval of 1 s to 366 days; one of them
 --   tz            of the cron expression, as in the IANA database. Intervals tick at multiples of their length since 1970 (UTC)
@@ -11,7 +11,7 @@
 -- read by workers: where they cannot be, schedule.problem says why.
 -- Where there are roles, an operator may not put one with a query (42501): it would run with the workers' rights.
 -- Errors: TB005 what does not fit, and a name that is declared in code. Reads and writes schedule.
-create or replace function tallybook.schedule_put(name text, task text, args jsonb default '{}', cron text default null,
+create or replace function tallybook.schedule_set(name text, task text, args jsonb default '{}', cron text default null,
   every interval default null, tz text default 'UTC', queue text default 'default', priority int default 2,
   max_attempts int default null, jitter interval default '0', missed text default 'once', catch_up int default 100,
   overlap boolean default false, headers jsonb default null, options jsonb default null, query text default null,
@@ -20,15 +20,15 @@ returns text language plpgsql as $$
 declare
   s tallybook.schedule; v_what text;
 begin
-  s.name := schedule_put.name; s.source := 'database'; s.task := schedule_put.task; s.args := coalesce(schedule_put.args, '{}');
-  s.cron := schedule_put.cron; s.every := schedule_put.every; s.tz := coalesce(schedule_put.tz, 'UTC');
-  s.queue := coalesce(schedule_put.queue, 'default'); s.priority := coalesce(schedule_put.priority, 2);
-  s.max_attempts := schedule_put.max_attempts; s.jitter := coalesce(schedule_put.jitter, '0');
-  s.missed := coalesce(schedule_put.missed, 'once'); s.catch_up := coalesce(schedule_put.catch_up, 100);
-  s.overlap := coalesce(schedule_put.overlap, false); s.headers := schedule_put.headers; s.options := schedule_put.options;
-  s.query := schedule_put.query;
-  if s.query is null then return tallybook._schedule_put_plain(s, at); end if;
-  v_what := tallybook._schedule_put(s, at, true);
+  s.name := schedule_set.name; s.source := 'database'; s.task := schedule_set.task; s.args := coalesce(schedule_set.args, '{}');
+  s.cron := schedule_set.cron; s.every := schedule_set.every; s.tz := coalesce(schedule_set.tz, 'UTC');
+  s.queue := coalesce(schedule_set.queue, 'default'); s.priority := coalesce(schedule_set.priority, 2);
+  s.max_attempts := schedule_set.max_attempts; s.jitter := coalesce(schedule_set.jitter, '0');
+  s.missed := coalesce(schedule_set.missed, 'once'); s.catch_up := coalesce(schedule_set.catch_up, 100);
+  s.overlap := coalesce(schedule_set.overlap, false); s.headers := schedule_set.headers; s.options := schedule_set.options;
+  s.query := schedule_set.query;
+  if s.query is null then return tallybook._schedule_set_plain(s, at); end if;
+  v_what := tallybook._schedule_set(s, at, true);
   if v_what in ('created', 'changed') then
     begin
       perform tallybook._query_columns(tallybook._query_text(s.query));
@@ -39,15 +39,15 @@ begin
   return v_what;
 end $$;
 
--- _schedule_put_plain(schedule, at): the same for one without a query, which is what an operator may put: a query would be run with
+-- _schedule_set_plain(schedule, at): the same for one without a query, which is what an operator may put: a query would be run with
 -- the workers' rights, and be looked at with the owner's.
-create or replace function tallybook._schedule_put_plain(p tallybook.schedule, p_at timestamptz) returns text
+create or replace function tallybook._schedule_set_plain(p tallybook.schedule, p_at timestamptz) returns text
 language plpgsql as $$
 declare
   v_what text;
 begin
   p.source := 'database'; p.app := null; p.query := null;
-  v_what := tallybook._schedule_put(p, p_at, true);
+  v_what := tallybook._schedule_set(p, p_at, true);
   if v_what = 'taken' then perform tallybook._schedule_taken(p.name); end if;
   return v_what;
 end $$;
@@ -61,11 +61,11 @@ begin
     using errcode = 'TB005', hint = 'Change it there, or give this one another name.';
 end $$;
 
--- _schedule_put(schedule, at, wait): what schedule_put and the registration of an app's schedules do with one definition.
+-- _schedule_set(schedule, at, wait): what schedule_set and the registration of an app's schedules do with one definition.
 --
 -- Also answers taken: the name belongs to another app, or to the other source; and, without wait, busy: somebody's open
 -- transaction has the row.
-create or replace function tallybook._schedule_put(p tallybook.schedule, p_at timestamptz, p_wait boolean) returns text
+create or replace function tallybook._schedule_set(p tallybook.schedule, p_at timestamptz, p_wait boolean) returns text
 language plpgsql as $$
 declare
   s tallybook.schedule; v_moved boolean;

@@ -1,18 +1,18 @@
--- retention_put(class, keep): how long what is kept: brief, default, long: ended jobs of the queues of that class; dead: dead letters;
+-- retention_set(class, keep): how long what is kept: brief, default, long: ended jobs of the queues of that class; dead: dead letters;
 -- fires: ticks of schedules; audit: what people have changed. False: it was so already. Running workers follow within a minute. A shorter time drops what is past it,
 -- for ever. Errors: TB005 an unknown class, a time out of range. Writes retention_class.
-create or replace function tallybook.retention_put(class text, keep interval) returns boolean
+create or replace function tallybook.retention_set(class text, keep interval) returns boolean
 language plpgsql as $$
 begin
   if keep is null or keep not between interval '1 minute' and interval '100 years' then
     raise exception 'history cannot be kept for %', coalesce(keep::text, 'null')
       using errcode = 'TB005', hint = 'From 1 minute to 100 years.';
   end if;
-  perform from tallybook.retention_class r where r.name = retention_put.class;
+  perform from tallybook.retention_class r where r.name = retention_set.class;
   if not found then
     raise exception 'there is no retention class %', coalesce(to_json(class)::text, 'null')
       using errcode = 'TB005', hint = (select 'There are ' || string_agg(r.name, ', ' order by r.name) || '.' from tallybook.retention_class r);
   end if;
-  update tallybook.retention_class r set keep = retention_put.keep where r.name = retention_put.class and r.keep <> retention_put.keep;
+  update tallybook.retention_class r set keep = retention_set.keep where r.name = retention_set.class and r.keep <> retention_set.keep;
   return found;
 end $$;

@@ -1,4 +1,4 @@
--- queue_put(queue, retention, max_attempts, notify, by, at): make a queue, or change its settings; null: left as it is.
+-- queue_set(queue, retention, max_attempts, notify, by, at): make a queue, or change its settings; null: left as it is.
 --
 --   retention     brief, default or long: how long ended jobs stay on view. A lane keeps the class of its birth: producers use new lanes
 --                 of the new class from now on, and the old ones are drained. What is scheduled or waits stays in its class
@@ -6,10 +6,10 @@
 --   notify        publish its jobs' transitions on the channel tallybook_jobs (see _publish)
 --   by            who says so
 -- Returns created, changed or unchanged. Clients are told on the channel tallybook_queues. Limits of a queue are the rules for the key
--- queue:NAME (rate_limit_put, concurrency_limit_put, breaker_put).
+-- queue:NAME (rate_limit_set, concurrency_limit_set, breaker_set).
 -- Errors: TB005 what does not fit; 55P03: notify needs a moment in which no transaction that has enqueued is open: try again.
 -- Reads queue, lane; writes queue, lane.
-create or replace function tallybook.queue_put(queue text, retention text default null, max_attempts int default null, notify boolean default null,
+create or replace function tallybook.queue_set(queue text, retention text default null, max_attempts int default null, notify boolean default null,
   by text default session_user, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
 declare
@@ -23,17 +23,17 @@ begin
     raise exception 'max_attempts % is out of range', max_attempts
       using errcode = 'TB005', hint = 'It goes from 1 to 32767; 0 is what tasks say, or 5.';
   end if;
-  insert into tallybook.queue as q (name, created_at) values (queue_put.queue, queue_put.at) on conflict on constraint queue_pkey do nothing;
+  insert into tallybook.queue as q (name, created_at) values (queue_set.queue, queue_set.at) on conflict on constraint queue_pkey do nothing;
   if found then v_said := 'created'; end if;
-  select q.* into v_was from tallybook.queue q where q.name = queue_put.queue for update;
+  select q.* into v_was from tallybook.queue q where q.name = queue_set.queue for update;
   update tallybook.queue q
-     set retention = coalesce(queue_put.retention, q.retention), notify = coalesce(queue_put.notify, q.notify),
-         max_attempts = case when queue_put.max_attempts is null then q.max_attempts else nullif(queue_put.max_attempts, 0) end,
-         changed_at = queue_put.at, changed_by = queue_put.by
-   where q.name = queue_put.queue
+     set retention = coalesce(queue_set.retention, q.retention), notify = coalesce(queue_set.notify, q.notify),
+         max_attempts = case when queue_set.max_attempts is null then q.max_attempts else nullif(queue_set.max_attempts, 0) end,
+         changed_at = queue_set.at, changed_by = queue_set.by
+   where q.name = queue_set.queue
      and (v_said = 'created' or (q.retention, q.notify, q.max_attempts) is distinct from (
-            coalesce(queue_put.retention, q.retention), coalesce(queue_put.notify, q.notify),
-            case when queue_put.max_attempts is null then q.max_attempts else nullif(queue_put.max_attempts, 0) end));
+            coalesce(queue_set.retention, q.retention), coalesce(queue_set.notify, q.notify),
+            case when queue_set.max_attempts is null then q.max_attempts else nullif(queue_set.max_attempts, 0) end));
   if not found then v_said := 'unchanged'; end if;
   perform tallybook._queue_lanes(queue);
   if notify is not null then perform tallybook._publishing(); end if;

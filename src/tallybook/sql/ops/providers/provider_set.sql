@@ -1,16 +1,16 @@
--- provider_put(name, kind, settings, active): create or change a provider. Returns created, changed or unchanged.
+-- provider_set(name, kind, settings, active): create or change a provider. Returns created, changed or unchanged.
 --
 --   kind      what it is for, in your own words; a new one needs it
 --   settings  one JSON object that anybody may read: no secret belongs there. It replaces the former one; {} for a new provider
 --   active    one that is not is neither loaded nor chosen by a route; true for a new one
 -- What is null stays as it is. Running workers follow within seconds. Errors: TB005 what does not fit. Reads and writes provider.
-create or replace function tallybook.provider_put(name text, kind text default null, settings jsonb default null,
+create or replace function tallybook.provider_set(name text, kind text default null, settings jsonb default null,
   active boolean default null, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
 declare
   p tallybook.provider;
 begin
-  perform tallybook._check_name('provider name', provider_put.name, 64);
+  perform tallybook._check_name('provider name', provider_set.name, 64);
   if kind is not null then perform tallybook._check_name('kind of provider', kind, 64); end if;
   if jsonb_typeof(settings) <> 'object' then
     raise exception 'settings of a provider are one JSON object, not %', jsonb_typeof(settings) using errcode = 'TB005';
@@ -19,22 +19,22 @@ begin
     raise exception 'settings of a provider have at most 100,000 bytes' using errcode = 'TB005';
   end if;
   loop
-    select k.* into p from tallybook.provider k where k.name = provider_put.name for no key update;
+    select k.* into p from tallybook.provider k where k.name = provider_set.name for no key update;
     exit when found;
     if kind is null then
-      raise exception 'there is no provider %', to_json(provider_put.name)
+      raise exception 'there is no provider %', to_json(provider_set.name)
         using errcode = 'TB005', hint = 'A new one needs a kind, which says what it is for.';
     end if;
     insert into tallybook.provider (name, kind, settings, active, created_at, changed_at)
-    values (provider_put.name, provider_put.kind, coalesce(provider_put.settings, '{}'), coalesce(provider_put.active, true), at, at)
+    values (provider_set.name, provider_set.kind, coalesce(provider_set.settings, '{}'), coalesce(provider_set.active, true), at, at)
     on conflict do nothing;
     if found then return 'created'; end if;
   end loop;
   update tallybook.provider k
-     set kind = coalesce(provider_put.kind, k.kind), settings = coalesce(provider_put.settings, k.settings),
-         active = coalesce(provider_put.active, k.active), changed_at = at
-   where k.name = provider_put.name
-     and (k.kind, k.settings, k.active) is distinct from (coalesce(provider_put.kind, k.kind),
-          coalesce(provider_put.settings, k.settings), coalesce(provider_put.active, k.active));
+     set kind = coalesce(provider_set.kind, k.kind), settings = coalesce(provider_set.settings, k.settings),
+         active = coalesce(provider_set.active, k.active), changed_at = at
+   where k.name = provider_set.name
+     and (k.kind, k.settings, k.active) is distinct from (coalesce(provider_set.kind, k.kind),
+          coalesce(provider_set.settings, k.settings), coalesce(provider_set.active, k.active));
   return case when found then 'changed' else 'unchanged' end;
 end $$;

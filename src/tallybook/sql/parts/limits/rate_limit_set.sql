@@ -1,4 +1,4 @@
--- rate_limit_put(name, calls, per, burst): at most so many calls in any window of that length, whoever makes them.
+-- rate_limit_set(name, calls, per, burst): at most so many calls in any window of that length, whoever makes them.
 --
 -- NAME holds what says the key NAME, and each key NAME:... by itself (a provider, a customer) unless that has a rule of its own;
 -- queue:NAME holds all jobs of a queue, task:NAME all jobs of a task.
@@ -6,7 +6,7 @@
 --   in_code  the app whose code declares it; a person's rule of that name stays as it is then
 -- Returns created, changed or unchanged. What waits has the turns of a faster rule at once, in the same order; of a slower one it keeps
 -- its own, and is checked again when that comes. Errors: TB005. Writes rate_limit; where it is changed rate_state, scheduled.
-create or replace function tallybook.rate_limit_put(name text, calls int, per interval, burst int default 1, in_code text default null,
+create or replace function tallybook.rate_limit_set(name text, calls int, per interval, burst int default 1, in_code text default null,
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
 declare
@@ -23,20 +23,20 @@ begin
     raise exception 'per % is out of range', coalesce(per::text, 'null') using errcode = 'TB005', hint = 'It goes from 1 s to 366 days.';
   end if;
   loop
-    select r.* into v_there from tallybook.rate_limit r where r.name = rate_limit_put.name for update;
+    select r.* into v_there from tallybook.rate_limit r where r.name = rate_limit_set.name for update;
     if found then
       if in_code is not null and v_there.in_code is null then return 'unchanged'; end if;
       if (v_there.calls, v_there.per, v_there.burst, v_there.in_code) is not distinct from (calls, per, burst, in_code) then
         return 'unchanged';
       end if;
-      update tallybook.rate_limit r set calls = rate_limit_put.calls, per = rate_limit_put.per, burst = rate_limit_put.burst,
-             in_code = rate_limit_put.in_code, changed_at = rate_limit_put.at
-       where r.name = rate_limit_put.name;
-      perform tallybook._rate_changed(rate_limit_put.name, at);
+      update tallybook.rate_limit r set calls = rate_limit_set.calls, per = rate_limit_set.per, burst = rate_limit_set.burst,
+             in_code = rate_limit_set.in_code, changed_at = rate_limit_set.at
+       where r.name = rate_limit_set.name;
+      perform tallybook._rate_changed(rate_limit_set.name, at);
       return 'changed';
     end if;
     insert into tallybook.rate_limit (name, calls, per, burst, in_code, created_at, changed_at)
-    values (rate_limit_put.name, calls, per, burst, in_code, at, at) on conflict do nothing;
+    values (rate_limit_set.name, calls, per, burst, in_code, at, at) on conflict do nothing;
     if found then return 'created'; end if;
   end loop;
 end $$;

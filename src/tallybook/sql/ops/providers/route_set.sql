@@ -1,0 +1,32 @@
+-- route_set(data_type, provider, symbol, active): let a provider serve a kind of data. Returns created, changed or unchanged.
+--
+--   symbol  the rule is for this one only, and goes before the broad rule; null: the broad rule, for all that have none
+--   active  null: as it is; true for a new one
+-- Running workers follow within seconds. Errors: TB002 no such provider, TB005 what does not fit. Reads and writes provider_route.
+create or replace function tallybook.route_set(data_type text, provider text, symbol text default null,
+  active boolean default null, at timestamptz default clock_timestamp())
+returns text language plpgsql as $$
+declare
+  r tallybook.provider_route;
+begin
+  perform tallybook._check_name('data type', route_set.data_type, 64);
+  if symbol is not null then perform tallybook._check_name('symbol', route_set.symbol, 200); end if;
+  perform from tallybook.provider p where p.name = route_set.provider for key share;
+  if not found then
+    raise exception 'there is no provider %', coalesce(to_json(route_set.provider)::text, 'null') using errcode = 'TB002';
+  end if;
+  loop
+    select k.* into r from tallybook.provider_route k
+     where k.data_type = route_set.data_type and k.symbol is not distinct from route_set.symbol for update;
+    exit when found;
+    insert into tallybook.provider_route (data_type, symbol, provider, active, created_at, changed_at)
+    values (route_set.data_type, route_set.symbol, route_set.provider, coalesce(route_set.active, true), at, at)
+    on conflict do nothing;
+    if found then return 'created'; end if;
+  end loop;
+  update tallybook.provider_route k
+     set provider = route_set.provider, active = coalesce(route_set.active, k.active), changed_at = at
+   where k.data_type = route_set.data_type and k.symbol is not distinct from route_set.symbol
+     and (k.provider, k.active) is distinct from (route_set.provider, coalesce(route_set.active, k.active));
+  return case when found then 'changed' else 'unchanged' end;
+end $$;
