@@ -1,6 +1,6 @@
 """A limit of 10 at once on one key and 50,000 jobs of it: never an eleventh, and what those who wait cost others.
 
-First the claims of 100 other jobs are timed, in turn, in two databases of one server: one in which 50,000 jobs wait for a place,
+First the claims of 100 other jobs are timed, in turn, in two databases of one server: one in which 50,000 jobs wait for a permit,
 and one without them. Then the workers run a part of these jobs. At most how many ran at one moment is judged by the handlers' own
 times.
 """
@@ -27,7 +27,7 @@ select tallybook.enqueue_many(array_fill(%(queue)s::text, array[%(jobs)s]), arra
 
 
 def _put_aside(conn: psycopg.Connection[Any], jobs: int) -> None:
-    """So many jobs that wait for a place, put aside by a worker as they come; those that are let through stay with it."""
+    """So many jobs that wait for a permit, put aside by a worker as they come; those that are let through stay with it."""
     worker = start_worker(conn, ["held"])
     for first in range(0, jobs, 1000):
         conn.execute(_LOAD, {"queue": "held", "jobs": min(1000, jobs - first)})
@@ -84,9 +84,9 @@ def run() -> None:
     at_most("concurrency", "claim_ratio_beside_waiting", ours / none, "ratio", 1.2, shown).show()
     plain(
         "concurrency",
-        "places_used",
+        "permits_used",
         len(spells) * 0.01 / took / _MOST,
-        "of the places",
+        "of the permits",
         "10 ms each; the workers' start included",
     ).show()
 

@@ -17,7 +17,7 @@ from psycopg import sql
 from support.proxy import Proxy
 from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, Job
-from tallybook._db import calls, certain, link
+from tallybook._db import calls, exactly_once, link
 from tallybook._db.link import Link
 from tallybook._db.migrate import migrate
 from tallybook._worker import heartbeat, sleeper
@@ -223,7 +223,7 @@ async def test_a_full_disk_is_an_unavailable_queue_to_who_enqueues(
     app: App, db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F15: an enqueue that the server has no room for is said again for a while, then QueueUnavailable with its reason."""
-    monkeypatch.setattr(certain, "PATIENCE", 0.5)
+    monkeypatch.setattr(exactly_once, "PATIENCE", 0.5)
     db.execute("""create function public.no_room() returns bigint language plpgsql as
         $$ begin raise exception 'could not extend file' using errcode = '53100'; end $$""")
     app.dsn = dsn
@@ -326,7 +326,7 @@ async def test_said_again_blindly_a_lost_commit_is_two_jobs(
     async def never(conn: object, saying: object) -> bool:
         return False
 
-    monkeypatch.setattr(certain, "_is_there", never)
+    monkeypatch.setattr(exactly_once, "_is_there", never)
     app.dsn = proxy.dsn
     proxy.cut_at(COMMIT)
     await note.enqueue(app, 1)
@@ -337,7 +337,7 @@ async def test_a_commit_that_cannot_be_resolved_is_an_error(
     app: App, note: Any, db: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F7: the server does not come back in time: CommitUnknown, which names the verb, and never a guess."""
-    monkeypatch.setattr(certain, "PATIENCE", 0.5)
+    monkeypatch.setattr(exactly_once, "PATIENCE", 0.5)
     app.dsn = proxy.dsn
     async with app.open(max_size=1, timeout=timedelta(seconds=0.5)):
         await note.enqueue(app, 0)
@@ -358,9 +358,9 @@ async def test_a_job_younger_than_the_lost_commit_is_not_taken_for_it(app: App, 
     ).fetchone()
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
         for mark, there in (((xid, at), False), ((xid, "infinity"), True), (("999999999999", at), False)):
-            saying: Any = certain._Saying(calls.get(1), "x")
+            saying: Any = exactly_once._Saying(calls.get(1), "x")
             saying.said, saying.mark = job, mark
-            assert await certain._is_there(conn, saying) is there
+            assert await exactly_once._is_there(conn, saying) is there
 
 
 @pytest.mark.slow

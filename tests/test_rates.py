@@ -289,7 +289,7 @@ async def test_no_more_than_the_limit_run_at_once(app: App, dsn: str, db: Any, j
 
 @anyio
 async def test_a_handler_takes_a_place_that_it_names_itself(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S1-18: ctx.limit takes a place of a concurrency limit, too; without one the job waits, and runs again when it has it."""
+    """S1-18: ctx.limit takes a permit of a concurrency limit, too; without one the job waits, and runs again when it has it."""
     app.concurrency_limit("report", 1)
     gate, began = asyncio.Event(), list[int]()
 
@@ -304,7 +304,7 @@ async def test_a_handler_takes_a_place_that_it_names_itself(app: App, dsn: str, 
         await eventually(lambda: began == [first], "the first runs")
         second = report.enqueue_sync(db).id
         await eventually(lambda: jobs(second).state == "waiting", "the second waits")
-        assert jobs(second).reason == 'the places of the limit "report:big" are taken'
+        assert jobs(second).reason == 'the permits of the limit "report:big" are taken'
         gate.set()
         await eventually(lambda: began == [first, second], "the second runs")
 

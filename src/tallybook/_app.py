@@ -41,7 +41,7 @@ from tallybook._schedules import Declared, Schedules
 from tallybook._service_operations import ServiceOperations
 from tallybook._subject import SubjectVerbs
 from tallybook._task import AtomicContextTask, AtomicTask, ContextTask, Task
-from tallybook._why import Knowing
+from tallybook._why import Why
 from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
 from tallybook.providers import Providers
 
@@ -80,7 +80,7 @@ class App(
     SubjectVerbs,
     Operations,
     Jobs,
-    Knowing,
+    Why,
     Counting,
     Schedules,
     Limits,

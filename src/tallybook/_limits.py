@@ -46,7 +46,7 @@ class Limits:
         return run_sync(conn, rates.set_concurrency(ConcurrencyRule(name, most)))
 
     async def concurrency_limit_drop(self, conn: object, name: str) -> bool:
-        """Remove a concurrency limit; False: there is none. Who waits for a place goes on."""
+        """Remove a concurrency limit; False: there is none. Who waits for a permit goes on."""
         return await run(conn, rates.drop_concurrency(name))
 
     def concurrency_limit_drop_sync(self, conn: object, name: str) -> bool:
@@ -54,7 +54,7 @@ class Limits:
         return run_sync(conn, rates.drop_concurrency(name))
 
     async def concurrency(self, conn: object) -> list[ConcurrencyInfo]:
-        """List the keys of concurrency limits: their rule, how many places are held, how many jobs wait for one.
+        """List the keys of concurrency limits: their rule, how many permits are held, how many jobs wait for one.
 
         for key in await app.concurrency(conn): print(key.name, key.held, key.waiting)
         """

@@ -10,10 +10,10 @@ from tallybook._model.why import Reason, TraceEvent
 from tallybook._operations import job_id
 from tallybook._run import run, run_sync
 
-__all__ = ["Knowing"]
+__all__ = ["Why"]
 
 
-class Knowing:
+class Why:
     """Mixed into App."""
 
     async def why(self, conn: object, job: int | Job) -> list[Reason]:

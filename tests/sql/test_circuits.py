@@ -37,7 +37,7 @@ def end(asker: Asker, job: int, at: datetime, how: str = "completed") -> None:
     asker.db.execute(cast("Any", f"select tallybook.{verb}"), (lease, job, attempt, at))
 
 
-def places(db: Connection, at: datetime, *names: str) -> int:
+def permits(db: Connection, at: datetime, *names: str) -> int:
     return int(one(db, "select released from tallybook.concurrency_release(%s, at => %s)", list(names) or None, at))
 
 
@@ -63,7 +63,7 @@ def broken(db: Connection, asker: Asker, n: int = 3, at: datetime = T) -> dateti
         assert asker.look(at) == [job]
         end(asker, job, at, "dead")
         at += S
-    places(db, at, KEY)
+    permits(db, at, KEY)
     return at
 
 
@@ -95,16 +95,16 @@ def test_one_probe_closes_it(db: Connection) -> None:
     at = broken(db, asker)
     jobs = put(db, KEY, n=4, at=at)
     asker.look(at)
-    assert (places(db, at + 29 * S), asker.look(at + 29 * S)) == (0, [])
+    assert (permits(db, at + 29 * S), asker.look(at + 29 * S)) == (0, [])
     at += 30 * S
-    assert places(db, at) == 1
+    assert permits(db, at) == 1
     assert asker.look(at) == jobs[:1]
     (new,) = put(db, KEY, at=at)
-    assert (places(db, at), asker.look(at)) == (0, []), "one probe, whoever asks"
+    assert (permits(db, at), asker.look(at)) == (0, []), "one probe, whoever asks"
     assert state(db)[0] == "half-open"
     assert one(db, "select probe from tallybook.breaker where name = %s", KEY) == jobs[0]
     end(asker, jobs[0], at)
-    assert places(db, at, KEY) == 4
+    assert permits(db, at, KEY) == 4
     assert asker.look(at) == [*jobs[1:], new]
     assert state(db) == ("closed", 0, None, 0)
 
@@ -117,12 +117,12 @@ def test_a_probe_that_fails_opens_it_once_more(db: Connection) -> None:
     jobs = put(db, KEY, n=3, at=at)
     assert asker.look(at) == jobs[:1], "without anybody in line the first that asks is the probe"
     end(asker, jobs[0], at, "failed")
-    assert places(db, at, KEY) == 0
+    assert permits(db, at, KEY) == 0
     assert state(db) == ("open", 1, at + 30 * S, 2)
     at += 30 * S
-    assert (places(db, at), asker.look(at)) == (1, jobs[1:2])
+    assert (permits(db, at), asker.look(at)) == (1, jobs[1:2])
     end(asker, jobs[1], at)
-    places(db, at, KEY)
+    permits(db, at, KEY)
     assert asker.look(at) == jobs[2:]
 
 
@@ -140,7 +140,7 @@ def test_a_probe_that_says_nothing_is_followed_by_another(db: Connection, how: s
         asker = Asker(db)
     else:
         end(asker, jobs[0], at, how)
-    assert places(db, at) == 1
+    assert permits(db, at) == 1
     assert len(asker.look(at)) == 1
     assert state(db)[0] == "half-open"
 
@@ -153,14 +153,14 @@ def test_failures_that_are_far_apart_do_not_open_it(db: Connection) -> None:
     assert asker.look(T) == jobs
     for n, how in enumerate(["failed", "dead", "snoozed", "cancelled", "completed", "completed"]):
         end(asker, jobs[n], T + n * S, how)
-    places(db, T + 10 * S, KEY)
+    permits(db, T + 10 * S, KEY)
     assert state(db)[:2] == ("closed", 2)
     end(asker, jobs[6], T + 61 * S, "failed")
-    places(db, T + 61 * S, KEY)
+    permits(db, T + 61 * S, KEY)
     assert state(db)[:2] == ("closed", 1), "of the others' minute is over"
     for job in jobs[7:]:
         end(asker, job, T + 62 * S, "failed")
-    places(db, T + 62 * S, KEY)
+    permits(db, T + 62 * S, KEY)
     assert state(db)[0] == "open"
 
 
@@ -172,14 +172,14 @@ def test_what_runs_when_it_opens_does_not_close_it(db: Connection) -> None:
     assert asker.look(T) == jobs
     for job in jobs[:3]:
         end(asker, job, T, "failed")
-    places(db, T, KEY)
+    permits(db, T, KEY)
     end(asker, jobs[3], T + S)
-    places(db, T + S, KEY)
+    permits(db, T + S, KEY)
     assert state(db)[0] == "open"
     (late,) = put(db, KEY, at=T + 31 * S)
     assert asker.look(T + 31 * S) == [late], "its probe"
     end(asker, jobs[4], T + 32 * S, "failed")
-    places(db, T + 32 * S, KEY)
+    permits(db, T + 32 * S, KEY)
     assert state(db)[0] == "half-open", "and what fails that ran before says nothing of the probe"
 
 
@@ -191,10 +191,10 @@ def test_by_hand(db: Connection) -> None:
     assert until == T + 2 * HOUR
     jobs = put(db, KEY, n=3)
     assert (asker.look(T), states(db, jobs)) == ([], ["waiting"] * 3)
-    assert places(db, T + HOUR) == 0
+    assert permits(db, T + HOUR) == 0
     assert one(db, "select tallybook.breaker_close(%s, at => %s)", KEY, T + HOUR) is True
     assert one(db, "select tallybook.breaker_close(%s, at => %s)", KEY, T + HOUR) is False
-    assert places(db, T + HOUR) == 3
+    assert permits(db, T + HOUR) == 3
     assert asker.look(T + HOUR) == jobs
     at = T + HOUR
     one(db, "select tallybook.breaker_open(%s, '1 s', at => %s)", KEY, at)
@@ -202,7 +202,7 @@ def test_by_hand(db: Connection) -> None:
     assert asker.look(at + S) == [probe]
     one(db, "select tallybook.breaker_open(%s, at => %s)", KEY, at + S)
     end(asker, probe, at + 2 * S)
-    places(db, at + 2 * S, KEY)
+    permits(db, at + 2 * S, KEY)
     assert state(db)[0] == "open"
 
 
@@ -216,7 +216,7 @@ def test_a_rule_that_goes_lets_all_go_on(db: Connection) -> None:
     assert asker.look(at) == []
     assert one(db, "select tallybook.breaker_drop('provider')") is True
     assert one(db, "select tallybook.breaker_drop('provider')") is False
-    assert places(db, at) == 3
+    assert permits(db, at) == 3
     assert len(asker.look(at)) == 3
     assert states(db, jobs) == ["running"] * 3
     assert one(db, "select count(*) from tallybook.breaker_state") == 0
@@ -239,7 +239,7 @@ def test_of_a_queue_and_of_a_task(db: Connection) -> None:
 
 
 def test_with_a_concurrency_limit_of_the_same_name(db: Connection) -> None:
-    """Both hold: never more than the places, and none while it is open."""
+    """Both hold: never more than the permits, and none while it is open."""
     rule(db)
     db.execute("select tallybook.concurrency_limit_set('provider', 2)")
     asker = Asker(db)
@@ -247,13 +247,13 @@ def test_with_a_concurrency_limit_of_the_same_name(db: Connection) -> None:
     assert asker.look(T) == jobs[:2]
     for job in jobs[:2]:
         end(asker, job, T, "dead")
-    assert (places(db, T, KEY), asker.look(T)) == (2, jobs[2:4])
+    assert (permits(db, T, KEY), asker.look(T)) == (2, jobs[2:4])
     end(asker, jobs[2], T, "dead")
-    assert (places(db, T, KEY), asker.look(T)) == (0, [])
+    assert (permits(db, T, KEY), asker.look(T)) == (0, [])
     end(asker, jobs[3], T)
-    assert (places(db, T + 30 * S), asker.look(T + 30 * S)) == (1, jobs[4:5])
+    assert (permits(db, T + 30 * S), asker.look(T + 30 * S)) == (1, jobs[4:5])
     end(asker, jobs[4], T + 31 * S)
-    assert (places(db, T + 31 * S, KEY), asker.look(T + 31 * S)) == (1, jobs[5:])
+    assert (permits(db, T + 31 * S, KEY), asker.look(T + 31 * S)) == (1, jobs[5:])
 
 
 def _probes(db: Connection, connect: Any) -> int:
@@ -274,7 +274,7 @@ def test_two_workers_get_one_probe(db: Connection, connect: Any) -> None:
 
 def test_control_two_probes_if_they_are_not_counted(db: Connection, connect: Any) -> None:
     """Control: if probes were not counted both would start."""
-    without(db, "_places_free", "1 - v_probes", "1")
+    without(db, "_permits_free", "1 - v_probes", "1")
     assert _probes(db, connect) == 2
 
 
@@ -304,9 +304,9 @@ def test_all_end_whatever_happens(db: Connection, seed: int) -> None:  # noqa: P
             ends = ["completed", "failed", "dead", "snoozed", "cancelled"] if wild else ["completed"]
             end(asker, job, at, chance.choice(ends))
             if chance.random() < 0.7:
-                places(db, at, *keys_of[job])
+                permits(db, at, *keys_of[job])
         else:
-            places(db, at)
+            permits(db, at)
             db.execute("select tallybook.promote(at => %s)", (at,))
             while jobs := asker.claim(at, chance.choice([1, 3, 100])):
                 before = dict(
@@ -329,7 +329,7 @@ def test_all_end_whatever_happens(db: Connection, seed: int) -> None:  # noqa: P
         for job in list(running):
             del running[job]
             end(asker, job, at)
-        places(db, at)
+        permits(db, at)
         running.update({job: keys_of[job] for job in asker.look(at)})
         if not running and not one(db, left):
             break

@@ -28,7 +28,7 @@ RUNS = {
     "rebase": "rebased::int from tallybook.rebase(at => %s, as_service => true)",
     "parents_resolve": "released from tallybook.parents_resolve(at => %s, as_service => true)",
     "concurrency_release": "released from tallybook.concurrency_release(at => %s, as_service => true)",
-    "fair_release": "dealt from tallybook.fair_release(at => %s, as_service => true)",
+    "fair_release": "released from tallybook.fair_release(at => %s, as_service => true)",
     "fold": "tallybook.fold(at => %s, as_service => true)",
     "prune": "effect from tallybook.prune(at => %s, as_service => true)",
 }

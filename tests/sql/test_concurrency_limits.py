@@ -32,7 +32,7 @@ def complete(asker: Asker, *jobs: int) -> None:
         assert one(asker.db, "select tallybook.complete(%s, %s, %s)", lease, job, attempt)
 
 
-def places(db: Connection, *names: str, at: datetime = T) -> int:
+def permits(db: Connection, *names: str, at: datetime = T) -> int:
     given = list(names) or None
     return int(one(db, "select released from tallybook.concurrency_release(%s, at => %s)", given, at))
 
@@ -46,7 +46,7 @@ def test_only_so_many_run_and_the_others_wait(db: Connection) -> None:
     assert states(db, jobs) == ["running"] * 2 + ["waiting"] * 3
     assert (
         one(db, "select reason from tallybook.job where id = %s", jobs[2])
-        == 'the places of the limit "customer:1" are taken'
+        == 'the permits of the limit "customer:1" are taken'
     )
     assert asker.claim(T) == []
     row = db.execute("select name, rule, most, held, waiting from tallybook.concurrency order by name").fetchall()
@@ -58,7 +58,7 @@ def test_only_so_many_run_and_the_others_wait(db: Connection) -> None:
 
 
 def test_an_end_lets_the_next_go_on(db: Connection) -> None:
-    """S1-18: each completion frees one place, taken by priority, then in the order in which they came; attempts are not counted."""
+    """S1-18: each completion frees one permit, taken by priority, then as they came; no attempt is counted."""
     limit(db)
     jobs = put(db, "customer:1", n=4)
     (urgent,) = put(db, "customer:1", priority=1)
@@ -67,7 +67,7 @@ def test_an_end_lets_the_next_go_on(db: Connection) -> None:
     order = []
     while asker.held:
         complete(asker, min(asker.held))
-        places(db, "customer:1")
+        permits(db, "customer:1")
         order += asker.look(T)
     assert order == jobs[1:]
     assert one(db, "select array_agg(distinct (attempts, failures)::text) from tallybook.job") == ["(1,0)"]
@@ -75,7 +75,7 @@ def test_an_end_lets_the_next_go_on(db: Connection) -> None:
 
 
 def test_a_newcomer_goes_behind_those_who_wait(db: Connection) -> None:
-    """S1-18: a place that is free goes to who waits for it, also where a newcomer is the first to ask."""
+    """S1-18: a permit that is free goes to who waits for it, also where a newcomer is the first to ask."""
     limit(db, most=1)
     first, second = put(db, "customer:1", n=2)
     asker = Asker(db)
@@ -88,7 +88,7 @@ def test_a_newcomer_goes_behind_those_who_wait(db: Connection) -> None:
 
 @pytest.mark.parametrize("end", ["fail", "bury", "snooze", "cancelled", "rescue"])
 def test_whatever_ends_an_attempt_frees_its_place(db: Connection, end: str) -> None:
-    """S1-18: a failure, a snooze, a cancel and the death of the worker free the place; the job asks again at its next attempt."""
+    """S1-18: a failure, a snooze, a cancel and the death of the worker free the permit; the job asks again at its next attempt."""
     limit(db, most=1)
     first, second = put(db, "customer:1", n=2)
     asker = Asker(db)
@@ -106,16 +106,16 @@ def test_whatever_ends_an_attempt_frees_its_place(db: Connection, end: str) -> N
         asker = Asker(db)
     else:
         db.execute(cast("Any", f"select {verbs[end]}"), (lease, first, attempt, T))
-    assert places(db) == 1, "found by the service"
+    assert permits(db) == 1, "found by the service"
     assert second in asker.look(T)
     if end in ("fail", "snooze", "rescue"):
         complete(asker, second)
-        places(db, at=T + MIN)
+        permits(db, at=T + MIN)
         assert asker.look(T + MIN) == [first]
 
 
 def test_no_place_is_kept_for_a_job_that_waits_for_another_key(db: Connection) -> None:
-    """S1-18: a job of two keys takes both places or none: while one is full, others use the other one."""
+    """S1-18: a job of two keys takes both permits or none: while one is full, others use the other one."""
     limit(db, "a", 1)
     limit(db, "b", 1)
     (of_a,), (of_b,) = put(db, "a"), put(db, "b")
@@ -124,27 +124,27 @@ def test_no_place_is_kept_for_a_job_that_waits_for_another_key(db: Connection) -
     (both,) = put(db, "a", "b")
     assert asker.look(T) == []
     complete(asker, of_a)
-    assert places(db, "a") == 0
+    assert permits(db, "a") == 0
     (other,) = put(db, "a")
-    assert asker.look(T) == [other], "the place of a was not kept"
+    assert asker.look(T) == [other], "the permit of a was not kept"
     complete(asker, other)
     complete(asker, of_b)
-    assert places(db, "b") == 1
+    assert permits(db, "b") == 1
     (late,) = put(db, "a")
-    assert asker.look(T) == [both], "with both places, before a newcomer"
+    assert asker.look(T) == [both], "with both permits, before a newcomer"
     assert states(db, [late]) == ["waiting"]
     assert one(db, "select count(*) from tallybook.entry where job_id = %s", both) == 2, "it came into line once more"
 
 
 def test_who_waits_can_be_cancelled(db: Connection) -> None:
-    """S1-18: a cancelled job is passed over, and ends; it takes nobody's place."""
+    """S1-18: a cancelled job is passed over, and ends; it takes nobody's permit."""
     limit(db, most=1)
     jobs = put(db, "customer:1", n=3)
     asker = Asker(db)
     asker.look(T)
     db.execute("select tallybook.cancel(%s)", (jobs[1],))
     complete(asker, jobs[0])
-    assert places(db, "customer:1") == 1
+    assert permits(db, "customer:1") == 1
     assert asker.look(T) == [jobs[2]]
     assert states(db, jobs) == ["completed", "cancelled", "running"]
 
@@ -156,14 +156,14 @@ def test_a_rule_that_changes_or_goes_lets_them_go_on(db: Connection) -> None:
     asker = Asker(db)
     asker.look(T)
     assert (limit(db, most=3), limit(db, most=3)) == ("changed", "unchanged")
-    assert (places(db), asker.look(T)) == (2, jobs[1:3])
+    assert (permits(db), asker.look(T)) == (2, jobs[1:3])
     limit(db, most=1)
     complete(asker, jobs[0])
-    assert (places(db), asker.look(T)) == (0, [])
+    assert (permits(db), asker.look(T)) == (0, [])
     limit(db, "all", 1)  # a name that still has a rule of some kind is no unknown one
     assert one(db, "select tallybook.concurrency_limit_drop('customer')") is True
     db.execute("select tallybook.rate_limit_set('customer', 1000, '1 s')")
-    assert places(db) == 3
+    assert permits(db) == 3
     assert len(asker.look(T)) == 3
 
 
@@ -181,7 +181,7 @@ def test_a_rate_and_a_place_are_taken_together(db: Connection) -> None:
         for job in list(asker.held):
             if job in started:
                 complete(asker, job)
-        places(db, at=at)
+        permits(db, at=at)
         started += asker.look(at)
         assert at < T + MIN
     assert sorted(started) == jobs
@@ -263,7 +263,7 @@ def test_never_more_than_the_limit_whatever_happens(db: Connection, seed: int) -
             )
             db.execute(cast("Any", f"select tallybook.{how}"), (lease, job, attempt))
             if chance.random() < 0.7:
-                places(db, *keys_of[job], at=at)
+                permits(db, *keys_of[job], at=at)
         elif what < 0.65 and jobs:
             job = chance.choice(jobs)
             db.execute("select tallybook.cancel(%s)", (job,))
@@ -283,7 +283,7 @@ def test_never_more_than_the_limit_whatever_happens(db: Connection, seed: int) -
             db.execute("select tallybook.complete(%s, %s, %s)", (lease, job, attempt))
         running.clear()
         db.execute("select tallybook.promote(at => %s)", (at + HOUR,))
-        places(db, at=at)
+        permits(db, at=at)
         for job in askers[0].look(at + HOUR):
             running[job] = askers[0]
         check()
@@ -293,14 +293,14 @@ def test_never_more_than_the_limit_whatever_happens(db: Connection, seed: int) -
 
 
 def _two_at_once(db: Connection, connect: Any, *, known: bool = True) -> int:
-    """Two sessions ask for one job each at the same moment where there is one place; how many are let through."""
+    """Two sessions ask for one job each at the same moment where there is one permit; how many are let through."""
     limit(db, "one", 1)
     return sum(len(asker.started) for asker in two_at_once(db, connect, "one", known=known))
 
 
 @pytest.mark.direct("watches which session waits for which")
 def test_two_that_ask_at_once_get_one_place(db: Connection, connect: Any) -> None:
-    """S1-18: the second waits for the first one's commit, and knows of its place."""
+    """S1-18: the second waits for the first one's commit, and knows of its permit."""
     assert _two_at_once(db, connect) == 1
 
 

@@ -53,7 +53,7 @@ class Dealer:
 
     def deal(self, at: datetime = T) -> int:
         row = self.db.execute(
-            "select known::text, dealt, busy, remain from tallybook.fair_release(%s::jsonb, %s, at => %s)",
+            "select known::text, released, busy, remain from tallybook.fair_release(%s::jsonb, %s, at => %s)",
             (self.known, self.most, at),
         ).fetchone()
         assert row is not None
@@ -373,7 +373,7 @@ def test_a_held_job_goes_on_when_its_place_is_free(db: Connection) -> None:
             "select * from tallybook.limit_take(array[%s], array[%s]::bigint[], array[%s]::int[], at => %s)",
             (lease, job, attempt, T),
         )
-    assert "places" in one(db, "select reason from tallybook.job where id = %s", jobs[1])
+    assert "permits" in one(db, "select reason from tallybook.job where id = %s", jobs[1])
     assert dealer.deal(T + HOUR) == 0
     worker.end("complete", jobs[0])
     assert one(db, "select released from tallybook.concurrency_release(at => %s)", T + HOUR) == 1

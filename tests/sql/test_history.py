@@ -214,7 +214,7 @@ def test_a_job_that_others_wait_for_is_told_first(db: Connection, now: datetime)
 
 
 def test_a_place_of_an_ended_job_does_not_outlive_its_outcome(db: Connection, now: datetime) -> None:
-    """A concurrency limit's place is free when the history of who held it has gone: nobody had looked in between."""
+    """A concurrency limit's permit is free when the history of who held it has gone: nobody had looked in between."""
     db.execute("select tallybook.concurrency_limit_set('one', 1)")
     hands = Hands(db)
     put(db, 1)

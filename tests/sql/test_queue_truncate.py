@@ -136,7 +136,7 @@ def test_a_cancel_that_has_not_committed_is_not_waited_for(db: Connection, conne
 
 
 def test_who_waits_for_the_truncated_goes_on(db: Connection, hands: Hands) -> None:
-    """S3-36: the next job of an order key starts, a job that needs a truncated one is cancelled, a limit's place is free."""
+    """S3-36: the next job of an order key starts, a job that needs a truncated one is cancelled, a limit's permit is free."""
     db.execute("select tallybook.concurrency_limit_set('l', 1)")
     first = put(db, order_key="k")
     (job,) = hands.start()

@@ -292,7 +292,7 @@ def test_a_rate_limit(db: Connection, hands: Hands) -> None:
 
 
 def test_a_concurrency_limit(db: Connection, hands: Hands) -> None:
-    """Held by a concurrency limit: which, by which jobs, behind how many; the place free, places is to come."""
+    """Held by a concurrency limit: which, by which jobs, behind how many; the permit free, places is to come."""
     db.execute("select tallybook.concurrency_limit_set('acme', 1)")
     jobs = [put(db, options=Jsonb({"limits": ["acme"]})) for _ in range(3)]
     assert ask(hands) == jobs[:1]

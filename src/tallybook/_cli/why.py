@@ -24,7 +24,7 @@ _DO = {
     "unknown_task": "start a worker whose program has this task, or enqueue it under a name that one has",
     "unknown_version": "start a worker of the newer release",
     "breaker": "if it works again: tallybook breaker close {key}",
-    "concurrency_limit": "see who holds a place: tallybook job show ID; let more in: tallybook limit at-once",
+    "concurrency_limit": "see who holds a permit: tallybook job show ID; let more in: tallybook limit at-once",
     "unknown_limit": "make the limit before it starts, or cancel the job",
     "dead": "see its errors: tallybook job show {job}; give it another attempt: tallybook job retry {job}",
     "cancelled": "give it another attempt: tallybook job retry {job}",

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from tallybook._db.limit import Limit, NoAnswer
 from tallybook._db.policy import Action, Outage, action_for, backoff, first_line, is_final, is_gone
+from tallybook._db.socket_timeout import NoAnswer, SocketTimeout
 from tallybook.errors import QueueUnavailable, from_sqlstate
 
 __all__ = ["CONNECT", "SESSION", "Link", "backoff", "dsn_for_people", "is_final", "is_gone", "own"]
@@ -108,14 +108,14 @@ class Link:
         )
         conn.prepare_threshold = None
         try:
-            with Limit(conn, 10.0):
+            with SocketTimeout(conn, 10.0):
                 # Users' roles may have timeouts that a worker must not die of; its own transactions never stay open.
                 found = await conn.execute(SESSION, (conn.info.backend_pid,))
                 self.pooled = found.rowcount == 0
                 if not self.pooled:
                     conn.prepare_threshold = 2
             if self._on_connect:
-                with Limit(conn, _ON_CONNECT):
+                with SocketTimeout(conn, _ON_CONNECT):
                     await self._on_connect(conn)
         except BaseException:
             await self._drop(conn)
@@ -162,7 +162,7 @@ class Link:
             try:
                 async with self._lock:
                     conn = await self.connect()
-                    with Limit(conn, self._answer) as limit:
+                    with SocketTimeout(conn, self._answer) as limit:
                         said = await call(conn)
             except (psycopg.Error, OSError) as error:
                 action = action_for(error, self.conn)

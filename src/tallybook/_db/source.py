@@ -105,24 +105,24 @@ class Source:
     async def _run(self, call: Call[T]) -> T:
         from psycopg.errors import InvalidSchemaName
 
-        from tallybook._db import certain
+        from tallybook._db import exactly_once
         from tallybook._db.link import dsn_for_people
 
         conninfo = self.conninfo()
         try:
-            return await certain.run(self._connection, call, dsn_for_people(conninfo))
+            return await exactly_once.run(self._connection, call, dsn_for_people(conninfo))
         except InvalidSchemaName as error:
             raise SchemaMissing(_database(conninfo)) from error
 
     def _run_sync(self, call: Call[T]) -> T:
         from psycopg.errors import InvalidSchemaName
 
-        from tallybook._db import certain
+        from tallybook._db import exactly_once
         from tallybook._db.link import dsn_for_people
 
         conninfo = self.conninfo()
         try:
-            return certain.run_sync(lambda: self._connect_sync(conninfo), call, dsn_for_people(conninfo))
+            return exactly_once.run_sync(lambda: self._connect_sync(conninfo), call, dsn_for_people(conninfo))
         except InvalidSchemaName as error:
             raise SchemaMissing(_database(conninfo)) from error
 

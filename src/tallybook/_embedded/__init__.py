@@ -3,7 +3,7 @@
 errors     what can go wrong, as exceptions
 binaries   where a PostgreSQL is installed on this machine
 account    which user the server runs as when we are root, and what that user can reach
-places     cache, run directories, locks between processes
+directories  cache, run directories, locks between processes
 template   initdb once, copies after that; a copy of the binaries for a user that cannot reach the installed ones
 cluster    one data directory: its lock, what is in it, making it
 pidfile    what a data directory says about the server that uses it

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from .account import Account, owner_uid
+from .directories import redirected_parent, try_lock
 from .errors import EmbeddedBusy, EmbeddedError
 from .pidfile import Postmaster, is_postmaster_of, is_running, read_postmaster
-from .places import redirected_parent, try_lock
 from .template import new_cluster
 
 _POLL = 0.02

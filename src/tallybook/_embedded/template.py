@@ -17,8 +17,8 @@ from pathlib import Path
 
 from .account import Account, owner_uid
 from .binaries import major_version, version_text
+from .directories import cache_directory, locked
 from .errors import EmbeddedError, EmbeddedUnavailable
-from .places import cache_directory, locked
 
 SUPERUSER = "postgres"
 

@@ -67,9 +67,9 @@ class ConcurrencyInfo:
     """The rule that it has: `customer`. None: there is none any more."""
     most: int | None
     held: int = 0
-    """How many places are taken: by what runs, and by what is next."""
+    """How many permits are taken: by what runs, and by what is next."""
     waiting: int = 0
-    """How many jobs wait for a place."""
+    """How many jobs wait for a permit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

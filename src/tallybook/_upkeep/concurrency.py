@@ -1,4 +1,4 @@
-"""Places: jobs that wait for a place at a concurrency limit go on when one is free."""
+"""Permits: jobs that wait for a permit at a concurrency limit go on when one is free."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _BATCH = 500
 _ROUND = 1.0
 
 
-class Places(Service):
-    """Runs at once for ends that this worker has told, and about once a second while any job waits for a place."""
+class Permits(Service):
+    """Runs at once for ends that this worker has told, and about once a second while any job waits for a permit."""
 
     name = "concurrency_release"
 
@@ -30,12 +30,12 @@ class Places(Service):
         self._free: set[str] = set()
 
     def ended(self, names: Iterable[str]) -> None:
-        """Jobs that held places of these keys have ended."""
+        """Jobs that held permits of these keys have ended."""
         self._free.update(names)
         self.soon()
 
     def soon(self) -> None:
-        """There may be free places."""
+        """There may be free permits."""
         self.run_at = asyncio.get_running_loop().time()
         self._told.set()
 

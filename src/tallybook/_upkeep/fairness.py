@@ -12,22 +12,22 @@ import psycopg
 from tallybook._db.link import Link
 from tallybook._upkeep.service import Service
 
-_DEAL = "select known::text, dealt, busy, remain from tallybook.fair_release(%s::jsonb, as_service => %s::boolean)"
+_RELEASE = "select known::text, released, busy, remain from tallybook.fair_release(%s::jsonb, as_service => %s::boolean)"
 _ROUND = 1.0
 # Another deals: what was claimed since it looked is ours to find.
 _AGAIN = 0.01
 
 
-class Dealer(Service):
+class FairRelease(Service):
     """Runs at once when a producer says so or this worker has claimed such jobs, and about once a second while any wait."""
 
     name = "fair_release"
 
-    def __init__(self, link: Link, told: asyncio.Event, *, on_dealt: Callable[[], None]) -> None:
+    def __init__(self, link: Link, told: asyncio.Event, *, on_released: Callable[[], None]) -> None:
         super().__init__()
         self._link = link
         self._told = told
-        self._on_dealt = on_dealt
+        self._on_released = on_released
         self._known: str | None = None
         self._last_time = True
         self.run_at = 0.0  # a look sees what is new: what a worker before this one has left is found here
@@ -39,26 +39,26 @@ class Dealer(Service):
         self._told.set()
 
     async def look(self) -> int:
-        """Deal, whoever else does the same: how many jobs went on."""
-        dealt, _, _ = await self._run(as_service=False)
-        return dealt
+        """Release, whoever else does the same: how many jobs went on."""
+        released, _, _ = await self._run(as_service=False)
+        return released
 
     async def _run(self, *, as_service: bool) -> tuple[int, bool, bool]:
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
-            return await (await conn.execute(_DEAL, (self._known, as_service))).fetchone()
+            return await (await conn.execute(_RELEASE, (self._known, as_service))).fetchone()
 
         # What it knows of a database that was replaced is thrown away with what it knew of the lanes of that one.
-        self._known, dealt, busy, remain = await self._link.run(call)
-        if dealt:
-            self._on_dealt()
-        return dealt, busy, remain
+        self._known, released, busy, remain = await self._link.run(call)
+        if released:
+            self._on_released()
+        return released, busy, remain
 
     async def serve(self) -> str | float | None:
-        """Deal what there is room for."""
-        dealt, busy, remain = await self._run(as_service=True)
+        """Release what there is room for."""
+        released, busy, remain = await self._run(as_service=True)
         if busy:
             return _AGAIN * random.uniform(0.5, 1.5)
-        if dealt or remain:
+        if released or remain:
             self._last_time = False
             return _ROUND * random.uniform(0.75, 1.0)
         if self._last_time:

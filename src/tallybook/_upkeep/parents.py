@@ -23,7 +23,7 @@ _ROUND = 1.0
 _LOCKED = 0.05
 
 
-class FollowUps(Service):
+class Parents(Service):
     """Runs at once for ends that this worker has told, and about once a second while any job waits for another."""
 
     name = "parents_resolve"

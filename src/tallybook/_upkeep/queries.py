@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import psycopg
 
-from tallybook._db.limit import Limit
 from tallybook._db.link import Link
 from tallybook._db.policy import Action, action_for, backoff, first_line
+from tallybook._db.socket_timeout import SocketTimeout
 
 log = logging.getLogger("tallybook.worker")
 
@@ -123,7 +123,7 @@ class Queries:
 
     async def _call(self, link: Link, query: Any, *params: object) -> Any:
         conn = await link.connect()
-        with Limit(conn, self._longest + 30.0):
+        with SocketTimeout(conn, self._longest + 30.0):
             async with conn.transaction():
                 await conn.execute(_TIME, (f"{math.ceil(self._longest * 1000)}ms",))
                 row = await (await conn.execute(query, params)).fetchone()

@@ -256,7 +256,7 @@ class Atomic:
             return Asyncpg(dsn, name)
         if kind == "django":
             return Django(alias)
-        from tallybook._db.sessions import AsyncSessions, Sessions
+        from tallybook._db.sqlalchemy_sessions import AsyncSessions, Sessions
 
         library = AsyncSessions if kind.startswith("async") else Sessions
         return library(dsn, name, self._app.sessions, connection=kind.endswith("connection"))

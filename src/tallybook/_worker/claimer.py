@@ -13,8 +13,8 @@ import psycopg
 from tallybook._db.link import Link
 from tallybook._db.roundtrip import RoundTrips
 from tallybook._upkeep import rebase
+from tallybook._worker.admission import Admission
 from tallybook._worker.finisher import Finisher
-from tallybook._worker.gate import Gate
 from tallybook._worker.jobs import Book, Lease, Running
 from tallybook._worker.runner import Runner
 from tallybook._worker.settings import WorkerSettings
@@ -28,7 +28,7 @@ log = logging.getLogger("tallybook.worker")
 # refused. The flush stays out of the lane's lock.
 _STATEMENTS = {
     "claim": "select claim_id, queue, jobs from tallybook.claim($1::int, $2::text[], $3::int[], $4::uuid, durable => false)",
-    # What almost never is comes as one number, see gate: null costs nothing to read. $2: one job, or null for all.
+    # What almost never is comes as one number, see admission: null costs nothing to read. $2: one job, or null for all.
     "claimed_jobs": (
         "select job_id, attempt, task, args::text, headers::text, failures, crashes, max_attempts,"
         " nullif(cancelled::int + 2 * coalesce(expired::int, 0) + 4 * coalesce(put_off::int, 0) + 8 * coalesce(busy::int, 0)"
@@ -36,7 +36,7 @@ _STATEMENTS = {
         " order_key, case when options ? 'subject' then options || jsonb_build_object('subject_name', unique_key)"
         " else options end::text from tallybook.claimed_jobs($1::uuid, $2::bigint)"
     ),
-    "limit_take": "select job_id, starts_in, unknown, late, places from tallybook.limit_take($1::uuid[], $2::bigint[], $3::int[],"
+    "limit_take": "select job_id, starts_in, unknown, late, permits from tallybook.limit_take($1::uuid[], $2::bigint[], $3::int[],"
     " ahead => $4::interval, missed => $5::boolean)",
     "turn": "select ready, busy from tallybook.order_admit($1::uuid[], $2::bigint[], $3::int[], $4::boolean)",
 }
@@ -86,7 +86,7 @@ class Claimer:
         self.suspects = Suspects(
             book, runner, finisher, patience=settings.suspect_wait, stopping=self.stopping, on_found=self.wake
         )
-        self.gate = Gate(self.suspects, finisher, book, runner, self._ask)
+        self.admission = Admission(self.suspects, finisher, book, runner, self._ask)
         self.awake = asyncio.Event()
         book.room = self.wake
         self.claimed = 0
@@ -102,7 +102,7 @@ class Claimer:
         await self._trips.open()
 
     async def _ask(self, name: str, params: Sequence[bytes | None]) -> tuple[float, list[tuple[Any, ...]]]:
-        """When one of the statements above was sent, on the loop's clock, and its rows: for the gate."""
+        """When one of the statements above was sent, on the loop's clock, and its rows: for the admission."""
 
         async def call(_: object) -> tuple[float, list[tuple[Any, ...]]]:
             assert self._trips is not None
@@ -277,4 +277,4 @@ class Claimer:
         if claim_id >= self._told + _MANY:
             self._told = claim_id
             self._on_many()
-        return self.gate.admit([(row[8], Running(row, taken, self._settings.name)) for row in rows])
+        return self.admission.admit([(row[8], Running(row, taken, self._settings.name)) for row in rows])

@@ -37,13 +37,13 @@ async def drain(
 ) -> DrainReport:
     """Promote, rescue, claim and run until nothing is due, or a limit is reached."""
     worker = Worker(app, dsn, settings)
-    gate, suspects = worker.claimer.gate, worker.claimer.suspects
+    admission, suspects = worker.claimer.admission, worker.claimer.suspects
     until = time.monotonic() + max_seconds if max_seconds is not None else None
     started = 0
 
     async def claim() -> list[Running]:
         nonlocal started
-        most = None if max_jobs is None else max_jobs - started - gate.started - gate.waiting
+        most = None if max_jobs is None else max_jobs - started - admission.started - admission.waiting
         if most is not None and most <= 0:
             return []
         jobs = await worker.claimer.claim(expect_work=True, most=suspects.most(most))
@@ -62,26 +62,26 @@ async def drain(
         while until is None or time.monotonic() < until:
             if worker._failed:
                 raise worker._failed
-            if max_jobs is not None and started + gate.started >= max_jobs:
+            if max_jobs is not None and started + admission.started >= max_jobs:
                 break
             await suspects.start_found(until=until)
             await worker.promoter.look()
             await worker.rescuer.look()
             jobs = await claim()
             if not jobs and not worker.book.running and not worker.finisher.waiting:
-                before = (gate.started, gate.waiting)
+                before = (admission.started, admission.waiting)
                 await _told(worker, until)
-                if worker.book.leases and not gate.waiting:
+                if worker.book.leases and not admission.waiting:
                     await asyncio.sleep(0.01)
                     continue
                 # What just ended may have put more in line.
                 promoted, _ = await worker.promoter.look()
-                promoted += await worker.follow_ups.look() + await worker.places.look() + await worker.dealer.look()
-                if await claim() or promoted or worker.book.running or before != (gate.started, gate.waiting):
+                promoted += await worker.parents.look() + await worker.permits.look() + await worker.fairness.look()
+                if await claim() or promoted or worker.book.running or before != (admission.started, admission.waiting):
                     continue
-                if gate.waiting and await _gate_moved(worker, until):
+                if admission.waiting and await _admission_moved(worker, until):
                     continue
-                break  # what the gate still holds waits for somebody's open transaction: it is given back
+                break  # what the admission still holds waits for somebody's open transaction: it is given back
             await _turn(worker, until)
         held = await _let_go(worker, until)
         await worker._told()
@@ -108,7 +108,7 @@ async def _let_go(worker: Worker, until: float | None) -> int:
     if not await worker._ended_within(_left(until), None):
         worker.runner.abort()
         await worker._ended_within(5.0, None)
-    held = worker.claimer.gate.give_back()
+    held = worker.claimer.admission.give_back()
     for job in [*held, *worker.book.running.values()]:
         worker.finisher.snooze(job, timedelta(0))
         worker.book.freed(job)
@@ -126,15 +126,15 @@ async def _told(worker: Worker, until: float | None) -> None:
         drained.cancel()
 
 
-async def _gate_moved(worker: Worker, until: float | None) -> bool:
+async def _admission_moved(worker: Worker, until: float | None) -> bool:
     """Whether a job that was not to start yet has started or ended; it is waited for a second, not for a producer."""
-    gate = worker.claimer.gate
-    before = gate.waiting
-    gate.moved.clear()
+    admission = worker.claimer.admission
+    before = admission.waiting
+    admission.moved.clear()
     with suppress(TimeoutError):
         async with asyncio.timeout(min(1.0, _left(until))):
-            await gate.moved.wait()
-    return gate.waiting != before or gate.moved.is_set()
+            await admission.moved.wait()
+    return admission.waiting != before or admission.moved.is_set()
 
 
 async def _turn(worker: Worker, until: float | None) -> None:

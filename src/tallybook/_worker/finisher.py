@@ -18,8 +18,8 @@ import psycopg
 
 from tallybook._db.link import Link
 from tallybook._db.subject_ends import SubjectEnd
+from tallybook._worker.doubtful_ends import DoubtfulEnds, End
 from tallybook._worker.jobs import Book, Running
-from tallybook._worker.settle import End, Settler
 from tallybook.errors import QueueUnavailable
 
 log = logging.getLogger("tallybook.worker")
@@ -55,13 +55,13 @@ class Finisher:
 
     def __init__(self, link: Link, book: Book, *, on_scheduled: Callable[[timedelta], None]) -> None:
         self._link = link
-        self.settler = Settler(Link(link.dsn, link.name), self.ended)
+        self.settler = DoubtfulEnds(Link(link.dsn, link.name), self.ended)
         self._book = book
         self._on_scheduled = on_scheduled
         self.on_followed: Callable[[Iterable[int]], object] = lambda jobs: None
         """Told of ends that other jobs may wait for, once they are in the database."""
-        self.on_places: Callable[[Iterable[str]], object] = lambda keys: None
-        """Told of limits' keys of which places may be free, once the ends are in the database."""
+        self.on_permits: Callable[[Iterable[str]], object] = lambda keys: None
+        """Told of limits' keys of which permits may be free, once the ends are in the database."""
         self._completed: list[Running] = []
         self._ends: list[End] = []
         self._results: dict[Running, str] = {}
@@ -196,8 +196,8 @@ class Finisher:
         for lease_id, count in Counter(id(job.lease) for job in jobs).items():
             lease = next(job.lease for job in jobs if id(job.lease) == lease_id)
             self._book.ended(lease, count)
-            if lease.places:
-                self.on_places({key for job in jobs if job.lease is lease for key in job.places or ()})
+            if lease.permits:
+                self.on_permits({key for job in jobs if job.lease is lease for key in job.permits or ()})
             if lease.followed:
                 self.on_followed(
                     [job.job_id for job in jobs if job.lease is lease and job.options and "followed" in job.options]

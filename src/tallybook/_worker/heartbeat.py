@@ -19,10 +19,10 @@ from typing import Any
 
 import psycopg
 
-from tallybook._db.limit import ThreadLimit
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.policy import Outage, first_line, is_gone
 from tallybook._db.schema import UNDEFINED, refusal
+from tallybook._db.socket_timeout import ThreadSocketTimeout
 from tallybook._worker.jobs import Book
 from tallybook._worker.memory import memory
 from tallybook._worker.settings import WorkerSettings
@@ -103,7 +103,7 @@ class Heartbeat(threading.Thread):
         conn = self._conn
         if conn is None or conn.closed:
             conn = self._connect()
-        with ThreadLimit(conn, 2 * _MOST_ANSWER):
+        with ThreadSocketTimeout(conn, 2 * _MOST_ANSWER):
             self.worker_id = self._register(conn)
         return self.worker_id
 
@@ -113,7 +113,7 @@ class Heartbeat(threading.Thread):
         # A heartbeat may be lost in a crash of the server: so may the worker's whole memory of it.
         # Behind a pooler the session is shared with others: nothing is set on it there.
         if self._session:
-            with ThreadLimit(conn, self._answer):
+            with ThreadSocketTimeout(conn, self._answer):
                 conn.execute("set statement_timeout = '10s'; set synchronous_commit = off")
         self._conn = conn
         return conn
@@ -134,7 +134,7 @@ class Heartbeat(threading.Thread):
 
     def _hold(self, conn: psycopg.Connection[Any], number: int) -> None:
         if self._session:  # behind a pooler there is none to hold it
-            with ThreadLimit(conn, self._answer):
+            with ThreadSocketTimeout(conn, self._answer):
                 conn.execute(_HOLD, (number,))
 
     def beat_now(self) -> None:
@@ -197,7 +197,7 @@ class Heartbeat(threading.Thread):
             self._timeline, self._beats_as, self._book.open_from, list(self._book.running),
             None if lag is None else timedelta(seconds=lag), memory(),
         )  # fmt: skip
-        with ThreadLimit(self._conn, self._answer):
+        with ThreadSocketTimeout(self._conn, self._answer):
             cancelled = self._conn.execute(_RENEW, params).fetchall()
         for job_id, reason, attempt in cancelled:
             self._on_cancel(job_id, reason, attempt)
@@ -206,7 +206,7 @@ class Heartbeat(threading.Thread):
         """One row: somebody may have migrated to a schema that this release cannot work with."""
         if conn is None:
             return
-        with ThreadLimit(conn, self._answer):
+        with ThreadSocketTimeout(conn, self._answer):
             error = refusal(conn, self._expected)
         if error is not None:
             self._on_schema(error)
@@ -224,11 +224,11 @@ class Heartbeat(threading.Thread):
         )
         try:
             assert self._conn is not None
-            with ThreadLimit(self._conn, 2 * _MOST_ANSWER):
+            with ThreadSocketTimeout(self._conn, 2 * _MOST_ANSWER):
                 worker_id = self._register(self._conn)
             self._on_given_up(worker_id)
             # Where the server failed over the old self is on record still: what it left open goes back in line now.
-            with ThreadLimit(self._conn, 2 * _MOST_ANSWER):
+            with ThreadSocketTimeout(self._conn, 2 * _MOST_ANSWER):
                 if self._session:
                     self._conn.execute(_LET_GO, (old,))
                 self._conn.execute(_STOP, (old,))

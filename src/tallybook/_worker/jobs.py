@@ -25,7 +25,7 @@ class Lease:
     queue: str
     left: int = 0
     followed: bool = False
-    places: bool = False
+    permits: bool = False
     """Whether other jobs may wait for one of its jobs."""
 
 
@@ -53,7 +53,7 @@ class Running:
         "options",
         "order_key",
         "own_end",
-        "places",
+        "permits",
         "queue",
         "task_name",
         "told",
@@ -86,8 +86,8 @@ class Running:
         self.handle: asyncio.Task[None] | None = None
         self.cancel_reason: str | None = None
         self.lost = False
-        self.places: list[str] | None = None
-        """The keys of the limits of which it may hold a place."""
+        self.permits: list[str] | None = None
+        """The keys of the limits of which it may hold a permit."""
         self.latest: float | None = None
         """A limit lets it start until then, on the loop's clock."""
         self.guard: Guard | None = None
@@ -101,9 +101,9 @@ class Running:
         """Told how it ends, the verb and a failure's error, by whoever says so first; not that it completes as most do."""
 
     def holds(self, keys: Iterable[str]) -> None:
-        """It may hold places of these keys, which others wait for when it has ended."""
-        self.places = [*(self.places or ()), *keys]
-        self.lease.places = True
+        """It may hold permits of these keys, which others wait for when it has ended."""
+        self.permits = [*(self.permits or ()), *keys]
+        self.lease.permits = True
 
     def __repr__(self) -> str:
         return f"<{self.task_name} {self.job_id} attempt {self.attempt}>"

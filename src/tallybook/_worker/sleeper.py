@@ -16,9 +16,9 @@ from typing import Any
 
 import psycopg
 
-from tallybook._db.limit import Limit
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.policy import Outage
+from tallybook._db.socket_timeout import SocketTimeout
 
 log = logging.getLogger("tallybook.worker")
 
@@ -79,7 +79,7 @@ class Sleeper:
         conn.add_notify_handler(self._heard)
         conn.prepare_threshold = None
         try:
-            with Limit(conn, _PING_LIMIT):
+            with SocketTimeout(conn, _PING_LIMIT):
                 await conn.execute("set statement_timeout = 0; set idle_session_timeout = 0; listen tallybook")
                 # Promotions are heard as long as the session lives: a busy worker, which has got up, has them to do, too.
                 await conn.execute(
@@ -141,7 +141,7 @@ class Sleeper:
                 return None
             self._watch(False)  # psycopg watches the socket itself while it waits for an answer
             try:
-                with Limit(conn, limit):
+                with SocketTimeout(conn, limit):
                     cursor = await conn.execute(sql, params)
                     return await cursor.fetchone()
             finally:
@@ -149,7 +149,7 @@ class Sleeper:
                 self._readable()
 
     async def arm(self) -> bool:
-        """Lie down, or look at the gates again. True: from now on every producer that commits will wake this worker."""
+        """Lie down, or look at the admission again. True: from now on every producer that commits will wake this worker."""
         try:
             said = await self._ask(
                 "select armed, clear from tallybook.listen_begin(%s::text[], %s::boolean)",

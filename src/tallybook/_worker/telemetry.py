@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from tallybook._db.limit import Limit
 from tallybook._db.link import Link
 from tallybook._db.numbers import ANSWER, Asked, ask
+from tallybook._db.socket_timeout import SocketTimeout
 from tallybook._model.exposition import CONTENT_TYPE, Numbers, Shown
 from tallybook._worker.exposition import exposition
 from tallybook.errors import ConfigError
@@ -76,7 +76,7 @@ class Database:
             async with asyncio.timeout(ANSWER):
                 conn = await self._link.connect()
             self.questions += 1
-            with Limit(conn, ANSWER):
+            with SocketTimeout(conn, ANSWER):
                 return await ask(conn)
         except (psycopg.Error, OSError):
             await self.close()

@@ -26,7 +26,7 @@ T = TypeVar("T")
 _PROGRESS = "select tallybook.progress(%s::uuid, %s::bigint, %s::int, %s::real, %s::text)"
 _CHECKPOINT = "select tallybook.checkpoint(%s::uuid, %s::bigint, %s::int, %s::jsonb)"
 _LIMIT = (
-    "select starts_in, unknown, late, places"
+    "select starts_in, unknown, late, permits"
     " from tallybook.limit_take(array[%s::uuid], array[%s::bigint], array[%s::int], %s::text[], missed => %s)"
 )
 _PUSH = "select tallybook.rate_limit_push(%s::text, clock_timestamp() + %s::interval)"
@@ -93,8 +93,8 @@ class Verbs:
             found = await self._link.run(ask)
             if found is None:
                 raise PutOff(keys)
-            starts_in, unknown, late, places = found
-            if places:
+            starts_in, unknown, late, permits = found
+            if permits:
                 job.holds(keys)
             if unknown is not None:
                 hint = "Declare it by app.rate_limit, app.concurrency_limit or app.breaker"

@@ -18,15 +18,15 @@ from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._upkeep import rebase
 from tallybook._upkeep.clock import Clock, ClockWatch
-from tallybook._upkeep.concurrency import Places
-from tallybook._upkeep.fairness import Dealer
+from tallybook._upkeep.concurrency import Permits
+from tallybook._upkeep.fairness import FairRelease
 from tallybook._upkeep.fold import Folder
 from tallybook._upkeep.loop import Upkeep
-from tallybook._upkeep.parents import FollowUps
+from tallybook._upkeep.parents import Parents
 from tallybook._upkeep.promote import Promoter
 from tallybook._upkeep.prune import Pruner
 from tallybook._upkeep.rescue import Rescuer
-from tallybook._worker import children, sessions
+from tallybook._worker import children, pooler_check
 from tallybook._worker.atomic import Atomic
 from tallybook._worker.claimer import Claimer
 from tallybook._worker.finisher import Finisher
@@ -100,11 +100,11 @@ class Worker:
         )
         self.promoter = Promoter(self.upkeep, on_promoted=self._wake)
         self.rescuer = Rescuer(self.upkeep, lease=settings.lease, every=settings.rescue_look, on_rescued=self._wake)
-        self.follow_ups = FollowUps(self.upkeep, self.promoter.told, on_released=self._wake)
-        self.finisher.on_followed = self.follow_ups.ended
-        self.places = Places(self.upkeep, self.promoter.told, on_released=self._wake)
-        self.finisher.on_places = self.places.ended
-        self.dealer = Dealer(self.upkeep, self.promoter.told, on_dealt=self._wake)
+        self.parents = Parents(self.upkeep, self.promoter.told, on_released=self._wake)
+        self.finisher.on_followed = self.parents.ended
+        self.permits = Permits(self.upkeep, self.promoter.told, on_released=self._wake)
+        self.finisher.on_permits = self.permits.ended
+        self.fairness = FairRelease(self.upkeep, self.promoter.told, on_released=self._wake)
         self.folder = Folder(self.upkeep)
         self.rebaser = rebase.Rebaser(self.upkeep, on_rebased=self._wake)
         self.pruner = Pruner(self.upkeep)
@@ -126,7 +126,7 @@ class Worker:
             worker_id=self._id,
             on_many=self._beat_now,
             on_foreign=self._foreign,
-            on_fair=self.dealer.soon,
+            on_fair=self.fairness.soon,
         )
         watch = ClockWatch(self.clock)
         self.services = Upkeep(
@@ -135,9 +135,9 @@ class Worker:
                 self.promoter,
                 self.rescuer,
                 self.rebaser,
-                self.follow_ups,
-                self.places,
-                self.dealer,
+                self.parents,
+                self.permits,
+                self.fairness,
                 self.folder,
                 self.pruner,
                 watch,
@@ -176,7 +176,7 @@ class Worker:
     def _given_up(self, worker_id: int) -> None:
         # In one step of the loop: no claim under the new number can come before the old one's jobs are told.
         self.runner.lost()
-        self.claimer.gate.forget()
+        self.claimer.admission.forget()
         assert self.heartbeat is not None
         self.heartbeat.worker_id = worker_id
         self._wake()  # the last wake-up may have gone into a claim that was refused
@@ -209,11 +209,11 @@ class Worker:
         elif word == SCHEDULE:
             self.clock.changed()
         elif word == SETTLE:
-            self.follow_ups.soon()
+            self.parents.soon()
         elif word == PLACES:
-            self.places.soon()
+            self.permits.soon()
         elif word == DEAL:
-            self.dealer.soon()
+            self.fairness.soon()
         else:
             self.promoter.at_latest_in(0, behind=True)
 
@@ -224,7 +224,7 @@ class Worker:
         """Connect, check the schema, go on record, open the lifespans. Waits for a server that is not up."""
         await self.upkeep.first()
         await self.upkeep.until(self._check_schema)
-        session = await sessions.hold(self.upkeep, self.settings)
+        session = await pooler_check.hold(self.upkeep, self.settings)
         if not session:
             self.sleeper = None
             self.claimer.only_poll()
@@ -402,7 +402,7 @@ class Worker:
             self._starting.cancel()  # a lifespan may wait for something that does not come
 
     async def _finish(self) -> WorkerReport:
-        for job in self.claimer.gate.give_back():  # claimed, and not started
+        for job in self.claimer.admission.give_back():  # claimed, and not started
             self.finisher.snooze(job, timedelta(0))
             self.book.freed(job)
         if not await self._ended_within(self.settings.stop_timeout.total_seconds(), self._aborted):

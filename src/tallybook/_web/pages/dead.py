@@ -7,12 +7,12 @@ from typing import Any
 
 from starlette.responses import Response
 
-from tallybook._web import chosen
+from tallybook._web import bulk_actions
 from tallybook._web.asked import job_of, text_of, when_of
-from tallybook._web.chosen import VERBS
+from tallybook._web.bulk_actions import VERBS
 from tallybook._web.database import Conn
+from tallybook._web.error_view import error_view
 from tallybook._web.pages.queues import rows
-from tallybook._web.told import told
 from tallybook._web.view import Act, Pages, View
 from tallybook.errors import InvalidArgument, TallybookError
 
@@ -77,7 +77,7 @@ async def dead(view: View) -> Response:
         elif mark is not None:
             after, looked_to = _place(mark), mark["died_at"]
         for one in letters:
-            one["error"] = told(one["error"] or {})
+            one["error"] = error_view(one["error"] or {})
     except TallybookError as error:
         problem = str(error)
     return view.render(
@@ -91,18 +91,18 @@ async def preview(view: View) -> Response:
     verb = VERBS.get(view.asked("verb"))
     if verb is None or "dead" not in verb.states:
         raise InvalidArgument("A dead letter can be retried or dropped.")
-    asked, found, after = {name: view.asked(name) for name in _ASKED}, chosen.begun(view, verb), None
+    asked, found, after = {name: view.asked(name) for name in _ASKED}, bulk_actions.begun(view, verb), None
     filters = _filter(asked)
     said = filters | _after(view.asked("after"))
     letters: list[dict[str, Any]] = []
     mark: dict[str, Any] | None = None
-    with chosen.looking(view, found):
+    with bulk_actions.looking(view, found):
         async with view.read() as conn:
             letters, mark = await _letters(conn, _IDS, **said, max_jobs=found.room + 1, max_looked=_LOOKED)
             if not found.looks:
                 found.sample, _ = await _letters(conn, _LETTERS, **said, max_jobs=10, max_looked=_LOOKED)
     for one in found.sample:
-        one["error"], one["state"] = told(one["error"] or {}), "dead"
+        one["error"], one["state"] = error_view(one["error"] or {}), "dead"
     if len(letters) > found.room:
         letters = letters[: found.room]
         mark = letters[-1]
@@ -113,7 +113,9 @@ async def preview(view: View) -> Response:
     # "2 hours" is to mean the same two hours at every look.
     asked |= {name: filters[name].isoformat() for name in ("since", "before") if filters[name]}
     back = view.url("/dead", **{name: view.asked(name) for name in _ASKED})
-    return chosen.preview(view, found, at="/dead/preview", to=f"/dead/{verb.name}", back=back, asked=asked, after=after)
+    return bulk_actions.preview(
+        view, found, at="/dead/preview", to=f"/dead/{verb.name}", back=back, asked=asked, after=after
+    )
 
 
 pages.page("/dead/preview")(preview)
@@ -123,10 +125,10 @@ pages.page("/dead/preview/further")(preview)
 @pages.action("/dead/retry", steps=True)
 async def retry(act: Act) -> str:
     """Give those that the form names another attempt."""
-    return await chosen.do(act, VERBS["retry"])
+    return await bulk_actions.do(act, VERBS["retry"])
 
 
 @pages.action("/dead/drop", steps=True)
 async def drop(act: Act) -> str:
     """Throw those away that the form names."""
-    return await chosen.do(act, VERBS["drop"])
+    return await bulk_actions.do(act, VERBS["drop"])

@@ -13,8 +13,8 @@ from tallybook._model.job import JobInfo
 from tallybook._model.why import Reason, TraceEvent
 from tallybook._web.asked import job_of, links_of, number_of, text_of
 from tallybook._web.database import Conn
+from tallybook._web.error_view import ErrorView, error_view, error_views
 from tallybook._web.pages.queues import rows
-from tallybook._web.told import Told, told, told_all
 from tallybook._web.view import Act, Pages, View
 from tallybook.errors import InvalidArgument, TallybookError, UnknownJob
 
@@ -55,7 +55,7 @@ class Event:
     reason: str | None = None
     details: dict[str, Any] | None = None
     """What else there is."""
-    error: Told | None = None
+    error: ErrorView | None = None
 
 
 def events_of(found: list[TraceEvent]) -> list[Event]:
@@ -70,7 +70,7 @@ def events_of(found: list[TraceEvent]) -> list[Event]:
         event.took = one.at - began if began and one.worker else None
         event.run_at = run_at if isinstance(run_at, str) else None
         event.reason = None if reason is None else str(reason)
-        event.details, event.error = said or None, None if one.error is None else told(one.error)
+        event.details, event.error = said or None, None if one.error is None else error_view(one.error)
         events.append(event)
     return events
 
@@ -130,7 +130,7 @@ async def job(view: View) -> Response:
             parents, children = await rows(conn, _PARENTS, wanted), await rows(conn, _CHILDREN, wanted)
     if now.info is None:
         return view.render("job_gone.html", status=200 if now.events else 404, now=now)
-    errors = told_all(now.info.errors)
+    errors = error_views(now.info.errors)
     return view.render("job.html", now=now, job=now.info, errors=errors, parents=parents, children=children)
 
 

@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from tallybook._db.jobs import STATES
 from tallybook._model.lists import JobLine
-from tallybook._web import chosen
+from tallybook._web import bulk_actions
 from tallybook._web.asked import links_of, text_of, when_of
-from tallybook._web.chosen import VERBS, Verb
-from tallybook._web.told import told
+from tallybook._web.bulk_actions import VERBS, Verb
+from tallybook._web.error_view import error_view
 from tallybook._web.view import Act, Pages, View
 from tallybook.errors import InvalidArgument, TallybookError
 
@@ -75,11 +75,11 @@ async def preview(view: View) -> Response:
     verb = VERBS.get(view.asked("verb"))
     if verb is None:
         raise InvalidArgument(f"What can be done to jobs is {', '.join(VERBS)}.")
-    asked, found, after = _asked(view), chosen.begun(view, verb), None
+    asked, found, after = _asked(view), bulk_actions.begun(view, verb), None
     said = _filter(asked)
     said["states"] = [state for state in verb.states if state in (said["states"] or STATES)]
     if said["states"]:
-        with chosen.looking(view, found):
+        with bulk_actions.looking(view, found):
             async with view.read() as conn:
                 page = await view.app.jobs(
                     conn, **said, after=text_of("after", view.asked("after")), max_jobs=found.room, max_looked=_LOOKED
@@ -88,12 +88,12 @@ async def preview(view: View) -> Response:
             found.ids = [one.id for one in page.jobs]
             found.states.update(one.state for one in page.jobs)
             for one in page.jobs[:_SAMPLE]:
-                error = told({"message": one.last_error}) if one.last_error else None
+                error = error_view({"message": one.last_error}) if one.last_error else None
                 named = {name: getattr(one, name) for name in ("id", "state", "task", "queue", "enqueued_at")}
                 found.sample.append(named | {"error": error})
     # "2 hours" is to mean the same two hours at every look.
     asked |= {name: said[name].isoformat() for name in ("since", "before") if said[name]}
-    return chosen.preview(
+    return bulk_actions.preview(
         view, found, at="/jobs/preview", to=f"/jobs/{verb.name}", back=view.url("/jobs", **_asked(view)), asked=asked, after=after
     )  # fmt: skip
 
@@ -104,7 +104,7 @@ pages.page("/jobs/preview/further")(preview)
 
 def _doing(verb: Verb) -> None:
     async def action(act: Act) -> str:
-        return await chosen.do(act, verb)
+        return await bulk_actions.do(act, verb)
 
     action.__name__ = f"jobs_{verb.name}"
     pages.action(f"/jobs/{verb.name}", steps=True)(action)

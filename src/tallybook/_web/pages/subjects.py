@@ -12,9 +12,9 @@ from tallybook._model.durations import parse_duration
 from tallybook._run import run
 from tallybook._web.asked import text_of
 from tallybook._web.database import Conn
+from tallybook._web.error_view import error_view
 from tallybook._web.pages.job import events_of, reason_of
 from tallybook._web.pages.queues import rows
-from tallybook._web.told import told
 from tallybook._web.view import Act, Pages, View
 from tallybook.errors import InvalidArgument, TallybookError
 
@@ -59,7 +59,7 @@ async def subjects(view: View) -> Response:
         async with view.read() as conn:
             found, after, looked_to = await _page(conn, said)
         for one in found:
-            one["error"] = told(one["error"]) if one["error"] else None
+            one["error"] = error_view(one["error"]) if one["error"] else None
     except TallybookError as error:
         problem = str(error)
     return view.render(
@@ -101,7 +101,7 @@ async def subject(view: View) -> Response:
             events = await view.app.trace(
                 conn, subject=wanted["subject"], task=wanted["task"], max_events=200, newest_first=True
             )
-    error = told(found["error"]) if found and found["error"] else None
+    error = error_view(found["error"]) if found and found["error"] else None
     return view.render(
         "subject.html",
         status=200 if found or events else 404,

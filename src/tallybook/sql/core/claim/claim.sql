@@ -23,7 +23,7 @@ declare
   v_parts text[]; v_tried int[] := '{}'; v_lane int; v record;
 begin
   if lease is null then raise exception 'a claim needs a lease' using errcode = 'TB005'; end if;
-  v_parts := tallybook._gate(worker);
+  v_parts := tallybook._lock_worker(worker);
   -- Said twice, after a lost connection: the answer of the first time.
   -- Without a join: beside one, a plan that is made while the table is empty may read all of another index, for ever.
   select c.id, c.lane_id, c.jobs into claim_id, v_lane, jobs from tallybook.claim c where c.lease = claim.lease limit 1;

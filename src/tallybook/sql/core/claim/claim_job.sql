@@ -11,7 +11,7 @@ declare
   e record; h record; v_parts text[];
 begin
   if lease is null then raise exception 'a claim needs a lease' using errcode = 'TB005'; end if;
-  v_parts := tallybook._gate(worker);
+  v_parts := tallybook._lock_worker(worker);
   if exists (select from tallybook.claim c where c.lease = claim_job.lease) then  -- said twice
     return exists (select from tallybook.claim c join tallybook.entry x on x.xid = c.one_xid and x.seq = c.one_seq
                     where c.lease = claim_job.lease and x.job_id = claim_job.job_id);

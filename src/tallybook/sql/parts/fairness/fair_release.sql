@@ -6,14 +6,14 @@
 --   known       what the last call returned: which keys have jobs, and from which number on, so that this call walks neither over its own
 --               dead rows, while an old snapshot holds back vacuum, nor over keys that have nothing. Null: find out. Every 3 s it is found
 --               out anew, for what was committed very late; what is up to 100 numbers late is found at once.
---   max_line    how many of a lane may be in line, dealt and not claimed
+--   max_line    how many of a lane may be in line, released and not claimed
 --   as_service  put the run on record
--- Returns known; dealt: how many jobs went on; busy: somebody else deals in some lane at this moment, look again soon; remain: whether
--- some wait still. Any worker may call it at any time: of each lane one deals at a time, by a lock that is only tried (_service_claim),
+-- Returns known; released: how many jobs went on; busy: somebody else releases in some lane at this moment, look again soon; remain: whether
+-- some wait still. Any worker may call it at any time: of each lane one releases at a time, by a lock that is only tried (_service_claim),
 -- and sees what the one before has put in line. Rows that are locked are left for a later call. Needs READ COMMITTED (TB003).
 -- Reads lane, claim, entry; deletes from waiting; writes entry, scheduled, fair_turn, service.
 create or replace function tallybook.fair_release(inout known jsonb default null, max_line int default 200,
-  at timestamptz default clock_timestamp(), as_service boolean default false, out dealt int, out busy boolean, out remain boolean)
+  at timestamptz default clock_timestamp(), as_service boolean default false, out released int, out busy boolean, out remain boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
@@ -24,7 +24,7 @@ begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'fair_release needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not see what is in line.';
   end if;
-  known := '{}'; dealt := 0; busy := false; remain := false;
+  known := '{}'; released := 0; busy := false; remain := false;
   for l in select x.lane_id, x.queue, x.retention, x.born from tallybook.lane x where x.part = 'fair' order by x.lane_id loop
     -- Without a lock: an idle lane costs a look at its end.
     v_state := tallybook._fair_keys(l.lane_id, v_known -> l.lane_id::text, max_line, at);
@@ -34,9 +34,9 @@ begin
         if tallybook._service_claim('fair_release ' || l.lane_id, at) then
           -- Once more, now that nobody else can put any in.
           v_room := max_line - tallybook._in_line(l.lane_id, l.retention, l.born, max_line);
-          select * into d from tallybook._deal_lane(l.lane_id, l.queue, l.retention, v_state -> 'keys', v_room, at);
+          select * into d from tallybook._fair_release_lane(l.lane_id, l.queue, l.retention, v_state -> 'keys', v_room, at);
           v_state := v_state || jsonb_build_object('keys', d.keys);
-          dealt := dealt + d.dealt;
+          released := released + d.released;
         else
           busy := true;
         end if;
@@ -45,7 +45,7 @@ begin
     remain := remain or v_state -> 'keys' <> '{}' or (v_state ->> 'full')::boolean;
     known := known || jsonb_build_object(l.lane_id, v_state);
   end loop;
-  if as_service then perform tallybook._service_ran('fair_release', at, dealt); end if;
+  if as_service then perform tallybook._service_ran('fair_release', at, released); end if;
 end $$;
 
 -- _fair_keys(lane_id, state, most, at): the keys of a lane that may have waiting jobs, each with the number of its oldest, and what the next
@@ -147,9 +147,9 @@ begin
     limit p_most) n);
 end $$;
 
--- _deal_lane(lane_id, queue, retention, keys, room, at): put the next of these keys' jobs in line, at most so many. The caller has the lane's lock.
-create or replace function tallybook._deal_lane(p_lane_id int, p_queue text, p_retention "char", p_keys jsonb, p_room int, p_at timestamptz,
-  out dealt int, out keys jsonb)
+-- _fair_release_lane(lane_id, queue, retention, keys, room, at): put the next of these keys' jobs in line, at most so many. The caller has the lane's lock.
+create or replace function tallybook._fair_release_lane(p_lane_id int, p_queue text, p_retention "char", p_keys jsonb, p_room int, p_at timestamptz,
+  out released int, out keys jsonb)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
@@ -157,7 +157,7 @@ as $$
 declare
   t record; v_ring text[]; v_each int; v_jobs bigint[]; v_names text[]; v_later boolean;
 begin
-  dealt := 0; keys := p_keys;
+  released := 0; keys := p_keys;
   if p_room <= 0 then return; end if;
   select x.number, x.fair_key into t from tallybook.fair_turn x where x.lane_id = p_lane_id order by x.number desc limit 1;
   -- One of each key, as many as there is room for. Few keys: so many of each that a round can do without the others.
@@ -202,7 +202,7 @@ begin
            n.headers, n.unique_key, n.errors, n.expires_at, n.options
       from lined n where n.later
   )
-  select count(*), coalesce(bool_or(n.later), false) into dealt, v_later from lined n;
+  select count(*), coalesce(bool_or(n.later), false) into released, v_later from lined n;
   -- The newest row says it: nobody ever walks over those before, whatever holds back vacuum.
   insert into tallybook.fair_turn (lane_id, number, fair_key)
   values (p_lane_id, nextval('tallybook.job_id'), v_names[cardinality(v_names)]);

@@ -27,7 +27,7 @@ language plpgsql as $$
 begin
   insert into tallybook.rate_state (name, next_at, front_at, granted) values (p_name, '-infinity', '-infinity', 0) on conflict do nothing;
   perform from tallybook.rate_state s where s.name = p_name for update;
-  perform tallybook._places_free(p_name, p_at);  -- what has ended until now counts for what was before
+  perform tallybook._permits_free(p_name, p_at);  -- what has ended until now counts for what was before
   update tallybook.concurrency_holder h set probe = false where h.name = p_name and h.probe;
   insert into tallybook.breaker_state as s (name, state, changed_at, open_until) values (p_name, p_state, p_at, p_until)
   on conflict (name) do update set state = excluded.state, open_until = excluded.open_until, failed_at = '{}',

@@ -1,4 +1,4 @@
--- concurrency_limit_drop(name): remove a rule; false: there is none. Who waits for a place goes on.
+-- concurrency_limit_drop(name): remove a rule; false: there is none. Who waits for a permit goes on.
 --
 -- A job that names a limit without any rule fails: leave out the name first. Writes concurrency_limit.
 create or replace function tallybook.concurrency_limit_drop(name text) returns boolean

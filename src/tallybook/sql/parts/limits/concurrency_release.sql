@@ -1,4 +1,4 @@
--- concurrency_release(names, at, as_service): let those go on who wait for a place at a concurrency limit, or for a breaker, where there is one.
+-- concurrency_release(names, at, as_service): let those go on who wait for a permit at a concurrency limit, or for a breaker, where there is one.
 --
 -- Said with names by whoever has just seen the end of a job that held one; without, by a service, for what a crash, a rescue, the
 -- time or a changed rule has freed: up to 1000 keys, from a random one on. At most 500 go on per key and call.
@@ -48,17 +48,17 @@ begin
     if exists (select from tallybook.concurrency_line l where l.name = v_name) then
       released := released + tallybook._let_in(v_name, at);
     elsif exists (select from tallybook._breaker_of(v_name)) then
-      perform tallybook._places_free(v_name, at);  -- so that what an end has said to the breaker is on view
+      perform tallybook._permits_free(v_name, at);  -- so that what an end has said to the breaker is on view
     end if;
   end loop;
   remain := exists (select from tallybook.concurrency_line);
   if as_service then perform tallybook._service_ran('concurrency_release', at, released); end if;
 end $$;
 
--- _let_in(name, at, most): those who wait for a place of this key go on, as many as there are places; how many. The key's row is locked.
+-- _let_in(name, at, most): those who wait for a permit of this key go on, as many as there are permits; how many. The key's row is locked.
 --
--- A job goes on with the places of all its keys. Where another key of it has none it goes into that one's line, without an entry, and keeps
--- its seniority: a place that was kept for it meanwhile would be nobody's, and two jobs could keep one from each other for ever.
+-- A job goes on with the permits of all its keys. Where another key of it has none it goes into that one's line, without an entry, and keeps
+-- its seniority: a permit that was kept for it meanwhile would be nobody's, and two jobs could keep one from each other for ever.
 -- A job or a key that somebody has locked is passed by: the next look finds it.
 create or replace function tallybook._let_in(p_name text, p_at timestamptz, p_most int default 500) returns int
 language plpgsql
@@ -69,7 +69,7 @@ declare
   v_in int := 0; v_free int; v_probing boolean; v_priority int := -1; v_seq bigint := 0; v_job bigint; v_lane record;
   v_keys text[]; v_probes text[]; v_full text; v_busy boolean; f record; w tallybook.waiting; k text;
 begin
-  select x.free, x.probing into v_free, v_probing from tallybook._places_free(p_name, p_at) x;
+  select x.free, x.probing into v_free, v_probing from tallybook._permits_free(p_name, p_at) x;
   for step in 1..p_most loop
     exit when v_in >= v_free;  -- null: it has no rule any more
     select n.priority, n.seq, n.job_id into v_priority, v_seq, v_job from tallybook.concurrency_line n
@@ -100,7 +100,7 @@ begin
         exit when v_busy;
         continue;  -- no job has asked for it yet
       end if;
-      select x.free, x.probing into f from tallybook._places_free(k, p_at) x;
+      select x.free, x.probing into f from tallybook._permits_free(k, p_at) x;
       continue when f.free is null;
       if f.free <= 0 then v_full := k; exit; end if;
       v_keys := v_keys || k;
@@ -134,8 +134,8 @@ begin
   if not found then return query select r.* from tallybook.concurrency_limit r where r.name = split_part(p_name, ':', 1); end if;
 end $$;
 
--- _until_place(lease, job_id, attempt, name, priority, at): end an attempt as moved; the job waits for a place of this key.
-create or replace function tallybook._until_place(p_lease uuid, p_job_id bigint, p_attempt int, p_name text, p_priority int,
+-- _until_permit(lease, job_id, attempt, name, priority, at): end an attempt as moved; the job waits for a permit of this key.
+create or replace function tallybook._until_permit(p_lease uuid, p_job_id bigint, p_attempt int, p_name text, p_priority int,
   p_at timestamptz) returns void
 language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off

@@ -3,9 +3,9 @@
 -- starts_in   seconds from now: start it then, not earlier, and not later by more than late. At most ahead and 0.15 s more
 -- late        20 ms; of longer windows the hundredth part, up to 1 s. Whoever comes later asks again, with missed
 -- unknown     instead of both: there is no limit of this name; nothing has happened to the job
--- places      it holds a place of a concurrency limit: say places() with the limits' names when it has ended
+-- permits      it holds a permit of a concurrency limit: say concurrency_release() with the limits' names when it has ended
 -- A job that is not named is not the caller's any more: it stands in scheduled until its turn comes, in waiting until there is a
--- place, or it was lost before.
+-- permit, or it was lost before.
 -- No failure is counted, and its next attempt asks again: a turn is good at its time only, and what was not used is not saved up.
 --   names     what to take instead of the limits that the jobs name: what a handler knows only when it runs
 --   ahead     how long the caller needs from asking to starting; no start is sooner
@@ -15,14 +15,14 @@
 -- once and stretches the gap so that no window has more than its calls. Every so many calls the gap is longer by late, so that
 -- starts that come so late cannot make one too many.
 -- Who comes first goes first: what waits is in line, with its turn as run_at, and a newcomer goes behind it, unless its priority is
--- below 2. What came back in vain, because of an outage or a push, keeps ahead of newcomers. A place is held until the attempt has an
+-- below 2. What came back in vain, because of an outage or a push, keeps ahead of newcomers. A permit is held until the attempt has an
 -- outcome, whoever writes it, so there are never more than the limit says; who waits for one goes by priority, then as it came.
 -- Needs READ COMMITTED (TB003). Locks the keys' rows, in their order, to the end of the transaction: commit at once.
 -- Reads claim, entry, outcome, rate_limit, concurrency_limit, breaker_rule; writes rate_state, rate_call, concurrency_holder,
 -- breaker_state; for what has to wait outcome and scheduled, or waiting and concurrency_line, at first use lane.
 create or replace function tallybook.limit_take(leases uuid[], job_ids bigint[], attempts int[], names text[] default null,
   ahead interval default '0', missed boolean default false, at timestamptz default clock_timestamp())
-returns table (job_id bigint, starts_in double precision, unknown text, late double precision, places boolean)
+returns table (job_id bigint, starts_in double precision, unknown text, late double precision, permits boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off
@@ -111,21 +111,21 @@ begin
     foreach v_key in array v_name loop
       if exists (select from tallybook.concurrency_line l where l.name = v_key) then perform tallybook._let_in(v_key, limit_take.at, 50); end if;
     end loop;
-    -- After all of that: who goes on takes places of other keys, too.
+    -- After all of that: who goes on takes permits of other keys, too.
     select array_agg(x.free order by u.n), array_agg(x.probing order by u.n), array_agg(x.barred order by u.n),
            array_agg(x.free is not null and exists (select from tallybook.concurrency_line l where l.name = u.n) order by u.n)
-      into v_free, v_probing, v_barred, v_line from unnest(v_name) u(n), tallybook._places_free(u.n, limit_take.at) x;
+      into v_free, v_probing, v_barred, v_line from unnest(v_name) u(n), tallybook._permits_free(u.n, limit_take.at) x;
   end if;
 
   -- 3. One after the other.
   for i in 1..cardinality(v_job) loop
-    v_of := '{}'; v_least := null; places := false;
+    v_of := '{}'; v_least := null; permits := false;
     for k in 0..jsonb_array_length(v_limits[i]) - 1 loop
       j := array_position(v_name, v_limits[i] ->> k);
       continue when j = any (v_of);
       v_of := v_of || j;
       v_least := least(v_least, case when v_gap[j] is not null then v_late[j] end);
-      places := places or v_free[j] is not null;
+      permits := permits or v_free[j] is not null;
     end loop;
     v_start := limit_take.at + ahead; v_last := null; v_passes := true; v_missing := null; v_blocked := null; v_mine := '{}'; v_probe := '{}';
     if missed then
@@ -148,7 +148,7 @@ begin
         continue;
       end if;
     end if;
-    if places and (v_front[i] or missed or limit_take.names is not null) then  -- places that it has, or that were kept for it
+    if permits and (v_front[i] or missed or limit_take.names is not null) then  -- permits that it has, or that were kept for it
       select coalesce(array_agg(h.name), '{}'), coalesce(array_agg(h.name) filter (where h.probe), '{}') into v_mine, v_probe
         from tallybook.concurrency_holder h
        where h.name = any (array(select v_name[n] from unnest(v_of) n)) and h.xid = v_xid[i] and h.seq = v_seq[i];
@@ -164,12 +164,12 @@ begin
       if not v_front[i] and v_tail[j] > limit_take.at + c_horizon then v_passes := false; v_last := coalesce(v_last, v_name[j]); end if;
     end loop;
     if v_missing is not null then
-      job_id := v_job[i]; starts_in := null; unknown := v_missing; late := null; places := false;
+      job_id := v_job[i]; starts_in := null; unknown := v_missing; late := null; permits := false;
       return next;
       continue;
     end if;
     if v_blocked is not null then
-      perform tallybook._until_place(v_lease[i], v_job[i], v_attempt[i], v_blocked, v_priority[i], limit_take.at);
+      perform tallybook._until_permit(v_lease[i], v_job[i], v_attempt[i], v_blocked, v_priority[i], limit_take.at);
       continue;
     end if;
     if v_passes and v_start <= limit_take.at + c_horizon then

@@ -34,7 +34,7 @@ create index concurrency_limit_wide on tallybook.concurrency_limit (name)
 comment on table tallybook.concurrency_limit is
   'Rules: at most so many at once. Names as in rate_limit; a key may have a rule of both kinds.';
 
--- Which attempts run under a key, or are next: each holds its place until it has an outcome. Rows of the ended go
+-- Which attempts run under a key, or are next: each holds its permit until it has an outcome. Rows of the ended go
 -- with the next look.
 create table tallybook.concurrency_holder (
   xid       xid8 not null,
@@ -49,7 +49,7 @@ comment on column tallybook.concurrency_holder.probe is
 create index concurrency_holder_of on tallybook.concurrency_holder (name);
 alter table tallybook.concurrency_holder replica identity full;
 
--- Who waits for a place, in this order. Their jobs are in waiting.
+-- Who waits for a permit, in this order. Their jobs are in waiting.
 create table tallybook.concurrency_line (
   seq      bigint not null,
   job_id   bigint not null,

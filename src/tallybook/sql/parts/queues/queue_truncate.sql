@@ -8,7 +8,7 @@
 -- Returns how many jobs this call has ended (cancelled), how many run and were told (cancelling), and remain: commit, and call again
 -- with mark, until it is false. busy: what others' open transactions hold was left. Jobs that are enqueued after the first call may be
 -- left, too, and so is what its own transaction has put in. The jobs are on view as cancelled; their unique keys are free, their
--- places at limits, the lines of their order keys; jobs that wait for them are told. With all states, subjects that completed or were
+-- permits of limits, the lines of their order keys; jobs that wait for them are told. With all states, subjects that completed or were
 -- killed are forgotten, too: a later push of such a name makes a new one. A dead subject stays, as does its dead letter.
 -- What stands in line is ended in bulk and the cursor moves past it, in one claim row that hands out nothing. mark remembers how far the
 -- calls have come: lanes that are empty are looked at once. A call visits 1000 lanes, and ends jobs of 100.

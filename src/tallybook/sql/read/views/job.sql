@@ -25,7 +25,7 @@ select w.job_id, l.queue, w.task, case when t.cancelled then 'cancelled' else 'w
        coalesce(t.reason, case when w.options ? 'held' then
                                  case when exists (select from tallybook.breaker_state b where b.name = w.options ->> 'held' and b.state <> 'closed')
                                       then format('the breaker of %s is open', to_json(w.options ->> 'held'))
-                                      else format('the places of the limit %s are taken', to_json(w.options ->> 'held')) end
+                                      else format('the permits of the limit %s are taken', to_json(w.options ->> 'held')) end
                                when w.fair_key is not null then format('the turn of %s among the keys of its queue has not come', to_json(w.fair_key::text))
                                when w.order_key is null then tallybook._waits_for(w.job_id)
                                else format('another job with the order key %s is before it', to_json(w.order_key)) end),

@@ -23,7 +23,7 @@ begin
   for v_key in select distinct n from jsonb_array_elements_text(coalesce(p_options -> 'limits', '[]') || tallybook._wide_limits(p_queue, p_task)) n order by n loop
     continue when v_key = v_held or p_place = 'scheduled' and v_key = p_options ->> 'turn';  -- told already
     place := 3;
-    return query select x.*, 3 from tallybook._why_place(v_key, p_at) x
+    return query select x.*, 3 from tallybook._why_permit(v_key, p_at) x
                   where x.reason is not null and not exists (
                     select from tallybook.concurrency_holder h where h.name = v_key and h.job_id = p_job_id);
     select x.* into r from tallybook._rate_limit_of(v_key) x;

@@ -14,7 +14,7 @@ begin
     select count(*) into v_n from (
       select from tallybook.concurrency_line x where x.name = l.name and (x.priority, x.seq) < (l.priority, l.seq) limit c_most) x;
     return query select r.reason, r.explanation, r.details || jsonb_strip_nulls(jsonb_build_object('before', v_n, 'more', case when v_n = c_most then true end)), 1
-                   from tallybook._why_place(coalesce(l.name, p_options ->> 'held'), p_at) r where r.reason is not null;
+                   from tallybook._why_permit(coalesce(l.name, p_options ->> 'held'), p_at) r where r.reason is not null;
     if not found then
       return query select r.*, 1 from tallybook._why_service('concurrency_release', format('The key %s lets it go on, behind %s', to_json(coalesce(l.name, p_options ->> 'held')),
                                                                         tallybook._others(v_n, c_most))) r;
@@ -58,8 +58,8 @@ language sql stable as $$
          jsonb_strip_nulls(jsonb_build_object('service', p_service, 'last_run_at', (select s.last_run_at from tallybook.service s where s.name = p_service)))
 $$;
 
--- _why_place(key, at): what keeps the next job of a key from starting: its breaker, or that its places are taken. Reason null: neither.
-create or replace function tallybook._why_place(p_key text, p_at timestamptz, out reason text, out explanation text, out details jsonb)
+-- _why_permit(key, at): what keeps the next job of a key from starting: its breaker, or that its permits are taken. Reason null: neither.
+create or replace function tallybook._why_permit(p_key text, p_at timestamptz, out reason text, out explanation text, out details jsonb)
 language plpgsql stable
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
@@ -84,7 +84,7 @@ begin
     explanation := format('The breaker of %s has let job %s through as a probe: the others go on if it completes.', to_json(p_key), v_probe);
   elsif v_held >= v_most then
     reason := 'concurrency_limit'; details := jsonb_build_object('key', p_key, 'most', v_most, 'held', v_held, 'jobs', v_jobs);
-    explanation := format('The places of the limit %s are taken: %s of %s, by job %s%s.', to_json(p_key), v_held, v_most,
+    explanation := format('The permits of the limit %s are taken: %s of %s, by job %s%s.', to_json(p_key), v_held, v_most,
                           array_to_string(v_jobs, ', '), case when v_held > 10 then ', ...' else '' end);
   end if;
 end $$;

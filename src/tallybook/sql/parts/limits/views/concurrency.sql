@@ -1,4 +1,4 @@
--- concurrency: each key of a concurrency limit of which places are held or waited for, and the rules that no key uses.
+-- concurrency: each key of a concurrency limit of which permits are held or waited for, and the rules that no key uses.
 create or replace view tallybook.concurrency as
 select k.name, r.name as rule, r.most,
        (select count(*) from tallybook.concurrency_holder h
@@ -10,4 +10,4 @@ select k.name, r.name as rule, r.most,
   left join lateral (
     select r.name, r.most from tallybook.concurrency_limit r where r.name in (k.name, split_part(k.name, ':', 1))
      order by r.name = k.name desc limit 1) r on true;
-comment on view tallybook.concurrency is 'Each key of a concurrency limit: its rule, how many hold a place, how many wait for one.';
+comment on view tallybook.concurrency is 'Each key of a concurrency limit: its rule, how many hold a permit, how many wait for one.';

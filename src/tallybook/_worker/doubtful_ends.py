@@ -52,7 +52,7 @@ class End:
     wake_in: timedelta | None = None
 
 
-class Settler:
+class DoubtfulEnds:
     """Finds out how attempts in doubt have ended, and ends those that have not. Nothing is opened before the first."""
 
     def __init__(self, link: Link, on_end: Callable[[Running, str, str, timedelta | None], object]) -> None:

@@ -1,10 +1,10 @@
--- _places_free(name, at): how many more of this key may start (null: it has no such rule), whether the next one is a probe, and whether
--- the breaker bars all others, those that have a place included.
+-- _permits_free(name, at): how many more of this key may start (null: it has no such rule), whether the next one is a probe, and whether
+-- the breaker bars all others, those that have a permit included.
 --
--- A place is held by an attempt without an outcome. Forgets those that have ended, after telling the breaker of them: so it opens, closes
+-- A permit is held by an attempt without an outcome. Forgets those that have ended, after telling the breaker of them: so it opens, closes
 -- and lets its probe through with the next look, which whoever asks for a start takes. The key's row in rate_state is locked.
 -- Reads concurrency_limit, breaker_rule, outcome; deletes from concurrency_holder; writes breaker_state.
-create or replace function tallybook._places_free(p_name text, p_at timestamptz, out free int, out probing boolean, out barred boolean)
+create or replace function tallybook._permits_free(p_name text, p_at timestamptz, out free int, out probing boolean, out barred boolean)
 language plpgsql
 set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off

@@ -30,7 +30,7 @@ _FAR_AHEAD = 0.3
 _LARGEST_QUESTION = 100
 
 
-class Gate:
+class Admission:
     """Lets jobs through to the runner when they may start."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Gate:
         return start
 
     def _follow(self, looking: Coroutine[Any, Any, None]) -> None:
-        look = asyncio.create_task(looking, name="tallybook-gate")
+        look = asyncio.create_task(looking, name="tallybook-admission")
         self._looks.add(look)
         look.add_done_callback(self._looks.discard)
 
@@ -181,8 +181,8 @@ class Gate:
         # What the answers took lately, so that a start is not over before its answer is here.
         self._ahead = min(max(0.8 * self._ahead, 1.5 * (answered - asked) - 0.01, 0.0), _FAR_AHEAD)
         for job in jobs:
-            starts_in, unknown, late, places = found.get(job.job_id, (None, None, None, False))
-            if places:
+            starts_in, unknown, late, permits = found.get(job.job_id, (None, None, None, False))
+            if permits:
                 job.holds(_keys(job))
             if unknown is not None:
                 self._runner.cannot_start(job, _no_such_limit(unknown))

@@ -8,14 +8,14 @@ from typing import Any
 
 from tallybook._web.render import instant
 
-__all__ = ["Told", "told", "told_all"]
+__all__ = ["ErrorView", "error_view", "error_views"]
 
 _SAID = ("type", "message", "at", "started_at", "attempt", "worker", "traceback")
 _LONGEST = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ErrorView:
     """One error: what it was, when, and what else is on record of it."""
 
     type: str
@@ -27,12 +27,12 @@ class Told:
     """Details, a ref_id, and what others put there."""
 
 
-def told(error: object) -> Told:
+def error_view(error: object) -> ErrorView:
     """An error as it is on record."""
     found = error if isinstance(error, dict) else {"message": error}
     attempt = found.get("attempt")
     more = {key: value for key, value in found.items() if key not in _SAID and value is not None}
-    return Told(
+    return ErrorView(
         type=_text(found.get("type")),
         message=_text(found.get("message")),
         at=instant(found.get("at")),
@@ -42,9 +42,9 @@ def told(error: object) -> Told:
     )
 
 
-def told_all(errors: object) -> list[Told]:
+def error_views(errors: object) -> list[ErrorView]:
     """An error history, newest first."""
-    return [told(error) for error in reversed(errors)] if isinstance(errors, list) else []
+    return [error_view(error) for error in reversed(errors)] if isinstance(errors, list) else []
 
 
 def _text(value: object) -> str:

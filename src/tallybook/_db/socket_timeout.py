@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import psycopg
 
-__all__ = ["Limit", "NoAnswer", "ThreadLimit", "cut"]
+__all__ = ["NoAnswer", "SocketTimeout", "ThreadSocketTimeout", "cut"]
 
 
 class NoAnswer(psycopg.OperationalError):
@@ -30,8 +30,8 @@ def cut(conn: Any) -> None:
         same.shutdown(socket.SHUT_RDWR)
 
 
-class Limit:
-    """`with Limit(conn, 5.0): await ...`: cut the connection after so many seconds, and say that this was why."""
+class SocketTimeout:
+    """`with SocketTimeout(conn, 5.0): await ...`: cut the connection after so many seconds, and say that this was why."""
 
     __slots__ = ("_conn", "_due", "_loop", "_seconds", "_timer", "passed")
 
@@ -62,7 +62,7 @@ class Limit:
             raise NoAnswer(f"no answer within {self._seconds:g} s") from error
 
 
-class ThreadLimit:
+class ThreadSocketTimeout:
     """The same for a synchronous connection in a thread."""
 
     def __init__(self, conn: Any, seconds: float) -> None:
