@@ -78,7 +78,7 @@ def test_by_hand(dsn: str, db: Any, app: App) -> None:
         return click.testing.CliRunner().invoke(cli, ["breaker", *words], env={"TALLYBOOK_DSN": dsn})
 
     assert run("list").output == "no breakers\n"
-    assert run("put", "provider", "5", "1min", "30s").output == "breaker 'provider' is created\n"
+    assert run("set", "provider", "5", "1min", "30s").output == "breaker 'provider' is created\n"
     assert app.breaker_set_sync(db, "provider:acme", 2, per="1 min", open_for="5 min") == "created"
     assert run("open", "provider:acme", "2h").output.startswith("the breaker of 'provider:acme' is open until ")
     shown = run("list").output.splitlines()
@@ -93,7 +93,7 @@ def test_by_hand(dsn: str, db: Any, app: App) -> None:
     missing = run("drop", "provider")
     assert (missing.exit_code, missing.output) == (1, "there is no breaker 'provider'\n")
     assert app.breaker_drop_sync(db, "provider:acme") is True
-    assert run("put", "provider", "0", "1min", "30s").exit_code == 2
+    assert run("set", "provider", "0", "1min", "30s").exit_code == 2
     assert run("open", "provder").exit_code != 0
     with pytest.raises(InvalidArgument, match="there is no breaker provder"):
         app.breaker_open_sync(db, "provder")

@@ -103,15 +103,15 @@ def test_routes_by_hand(dsn: str) -> None:
     for name in ("acme", "beta"):
         run("add", name, "--kind", "x", dsn=dsn)
     assert "no provider serves equity RELIANCE" in run("route", "which", "equity", "RELIANCE", dsn=dsn, code=1)
-    assert "is created" in run("route", "put", "equity", "acme", dsn=dsn)
-    assert "is created" in run("route", "put", "equity", "beta", "--symbol", "RELIANCE", dsn=dsn)
+    assert "is created" in run("route", "set", "equity", "acme", dsn=dsn)
+    assert "is created" in run("route", "set", "equity", "beta", "--symbol", "RELIANCE", dsn=dsn)
     assert run("route", "which", "equity", "RELIANCE", dsn=dsn) == "beta\n"
     run("set", "beta", "--inactive", dsn=dsn)
     assert run("route", "which", "equity", "RELIANCE", dsn=dsn) == "acme\n"
     assert re.search(r"^equity +RELIANCE +beta +its provider is inactive\nequity +\(all\) +acme +active$",
                      run("route", "list", dsn=dsn), re.MULTILINE)  # fmt: skip
     assert [one["in_force"] for one in json.loads(run("route", "list", "equity", "--json", dsn=dsn))] == [False, True]
-    assert "is changed" in run("route", "put", "equity", "acme", "--inactive", dsn=dsn)
+    assert "is changed" in run("route", "set", "equity", "acme", "--inactive", dsn=dsn)
     assert "is removed" in run("route", "drop", "equity", "--symbol", "RELIANCE", dsn=dsn)
     assert "there is no route" in run("route", "drop", "equity", "--symbol", "RELIANCE", dsn=dsn, code=1)
     assert "is used by 1 routes" in run("drop", "acme", "--yes", dsn=dsn, code=1)
@@ -125,7 +125,7 @@ def test_routes_by_hand(dsn: str) -> None:
         (["set", "acme"], 2, "say what to change"),
         (["drop", "x", "--yes"], 1, "unknown provider 'x'"),
         (["test", "x"], 1, "unknown provider 'x'"),
-        (["route", "put", "equity", "acne"], 1, "Did you mean 'acme'?"),
+        (["route", "set", "equity", "acne"], 1, "Did you mean 'acme'?"),
         (["add", "b", "--kind", "x", "--settings", "[]"], 2, "--settings is one JSON object"),
         (["add", "b", "--kind", ""], 1, "a kind of provider has 1 to 64 bytes"),
         (["add", "b", "--kind", "x", CANARY], 2, "too many words, or an unknown option (not shown)"),

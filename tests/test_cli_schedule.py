@@ -22,7 +22,7 @@ def run(*words: str, dsn: str, code: int = 0) -> str:
 
 def put(dsn: str, *more: str) -> str:
     return run(
-        "put",
+        "set",
         "report-de",
         "report",
         "--args",
@@ -61,7 +61,7 @@ def test_a_schedule_from_the_command_line(dsn: str, db: Any) -> None:
 
 def test_run_now_and_what_became_of_it(dsn: str, db: Any) -> None:
     """S2-13, S2-16: run puts the job in, a second run says that it was skipped and ends with 1; show has both."""
-    run("put", "s", "t", "--every", "1 hour", dsn=dsn)
+    run("set", "s", "t", "--every", "1 hour", dsn=dsn)
     assert run("run", "s", dsn=dsn) == "job 1\n"
     assert "skipped: the job of its last fire has not ended" in run("run", "s", dsn=dsn, code=1)
     lines = run("show", "s", dsn=dsn).splitlines()
@@ -76,7 +76,7 @@ def test_run_now_and_what_became_of_it(dsn: str, db: Any) -> None:
 
 def test_pause_and_resume(dsn: str) -> None:
     """S2-16: who paused a schedule and since when is shown; resume lets it fire again."""
-    run("put", "s", "t", "--cron", "@hourly", dsn=dsn)
+    run("set", "s", "t", "--cron", "@hourly", dsn=dsn)
     assert "is paused" in run("pause", "s", "--by", "ada", dsn=dsn)
     assert "was paused already" in run("pause", "s", dsn=dsn)
     assert re.search(r"paused since .* by ada", run("list", dsn=dsn))
@@ -88,11 +88,11 @@ def test_pause_and_resume(dsn: str) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        (["put", "s", "t"], 2, "one of --cron and --every"),
-        (["put", "s", "t", "--cron", "61 * * * *"], 2, "'61' does not fit the field minute"),
-        (["put", "s", "t", "--cron", "@daily", "--tz", "Mars/Base"], 2, "an unknown time zone"),
-        (["put", "s", "t", "--every", "1 month"], 2, "no fixed length"),
-        (["put", "s", "t", "--every", "1 h", "--args", "[]"], 2, "--args is one JSON object"),
+        (["set", "s", "t"], 2, "one of --cron and --every"),
+        (["set", "s", "t", "--cron", "61 * * * *"], 2, "'61' does not fit the field minute"),
+        (["set", "s", "t", "--cron", "@daily", "--tz", "Mars/Base"], 2, "an unknown time zone"),
+        (["set", "s", "t", "--every", "1 month"], 2, "no fixed length"),
+        (["set", "s", "t", "--every", "1 h", "--args", "[]"], 2, "--args is one JSON object"),
         (["show", "report"], 1, "Did you mean 'report-de'?"),
         (["pause", "x"], 1, "unknown schedule 'x'"),
         (["run", "x"], 1, "unknown schedule 'x'"),
@@ -110,7 +110,7 @@ def test_a_schedule_in_code_can_be_looked_at_and_comes_back(dsn: str, db: Any) -
     app = App("shop", dsn=dsn)
     app.task(schedule="@hourly", name="sweep")(_nothing)
     db.execute("select tallybook._schedules_register('shop', %s)", (json.dumps(app.declared_schedules()),))
-    assert 'declared in the code of app "shop"' in run("put", "sweep", "t", "--cron", "@daily", dsn=dsn, code=1)
+    assert 'declared in the code of app "shop"' in run("set", "sweep", "t", "--cron", "@daily", dsn=dsn, code=1)
     assert "the code of app shop" in run("show", "sweep", dsn=dsn)
     assert "comes back when a worker of app 'shop' starts" in run("drop", "sweep", "--yes", dsn=dsn)
 

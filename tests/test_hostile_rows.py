@@ -174,7 +174,6 @@ CHANGES = {
     "resume",
     "set",
     "truncate",
-    "put",
     "run",
     "forget",
     "push",

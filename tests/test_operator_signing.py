@@ -375,15 +375,15 @@ async def test_what_never_committed_may_be_sent_again(
     api: OperatorApi, call: Client, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S2-12: where the server dies before the commit nothing has happened, and the very same request is good again."""
-    put = serve.audit.put
+    add = serve.audit.add
 
     def dies(*given: Any) -> Any:
         others = "pid <> pg_backend_pid() and datname = current_database()"
         db.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where {others}")  # noqa: S608
-        return put(*given)
+        return add(*given)
 
     signed = headers("POST", PAUSE)
-    monkeypatch.setattr(serve.audit, "put", dies)
+    monkeypatch.setattr(serve.audit, "add", dies)
     refused = await call.http.post(PAUSE, headers=signed)
     assert codes(refused) == (503, "unavailable") and refused.headers["retry-after"] == "1"
     assert not is_paused(db)

@@ -480,12 +480,12 @@ def test_on_the_command_line(db: Connection, dsn: str) -> None:
         assert result.exit_code == code, result.output
         return result.output
 
-    assert "is created; next at" in said("put", "stale", "refresh", "--query", STALE, "--cron", "* * * * *")
+    assert "is created; next at" in said("set", "stale", "refresh", "--query", STALE, "--cron", "* * * * *")
     assert STALE in said("show", "stale")
     assert said("run", "stale") == "3 jobs\n"
     assert said("run", "stale") == "0 jobs\n"
     assert len(json.loads(said("next", "stale", "-n", "4", "--json"))) == 4
     assert "stale" in said("list")
-    words = ("put", "x", "refresh", "--query", STALE, "--args", '{"n": 1}', "--every", "1 min")
+    words = ("set", "x", "refresh", "--query", STALE, "--args", '{"n": 1}', "--every", "1 min")
     assert "leave --args out" in said(*words, code=2)
-    assert "multi-query" in said("put", "x", "refresh", "--query", "select 1; select 2", "--every", "1 min", code=1)
+    assert "multi-query" in said("set", "x", "refresh", "--query", "select 1; select 2", "--every", "1 min", code=1)

@@ -243,7 +243,7 @@ def test_the_command_line(dsn: str, db: Any) -> None:
         return click.testing.CliRunner().invoke(cli, ["limit", *words], env={"TALLYBOOK_DSN": dsn})
 
     assert run("list").output == "no rate limits\n"
-    assert run("put", "provider", "8", "1min").output == "rate limit 'provider' is created\n"
+    assert run("set", "provider", "8", "1min").output == "rate limit 'provider' is created\n"
     assert "may start at" in run("push", "provider:acme", "5min").output
     shown = run("list").output.splitlines()
     assert shown[0].split()[:2] == ["key", "limit"]
@@ -258,7 +258,7 @@ def test_the_command_line(dsn: str, db: Any) -> None:
     assert run("drop", "provider").output == "rate limit 'provider' is removed\n"
     missing = run("drop", "provider")
     assert (missing.exit_code, missing.output) == (1, "there is no limit 'provider'\n")
-    wrong = run("put", "provider", "0", "1min")
+    wrong = run("set", "provider", "0", "1min")
     assert wrong.exit_code == 2
 
 

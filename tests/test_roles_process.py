@@ -153,7 +153,7 @@ def test_the_command_line_as_operator_and_producer(at: House) -> None:
     at.db.execute("select tallybook.worker_start('w', '{mail}', '{greet}')")
     for words in (
         ["job", "list"], ["job", "show", "1"], ["queue", "list"], ["queue", "pause", "mail"], ["queue", "resume", "mail"],
-        ["task", "list"], ["schedule", "put", "s", "greet", "--every", "1 h"], ["schedule", "list"], ["schedule", "show", "s"],
+        ["task", "list"], ["schedule", "set", "s", "greet", "--every", "1 h"], ["schedule", "list"], ["schedule", "show", "s"],
         ["schedule", "run", "s"], ["schedule", "pause", "s"], ["schedule", "drop", "s", "--yes"], ["service", "list"],
         ["subject", "list"], ["dead", "list"], ["info"], ["job", "cancel", "1"], ["job", "retry", "1"],
     ):  # fmt: skip

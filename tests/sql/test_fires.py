@@ -219,7 +219,7 @@ def test_plans_from_empty_tables_do_when_they_are_full(db: Any, connect: Any) ->
         "fire": "select * from tallybook._schedules_fire(replace(%(plans)s, '%%(revision)s', (select max(revision::text) from"
         " (select revision from tallybook.schedule limit 1) r))::jsonb, %(at)s)",
         "run now": f"select * from tallybook.schedule_run('s1', %(at)s) {there}",  # noqa: S608
-        "put": "select tallybook.schedule_set('s1', 't', every => '2 h', at => %(at)s)",
+        "set": "select tallybook.schedule_set('s1', 't', every => '2 h', at => %(at)s)",
         "pause": "select tallybook.schedule_pause('s1')" + there,
     }
     params = {"at": NOON + timedelta(seconds=20), "plans": json.dumps(plans)}

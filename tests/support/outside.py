@@ -44,7 +44,7 @@ class Registry:
         """Other settings of one that is there."""
         self.known[name] = replace(self.known[name], settings={**self.known[name].settings, **settings})
 
-    async def put(self, name: str, *, active: bool) -> str:
+    async def set(self, name: str, *, active: bool) -> str:
         self.known[name] = replace(self.known[name], active=active)
         return "changed"
 

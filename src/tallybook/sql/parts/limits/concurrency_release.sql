@@ -91,7 +91,7 @@ begin
     end if;
     select o.queue, o.priority, o.part into v_lane from tallybook.lane o where o.lane_id = w.lane_id;
     v_keys := '{}'; v_probes := case when v_probing then array[p_name] else '{}' end; v_full := null; v_busy := false;
-    for k in select distinct n from jsonb_array_elements_text(coalesce(w.options -> 'limits', '[]') || coalesce(w.options -> 'concurrency_release', '[]')
+    for k in select distinct n from jsonb_array_elements_text(coalesce(w.options -> 'limits', '[]') || coalesce(w.options -> 'permits', '[]')
                                                               || tallybook._wide_limits(v_lane.queue, w.task)) n
               where n <> p_name order by n loop
       perform from tallybook.rate_state s where s.name = k for update skip locked;
@@ -149,6 +149,6 @@ begin
   values (e.job_id, p_at, e.enqueued_at, e.run_at, e.lane_id, e.attempt + 1, e.failures, e.crashes, e.max_attempts, e.task,
           e.args, e.headers, e.unique_key, e.errors, e.expires_at, e.order_key,
           coalesce(e.options, '{}') || jsonb_build_object('held', p_name) || case when e.options -> 'limits' ? p_name then '{}'::jsonb else
-            jsonb_build_object('concurrency_release', coalesce(e.options -> 'concurrency_release', '[]') - p_name || to_jsonb(p_name)) end);
+            jsonb_build_object('permits', coalesce(e.options -> 'permits', '[]') - p_name || to_jsonb(p_name)) end);
   insert into tallybook.concurrency_line (name, priority, seq, job_id) values (p_name, p_priority, nextval('tallybook.job_id'), e.job_id);
 end $$;

@@ -69,7 +69,7 @@ async def test_a_held_job_starts_with_the_new_args(
     others = [put(db, task="note", args={"n": 7}) for _ in range(2)]
     async with working(app, dsn, "q") as worker:
         await jobs.ends(*others)
-        assert worker.claimer.gate.waiting == 1
+        assert worker.claimer.admission.waiting == 1
         producer.commit()
         await jobs.ends(job)
     assert sorted(handlers.ran) == sorted([(job, 2), *((other, 7) for other in others)])
@@ -83,7 +83,7 @@ async def test_a_worker_that_stops_gives_held_jobs_back(
     producer = connect(autocommit=False)
     put(producer, **{**REPLACE, "args": {"n": 2}})
     async with working(app, dsn, "q") as worker:
-        await eventually(lambda: worker.claimer.gate.waiting, "it is held")
+        await eventually(lambda: worker.claimer.admission.waiting, "it is held")
     assert jobs(job).state == "available"
     producer.commit()
     async with working(app, dsn, "q"):
@@ -99,12 +99,12 @@ async def test_a_worker_that_was_given_up_starts_no_held_job(
     producer = connect(autocommit=False)
     put(producer, **{**REPLACE, "args": {"n": 2}})
     async with working(app, dsn, "q=3") as worker:
-        await eventually(lambda: worker.claimer.gate.waiting, "it is held")
+        await eventually(lambda: worker.claimer.admission.waiting, "it is held")
         first = worker.heartbeat.worker_id if worker.heartbeat else 0
         db.execute("update tallybook.worker set seen_at = '-infinity' where id = %s", (first,))
         db.execute("select tallybook.rescue(only_worker => %s)", (first,))
         await eventually(lambda: worker.heartbeat and worker.heartbeat.worker_id != first, "it is back")
-        await eventually(lambda: worker.claimer.gate.waiting, "it has claimed the job again")
+        await eventually(lambda: worker.claimer.admission.waiting, "it has claimed the job again")
         assert worker.book.free["q"] == 2
         assert len(worker.book.leases) == 1
         producer.commit()
