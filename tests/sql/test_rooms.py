@@ -9,6 +9,8 @@ from support.rooms import MADE, SQL, named, room, texts
 from tallybook._db.migrate import migrations
 
 SEAMS = {
+    "_leave_lines": "the end of jobs that wait or are scheduled: who is behind them in the lines of their order keys",
+    "_line_up": "a job that comes into line: its place among those with its order key",
     "_pace": "promote: when a job that waits for a rate limit gets its turn",
     "_parent_ended": "an end: those that wait for this job look for it soon",
     "_pruned_hint": "a job that is not there: whether its history has gone",

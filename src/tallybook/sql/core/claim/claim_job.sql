@@ -8,7 +8,7 @@ returns boolean language plpgsql
 set lock_timeout = '2s' set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  e record; h record; v_parts text[];
+  e tallybook.entry; s tallybook.scheduled; h record; v_parts text[];
 begin
   if lease is null then raise exception 'a claim needs a lease' using errcode = 'TB005'; end if;
   v_parts := tallybook._lock_worker(worker);
@@ -16,23 +16,20 @@ begin
     return exists (select from tallybook.claim c join tallybook.entry x on x.xid = c.one_xid and x.seq = c.one_seq
                     where c.lease = claim_job.lease and x.job_id = claim_job.job_id);
   end if;
-  delete from tallybook.scheduled s
-   where s.job_id = (select x.job_id from tallybook.scheduled x  -- a producer that changes it may stay open
+  delete from tallybook.scheduled y
+   where y.job_id = (select x.job_id from tallybook.scheduled x  -- a producer that changes it may stay open
                       where x.job_id = claim_job.job_id and x.run_at <= claim_job.at for update skip locked)
-     and not exists (select from tallybook.tombstone t where t.job_id = s.job_id and (t.attempt = s.attempt or t.attempt < s.attempt and not t.once) and t.cancelled)
-  returning s.*, (select l.retention from tallybook.lane l where l.lane_id = s.lane_id) as retention into e;
+     and not exists (select from tallybook.tombstone t
+                      where t.job_id = y.job_id and t.cancelled and (t.attempt = y.attempt or t.attempt < y.attempt and not t.once))
+  returning y.* into s;
   if found then
-    insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args,
-                                 headers, unique_key, run_at, errors, expires_at, order_key, options)
-    values (nextval('tallybook.job_id'), e.job_id, e.enqueued_at, e.lane_id, e.attempt, e.retention, e.failures, e.crashes,
-            e.max_attempts, e.task, e.args, e.headers, e.unique_key, e.run_at, e.errors,
-            e.expires_at, e.order_key, e.options);
+    e := tallybook._entry_of(to_jsonb(s));
+    insert into tallybook.entry values (e.*);
     perform tallybook._line_up(e.order_key, e.job_id)
       where e.order_key is not null and not tallybook._has_turn(e.order_key, e.job_id)
         and not exists (select from tallybook.order_line n where n.job_id = e.job_id);
   end if;
-  select x.lane_id, x.retention, x.xid, x.seq, x.attempt into e
-    from tallybook.entry x where x.job_id = claim_job.job_id order by x.attempt desc limit 1;
+  select x.* into e from tallybook.entry x where x.job_id = claim_job.job_id order by x.attempt desc limit 1;
   if not found then
     if exists (select from tallybook.scheduled s where s.job_id = claim_job.job_id) 
        or exists (select from tallybook.waiting w where w.job_id = claim_job.job_id) then

@@ -7,13 +7,13 @@
 create or replace function tallybook._lost(e tallybook.entry, p_error jsonb, p_at timestamptz, p_max_crashes int, p_alone boolean,
   p_delay interval) returns text
 language plpgsql as $$
-declare
-  v_crashes int := e.crashes + 1; v_errors jsonb := tallybook._errors(e.errors, p_error);
 begin
-  if v_crashes >= p_max_crashes and (p_alone or v_crashes >= 3 * p_max_crashes) then
-    perform tallybook._make_dead(e, 'crashed', p_at, e.failures, v_crashes, v_errors);
+  e.crashes := e.crashes + 1;
+  e.errors := tallybook._errors(e.errors, p_error);
+  if e.crashes >= p_max_crashes and (p_alone or e.crashes >= 3 * p_max_crashes) then
+    perform tallybook._make_dead(e, 'crashed', p_at);
     return 'dead';
   end if;
-  perform tallybook._back(e, p_at + p_delay, p_at, e.failures, v_crashes, v_errors);
+  perform tallybook._again(e, p_at + p_delay, p_at);
   return case when p_delay > interval '0' then 'scheduled' else 'available' end;
 end $$;

@@ -78,7 +78,7 @@ end $$;
 
 -- _cancel_dead(job_id, reason, at): end a dead letter as cancelled. False: there is none.
 --
--- It comes into line as one more attempt that has ended, as in _cancel_child: a tombstone takes the cursor past it. Failures and errors
+-- It comes into line as one more attempt that has ended, as in _cancel_aside: a tombstone takes the cursor past it. Failures and errors
 -- stay, and the name of a subject is free, as after every cancel. A retry finds a job that was cancelled before its start.
 -- Waits for who retries, drops or cancels the same dead letter.
 create or replace function tallybook._cancel_dead(p_job_id bigint, p_reason text, p_at timestamptz) returns boolean
@@ -86,21 +86,18 @@ language plpgsql
 set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  d tallybook.dead; v_retention "char"; v_seq bigint;
+  d tallybook.dead; e tallybook.entry;
 begin
   delete from tallybook.dead x where x.job_id = p_job_id returning x.* into d;
   if not found then return false; end if;
-  v_seq := nextval('tallybook.job_id');
-  select l.retention into v_retention from tallybook.lane l where l.lane_id = d.lane_id;
-  insert into tallybook.tombstone (job_id, attempt, taken, created_at) values (d.job_id, d.attempt + 1, true, p_at);
-  insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args, headers,
-                               unique_key, errors, expires_at, order_key, options)
-  values (v_seq, d.job_id, d.enqueued_at, d.lane_id, d.attempt + 1, v_retention, d.failures, d.crashes, d.max_attempts, d.task, d.args,
-          d.headers, d.unique_key, d.errors, d.expires_at, d.order_key, d.options);
+  e := tallybook._entry_of(to_jsonb(d));
+  e.attempt := e.attempt + 1;
+  insert into tallybook.tombstone (job_id, attempt, taken, created_at) values (e.job_id, e.attempt, true, p_at);
+  insert into tallybook.entry values (e.*);
   insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state, error)
-  values (pg_current_xact_id(), v_seq, d.job_id, p_at, v_retention, 'cancelled',
+  values (e.xid, e.seq, e.job_id, p_at, e.retention, 'cancelled',
           case when p_reason is not null then jsonb_build_object('message', p_reason) end);
-  perform tallybook._tally(array[d.lane_id], array[d.task], array['cancelled'], array[1], array[d.attempt + 1]);
+  perform tallybook._tally(array[e.lane_id], array[e.task], array['cancelled'], array[1], array[e.attempt]);
   if d.options ? 'subject' then
     update tallybook.subject_job j
        set ended_as = null, ended_at = null, last_at = null, priority = null, iterations = null, attempts = null, failures = null,

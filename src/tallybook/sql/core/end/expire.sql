@@ -7,6 +7,7 @@ declare
 begin
   e := tallybook._end(lease, job_id, attempt, 'dead', v_error, expire.at);
   if e.job_id is null then return 'refused'; end if;
-  perform tallybook._make_dead(e, 'expired', at, e.failures, e.crashes, tallybook._errors(e.errors, v_error));
+  e.errors := tallybook._errors(e.errors, v_error);
+  perform tallybook._make_dead(e, 'expired', at);
   return 'dead';
 end $$;

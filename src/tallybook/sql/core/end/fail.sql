@@ -37,11 +37,12 @@ begin
     into v_error from tallybook._claimed(lease) k;
   e := tallybook._end(lease, fail.job_id, fail.attempt, case when v_dead then 'dead' else 'failed' end::tallybook.ending, v_error, fail.at);
   if e.job_id is null then return 'refused'; end if;
+  e.failures := v_failures;
+  e.errors := tallybook._errors(e.errors, v_error);
   if v_dead then
-    perform tallybook._make_dead(e, 'failed', fail.at, v_failures, e.crashes, tallybook._errors(e.errors, v_error));
+    perform tallybook._make_dead(e, 'failed', fail.at);
     return 'dead';
   end if;
-  perform tallybook._again(e, fail.at + coalesce(retry_in, tallybook.backoff(v_failures)), fail.at, v_failures, e.crashes,
-                          tallybook._errors(e.errors, v_error));
+  perform tallybook._again(e, fail.at + coalesce(retry_in, tallybook.backoff(v_failures)), fail.at, true);
   return case when retry_in <= interval '0' then 'available' else 'scheduled' end;
 end $$;

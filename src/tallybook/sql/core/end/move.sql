@@ -7,18 +7,14 @@ create or replace function tallybook.move(lease uuid, job_id bigint, attempt int
 language plpgsql as $$
 declare
   e tallybook.entry := tallybook._end(lease, job_id, attempt, 'moved', null, move.at);
-  v_queue text; v_priority int; v_lane record;
+  v_queue text; v_priority int;
 begin
   if e.job_id is null then return 'refused'; end if;
   select l.queue, l.priority into v_queue, v_priority from tallybook.lane l where l.lane_id = e.lane_id;
-  select * into v_lane from tallybook._lane(v_queue, v_priority,
+  select n.lane_id, n.retention into e.lane_id, e.retention from tallybook._lane(v_queue, v_priority,
     case when e.options ->> 'version' ~ '^([2-9]|[1-9][0-9]{1,2})$' then format('version:%s:%s', e.options ->> 'version', e.task)
-         else 'task:' || e.task end);
-  insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args,
-                               headers, unique_key, run_at, errors, expires_at, order_key, options)
-  values (nextval('tallybook.job_id'), e.job_id, e.enqueued_at, v_lane.lane_id, e.attempt + 1, v_lane.retention, e.failures, e.crashes,
-          e.max_attempts, e.task, e.args, e.headers, e.unique_key, e.run_at, e.errors,
-          e.expires_at, e.order_key, e.options);
-  perform tallybook._wake(v_queue);
+         else 'task:' || e.task end) n;
+  e.attempt := e.attempt + 1; e.seq := null;
+  perform tallybook._place(e, null, at, v_queue);
   return 'moved';
 end $$;

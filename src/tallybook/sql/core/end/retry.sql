@@ -16,11 +16,7 @@ begin
   end if;
   delete from tallybook.dead x where x.job_id = retry.job_id returning x.* into d;
   if found then
-    e.job_id := d.job_id; e.enqueued_at := d.enqueued_at; e.lane_id := d.lane_id; e.attempt := d.attempt;
-    e.max_attempts := d.max_attempts; e.task := d.task; e.args := d.args; e.headers := d.headers;
-    e.unique_key := d.unique_key; e.errors := d.errors;
-    e.expires_at := d.expires_at; e.order_key := d.order_key; e.options := d.options;
-    select l.retention into e.retention from tallybook.lane l where l.lane_id = d.lane_id;
+    e := tallybook._entry_of(to_jsonb(d));
   else
     loop  -- Two people at once: the newest attempt's row is locked, as that of a dead letter is.
       v_attempt := e.attempt;
@@ -86,7 +82,8 @@ begin
   if v_back then return tallybook._behind(retry.job_id); end if;
   e := tallybook._amended(e, retry.at);
   e.expires_at := null;  -- a person wants it run now
-  perform tallybook._again(e, retry.at, retry.at, 0, 0, e.errors);
+  e.failures := 0; e.crashes := 0;
+  perform tallybook._again(e, retry.at, retry.at, true);
   return e.attempt + 1;
 end $$;
 

@@ -86,7 +86,7 @@ begin
       delete from tallybook.concurrency_line n where n.name = p_name and n.priority = v_priority and n.seq = v_seq;
       delete from tallybook.waiting y where y.job_id = w.job_id;
       w.run_at := least(w.run_at, p_at); w.options := w.options - 'held';
-      perform tallybook._put_back(w, p_at);  -- a claim meets and ends it
+      perform tallybook._place_waiting(w, p_at);  -- a claim meets and ends it
       continue;
     end if;
     select o.queue, o.priority, o.part into v_lane from tallybook.lane o where o.lane_id = w.lane_id;
@@ -116,7 +116,7 @@ begin
     delete from tallybook.waiting y where y.job_id = w.job_id;
     if v_lane.part in ('', 'fair') then w.lane_id := tallybook._lane_beside(w.lane_id, 'turn'); end if;
     w.options := w.options - 'held' || jsonb_build_object('turn', coalesce(w.options ->> 'turn', p_name));
-    if tallybook._put_back(w, p_at) then
+    if tallybook._place_waiting(w, p_at) then
       insert into tallybook.concurrency_holder (xid, seq, job_id, retention, probe, name)
       select pg_current_xact_id(), currval('tallybook.job_id'), w.job_id, l.retention, n = any (v_probes), n
         from tallybook.lane l, unnest(case when v_free is null then v_keys else p_name || v_keys end) n where l.lane_id = w.lane_id;
@@ -144,11 +144,10 @@ declare
   e tallybook.entry := tallybook._end(p_lease, p_job_id, p_attempt, 'moved', null, p_at);
 begin
   if e.job_id is null then return; end if;
-  insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
-                                 headers, unique_key, errors, expires_at, order_key, options)
-  values (e.job_id, p_at, e.enqueued_at, e.run_at, e.lane_id, e.attempt + 1, e.failures, e.crashes, e.max_attempts, e.task,
-          e.args, e.headers, e.unique_key, e.errors, e.expires_at, e.order_key,
-          coalesce(e.options, '{}') || jsonb_build_object('held', p_name) || case when e.options -> 'limits' ? p_name then '{}'::jsonb else
-            jsonb_build_object('permits', coalesce(e.options -> 'permits', '[]') - p_name || to_jsonb(p_name)) end);
+  e.attempt := e.attempt + 1;
+  e.options := coalesce(e.options, '{}') || jsonb_build_object('held', p_name)
+               || case when e.options -> 'limits' ? p_name then '{}'::jsonb else
+                    jsonb_build_object('permits', coalesce(e.options -> 'permits', '[]') - p_name || to_jsonb(p_name)) end;
+  perform tallybook._wait(e, p_at);
   insert into tallybook.concurrency_line (name, priority, seq, job_id) values (p_name, p_priority, nextval('tallybook.job_id'), e.job_id);
 end $$;

@@ -277,7 +277,7 @@ declare
 begin
   if e.job_id is null then return; end if;
   e.options := coalesce(e.options, '{}') || jsonb_build_object('turn', p_name);
-  perform tallybook._back(e, p_run_at, p_at, e.failures, e.crashes, e.errors);
+  perform tallybook._again(e, p_run_at, p_at);
 end $$;
 
 -- _step(calls, per, burst): the estimated time between the turns of two that wait. The longer gaps that come now and then are spread over all

@@ -38,37 +38,14 @@ begin
     if w.run_at > p_at then  -- pushed to a later time while it waited: it lines up again then
       delete from tallybook.order_line n where n.job_id = w.job_id;
     end if;
-    if tallybook._put_back(w, p_at) then return; end if;
+    if tallybook._place_waiting(w, p_at) then return; end if;
   end loop;
   -- Nobody is in line: should one wait all the same, it has lost its place.
   delete from tallybook.waiting x
    where x.job_id = (select y.job_id from tallybook.waiting y
                       where y.order_key = p_key and tallybook._job_open(y.job_id) order by y.job_id limit 1 for update skip locked)
   returning x.* into w;
-  if found then perform tallybook._put_back(w, p_at); end if;
-end $$;
-
--- _put_back(waiting, at): a job that waited goes to its lane (true), or to scheduled if it was given a later time (false).
-create or replace function tallybook._put_back(w tallybook.waiting, p_at timestamptz default clock_timestamp()) returns boolean
-language plpgsql as $$
-declare
-  v_lane record;
-begin
-  if w.run_at > p_at then
-    insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
-                                     headers, unique_key, errors, expires_at, order_key, options)
-    values (w.job_id, w.run_at, w.enqueued_at, w.lane_id, w.attempt, w.failures, w.crashes, w.max_attempts, w.task, w.args,
-            w.headers, w.unique_key, w.errors, w.expires_at, w.order_key, w.options);
-    perform tallybook._wake(' promote');
-    return false;
-  end if;
-  select n.retention, n.queue into v_lane from tallybook.lane n where n.lane_id = w.lane_id;
-  insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args,
-                               headers, unique_key, run_at, errors, expires_at, order_key, options)
-  values (nextval('tallybook.job_id'), w.job_id, w.enqueued_at, w.lane_id, w.attempt, v_lane.retention, w.failures, w.crashes,
-          w.max_attempts, w.task, w.args, w.headers, w.unique_key, w.run_at, w.errors, w.expires_at, w.order_key, w.options);
-  perform tallybook._wake(v_lane.queue);
-  return true;
+  if found then perform tallybook._place_waiting(w, p_at); end if;
 end $$;
 
 -- _release_missed(at): what no end has released goes on by this. Walks up to 1000 of the keys that jobs wait for, from a random
@@ -90,7 +67,7 @@ begin
      where x.job_id = (select y.job_id from tallybook.waiting y where y.job_id = v_id for update skip locked) returning x.* into w;
     if found then
       w.run_at := least(w.run_at, p_at);
-      perform tallybook._put_back(w, p_at);
+      perform tallybook._place_waiting(w, p_at);
     end if;
   end loop;
   -- By order_line, which holds all that wait for their key and few besides: waiting may hold a million jobs that wait for something else.
@@ -120,10 +97,10 @@ begin
   end loop;
 end $$;
 
--- _line_up(order_key, job_id): give a job that comes into line its place, the last one.
-create or replace function tallybook._line_up(p_key text, p_job_id bigint) returns void
+-- _line_up(order_key, job_id, seq): give a job that comes into line its place: the last one, or that of its entry.
+create or replace function tallybook._line_up(p_key text, p_job_id bigint, p_seq bigint default null) returns void
 language sql as $$
-  insert into tallybook.order_line (key, seq, job_id) values (p_key, nextval('tallybook.job_id'), p_job_id)
+  insert into tallybook.order_line (key, seq, job_id) values (p_key, coalesce(p_seq, nextval('tallybook.job_id')), p_job_id)
 $$;
 
 -- _has_turn(order_key, job_id): whether it is this job's turn.

@@ -54,10 +54,8 @@ begin
     end if;
     e := tallybook._end(h.lease, h.job_id, h.attempt, 'moved', null, order_admit.at);
     continue when e.job_id is null;
-    insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
-                                   headers, unique_key, errors, expires_at, order_key, options)
-    values (e.job_id, order_admit.at, e.enqueued_at, e.run_at, e.lane_id, e.attempt + 1, e.failures, e.crashes, e.max_attempts, e.task,
-            e.args, e.headers, e.unique_key, e.errors, e.expires_at, e.order_key, e.options);
+    e.attempt := e.attempt + 1;
+    perform tallybook._wait(e, order_admit.at);
     -- One that had its turn, died and was retried has lost its place to whoever came meanwhile: it is the last.
     if not exists (select from tallybook.order_line n where n.job_id = e.job_id) then
       perform tallybook._line_up(e.order_key, e.job_id);

@@ -121,11 +121,11 @@ begin
     raise exception 'there is no job %', v_missing using errcode = 'TB002', detail = 'A job cannot wait for it.',
       hint = 'Its transaction has not committed, or its history is past its retention.';
   end if;
-  insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
-                                 headers, unique_key, expires_at, options)
-  select p_job_id, p_now, p_now, p_run_at, l.lane_id, 1, 0, 0, p_max_attempts, p_task, p_args, p_headers, p_unique_key, p_expires_at,
-         coalesce(p_options, '{}') || jsonb_build_object('followed', true, 'parents', jsonb_strip_nulls(jsonb_build_object(
-           'on', coalesce(p_on_parent, 'completed'), 'failed_as', p_failed_as, 'order_key', p_order_key)))
+  p_options := coalesce(p_options, '{}') || jsonb_build_object('followed', true, 'parents', jsonb_strip_nulls(jsonb_build_object(
+    'on', coalesce(p_on_parent, 'completed'), 'failed_as', p_failed_as, 'order_key', p_order_key)));
+  perform tallybook._wait(
+    row(null, null, p_job_id, p_now, l.lane_id, 1, 0, 0, p_max_attempts, l.retention, p_task, p_args, p_headers,
+        p_unique_key, p_run_at, null, p_expires_at, null, p_options)::tallybook.entry, p_now)
     from tallybook._lane(p_queue, p_priority, '') l;
   insert into tallybook.parent (child_id, parent_id, place)
   select p_job_id, i, min(n) from unnest(p_after) with ordinality u(i, n) group by i;

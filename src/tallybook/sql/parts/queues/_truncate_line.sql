@@ -32,23 +32,6 @@ begin
   if v_tasks is not null then
     perform tallybook._tally(array_fill(p_lane_id, array[cardinality(v_tasks)]), v_tasks, array_fill('cancelled'::text, array[cardinality(v_tasks)]), v_counts, v_attempts);
   end if;
-  if v_ordered is not null then perform tallybook._truncate_order(v_ordered, v_keys, p_at); end if;
+  if v_ordered is not null then perform tallybook._leave_lines(v_ordered, v_keys, p_at); end if;
   if v_parents then perform tallybook._wake(' parents_resolve'); end if;
-end $$;
-
--- _truncate_order(job_ids, order_keys, at): these jobs stand in the lines of their keys no more, and whoever is behind them goes on.
--- Nothing is waited for: it may run under a lane's lock. 200 keys a call, for their locks are kept to the commit.
-create or replace function tallybook._truncate_order(p_job_ids bigint[], p_keys text[], p_at timestamptz) returns void
-language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
-as $$
-begin
-  with free as materialized (
-    select n.key, n.seq from unnest(p_job_ids) j(id), lateral (
-             select o.key, o.seq from tallybook.order_line o where o.job_id = j.id for update skip locked) n)
-  delete from tallybook.order_line n using free f where n.key = f.key and n.seq = f.seq;
-  perform tallybook._release(k.key, null, p_at) from (
-    select u.key from unnest(p_keys) u(key)
-     where exists (select from tallybook.waiting w where w.order_key = u.key) order by hashtext(u.key), u.key limit 200) k;
 end $$;

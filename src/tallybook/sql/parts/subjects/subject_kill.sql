@@ -9,6 +9,7 @@ declare
   e tallybook.entry := tallybook._subject_end(lease, job_id, attempt, 'dead', v_error, args, at, version);
 begin
   if e.job_id is null then return 'refused'; end if;
-  perform tallybook._make_dead(e, 'killed', at, e.failures, e.crashes, tallybook._errors(e.errors, v_error));
+  e.errors := tallybook._errors(e.errors, v_error);
+  perform tallybook._make_dead(e, 'killed', at);
   return 'dead';
 end $$;

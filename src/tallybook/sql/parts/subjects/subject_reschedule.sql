@@ -20,6 +20,7 @@ begin
   if e.job_id is null then return 'refused'; end if;
   e.options := jsonb_set(e.options, '{subject,from}', to_jsonb(e.attempt));
   delete from tallybook.progress p where p.job_id = e.job_id;
-  perform tallybook._back(e, v_run_at, at, 0, 0, null);
+  e.failures := 0; e.crashes := 0; e.errors := null;
+  perform tallybook._again(e, v_run_at, at);
   return case when v_run_at > at then 'scheduled' else 'available' end;
 end $$;
