@@ -128,7 +128,7 @@ class Shop:
             return
         job = self.taken.pop(self.rng.randrange(len(self.taken)))
         how = self.rng.choice(
-            ["complete", "complete", "again", "later", "dead", "snooze", "cancelled", "move", "crash"]
+            ["complete", "complete", "again", "later", "dead", "snooze", "cancel_running", "move", "crash"]
         )
         if how == "again":
             self.hands.fail(job)

@@ -301,7 +301,7 @@ def _without(dsn: str, function: str, *changes: tuple[str, str]) -> None:
 CONTROLS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a turn without the key's lock": (
         "an end that commits late",
-        "turn",
+        "order_admit",
         ("v_locked := pg_try_advisory_xact_lock(1413565448, hashtext(h.order_key));", "v_locked := true;"),
     ),
     "a release without the key's lock": (
@@ -311,7 +311,7 @@ CONTROLS: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
     "a turn that does not ask whether its holder is open": (
         "two workers, one key",
-        "turn",
+        "order_admit",
         ("or not tallybook._job_open(v_holder))", "or true)"),
     ),
     "a start that does not look for producers": (

@@ -12,7 +12,9 @@ import psycopg
 from tallybook._db.link import Link
 from tallybook._upkeep.service import Service
 
-_RELEASE = "select known::text, released, busy, remain from tallybook.fair_release(%s::jsonb, as_service => %s::boolean)"
+_RELEASE = (
+    "select known::text, released, busy, remain from tallybook.fair_release(%s::jsonb, as_service => %s::boolean)"
+)
 _ROUND = 1.0
 # Another deals: what was claimed since it looked is ours to find.
 _AGAIN = 0.01

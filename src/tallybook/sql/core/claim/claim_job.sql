@@ -8,7 +8,7 @@ returns boolean language plpgsql
 set lock_timeout = '2s' set jit = off set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
-  e tallybook.entry; s tallybook.scheduled; h record; v_parts text[];
+  e tallybook.entry; v_due tallybook.scheduled; h record; v_parts text[];
 begin
   if lease is null then raise exception 'a claim needs a lease' using errcode = 'TB005'; end if;
   v_parts := tallybook._lock_worker(worker);
@@ -21,9 +21,9 @@ begin
                       where x.job_id = claim_job.job_id and x.run_at <= claim_job.at for update skip locked)
      and not exists (select from tallybook.tombstone t
                       where t.job_id = y.job_id and t.cancelled and (t.attempt = y.attempt or t.attempt < y.attempt and not t.once))
-  returning y.* into s;
+  returning y.* into v_due;
   if found then
-    e := tallybook._entry_of(to_jsonb(s));
+    e := tallybook._entry_of(to_jsonb(v_due));
     insert into tallybook.entry values (e.*);
     perform tallybook._line_up(e.order_key, e.job_id)
       where e.order_key is not null and not tallybook._has_turn(e.order_key, e.job_id)
@@ -31,7 +31,7 @@ begin
   end if;
   select x.* into e from tallybook.entry x where x.job_id = claim_job.job_id order by x.attempt desc limit 1;
   if not found then
-    if exists (select from tallybook.scheduled s where s.job_id = claim_job.job_id) 
+    if exists (select from tallybook.scheduled s where s.job_id = claim_job.job_id)
        or exists (select from tallybook.waiting w where w.job_id = claim_job.job_id) then
       return false;
     end if;
