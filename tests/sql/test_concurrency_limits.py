@@ -313,7 +313,7 @@ def test_two_that_are_the_first_of_their_key_get_one_place(db: Connection, conne
 @pytest.mark.direct("watches which session waits for which")
 def test_control_without_the_lock_two_get_one_place(db: Connection, connect: Any) -> None:
     """Control: without the lock of the key's row both are let through."""
-    without(db, "limit_take", "order by s.name for update) s", "order by s.name) s")
+    without(db, "_limit_keys", "order by s.name for update) s", "order by s.name) s")
     assert _two_at_once(db, connect) == 2
 
 

@@ -290,7 +290,7 @@ def test_starts_are_not_sooner_than_the_caller_can(db: Connection) -> None:
 
 def test_control_without_the_longer_gap_a_late_start_makes_one_too_many(db: Connection) -> None:
     """Control: with gaps of exactly the window divided by the calls, a start that is a little late makes nine in a minute."""
-    without(db, "limit_take", "+ case when v_count[j] % v_every[j] = 0 then v_late[j] else interval '0' end")
+    without(db, "limit_take", "+ case when k.granted % k.every = 0 then k.late else interval '0' end")
     db.execute("select tallybook.rate_limit_set('api', 8, '1 minute')")
     put(db, "api", n=20)
     asker = Asker(db)
@@ -319,7 +319,7 @@ def test_two_that_are_the_first_of_their_key_get_two_turns(db: Connection, conne
 @pytest.mark.direct("watches which session waits for which")
 def test_control_without_the_lock_two_get_one_turn(db: Connection, connect: Any) -> None:
     """Control: read, then write without the lock, and both are let through at once: the original's defect."""
-    without(db, "limit_take", "order by s.name for update) s", "order by s.name) s")
+    without(db, "_limit_keys", "order by s.name for update) s", "order by s.name) s")
     assert _two_at_once(db, connect) == [0.0, 0.0]
 
 

@@ -124,3 +124,37 @@ alter table tallybook.rate_call replica identity full;
 create index scheduled_turn on tallybook.scheduled ((options ->> 'turn'), run_at) where options ? 'turn';
 
 insert into tallybook.service (name, every) values ('concurrency_release', '5 s');
+
+-- What one call of limit_take knows of a key and of a job. A key has a rate where gap is not null, and permits or a breaker
+-- where free is not null.
+create type tallybook._limit_key as (
+  name     text,
+  next_at  timestamptz,
+  front_at timestamptz,
+  granted  bigint,
+  tail_at  timestamptz,  -- behind the last that waits
+  gap      interval,     -- between two starts
+  step     interval,     -- the same, as estimated for those who wait
+  late     interval,     -- a start is late by at most so much
+  burst    int,
+  every    int,          -- so many calls make one gap longer by late
+  free     int,
+  probing  boolean,
+  barred   boolean,
+  has_line boolean
+);
+create type tallybook._limited_job as (
+  lease     uuid,
+  job_id    bigint,
+  attempt   int,
+  lane_id   int,
+  retention "char",
+  xid       xid8,
+  seq       bigint,
+  priority  int,
+  front     boolean,     -- it goes before newcomers
+  special   boolean,     -- it may have been changed: it has a unique key
+  limits    text[],
+  until     timestamptz, -- it has to wait so long,
+  behind    text         -- behind others of this key
+);

@@ -1,0 +1,54 @@
+-- _limit_answer(job, keys, of, from, soon, keeps, missed, at): what its limits say to one job that asks for a start.
+--
+--   of     which of the keys are its own     from, soon   the first and the last moment that is a start for this question
+--   keeps  it may have permits: kept for it, or from its last question
+--   missed it was let through and did not start in time
+-- blocked_by: it has to wait for a permit of this key. passes: it starts at start_at, with the permits that it has (kept);
+-- was: at another time than it was told, and counted for. Neither: its turn comes at start_at, behind others of a key.
+-- Reads concurrency_holder; for what was missed rate_call, whose row it changes.
+create or replace function tallybook._limit_answer(p_job tallybook._limited_job, p_keys tallybook._limit_key[], p_of int[],
+  p_from timestamptz, p_soon timestamptz, p_keeps boolean, p_missed boolean, p_at timestamptz,
+  out blocked_by text, out passes boolean, out start_at timestamptz, out was timestamptz, out behind text, out kept text[])
+language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off
+as $$
+declare
+  k tallybook._limit_key; v_probe text[] := '{}'; v_names text[] := array(select p_keys[j].name from unnest(p_of) j);
+begin
+  start_at := p_from; passes := true; kept := '{}';
+  if p_missed then
+    was := (select max(c.called_at) from tallybook.rate_call c
+             where c.name = (select p_keys[j].name from unnest(p_of) j where p_keys[j].gap is not null limit 1)
+               and c.called_at > p_at - interval '1 s' and c.called_at <= p_soon  -- else the clock has stepped back since
+               and c.job_id = p_job.job_id and c.attempt = p_job.attempt);
+    -- Only while nearly all that counts with it is still to come: see "Any window" in docs/design/0006-outside.md.
+    if was > p_at - interval '500 ms' then
+      start_at := greatest(start_at, was);
+      kept := v_names;
+      update tallybook.rate_call c set called_at = start_at
+       where c.name = any (v_names) and c.called_at = was and c.job_id = p_job.job_id and c.attempt = p_job.attempt;
+      return;
+    end if;
+    was := null;
+  end if;
+  if p_keeps and exists (select from unnest(p_of) j where p_keys[j].free is not null) then
+    select coalesce(array_agg(h.name), '{}'), coalesce(array_agg(h.name) filter (where h.probe), '{}') into kept, v_probe
+      from tallybook.concurrency_holder h where h.name = any (v_names) and h.xid = p_job.xid and h.seq = p_job.seq;
+  end if;
+  foreach k in array array(select p_keys[j] from unnest(p_of) j) loop
+    if blocked_by is null and k.free is not null
+       and (case when k.name = any (kept) then k.barred and k.name <> all (v_probe) else k.free <= 0 or k.has_line end) then
+      blocked_by := k.name;
+    end if;
+    continue when k.gap is null;
+    if k.next_at > start_at then start_at := k.next_at; behind := k.name; end if;
+    if not p_job.front and k.tail_at > p_soon then passes := false; behind := coalesce(behind, k.name); end if;
+  end loop;
+  passes := passes and start_at <= p_soon;
+  if passes or blocked_by is not null then return; end if;
+  foreach k in array array(select p_keys[j] from unnest(p_of) j) loop  -- behind those who wait, at each of its limits
+    start_at := greatest(start_at, case when k.gap is not null then k.front_at end,
+                         case when k.gap is not null and not p_job.front then k.tail_at end);
+  end loop;
+end $$;

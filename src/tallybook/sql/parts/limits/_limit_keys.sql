@@ -1,0 +1,59 @@
+-- _limit_keys(names, newcomers, at): where these keys stand, those that have a rule or had one; their rows are locked, in the
+-- order of the names, to the end of the transaction.
+--   newcomers  somebody asks who has not waited: where do those end who wait?
+-- Jobs that wait for a permit are let go on first. Reads the rules, scheduled, tombstone; writes rate_state, see _let_in.
+create or replace function tallybook._limit_keys(p_names text[], p_newcomers boolean, p_at timestamptz)
+returns tallybook._limit_key[] language plpgsql
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off
+as $$
+declare
+  c_early constant interval := '120 ms';  -- what waits in line comes back so long before its turn
+  v_keys tallybook._limit_key[]; k tallybook._limit_key; v_new text[];
+  v_permits boolean := exists (select from tallybook.concurrency_limit) or exists (select from tallybook.breaker_rule);
+begin
+  loop
+    select array_agg(row(s.name, s.next_at, s.front_at, s.granted, null, r.per / (r.calls - r.burst + 1),
+                         tallybook._step(r.calls, r.per, r.burst), greatest(interval '20 ms', least(r.per / 100, interval '1 s')),
+                         r.burst, r.calls - r.burst + 1, null, null, null, null)::tallybook._limit_key)
+      into v_keys
+      from (select s.name, s.next_at, s.front_at, s.granted from tallybook.rate_state s
+             where s.name = any (p_names) order by s.name for update) s
+      left join lateral (
+        select r.per, r.calls, r.burst from tallybook.rate_limit r where r.name in (s.name, split_part(s.name, ':', 1))
+         order by r.name = s.name desc limit 1) r on true;
+    exit when cardinality(v_keys) = cardinality(p_names);
+    v_new := array(select n from unnest(p_names) n
+                    where n <> all (array(select x.name from unnest(v_keys) x))
+                      and (exists (select from tallybook._rate_limit_of(n))
+                           or v_permits and (exists (select from tallybook._concurrency_limit_of(n))
+                                             or exists (select from tallybook._breaker_of(n)))));
+    exit when v_new = '{}';
+    -- Where another session makes the same row, this waits for its commit, inserts nothing, and the next round reads it.
+    insert into tallybook.rate_state (name, next_at, front_at, granted)
+    select n, '-infinity', '-infinity', 0 from unnest(v_new) n order by n on conflict do nothing;
+  end loop;
+  p_newcomers := p_newcomers or exists (select from unnest(v_keys) x where x.front_at > '-infinity');
+  for i in 1..coalesce(cardinality(v_keys), 0) loop
+    k := v_keys[i];
+    if p_newcomers then
+      select w.run_at + c_early + k.step into k.tail_at from tallybook.scheduled w
+       where w.options ? 'turn' and w.options ->> 'turn' = k.name
+         and not exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled)
+       order by w.run_at desc limit 1;
+    end if;
+    if k.tail_at is null then k.front_at := '-infinity'; end if;  -- nobody waits: who was in front has been cancelled
+    v_keys[i] := k;
+    if v_permits and exists (select from tallybook.concurrency_line l where l.name = k.name) then
+      perform tallybook._let_in(k.name, p_at, 50);
+    end if;
+  end loop;
+  -- After all of that: who goes on takes permits of other keys, too.
+  for i in 1..case when v_permits then coalesce(cardinality(v_keys), 0) else 0 end loop
+    k := v_keys[i];
+    select x.free, x.probing, x.barred into k.free, k.probing, k.barred from tallybook._permits_free(k.name, p_at) x;
+    k.has_line := k.free is not null and exists (select from tallybook.concurrency_line l where l.name = k.name);
+    v_keys[i] := k;
+  end loop;
+  return v_keys;
+end $$;

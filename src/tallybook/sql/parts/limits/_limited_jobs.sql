@@ -1,0 +1,32 @@
+-- _limited_jobs(leases, job_ids, attempts, names): which of these attempts are the caller's, in the order in which limits
+-- let them start, each with the keys that hold it: those of names, or of its own limits, its queue and its task.
+-- Reads claim, entry, outcome, lane, the rules.
+create or replace function tallybook._limited_jobs(p_leases uuid[], p_job_ids bigint[], p_attempts int[], p_names text[])
+returns setof tallybook._limited_job language plpgsql stable
+set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off
+as $$
+declare
+  v_wide boolean := exists (select from tallybook.rate_limit r where r.name like 'queue:%' or r.name like 'task:%')
+    or exists (select from tallybook.concurrency_limit r where r.name like 'queue:%' or r.name like 'task:%')
+    or exists (select from tallybook.breaker_rule r where r.name like 'queue:%' or r.name like 'task:%');
+begin
+  return query
+  select f.lease, k.job_id, k.attempt, k.lane_id, k.retention, k.xid, k.seq, l.priority::int,
+         l.priority < 2 or coalesce(e.options ? 'turn', false) as front, e.unique_key is not null,
+         array(select n from jsonb_array_elements_text(
+                 case when p_names is not null then to_jsonb(p_names)
+                      else coalesce(e.options -> 'limits', '[]')
+                           || case when v_wide then tallybook._wide_limits(l.queue, e.task) else '[]' end
+                 end) with ordinality u(n, place) group by n order by min(place)),
+         null::timestamptz, null::text
+    from tallybook._lease_entries(p_leases, p_job_ids, p_attempts) k
+    join unnest(p_leases, p_job_ids, p_attempts) f(lease, job_id, attempt) on f.job_id = k.job_id and f.attempt = k.attempt
+    cross join lateral (
+      select x.task, x.options, x.unique_key from tallybook.entry x
+       where x.lane_id = k.lane_id and x.retention = k.retention and x.xid = k.xid and x.seq = k.seq limit 1) e
+    join tallybook.lane l on l.lane_id = k.lane_id
+   where not exists (select from tallybook.outcome o
+                      where o.retention = k.retention and o.entry_xid = k.xid and o.entry_seq = k.seq)
+   order by front desc, l.priority, k.xid, k.seq;
+end $$;
