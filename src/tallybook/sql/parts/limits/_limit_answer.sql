@@ -14,12 +14,13 @@ set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off 
 set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off
 as $$
 declare
-  k tallybook._limit_key; v_probe text[] := '{}'; v_names text[] := array(select p_keys[j].name from unnest(p_of) j);
+  k tallybook._limit_key; v_probe text[] := '{}'; v_names text[]; j int;
 begin
   start_at := p_from; passes := true; kept := '{}';
+  if p_missed or p_keeps then v_names := array(select p_keys[i].name from unnest(p_of) i); end if;
   if p_missed then
     was := (select max(c.called_at) from tallybook.rate_call c
-             where c.name = (select p_keys[j].name from unnest(p_of) j where p_keys[j].gap is not null limit 1)
+             where c.name = (select p_keys[i].name from unnest(p_of) i where p_keys[i].gap is not null limit 1)
                and c.called_at > p_at - interval '1 s' and c.called_at <= p_soon  -- else the clock has stepped back since
                and c.job_id = p_job.job_id and c.attempt = p_job.attempt);
     -- Only while nearly all that counts with it is still to come: see "Any window" in docs/design/0006-outside.md.
@@ -32,11 +33,12 @@ begin
     end if;
     was := null;
   end if;
-  if p_keeps and exists (select from unnest(p_of) j where p_keys[j].free is not null) then
+  if p_keeps then
     select coalesce(array_agg(h.name), '{}'), coalesce(array_agg(h.name) filter (where h.probe), '{}') into kept, v_probe
       from tallybook.concurrency_holder h where h.name = any (v_names) and h.xid = p_job.xid and h.seq = p_job.seq;
   end if;
-  foreach k in array array(select p_keys[j] from unnest(p_of) j) loop
+  foreach j in array p_of loop
+    k := p_keys[j];
     if blocked_by is null and k.free is not null
        and (case when k.name = any (kept) then k.barred and k.name <> all (v_probe) else k.free <= 0 or k.has_line end) then
       blocked_by := k.name;
@@ -47,8 +49,9 @@ begin
   end loop;
   passes := passes and start_at <= p_soon;
   if passes or blocked_by is not null then return; end if;
-  foreach k in array array(select p_keys[j] from unnest(p_of) j) loop  -- behind those who wait, at each of its limits
-    start_at := greatest(start_at, case when k.gap is not null then k.front_at end,
-                         case when k.gap is not null and not p_job.front then k.tail_at end);
+  foreach j in array p_of loop  -- behind those who wait, at each of its limits
+    k := p_keys[j];
+    continue when k.gap is null;
+    start_at := greatest(start_at, k.front_at, case when not p_job.front then k.tail_at end);
   end loop;
 end $$;

@@ -53,7 +53,7 @@ begin
     if unknown is not null then permits := false; return next; continue; end if;
 
     select * into v from tallybook._limit_answer(v_job, v_keys, v_of, c_from, c_soon,
-                                                 v_job.front or missed or names is not null, missed, limit_take.at);
+                                                 permits and (v_job.front or missed or names is not null), missed, limit_take.at);
     if v.blocked_by is not null then
       perform tallybook._until_permit(v_job.lease, v_job.job_id, v_job.attempt, v.blocked_by, v_job.priority, limit_take.at);
       continue;
