@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
 from support.rooms import MADE, SQL, named, room, texts
 from tallybook._db.migrate import migrations
+from tallybook._db.profiles import PROFILES
 
 SEAMS = {
     "_leave_lines": "the end of jobs that wait or are scheduled: who is behind them in the lines of their order keys",
@@ -101,3 +103,15 @@ def test_every_file_of_tables_is_installed() -> None:
     for path in texts():
         if "/tables" in path:
             assert text.count((SQL / path).read_text("utf-8").rstrip()) == 1, path
+
+
+def test_settings_of_the_planner_are_profiles() -> None:
+    """At most six profiles, each in use; whatever else a function sets is written in its head with a reason."""
+    read = {file: file.read_text(encoding="utf-8") for file in SQL.rglob("*.sql")}
+    used = {name for text in read.values() for name in re.findall(r"^-- profile: (.*)$", text, re.MULTILINE)}
+    assert used == set(PROFILES) and len(PROFILES) <= 6
+    heads = re.compile(r"^create or replace function .*?\bas [$']", re.MULTILINE | re.DOTALL)
+    settings = [
+        line for text in read.values() for head in heads.findall(text) for line in head.splitlines() if " = " in line
+    ]
+    assert [line for line in settings if re.search(r"\bset \w+ = ", line) and " -- " not in line] == []

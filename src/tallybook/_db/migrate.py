@@ -22,6 +22,7 @@ from typing import LiteralString
 import psycopg
 from psycopg import sql
 
+from tallybook._db.profiles import applied
 from tallybook._db.schema import installed, verdict
 from tallybook._db.schema_aside import aside, set_aside
 from tallybook._db.schema_locks import BUSY, altered, holders, take
@@ -95,7 +96,7 @@ def _files(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
         if entry.is_dir():
             yield from _files(entry, f"{path}/{entry.name}")
         elif entry.name.endswith(".sql"):
-            yield f"{path}/{entry.name}", entry.read_text("utf-8")
+            yield f"{path}/{entry.name}", applied(entry.read_text("utf-8"))
 
 
 def digest() -> str:

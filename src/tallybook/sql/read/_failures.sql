@@ -4,8 +4,8 @@
 -- through its union. This reads `most` of each state, whatever is behind them. Reads outcome, entry, lane.
 create or replace function tallybook._failures_said(p_most int)
 returns table (ended_at timestamptz, queue text, task text, job_id bigint, attempt int, state text, type text, message text) language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_nestloop = on set enable_seqscan = off set enable_bitmapscan = off
-set enable_sort = off set enable_hashjoin = off set enable_mergejoin = off set max_parallel_workers_per_gather = 0
+-- profile: nested
+set enable_nestloop = on set enable_sort = off set max_parallel_workers_per_gather = 0  -- newest first, by index
 as $$
 #variable_conflict use_column
 begin

@@ -4,8 +4,7 @@
 --   endings  cancelled: jobs that are; failed, dead, lost: jobs whose last error is of this attempt, those that are aside not among them
 create or replace function tallybook._jobs_by_end(p_endings tallybook.ending[], p_filter jsonb, p_below bigint, p_below_id bigint, p_most int, p_looks int)
 returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 declare
@@ -44,8 +43,7 @@ end $$;
 -- _ends(state, at, job_id, since, most): the last outcomes of this state below this place, at most so many, none before since.
 create or replace function tallybook._ends(p_state tallybook.ending, p_at timestamptz, p_job_id bigint, p_since timestamptz, p_most int)
 returns table (ended_at timestamptz, job_id bigint, error jsonb) language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 begin

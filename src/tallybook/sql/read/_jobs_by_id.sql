@@ -7,8 +7,7 @@
 create or replace function tallybook._jobs_by_id(p_sources text[], p_given bigint[], p_mine text[], p_filter jsonb, p_low bigint, p_high bigint,
   p_below bigint, p_most int, p_looks int)
 returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 declare
@@ -89,8 +88,7 @@ end $$;
 -- nth: which of those given it is.
 create or replace function tallybook._job_lines(p_ids bigint[], p_attempts int[], p_errors jsonb[], p_ends timestamptz[], p_mine text[], p_filter jsonb, p_most int)
 returns table (nth bigint, line tallybook.job_line) language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_queue text := p_filter ->> 'queue'; v_task text := p_filter ->> 'task'; v_error text := lower(p_filter ->> 'error');
@@ -118,7 +116,7 @@ end $$;
 -- the last two, ahead of the cursor, beyond (taken by its id) and unmet (nobody has carried the cancel out).
 create or replace function tallybook._job_kind(p_job_id bigint, p_state text, p_attempt int, p_ended_at timestamptz) returns text
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 begin
   if p_state in ('scheduled', 'retrying', 'waiting', 'dead') then return 'aside'; end if;

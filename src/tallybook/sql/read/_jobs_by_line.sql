@@ -5,8 +5,7 @@
 --   lanes  null: all that there are
 create or replace function tallybook._jobs_by_line(p_what text, p_lanes int[], p_filter jsonb, p_xid xid8, p_seq bigint, p_most int, p_looks int)
 returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 declare
@@ -55,8 +54,7 @@ end $$;
 -- _line_rows(lane, what, xid, seq, most): the last entries of a lane below this place, at most so many; what: see _jobs_by_line.
 create or replace function tallybook._line_rows(p_lane_id int, p_what text, p_xid xid8, p_seq bigint, p_most int)
 returns table (xid xid8, seq bigint, job_id bigint, attempt int, task text, enqueued_at timestamptz) language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 declare
@@ -99,8 +97,7 @@ end $$;
 -- may be of a lane comes from there on. All lanes by one statement, since a list may have to look at thousands.
 create or replace function tallybook._line_heads(p_lanes int[], p_what text, p_xid xid8, p_seq bigint)
 returns table (lane_id int, xid xid8, seq bigint) language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 begin
@@ -135,7 +132,7 @@ end $$;
 -- _line_end(lane): up to where its cursor has come, at most: what lies behind it is taken by its id or not at all.
 create or replace function tallybook._line_end(p_lane_id int, out xid xid8, out seq bigint)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 begin
   select case when h.closed = '{}' then h.pos_xid else h.lo end, case when h.closed = '{}' then h.pos_seq else 0 end into xid, seq

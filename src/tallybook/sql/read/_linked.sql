@@ -4,7 +4,9 @@
 -- (GIN knows no other way: said here, since trace has switched them off), so that what is not linked is never met. Reads entry, scheduled, waiting, dead.
 create or replace function tallybook._linked(p_links jsonb, p_most int) returns setof bigint
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_indexscan = off set enable_bitmapscan = on
+-- profile: nojit
+set plan_cache_mode = force_generic_plan  -- planned once
+set enable_seqscan = off set enable_indexscan = off set enable_bitmapscan = on  -- a GIN index gives a bitmap
 as $$
 declare
   v_path jsonpath := (

@@ -10,8 +10,7 @@ create or replace function tallybook._whereabouts(p_job_id bigint, out place tex
   out run_at timestamptz, out enqueued_at timestamptz, out since timestamptz, out state text, out ended_at timestamptz, out error jsonb,
   out reason text)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   s tallybook.scheduled; w tallybook.waiting; d tallybook.dead; e tallybook.entry;
@@ -52,7 +51,7 @@ end $$;
 -- _cancel_of(job_id, attempt): the cancel that holds for this attempt and is not carried out yet; nulls: there is none.
 create or replace function tallybook._cancel_of(p_job_id bigint, p_attempt int, out created_at timestamptz, out reason text)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 begin
   select t.created_at, t.reason into created_at, reason from tallybook.tombstone t

@@ -21,8 +21,7 @@ returns table (id bigint, queue_name text, task_name text, state text, priority 
   enqueued_at timestamptz, run_at timestamptz, started_at timestamptz, ended_at timestamptz, worker text, summary text, reason text,
   last_error text, subject text, unique_key text, progress float4, cursor text, looked_to timestamptz)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 declare
@@ -110,8 +109,7 @@ create or replace function tallybook._job_sources(p_queue text, p_states text[],
   p_before timestamptz,
   out ids text[], out given bigint[], out mine text[], out line text, out lanes int[], out endings tallybook.ending[], out low bigint, out high bigint)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   s text[] := coalesce(p_states, tallybook._job_states());
@@ -163,8 +161,7 @@ end $$;
 
 -- _job_id_at(at): the lowest id of a job that was enqueued at this instant or later; null: at is null, or there is none.
 create or replace function tallybook._job_id_at(p_at timestamptz) returns bigint language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_low bigint := 0; v_high bigint; v_middle bigint; v_id bigint; v_at timestamptz;

@@ -10,8 +10,7 @@
 create or replace function tallybook.queue_top(queue text, states text[] default null, max_jobs int default 50, after text default null)
 returns table ("position" bigint, id bigint, task text, state text, priority int, run_at timestamptz, enqueued_at timestamptz, place text)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 declare
@@ -76,8 +75,7 @@ end $$;
 -- behind this one on. phase 0: former holes; 1: the window; 2: what holes have committed since; 3: what the next window will have. See _take.
 create or replace function tallybook._line_of(p_lane_id int, p_phase int, p_xid xid8, p_seq bigint, p_most int)
 returns table (lane_id int, retention "char", phase int, xid xid8, seq bigint) language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 declare
@@ -123,7 +121,7 @@ end $$;
 -- _stands(job_id, attempt): whether this attempt, which no cursor has passed, is still to be handed out: neither cancelled nor taken by its id.
 create or replace function tallybook._stands(p_job_id bigint, p_attempt int) returns boolean
 language plpgsql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 begin
   return not exists (select from tallybook.tombstone t where t.job_id = p_job_id

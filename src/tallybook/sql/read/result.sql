@@ -3,8 +3,7 @@
 --   result  what the handler returned, null if nothing; error: why there is none
 create or replace function tallybook.result(job_id bigint, out task text, out state text, out result jsonb, out error jsonb)
 returns setof record language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 declare

@@ -4,8 +4,8 @@
 -- range. Reads worker, claim, entry, outcome, lane.
 create or replace function tallybook.running(max_jobs int default 20, of_worker int default null)
 returns table (job_id bigint, attempt int, queue text, task text, worker_id int, worker text, started_at timestamptz) language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_nestloop = on set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
+set enable_nestloop = on  -- also where the caller has it off
 as $$
 #variable_conflict use_column
 begin

@@ -2,12 +2,12 @@
 -- For producers: who knows an id may ask for its state, and for nothing else of it. Reads what the view reads.
 create or replace function tallybook.state(job_id bigint) returns text
 language sql stable
-set jit = off
+-- profile: nojit
 as $$ select j.state from tallybook.job j where j.id = state.job_id $$;
 
 -- _enqueued(job_ids, before): how many of these jobs are there that were put in before then: what an app asks that has lost the
 -- answer to a commit.
 create or replace function tallybook._enqueued(p_job_ids bigint[], p_before timestamptz) returns bigint
 language sql stable
-set jit = off
+-- profile: nojit
 as $$ select count(*) from tallybook.job j where j.id = any (p_job_ids) and j.enqueued_at <= p_before $$;

@@ -3,7 +3,7 @@
 -- An entry taken by its id before the cursor reached it has a tombstone of kind taken, and is not meant here.
 create or replace function tallybook._cursor_passed(p_lane_id int, p_retention "char", p_xid xid8, p_seq bigint)
 returns boolean language plpgsql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 begin
   return coalesce((

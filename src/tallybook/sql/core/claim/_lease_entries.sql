@@ -10,8 +10,7 @@ create or replace function tallybook._lease_entries(p_leases uuid[], p_job_ids b
 returns table (lane_id int, retention "char", xid xid8, seq bigint, job_id bigint, attempt int, order_key text,
                task text, claimed_at timestamptz, ready_at timestamptz)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off
-set enable_mergejoin = off
+-- profile: batch
 as $$
 #variable_conflict use_column
 declare

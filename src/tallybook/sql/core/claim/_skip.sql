@@ -4,8 +4,7 @@
 -- with what it was for (of an earlier attempt that stands in another lane it stays); one that is both taken and cancelled stays, for the heartbeat of who took it.
 create or replace function tallybook._skip(p_lane_id int, p_retention "char", p_xids xid8[], p_seqs bigint[], p_at timestamptz default clock_timestamp())
 returns bigint[] language sql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
   with met as materialized (
     select e.xid, e.seq, e.job_id, e.attempt, e.task, bool_or(t.taken and t.attempt = e.attempt) as taken,

@@ -2,7 +2,7 @@
 -- was cancelled before its start and given another by a person.
 create or replace function tallybook._unstarted_attempts(p_job_id bigint, p_attempt int) returns int
 language plpgsql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 begin
   if p_attempt = 1 then return 0; end if;

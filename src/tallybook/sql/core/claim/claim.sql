@@ -17,7 +17,7 @@
 create or replace function tallybook.claim(worker int, queues text[], max_jobs int[], lease uuid, durable boolean default true,
   at timestamptz default clock_timestamp(), out claim_id bigint, out queue text, out jobs int)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   v_parts text[]; v_tried int[] := '{}'; v_lane int; v record;

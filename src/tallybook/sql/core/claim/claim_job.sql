@@ -5,7 +5,8 @@
 -- False: it is not due, taken, ended, cancelled, its queue is paused, or its lane was busy for 2 s. Errors: TB002 no such job, TB003, TB006.
 create or replace function tallybook.claim_job(worker int, job_id bigint, lease uuid, at timestamptz default clock_timestamp())
 returns boolean language plpgsql
-set lock_timeout = '2s' set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
+set lock_timeout = '2s'  -- who holds the lane may stay open
 as $$
 declare
   e tallybook.entry; v_due tallybook.scheduled; h record; v_parts text[];

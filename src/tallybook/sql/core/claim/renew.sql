@@ -10,7 +10,7 @@
 create or replace function tallybook.renew(worker int, open_from bigint, running bigint[] default '{}',
   at timestamptz default clock_timestamp(), lag interval default null, memory bigint default null)
 returns table (job_id bigint, attempt int, reason text) language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 #variable_conflict use_column
 begin

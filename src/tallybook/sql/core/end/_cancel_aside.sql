@@ -5,8 +5,8 @@
 -- Writes entry, outcome, tombstone; deletes from scheduled, waiting, parent, concurrency_line, order_line; see _release.
 create or replace function tallybook._cancel_aside(p_ids bigint[], p_error jsonb, p_at timestamptz) returns int
 language plpgsql
-set lock_timeout = '20ms' set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
+set lock_timeout = '20ms'  -- somebody's open transaction may cancel the same job
 as $$
 declare
   v_n int; v_lanes int[]; v_tasks text[]; v_counts bigint[]; v_attempts bigint[]; v_ordered bigint[]; v_keys text[];

@@ -4,7 +4,7 @@
 create or replace function tallybook._end(p_lease uuid, p_job_id bigint, p_attempt int, p_state tallybook.ending, p_error jsonb,
   p_at timestamptz default clock_timestamp())
 returns tallybook.entry language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   v_entry tallybook.entry; h record;

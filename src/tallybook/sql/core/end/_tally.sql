@@ -3,7 +3,7 @@
 -- For who ends such: in the same transaction, once for all of a batch. attempts: the sums of their numbers. Writes tally.
 create or replace function tallybook._tally(p_lane_ids int[], p_tasks text[], p_whats text[], p_counts bigint[], p_attempts bigint[] default null)
 returns void language sql
-set jit = off
+-- profile: nojit
 as $$
   insert into tallybook.tally (lane_id, n, attempts, what, task)
   select f.lane_id, sum(f.n), coalesce(sum(f.attempts), sum(f.n)), w.what::tallybook.counted, f.task
@@ -25,7 +25,7 @@ language sql immutable as $$ select 2.0::float8 ^ (p_bucket / 4.0::float8) $$;
 -- _count_moved(): the trigger of scheduled, waiting and dead: what comes into them, leaves them, or changes its lane.
 create or replace function tallybook._count_moved() returns trigger
 language plpgsql
-set jit = off
+-- profile: nojit
 as $$
 declare
   v_what text := tg_table_name; v_failed text := case when tg_table_name = 'scheduled' then 'retrying' else tg_table_name end;

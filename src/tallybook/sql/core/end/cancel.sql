@@ -10,8 +10,7 @@
 -- outcome, tally, subject_job; deletes from dead.
 create or replace function tallybook.cancel(job_id bigint, reason text default null, at timestamptz default clock_timestamp()) returns text
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_attempt int; v_state text; v_ended text; e record;
@@ -83,7 +82,7 @@ end $$;
 -- Waits for who retries, drops or cancels the same dead letter.
 create or replace function tallybook._cancel_dead(p_job_id bigint, p_reason text, p_at timestamptz) returns boolean
 language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   d tallybook.dead; e tallybook.entry;

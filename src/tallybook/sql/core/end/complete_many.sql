@@ -10,7 +10,7 @@
 create or replace function tallybook.complete_many(leases uuid[], job_ids bigint[], attempts int[], results text[] default null,
   at timestamptz default clock_timestamp())
 returns bigint[] language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   v_ended bigint[]; v_n bigint; v_ordered bigint[]; v_keys text[]; v_special boolean := true;
@@ -41,8 +41,7 @@ end $$;
 create or replace function tallybook._complete_held(p_leases uuid[], p_job_ids bigint[], p_attempts int[], p_at timestamptz,
   out n bigint, out ordered bigint[], out keys text[])
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_nestloop = off
-set enable_mergejoin = off
+-- profile: batch
 as $$
 declare
   c record; f record; v_leases uuid[]; v_ids bigint[] := p_job_ids; v_tries int[] := p_attempts;
@@ -123,7 +122,7 @@ end $$;
 create or replace function tallybook._complete_again(p_leases uuid[], p_job_ids bigint[], p_attempts int[], p_results text[],
   p_at timestamptz default clock_timestamp())
 returns bigint[] language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   v_now timestamptz := p_at; v_ended bigint[]; v_ordered bigint[]; v_keys text[];

@@ -5,7 +5,7 @@
 -- Reads claim, entry, outcome.
 create or replace function tallybook.ended(lease uuid, job_id bigint, attempt int) returns text
 language sql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
   select coalesce((select o.state::text from tallybook.outcome o
                     where o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq limit 1), 'running')

@@ -11,7 +11,7 @@
 create or replace function tallybook.fail(lease uuid, job_id bigint, attempt int, error jsonb, retry_in interval default null,
   max_attempts int default null, final boolean default false, at timestamptz default clock_timestamp())
 returns text language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   e tallybook.entry; v_held record; v_error jsonb; v_failures int; v_limit int;

@@ -2,7 +2,7 @@
 -- Returns scheduled, available (the time has come), or refused.
 create or replace function tallybook.postpone(lease uuid, job_id bigint, attempt int, at timestamptz default clock_timestamp()) returns text
 language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   v_run_at timestamptz; e tallybook.entry;
@@ -17,7 +17,7 @@ end $$;
 -- _moved_to(entry, run_at, at): what follows the end of an attempt that was put off.
 create or replace function tallybook._moved_to(e tallybook.entry, p_run_at timestamptz, p_at timestamptz) returns void
 language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 begin
   delete from tallybook.amendment a
@@ -39,7 +39,8 @@ end $$;
 -- user's transaction that has cancelled the job; while that is so nothing more is moved, for lanes are locked already.
 create or replace function tallybook._apply_amendments(p_at timestamptz) returns void
 language plpgsql
-set lock_timeout = '20ms' set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
+set lock_timeout = '20ms'  -- somebody's open transaction may cancel the same job
 as $$
 declare
   a record; e tallybook.entry; v_lane record;

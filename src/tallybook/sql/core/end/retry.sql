@@ -5,8 +5,7 @@
 -- Errors: TB002 no such job; TB005 the job is not dead or cancelled, or another live job has its unique key; TB003.
 create or replace function tallybook.retry(job_id bigint, at timestamptz default clock_timestamp()) returns int
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   e tallybook.entry; d tallybook.dead; v_state text; v_holder bigint; v_back boolean := false; v_behind int; v_attempt int;
@@ -90,7 +89,7 @@ end $$;
 -- _behind(job_id): the next attempt of a job that is scheduled or waiting; null: it is neither.
 create or replace function tallybook._behind(p_job_id bigint) returns int
 language plpgsql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 begin
   return coalesce((select s.attempt from tallybook.scheduled s where s.job_id = p_job_id),

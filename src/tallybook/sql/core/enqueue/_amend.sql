@@ -9,7 +9,7 @@
 create or replace function tallybook._amend(p_job_id bigint, p_task text, p_on_conflict text, p_args jsonb, p_priority int,
   p_run_at timestamptz, p_queued boolean default false, p_version jsonb default null, p_at timestamptz default clock_timestamp())
 returns boolean language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   s record; e record;
@@ -99,7 +99,7 @@ end $$;
 -- has been used up then, unless a producer is changing it right now: that one is for the next attempt.
 create or replace function tallybook._amended(e tallybook.entry, p_at timestamptz default clock_timestamp()) returns tallybook.entry
 language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   a tallybook.amendment; v_free boolean; l record;
@@ -136,7 +136,7 @@ end $$;
 -- soon; of a producer with very many jobs (crowd), perhaps another job of this task: see _start_waits. Else what it was changed to, read by a newer snapshot than the probe (hence volatile), and whether it was cancelled by then.
 create or replace function tallybook._amendment_state(p_job_id bigint, p_task text, p_crowd boolean) returns tallybook.amendment_state
 language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   k tallybook.amendment_state; v_slot int := 1 + (hashtext(p_task) & 63);

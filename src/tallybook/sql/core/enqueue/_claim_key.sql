@@ -7,7 +7,7 @@ create or replace function tallybook._claim_key(p_task text, p_key text, p_job_i
   p_on_conflict text default 'skip', p_args jsonb default null, p_priority int default null, p_run_at timestamptz default null,
   p_version jsonb default null, p_at timestamptz default clock_timestamp())
 returns bigint language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   k tallybook.unique_key; v_holder bigint; v_others bigint[]; j bigint;

@@ -4,7 +4,7 @@
 -- taken will never start (claimed_jobs looks for tombstones after the claim has committed), so it is not open.
 create or replace function tallybook._job_open(p_job_id bigint) returns boolean
 language plpgsql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   -- One's own intent proves nothing. Any other that this snapshot sees does, where it sees no claim: who claimed later

@@ -1,7 +1,7 @@
 -- _job_queued(job_id): whether the job is open and no claim has taken its next attempt.
 create or replace function tallybook._job_queued(p_job_id bigint) returns boolean
 language plpgsql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 begin
   return exists (select from tallybook.scheduled s where s.job_id = p_job_id)

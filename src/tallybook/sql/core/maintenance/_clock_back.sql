@@ -15,7 +15,7 @@
 -- clock_step.
 create or replace function tallybook._clock_back(p_at timestamptz) returns void
 language plpgsql
-set jit = off
+-- profile: nojit
 as $$
 declare
   v_by interval; v_ticking text[];

@@ -4,7 +4,8 @@
 -- id, for data that came without the row in installation; that look costs 10 us a lane. Needs no privilege. Reads installation, lane, claim.
 create or replace function tallybook._is_foreign_cluster(p_cursors boolean) returns boolean
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_nestloop = on set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
+set enable_nestloop = on  -- also where the caller has it off
 as $$
 declare
   v_next xid8 := pg_snapshot_xmax(pg_current_snapshot());

@@ -2,8 +2,7 @@
 create or replace function tallybook._open_attempts(p_worker int, p_open_from bigint, p_upto bigint default 9223372036854775807)
 returns table (lane_id int, retention "char", xid xid8, seq bigint, job_id bigint, attempt int)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 begin

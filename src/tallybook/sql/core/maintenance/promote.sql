@@ -13,7 +13,7 @@
 create or replace function tallybook.promote(max_jobs int default 1000, after timestamptz default null,
   at timestamptz default clock_timestamp(), as_service boolean default false, out promoted int, out last_run_at timestamptz, out next_run_at timestamptz)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   v_queues text[]; v_ids bigint[]; v_limited boolean; v_last timestamptz; v_fair boolean;

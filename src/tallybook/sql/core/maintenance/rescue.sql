@@ -20,8 +20,8 @@ create or replace function tallybook.rescue(lease_time interval default null, gr
   at timestamptz default clock_timestamp(), only_worker int default null, as_service boolean default false,
   out lost int, out suspects int)
 language plpgsql
-set lock_timeout = '200ms' set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
+set lock_timeout = '200ms'  -- what is locked comes with the next run
 as $$
 declare
   w record; c record; e tallybook.entry; v_left boolean; v_error jsonb; v_free boolean; v_lease interval;

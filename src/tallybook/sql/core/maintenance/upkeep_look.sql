@@ -11,7 +11,7 @@ create or replace function tallybook.upkeep_look(services text[] default null, a
   queues text[] default '{}', at timestamptz default clock_timestamp(), out due text[], out next_run_at timestamptz,
   out passed timestamptz, out work boolean, out workers int, out names text[], out every interval[], out next_tick_at timestamptz)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   v_old text[]; v_second text[]; v_parts text[]; v_waiting boolean := exists (select from tallybook.waiting w where w.order_key is not null);

@@ -4,7 +4,8 @@
 -- is switched off, the broad one is taken. Reads provider_route and provider.
 create or replace function tallybook.provider_resolve(data_type text, symbol text default null) returns text
 language sql stable
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
+-- profile: nojit
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off  -- routes by their index
 as $$
   select r.provider
     from tallybook.provider_route r join tallybook.provider p on p.name = r.provider

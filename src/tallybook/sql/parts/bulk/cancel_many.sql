@@ -31,8 +31,7 @@ end $$;
 create or replace function tallybook._open_jobs(p_queue text, p_task text, p_unique_key text, p_order_key text, p_args jsonb,
   p_states text[]) returns table (job_id bigint, state text)
 language plpgsql stable
-set jit = off set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 begin
@@ -55,8 +54,7 @@ end $$;
 create or replace function tallybook._jobs_of_key(p_task text, p_unique_key text, p_order_key text)
 returns table (job_id bigint, state text, queue text, task text, unique_key text, order_key text, args jsonb, attempt int)
 language plpgsql stable
-set jit = off set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 declare
@@ -101,8 +99,7 @@ end $$;
 create or replace function tallybook._jobs_of_queue(p_queue text, p_states text[])
 returns table (job_id bigint, state text, queue text, task text, unique_key text, order_key text, args jsonb, attempt int)
 language plpgsql stable
-set jit = off set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 begin

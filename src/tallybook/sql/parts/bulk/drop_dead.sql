@@ -1,7 +1,7 @@
 -- drop_dead(job_id): throw a dead letter away. False: there is none. What is left of the job is its history.
 create or replace function tallybook.drop_dead(job_id bigint) returns boolean
 language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 begin
   delete from tallybook.dead d where d.job_id = drop_dead.job_id;

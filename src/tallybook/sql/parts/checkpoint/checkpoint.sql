@@ -3,7 +3,7 @@
 create or replace function tallybook.checkpoint(lease uuid, job_id bigint, attempt int, value jsonb,
   at timestamptz default clock_timestamp())
 returns boolean language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 begin
   if pg_column_size(value) > 500000 and octet_length(value::text) > 1200000 then

@@ -1,7 +1,7 @@
 -- checkpoint_of(job_id): the last checkpoint of any of its attempts; null: none.
 create or replace function tallybook.checkpoint_of(job_id bigint) returns jsonb
 language sql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
   select p.checkpoint from tallybook.progress p where p.job_id = checkpoint_of.job_id
 $$;
@@ -9,7 +9,7 @@ $$;
 -- _running(lease, job_id, attempt): whether this attempt is the lease's and has not ended.
 create or replace function tallybook._running(p_lease uuid, p_job_id bigint, p_attempt int) returns boolean
 language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 begin
   return exists (select from tallybook._lease_entries(array[p_lease], array[p_job_id], array[p_attempt]) h

@@ -5,7 +5,7 @@
 create or replace function tallybook.progress(lease uuid, job_id bigint, attempt int, done real default null, message text default null,
   at timestamptz default clock_timestamp())
 returns boolean language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 begin
   if done not between 0 and 1 then

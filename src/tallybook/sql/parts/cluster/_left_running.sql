@@ -7,8 +7,8 @@
 -- Ended workers have nothing open, see rescue. Reads worker, claim, entry, outcome.
 create or replace function tallybook._left_running() returns table (xid xid8, seq bigint, worker text)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_nestloop = on set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
+set enable_nestloop = on  -- also where the caller has it off
 as $$
 #variable_conflict use_column
 begin

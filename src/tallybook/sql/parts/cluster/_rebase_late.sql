@@ -6,8 +6,8 @@
 -- (class 1413565440, object 1). Reads lane, entry, outcome, claim; writes lane, and what _rebase_entries writes.
 create or replace function tallybook._rebase_late(p_at timestamptz) returns int
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_nestloop = on set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
+set enable_nestloop = on  -- also where the caller has it off
 as $$
 declare
   s pg_snapshot := pg_current_snapshot(); l record; v_late int := 0; b record; v_to int;

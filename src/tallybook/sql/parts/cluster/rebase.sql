@@ -22,7 +22,8 @@ create or replace function tallybook.rebase(cursors boolean default false, at ti
   out late int)
 language plpgsql
 -- All of a ledger is read, without statistics where it has just been restored.
-set plan_cache_mode = force_custom_plan set jit = off set enable_nestloop = off set work_mem = '64MB'
+-- profile: whole
+set enable_nestloop = off  -- it reads all there is, once
 as $$
 declare
   s pg_snapshot; v_old int[]; v_new int[]; v_xids xid8[]; v_seqs bigint[]; v_workers text[];

@@ -2,8 +2,7 @@
 -- waiting and dead, and of each line; null: of all queues' lines. Reads so many whatever their number.
 create or replace function tallybook._edges_of(p_queue text) returns table (lane_id int, task text, state text, oldest timestamptz, newest timestamptz)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 begin
@@ -36,7 +35,8 @@ end $$;
 create or replace function tallybook._status_of(p_queue text)
 returns table (queue text, task text, state text, jobs bigint, oldest timestamptz, newest timestamptz, average_attempts numeric)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off
+-- profile: nojit
+set plan_cache_mode = force_generic_plan  -- a plan made anew costs more than it gains
 as $$
 #variable_conflict use_column
 begin
@@ -55,8 +55,7 @@ end $$;
 -- _oldest(queue): since when the job could run that is next in the queue's lines; null: none is there.
 create or replace function tallybook._oldest(p_queue text) returns timestamptz
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 begin
   return min(e.ready_at)
@@ -75,8 +74,7 @@ end $$;
 -- no need to ask _next, which is most of the cost. All other lanes ask it.
 create or replace function tallybook._oldest_of(p_queues text[]) returns table (queue text, oldest timestamptz)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 declare

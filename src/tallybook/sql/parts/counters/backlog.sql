@@ -7,7 +7,7 @@
 -- Reads what counts reads, the head of each line, and those of scheduled, waiting and dead.
 create or replace function tallybook.backlog(out queue text, out state text, out jobs bigint, out oldest_run_at timestamptz)
 returns setof record language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 #variable_conflict use_column
 begin

@@ -3,7 +3,7 @@
 -- for 15 min, to the minute for two days, then to the hour and the day (tallybook.series_step). Errors: TB005 no since.
 create or replace function tallybook.completed_since(since timestamptz) returns table (queue text, task text, completed bigint)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 #variable_conflict use_column
 begin

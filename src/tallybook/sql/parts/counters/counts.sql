@@ -13,7 +13,7 @@ create or replace function tallybook.counts()
 returns table (queue text, task text, scheduled bigint, retrying bigint, waiting bigint, available bigint, running bigint, dead bigint,
                completed bigint, failed bigint, snoozed bigint, cancelled bigint, lost bigint, moved bigint, died bigint)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 #variable_conflict use_column
 begin
@@ -32,7 +32,7 @@ end $$;
 -- _folded_sums(): the sums up to the last fold; several rows of one lane, task and state are to be added up.
 create or replace function tallybook._folded_sums() returns table (lane_id int, task text, what tallybook.counted, n bigint, attempts bigint, last_at timestamptz)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 #variable_conflict use_column
 declare
@@ -53,7 +53,7 @@ end $$;
 create or replace function tallybook._counted()
 returns table (lane_id int, task text, what text, n bigint, attempts bigint, last_at timestamptz)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 #variable_conflict use_column
 declare
@@ -124,8 +124,7 @@ end $$;
 -- comes without a task. It reads no more than that, however long a job runs in front of a long line.
 create or replace function tallybook._split(p_lane_id int, p_mode text, p_running bigint)
 returns table (task text, n bigint) language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 declare
@@ -160,8 +159,7 @@ end $$;
 -- _open_tasks(worker, claim): the tasks of what is open of one claim, one for each attempt.
 create or replace function tallybook._open_tasks(p_worker int, p_claim bigint) returns text[]
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 begin
   return array(select e.task from tallybook._open_attempts(p_worker, p_claim, p_claim) a, lateral (

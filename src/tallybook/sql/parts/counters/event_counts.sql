@@ -1,7 +1,7 @@
 -- event_counts(): how often each of your own events was counted, to this moment. Reads total, series, fold, tally.
 create or replace function tallybook.event_counts() returns table (name text, n bigint, last_at timestamptz)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 #variable_conflict use_column
 begin

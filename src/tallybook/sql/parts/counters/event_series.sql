@@ -2,7 +2,7 @@
 create or replace function tallybook.event_series(name text, step interval default '1 min', since timestamptz default null,
   at timestamptz default clock_timestamp()) returns table (begins timestamptz, n bigint)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 #variable_conflict use_column
 declare

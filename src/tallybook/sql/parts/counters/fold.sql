@@ -8,8 +8,7 @@
 -- Errors: TB003 isolation level. Reads lane, entry, tally; writes fold, series, total, service.
 create or replace function tallybook.fold(as_service boolean default false, at timestamptz default clock_timestamp()) returns bigint
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   f tallybook.fold; s pg_snapshot; v_own xid8; v_hi xid8; v_holes xid8[]; v_closed xid8[]; v_last_job bigint; v_n bigint;
@@ -63,8 +62,7 @@ end $$;
 create or replace function tallybook._changed(p_from xid8, p_before xid8, p_closed xid8[], p_holes xid8[])
 returns table (lane_id int, task text, what tallybook.counted, took smallint, waited smallint, n bigint, attempts bigint)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 begin
@@ -96,7 +94,7 @@ end $$;
 -- _checkpoint(old, new): write the sums of all up to the fold new; what readers of older snapshots need is theirs still.
 create or replace function tallybook._checkpoint(p_old bigint, p_new bigint) returns void
 language sql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
   insert into tallybook.total (checkpoint, n, attempts, last_at, lane_id, what, task)
   select p_new, sum(c.n), sum(c.attempts), max(c.at), c.lane_id, c.what, c.task
@@ -112,7 +110,7 @@ $$;
 -- _thin(at): sum what is older than its step is kept up to the next step; the longest is forgotten. Once in a while, a step at a time.
 create or replace function tallybook._thin(p_at timestamptz) returns void
 language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   k record; v_to timestamptz; v_checkpoint bigint; v_below timestamptz;
@@ -144,7 +142,7 @@ end $$;
 -- _folded(below): whether the counters have taken in all that transactions with lower ids have written: then it may be dropped.
 create or replace function tallybook._folded(p_below xid8) returns boolean
 language sql stable
-set jit = off
+-- profile: nojit
 as $$
   select coalesce((select f.hi >= p_below and not exists (select from unnest(f.holes) x where x < p_below)
                      from tallybook.fold f order by f.number desc limit 1), false)

@@ -10,7 +10,7 @@ create or replace function tallybook.levels(step interval default '1 min', since
   out begins timestamptz, out scheduled bigint, out retrying bigint, out waiting bigint, out open bigint, out dead bigint,
   out completed bigint, out failed bigint, out cancelled bigint, out died bigint)
 returns setof record language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 #variable_conflict use_column
 declare

@@ -5,7 +5,7 @@
 -- Errors: TB003 isolation level. Reads all ledgers and tables of jobs; writes fold, total, tally.
 create or replace function tallybook.recount(at timestamptz default clock_timestamp()) returns bigint
 language plpgsql
-set plan_cache_mode = force_custom_plan set jit = off set work_mem = '64MB'
+-- profile: whole
 as $$
 declare
   v_last bigint; v_number bigint; v_n bigint; v_own xid8; f tallybook.fold;
@@ -87,7 +87,7 @@ end $$;
 -- What is available is counted from the cursors on, what runs from the claims on: neither relies on what the counters rely on.
 create or replace function tallybook._recounted_open() returns table (lane_id int, task text, what text, n bigint, attempts bigint)
 language plpgsql stable
-set plan_cache_mode = force_custom_plan set jit = off set work_mem = '64MB'
+-- profile: whole
 as $$
 #variable_conflict use_column
 begin
@@ -110,8 +110,7 @@ end $$;
 create or replace function tallybook._line(p_lane_id int, p_retention "char", p_born xid8)
 returns table (task text, n bigint, attempts bigint)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 declare

@@ -7,7 +7,7 @@ create or replace function tallybook.throughput(span interval default '1 min', a
 returns table (queue text, task text, since timestamptz, came bigint, completed bigint, failed bigint, died bigint, cancelled bigint,
                came_per_s float8, completed_per_s float8, failed_per_s float8)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 #variable_conflict use_column
 declare
@@ -29,7 +29,7 @@ end $$;
 -- _series_since(since): the changes since then, of whatever steps they are kept in.
 create or replace function tallybook._series_since(p_since timestamptz) returns setof tallybook.series
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 begin
   return query select x.* from unnest(array[0, 60, 3600, 86400]) s(step), lateral (

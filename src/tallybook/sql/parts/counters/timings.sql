@@ -5,7 +5,7 @@
 create or replace function tallybook.timings(span interval default '15 min', at timestamptz default clock_timestamp())
 returns table (queue text, task text, jobs bigint, waited_p50 float8, waited_p95 float8, waited_p99 float8, took_p50 float8, took_p95 float8, took_p99 float8)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 #variable_conflict use_column
 begin

@@ -10,7 +10,7 @@
 -- Reads what counts reads, and all ledgers and tables of jobs.
 create or replace function tallybook.verify() returns table (queue text, task text, what text, counted bigint, found bigint)
 language plpgsql stable
-set plan_cache_mode = force_custom_plan set jit = off set work_mem = '64MB'
+-- profile: whole
 as $$
 #variable_conflict use_column
 begin

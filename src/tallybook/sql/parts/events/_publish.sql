@@ -5,7 +5,7 @@
 -- "set tallybook.notify = off" switches it off, as for _wake.
 create or replace function tallybook._publish(p_queues text[], p_tasks text[], p_states text[], p_ids bigint[]) returns void
 language sql
-set jit = off
+-- profile: nojit
 as $$
   select pg_notify('tallybook_jobs', json_build_object('queue', m.queue, 'task', m.task, 'state', m.state, 'ids', m.ids)::text)
     from (select n.queue, n.task, n.state, array_agg(n.id order by n.id) as ids
@@ -17,7 +17,7 @@ $$;
 
 -- _publish_entries(): what has come into line: available.
 create or replace function tallybook._publish_entries() returns trigger language plpgsql
-set jit = off
+-- profile: nojit
 as $$
 begin
   -- What comes with its end (see _cancel_aside) was not available.
@@ -29,7 +29,7 @@ end $$;
 
 -- _publish_scheduled(): what is to run later: scheduled, or retrying if it has failed.
 create or replace function tallybook._publish_scheduled() returns trigger language plpgsql
-set jit = off
+-- profile: nojit
 as $$
 begin
   perform tallybook._publish(array_agg(l.queue), array_agg(r.task), array_agg(case when r.failures > 0 then 'retrying' else 'scheduled' end),
@@ -40,7 +40,7 @@ end $$;
 
 -- _publish_dead(): dead letters.
 create or replace function tallybook._publish_dead() returns trigger language plpgsql
-set jit = off
+-- profile: nojit
 as $$
 begin
   perform tallybook._publish(array_agg(l.queue), array_agg(r.task), array_agg('dead'::text), array_agg(r.job_id))
@@ -50,7 +50,7 @@ end $$;
 
 -- _publish_claims(): what was handed to a worker: started.
 create or replace function tallybook._publish_claims() returns trigger language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 begin
   perform tallybook._publish(array_agg(l.queue), array_agg(e.task), array_agg('started'::text), array_agg(e.job_id))
@@ -68,7 +68,7 @@ end $$;
 
 -- _publish_outcomes(): what has completed, or was cancelled. A failure is published as what follows from it: retrying, available or dead.
 create or replace function tallybook._publish_outcomes() returns trigger language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 begin
   perform tallybook._publish(array_agg(l.queue), array_agg(e.task), array_agg(o.state::text), array_agg(e.job_id))
@@ -84,7 +84,7 @@ end $$;
 -- they find no queue, and go with a later change of a queue. One change at a time, lest one goes by triggers that another is dropping.
 create or replace function tallybook._publishing() returns void
 language plpgsql
-set lock_timeout = '50ms'
+set lock_timeout = '50ms'  -- see above
 as $$
 declare
   v_on boolean := exists (select from tallybook.queue q where q.notify);

@@ -5,7 +5,7 @@
 -- Reads waiting, lane.
 create or replace function tallybook.fair_keys(max_keys int default 100)
 returns table (queue text, priority int, fair_key text, waiting bigint) language plpgsql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 #variable_conflict use_column
 declare

@@ -15,8 +15,7 @@
 create or replace function tallybook.fair_release(inout known jsonb default null, max_line int default 200,
   at timestamptz default clock_timestamp(), as_service boolean default false, out released int, out busy boolean, out remain boolean)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   l record; d record; v_state jsonb; v_known jsonb := coalesce(known, '{}'); v_room int;
@@ -55,8 +54,7 @@ end $$;
 -- 3 s, after a flood of more than 1000 new jobs, and while there are more than 400 keys.
 create or replace function tallybook._fair_keys(p_lane_id int, p_state jsonb, p_room int, p_at timestamptz) returns jsonb
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_now numeric := extract(epoch from p_at);
@@ -119,8 +117,7 @@ end $$;
 -- _in_line(lane_id, retention, born, most): how many entries of a lane no claim has passed yet; no more than most are counted.
 create or replace function tallybook._in_line(p_lane_id int, p_retention "char", p_born xid8, p_most int) returns int
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   c record;
@@ -151,8 +148,7 @@ end $$;
 create or replace function tallybook._fair_release_lane(p_lane_id int, p_queue text, p_retention "char", p_keys jsonb, p_room int, p_at timestamptz,
   out released int, out keys jsonb)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   t record; v_ring text[]; v_each int; v_jobs bigint[]; v_names text[]; v_later boolean;

@@ -11,8 +11,7 @@ create or replace function tallybook._enqueue_batch(p_queue text, p_task text, p
 returns bigint language plpgsql
 -- No nested loop: the few joins here are of one batch with itself, whose size nobody tells the planner. The look-ups are
 -- scalar, lateral or by an array, which is always by index.
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_nestloop = off set enable_mergejoin = off
+-- profile: batch
 as $$
 declare
   v_ours boolean[] := array_fill(false, array[cardinality(p_places)]); v_ids bigint[];

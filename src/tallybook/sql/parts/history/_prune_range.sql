@@ -11,7 +11,7 @@
 create or replace function tallybook._prune_range(p_code "char", p_keep interval, p_lower numeric, p_upper numeric,
   p_leaves regclass[], p_at timestamptz) returns bigint
 language plpgsql
-set jit = off
+-- profile: nojit
 as $$
 declare
   v_files oid[]; h tallybook.history_range; v_leaf name; v_quiet boolean := tallybook._range_quiet(p_lower, p_upper);
@@ -95,7 +95,8 @@ end $$;
 -- counted yet the last pages are looked at: rows lie about in the order of time.
 create or replace function tallybook._range_young(p_leaves regclass[], h tallybook.history_range, p_since timestamptz) returns boolean
 language plpgsql
-set jit = off set enable_seqscan = off
+-- profile: nojit
+set enable_seqscan = off  -- the newest row by its index
 as $$
 declare
   v_end timestamptz := h.newest_end; v_claimed timestamptz;
@@ -119,7 +120,8 @@ language sql volatile as $$ select pg_relation_size(p_table) / current_setting('
 -- Where there are fewer the outcomes are counted anew later, after a twentieth of keep.
 create or replace function tallybook._range_count(h tallybook.history_range, p_leaves regclass[], p_keep interval, p_at timestamptz) returns boolean
 language plpgsql
-set jit = off set enable_seqscan = off set max_parallel_workers_per_gather = 0
+-- profile: nojit
+set enable_seqscan = off set max_parallel_workers_per_gather = 0  -- the user's queries need those
 as $$
 declare
   c_pages constant bigint := 4000; v_n bigint; v_states jsonb; v_newest timestamptz;
@@ -157,7 +159,7 @@ end $$;
 -- entries: over, open, or more: look again, not all were looked at.
 create or replace function tallybook._range_claims(h tallybook.history_range, p_code "char", p_lower xid8, p_upper xid8) returns text
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   c_batch constant int := 500; w record; c tallybook.claim; v_n int;
@@ -190,7 +192,7 @@ language sql stable as $$ select exists (select from tallybook._open_attempts(c.
 -- by others; null: none does. one_xid keeps the copy out of the indexes that say who took an entry.
 create or replace function tallybook._range_heads(p_code "char", p_lower xid8, p_upper xid8) returns boolean
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   v_lanes int[]; v_lane int; v_moved boolean;

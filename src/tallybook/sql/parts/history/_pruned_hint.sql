@@ -2,7 +2,7 @@
 -- nothing is known. An id of this node that was given out, below all that are left.
 create or replace function tallybook._pruned_hint(p_job_id bigint) returns text
 language plpgsql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   v_first bigint; v_least bigint;

@@ -173,7 +173,7 @@ $$;
 -- brought over. A statement sees nothing of this cluster that its own snapshot's xmax does not lie ahead of, its own transaction apart.
 create or replace function tallybook._range_foreign(p_leaves regclass[]) returns boolean
 language plpgsql
-set jit = off
+-- profile: nojit
 as $$
 declare
   v_leaf regclass; v_found boolean;

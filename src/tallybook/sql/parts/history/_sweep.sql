@@ -4,7 +4,7 @@
 -- Reads retention_class and all that jobs can be in; deletes from api_nonce, audit, dead, fire, rate_call, progress, unique_key, order_turn, worker; writes sweep.
 create or replace function tallybook._sweep(p_at timestamptz, out swept bigint, out more boolean)
 language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   c_batch constant int := 1000; v_n bigint; v_kept interval;
@@ -67,7 +67,7 @@ language sql stable as $$ select r.keep from tallybook.retention_class r where r
 -- _job_known(job_id): whether there is anything left of a job but names.
 create or replace function tallybook._job_known(p_job_id bigint) returns boolean
 language plpgsql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 begin
   return exists (select from tallybook.entry e where e.job_id = p_job_id)
@@ -93,7 +93,7 @@ end $$;
 -- _sweep_progress(): progress and checkpoints of jobs that have left.
 create or replace function tallybook._sweep_progress() returns bigint
 language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   v_ids bigint[]; v_n bigint;
@@ -117,7 +117,7 @@ end $$;
 -- out by locking it (see _claim_key).
 create or replace function tallybook._sweep_keys() returns bigint
 language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   c_batch constant int := 500; v_place jsonb := tallybook._sweep_place('unique_key'); v_tasks text[]; v_keys text[]; v_generations bigint[]; v_n bigint;
@@ -150,7 +150,7 @@ end $$;
 -- who takes a turn holds it, and looks after he has it.
 create or replace function tallybook._sweep_turns() returns bigint
 language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   c_batch constant int := 100; v_key text := tallybook._sweep_place('order_turn') #>> '{}'; v_newest bigint; v_job bigint; v_n bigint; v_all bigint := 0;

@@ -10,8 +10,8 @@ create or replace function tallybook._limit_answer(p_job tallybook._limited_job,
   p_from timestamptz, p_soon timestamptz, p_keeps boolean, p_missed boolean, p_at timestamptz,
   out blocked_by text, out passes boolean, out start_at timestamptz, out was timestamptz, out behind text, out kept text[])
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off
+-- profile: nested
+set enable_memoize = off  -- each row is looked up once: there is nothing to remember
 as $$
 declare
   k tallybook._limit_key; v_probe text[] := '{}'; v_names text[]; j int;

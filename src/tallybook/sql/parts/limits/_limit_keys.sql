@@ -4,8 +4,8 @@
 -- Jobs that wait for a permit are let go on first. Reads the rules, scheduled, tombstone; writes rate_state, see _let_in.
 create or replace function tallybook._limit_keys(p_names text[], p_newcomers boolean, p_at timestamptz)
 returns tallybook._limit_key[] language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off
+-- profile: nested
+set enable_memoize = off  -- each row is looked up once: there is nothing to remember
 as $$
 declare
   c_early constant interval := '120 ms';  -- what waits in line comes back so long before its turn

@@ -3,8 +3,8 @@
 -- Reads claim, entry, outcome, lane, the rules.
 create or replace function tallybook._limited_jobs(p_leases uuid[], p_job_ids bigint[], p_attempts int[], p_names text[])
 returns setof tallybook._limited_job language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off
+-- profile: nested
+set enable_memoize = off  -- each row is looked up once: there is nothing to remember
 as $$
 declare
   v_wide boolean := exists (select from tallybook.rate_limit r where r.name like 'queue:%' or r.name like 'task:%')

@@ -5,8 +5,8 @@
 -- Reads entry, lane; writes outcome, tally, scheduled, at first use lane.
 create or replace function tallybook._limits_hold(p_jobs tallybook._limited_job[], p_at timestamptz) returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off
+-- profile: nested
+set enable_memoize = off  -- each row is looked up once: there is nothing to remember
 as $$
 declare
   v_lanes int[]; v_turn_lanes int[]; v_first timestamptz; v_job tallybook._limited_job;
@@ -48,7 +48,7 @@ end $$;
 create or replace function tallybook._until_turn(p_lease uuid, p_job_id bigint, p_attempt int, p_name text, p_run_at timestamptz,
   p_at timestamptz) returns void
 language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   e tallybook.entry := tallybook._end(p_lease, p_job_id, p_attempt, 'snoozed', null, p_at);

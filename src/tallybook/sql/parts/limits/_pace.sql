@@ -6,8 +6,8 @@
 -- Reads rate_limit, tombstone, lane; writes rate_state, scheduled.
 create or replace function tallybook._pace(p_ids bigint[], p_at timestamptz) returns bigint[]
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_mergejoin = off
+-- profile: hot
+set enable_mergejoin = off  -- the rows are few
 as $$
 declare
   c_early constant interval := '120 ms';  -- as in limit_take

@@ -6,8 +6,8 @@
 -- Reads concurrency_limit, breaker_rule, outcome; deletes from concurrency_holder; writes breaker_state.
 create or replace function tallybook._permits_free(p_name text, p_at timestamptz, out free int, out probing boolean, out barred boolean)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off set enable_memoize = off
+-- profile: nested
+set enable_memoize = off  -- each row is looked up once: there is nothing to remember
 as $$
 declare
   c_any constant int := 2147483647;

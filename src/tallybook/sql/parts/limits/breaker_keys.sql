@@ -7,7 +7,7 @@
 create or replace function tallybook.breaker_keys(from_name text default '', max_keys int default 100, at timestamptz default clock_timestamp())
 returns table (name text, rule text, failures int, per interval, open_for interval, state text, failed_in_window bigint,
   changed_at timestamptz, open_until timestamptz, probe bigint, waiting bigint, source text) language plpgsql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 #variable_conflict use_column
 declare

@@ -7,7 +7,7 @@
 -- Errors: TB005 max_keys out of range. Reads concurrency_limit, concurrency_holder, concurrency_line, outcome, breaker_rule.
 create or replace function tallybook.concurrency_keys(from_name text default '', max_keys int default 100)
 returns table (name text, rule text, most int, held bigint, waiting bigint, source text) language plpgsql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 #variable_conflict use_column
 declare

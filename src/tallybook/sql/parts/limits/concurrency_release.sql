@@ -9,8 +9,7 @@
 create or replace function tallybook.concurrency_release(names text[] default null, at timestamptz default clock_timestamp(), as_service boolean default false,
   out released int, out remain boolean)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_name text; v_first text; v_told boolean := names is not null;
@@ -62,8 +61,7 @@ end $$;
 -- A job or a key that somebody has locked is passed by: the next look finds it.
 create or replace function tallybook._let_in(p_name text, p_at timestamptz, p_most int default 500) returns int
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_in int := 0; v_free int; v_probing boolean; v_priority int := -1; v_seq bigint := 0; v_job bigint; v_lane record;
@@ -138,7 +136,7 @@ end $$;
 create or replace function tallybook._until_permit(p_lease uuid, p_job_id bigint, p_attempt int, p_name text, p_priority int,
   p_at timestamptz) returns void
 language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   e tallybook.entry := tallybook._end(p_lease, p_job_id, p_attempt, 'moved', null, p_at);

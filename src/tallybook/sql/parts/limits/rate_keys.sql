@@ -7,7 +7,7 @@
 create or replace function tallybook.rate_keys(from_name text default '', max_keys int default 100, at timestamptz default clock_timestamp())
 returns table (name text, rule text, calls int, per interval, burst int, calls_ever bigint, calls_in_window bigint, waiting bigint,
   last_call_at timestamptz, next_call_at timestamptz, pushed_to timestamptz, source text) language plpgsql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 #variable_conflict use_column
 declare

@@ -45,7 +45,7 @@ end $$;
 -- than before; who waits for them comes sooner, too.
 create or replace function tallybook._rate_changed(p_name text, p_at timestamptz) returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   k record; v_next timestamptz;

@@ -2,8 +2,7 @@
 -- Nothing is waited for: it may run under a lane's lock. 200 keys a call, for their locks are kept to the commit.
 create or replace function tallybook._leave_lines(p_job_ids bigint[], p_keys text[], p_at timestamptz) returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 begin
   with free as materialized (

@@ -9,8 +9,7 @@
 create or replace function tallybook._release(p_key text, p_ended bigint default null,
   p_at timestamptz default clock_timestamp()) returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_holder bigint; l record; w tallybook.waiting; v_tries int := 1;
@@ -53,8 +52,7 @@ end $$;
 -- lanes, where a claim meets and ends them.
 create or replace function tallybook._release_missed(p_at timestamptz default clock_timestamp()) returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_first text; v_key text; v_holder bigint; v_released int := 0; w tallybook.waiting; v_id bigint;
@@ -106,7 +104,7 @@ $$;
 -- _has_turn(order_key, job_id): whether it is this job's turn.
 create or replace function tallybook._has_turn(p_key text, p_job_id bigint) returns boolean
 language plpgsql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 begin
   return p_job_id = (select t.job_id from tallybook.order_turn t where t.key = p_key order by t.generation desc limit 1);

@@ -11,8 +11,7 @@
 create or replace function tallybook.order_admit(leases uuid[], job_ids bigint[], attempts int[], patient boolean default true,
   at timestamptz default clock_timestamp(), out ready bigint[], out busy bigint[])
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   h record; l record; e tallybook.entry; v_generation bigint; v_holder bigint; v_locked boolean; v_mine boolean; v_keys text[] := '{}';

@@ -5,8 +5,7 @@
 -- Reads entry, outcome, scheduled, waiting, dead, tombstone.
 create or replace function tallybook._ended_as(p_job_ids bigint[]) returns table (job_id bigint, ended_as text, failure jsonb)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 begin

@@ -3,7 +3,7 @@
 -- Only for these rare ends. One that completes is told by its worker, or found by a look: see parents_resolve.
 create or replace function tallybook._parent_ended(p_job_id bigint) returns void
 language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 begin
   if exists (select from tallybook.parent p where p.parent_id = p_job_id and p.ended_as is null) then
@@ -14,7 +14,7 @@ end $$;
 -- _waits_for(job_id): what a job in waiting waits for, in a few words for people; null: not for parents.
 create or replace function tallybook._waits_for(p_job_id bigint) returns text
 language plpgsql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   v_ids text[]; v_all bigint; v_open bigint;

@@ -4,8 +4,7 @@
 -- What failed goes into the arg that the job has asked for, the first 1,000 in the order of the parents; how many there were into its options.
 create or replace function tallybook._release_children(p_children bigint[], p_at timestamptz) returns int
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_free bigint[]; v_queues text[]; v_later boolean; v_fair boolean; v_n int;

@@ -13,7 +13,7 @@ create or replace function tallybook.fan_out(queues text[], tasks text[], args t
   afters text[] default null, on_parents text[] default null, failed_as text[] default null,
   at timestamptz default clock_timestamp(), out job_ids bigint[], out created boolean[])
 language plpgsql
-set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: lookup
 as $$
 declare
   v_n int := cardinality(tasks); v_roots int[]; v_followed int[]; r record; v_ids bigint[]; v_created boolean[]; v_after bigint[]; v_known bigint[]; v_id bigint;
@@ -106,8 +106,7 @@ create or replace function tallybook._put_child(p_job_id bigint, p_queue text, p
   p_priority int, p_unique_key text, p_max_attempts int, p_headers jsonb, p_now timestamptz, p_order_key text, p_expires_at timestamptz,
   p_options jsonb, p_after bigint[], p_known bigint[], p_on_parent text, p_failed_as text) returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_missing bigint;
@@ -134,7 +133,8 @@ end $$;
 -- _waits_on(job_ids, job_id): whether one of these jobs is that job, or waits for it, through others too.
 create or replace function tallybook._waits_on(p_job_ids bigint[], p_job_id bigint) returns boolean
 language plpgsql stable
-set jit = off set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
+-- profile: lookup
+set enable_hashjoin = off set enable_mergejoin = off  -- one parent after the other
 as $$
 begin
   return exists (

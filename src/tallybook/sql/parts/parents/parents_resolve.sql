@@ -17,8 +17,7 @@ create or replace function tallybook.parents_resolve(parents bigint[] default nu
   at timestamptz default clock_timestamp(), as_service boolean default false,
   out ended int, out released int, out cancelled int, out busy int, out last bigint, out remain boolean)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_ids bigint[]; v_as text[]; v_failures jsonb[]; v_children bigint[]; v_all bigint[]; v_n int; v_id bigint; v_timeouts int := 0;

@@ -5,8 +5,7 @@
 create or replace function tallybook._truncate_aside(p_lanes int[], p_states text[], p_max int, p_up_to bigint, p_error jsonb,
   p_at timestamptz, out ended int, out busy boolean)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_lane int; v_ids bigint[] := '{}'; v_id bigint; v_timeouts int := 0; v_scheduled boolean := p_states is null or 'scheduled' = any (p_states);

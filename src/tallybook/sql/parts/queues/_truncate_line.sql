@@ -6,8 +6,7 @@
 create or replace function tallybook._truncate_line(p_lane_id int, p_retention "char", p_xids xid8[], p_seqs bigint[], p_error jsonb,
   p_at timestamptz, out ended int, out skipped bigint[])
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_tasks text[]; v_counts bigint[]; v_attempts bigint[]; v_ordered bigint[]; v_keys text[]; v_parents boolean := exists (select from tallybook.parent p where p.ended_as is null);

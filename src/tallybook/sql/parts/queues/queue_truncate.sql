@@ -19,7 +19,7 @@ create or replace function tallybook.queue_truncate(queue text, states text[] de
   by text default session_user, max_jobs int default 10000, inout mark jsonb default null, at timestamptz default clock_timestamp(),
   out cancelled int, out cancelling int, out busy boolean, out remain boolean)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   c_states constant text[] := array['available', 'scheduled', 'retrying', 'waiting'];

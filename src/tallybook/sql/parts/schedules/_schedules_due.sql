@@ -7,7 +7,7 @@
 create or replace function tallybook._schedules_look(p_after timestamptz default null, p_at timestamptz default clock_timestamp(),
   out due_in double precision, out queries_due boolean, out queries_in double precision, out every double precision)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   v_idle boolean;
@@ -35,7 +35,7 @@ create or replace function tallybook._schedules_due(p_max int default 250, p_aft
 returns table (at timestamptz, upto timestamptz, name text, revision text, cron text, every bigint, tz text, jitter bigint, missed text,
                catch_up int, since timestamptz, tick timestamptz)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   v_before timestamptz := p_at;

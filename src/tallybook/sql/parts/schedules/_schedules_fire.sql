@@ -12,8 +12,7 @@
 create or replace function tallybook._schedules_fire(p_plans jsonb, p_at timestamptz default clock_timestamp(),
   out carried int, out fired int, out skipped int, out missed int, out failed int)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_names text[]; v_one jsonb; r record;
@@ -55,8 +54,7 @@ end $$;
 create or replace function tallybook._schedules_put_in(p_plans jsonb, p_names text[], p_at timestamptz,
   out fired int, out skipped int, out missed int)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   d record;

@@ -6,8 +6,8 @@
 create or replace function tallybook._subject_again(p_task text, p_subject text, p_job_id bigint, p_revive boolean, p_at timestamptz,
   out job_id bigint, out subject jsonb)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
+set enable_nestloop = on  -- also where the caller has it off
 as $$
 #variable_conflict use_column
 declare

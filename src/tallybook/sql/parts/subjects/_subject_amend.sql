@@ -7,8 +7,8 @@
 create or replace function tallybook._subject_amend(p_job_id bigint, p_args jsonb, p_version jsonb, p_run_at timestamptz, p_priority int,
   p_at timestamptz, out report text, out old_run_at timestamptz, out new_run_at timestamptz)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
+set enable_nestloop = on  -- also where the caller has it off
 as $$
 declare
   e tallybook.entry; a tallybook.amendment; v_priority int; v_args boolean; v_run_at boolean; v_locked boolean := false;

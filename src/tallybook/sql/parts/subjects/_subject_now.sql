@@ -9,8 +9,8 @@
 create or replace function tallybook._subject_now(p_job_id bigint, p_at timestamptz default clock_timestamp(), out state text, out queue text, out priority int, out args jsonb,
   out options jsonb, out failures int, out attempts int, out run_at timestamptz, out error jsonb)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
+set enable_nestloop = on  -- also where the caller has it off
 as $$
 declare
   e tallybook.entry; a tallybook.amendment; s tallybook.scheduled; d tallybook.dead; v_ended text; v_lane int; v_attempt int; v_open boolean := true;
@@ -62,8 +62,8 @@ end $$;
 -- their order, for which only their index fits (see _attempt).
 create or replace function tallybook._subject_attempts(p_job_id bigint, p_attempt int, p_options jsonb) returns int
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_sort = off
+-- profile: hot
+set enable_sort = off  -- the index has them in order: a sort would read all
 as $$
 declare
   v_from int := coalesce((p_options #>> '{subject,from}')::int, 0); e record; v_moves int := 0;

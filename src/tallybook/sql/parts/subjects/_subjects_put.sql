@@ -12,8 +12,7 @@ create or replace function tallybook._subjects_put(p_upsert boolean, p_queue tex
   p_run_ats timestamptz[], p_priorities int[], p_max_attempts int, p_headers text[], p_options text[], p_at timestamptz)
 returns table (place bigint, job_id bigint, report text, old_run_at timestamptz, new_run_at timestamptz)
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_nestloop = off set enable_mergejoin = off
+-- profile: batch
 as $$
 #variable_conflict use_column
 declare

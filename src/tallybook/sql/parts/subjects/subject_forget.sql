@@ -6,8 +6,8 @@
 -- Reads: see _subject_now; writes tombstone; deletes from subject_job.
 create or replace function tallybook.subject_forget(task text, subject text, at timestamptz default clock_timestamp()) returns text
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
+set enable_nestloop = on  -- also where the caller has it off
 as $$
 declare
   k record; v_state text;

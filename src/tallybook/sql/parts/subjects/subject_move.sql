@@ -5,8 +5,7 @@
 -- Reads subject_job, see _subject_now; writes scheduled, amendment.
 create or replace function tallybook.subject_move(task text, subject text, run_at timestamptz, at timestamptz default clock_timestamp()) returns text
 language plpgsql
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   k record; v_state text;

@@ -12,8 +12,7 @@ create or replace function tallybook.subjects(task text default null, queue text
 returns table (task_name text, subject text, job_id bigint, queue_name text, state text, priority int, args jsonb, iterations int, failures int,
   attempts int, next_run_at timestamptz, last_at timestamptz, last_error text, error jsonb, made_at timestamptz, ended_at timestamptz, cursor text)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 declare

@@ -1,6 +1,8 @@
 -- _doctor_counters(asked): whether the counters agree with a recount. It reads all history, so unasked only where there is little.
 create or replace function tallybook._doctor_counters(p_asked boolean)
-returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable set jit = off as $$
+returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
+-- profile: nojit
+as $$
 #variable_conflict use_column
 declare
   v_bytes numeric;

@@ -5,7 +5,9 @@
 -- Costs what the server's sessions cost, whatever there is in the ledgers. Reads pg_stat_activity, pg_prepared_xacts, pg_replication_slots.
 create or replace function tallybook._horizon()
 returns table (kind text, who text, since timestamptz, transactions bigint, writes boolean, pid int, xid text, active boolean, idle_since timestamptz, remedy text)
-language sql stable set jit = off as $$
+language sql stable
+-- profile: nojit
+as $$
   select * from (
     select case when a.datid is null then 'standby' else 'transaction' end,
            format('%s (%s)', case when a.datid is null then 'the standby of pid ' || a.pid else 'pid ' || a.pid end, concat_ws(', ',
@@ -31,7 +33,9 @@ $$;
 
 -- _doctor_horizon(at): who pins the horizon of vacuum; whose uncommitted jobs are held back; sessions idle in a transaction; slots.
 create or replace function tallybook._doctor_horizon(p_at timestamptz)
-returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable set jit = off as $$
+returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
+-- profile: nojit
+as $$
 #variable_conflict use_column
 declare
   v_all jsonb; v_hidden text := ''; v_jobs text[];

@@ -3,7 +3,8 @@
 -- Asks each lane for its next job, as a claim does, at most 10,000 lanes; how many stand behind it is for the counters.
 create or replace function tallybook._doctor_queues(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_nestloop = on set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
+set enable_nestloop = on  -- also where the caller has it off
 as $$
 #variable_conflict use_column
 declare

@@ -1,6 +1,8 @@
 -- _doctor_roles(): whether the roles on record have the rights of _rights. Looks at grants alone, so a right that PUBLIC has is none.
 create or replace function tallybook._doctor_roles()
-returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable set jit = off as $$
+returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
+-- profile: nojit
+as $$
 #variable_conflict use_column
 begin
   return query select * from tallybook._finding('roles', (

@@ -1,6 +1,8 @@
 -- _doctor_settings(): settings of the server and of this session that can lose jobs, or stop them.
 create or replace function tallybook._doctor_settings()
-returns table (name text, level text, finding text, advice text, details jsonb) language sql stable set jit = off as $$
+returns table (name text, level text, finding text, advice text, details jsonb) language sql stable
+-- profile: nojit
+as $$
   select f.* from tallybook._finding('settings', (
       select jsonb_agg(jsonb_build_object('level', v.level, 'text', format('%s is %s: %s', s.name, s.setting, v.why),
                'setting', s.name, 'value', s.setting, 'source', s.source,

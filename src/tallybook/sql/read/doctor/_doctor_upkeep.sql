@@ -1,7 +1,9 @@
 -- _doctor_upkeep(at): another cluster, services that do not run, steps of the server's clock, schedules that do not fire,
 -- ranges of history that cannot leave.
 create or replace function tallybook._doctor_upkeep(p_at timestamptz)
-returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable set jit = off as $$
+returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
+-- profile: nojit
+as $$
 #variable_conflict use_column
 declare
   v_since timestamptz;

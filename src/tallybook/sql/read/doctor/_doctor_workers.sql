@@ -1,7 +1,8 @@
 -- _doctor_workers(at): workers that are silent or gone, jobs that run for long, workers older than the schema, connections.
 create or replace function tallybook._doctor_workers(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off
+-- profile: nojit
+set plan_cache_mode = force_generic_plan  -- a plan made anew costs more than it gains
 as $$
 #variable_conflict use_column
 declare

@@ -19,8 +19,7 @@ create or replace function tallybook.trace(subject text default null, unique_key
   job bigint default null, task text default null, max_events int default 1000, newest_first boolean default false)
 returns table (at timestamptz, job_id bigint, queue text, task_name text, attempt int, event text, worker text, details jsonb, error jsonb)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_jobs bigint[];
@@ -56,7 +55,7 @@ end $$;
 -- _of_subject(subject, task): the jobs that a subject has had, whatever their task, or of one task. From task to task by the index.
 create or replace function tallybook._of_subject(p_subject text, p_task text) returns bigint[]
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   v_task text := ''; v_jobs bigint[] := array(
@@ -75,7 +74,7 @@ end $$;
 -- _of_unique_key(key, task): the newest jobs that have had a unique key, 1000 of each task.
 create or replace function tallybook._of_unique_key(p_key text, p_task text) returns bigint[]
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   v_task text := ''; v_jobs bigint[] := '{}';
@@ -94,8 +93,7 @@ end $$;
 create or replace function tallybook._trace_job(p_job_id bigint, p_most int)
 returns table (at timestamptz, job_id bigint, queue text, task text, attempt int, place int, event text, worker text, details jsonb, error jsonb)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 #variable_conflict use_column
 begin

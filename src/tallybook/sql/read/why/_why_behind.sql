@@ -5,8 +5,7 @@
 create or replace function tallybook._why_behind(p_queue text, p_priority int, p_lane_id int, p_retention "char", p_retired boolean, p_xid xid8, p_seq bigint,
   p_at timestamptz, out reason text, out explanation text, out details jsonb, out place int) returns setof record
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   c_most constant int := 10000; c record; l record; v_own bigint; v_lower bigint := 0;
@@ -54,8 +53,7 @@ end $$;
 create or replace function tallybook._before(p_lane_id int, p_retention "char", p_lo xid8, p_hi xid8, p_holes xid8[], p_closed xid8[], p_pos_xid xid8, p_pos_seq bigint,
   p_xid xid8, p_seq bigint, p_most int) returns bigint
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_n bigint := 0; v_hole boolean := p_xid = any (p_holes); v_late boolean := p_xid = any (p_closed); v_new boolean := p_xid >= p_hi;

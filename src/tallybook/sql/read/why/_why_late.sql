@@ -2,7 +2,7 @@
 create or replace function tallybook._why_late(p_job_id bigint, p_place text, p_run_at timestamptz, p_failures int, p_unique_key text, p_options jsonb,
   p_error jsonb, p_at timestamptz, out reason text, out explanation text, out details jsonb, out place int) returns setof record
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   v_run_at timestamptz := p_run_at; v_last text; v_key text := p_options ->> 'turn'; v_other timestamptz;
@@ -41,7 +41,7 @@ end $$;
 -- _why_rate(key, run_at, at): who waits for its turn at a rate limit: behind how many, and whether the key was pushed.
 create or replace function tallybook._why_rate(p_key text, p_run_at timestamptz, p_at timestamptz, out explanation text, out details jsonb)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   c_most constant int := 10000; v_n bigint; r tallybook.rate_limit; v_pushed timestamptz;

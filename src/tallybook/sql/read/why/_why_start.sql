@@ -4,8 +4,7 @@
 create or replace function tallybook._why_start(p_job_id bigint, p_place text, p_queue text, p_task text, p_unique_key text, p_order_key text,
   p_expires_at timestamptz, p_run_at timestamptz, p_options jsonb, p_at timestamptz, out reason text, out explanation text, out details jsonb, out place int) returns setof record
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   v_key text; r tallybook.rate_limit; v_next timestamptz; v_held text := p_options ->> 'held';

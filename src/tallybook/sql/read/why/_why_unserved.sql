@@ -4,7 +4,7 @@
 create or replace function tallybook._why_unserved(p_queue text, p_part text, p_task text, p_options jsonb, p_at timestamptz,
   out reason text, out explanation text, out details jsonb, out place int) returns setof record
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   q tallybook.queue; k record; v_version text := case when p_options ->> 'version' ~ '^([2-9]|[1-9][0-9]{1,2})$' then p_options ->> 'version' end;

@@ -2,8 +2,7 @@
 create or replace function tallybook._why_waiting(p_job_id bigint, p_lane_id int, p_task text, p_order_key text, p_fair_key text, p_fair_seq bigint,
   p_options jsonb, p_at timestamptz, out reason text, out explanation text, out details jsonb, out place int) returns setof record
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   c_most constant int := 10000; l record; v_n bigint; v_all int; v_ids bigint[]; v_room int;
@@ -61,8 +60,7 @@ $$;
 -- _why_permit(key, at): what keeps the next job of a key from starting: its breaker, or that its permits are taken. Reason null: neither.
 create or replace function tallybook._why_permit(p_key text, p_at timestamptz, out reason text, out explanation text, out details jsonb)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   b tallybook.breaker_state; v_most int; v_held bigint; v_jobs bigint[]; v_probe bigint;
@@ -92,7 +90,7 @@ end $$;
 -- _why_order(job_id, order_key): whose turn it is, or who is before this job in the line of its order key. Reason null: nobody.
 create or replace function tallybook._why_order(p_job_id bigint, p_key text, out reason text, out explanation text, out details jsonb)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   c_most constant int := 10000; v_holder bigint; v_seq bigint; v_n bigint; l record;

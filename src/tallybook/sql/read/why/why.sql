@@ -13,8 +13,7 @@
 create or replace function tallybook.why(job_id bigint, at timestamptz default clock_timestamp())
 returns table (state text, reason text, explanation text, details jsonb)
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
-set enable_hashjoin = off set enable_mergejoin = off
+-- profile: nested
 as $$
 declare
   w record; c record; k record; v_state text;
@@ -74,7 +73,7 @@ $$;
 -- _why_unknown(job_id): of a job that lies nowhere. A subject's end outlives its history.
 create or replace function tallybook._why_unknown(p_job_id bigint, out reason text, out explanation text, out details jsonb) returns setof record
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   s tallybook.subject_job;
@@ -123,7 +122,7 @@ end $$;
 create or replace function tallybook._why_running(p_job_id bigint, p_task text, p_attempt int, p_unique_key text, p_worker int, p_claimed_at timestamptz,
   p_cancelled_at timestamptz, p_cancel_reason text, p_at timestamptz, out reason text, out explanation text, out details jsonb) returns setof record
 language plpgsql stable
-set plan_cache_mode = force_generic_plan set jit = off set enable_seqscan = off set enable_bitmapscan = off
+-- profile: hot
 as $$
 declare
   k tallybook.worker; g tallybook.progress;
