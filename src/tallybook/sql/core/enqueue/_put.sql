@@ -4,17 +4,17 @@ create or replace function tallybook._put(p_job_id bigint, p_queue text, p_task 
   p_order_key text default null, p_expires_at timestamptz default null, p_options jsonb default null) returns void
 language plpgsql as $$
 declare
-  v_lane int; v_retention "char";
+  e tallybook.entry;
 begin
-  select l.lane_id, l.retention into v_lane, v_retention
+  select l.lane_id, l.retention into e.lane_id, e.retention
     from tallybook.lane l
    where l.queue = p_queue and l.priority = p_priority and l.part = '' and l.retired_at is null
    order by l.lane_id desc limit 1;
   if not found then
-    select l.lane_id, l.retention into v_lane, v_retention from tallybook._lane(p_queue, p_priority, '') l;
+    select l.lane_id, l.retention into e.lane_id, e.retention from tallybook._lane(p_queue, p_priority, '') l;
   end if;
-  perform tallybook._place(
-    row(null, p_job_id, p_job_id, p_now, v_lane, 1, 0, 0, p_max_attempts, v_retention, p_task, p_args, p_headers,
-        p_unique_key, null, null, p_expires_at, p_order_key, p_options)::tallybook.entry,
-    p_run_at, p_now, p_queue, true);
+  e.job_id := p_job_id; e.seq := p_job_id; e.enqueued_at := p_now; e.attempt := 1; e.failures := 0; e.crashes := 0;
+  e.task := p_task; e.args := p_args; e.headers := p_headers; e.unique_key := p_unique_key;
+  e.max_attempts := p_max_attempts; e.order_key := p_order_key; e.expires_at := p_expires_at; e.options := p_options;
+  perform tallybook._place(e, p_run_at, p_now, p_queue, true);
 end $$;

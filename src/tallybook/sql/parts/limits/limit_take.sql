@@ -29,7 +29,7 @@ declare
   c_soon constant timestamptz := c_from + interval '150 ms';  -- a start that is so near is waited for
   v_jobs tallybook._limited_job[]; v_job tallybook._limited_job; v_held tallybook._limited_job[] := '{}';
   v_keys tallybook._limit_key[]; v_names text[]; v_name text; k tallybook._limit_key; v_of int[]; v_late interval;
-  v_called tallybook.rate_call[] := '{}'; v record; j int;
+  c tallybook.rate_call; v_called tallybook.rate_call[] := '{}'; v record; j int;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'limit_take needs READ COMMITTED'
@@ -72,7 +72,8 @@ begin
         k.granted := k.granted + 1;
         k.next_at := greatest(k.next_at, v.start_at - (k.burst - 1) * k.gap) + k.gap
                      + case when k.granted % k.every = 0 then k.late else interval '0' end;
-        v_called := v_called || row(v.start_at, v_job.job_id, v_job.attempt, k.name)::tallybook.rate_call;
+        c.called_at := v.start_at; c.job_id := v_job.job_id; c.attempt := v_job.attempt; c.name := k.name;
+        v_called := v_called || c;
       elsif v_job.front then k.front_at := v.start_at + k.step;
       else k.tail_at := v.start_at + k.step;
       end if;
@@ -90,6 +91,7 @@ begin
 
   update tallybook.rate_state s set next_at = u.next_at, front_at = u.front_at, granted = u.granted from unnest(v_keys) u
    where s.name = u.name and (s.next_at, s.front_at, s.granted) is distinct from (u.next_at, u.front_at, u.granted);
-  insert into tallybook.rate_call select u.* from unnest(v_called) u;
+  insert into tallybook.rate_call (called_at, job_id, attempt, name)
+  select u.called_at, u.job_id, u.attempt, u.name from unnest(v_called) u;
   if v_held <> '{}' then perform tallybook._limits_hold(v_held, limit_take.at); end if;
 end $$;

@@ -109,10 +109,10 @@ language plpgsql
 -- profile: nested
 as $$
 declare
-  v_missing bigint;
+  v_missing bigint; e tallybook.entry;
 begin
   select i into v_missing from unnest(p_known) i
-   where not exists (select from tallybook.entry e where e.job_id = i)
+   where not exists (select from tallybook.entry x where x.job_id = i)
      and not exists (select from tallybook.scheduled s where s.job_id = i)
      and not exists (select from tallybook.waiting w where w.job_id = i)
      and not exists (select from tallybook.dead d where d.job_id = i) limit 1;
@@ -122,10 +122,11 @@ begin
   end if;
   p_options := coalesce(p_options, '{}') || jsonb_build_object('followed', true, 'parents', jsonb_strip_nulls(jsonb_build_object(
     'on', coalesce(p_on_parent, 'completed'), 'failed_as', p_failed_as, 'order_key', p_order_key)));
-  perform tallybook._wait(
-    row(null, null, p_job_id, p_now, l.lane_id, 1, 0, 0, p_max_attempts, l.retention, p_task, p_args, p_headers,
-        p_unique_key, p_run_at, null, p_expires_at, null, p_options)::tallybook.entry, p_now)
-    from tallybook._lane(p_queue, p_priority, '') l;
+  select l.lane_id into e.lane_id from tallybook._lane(p_queue, p_priority, '') l;
+  e.job_id := p_job_id; e.enqueued_at := p_now; e.attempt := 1; e.failures := 0; e.crashes := 0;
+  e.task := p_task; e.args := p_args; e.headers := p_headers; e.unique_key := p_unique_key;
+  e.max_attempts := p_max_attempts; e.run_at := p_run_at; e.expires_at := p_expires_at; e.options := p_options;
+  perform tallybook._wait(e, p_now);
   insert into tallybook.parent (child_id, parent_id, place)
   select p_job_id, i, min(n) from unnest(p_after) with ordinality u(i, n) group by i;
 end $$;
