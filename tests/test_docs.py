@@ -180,7 +180,9 @@ def test_the_examples_of_the_schedules_page_run(tmp_path: Path, dsn: str, db: An
             db.execute(statement)
     for line in blocks(ROOT / "docs/schedules.md", "sh")[0].splitlines():
         python(tmp_path, dsn, "-m", *shlex.split(line))
-    assert db.execute("select what, count(*) from tallybook.fire group by 1").fetchall() == [("enqueued", 3)]
+    # Those that were run by hand; the others fire whenever five minutes end meanwhile.
+    by_hand = "select what, count(*) from tallybook.fire where tick <> date_trunc('minute', tick) group by 1"
+    assert db.execute(by_hand).fetchall() == [("enqueued", 3)]
 
 
 @pytest.mark.slow
