@@ -294,6 +294,7 @@ select tallybook.enqueue('q', 't', run_at => pg_catalog.clock_timestamp() + '1 h
 select tallybook.worker_start('w', '{q}', '{t}', at => pg_catalog.clock_timestamp());
 select tallybook.claim(1, '{q}', '{10}', '7c9e6679-7425-40de-944b-e07fc1f90ae7', at => pg_catalog.clock_timestamp());
 select tallybook.claimed_jobs('7c9e6679-7425-40de-944b-e07fc1f90ae7', at => pg_catalog.clock_timestamp());
+select tallybook.admit('{7c9e6679-7425-40de-944b-e07fc1f90ae7}', '{1}', '{1}', at => pg_catalog.clock_timestamp());
 select tallybook.order_admit('{7c9e6679-7425-40de-944b-e07fc1f90ae7}', '{1}', '{1}', at => pg_catalog.clock_timestamp());
 select tallybook.complete_many('{7c9e6679-7425-40de-944b-e07fc1f90ae7}', '{1}', '{1}', at => pg_catalog.clock_timestamp());
 select tallybook.fail('7c9e6679-7425-40de-944b-e07fc1f90ae7', 2, 1, '{"message": "x"}', at => pg_catalog.clock_timestamp());

@@ -61,7 +61,9 @@ def test_a_zombie_that_reads_late_does_not_start_what_was_cancelled(db: Connecti
     assert one(db, "select tallybook.worker_stop(%s)", worker) == 2, "given up: both go back in line"
     if not cancel_first:
         assert one(db, "select tallybook.cancel(%s)", job) == "cancelled"
-    read = db.execute("select job_id, attempt, cancelled from tallybook.claimed_jobs(%s)", [lease]).fetchall()
+    read = db.execute(
+        "select job_id, attempt, coalesce(blocked_by = 'cancelled', false) from tallybook.claimed_jobs(%s)", [lease]
+    ).fetchall()
     assert read == [(job, 1, True), (other, 1, False)]
     assert one(db, "select tallybook.cancel_running(%s, %s, 1)", lease, job) == "refused", "another's attempt by now"
 
@@ -73,5 +75,7 @@ def test_a_cancel_that_was_undone_by_retry_does_not_reach_back(db: Connection) -
     assert one(db, "select tallybook.cancel(%s)", job) == "cancelled"
     assert one(db, "select tallybook.retry(%s)", job) == 2
     assert one(db, "select jobs from tallybook.claim(%s, '{q}', '{9}', %s)", worker, lease) == 1
-    read = db.execute("select job_id, attempt, cancelled from tallybook.claimed_jobs(%s)", [lease]).fetchall()
+    read = db.execute(
+        "select job_id, attempt, coalesce(blocked_by = 'cancelled', false) from tallybook.claimed_jobs(%s)", [lease]
+    ).fetchall()
     assert read == [(job, 2, False)]

@@ -156,7 +156,9 @@ async def _claimed(conn: Connection, query: str, *params: object) -> Any:
 
 async def _read(conn: Connection, scene: Scene, name: str) -> None:
     cursor = await conn.execute(
-        "select job_id, attempt, cancelled from tallybook.claimed_jobs(%s)", [scene.leases[name]], prepare=True
+        "select job_id, attempt, coalesce(blocked_by = 'cancelled', false) from tallybook.claimed_jobs(%s)",
+        [scene.leases[name]],
+        prepare=True,
     )
     scene.held[name] = await cursor.fetchall()
     scene.seen.update(job for job, _, _ in scene.held[name])

@@ -152,7 +152,7 @@ class Shop:
             lease = uuid4()
             if self.db.execute("select from tallybook.job where id = %s", some[:1]).fetchone():
                 self.hands.one("select tallybook.claim_job(%s, %s, %s)", self.hands.worker, some[0], lease)
-                self.taken += [job for job in self.hands.leased(lease) if not job.cancelled and not job.put_off]
+                self.taken += [job for job in self.hands.leased(lease) if not job.cancelled and not job.postponed]
             return
         done(self.db, verb, some)
 

@@ -100,7 +100,7 @@ def work(crowd: Crowd, number: int) -> None:
             if now.cancelled:
                 hands.say("cancel_running", now)
             else:
-                (busy if now.busy else free).append(now)
+                (busy if now.changing else free).append(now)
         ready, asked_again = hands.turn(free, patient=source.random() < 0.8) if free else ([], [])
         held = busy + [job for job in free if job.id in asked_again]
         for job in (job for job in free if job.id in ready):

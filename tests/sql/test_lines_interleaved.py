@@ -69,7 +69,10 @@ def start(name: str) -> Step:
         for job, (lease, attempt, *_) in list(mine.items()):
             if job in scene.running.get(name, set()):
                 continue
-            query = "select cancelled, coalesce(busy, false), args ->> 'n' from tallybook.claimed_jobs(%s, %s)"
+            query = (
+                "select coalesce(blocked_by = 'cancelled', false), coalesce(blocked_by = 'changing', false), args ->> 'n'"
+                " from tallybook.claimed_jobs(%s, %s)"
+            )
             ((cancelled, busy, n),) = await rows(conn, query, lease, job)
             if cancelled:
                 await rows(conn, "select tallybook.cancel_running(%s, %s, %s)", lease, job, attempt)

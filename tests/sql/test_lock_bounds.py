@@ -194,11 +194,11 @@ def _started_meanwhile(db: Connection, connect: Connect) -> tuple[set[str], list
     assert keyed(producer, names(CHANGED), "replace_args", 2)[0] != early.id  # it got a job of its own
     claimed = hands.claim(1000)
     called = {job: name for name, job in jobs.items()} | {other: "other"}
-    free = {called[job.id] for job in claimed if not job.busy}
+    free = {called[job.id] for job in claimed if not job.changing}
     producer.execute("commit")
     (lease,) = {job.lease for job in claimed}
     after = hands.leased(lease)
-    assert not any(job.busy for job in after)
+    assert not any(job.changing for job in after)
     return free, [job.args["n"] for job in after if called[job.id] in names(CHANGED)]
 
 
@@ -226,7 +226,7 @@ def test_few_changes_hold_only_what_they_change(db: Connection, connect: Connect
     producer.execute("rollback to savepoint s")
     keyed(producer, names(128), "replace_args", 2)
     assert (held(producer)[47], 46 in held(producer)) == (128, False)
-    assert sum(job.busy for job in hands.claim(1000)) == 128
+    assert sum(job.changing for job in hands.claim(1000)) == 128
     producer.execute("commit")
 
 
@@ -249,7 +249,7 @@ def test_crowds_do_not_deadlock(db: Connection, connect: Connect) -> None:
     def work() -> None:
         hands = Hands(connect())
         while jobs := hands.claim(20):
-            while any(job.busy for job in hands.leased(jobs[0].lease)):
+            while any(job.changing for job in hands.leased(jobs[0].lease)):
                 pass
             started.extend(job.id for job in jobs)
 

@@ -199,7 +199,9 @@ class Ledger(RuleBasedStateMachine):
             self.refused("TB006", *call)
             return
         jobs = self.one(*call)
-        got = self.db.execute("select job_id, attempt, cancelled from tallybook.claimed_jobs(%s)", [lease]).fetchall()
+        got = self.db.execute(
+            "select job_id, attempt, coalesce(blocked_by = 'cancelled', false) from tallybook.claimed_jobs(%s)", [lease]
+        ).fetchall()
         assert len(got) == jobs
         expected = [] if n == 0 or self.paused else self.take(worker, n)
         assert got == [(place.job.id, place.number, False) for place in expected]

@@ -49,7 +49,9 @@ def claim(db: Connection, worker: int, queue: str = "q", n: int = 100) -> tuple[
     """Claim; the lease, and what it may start: the jobs that were cancelled meanwhile are not in it."""
     lease = uuid4()
     db.execute("select tallybook.claim(%s, array[%s], array[%s::int], %s)", [worker, queue, n, lease])
-    rows = db.execute("select job_id, attempt from tallybook.claimed_jobs(%s) where not cancelled", [lease]).fetchall()
+    rows = db.execute(
+        "select job_id, attempt from tallybook.claimed_jobs(%s) where blocked_by is distinct from 'cancelled'", [lease]
+    ).fetchall()
     return lease, cast("list[Attempt]", rows)
 
 
@@ -168,7 +170,7 @@ def test_a_cancel_that_waited_for_a_claim_by_id_is_kept(db: Connection, connect:
         wait_until(lambda: waits(db, business), "the cancel to wait for the claim")
         by_id.commit()
         assert waiting.result(timeout=20) == "cancelling"
-    assert one(db, "select cancelled from tallybook.claimed_jobs(%s)", lease)
+    assert one(db, "select blocked_by = 'cancelled' from tallybook.claimed_jobs(%s)", lease)
 
 
 @pytest.mark.direct("watches which session waits for which")
@@ -190,7 +192,7 @@ def test_a_cancel_whose_tombstone_goes_while_it_looks_is_kept(db: Connection, co
         holder.execute("select pg_advisory_unlock(1, 1)")
         assert waiting.result(timeout=20) == "cancelling"
     assert one(db, "select reason is null from tallybook.renew(%s, 0, %s)", worker, [job])
-    assert one(db, "select cancelled from tallybook.claimed_jobs(%s)", lease)
+    assert one(db, "select blocked_by = 'cancelled' from tallybook.claimed_jobs(%s)", lease)
 
 
 # --- 6: a cancel holds for later attempts --------------------------------------------------------------------------

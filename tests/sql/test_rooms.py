@@ -11,6 +11,9 @@ from tallybook._db.migrate import migrations
 from tallybook._db.profiles import PROFILES
 
 SEAMS = {
+    "limit_take": "a start: whether limits let it",
+    "order_admit": "a start: whose turn it is among those with the order key",
+    "_has_limits": "a start that comes to its turn: whether there is a limit to ask",
     "_leave_lines": "the end of jobs that wait or are scheduled: who is behind them in the lines of their order keys",
     "_line_up": "a job that comes into line: its place among those with its order key",
     "_pace": "promote: when a job that waits for a rate limit gets its turn",

@@ -213,7 +213,7 @@ def test_the_fence(db: Connection, hands: Hands, verb: str, more: dict[str, Any]
 
 
 def _rest(job: Job) -> tuple[Any, ...]:
-    return (job.id, job.attempt, job.args, job.cancelled, job.expired, job.busy, job.put_off, job.order_key)
+    return (job.id, job.attempt, job.args, job.blocked_by, job.order_key)
 
 
 @pytest.mark.parametrize(("verb", "more"), ENDS[:4])

@@ -304,7 +304,7 @@ class Documents(RuleBasedStateMachine):
             if job.cancelled:
                 assert found is None or job.id in self.gone
                 self.hands.say("cancel_running", job)
-            elif job.put_off:
+            elif job.postponed:
                 assert found is not None
                 assert found.state == "planned"
                 self.hands.say("postpone", job)

@@ -77,7 +77,8 @@ def start(name: str) -> Step:
             if scene.running.get(name) == job:
                 continue
             query = (
-                "select cancelled, coalesce(busy, false), coalesce(put_off, false), (args ->> 'n')::int"
+                "select coalesce(blocked_by = 'cancelled', false), coalesce(blocked_by = 'changing', false),"
+                " coalesce(blocked_by = 'postponed', false), (args ->> 'n')::int"
                 " from tallybook.claimed_jobs(%s, %s)"
             )
             ((cancelled, wait, put_off, n),) = await rows(conn, query, lease, job)
@@ -378,7 +379,7 @@ def _forgotten_while_leased(db: Db, connect: Connect, dsn: str) -> list[bool]:
     said: list[bool] = []
 
     def look() -> None:
-        query = "select coalesce(cancelled, false) or coalesce(busy, false) from tallybook.claimed_jobs(%s)"
+        query = "select coalesce(blocked_by in ('cancelled', 'changing'), false) from tallybook.claimed_jobs(%s)"
         said.extend(row[0] for row in worker.execute(query, (lease,)).fetchall())
 
     thread = threading.Thread(target=look)
@@ -398,7 +399,7 @@ def test_a_forget_that_commits_while_a_worker_looks(db: Db, connect: Connect, ds
 
 def test_control_without_the_newer_look(db: Db, connect: Connect, dsn: str) -> None:
     """Control: with the tombstones of leased's own snapshot alone, the forgotten subject starts."""
-    without(dsn, "claimed_jobs", ("or coalesce((e.k).cancelled, false)", ""))
+    without(dsn, "claimed_jobs", ("or (e.k).cancelled", ""))
     assert _forgotten_while_leased(db, connect, dsn) == [False, False]
 
 
@@ -504,11 +505,11 @@ def test_nobody_waits_for_an_open_upsert_but_the_same_subject(db: Db, connect: C
     assert push(db, "planned")[1] is False
     assert call(db, "promote", at=clock(db, "2 h"))[0][0] == 0  # what is locked is left
     jobs = {job.id: job for job in hands.claim()}
-    pending = next(job for job in jobs.values() if job.busy)
+    pending = next(job for job in jobs.values() if job.changing)
     assert len(jobs) == 2
     other.execute("commit")
     (again,) = hands.leased(pending.lease, pending.id)
-    assert (again.busy, again.args) == (False, {"n": 1})
+    assert (again.changing, again.args) == (False, {"n": 1})
 
 
 def _changed_as_it_is_given_back(db: Db, connect: Connect) -> Hands:
@@ -520,7 +521,7 @@ def _changed_as_it_is_given_back(db: Db, connect: Connect) -> Hands:
     producer.execute("begin")
     assert upsert(producer, "a", args={"n": 2})[1] == "updated"
     (job,) = hands.claim()
-    assert job.busy
+    assert job.changing
     assert hands.say("unclaim", job, "1 h") == "scheduled"
     producer.execute("commit")
     return hands

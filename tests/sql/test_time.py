@@ -104,7 +104,7 @@ def test_expiry_by_the_clock(db: Connection, worker: int) -> None:
     """An attempt that is about to start at its job's expires_at, or later, does not: the job is dead, expired at that time."""
     job = one(db, "select tallybook.enqueue('q', 'send', expires_at => %s, at => %s)", T + HOUR, T)
     lease = claim(db, worker, T + HOUR - S)
-    expired = "select expired from tallybook.claimed_jobs(%s, at => %s)"
+    expired = "select coalesce(blocked_by = 'expired', false) from tallybook.claimed_jobs(%s, at => %s)"
     assert one(db, expired, lease, T + HOUR - S) is False
     assert one(db, expired, lease, T + HOUR) is True
     assert one(db, "select tallybook.expire(%s, %s::bigint, 1, at => %s)", lease, job, T + HOUR) == "dead"
@@ -123,7 +123,7 @@ def test_a_debounce_by_the_clock(db: Connection, worker: int) -> None:
     assert promoted(db, T + 11 * MIN) == 1
     one(db, push, T + 20 * MIN, T + 11 * MIN)  # in line by now
     lease = claim(db, worker, T + 12 * MIN)
-    put_off = "select put_off from tallybook.claimed_jobs(%s, at => %s)"
+    put_off = "select coalesce(blocked_by = 'postponed', false) from tallybook.claimed_jobs(%s, at => %s)"
     assert [one(db, put_off, lease, T + minutes * MIN) for minutes in (19, 20)] == [True, False]
     said = one(db, "select tallybook.postpone(%s, %s::bigint, 1, at => %s)", lease, *jobs, T + 19 * MIN)
     assert (said, promoted(db, T + 20 * MIN - S), promoted(db, T + 20 * MIN)) == ("scheduled", 0, 1)

@@ -158,7 +158,7 @@ def test_what_runs_is_left_alone(db: Connection, hands: Hands, how: str) -> None
     assert db.execute("select count(*) from tallybook.amendment").fetchone() == (0,)
     hands.fail(started)
     (second,) = hands.start()
-    assert (second.args, second.put_off) == ({"n": 1}, False)
+    assert (second.args, second.postponed) == ({"n": 1}, False)
 
 
 @pytest.mark.parametrize("end", ["fail", "snooze", "rescue", "move", "dead", "cancel_running", "cancelled in line"])
@@ -199,7 +199,7 @@ def test_a_worker_that_stops_before_the_start_does_not_undo_a_push(db: Connectio
     job = put(db, unique_key="k")
     producer_relies = put(db, unique_key="k", run_at=hands.one(SOON), on_conflict="push_run_at")
     (claimed,) = hands.claim()
-    assert (claimed.id, claimed.put_off) == (producer_relies, True)
+    assert (claimed.id, claimed.postponed) == (producer_relies, True)
     if how == "snooze":
         hands.say("snooze", claimed, "0")
     else:
@@ -229,10 +229,10 @@ def test_a_claimed_job_waits_for_the_producer_that_changes_it(db: Connection, ha
     producer = connect(autocommit=False)
     assert put(producer, args={"n": 2}, **REPLACE) == job
     claimed = {j.id: j for j in hands.claim()}
-    assert (claimed[other].busy, claimed[job].busy) == (False, True)
+    assert (claimed[other].changing, claimed[job].changing) == (False, True)
     producer.commit()
     now = again(hands, claimed[job])
-    assert (now.id, now.busy, now.args) == (job, False, {"n": 2})
+    assert (now.id, now.changing, now.args) == (job, False, {"n": 2})
 
 
 def test_a_rollback_changes_nothing(db: Connection, hands: Hands, connect: Connect) -> None:
@@ -241,10 +241,10 @@ def test_a_rollback_changes_nothing(db: Connection, hands: Hands, connect: Conne
     producer = connect(autocommit=False)
     put(producer, args={"n": 2}, **REPLACE)
     (claimed,) = hands.claim()
-    assert claimed.busy
+    assert claimed.changing
     producer.rollback()
     now = again(hands, claimed)
-    assert (now.busy, now.args) == (False, {"n": 1})
+    assert (now.changing, now.args) == (False, {"n": 1})
 
 
 @pytest.mark.parametrize("end", ["snooze", "rescue"])
@@ -257,14 +257,14 @@ def test_a_worker_that_stops_while_a_producer_is_at_it(
     producer = connect(autocommit=False)
     put(producer, args={"n": 2}, **REPLACE)
     (claimed,) = hands.claim()
-    assert claimed.busy
+    assert claimed.changing
     if end == "rescue":
         hands.rescued()
         hands = Hands(db)
     else:
         hands.say("snooze", claimed, "0")
     (second,) = hands.claim()
-    assert second.busy
+    assert second.changing
     getattr(producer, outcome)()
     assert again(hands, second).args == {"n": 2 if outcome == "commit" else 1}
 
@@ -298,7 +298,7 @@ def test_a_change_that_is_rolled_back_to_a_savepoint(db: Connection, hands: Hand
         put(producer, args={"n": 2}, **REPLACE)
         raise ZeroDivisionError
     (claimed,) = hands.claim()
-    assert (claimed.busy, claimed.args) == (False, {"n": 1})
+    assert (claimed.changing, claimed.args) == (False, {"n": 1})
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
@@ -311,10 +311,10 @@ def test_a_prepared_transaction_is_waited_for(db: Connection, hands: Hands, conn
     producer.execute("prepare transaction 'change'")
     producer.close()
     (claimed,) = hands.claim()
-    assert claimed.busy
+    assert claimed.changing
     db.execute("commit prepared 'change'" if outcome == "commit" else "rollback prepared 'change'")
     now = again(hands, claimed)
-    assert (now.busy, now.args) == (False, {"n": 2 if outcome == "commit" else 1})
+    assert (now.changing, now.args) == (False, {"n": 2 if outcome == "commit" else 1})
 
 
 def test_a_running_job_is_not_held_up_by_those_who_met_its_key(db: Connection, hands: Hands, connect: Connect) -> None:
@@ -325,7 +325,7 @@ def test_a_running_job_is_not_held_up_by_those_who_met_its_key(db: Connection, h
     put(producer, args={"n": 2}, **REPLACE)
     put(producer, **QUEUED)
     hands.fail(started)
-    assert [(job.id, job.busy) for job in hands.claim()] == [(started.id, False)]
+    assert [(job.id, job.changing) for job in hands.claim()] == [(started.id, False)]
 
 
 def test_a_move_does_not_wait_for_a_transaction_that_has_cancelled_the_job(db: Connection, connect: Connect) -> None:
@@ -373,9 +373,9 @@ def test_what_was_written_before_a_skip_is_seen_by_the_run(db: Connection, hands
     producer.execute("insert into rows values (1)")
     assert put(producer, **QUEUED) == job
     (claimed,) = hands.claim()
-    assert claimed.busy
+    assert claimed.changing
     producer.commit()
-    assert not again(hands, claimed).busy
+    assert not again(hands, claimed).changing
     assert db.execute("select n from rows").fetchone() == (1,)
 
 

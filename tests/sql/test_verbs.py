@@ -315,10 +315,10 @@ def test_a_claim_gives_whole_and_current_rows(db: Connection) -> None:
     one(db, "select tallybook.fail(%s, %s, 1, '{}', retry_in => '0')", lease, job)
     lease = claim(db, worker)
     columns = (
-        "job_id, attempt, task, args, headers, queue, priority, failures, crashes, max_attempts, unique_key, cancelled"
+        "job_id, attempt, task, args, headers, queue, priority, failures, crashes, max_attempts, unique_key, blocked_by"
     )
     shown = db.execute(f"select {columns} from tallybook.claimed_jobs(%s)", [lease]).fetchall()  # noqa: S608
-    assert shown == [(job, 2, "send", {"n": 1}, {"trace": "x"}, "mail", 2, 1, 0, 3, "k", False)]
+    assert shown == [(job, 2, "send", {"n": 1}, {"trace": "x"}, "mail", 2, 1, 0, 3, "k", None)]
 
 
 def test_a_claim_takes_no_more_than_asked_for(db: Connection) -> None:
@@ -618,7 +618,8 @@ def test_a_job_whose_cancel_outlived_its_attempt_can_be_retried(db: Connection) 
     assert see(db, "state") == [("cancelled",)]
     assert one(db, "select tallybook.retry(%s)", job) == 3
     attempts = db.execute(
-        "select job_id, attempt, cancelled from tallybook.claimed_jobs(%s)", [claim(db, worker)]
+        "select job_id, attempt, coalesce(blocked_by = 'cancelled', false) from tallybook.claimed_jobs(%s)",
+        [claim(db, worker)],
     ).fetchall()
     assert attempts == [(job, 3, False)]
 

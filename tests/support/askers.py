@@ -55,7 +55,10 @@ class Asker:
                 break  # else all that it met was cancelled
         else:
             return []
-        rows = self.db.execute("select job_id, attempt, limited from tallybook.claimed_jobs(%s, at => %s)", (lease, at))
+        rows = self.db.execute(
+            "select job_id, attempt, coalesce(blocked_by = 'limit', false) from tallybook.claimed_jobs(%s, at => %s)",
+            (lease, at),
+        )
         return [(lease, *row) for row in rows.fetchall()]
 
     def ask(

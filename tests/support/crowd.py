@@ -46,10 +46,11 @@ TWO_HOLDERS = """
      group by j.task, j.unique_key having count(*) > 1"""
 
 END_CANCELLED = """
-    select count(tallybook.cancel_running(%(lease)s, job_id, attempt)) from tallybook.claimed_jobs(%(lease)s) where cancelled"""
+    select count(tallybook.cancel_running(%(lease)s, job_id, attempt))
+      from tallybook.claimed_jobs(%(lease)s) where blocked_by = 'cancelled'"""
 COMPLETE = """
     select tallybook.complete_many(array_agg(%(lease)s::uuid), array_agg(job_id), array_agg(attempt))
-      from tallybook.claimed_jobs(%(lease)s) where not cancelled having count(*) > 0"""
+      from tallybook.claimed_jobs(%(lease)s) where blocked_by is null having count(*) > 0"""
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

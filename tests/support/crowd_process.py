@@ -268,7 +268,7 @@ class Claimer:
 
     def begin_runs(self, lease: uuid.UUID) -> None:
         rows = self.conn.execute(
-            "select job_id, attempt, cancelled from tallybook.claimed_jobs(%s)", [lease]
+            "select job_id, attempt, coalesce(blocked_by = 'cancelled', false) from tallybook.claimed_jobs(%s)", [lease]
         ).fetchall()
         for job_id, attempt, cancelled in rows:
             run = (lease, job_id, attempt)

@@ -13,17 +13,30 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 @dataclass
 class Job:
-    """One claimed attempt, as leased tells of it."""
+    """One claimed attempt, as claimed_jobs tells of it."""
 
     lease: UUID
     id: int
     attempt: int
     args: dict[str, Any]
-    cancelled: bool
-    expired: bool
-    busy: bool
-    put_off: bool
+    blocked_by: str | None
     order_key: str | None
+
+    @property
+    def cancelled(self) -> bool:
+        return self.blocked_by == "cancelled"
+
+    @property
+    def expired(self) -> bool:
+        return self.blocked_by == "expired"
+
+    @property
+    def changing(self) -> bool:
+        return self.blocked_by == "changing"
+
+    @property
+    def postponed(self) -> bool:
+        return self.blocked_by == "postponed"
 
 
 class Hands:
@@ -41,7 +54,7 @@ class Hands:
         return row[0]
 
     def claim(self, max_jobs: int = 100) -> list[Job]:
-        """One batch; whatever leased says of each."""
+        """One batch; whatever claimed_jobs says of each."""
         while True:
             lease = uuid4()
             row = self.db.execute(
@@ -56,8 +69,7 @@ class Hands:
 
     def leased(self, lease: UUID, job: int | None = None) -> list[Job]:
         rows = self.db.execute(
-            "select job_id, attempt, args, cancelled, coalesce(expired, false), coalesce(busy, false),"
-            " coalesce(put_off, false), order_key from tallybook.claimed_jobs(%s, %s)",
+            "select job_id, attempt, args, blocked_by, order_key from tallybook.claimed_jobs(%s, %s)",
             (lease, job),
         ).fetchall()
         return [Job(lease, *row) for row in rows]
@@ -79,17 +91,17 @@ class Hands:
                 self.say("cancel_running", job)
             elif job.expired:
                 self.say("expire", job)
-            elif job.put_off:
+            elif job.postponed:
                 self.say("postpone", job)
             else:
-                assert not job.busy, f"job {job.id} is busy"
+                assert not job.changing, f"job {job.id} is being changed"
                 free.append(job)
         ready, busy = self.turn(free) if free else ([], [])
         assert not busy
         return [job for job in free if job.id in ready]
 
     def say(self, verb: str, job: Job, *more: Any) -> Any:
-        """End an attempt: complete, fail, snooze, expire, put_off, cancelled, move."""
+        """End an attempt: complete, fail, snooze, expire, postpone, cancel_running, move."""
         params = (job.lease, job.id, job.attempt, *more)
         return self.one(f"select tallybook.{verb}({', '.join(['%s'] * len(params))})", *params)
 

@@ -26,7 +26,7 @@ __all__ = ["Traces"]
 _MOST_LINKS = 100
 _ENDS = {
     "complete": "completed", "fail": "failed", "crash": "crashed", "cancel": "cancelled", "snooze": "snoozed",
-    "limit_take": "snoozed", "put_off": "snoozed", "reschedule": "rescheduled", "drop": "dropped", "kill": "killed",
+    "limit_take": "snoozed", "postpone": "snoozed", "reschedule": "rescheduled", "drop": "dropped", "kill": "killed",
 }  # fmt: skip
 _FAILURES = ("fail", "crash")
 

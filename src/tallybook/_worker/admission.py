@@ -20,8 +20,10 @@ from tallybook.errors import QueueUnavailable
 
 log = logging.getLogger("tallybook.worker")
 
-CANCELLED, EXPIRED, PUT_OFF, BUSY = 1, 2, 4, 8
 _FIRST_WAIT, _LONGEST_WAIT = 0.02, 1.0
+# What an end that the admission itself has brought is called elsewhere, by what the job is now.
+_ENDS = {"cancelled": "cancel", "dead": "expire", "available": "postpone"}
+_ANOTHERS = ("ended", None, None, None, None, None, None)
 # Then a job whose line is being moved by a transaction that stays open is put aside: it would only hold a slot.
 _PATIENCE = 1.0
 # So many seconds a start that a limit lets through is put ahead at most, where answers are slow to come.
@@ -61,22 +63,20 @@ class Admission:
         """How many jobs are held here."""
         return len(self._waiting)
 
-    def admit(self, rows: list[tuple[int | None, Running]]) -> list[Running]:
+    def admit(self, jobs: list[Running]) -> list[Running]:
         """Those that may start now; the others end, or start later by themselves."""
         start: list[Running] = []
         later: list[Running] = []
-        for flags, job in rows:
-            if flags is None and job.order_key is None:
-                start.append(job)
-            elif flags is None or not self._ended(flags, job):
-                later.append(job)
+        for job in jobs:
+            (start if job.blocked_by is None else later).append(job)
         if later:
             for job in later:
                 if (old := self._waiting.get(job.job_id)) is not None:  # a crash has taken its claim back
                     self._let_go(old)
                     self._book.ended(old.lease)
                 self._waiting[job.job_id] = job
-            self._follow(self._look(later))
+            later.sort(key=lambda job: job.job_id)  # all who end jobs do so in this order
+            self._follow(self._look(later, [job.blocked_by for job in later]))
         return start
 
     def _follow(self, looking: Coroutine[Any, Any, None]) -> None:
@@ -84,115 +84,83 @@ class Admission:
         self._looks.add(look)
         look.add_done_callback(self._looks.discard)
 
-    def _ended(self, flags: int, job: Running) -> bool:
-        """Whether the attempt is over before it began."""
-        if flags & CANCELLED:
-            self._finisher.cancelled(job, None)
-        elif flags & EXPIRED:
-            self._finisher.expire(job)
-        elif flags & BUSY:
-            return False
-        elif flags & PUT_OFF:
-            self._finisher.put_off(job)
-        else:
-            return False
-        self._let_go(job)
-        return True
-
     def _let_go(self, job: Running) -> None:
         self._waiting.pop(job.job_id, None)
         self.moved.set()
         self._book.freed(job)
 
-    async def _look(self, jobs: list[Running]) -> None:
-        """Ask again and again until each of these has started or ended."""
+    async def _look(self, jobs: list[Running], known: list[str | None] | None, *, missed: bool = False) -> None:
+        """Ask again and again until each of these has ended, has started or waits for its moment; at first with what is known."""
         wait, until = 0.0, asyncio.get_running_loop().time() + _PATIENCE
-        asked = False
-        while jobs := [job for job in jobs if self._waiting.get(job.job_id) is job]:
-            try:
-                if asked:  # the first answer came with the claim
-                    await asyncio.sleep(wait)
-                    jobs = await self._again(jobs)
-                asked = True
-                jobs = await self._turns(jobs, patient=asyncio.get_running_loop().time() < until)
-            except QueueUnavailable:  # the worker stops: give_back deals with them
-                return
-            except Exception:  # whatever it is, they are asked for again: nobody else knows of them
-                log.exception("%s claimed jobs cannot be started yet", len(jobs))
-                wait = _LONGEST_WAIT
-            wait = min(max(wait * 1.5, _FIRST_WAIT), _LONGEST_WAIT)
+        while jobs:
+            left: list[Running] = []
+            for first in range(0, len(jobs), _LARGEST_QUESTION):
+                some = jobs[first : first + _LARGEST_QUESTION]
+                said = None if known is None else known[first : first + _LARGEST_QUESTION]
+                patient = asyncio.get_running_loop().time() < until
+                try:
+                    left += await self._ask_for(some, said, patient=patient, missed=missed)
+                except QueueUnavailable:  # the worker stops: give_back deals with them
+                    return
+                except Exception:  # whatever it is, they are asked for again: nobody else knows of them
+                    log.exception("%s claimed jobs cannot be started yet", len(some))
+                    wait = _LONGEST_WAIT
+                    left += some
+            known, missed = None, False
+            if left:
+                wait = min(max(wait * 1.5, _FIRST_WAIT), _LONGEST_WAIT)
+                await asyncio.sleep(wait)
+            jobs = [job for job in left if self._waiting.get(job.job_id) is job]
 
-    async def _again(self, jobs: list[Running]) -> list[Running]:
-        left = []
-        for job in jobs:
-            _, rows = await self._ask("claimed_jobs", (job.lease.lease.encode(), b"%d" % job.job_id))
-            if not rows:  # a crash of the server has taken the claim back: it is claimed again
-                self._let_go(job)
-                self._book.ended(job.lease, 1)
-                continue
-            fresh = Running(rows[0], job.lease, job.worker_name)
-            flags = rows[0][8]
-            job.args, job.options, job.busy, job.limited = fresh.args, fresh.options, fresh.busy, fresh.limited
-            if flags is None or not self._ended(flags, job):
-                left.append(job)
-        return left
-
-    async def _turns(self, jobs: list[Running], *, patient: bool) -> list[Running]:
-        """Start what may start; what is left has to be asked for again."""
-        left = [job for job in jobs if job.busy]
-        await self._let_through([job for job in jobs if not job.busy and job.order_key is None])
-        ordered = [job for job in jobs if not job.busy and job.order_key is not None]
-        for first in range(0, len(ordered), _LARGEST_QUESTION):
-            some = ordered[first : first + _LARGEST_QUESTION]
-            params = (
-                _array([job.lease.lease for job in some]),
-                _array([job.job_id for job in some]),
-                _array([job.attempt for job in some]),
-                b"t" if patient else b"f",
-            )
-            _, ((ready, busy),) = await self._ask("turn", params)
-            for job in some:
-                if job.job_id in busy:
-                    left.append(job)
-                elif job.job_id not in ready:  # put aside until the one before it has ended; its attempt is over
-                    self._let_go(job)
-                    self._book.ended(job.lease, 1)
-            await self._let_through([job for job in some if job.job_id in ready])
-        return left
-
-    async def _let_through(self, jobs: list[Running], *, missed: bool = False) -> None:
-        """Start what no limit holds, and the rest at the moment that its limits say; what has to wait longer is over here."""
-        self._start([job for job in jobs if not job.limited])
-        limited = [job for job in jobs if job.limited]
-        for first in range(0, len(limited), _LARGEST_QUESTION):
-            await self._ask_limits(limited[first : first + _LARGEST_QUESTION], missed=missed)
-
-    async def _ask_limits(self, jobs: list[Running], *, missed: bool) -> None:
+    async def _ask_for(
+        self, jobs: list[Running], known: list[str | None] | None, *, patient: bool, missed: bool
+    ) -> list[Running]:
+        """Start what may start, each at its moment; what is left has to be asked for again."""
         loop = asyncio.get_running_loop()
         params = (
             _array([job.lease.lease for job in jobs]),
             _array([job.job_id for job in jobs]),
             _array([job.attempt for job in jobs]),
+            None if known is None else _array(known),
+            b"t" if patient else b"f",
             b"%.4f s" % self._ahead,
             b"t" if missed else b"f",
         )
-        asked, rows = await self._ask("limit_take", params)
-        found, answered = {row[0]: row[1:] for row in rows}, loop.time()
-        # What the answers took lately, so that a start is not over before its answer is here.
-        self._ahead = min(max(0.8 * self._ahead, 1.5 * (answered - asked) - 0.01, 0.0), _FAR_AHEAD)
+        asked, rows = await self._ask("admit", params)
+        found = {row[0]: row[1:] for row in rows}
+        left, start = [], []
         for job in jobs:
-            starts_in, unknown, late, permits = found.get(job.job_id, (None, None, None, False))
+            verdict, said, starts_in, late, permits, args, options = found.get(job.job_id, _ANOTHERS)
+            if args is not None:
+                job.changed(args, options)
             if permits:
                 job.holds(_keys(job))
-            if unknown is not None:
-                self._runner.cannot_start(job, _no_such_limit(unknown))
+            if verdict == "wait":
+                left.append(job)
+            elif verdict == "unknown":
+                self._runner.cannot_start(job, _no_such_limit(said))
                 self._let_go(job)
-            elif starts_in is None:  # it stands in scheduled until its turn comes
-                self._let_go(job)
-                self._book.ended(job.lease, 1)
-                self._finisher.counts["scheduled"] += 1
+            elif verdict == "ended":
+                self._end(job, said)
+            elif late is None:
+                start.append(job)
             else:  # from the answer on: not before its time, whatever the way back took
                 loop.call_later(starts_in, self._on_time, job, asked + starts_in + late)
+        if any(row[4] is not None for row in rows):
+            # What the answers took lately, so that a start is not over before its answer is here.
+            self._ahead = min(max(0.8 * self._ahead, 1.5 * (loop.time() - asked) - 0.01, 0.0), _FAR_AHEAD)
+        self._start(start)
+        return left
+
+    def _end(self, job: Running, said: str | None) -> None:
+        """Its attempt is over in the database."""
+        self._let_go(job)
+        if verb := _ENDS.get(said or ""):
+            self._finisher.ended(job, verb, said or "")
+            return
+        self._book.ended(job.lease, 1)
+        if said == "scheduled":
+            self._finisher.counts[said] += 1
 
     def _on_time(self, job: Running, latest: float) -> None:
         """Start a job that a limit has let through for now; after `latest`, on the loop's clock, it has to ask again."""
@@ -219,14 +187,8 @@ class Admission:
             self._follow(self._ask_again())
 
     async def _ask_again(self) -> None:
-        jobs, self._missed = self._missed, []
-        try:
-            await self._let_through([job for job in jobs if self._waiting.get(job.job_id) is job], missed=True)
-        except QueueUnavailable:
-            return
-        except Exception:  # whatever it is, they are asked for again: nobody else knows of them
-            log.exception("%s claimed jobs cannot be started yet", len(jobs))
-            self._follow(self._look(jobs))
+        jobs, self._missed = [job for job in self._missed if self._waiting.get(job.job_id) is job], []
+        await self._look(jobs, ["limit"] * len(jobs), missed=True)
 
     def _start(self, jobs: list[Running]) -> None:
         if jobs:
@@ -252,7 +214,7 @@ class Admission:
 
 
 def _array(values: Sequence[object]) -> bytes:
-    return ("{" + ",".join(map(str, values)) + "}").encode()
+    return ("{" + ",".join("null" if value is None else str(value) for value in values) + "}").encode()
 
 
 def _keys(job: Running) -> list[str]:

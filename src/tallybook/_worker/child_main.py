@@ -50,7 +50,7 @@ from tallybook._worker.frames import pack, receive
 from tallybook._worker.jobs import Lease, Running
 from tallybook._worker.retrying import after_failure
 from tallybook._worker.subject_frames import to_frame
-from tallybook._worker.verbs import PutOff, Verbs, checked_push
+from tallybook._worker.verbs import Postponed, Verbs, checked_push
 from tallybook.errors import PayloadError
 
 __all__ = ["main"]
@@ -104,8 +104,8 @@ class _Verbs(Verbs):
         if "error" not in message:
             future.set_result(message["value"])
             return
-        if message["error"] == PutOff.__name__:
-            future.set_exception(PutOff())
+        if message["error"] == Postponed.__name__:
+            future.set_exception(Postponed())
             return
         kind: type[errors.TallybookError] = getattr(errors, message["error"], errors.TallybookError)
         error = kind.__new__(kind)  # its own arguments are not known here, its text is
@@ -230,8 +230,8 @@ def _ended(value: Any, task: str) -> dict[str, Any]:
             }
         case Cancel() | Dead():
             return {"cancel" if isinstance(value, Cancel) else "dead": safe_text(value.reason)}
-        case PutOff():
-            return {"put_off": True}
+        case Postponed():
+            return {"postponed": True}
         case SubjectOutcome():
             return {"subject": to_frame(value, task)}
     try:

@@ -31,7 +31,7 @@ from tallybook._worker.jobs import Running
 from tallybook._worker.retrying import Next
 from tallybook._worker.subject_frames import from_frame
 from tallybook._worker.supervisor import how
-from tallybook._worker.verbs import PutOff, Verbs
+from tallybook._worker.verbs import Postponed, Verbs
 from tallybook.errors import ConfigError, LeaseLost
 
 if TYPE_CHECKING:
@@ -396,8 +396,8 @@ def _value(answer: dict[str, Any]) -> Any:
         outcome = Cancel(answer["cancel"])
     elif "dead" in answer:
         outcome = Dead(answer["dead"])
-    elif "put_off" in answer:
-        outcome = PutOff()
+    elif "postponed" in answer:
+        outcome = Postponed()
     elif "subject" in answer:
         outcome = from_frame(answer["subject"])
     else:

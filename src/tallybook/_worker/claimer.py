@@ -28,17 +28,17 @@ log = logging.getLogger("tallybook.worker")
 # refused. The flush stays out of the lane's lock.
 _STATEMENTS = {
     "claim": "select claim_id, queue, jobs from tallybook.claim($1::int, $2::text[], $3::int[], $4::uuid, durable => false)",
-    # What almost never is comes as one number, see admission: null costs nothing to read. $2: one job, or null for all.
+    # $2: one job, or null for all. What almost never is comes as one text, see admission: null costs nothing to read.
     "claimed_jobs": (
-        "select job_id, attempt, task, args::text, headers::text, failures, crashes, max_attempts,"
-        " nullif(cancelled::int + 2 * coalesce(expired::int, 0) + 4 * coalesce(put_off::int, 0) + 8 * coalesce(busy::int, 0)"
-        " + 16 * coalesce(limited::int, 0), 0),"
-        " order_key, case when options ? 'subject' then options || jsonb_build_object('subject_name', unique_key)"
-        " else options end::text from tallybook.claimed_jobs($1::uuid, $2::bigint)"
+        "select job_id, attempt, task, args::text, headers::text, failures, crashes, max_attempts, blocked_by, order_key,"
+        " case when options ? 'subject' then options || jsonb_build_object('subject_name', unique_key) else options end::text"
+        " from tallybook.claimed_jobs($1::uuid, $2::bigint)"
     ),
-    "limit_take": "select job_id, starts_in, unknown, late, permits from tallybook.limit_take($1::uuid[], $2::bigint[], $3::int[],"
-    " ahead => $4::interval, missed => $5::boolean)",
-    "turn": "select ready, busy from tallybook.order_admit($1::uuid[], $2::bigint[], $3::int[], $4::boolean)",
+    "admit": (
+        "select job_id, verdict, said, starts_in, late, permits, args::text, options::text"
+        " from tallybook.admit($1::uuid[], $2::bigint[], $3::int[], $4::text[], patient => $5::boolean,"
+        " ahead => $6::interval, missed => $7::boolean)"
+    ),
 }
 # So many claims in a row with work: producers need not wake this worker.
 _BUSY = 8
@@ -277,4 +277,4 @@ class Claimer:
         if claim_id >= self._told + _MANY:
             self._told = claim_id
             self._on_many()
-        return self.admission.admit([(row[8], Running(row, taken, self._settings.name)) for row in rows])
+        return self.admission.admit([Running(row, taken, self._settings.name) for row in rows])

@@ -36,11 +36,9 @@ _FAIL = (
     " max_attempts => %s::int, final => %s::boolean)"
 )
 _SNOOZE = "select tallybook.snooze(%s::uuid, %s::bigint, %s::int, %s::interval)"
-_EXPIRE = "select tallybook.expire(%s::uuid, %s::bigint, %s::int)"
-_PUT_OFF = "select tallybook.postpone(%s::uuid, %s::bigint, %s::int)"
 _CANCELLED = "select tallybook.cancel_running(%s::uuid, %s::bigint, %s::int, %s::text)"
 _CRASH = "select tallybook.crash(%s::uuid, %s::bigint, %s::int, %s::jsonb)"
-_PUT_BACK = "select tallybook.unclaim(%s::uuid, %s::bigint, %s::int, %s::interval)"
+_UNCLAIM = "select tallybook.unclaim(%s::uuid, %s::bigint, %s::int, %s::interval)"
 _MOVE = "select tallybook.move(%s::uuid, %s::bigint, %s::int)"
 
 _LARGEST_FLUSH = 2000
@@ -55,7 +53,7 @@ class Finisher:
 
     def __init__(self, link: Link, book: Book, *, on_scheduled: Callable[[timedelta], None]) -> None:
         self._link = link
-        self.settler = DoubtfulEnds(Link(link.dsn, link.name), self.ended)
+        self.doubtful = DoubtfulEnds(Link(link.dsn, link.name), self.ended)
         self._book = book
         self._on_scheduled = on_scheduled
         self.on_followed: Callable[[Iterable[int]], object] = lambda jobs: None
@@ -104,22 +102,14 @@ class Finisher:
             running.told("crash", error)
         self._end(running, "crash", _CRASH, (json.dumps(error),), timedelta(seconds=1))
 
-    def put_back(self, running: Running, delay: timedelta) -> None:
+    def unclaim(self, running: Running, delay: timedelta) -> None:
         """Give back what was claimed and never started."""
-        self._end(running, "put_back", _PUT_BACK, (delay,), delay)
+        self._end(running, "unclaim", _UNCLAIM, (delay,), delay)
 
     def complete_with(self, running: Running, result: str) -> None:
         """The handler returned something, as JSON text."""
         self._results[running] = result
         self.complete(running)
-
-    def expire(self, running: Running) -> None:
-        """It was claimed too late."""
-        self._end(running, "expire", _EXPIRE, ())
-
-    def put_off(self, running: Running) -> None:
-        """It was given a later time before it started."""
-        self._end(running, "put_off", _PUT_OFF, (), timedelta(0))
 
     def iterated(self, running: Running, end: SubjectEnd) -> None:
         """An iteration of a subject is over."""
@@ -133,7 +123,7 @@ class Finisher:
         params = (running.lease.lease, running.job_id, running.attempt, *rest)
         end = End(running, verb, sql, params, wake)
         if running.in_doubt:
-            self.settler.settle(end)
+            self.doubtful.settle(end)
             return
         if running.told is not None:
             running.told(verb, None)
@@ -144,10 +134,10 @@ class Finisher:
     async def drained(self) -> None:
         """Wait until every end that was given is in the database."""
         await self._idle.wait()
-        await self.settler.settled()
+        await self.doubtful.settled()
 
     def ended(self, running: Running, verb: str, said: str, wake_in: timedelta | None = None) -> None:
-        """The attempt's end was said elsewhere: in an atomic task's own transaction, or by the settler."""
+        """The attempt's end was said elsewhere: in an atomic task's own transaction, or where it was in doubt."""
         if running.told is not None:
             running.told(verb, None)
         self._count(running.job_id, verb, said, wake_in)

@@ -35,7 +35,7 @@ class Running:
     __slots__ = (
         "args",
         "attempt",
-        "busy",
+        "blocked_by",
         "cancel_reason",
         "crashes",
         "failures",
@@ -47,7 +47,6 @@ class Running:
         "job_id",
         "latest",
         "lease",
-        "limited",
         "lost",
         "max_attempts",
         "options",
@@ -68,15 +67,14 @@ class Running:
     failures: int
     crashes: int
     max_attempts: int | None
+    blocked_by: str | None
     order_key: str | None
 
     def __init__(self, row: tuple[Any, ...], lease: Lease, worker_name: str) -> None:
         (
             self.job_id, self.attempt, self.task_name, self.args, self.headers, self.failures, self.crashes,
-            self.max_attempts, flags, self.order_key, options,
+            self.max_attempts, self.blocked_by, self.order_key, options,
         ) = row  # fmt: skip
-        self.busy = bool(flags and flags & 8)
-        self.limited = bool(flags and flags & 16)
         self.options: dict[str, Any] | None = _options(options, self.job_id) if options else None
         self.queue = lease.queue
         self.lease = lease
@@ -99,6 +97,14 @@ class Running:
         """Cancels what its thread waits for in the database."""
         self.told: Callable[[str, Mapping[str, Any] | None], object] | None = None
         """Told how it ends, the verb and a failure's error, by whoever says so first; not that it completes as most do."""
+
+    def changed(self, args: Any, options: str | None) -> None:
+        """What a producer has made of it since it was claimed."""
+        self.args = args
+        subject = (self.options or {}).get("subject_name")
+        self.options = _options(options, self.job_id) if options else None
+        if self.options is not None and subject is not None:
+            self.options["subject_name"] = subject
 
     def holds(self, keys: Iterable[str]) -> None:
         """It may hold permits of these keys, which others wait for when it has ended."""

@@ -33,7 +33,7 @@ from tallybook._worker.jobs import Book, Running
 from tallybook._worker.retrying import after_failure, after_rejection
 from tallybook._worker.subjects import end_of, rejection
 from tallybook._worker.threads import DaemonThreads
-from tallybook._worker.verbs import PutOff, Verbs
+from tallybook._worker.verbs import Postponed, Verbs
 from tallybook._worker.versions import is_newer, upgraded
 from tallybook.errors import PayloadError, TallybookError, TransactionError
 
@@ -511,7 +511,7 @@ class Runner:
                     "%s %s: attempt %s was rejected: %s", known.name, job.job_id, job.attempt, described["message"]
                 )
                 self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
-            case PutOff():
+            case Postponed():
                 if not job.lost:
                     self._finisher.ended(job, "limit_take", "scheduled", timedelta(0))
             case SubjectOutcome():

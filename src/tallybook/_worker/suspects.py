@@ -135,7 +135,7 @@ class Suspects:
         await self._until(lambda: first.job_id not in self._book.running, until)
 
     def _give_back(self, job: Running, delay: timedelta) -> None:
-        self._finisher.put_back(job, delay)
+        self._finisher.unclaim(job, delay)
         self._book.freed(job)
 
     async def _idle_but_for(self, job: Running, until: float | None) -> bool:

@@ -33,7 +33,7 @@ _PUSH = "select tallybook.rate_limit_push(%s::text, clock_timestamp() + %s::inte
 _CHECKPOINT_OF = "select tallybook.checkpoint_of(%s::bigint)::text"
 
 
-class PutOff(Outcome):
+class Postponed(Outcome):
     """The turn of this attempt's job at a limit is not near: it stands in scheduled until then, and the attempt is over."""
 
 
@@ -78,7 +78,7 @@ class Verbs:
         return None if text is None else json.loads(text)
 
     async def limit(self, job: Running, keys: tuple[str, ...]) -> None:
-        """A call of each key, at its moment; PutOff where that is not near, and then the attempt is over."""
+        """A call of each key, at its moment; Postponed where that is not near, and then the attempt is over."""
         loop = asyncio.get_running_loop()
         asked, missed = loop.time(), False
 
@@ -92,7 +92,7 @@ class Verbs:
         while True:
             found = await self._link.run(ask)
             if found is None:
-                raise PutOff(keys)
+                raise Postponed(keys)
             starts_in, unknown, late, permits = found
             if permits:
                 job.holds(keys)

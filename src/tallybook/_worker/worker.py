@@ -463,7 +463,7 @@ class Worker:
             self.runner.tracing.closed(self.settings.name)
         await self.runner.close()
         await self.atomic.close()
-        await self.finisher.settler.close()
+        await self.finisher.doubtful.close()
         if self.sleeper:
             await self.sleeper.close()
         for link in (self.claimer.link, self.finishes, self.upkeep, self.clock.queries, self.handlers):

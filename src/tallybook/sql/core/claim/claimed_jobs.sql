@@ -1,23 +1,24 @@
--- claimed_jobs(lease, job, at): read the jobs that a claim took. Run it after the claim has committed; it takes no lock that is kept.
+-- claimed_jobs(lease, job, at): read the jobs that a claim took. Run it after the claim has committed; it takes no lock that
+-- is kept.
 --
--- cancelled: the job was cancelled after the claim looked. Do not start it: end it with cancelled(). That this is read
--- after the claim's commit is what makes a cancel exact that commits before its job starts. One that names a later attempt
--- counts as well: this one was lost meanwhile, and its worker does not know it yet.
--- expired: no attempt may start any more. End it with expire().
--- busy: a producer's open transaction is about to change the job, or relies on its being queued: ask again soon, with job.
--- put_off: it was given a later time since. End it with put_off().
--- order_key: ask turn() before you start it.
--- limited: a limit holds it, or may do so: ask limit_take() before you start it, after turn().
+-- blocked_by: null for nearly all: start the job. Else it must not start, or not yet, and admit says what becomes of it:
+--   cancelled  it was cancelled after the claim looked. That this is read after the claim's commit is what makes a cancel
+--              exact that commits before its job starts. One that names a later attempt counts as well: this one was lost
+--              meanwhile, and its worker does not know it yet
+--   expired    no attempt may start any more
+--   changing   a producer's open transaction is about to change the job, or relies on its being queued
+--   postponed  it was given a later time since
+--   order_key  it may not be its turn     limit  a limit holds it, or may do so
 -- max_attempts null: what the task says. run_at null: it was to run at once.
--- job: only this one of them. Of a job that is not busy nothing can change any more that a producer was told.
+-- job: only this one of them. Of a job that is not changing nothing can change any more that a producer was told.
 -- No rows where no claim has that lease: it took nothing, or a crash of the server has taken it back.
 -- Reads claim, entry, tombstone, rate_limit, concurrency_limit, breaker_rule; for jobs with a unique key amendment.
 -- The limit is what the claim has counted: a scan does not end at a row's second column, so without it each claim of a big
 -- transaction would read all of that transaction's jobs that are still to come.
 create or replace function tallybook.claimed_jobs(lease uuid, job bigint default null, at timestamptz default clock_timestamp())
 returns table (job_id bigint, attempt int, task text, args jsonb, headers jsonb, queue text, priority int, failures int, crashes int,
-               max_attempts int, unique_key text, enqueued_at timestamptz, run_at timestamptz, cancelled boolean, expired boolean,
-               busy boolean, put_off boolean, order_key text, options jsonb, limited boolean)
+               max_attempts int, unique_key text, enqueued_at timestamptz, run_at timestamptz, order_key text, options jsonb,
+               blocked_by text)
 language plpgsql
 -- profile: nested
 as $$
@@ -37,11 +38,15 @@ begin
     return query
     select e.job_id, e.attempt, e.task, coalesce((e.k).args, e.args), e.headers, v_queue, v_priority, e.failures::int, e.crashes::int,
            e.max_attempts::int, e.unique_key, e.enqueued_at, e.run_at,
-           v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled)
-             or coalesce((e.k).cancelled, false),
-           e.expires_at <= claimed_jobs.at, (e.k).busy, (e.k).run_at > claimed_jobs.at, e.order_key,
-           case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end,
-           e.options ? 'limits' or v_wide and tallybook._wide_limits(v_queue, e.task) <> '[]'
+           e.order_key, case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end,
+           case when v_dead and exists (select from tallybook.tombstone t
+                                         where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled)
+                  or (e.k).cancelled then 'cancelled'
+                when e.expires_at <= claimed_jobs.at then 'expired'
+                when (e.k).busy then 'changing'
+                when (e.k).run_at > claimed_jobs.at then 'postponed'
+                when e.order_key is not null then 'order_key'
+                when e.options ? 'limits' or v_wide and tallybook._wide_limits(v_queue, e.task) <> '[]' then 'limit' end
       from (
     select e.job_id, e.attempt, e.task, e.args, e.headers, e.failures, e.crashes, e.max_attempts, e.unique_key, e.enqueued_at, e.run_at,
            e.expires_at, e.order_key, e.options, case when e.unique_key is not null then tallybook._amendment_state(e.job_id, e.task, (select tallybook._crowd())) end as k
@@ -55,11 +60,15 @@ begin
     return query
     select e.job_id, e.attempt, e.task, coalesce((e.k).args, e.args), e.headers, v_queue, v_priority, e.failures::int, e.crashes::int,
            e.max_attempts::int, e.unique_key, e.enqueued_at, e.run_at,
-           v_dead and exists (select from tallybook.tombstone t where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled)
-             or coalesce((e.k).cancelled, false),
-           e.expires_at <= claimed_jobs.at, (e.k).busy, (e.k).run_at > claimed_jobs.at, e.order_key,
-           case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end,
-           e.options ? 'limits' or v_wide and tallybook._wide_limits(v_queue, e.task) <> '[]'
+           e.order_key, case when (e.k).args is null then e.options else tallybook._versioned(e.options, (e.k).version) end,
+           case when v_dead and exists (select from tallybook.tombstone t
+                                         where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled)
+                  or (e.k).cancelled then 'cancelled'
+                when e.expires_at <= claimed_jobs.at then 'expired'
+                when (e.k).busy then 'changing'
+                when (e.k).run_at > claimed_jobs.at then 'postponed'
+                when e.order_key is not null then 'order_key'
+                when e.options ? 'limits' or v_wide and tallybook._wide_limits(v_queue, e.task) <> '[]' then 'limit' end
       from (
     select e.job_id, e.attempt, e.task, e.args, e.headers, e.failures, e.crashes, e.max_attempts, e.unique_key, e.enqueued_at, e.run_at,
            e.expires_at, e.order_key, e.options, case when e.unique_key is not null then tallybook._amendment_state(e.job_id, e.task, (select tallybook._crowd())) end as k

@@ -32,6 +32,7 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('definer', 'claim',                  '{worker}', null),
   ('definer', 'claim_job',              '{worker}', null),
   ('definer', 'claimed_jobs',           '{worker}', null),
+  ('definer', 'admit',                  '{worker}', null),
   ('definer', 'order_admit',            '{worker}', null),
   ('definer', 'limit_take',             '{worker}', null),
   ('definer', 'rate_limit_push',        '{worker,operator}', null),

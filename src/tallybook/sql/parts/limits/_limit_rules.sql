@@ -25,3 +25,11 @@ language sql immutable as $$
   select p_per / (p_calls - p_burst + 1)
          + case when p_per <= interval '10 s' then greatest(interval '20 ms', p_per / 100) / (p_calls - p_burst + 1) else interval '0' end
 $$;
+
+-- _has_limits(): whether there is a rule of any kind.
+create or replace function tallybook._has_limits() returns boolean
+language plpgsql stable as $$
+begin
+  return exists (select from tallybook.rate_limit) or exists (select from tallybook.concurrency_limit)
+         or exists (select from tallybook.breaker_rule);
+end $$;

@@ -1,0 +1,75 @@
+-- admit(leases, job_ids, attempts, blocked_by, ...): may these claimed jobs start? For those of which claimed_jobs says
+-- blocked_by. One row for each that is still the caller's:
+--
+--   verdict  start    after starts_in seconds, and not later than late seconds after that (null: whenever)
+--            wait     ask again soon; said: for what it waits, as blocked_by
+--            ended    this attempt is over; said: what it is now, cancelled, dead, scheduled, available or waiting, or refused
+--                     where the right to it was lost
+--            unknown  said: the name of a limit that has no rule; nothing has happened to the job
+-- permits: it holds a permit of a concurrency limit: say concurrency_release() with the limits' names when it has ended.
+-- args, options: as they are now, where they were read. A job of which nothing is said is another's by now.
+--   known    what claimed_jobs has said of each a moment ago, its blocked_by; null: they are read anew
+--   patient  false: what waits for its order key is put aside, so that it holds no slot; rescue looks after it. Say it
+--               after a while
+--   ahead, missed  see limit_take
+-- Needs READ COMMITTED (TB003). Locks and what is written: see order_admit and limit_take, and the verbs for those that end.
+create or replace function tallybook.admit(leases uuid[], job_ids bigint[], attempts int[], known text[] default null,
+  patient boolean default true, ahead interval default '0', missed boolean default false,
+  at timestamptz default clock_timestamp())
+returns table (job_id bigint, verdict text, said text, starts_in double precision, late double precision,
+               permits boolean, args jsonb, options jsonb)
+language plpgsql
+-- profile: nested
+as $$
+declare
+  c record; v_args jsonb[] := '{}'; v_options jsonb[] := '{}'; v_order int[] := '{}'; v_limit int[] := '{}'; i int;
+  v_ready bigint[]; v_busy bigint[]; v_limits boolean := tallybook._has_limits();
+begin
+  permits := false;
+  for i in 1..coalesce(cardinality(job_ids), 0) loop
+    job_id := job_ids[i]; verdict := 'ended'; said := known[i]; starts_in := null;
+    if known is null then
+      select k.blocked_by, k.args, k.options into c from tallybook.claimed_jobs(leases[i], job_ids[i], admit.at) k
+       where k.attempt = attempts[i];
+      continue when not found;
+      said := c.blocked_by; v_args[i] := c.args; v_options[i] := c.options;
+    end if;
+    if said = 'order_key' then v_order := v_order || i; continue;
+    elsif said = 'limit' then v_limit := v_limit || i; continue;
+    elsif said = 'cancelled' then said := tallybook.cancel_running(leases[i], job_ids[i], attempts[i], at => admit.at);
+    elsif said = 'expired' then said := tallybook.expire(leases[i], job_ids[i], attempts[i], admit.at);
+    elsif said = 'postponed' then said := tallybook.postpone(leases[i], job_ids[i], attempts[i], admit.at);
+    elsif said = 'changing' then verdict := 'wait';
+    else verdict := 'start'; starts_in := 0;
+    end if;
+    args := v_args[i]; options := v_options[i];
+    return next;
+  end loop;
+
+  if v_order <> '{}' then
+    select o.ready, o.busy into v_ready, v_busy
+      from tallybook.order_admit(array(select leases[n] from unnest(v_order) n), array(select job_ids[n] from unnest(v_order) n),
+                                 array(select attempts[n] from unnest(v_order) n), patient, admit.at) o;
+    foreach i in array v_order loop
+      job_id := job_ids[i];
+      if job_id = any (v_ready) and v_limits then v_limit := v_limit || i; continue; end if;
+      verdict := case when job_id = any (v_ready) then 'start' when job_id = any (v_busy) then 'wait' else 'ended' end;
+      said := case verdict when 'wait' then 'order_key' when 'ended' then 'waiting' end;
+      starts_in := case verdict when 'start' then 0 end;
+      args := v_args[i]; options := v_options[i];
+      return next;
+    end loop;
+  end if;
+
+  for c in select n, t.* from unnest(v_limit) n
+             left join tallybook.limit_take(array(select leases[n] from unnest(v_limit) n),
+                                            array(select job_ids[n] from unnest(v_limit) n),
+                                            array(select attempts[n] from unnest(v_limit) n),
+                                            ahead => admit.ahead, missed => admit.missed, at => admit.at) t on t.job_id = job_ids[n]
+            where v_limit <> '{}' loop
+    job_id := job_ids[c.n]; starts_in := c.starts_in; late := c.late; permits := coalesce(c.permits, false);
+    verdict := case when c.unknown is not null then 'unknown' when c.job_id is null then 'ended' else 'start' end;
+    said := coalesce(c.unknown, case verdict when 'ended' then 'scheduled' end); args := v_args[c.n]; options := v_options[c.n];
+    return next;
+  end loop;
+end $$;
