@@ -12,7 +12,7 @@ returns boolean language plpgsql
 -- profile: lookup
 as $$
 declare
-  s record; e record;
+  s record; e record; v_lane int;
 begin
   if p_on_conflict = 'raise_priority' and p_priority is null then p_priority := 2; end if;
   if not p_queued then
@@ -22,41 +22,32 @@ begin
     end if;
     perform tallybook._start_waits(p_job_id, p_task);
   end if;
-  select x.job_id, x.lane_id, l.queue, l.priority, l.part into s
+  select x.lane_id, l.queue, l.priority, l.part into s
     from tallybook.scheduled x join tallybook.lane l on l.lane_id = x.lane_id where x.job_id = p_job_id for update of x;
-  if found then
-    case p_on_conflict
-      when 'replace_args' then
-        update tallybook.scheduled x set args = p_args, options = tallybook._versioned(x.options, p_version) where x.job_id = p_job_id;
-        update tallybook.amendment a set args = p_args, version = p_version, xid = default where a.job_id = p_job_id;
-      when 'push_run_at' then
-        update tallybook.scheduled x set run_at = p_run_at where x.job_id = p_job_id;
-        update tallybook.amendment a set run_at = null, xid = default where a.job_id = p_job_id and a.run_at is not null;
-      else
-        if p_priority < s.priority then
-          update tallybook.scheduled x set lane_id = (select n.lane_id from tallybook._lane(s.queue, p_priority, s.part) n)
-           where x.job_id = p_job_id;
-        end if;
-    end case;
-    if p_run_at < p_at + interval '10 s' then perform tallybook._wake(' promote'); end if;
-    return true;
+  if not found then
+    select x.lane_id, l.queue, l.priority, l.part into s
+      from tallybook.waiting x join tallybook.lane l on l.lane_id = x.lane_id where x.job_id = p_job_id for update of x;
   end if;
-  select x.job_id, l.queue, l.priority, l.part into s
-    from tallybook.waiting x join tallybook.lane l on l.lane_id = x.lane_id where x.job_id = p_job_id for update of x;
-  if found then
-    case p_on_conflict
-      when 'replace_args' then
-        update tallybook.waiting x set args = p_args, options = tallybook._versioned(x.options, p_version) where x.job_id = p_job_id;
-        update tallybook.amendment a set args = p_args, version = p_version, xid = default where a.job_id = p_job_id;
-      when 'push_run_at' then
-        update tallybook.waiting x set run_at = p_run_at where x.job_id = p_job_id;
-        update tallybook.amendment a set run_at = null, xid = default where a.job_id = p_job_id and a.run_at is not null;
-      else
-        if p_priority < s.priority then
-          update tallybook.waiting x set lane_id = (select n.lane_id from tallybook._lane(s.queue, p_priority, s.part) n)
-           where x.job_id = p_job_id;
-        end if;
-    end case;
+  if found then  -- changed where it is
+    p_args := case when p_on_conflict = 'replace_args' then p_args end;
+    p_run_at := case when p_on_conflict = 'push_run_at' then p_run_at end;
+    if p_on_conflict = 'raise_priority' and p_priority < s.priority then
+      select n.lane_id into v_lane from tallybook._lane(s.queue, p_priority, s.part) n;
+    end if;
+    if p_args is null and p_run_at is null and v_lane is null then return true; end if;
+    update tallybook.scheduled x
+       set args = coalesce(p_args, x.args), run_at = coalesce(p_run_at, x.run_at), lane_id = coalesce(v_lane, x.lane_id),
+           options = case when p_args is null then x.options else tallybook._versioned(x.options, p_version) end
+     where x.job_id = p_job_id;
+    if found and p_run_at < p_at + interval '10 s' then perform tallybook._wake(' promote'); end if;
+    update tallybook.waiting x
+       set args = coalesce(p_args, x.args), run_at = coalesce(p_run_at, x.run_at), lane_id = coalesce(v_lane, x.lane_id),
+           options = case when p_args is null then x.options else tallybook._versioned(x.options, p_version) end
+     where x.job_id = p_job_id;
+    update tallybook.amendment a
+       set args = coalesce(p_args, a.args), version = case when p_args is null then a.version else p_version end,
+           run_at = case when p_run_at is null then a.run_at end, xid = default
+     where a.job_id = p_job_id and (p_args is not null or p_run_at is not null and a.run_at is not null);
     return true;
   end if;
   select x.lane_id, l.priority, tallybook._cursor_passed(x.lane_id, x.retention, x.xid, x.seq)
