@@ -52,6 +52,8 @@ check: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@awk 'length > 120 { print FILENAME ":" FNR ": more than 120 columns"; wide = 1 } END { exit wide }' \
+	  $$(find src/tallybook/sql -name '*.sql')
 
 acceptance: $(READY)
 	@$(BIN)/python tools/acceptance.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,9 +25,10 @@ def _replace(conn: psycopg.Connection[Any], function: str, old: str, new: str) -
         " where p.pronamespace = 'tallybook'::regnamespace and p.proname = %s",
         (function,),
     ).fetchone()
-    if row is None or old not in row[0]:
+    words = re.compile(r"\s+".join(re.escape(word) for word in re.split(r"\s+", old)))  # wherever the lines are broken
+    if row is None or not words.search(row[0]):
         raise SystemExit(f"chaos: tallybook.{function} has no {old!r} any more; mend chaos/breaks.py")
-    conn.execute(row[0].replace(old, new))
+    conn.execute(words.sub(lambda _: new, row[0]).encode())
 
 
 def _holes(conn: psycopg.Connection[Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from support.broken import Sql
 from support.crowd import Crowd
 from support.waiting import wait_until
 
@@ -222,9 +223,9 @@ def kinds(findings: list[str]) -> set[str]:
 
 def replace_in(db: Connection, function: str, old: str, new: str) -> None:
     """Make one of tallybook's functions anew with a part of it replaced."""
-    text = one(db, "select pg_get_functiondef(%s::regproc)", f"tallybook.{function}")
+    text = Sql(one(db, "select pg_get_functiondef(%s::regproc)", f"tallybook.{function}"))
     assert old in text, f"{function} reads otherwise now: adapt this control"
-    db.execute(text.replace(old, new))
+    db.execute(text.replace(old, new).encode())
 
 
 def one(conn: Connection, statement: str, *params: Any) -> Any:

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from support.atomic_kinds import TABLE, psycopg_async
+from support.broken import without
 from support.workers import Jobs, eventually, working
 from tallybook import App, Complete, Constant, Context, Drop, Kill, Reject, Reschedule, Snooze
 from tallybook._db.transactions import AsyncPsycopg, Begun
@@ -97,8 +98,7 @@ async def test_control_a_blind_second_end_is_refused(
         "create or replace function tallybook.ended(lease uuid, job_id bigint, attempt int) returns text"
         " language sql as $$ select 'running' $$"
     )
-    text = db.execute("select pg_get_functiondef('tallybook._end'::regproc)").fetchone()[0]
-    db.execute(text.replace("on conflict do nothing", ""))
+    without(db, "_end", "on conflict do nothing")
     commit = AsyncPsycopg.commit
     cuts: list[int] = []
 

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, SupportsIndex
 
 import psycopg
 
 from tallybook._db.migrate import routines
 
 
+class Sql(str):
+    """A function's text in which `in` and `replace` look for words, wherever its lines are broken."""
+
+    __slots__ = ()
+
+    def __contains__(self, words: object) -> bool:
+        return isinstance(words, str) and _pattern(words).search(self) is not None
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1) -> Sql:
+        """Of the words `old`, as many as `count` (0 or less: all)."""
+        return Sql(_pattern(old).sub(lambda _: new, self, max(0, count.__index__())))
+
+
+def _pattern(words: str) -> re.Pattern[str]:
+    return re.compile(r"\s+".join(re.escape(word) for word in re.split(r"\s+", words)))
+
+
 def source(function: str) -> Any:
     """The text of the file that makes this function, to put a copy without a guard into a test's database."""
     made = re.compile(rf"^create or replace function tallybook\.{function}\(", re.MULTILINE)
     (found,) = (text for _, text in routines() if made.search(text))
-    return found
+    return Sql(found)
 
 
 def without(db: psycopg.Connection[tuple[Any, ...]], function: str, guard: str, instead: str = "") -> None:
@@ -24,5 +41,6 @@ def without(db: psycopg.Connection[tuple[Any, ...]], function: str, guard: str, 
         [function],
     ).fetchone()
     assert row is not None, f"there is no function {function}"
-    assert guard in row[0], f"{function} does not say {guard!r}"
-    db.execute(row[0].replace(guard, instead))
+    text = Sql(row[0])
+    assert guard in text, f"{function} does not say {guard!r}"
+    db.execute(text.replace(guard, instead).encode())

@@ -1,4 +1,5 @@
--- 0001: all tables and types, in this order. Functions and views are applied after the last migration, from their own files.
+-- 0001: all tables and types, in this order. Functions and views are applied after the last migration, from their own
+-- files.
 \ir ../core/tables/schema.sql
 \ir ../core/tables/queue.sql
 \ir ../core/tables/lane.sql

@@ -1,9 +1,12 @@
--- _failures_said(most): the newest failures with what was said, for `tallybook top`; _failures(most): without it, for readers.
+-- _failures_said(most): the newest failures with what was said, for `tallybook top`; _failures(most): without it, for
+-- readers.
 --
--- The view error has the same rows; a query for its newest reads and sorts all that there are, since no plan takes the order of an index
--- through its union. This reads `most` of each state, whatever is behind them. Reads outcome, entry, lane.
+-- The view error has the same rows; a query for its newest reads and sorts all that there are, since no plan takes the
+-- order of an index through its union. This reads `most` of each state, whatever is behind them. Reads outcome, entry,
+-- lane.
 create or replace function tallybook._failures_said(p_most int)
-returns table (ended_at timestamptz, queue text, task text, job_id bigint, attempt int, state text, type text, message text) language plpgsql stable
+returns table (ended_at timestamptz, queue text, task text, job_id bigint, attempt int, state text, type text,
+  message text) language plpgsql stable
 -- profile: nested
 set enable_nestloop = on set enable_sort = off set max_parallel_workers_per_gather = 0  -- newest first, by index
 as $$
@@ -12,17 +15,21 @@ begin
   return query
   select o.ended_at, l.queue, e.task, o.job_id, e.attempt, o.state::text, o.error ->> 'type', o.error ->> 'message'
     from (select * from (
-            (select f.* from tallybook.outcome f where f.state = 'failed' order by f.ended_at desc limit p_most) union all
+            (select f.* from tallybook.outcome f where f.state = 'failed' order by f.ended_at desc limit p_most)
+            union all
             (select f.* from tallybook.outcome f where f.state = 'dead' order by f.ended_at desc limit p_most) union all
             (select f.* from tallybook.outcome f where f.state = 'lost' order by f.ended_at desc limit p_most)) u
            order by u.ended_at desc limit p_most) o
     join lateral (select x.task, x.attempt, x.lane_id from tallybook.entry x
-                   where x.job_id = o.job_id and x.retention = o.retention and x.xid = o.entry_xid and x.seq = o.entry_seq limit 1) e on true
+                   where x.job_id = o.job_id and x.retention = o.retention and x.xid = o.entry_xid
+                         and x.seq = o.entry_seq limit 1) e on true
     join lateral (select n.queue from tallybook.lane n where n.lane_id = e.lane_id limit 1) l on true
    order by o.ended_at desc;
 end $$;
 
 create or replace function tallybook._failures(p_most int)
-returns table (ended_at timestamptz, queue text, task text, job_id bigint, attempt int, state text, type text, message text) language sql stable as $$
-  select f.ended_at, f.queue, f.task, f.job_id, f.attempt, f.state, f.type, null::text from tallybook._failures_said(p_most) f
+returns table (ended_at timestamptz, queue text, task text, job_id bigint, attempt int, state text, type text,
+               message text) language sql stable as $$
+  select f.ended_at, f.queue, f.task, f.job_id, f.attempt, f.state, f.type, null::text
+         from tallybook._failures_said(p_most) f
 $$;

@@ -1,31 +1,43 @@
--- _jobs_by_end(endings, filter, below, below_id, most, looks): the jobs that match, by when an attempt of theirs has ended so, the last first, from below
--- this instant (in microseconds) and id on, at most `most` and one more. As _jobs_by_id in all else.
+-- _jobs_by_end(endings, filter, below, below_id, most, looks): the jobs that match, by when an attempt of theirs has
+-- ended so, the last first, from below this instant (in microseconds) and id on, at most `most` and one more. As
+-- _jobs_by_id in all else.
 --
---   endings  cancelled: jobs that are; failed, dead, lost: jobs whose last error is of this attempt, those that are aside not among them
-create or replace function tallybook._jobs_by_end(p_endings tallybook.ending[], p_filter jsonb, p_below bigint, p_below_id bigint, p_most int, p_looks int)
+--   endings  cancelled: jobs that are; failed, dead, lost: jobs whose last error is of this attempt, those that are
+--            aside not among them
+create or replace function tallybook._jobs_by_end(p_endings tallybook.ending[], p_filter jsonb, p_below bigint,
+  p_below_id bigint, p_most int, p_looks int)
 returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable
 -- profile: nested
 as $$
 #variable_conflict use_column
 declare
-  v_at timestamptz := coalesce('epoch'::timestamptz + p_below * interval '1 microsecond', 'infinity'); v_id bigint := coalesce(p_below_id, 0);
-  v_piece int := p_most + 1; v_left int := p_looks; v_rows int; k record; v_ats timestamptz[]; v_ids bigint[]; v_errors jsonb[];
-  v_said text := lower(p_filter ->> 'error'); v_cancelled boolean := 'cancelled' = any (p_endings); v_since timestamptz := coalesce((p_filter ->> 'since')::timestamptz, '-infinity');
+  v_at timestamptz := coalesce('epoch'::timestamptz + p_below * interval '1 microsecond',
+                               'infinity'); v_id bigint := coalesce(p_below_id, 0);
+  v_piece int := p_most + 1; v_left int := p_looks; v_rows int; k record; v_ats timestamptz[]; v_ids bigint[];
+  v_errors jsonb[];
+  v_said text := lower(p_filter ->> 'error'); v_cancelled boolean := 'cancelled' = any (p_endings);
+  v_since timestamptz := coalesce((p_filter ->> 'since')::timestamptz, '-infinity');
 begin
   n := 0;
   loop
-    select count(*), array_agg(u.ended_at) filter (where u.ok), array_agg(u.job_id) filter (where u.ok), array_agg(u.error) filter (where u.ok),
+    select count(*), array_agg(u.ended_at) filter (where u.ok), array_agg(u.job_id) filter (where u.ok),
+           array_agg(u.error) filter (where u.ok),
            (array_agg(u.ended_at))[count(*)], (array_agg(u.job_id))[count(*)]  -- in the order of u
       into v_rows, v_ats, v_ids, v_errors, v_at, v_id
       from (select s.ended_at, s.job_id, s.error,
-                   v_said is null or strpos(lower(concat_ws(' ', s.error ->> 'type', s.error ->> 'message')), v_said) > 0 as ok
+                   v_said is null or strpos(lower(concat_ws(' ', s.error ->> 'type', s.error ->> 'message')),
+                                            v_said) > 0 as ok
               from unnest(p_endings) e(state), lateral tallybook._ends(e.state, v_at, v_id, v_since, v_piece) s
              order by s.ended_at desc, s.job_id desc limit v_piece) u;
     exit when v_rows = 0;
     for k in select l.nth, l.line as line
-               from tallybook._job_lines(v_ids, null, case when not v_cancelled then v_errors end, case when v_cancelled then v_ats end,
-                      case when v_cancelled then '{cancelled}' else '{available,running,completed,beyond,cancelled,unmet}' end::text[], p_filter, p_most + 1 - n) l loop
-      place := (extract(epoch from v_ats[k.nth]) * 1000000)::bigint || '.' || (k.line).id; line := k.line; at := v_ats[k.nth]; n := n + 1;
+               from tallybook._job_lines(v_ids, null, case when not v_cancelled then v_errors end, case when v_cancelled
+                                         then v_ats end,
+                      case when v_cancelled then '{cancelled}'
+                           else '{available,running,completed,beyond,cancelled,unmet}' end::text[], p_filter,
+                             p_most + 1 - n) l loop
+      place := (extract(epoch from v_ats[k.nth]) * 1000000)::bigint || '.'
+        || (k.line).id; line := k.line; at := v_ats[k.nth]; n := n + 1;
       return next;
       if n > p_most then return; end if;
     end loop;
@@ -40,8 +52,10 @@ begin
   end loop;
 end $$;
 
--- _ends(state, at, job_id, since, most): the last outcomes of this state below this place, at most so many, none before since.
-create or replace function tallybook._ends(p_state tallybook.ending, p_at timestamptz, p_job_id bigint, p_since timestamptz, p_most int)
+-- _ends(state, at, job_id, since, most): the last outcomes of this state below this place, at most so many, none before
+-- since.
+create or replace function tallybook._ends(p_state tallybook.ending, p_at timestamptz, p_job_id bigint,
+  p_since timestamptz, p_most int)
 returns table (ended_at timestamptz, job_id bigint, error jsonb) language plpgsql stable
 -- profile: nested
 as $$
@@ -49,6 +63,7 @@ as $$
 begin
   return query
   select o.ended_at, o.job_id, o.error from tallybook.outcome o
-   where o.state = p_state and o.state <> 'completed' and o.ended_at <= p_at and o.ended_at >= p_since and (o.ended_at, o.job_id) < (p_at, p_job_id)
+   where o.state = p_state and o.state <> 'completed' and o.ended_at <= p_at and o.ended_at >= p_since
+         and (o.ended_at, o.job_id) < (p_at, p_job_id)
    order by o.ended_at desc, o.job_id desc limit p_most;
 end $$;

@@ -1,25 +1,32 @@
--- _jobs_by_id(sources, given, mine, filter, low, high, below, most, looks): the jobs that match, by id, the highest first, at most `most` and one more.
+-- _jobs_by_id(sources, given, mine, filter, low, high, below, most, looks): the jobs that match, by id, the highest
+-- first, at most `most` and one more.
 --
---   sources  of entry (every job that has been in line), scheduled, scheduled_failed (with an error history), waiting, waiting_failed, dead, running,
+--   sources  of entry (every job that has been in line), scheduled, scheduled_failed (with an error history), waiting,
+--            waiting_failed, dead, running,
 --            intent (cancelled, and not carried out), taken (by its id, ahead of the cursor), given (ids)
 --   looks    how many rows may be passed over: then there is a last row without line, and place is where to go on
 -- Rows are read in pieces that grow while little is found.
-create or replace function tallybook._jobs_by_id(p_sources text[], p_given bigint[], p_mine text[], p_filter jsonb, p_low bigint, p_high bigint,
-  p_below bigint, p_most int, p_looks int)
+create or replace function tallybook._jobs_by_id(p_sources text[], p_given bigint[], p_mine text[], p_filter jsonb,
+  p_low bigint, p_high bigint, p_below bigint, p_most int, p_looks int)
 returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable
 -- profile: nested
 as $$
 #variable_conflict use_column
 declare
   v_below bigint := least(coalesce(p_below, 9223372036854775807), p_high); v_low bigint := coalesce(p_low, 0);
-  v_piece int := least(p_most + 1, 256); v_left int := p_looks; v_rows int; v_last bigint; v_ids bigint[]; k tallybook.job_line; l record;
+  v_piece int := least(p_most + 1,
+                       256); v_left int := p_looks; v_rows int; v_last bigint; v_ids bigint[]; k tallybook.job_line;
+                       l record;
   v_task text := p_filter ->> 'task'; v_error text := lower(p_filter ->> 'error');
-  v_line boolean := 'entry' = any (p_sources) and not coalesce(p_filter -> 'states' ? 'available', true); v_xids xid8[]; v_seqs bigint[];
-  v_lanes int[] := case when p_filter ? 'queue' then array(select l.lane_id from tallybook.lane l where l.queue = p_filter ->> 'queue') end;
+  v_line boolean := 'entry' = any (p_sources) and not coalesce(p_filter -> 'states' ? 'available',
+                                                               true); v_xids xid8[]; v_seqs bigint[];
+  v_lanes int[] := case when p_filter ? 'queue' then array(select l.lane_id from tallybook.lane l
+                                                           where l.queue = p_filter ->> 'queue') end;
 begin
   n := 0;
   if 'running' = any (p_sources) then
-    p_given := p_given || array(select o.job_id from tallybook.worker w cross join lateral tallybook._open_attempts(w.id, w.open_from) o
+    p_given := p_given || array(select o.job_id from tallybook.worker w cross
+                                join lateral tallybook._open_attempts(w.id, w.open_from) o
                                  where w.ended_at is null);
   end if;
   if v_line then  -- what is ahead of the cursors is not wanted: it may be a million
@@ -29,48 +36,61 @@ begin
   end if;
   loop
     select count(*), min(u.job_id),
-           array_agg(distinct u.job_id order by u.job_id desc) filter (where (v_lanes is null or u.lane_id is null or u.lane_id = any (v_lanes))
+           array_agg(distinct u.job_id order by u.job_id desc) filter (where (v_lanes is null or u.lane_id is null
+               or u.lane_id = any (v_lanes))
                                                   and (v_task is null or u.task is null or u.task = v_task)
-                                                  and (u.xid is null or (u.xid, u.seq) <= (v_xids[u.lane_id], v_seqs[u.lane_id]))
-                                                  and (v_error is null or u.error is null or strpos(lower(concat_ws(' ', u.error ->> 'type', u.error ->> 'message')), v_error) > 0))
+                                                  and (u.xid is null or (u.xid, u.seq) <= (v_xids[u.lane_id],
+                                                      v_seqs[u.lane_id]))
+                                                  and (v_error is null or u.error is null or strpos(lower(concat_ws(' ',
+                                                      u.error ->> 'type', u.error ->> 'message')), v_error) > 0))
       into v_rows, v_last, v_ids
       from (select * from (
-        (select e.job_id, e.lane_id, e.task, null::jsonb as error, case when v_line then e.xid end as xid, e.seq from tallybook.entry e
-          where 'entry' = any (p_sources) and e.job_id < v_below and e.job_id >= v_low order by e.job_id desc limit v_piece)
+        (select e.job_id, e.lane_id, e.task, null::jsonb as error, case when v_line then e.xid end as xid, e.seq
+         from tallybook.entry e
+          where 'entry' = any (p_sources) and e.job_id < v_below and e.job_id >= v_low order by e.job_id desc
+                limit v_piece)
         union all
         (select s.job_id, s.lane_id, s.task, s.errors -> -1, null, null from tallybook.scheduled s
-          where 'scheduled' = any (p_sources) and s.job_id < v_below and s.job_id >= v_low order by s.job_id desc limit v_piece)
+          where 'scheduled' = any (p_sources) and s.job_id < v_below and s.job_id >= v_low order by s.job_id desc
+                limit v_piece)
         union all
         (select s.job_id, s.lane_id, s.task, s.errors -> -1, null, null from tallybook.scheduled s
-          where 'scheduled_failed' = any (p_sources) and s.errors is not null and s.job_id < v_below and s.job_id >= v_low
+          where 'scheduled_failed' = any (p_sources) and s.errors is not null and s.job_id < v_below
+                and s.job_id >= v_low
           order by s.job_id desc limit v_piece)
         union all
         (select w.job_id, w.lane_id, w.task, w.errors -> -1, null, null from tallybook.waiting w
-          where 'waiting' = any (p_sources) and w.job_id < v_below and w.job_id >= v_low order by w.job_id desc limit v_piece)
+          where 'waiting' = any (p_sources) and w.job_id < v_below and w.job_id >= v_low order by w.job_id desc
+                limit v_piece)
         union all
         (select w.job_id, w.lane_id, w.task, w.errors -> -1, null, null from tallybook.waiting w
           where 'waiting_failed' = any (p_sources) and w.errors is not null and w.job_id < v_below and w.job_id >= v_low
           order by w.job_id desc limit v_piece)
         union all
         (select d.job_id, d.lane_id, d.task, d.errors -> -1, null, null from tallybook.dead d
-          where 'dead' = any (p_sources) and d.job_id < v_below and d.job_id >= v_low order by d.job_id desc limit v_piece)
+          where 'dead' = any (p_sources) and d.job_id < v_below and d.job_id >= v_low order by d.job_id desc
+                limit v_piece)
         union all
         (select t.job_id, null, null, null, null, null from tallybook.tombstone t
-          where (t.cancelled and 'intent' = any (p_sources) or t.taken and 'taken' = any (p_sources)) and t.job_id < v_below and t.job_id >= v_low order by t.job_id desc limit v_piece)
+          where (t.cancelled and 'intent' = any (p_sources) or t.taken and 'taken' = any (p_sources))
+                and t.job_id < v_below and t.job_id >= v_low order by t.job_id desc limit v_piece)
         union all
-        (select i, null, null, null, null, null from unnest(p_given) i where i < v_below and i >= v_low order by i desc limit v_piece)) a
+        (select i, null, null, null, null, null from unnest(p_given) i where i < v_below and i >= v_low order by i desc
+         limit v_piece)) a
         order by a.job_id desc limit v_piece) u;
     exit when v_rows = 0;
     -- Of the last one not all rows may be among these.
     if v_rows = v_piece and v_ids[cardinality(v_ids)] is distinct from v_last then v_ids := v_ids || v_last; end if;
-    for k in select (l.line).* from tallybook._job_lines(v_ids, null, null, null, p_mine, p_filter, p_most + 1 - n) l loop
+    for k in select (l.line).* from tallybook._job_lines(v_ids, null, null, null, p_mine, p_filter,
+                                                         p_most + 1 - n) l loop
       place := k.id; line := k; at := k.enqueued_at; n := n + 1;
       return next;
       if n > p_most then return; end if;
     end loop;
     exit when v_rows < v_piece;
     v_below := v_last;
-    v_left := v_left - v_rows - 100 * coalesce(cardinality(v_ids), 0);  -- looking a job up costs as much as passing so many over
+    -- looking a job up costs as much as passing so many over
+    v_left := v_left - v_rows - 100 * coalesce(cardinality(v_ids), 0);
     if v_left <= 0 then
       place := v_last; line := null; n := n + 1;
       at := (select j.enqueued_at from tallybook.job j where j.id = v_last limit 1);
@@ -81,29 +101,37 @@ begin
   end loop;
 end $$;
 
--- _job_lines(ids, attempts, errors, ends, mine, filter, most): what the view job says of these, those that match, in their order, at most so many.
+-- _job_lines(ids, attempts, errors, ends, mine, filter, most): what the view job says of these, those that match, in
+-- their order, at most so many.
 --
---   attempts  only where this is the job's newest one; errors: only where this is its last error; ends: only where it has ended then
+--   attempts  only where this is the job's newest one; errors: only where this is its last error; ends: only where it
+--             has ended then
 --   mine      only jobs of these kinds; null: all
 -- nth: which of those given it is.
-create or replace function tallybook._job_lines(p_ids bigint[], p_attempts int[], p_errors jsonb[], p_ends timestamptz[], p_mine text[], p_filter jsonb, p_most int)
+create or replace function tallybook._job_lines(p_ids bigint[], p_attempts int[], p_errors jsonb[],
+  p_ends timestamptz[], p_mine text[], p_filter jsonb, p_most int)
 returns table (nth bigint, line tallybook.job_line) language plpgsql stable
 -- profile: nested
 as $$
 declare
   v_queue text := p_filter ->> 'queue'; v_task text := p_filter ->> 'task'; v_error text := lower(p_filter ->> 'error');
-  v_states text[] := case when p_filter ? 'states' then array(select jsonb_array_elements_text(p_filter -> 'states')) end;
+  v_states text[] := case when p_filter ? 'states'
+    then array(select jsonb_array_elements_text(p_filter -> 'states')) end;
   v_since timestamptz := p_filter ->> 'since'; v_before timestamptz := p_filter ->> 'before';
 begin
   return query
-  select i.n, row(j.id, j.queue, j.task, j.state, j.priority, j.attempt, j.attempts, j.failures, j.max_attempts, j.enqueued_at, j.run_at, j.started_at,
-                  j.ended_at, j.worker, j.summary, j.reason, j.last_error, j.subject, j.unique_key, j.progress, j.unserved, j.errors -> -1)::tallybook.job_line
+  select i.n, row(j.id, j.queue, j.task, j.state, j.priority, j.attempt, j.attempts, j.failures, j.max_attempts,
+                  j.enqueued_at, j.run_at, j.started_at,
+                  j.ended_at, j.worker, j.summary, j.reason, j.last_error, j.subject, j.unique_key, j.progress,
+                  j.unserved, j.errors -> -1)::tallybook.job_line
     from unnest(p_ids) with ordinality i(id, n)
    cross join lateral (select x.* from tallybook.job x where x.id = i.id limit 1) j
-   where (v_queue is null or j.queue = v_queue) and (v_task is null or j.task = v_task) and (v_states is null or j.state = any (v_states))
+   where (v_queue is null or j.queue = v_queue) and (v_task is null or j.task = v_task)
+         and (v_states is null or j.state = any (v_states))
      and (p_attempts is null or j.attempt = p_attempts[i.n]) and (p_errors is null or j.errors -> -1 = p_errors[i.n])
      and (p_ends is null or j.ended_at = p_ends[i.n]
-          and (i.n = 1 or (p_ids[i.n - 1], p_ends[i.n - 1]) <> (i.id, p_ends[i.n])))  -- two of its attempts may have been met at once
+          -- two of its attempts may have been met at once
+          and (i.n = 1 or (p_ids[i.n - 1], p_ends[i.n - 1]) <> (i.id, p_ends[i.n])))
      and (v_since is null or j.enqueued_at >= v_since) and (v_before is null or j.enqueued_at < v_before)
      and (not p_filter ? 'unserved' or j.unserved)
      and (v_error is null or strpos(lower(concat_ws(' ', j.errors -> -1 ->> 'type', j.last_error)), v_error) > 0)
@@ -112,9 +140,11 @@ begin
    order by i.n limit p_most;
 end $$;
 
--- _job_kind(job_id, state, attempt, ended_at): what a job is to a list: aside (scheduled, waiting, dead), running, available, completed, cancelled, and of
--- the last two, ahead of the cursor, beyond (taken by its id) and unmet (nobody has carried the cancel out).
-create or replace function tallybook._job_kind(p_job_id bigint, p_state text, p_attempt int, p_ended_at timestamptz) returns text
+-- _job_kind(job_id, state, attempt, ended_at): what a job is to a list: aside (scheduled, waiting, dead), running,
+-- available, completed, cancelled, and of the last two, ahead of the cursor, beyond (taken by its id) and unmet (nobody
+-- has carried the cancel out).
+create or replace function tallybook._job_kind(p_job_id bigint, p_state text, p_attempt int,
+  p_ended_at timestamptz) returns text
 language plpgsql stable
 -- profile: hot
 as $$
@@ -123,14 +153,17 @@ begin
   if p_state = 'cancelled' and p_ended_at is null then
     return case when tallybook._behind(p_job_id) is null then 'unmet' else 'aside' end;
   end if;
-  if p_state = 'completed' and exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.attempt = p_attempt and t.taken)
-     and exists (select from (select * from tallybook._newest(p_job_id)) e, tallybook._line_end(e.lane_id) l where (e.xid, e.seq) > (l.xid, l.seq)) then
+  if p_state = 'completed' and exists (select from tallybook.tombstone t where t.job_id = p_job_id
+                                       and t.attempt = p_attempt and t.taken)
+     and exists (select from (select * from tallybook._newest(p_job_id)) e, tallybook._line_end(e.lane_id) l
+                 where (e.xid, e.seq) > (l.xid, l.seq)) then
     return 'beyond';
   end if;
   return p_state;
 end $$;
 
 -- _has_links(links, wanted): whether a job's links have all that are wanted, a key as text or as number.
-create or replace function tallybook._has_links(p_links jsonb, p_wanted jsonb) returns boolean language sql immutable as $$
+create or replace function tallybook._has_links(p_links jsonb,
+  p_wanted jsonb) returns boolean language sql immutable as $$
   select not exists (select from jsonb_each_text(p_wanted) w where (p_links ->> w.key) is distinct from w.value)
 $$;

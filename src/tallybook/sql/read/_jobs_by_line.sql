@@ -1,45 +1,59 @@
--- _jobs_by_line(what, lanes, filter, xid, seq, most, looks): the jobs that match whose newest attempt is in these lanes, the last in line first, from
--- below this place on, at most `most` and one more. As _jobs_by_id in all else.
+-- _jobs_by_line(what, lanes, filter, xid, seq, most, looks): the jobs that match whose newest attempt is in these
+-- lanes, the last in line first, from below this place on, at most `most` and one more. As _jobs_by_id in all else.
 --
 --   what   line: what is still to be claimed; past: what lies up to the cursor; all
 --   lanes  null: all that there are
-create or replace function tallybook._jobs_by_line(p_what text, p_lanes int[], p_filter jsonb, p_xid xid8, p_seq bigint, p_most int, p_looks int)
+create or replace function tallybook._jobs_by_line(p_what text, p_lanes int[], p_filter jsonb, p_xid xid8, p_seq bigint,
+  p_most int, p_looks int)
 returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable
 -- profile: nested
 as $$
 #variable_conflict use_column
 declare
-  v_xid xid8 := coalesce(p_xid, '9223372036854775807'); v_seq bigint := coalesce(p_seq, 0); v_piece int := p_most + 1; v_left int := p_looks;
-  v_rows int; v_at timestamptz; k record; v_xids xid8[]; v_seqs bigint[]; v_ids bigint[]; v_attempts int[]; v_task text := p_filter ->> 'task';
-  v_mine text[] := case when p_filter ? 'unserved' then '{available,unmet}' when p_what = 'line' then '{available}' when p_what = 'past' then '{completed,beyond}'
+  v_xid xid8 := coalesce(p_xid, '9223372036854775807'); v_seq bigint := coalesce(p_seq,
+      0); v_piece int := p_most + 1; v_left int := p_looks;
+  v_rows int; v_at timestamptz; k record; v_xids xid8[]; v_seqs bigint[]; v_ids bigint[]; v_attempts int[];
+  v_task text := p_filter ->> 'task';
+  v_mine text[] := case when p_filter ? 'unserved' then '{available,unmet}' when p_what = 'line' then '{available}'
+    when p_what = 'past' then '{completed,beyond}'
                         else '{available,running,completed,beyond,cancelled,unmet}' end;
-  -- The lanes and the last entry of each that has not been read, the lane with the last of all first; how many are read at once.
+  -- The lanes and the last entry of each that has not been read, the lane with the last of all first; how many are read
+  -- at once.
   v_lanes int[]; v_head_xids xid8[]; v_head_seqs bigint[]; v_ways int := 16;
 begin
   n := 0;
-  p_lanes := coalesce(p_lanes, array(select l.lane_id from tallybook.lane l where p_what <> 'line' or l.retired_at is null));
-  v_left := greatest(v_left - 10 * cardinality(p_lanes), v_left / 4);  -- a look at a lane costs as much as passing so many over
-  select array_agg(h.lane_id order by h.xid desc, h.seq desc), array_agg(h.xid order by h.xid desc, h.seq desc), array_agg(h.seq order by h.xid desc, h.seq desc)
+  p_lanes := coalesce(p_lanes, array(select l.lane_id from tallybook.lane l where p_what <> 'line'
+                                     or l.retired_at is null));
+  -- a look at a lane costs as much as passing so many over
+  v_left := greatest(v_left - 10 * cardinality(p_lanes), v_left / 4);
+  select array_agg(h.lane_id order by h.xid desc, h.seq desc), array_agg(h.xid order by h.xid desc, h.seq desc),
+         array_agg(h.seq order by h.xid desc, h.seq desc)
     into v_lanes, v_head_xids, v_head_seqs
     from tallybook._line_heads(p_lanes, p_what, v_xid, v_seq) h;
   while v_lanes is not null loop
     -- What comes after the next lane's head is in the first lanes only.
-    select count(*), min(u.enqueued_at), array_agg(u.xid) filter (where u.ok), array_agg(u.seq) filter (where u.ok), array_agg(u.job_id) filter (where u.ok),
-           array_agg(u.attempt) filter (where u.ok), (array_agg(u.xid))[count(*)], (array_agg(u.seq))[count(*)]  -- in the order of u
+    select count(*), min(u.enqueued_at), array_agg(u.xid) filter (where u.ok), array_agg(u.seq) filter (where u.ok),
+           array_agg(u.job_id) filter (where u.ok),
+           -- in the order of u
+           array_agg(u.attempt) filter (where u.ok), (array_agg(u.xid))[count(*)], (array_agg(u.seq))[count(*)]
       into v_rows, v_at, v_xids, v_seqs, v_ids, v_attempts, v_xid, v_seq
       from (select r.*, v_task is null or r.task = v_task as ok
-              from unnest(v_lanes[:v_ways]) i(lane_id), lateral tallybook._line_rows(i.lane_id, p_what, v_xid, v_seq, v_piece) r
+              from unnest(v_lanes[:v_ways]) i(lane_id), lateral tallybook._line_rows(i.lane_id, p_what, v_xid, v_seq,
+                  v_piece) r
              where v_lanes[v_ways + 1] is null or (r.xid, r.seq) > (v_head_xids[v_ways + 1], v_head_seqs[v_ways + 1])
              order by r.xid desc, r.seq desc limit v_piece) u;
-    for k in select l.nth, l.line as line from tallybook._job_lines(v_ids, v_attempts, null, null, v_mine, p_filter, p_most + 1 - n) l loop
+    for k in select l.nth, l.line as line from tallybook._job_lines(v_ids, v_attempts, null, null, v_mine, p_filter,
+                                                                    p_most + 1 - n) l loop
       place := v_xids[k.nth] || '.' || v_seqs[k.nth]; line := k.line; at := (k.line).enqueued_at; n := n + 1;
       return next;
       if n > p_most then return; end if;
     end loop;
     v_left := v_left - 3 * v_rows - 60 * least(v_ways, cardinality(v_lanes)) - 100 * coalesce(cardinality(v_ids), 0);
-    select array_agg(h.lane_id order by h.xid desc, h.seq desc), array_agg(h.xid order by h.xid desc, h.seq desc), array_agg(h.seq order by h.xid desc, h.seq desc)
+    select array_agg(h.lane_id order by h.xid desc, h.seq desc), array_agg(h.xid order by h.xid desc, h.seq desc),
+           array_agg(h.seq order by h.xid desc, h.seq desc)
       into v_lanes, v_head_xids, v_head_seqs
-      from (select i.lane_id, x.xid, x.seq from unnest(v_lanes[:v_ways]) i(lane_id), lateral tallybook._line_rows(i.lane_id, p_what, v_xid, v_seq, 1) x
+      from (select i.lane_id, x.xid, x.seq from unnest(v_lanes[:v_ways]) i(lane_id),
+            lateral tallybook._line_rows(i.lane_id, p_what, v_xid, v_seq, 1) x
             union all
             select * from unnest(v_lanes[v_ways + 1:], v_head_xids[v_ways + 1:], v_head_seqs[v_ways + 1:])) h;
     if v_left <= 0 and v_lanes is not null then
@@ -47,13 +61,16 @@ begin
       return next;
       return;
     end if;
-    v_piece := least(greatest(2 * v_piece, 64), case when cardinality(v_ids) > v_rows / 4 then 256 else 4096 end, 16384 / least(v_ways, cardinality(v_lanes)));
+    v_piece := least(greatest(2 * v_piece, 64), case when cardinality(v_ids) > v_rows / 4 then 256
+                     else 4096 end, 16384 / least(v_ways, cardinality(v_lanes)));
   end loop;
 end $$;
 
--- _line_rows(lane, what, xid, seq, most): the last entries of a lane below this place, at most so many; what: see _jobs_by_line.
+-- _line_rows(lane, what, xid, seq, most): the last entries of a lane below this place, at most so many; what: see
+-- _jobs_by_line.
 create or replace function tallybook._line_rows(p_lane_id int, p_what text, p_xid xid8, p_seq bigint, p_most int)
-returns table (xid xid8, seq bigint, job_id bigint, attempt int, task text, enqueued_at timestamptz) language plpgsql stable
+returns table (xid xid8, seq bigint, job_id bigint, attempt int, task text, enqueued_at timestamptz)
+  language plpgsql stable
 -- profile: nested
 as $$
 #variable_conflict use_column
@@ -74,27 +91,31 @@ begin
      order by e.xid desc, e.seq desc limit p_most;
     return;
   end if;
-  select case when h.closed || h.holes = '{}' then h.pos_xid else least(h.lo, h.pos_xid) end as low, h.holes || h.closed as others,
+  select case when h.closed || h.holes = '{}' then h.pos_xid
+         else least(h.lo, h.pos_xid) end as low, h.holes || h.closed as others,
          case when h.closed || h.holes = '{}' then h.pos_seq else 0 end as after into c
     from tallybook.claim h where h.lane_id = l.lane_id and h.retention = l.retention order by h.number desc limit 1;
   if not found then c.low := l.born; c.others := '{}'; c.after := 0; end if;
   return query
   select f.xid, f.seq, f.job_id, f.attempt, f.task, f.enqueued_at from (
     (select e.xid, e.seq, e.job_id, e.attempt, e.task, e.enqueued_at from tallybook.entry e
-      where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= c.low and (e.xid, e.seq) > (c.low, c.after) and e.xid <= p_xid and (e.xid, e.seq) < (p_xid, p_seq)
+      where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= c.low and (e.xid, e.seq) > (c.low, c.after)
+            and e.xid <= p_xid and (e.xid, e.seq) < (p_xid, p_seq)
       order by e.xid desc, e.seq desc limit p_most)
     union all  -- what has committed late
     (select e.xid, e.seq, e.job_id, e.attempt, e.task, e.enqueued_at
        from (select x from unnest(c.others) x where x < c.low and x <= p_xid order by x desc) o(xid), lateral (
          select y.* from tallybook.entry y
-          where y.lane_id = l.lane_id and y.retention = l.retention and y.xid = o.xid and (y.xid, y.seq) < (p_xid, p_seq)
+          where y.lane_id = l.lane_id and y.retention = l.retention and y.xid = o.xid
+                and (y.xid, y.seq) < (p_xid, p_seq)
           order by y.seq desc limit p_most) e
       limit p_most)) f
    order by f.xid desc, f.seq desc limit p_most;
 end $$;
 
--- _line_heads(lanes, what, xid, seq): for each lane the place of its last entry below this one, or of one that lies above it: all that there
--- may be of a lane comes from there on. All lanes by one statement, since a list may have to look at thousands.
+-- _line_heads(lanes, what, xid, seq): for each lane the place of its last entry below this one, or of one that lies
+-- above it: all that there may be of a lane comes from there on. All lanes by one statement, since a list may have to
+-- look at thousands.
 create or replace function tallybook._line_heads(p_lanes int[], p_what text, p_xid xid8, p_seq bigint)
 returns table (lane_id int, xid xid8, seq bigint) language plpgsql stable
 -- profile: nested
@@ -105,13 +126,18 @@ begin
     return query
     select l.lane_id, e.xid, e.seq
       from unnest(p_lanes) i(lane_id) join tallybook.lane l on l.lane_id = i.lane_id
-      left join lateral (select case when h.closed = '{}' then h.pos_xid else h.lo end as xid, case when h.closed = '{}' then h.pos_seq else 0 end as seq
+      left join lateral (select case when h.closed = '{}' then h.pos_xid else h.lo end as xid, case when h.closed = '{}'
+                         then h.pos_seq else 0 end as seq
                            from tallybook.claim h
-                          where h.lane_id = l.lane_id and h.retention = l.retention and l.retired_at is null order by h.number desc limit 1) c on true,
-           lateral (select coalesce(c.xid, case when l.retired_at is null then l.born else '9223372036854775807' end) as xid,
-                           coalesce(c.seq, case when l.retired_at is null then 0 else 9223372036854775807 end) as seq offset 0) u,
+                          where h.lane_id = l.lane_id and h.retention = l.retention and l.retired_at is null
+                                order by h.number desc limit 1) c on true,
+           lateral (select coalesce(c.xid, case when l.retired_at is null then l.born
+                                    else '9223372036854775807' end) as xid,
+                           coalesce(c.seq, case when l.retired_at is null then 0
+                                    else 9223372036854775807 end) as seq offset 0) u,
            lateral (select e.xid, e.seq from tallybook.entry e
-                     where e.lane_id = l.lane_id and e.retention = l.retention and e.xid <= least(p_xid, u.xid) and (e.xid, e.seq) < (p_xid, p_seq)
+                     where e.lane_id = l.lane_id and e.retention = l.retention and e.xid <= least(p_xid, u.xid)
+                           and (e.xid, e.seq) < (p_xid, p_seq)
                        and (e.xid, e.seq) <= (u.xid, u.seq)
                      order by e.xid desc, e.seq desc limit 1) e;
     return;
@@ -119,12 +145,15 @@ begin
   return query
   select l.lane_id, e.xid, e.seq
     from unnest(p_lanes) i(lane_id) join tallybook.lane l on l.lane_id = i.lane_id
-    left join lateral (select case when h.closed || h.holes = '{}' then h.pos_xid else least(h.lo, h.pos_xid) end as low, h.holes || h.closed as others,
+    left join lateral (select case when h.closed || h.holes = '{}' then h.pos_xid
+                       else least(h.lo, h.pos_xid) end as low, h.holes || h.closed as others,
                               case when h.closed || h.holes = '{}' then h.pos_seq else 0 end as after
                          from tallybook.claim h
-                        where h.lane_id = l.lane_id and h.retention = l.retention and p_what = 'line' order by h.number desc limit 1) c on true,
+                        where h.lane_id = l.lane_id and h.retention = l.retention and p_what = 'line'
+                              order by h.number desc limit 1) c on true,
          lateral (select e.xid, e.seq from tallybook.entry e
-                   where e.lane_id = l.lane_id and e.retention = l.retention and e.xid <= p_xid and (e.xid, e.seq) < (p_xid, p_seq)
+                   where e.lane_id = l.lane_id and e.retention = l.retention and e.xid <= p_xid
+                         and (e.xid, e.seq) < (p_xid, p_seq)
                    order by e.xid desc, e.seq desc limit 1) e
    where c.low is null or c.others <> '{}' or (e.xid, e.seq) > (c.low, c.after);
 end $$;
@@ -135,10 +164,13 @@ language plpgsql stable
 -- profile: hot
 as $$
 begin
-  select case when h.closed = '{}' then h.pos_xid else h.lo end, case when h.closed = '{}' then h.pos_seq else 0 end into xid, seq
+  select case when h.closed = '{}' then h.pos_xid else h.lo end, case when h.closed = '{}' then h.pos_seq
+         else 0 end into xid, seq
     from tallybook.lane l, tallybook.claim h
-   where l.lane_id = p_lane_id and l.retired_at is null and h.lane_id = l.lane_id and h.retention = l.retention order by h.number desc limit 1;
+   where l.lane_id = p_lane_id and l.retired_at is null and h.lane_id = l.lane_id and h.retention = l.retention
+         order by h.number desc limit 1;
   if not found then
-    select case when l.retired_at is null then l.born else '9223372036854775807' end, 0 into xid, seq from tallybook.lane l where l.lane_id = p_lane_id;
+    select case when l.retired_at is null then l.born else '9223372036854775807' end, 0 into xid, seq
+           from tallybook.lane l where l.lane_id = p_lane_id;
   end if;
 end $$;

@@ -1,7 +1,9 @@
--- _linked(links, most): the ids of jobs that have all of these links, in any order; about so many at most, whatever there is.
+-- _linked(links, most): the ids of jobs that have all of these links, in any order; about so many at most, whatever
+-- there is.
 --
--- A key is found as text and as number: SQL producers write either. By the partial indexes on links alone, which are read by bitmaps
--- (GIN knows no other way: said here, since trace has switched them off), so that what is not linked is never met. Reads entry, scheduled, waiting, dead.
+-- A key is found as text and as number: SQL producers write either. By the partial indexes on links alone, which are
+-- read by bitmaps (GIN knows no other way: said here, since trace has switched them off), so that what is not linked is
+-- never met. Reads entry, scheduled, waiting, dead.
 create or replace function tallybook._linked(p_links jsonb, p_most int) returns setof bigint
 language plpgsql stable
 -- profile: nojit
@@ -10,17 +12,21 @@ set enable_seqscan = off set enable_indexscan = off set enable_bitmapscan = on  
 as $$
 declare
   v_path jsonpath := (
-    select string_agg(case when k.key ~ '^(0|-?[1-9][0-9]{0,17})$' then format('($.%1$s == %2$s || $.%1$s == %3$s)', to_json(e.key), to_json(k.key), k.key)
+    select string_agg(case when k.key ~ '^(0|-?[1-9][0-9]{0,17})$'
+                      then format('($.%1$s == %2$s || $.%1$s == %3$s)', to_json(e.key), to_json(k.key), k.key)
                            else format('$.%s == %s', to_json(e.key), to_json(k.key)) end, ' && ')
       from jsonb_each_text(p_links) e(key, value), lateral (select e.value) k(key))::jsonpath;
 begin
   return query
   select distinct f.job_id from (
-    (select e.job_id from tallybook.entry e where e.headers ? 'links' and e.headers -> 'links' @@ v_path limit 2 * p_most)
+    (select e.job_id from tallybook.entry e where e.headers ? 'links' and e.headers -> 'links' @@ v_path
+     limit 2 * p_most)
     union all
-    (select s.job_id from tallybook.scheduled s where s.headers ? 'links' and s.headers -> 'links' @@ v_path limit p_most)
+    (select s.job_id from tallybook.scheduled s where s.headers ? 'links' and s.headers -> 'links' @@ v_path
+     limit p_most)
     union all
     (select w.job_id from tallybook.waiting w where w.headers ? 'links' and w.headers -> 'links' @@ v_path limit p_most)
     union all
-    (select d.job_id from tallybook.dead d where d.headers ? 'links' and d.headers -> 'links' @@ v_path limit p_most)) f;
+    (select d.job_id from tallybook.dead d where d.headers ? 'links' and d.headers -> 'links' @@ v_path
+     limit p_most)) f;
 end $$;

@@ -1,4 +1,5 @@
--- jobs(queue, task, states, links, error, unserved, since, before, after, max_jobs, max_looked): a list of jobs, newest first, in pages.
+-- jobs(queue, task, states, links, error, unserved, since, before, after, max_jobs, max_looked): a list of jobs, newest
+-- first, in pages.
 --
 --   states      of scheduled, retrying, waiting, available, running, completed, cancelled, dead; null: all
 --   links       that have all of these: {"submission": 42}
@@ -8,17 +9,20 @@
 --   after       the cursor of the last row of the page before
 --   max_jobs    how many, 1 to 1000
 --   max_looked  how many rows of the ledger may be passed over for them, 1000 to 1,000,000
--- A job is listed once, in its present state, with what the view job says of it. Where there may be more, there is a last row without id: from its
--- cursor the next page goes on, and looked_to says up to which time has been looked, also where too few were found. No such row: that was all.
--- The order is that of ids. Where a filter makes another one cheaper, it is the order in which jobs came into line (available, completed, all of a
--- queue) or have ended (cancelled, error); where both are needed they are merged by time. Pages neither skip nor repeat a job that stays
--- as it is. Costs the same however much history there is.
+-- A job is listed once, in its present state, with what the view job says of it. Where there may be more, there is a
+-- last row without id: from its cursor the next page goes on, and looked_to says up to which time has been looked, also
+-- where too few were found. No such row: that was all.
+-- The order is that of ids. Where a filter makes another one cheaper, it is the order in which jobs came into line
+-- (available, completed, all of a queue) or have ended (cancelled, error); where both are needed they are merged by
+-- time. Pages neither skip nor repeat a job that stays as it is. Costs the same however much history there is.
 -- Errors: TB005. Reads entry, outcome, claim, scheduled, waiting, dead, tombstone, worker, lane, by indexes only.
-create or replace function tallybook.jobs(queue text default null, task text default null, states text[] default null, links jsonb default null,
-  error text default null, unserved boolean default false, since timestamptz default null, before timestamptz default null,
-  after text default null, max_jobs int default 50, max_looked int default 50000)
-returns table (id bigint, queue_name text, task_name text, state text, priority int, attempts int, failures int, max_attempts int,
-  enqueued_at timestamptz, run_at timestamptz, started_at timestamptz, ended_at timestamptz, worker text, summary text, reason text,
+create or replace function tallybook.jobs(queue text default null, task text default null, states text[] default null,
+  links jsonb default null, error text default null, unserved boolean default false, since timestamptz default null,
+  before timestamptz default null, after text default null, max_jobs int default 50, max_looked int default 50000)
+returns table (id bigint, queue_name text, task_name text, state text, priority int, attempts int, failures int,
+  max_attempts int,
+  enqueued_at timestamptz, run_at timestamptz, started_at timestamptz, ended_at timestamptz, worker text, summary text,
+  reason text,
   last_error text, subject text, unique_key text, progress float4, cursor text, looked_to timestamptz)
 language plpgsql stable
 -- profile: nested
@@ -28,46 +32,62 @@ declare
   v_sources record; v_filter jsonb; v_n int := 0; v_cursor text := jobs.after; r record;
 begin
   perform tallybook._check_jobs(jobs.states, jobs.links, jobs.after, jobs.max_jobs, jobs.max_looked);
-  v_filter := jsonb_strip_nulls(jsonb_build_object('queue', jobs.queue, 'task', jobs.task, 'states', jobs.states, 'links', jobs.links, 'error', jobs.error,
+  v_filter := jsonb_strip_nulls(jsonb_build_object('queue', jobs.queue, 'task', jobs.task, 'states', jobs.states,
+                                                   'links', jobs.links, 'error', jobs.error,
     'unserved', nullif(jobs.unserved, false), 'since', jobs.since, 'before', jobs.before));
-  select * into v_sources from tallybook._job_sources(jobs.queue, jobs.states, jobs.links, jobs.error, jobs.unserved is true, jobs.since, jobs.before);
-  if (jobs.after ~ 'i' and v_sources.ids = '{}' or jobs.after ~ 'l' and v_sources.line is null or jobs.after ~ 'e' and v_sources.endings = '{}')
+  select * into v_sources from tallybook._job_sources(jobs.queue, jobs.states, jobs.links, jobs.error,
+                                                      jobs.unserved is true, jobs.since, jobs.before);
+  if (jobs.after ~ 'i' and v_sources.ids = '{}' or jobs.after ~ 'l' and v_sources.line is null or jobs.after ~ 'e'
+      and v_sources.endings = '{}')
      and (v_sources.ids <> '{}' or v_sources.line is not null or v_sources.endings <> '{}') then
-    raise exception '% is the cursor of a list with other filters', to_json(jobs.after) using errcode = 'TB005', hint = 'Say the filters of its page again.';
+    raise exception '% is the cursor of a list with other filters', to_json(jobs.after) using errcode = 'TB005',
+      hint = 'Say the filters of its page again.';
   end if;
   for r in
     select s.source, s.place, s.line, min(s.at) over (partition by s.source order by s.n) as at, s.n
-      from (select 'i' as source, i.* from tallybook._jobs_by_id(v_sources.ids, v_sources.given, v_sources.mine, v_filter, v_sources.low, v_sources.high,
+      from (select 'i' as source, i.* from tallybook._jobs_by_id(v_sources.ids, v_sources.given, v_sources.mine,
+                                                                 v_filter, v_sources.low, v_sources.high,
               substring(jobs.after, 'i(\d+)')::bigint, jobs.max_jobs, jobs.max_looked) i where v_sources.ids <> '{}'
             union all
-            select 'l', l.* from tallybook._jobs_by_line(v_sources.line, v_sources.lanes, v_filter, substring(jobs.after, 'l(\d+)')::xid8,
-              substring(jobs.after, 'l\d+\.(\d+)')::bigint, jobs.max_jobs, jobs.max_looked) l where v_sources.line is not null
+            select 'l', l.* from tallybook._jobs_by_line(v_sources.line, v_sources.lanes, v_filter,
+                                                         substring(jobs.after, 'l(\d+)')::xid8,
+              substring(jobs.after, 'l\d+\.(\d+)')::bigint, jobs.max_jobs, jobs.max_looked) l
+              where v_sources.line is not null
             union all
-            select 'e', e.* from tallybook._jobs_by_end(v_sources.endings, v_filter, substring(jobs.after, 'e(\d+)')::bigint,
-              substring(jobs.after, 'e\d+\.(\d+)')::bigint, jobs.max_jobs, jobs.max_looked) e where v_sources.endings <> '{}') s
+            select 'e', e.* from tallybook._jobs_by_end(v_sources.endings, v_filter,
+                                                        substring(jobs.after, 'e(\d+)')::bigint,
+              substring(jobs.after, 'e\d+\.(\d+)')::bigint, jobs.max_jobs, jobs.max_looked) e
+              where v_sources.endings <> '{}') s
      order by at desc nulls last, s.source, s.n
   loop
     if v_n = jobs.max_jobs or r.line is null then
       cursor := case when v_n = jobs.max_jobs then v_cursor else tallybook._job_cursor(v_cursor, r.source, r.place) end;
-      id := null; queue_name := null; task_name := null; state := null; priority := null; attempts := null; failures := null; max_attempts := null;
-      enqueued_at := null; run_at := null; started_at := null; ended_at := null; worker := null; summary := null; reason := null;
+      id := null; queue_name := null; task_name := null; state := null; priority := null; attempts := null;
+      failures := null; max_attempts := null;
+      enqueued_at := null; run_at := null; started_at := null; ended_at := null; worker := null; summary := null;
+      reason := null;
       last_error := null; subject := null; unique_key := null; progress := null; looked_to := r.at;
       return next;
       return;
     end if;
     v_n := v_n + 1;
     v_cursor := tallybook._job_cursor(v_cursor, r.source, r.place);
-    id := (r.line).id; queue_name := (r.line).queue; task_name := (r.line).task; state := (r.line).state; priority := (r.line).priority;
-    attempts := (r.line).attempts; failures := (r.line).failures; max_attempts := (r.line).max_attempts; enqueued_at := (r.line).enqueued_at;
-    run_at := (r.line).run_at; started_at := (r.line).started_at; ended_at := (r.line).ended_at; worker := (r.line).worker;
-    summary := (r.line).summary; reason := (r.line).reason; last_error := (r.line).last_error; subject := (r.line).subject;
+    id := (r.line).id; queue_name := (r.line).queue; task_name := (r.line).task; state := (r.line).state;
+    priority := (r.line).priority;
+    attempts := (r.line).attempts; failures := (r.line).failures; max_attempts := (r.line).max_attempts;
+    enqueued_at := (r.line).enqueued_at;
+    run_at := (r.line).run_at; started_at := (r.line).started_at; ended_at := (r.line).ended_at;
+    worker := (r.line).worker;
+    summary := (r.line).summary; reason := (r.line).reason; last_error := (r.line).last_error;
+    subject := (r.line).subject;
     unique_key := (r.line).unique_key; progress := (r.line).progress; cursor := v_cursor;
     return next;
   end loop;
 end $$;
 
 -- _check_jobs(states, links, after, max_jobs, max_looked): raises TB005 for what jobs() cannot do.
-create or replace function tallybook._check_jobs(p_states text[], p_links jsonb, p_after text, p_max_jobs int, p_max_looked int) returns void
+create or replace function tallybook._check_jobs(p_states text[], p_links jsonb, p_after text, p_max_jobs int,
+  p_max_looked int) returns void
 language plpgsql immutable as $$
 begin
   if not p_states <@ tallybook._job_states() or p_states = '{}' then
@@ -76,13 +96,16 @@ begin
   end if;
   if p_links is not null then perform tallybook._check_links(p_links); end if;
   if p_max_jobs is null or p_max_jobs not between 1 and 1000 then
-    raise exception 'max_jobs % is out of range', coalesce(p_max_jobs::text, 'null') using errcode = 'TB005', hint = 'It goes from 1 to 1000.';
+    raise exception 'max_jobs % is out of range', coalesce(p_max_jobs::text, 'null') using errcode = 'TB005',
+      hint = 'It goes from 1 to 1000.';
   end if;
   if p_max_looked is null or p_max_looked not between 1000 and 1000000 then
-    raise exception 'max_looked % is out of range', coalesce(p_max_looked::text, 'null') using errcode = 'TB005', hint = 'It goes from 1000 to 1000000.';
+    raise exception 'max_looked % is out of range', coalesce(p_max_looked::text, 'null') using errcode = 'TB005',
+      hint = 'It goes from 1000 to 1000000.';
   end if;
   if p_after !~ '^(i\d{1,18}|[el]\d{1,18}\.\d{1,18})(-(i\d{1,18}|[el]\d{1,18}\.\d{1,18})){0,2}$' then
-    raise exception '% is no cursor', to_json(left(p_after, 100)) using errcode = 'TB005', hint = 'Say the cursor of the last row of the page before.';
+    raise exception '% is no cursor', to_json(left(p_after, 100)) using errcode = 'TB005',
+      hint = 'Say the cursor of the last row of the page before.';
   end if;
 end $$;
 
@@ -92,22 +115,26 @@ create or replace function tallybook._job_states() returns text[] language sql i
 $$;
 
 -- _job_cursor(cursor, source, place): the cursor with another place of one of its sources.
-create or replace function tallybook._job_cursor(p_cursor text, p_source text, p_place text) returns text language sql immutable as $$
+create or replace function tallybook._job_cursor(p_cursor text, p_source text,
+  p_place text) returns text language sql immutable as $$
   select string_agg(k.one, '-' order by k.one) from (
     select c.one from unnest(string_to_array(p_cursor, '-')) c(one) where left(c.one, 1) <> p_source
     union all select p_source || p_place) k
 $$;
 
--- _job_sources(queue, states, links, error, unserved, since, before): where jobs() finds what it is asked for, so that what does not match is not met.
+-- _job_sources(queue, states, links, error, unserved, since, before): where jobs() finds what it is asked for, so that
+-- what does not match is not met.
 --
---   ids      sources in the order of ids: see _jobs_by_id; mine: the kinds of jobs that are listed from there (see _job_kind)
+--   ids      sources in the order of ids: see _jobs_by_id; mine: the kinds of jobs that are listed from there (see
+--            _job_kind)
 --   given    the jobs that have the links, where they are few
---   line     what of the lanes is walked: line (what is to be claimed), past (what has been), all; null: nothing; lanes: of these, null: all
+--   line     what of the lanes is walked: line (what is to be claimed), past (what has been), all; null: nothing;
+--            lanes: of these, null: all
 --   endings  outcomes that are walked by when they came
 --   low, high  ids that bound the time: those in between, but for high
-create or replace function tallybook._job_sources(p_queue text, p_states text[], p_links jsonb, p_error text, p_unserved boolean, p_since timestamptz,
-  p_before timestamptz,
-  out ids text[], out given bigint[], out mine text[], out line text, out lanes int[], out endings tallybook.ending[], out low bigint, out high bigint)
+create or replace function tallybook._job_sources(p_queue text, p_states text[], p_links jsonb, p_error text,
+  p_unserved boolean, p_since timestamptz, p_before timestamptz, out ids text[], out given bigint[], out mine text[],
+  out line text, out lanes int[], out endings tallybook.ending[], out low bigint, out high bigint)
 language plpgsql stable
 -- profile: nested
 as $$
@@ -128,7 +155,8 @@ begin
     given := null;  -- too many to be sorted: then they are met often enough
   end if;
   if p_unserved then  -- stands in a part of its own
-    lanes := array(select l.lane_id from tallybook.lane l where (p_queue is null or l.queue = p_queue) and l.part not in ('', 'turn', 'fair'));
+    lanes := array(select l.lane_id from tallybook.lane l where (p_queue is null or l.queue = p_queue)
+                   and l.part not in ('', 'turn', 'fair'));
     line := case when s && '{available,cancelled}' and lanes <> '{}' then 'line' end;
     return;
   end if;
@@ -138,12 +166,15 @@ begin
   mine := '{aside}';
   if s && '{scheduled}' and p_error is null then ids := ids || '{scheduled}'::text[];
   elsif s && '{scheduled,retrying}' then ids := ids || '{scheduled_failed}'::text[]; end if;
-  if s && '{waiting}' then ids := ids || case when p_error is null then '{waiting}' else '{waiting_failed}' end::text[]; end if;
+  if s && '{waiting}' then ids := ids || case when p_error is null then '{waiting}'
+     else '{waiting_failed}' end::text[]; end if;
   if s && '{dead}' then ids := ids || '{dead}'::text[]; end if;
   if p_error is not null then
-    if s && '{cancelled}' then ids := array(select unnest(ids) union select unnest('{scheduled_failed,waiting_failed}'::text[])); end if;
+    if s && '{cancelled}' then ids := array(select unnest(ids)
+                                            union select unnest('{scheduled_failed,waiting_failed}'::text[])); end if;
     if s && '{available,running,completed,cancelled}' then endings := '{failed,dead,lost}'; end if;
-  elsif s && '{available,completed}' and coalesce(p_since, p_before) is not null or s @> '{available,completed}' and p_queue is null then
+  elsif s && '{available,completed}' and coalesce(p_since, p_before) is not null or s @> '{available,completed}'
+        and p_queue is null then
     mine := null;
     ids := ids || '{entry}'::text[];
     if s && '{cancelled}' then ids := ids || '{intent}'::text[]; end if;
@@ -153,13 +184,16 @@ begin
     if s && '{cancelled}' then ids := ids || '{intent}'::text[]; end if;
   else
     if s && '{available}' then line := 'line'; end if;
-    if s && '{completed}' then line := 'past'; ids := ids || '{taken}'::text[]; mine := mine || '{beyond}'::text[]; end if;
+    if s && '{completed}' then line := 'past'; ids := ids || '{taken}'::text[]; mine := mine
+       || '{beyond}'::text[]; end if;
     if s && '{running}' then ids := ids || '{running}'::text[]; mine := mine || '{running}'::text[]; end if;
-    if s && '{cancelled}' then ids := ids || '{intent}'::text[]; mine := mine || '{unmet}'::text[]; endings := '{cancelled}'; end if;
+    if s && '{cancelled}' then ids := ids || '{intent}'::text[]; mine := mine
+       || '{unmet}'::text[]; endings := '{cancelled}'; end if;
   end if;
 end $$;
 
--- _job_id_at(at): the lowest id of a job that was enqueued at this instant or later; null: at is null, or there is none.
+-- _job_id_at(at): the lowest id of a job that was enqueued at this instant or later; null: at is null, or there is
+-- none.
 create or replace function tallybook._job_id_at(p_at timestamptz) returns bigint language plpgsql stable
 -- profile: nested
 as $$
@@ -175,10 +209,14 @@ begin
   while v_low < v_high loop  -- the answer is one of these, v_high standing for none
     v_middle := v_low + (v_high - v_low) / 2;
     select x.id, x.at into v_id, v_at from (
-      (select e.job_id, e.enqueued_at from tallybook.entry e where e.job_id >= v_middle order by e.job_id limit 1) union all
-      (select s.job_id, s.enqueued_at from tallybook.scheduled s where s.job_id >= v_middle order by s.job_id limit 1) union all
-      (select w.job_id, w.enqueued_at from tallybook.waiting w where w.job_id >= v_middle order by w.job_id limit 1) union all
-      (select d.job_id, d.enqueued_at from tallybook.dead d where d.job_id >= v_middle order by d.job_id limit 1)) x(id, at)
+      (select e.job_id, e.enqueued_at from tallybook.entry e where e.job_id >= v_middle order by e.job_id limit 1)
+      union all
+      (select s.job_id, s.enqueued_at from tallybook.scheduled s where s.job_id >= v_middle order by s.job_id limit 1)
+      union all
+      (select w.job_id, w.enqueued_at from tallybook.waiting w where w.job_id >= v_middle order by w.job_id limit 1)
+      union all
+      (select d.job_id, d.enqueued_at from tallybook.dead d where d.job_id >= v_middle order by d.job_id
+       limit 1)) x(id, at)
      order by x.id limit 1;
     if v_id is null or v_at >= p_at then v_high := v_middle; else v_low := v_id + 1; end if;
   end loop;

@@ -3,31 +3,38 @@
 --   states    of available, scheduled, retrying; null: all three
 --   max_jobs  how many, at most 1000
 --   after     the place of the last row of the page before
--- First what stands in line, by priority, what comes back to a limit before the others of its priority, then in the order of the line; after
--- that what is scheduled, by run_at. position counts from 1 over all pages. What is cancelled is left out; a paused queue, limits and
--- order keys may change the order. Reads what it shows, however long the line is: lane, claim, entry, tombstone, scheduled.
+-- First what stands in line, by priority, what comes back to a limit before the others of its priority, then in the
+-- order of the line; after that what is scheduled, by run_at. position counts from 1 over all pages. What is cancelled
+-- is left out; a paused queue, limits and order keys may change the order. Reads what it shows, however long the line
+-- is: lane, claim, entry, tombstone, scheduled.
 -- Errors: TB002 no such queue, TB005.
-create or replace function tallybook.queue_top(queue text, states text[] default null, max_jobs int default 50, after text default null)
-returns table ("position" bigint, id bigint, task text, state text, priority int, run_at timestamptz, enqueued_at timestamptz, place text)
+create or replace function tallybook.queue_top(queue text, states text[] default null, max_jobs int default 50,
+  after text default null)
+returns table ("position" bigint, id bigint, task text, state text, priority int, run_at timestamptz,
+  enqueued_at timestamptz, place text)
 language plpgsql stable
 -- profile: nested
 as $$
 #variable_conflict use_column
 declare
-  -- A place: what it is in, its position, and the key of the row. Of the line: priority, turn, phase, xid, seq; else: run_at, job.
+  -- A place: what it is in, its position, and the key of the row. Of the line: priority, turn, phase, xid, seq; else:
+  -- run_at, job.
   a text[] := string_to_array(after, ' '); v_at bigint := 0; v_left int := max_jobs; v_n int; g record;
 begin
   if not states <@ array['available', 'scheduled', 'retrying'] then
-    raise exception 'states % are not known to queue_top', states using errcode = 'TB005', hint = 'They are available, scheduled, retrying.';
+    raise exception 'states % are not known to queue_top', states using errcode = 'TB005',
+      hint = 'They are available, scheduled, retrying.';
   end if;
   if max_jobs is null or max_jobs not between 1 and 1000 then
     raise exception 'max_jobs % is out of range', max_jobs using errcode = 'TB005', hint = 'It goes from 1 to 1000.';
   end if;
   if after !~ '^(line \d+ \d{1,5} [01] [0-3] \d{1,19} \d{1,19}|later \d+ [-+\w:.]+ \d{1,19})$' then
-    raise exception '% is no place', to_json(after) using errcode = 'TB005', hint = 'Say the place of the last row of the page before.';
+    raise exception '% is no place', to_json(after) using errcode = 'TB005',
+      hint = 'Say the place of the last row of the page before.';
   end if;
   if not exists (select from tallybook.queues q where q.name = queue_top.queue) then
-    raise exception 'there is no queue %', to_json(queue_top.queue) using errcode = 'TB002', hint = 'See the view tallybook.queues.';
+    raise exception 'there is no queue %', to_json(queue_top.queue) using errcode = 'TB002',
+      hint = 'See the view tallybook.queues.';
   end if;
   v_at := coalesce(a[2]::bigint, 0);
   if (states is null or 'available' = any (states)) and a[1] is distinct from 'later' then
@@ -39,12 +46,15 @@ begin
       return query
       select v_at + row_number() over (order by n.phase, n.xid, n.seq), e.job_id, e.task, 'available', g.priority::int,
              coalesce(e.run_at, e.enqueued_at), e.enqueued_at,
-             concat_ws(' ', 'line', v_at + row_number() over (order by n.phase, n.xid, n.seq), g.priority, g.turn, n.phase, n.xid, n.seq)
+             concat_ws(' ', 'line', v_at + row_number() over (order by n.phase, n.xid, n.seq), g.priority, g.turn,
+                       n.phase, n.xid, n.seq)
         from (select k.* from unnest(g.lanes) x(lane_id) cross join lateral
-                     tallybook._line_of(x.lane_id, coalesce(a[5]::int, 0), coalesce(a[6]::xid8, '0'), coalesce(a[7]::bigint, 0), v_left) k
+                     tallybook._line_of(x.lane_id, coalesce(a[5]::int, 0), coalesce(a[6]::xid8, '0'),
+                                        coalesce(a[7]::bigint, 0), v_left) k
                order by k.phase, k.xid, k.seq limit v_left) n
        cross join lateral (select y.job_id, y.task, y.run_at, y.enqueued_at from tallybook.entry y
-                      where y.lane_id = n.lane_id and y.retention = n.retention and y.xid = n.xid and y.seq = n.seq limit 1) e
+                      where y.lane_id = n.lane_id and y.retention = n.retention and y.xid = n.xid and y.seq = n.seq
+                            limit 1) e
        order by n.phase, n.xid, n.seq;
       get diagnostics v_n = row_count;
       v_at := v_at + v_n; v_left := v_left - v_n; a := null;
@@ -60,9 +70,11 @@ begin
                      to_char(s.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), s.job_id)
       from (select d.*, l.priority from tallybook.lane l cross join lateral (
               select x.job_id, x.task, x.failures, x.run_at, x.enqueued_at from tallybook.scheduled x
-               where x.lane_id >= l.lane_id and x.lane_id <= l.lane_id  -- and ordered by it: else all that is scheduled is passed over for a few
+               -- and ordered by it: else all that is scheduled is passed over for a few
+               where x.lane_id >= l.lane_id and x.lane_id <= l.lane_id
                  and (x.run_at, x.job_id) > (coalesce(a[3]::timestamptz, '-infinity'), coalesce(a[4]::bigint, 0))
-                 and (queue_top.states is null or case when x.failures > 0 then 'retrying' else 'scheduled' end = any (queue_top.states))
+                 and (queue_top.states is null or case when x.failures > 0 then 'retrying'
+                      else 'scheduled' end = any (queue_top.states))
                  and not exists (select from tallybook.tombstone t where t.job_id = x.job_id and t.cancelled
                                     and (t.attempt = x.attempt or t.attempt < x.attempt and not t.once))
                order by x.lane_id, x.run_at, x.job_id limit v_left) d
@@ -71,8 +83,9 @@ begin
   end if;
 end $$;
 
--- _line_of(lane, phase, xid, seq, most): the next entries of a lane that a claim would hand out, in their order, at most so many, from
--- behind this one on. phase 0: former holes; 1: the window; 2: what holes have committed since; 3: what the next window will have. See _take.
+-- _line_of(lane, phase, xid, seq, most): the next entries of a lane that a claim would hand out, in their order, at
+-- most so many, from behind this one on. phase 0: former holes; 1: the window; 2: what holes have committed since; 3:
+-- what the next window will have. See _take.
 create or replace function tallybook._line_of(p_lane_id int, p_phase int, p_xid xid8, p_seq bigint, p_most int)
 returns table (lane_id int, retention "char", phase int, xid xid8, seq bigint) language plpgsql stable
 -- profile: nested
@@ -96,15 +109,18 @@ begin
                where (v_phase > p_phase or x >= p_xid) and (v_phase = 2 or x >= c.pos_xid) order by x) o(x), lateral (
           select y.xid, y.seq from tallybook.entry y
            where y.lane_id = l.lane_id and y.retention = l.retention and y.xid = o.x
-             and (v_phase = 2 or (y.xid, y.seq) > (c.pos_xid, c.pos_seq)) and (v_phase > p_phase or (y.xid, y.seq) > (p_xid, p_seq))
+             and (v_phase = 2 or (y.xid, y.seq) > (c.pos_xid, c.pos_seq))
+                 and (v_phase > p_phase or (y.xid, y.seq) > (p_xid, p_seq))
              and tallybook._stands(y.job_id, y.attempt)
            order by y.seq limit v_left) e
        order by e.xid, e.seq limit v_left;
     else
       return query
       select l.lane_id, l.retention, v_phase, e.xid, e.seq from tallybook.entry e,
-             lateral (select case when v_phase = 3 then greatest(c.hi, c.pos_xid) when c.closed <> '{}' then c.lo else c.pos_xid end as xid,
-                             case when v_phase = 3 and c.pos_xid < c.hi or c.closed <> '{}' then 0 else c.pos_seq end as seq) f
+             lateral (select case when v_phase = 3 then greatest(c.hi, c.pos_xid) when c.closed <> '{}' then c.lo
+                      else c.pos_xid end as xid,
+                             case when v_phase = 3 and c.pos_xid < c.hi or c.closed <> '{}' then 0
+                                  else c.pos_seq end as seq) f
        where e.lane_id = l.lane_id and e.retention = l.retention
          and e.xid >= case when v_phase = p_phase then greatest(f.xid, p_xid) else f.xid end
          and (e.xid, e.seq) > (f.xid, f.seq) and (v_phase > p_phase or (e.xid, e.seq) > (p_xid, p_seq))
@@ -118,12 +134,14 @@ begin
   end loop;
 end $$;
 
--- _stands(job_id, attempt): whether this attempt, which no cursor has passed, is still to be handed out: neither cancelled nor taken by its id.
+-- _stands(job_id, attempt): whether this attempt, which no cursor has passed, is still to be handed out: neither
+-- cancelled nor taken by its id.
 create or replace function tallybook._stands(p_job_id bigint, p_attempt int) returns boolean
 language plpgsql stable
 -- profile: lookup
 as $$
 begin
   return not exists (select from tallybook.tombstone t where t.job_id = p_job_id
-    and (t.taken and t.attempt = p_attempt or t.cancelled and (t.attempt = p_attempt or t.attempt < p_attempt and not t.once)));
+    and (t.taken and t.attempt = p_attempt or t.cancelled
+         and (t.attempt = p_attempt or t.attempt < p_attempt and not t.once)));
 end $$;

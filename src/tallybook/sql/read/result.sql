@@ -1,7 +1,8 @@
 -- result(job_id): how a job ended, for whoever waits for it. No row: there is no such job, or it is not committed yet.
 --   state   completed, cancelled, dead; null: it has not ended
 --   result  what the handler returned, null if nothing; error: why there is none
-create or replace function tallybook.result(job_id bigint, out task text, out state text, out result jsonb, out error jsonb)
+create or replace function tallybook.result(job_id bigint, out task text, out state text, out result jsonb,
+  out error jsonb)
 returns setof record language plpgsql
 -- profile: nested
 as $$

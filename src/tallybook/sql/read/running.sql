@@ -1,23 +1,26 @@
 -- running(max_jobs, of_worker): the jobs that run now, those that run longest first; of all workers, or of one.
 --
--- Reads what the workers have open, from their watermarks on: costs the same however much history there is. Errors: TB005 max_jobs out of
--- range. Reads worker, claim, entry, outcome, lane.
+-- Reads what the workers have open, from their watermarks on: costs the same however much history there is. Errors:
+-- TB005 max_jobs out of range. Reads worker, claim, entry, outcome, lane.
 create or replace function tallybook.running(max_jobs int default 20, of_worker int default null)
-returns table (job_id bigint, attempt int, queue text, task text, worker_id int, worker text, started_at timestamptz) language plpgsql stable
+returns table (job_id bigint, attempt int, queue text, task text, worker_id int, worker text, started_at timestamptz)
+  language plpgsql stable
 -- profile: nested
 set enable_nestloop = on  -- also where the caller has it off
 as $$
 #variable_conflict use_column
 begin
   if running.max_jobs is null or running.max_jobs not between 1 and 100000 then
-    raise exception 'max_jobs % is out of range', coalesce(running.max_jobs::text, 'null') using errcode = 'TB005', hint = 'It goes from 1 to 100000.';
+    raise exception 'max_jobs % is out of range', coalesce(running.max_jobs::text, 'null') using errcode = 'TB005',
+      hint = 'It goes from 1 to 100000.';
   end if;
   return query
   select o.job_id, o.attempt, l.queue, e.task, w.id, w.name, c.claimed_at
     from tallybook.worker w
     cross join lateral tallybook._open_attempts(w.id, w.open_from) o
     cross join lateral (select x.task from tallybook.entry x
-                         where x.lane_id = o.lane_id and x.retention = o.retention and x.xid = o.xid and x.seq = o.seq limit 1) e
+                         where x.lane_id = o.lane_id and x.retention = o.retention and x.xid = o.xid and x.seq = o.seq
+                               limit 1) e
     cross join lateral (select n.queue from tallybook.lane n where n.lane_id = o.lane_id limit 1) l
     left join lateral tallybook._claim_of(o.lane_id, o.retention, o.xid, o.seq) c on true
    where w.ended_at is null and (running.of_worker is null or w.id = running.of_worker)

@@ -1,8 +1,10 @@
 -- _first_lane(queues, max_jobs, parts, tried): of more than 20 lanes the one that claim takes from.
 --
--- One statement reads what seems to be next in each lane, in a tenth of the time that _next takes for it. Then _next looks at the
--- first of them, in claim's order. A cursor of another cluster, or one that drains former holes, comes first: _next handles it.
--- From inside out, whatever the planner believes (offset 0). Its settings are those of claim. Reads lane, queue, claim, entry.
+-- One statement reads what seems to be next in each lane, in a tenth of the time that _next takes for it. Then _next
+-- looks at the first of them, in claim's order. A cursor of another cluster, or one that drains former holes, comes
+-- first: _next handles it.
+-- From inside out, whatever the planner believes (offset 0). Its settings are those of claim. Reads lane, queue, claim,
+-- entry.
 create or replace function tallybook._first_lane(p_queues text[], p_max_jobs int[], p_parts text[], p_tried int[],
   out lane_id int, out retention "char", out born xid8, out queue text, out max_jobs int, out xid xid8)
 language plpgsql stable as $$
@@ -10,9 +12,11 @@ language plpgsql stable as $$
 begin
   select y.lane_id, y.retention, y.born, y.queue, y.max_jobs, e.xid into lane_id, retention, born, queue, max_jobs, xid
     from (select x.*, (
-            select case when h.closed <> '{}' or h.hi > pg_snapshot_xmax(pg_current_snapshot()) then '0'::xid8 else coalesce(
+            select case when h.closed <> '{}' or h.hi > pg_snapshot_xmax(pg_current_snapshot()) then '0'::xid8
+                   else coalesce(
                      (select i.xid from tallybook.entry i
-                       where i.lane_id = x.lane_id and i.retention = x.retention and i.xid >= coalesce(h.pos_xid, x.born)
+                       where i.lane_id = x.lane_id and i.retention = x.retention
+                             and i.xid >= coalesce(h.pos_xid, x.born)
                          and (i.xid, i.seq) > (coalesce(h.pos_xid, x.born), coalesce(h.pos_seq, 0))
                        order by i.xid, i.seq limit 1),
                      (select o.xid from unnest(h.holes) o(xid), lateral (
@@ -21,7 +25,8 @@ begin
                          order by i.seq limit 1) i limit 1)) end
               from (select 1) one left join lateral (
                 select c.hi, c.closed, c.holes, c.pos_xid, c.pos_seq from tallybook.claim c
-                 where c.lane_id = x.lane_id and c.retention = x.retention order by c.number desc limit 1) h on true) as xid
+                 where c.lane_id = x.lane_id and c.retention = x.retention order by c.number desc
+                       limit 1) h on true) as xid
             from (select l.lane_id, l.retention, l.born, l.queue, l.priority, l.part, n.max_jobs, n.place
                     from unnest(p_queues, p_max_jobs) with ordinality as n(queue, max_jobs, place)
                     join tallybook.lane l on l.queue = n.queue and l.retired_at is null

@@ -1,9 +1,11 @@
--- _lease_entries(leases, job_ids, attempts): the entries behind these attempts, for those whose lease has them on record.
+-- _lease_entries(leases, job_ids, attempts): the entries behind these attempts, for those whose lease has them on
+-- record.
 --
 -- The fence of every verb that ends an attempt: the claim is looked up by its random lease (a claim that a crash or a
 -- failover has taken back is not there), the entry by its job inside the claim's interval, so that its transaction id
 -- comes from the record and not from the caller.
--- An end of most of a claim reads its interval in one go, an end of few looks them up: each is the slow way for the other.
+-- An end of most of a claim reads its interval in one go, an end of few looks them up: each is the slow way for the
+-- other.
 -- ready_at: since when it could have been claimed.
 -- "offset 0" keeps the planner on the index by job, whatever it believes about empty tables.
 create or replace function tallybook._lease_entries(p_leases uuid[], p_job_ids bigint[], p_attempts int[])
@@ -18,12 +20,14 @@ declare
 begin
   for c in select d.lease, d.n, k.* from (
              select l as lease, count(*) as n from unnest(p_leases) l group by l) d, lateral (
-             select k.lane_id, k.retention, k.claimed_at, k.from_xid, k.from_seq, k.pos_xid, k.pos_seq, k.one_xid, k.one_seq, k.jobs, k.holes, k.closed, k.skipped
+             select k.lane_id, k.retention, k.claimed_at, k.from_xid, k.from_seq, k.pos_xid, k.pos_seq, k.one_xid,
+                    k.one_seq, k.jobs, k.holes, k.closed, k.skipped
                from tallybook.claim k where k.lease = d.lease limit 1) k loop
     if c.n * 8 >= c.jobs and c.one_xid is null and c.closed = '{}' then
       return query
       select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, c.claimed_at, e.ready_at
-        from (select e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
+        from (select e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task,
+              greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
                where e.lane_id = c.lane_id and e.retention = c.retention
                  and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
                  and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
@@ -36,21 +40,26 @@ begin
                 where u.lease = c.lease loop
         if f.attempt > 1 then  -- a job that lives on has thousands of attempts: by the index of these
           return query
-          select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, c.claimed_at, greatest(e.run_at, e.enqueued_at)
+          select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, c.claimed_at,
+                 greatest(e.run_at, e.enqueued_at)
             from tallybook._attempt(f.job_id, f.attempt) e
            where e.lane_id = c.lane_id and e.retention = c.retention and e.seq <> all (c.skipped)
              and case when c.one_xid is not null then e.xid = c.one_xid and e.seq = c.one_seq
                       else (e.xid, e.seq) > (c.from_xid, c.from_seq) and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
-                           and case when c.closed <> '{}' then e.xid = any (c.closed) else e.xid <> all (c.holes) end end;
+                           and case when c.closed <> '{}' then e.xid = any (c.closed)
+                               else e.xid <> all (c.holes) end end;
         else
           return query
-          select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, c.claimed_at, greatest(e.run_at, e.enqueued_at)
-            from (select e.lane_id, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, e.run_at, e.enqueued_at from tallybook.entry e
+          select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, c.claimed_at,
+                 greatest(e.run_at, e.enqueued_at)
+            from (select e.lane_id, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, e.run_at, e.enqueued_at
+                  from tallybook.entry e
                    where e.retention = c.retention and e.job_id = f.job_id and e.attempt = f.attempt offset 0) e
            where e.lane_id = c.lane_id and e.seq <> all (c.skipped)
              and case when c.one_xid is not null then e.xid = c.one_xid and e.seq = c.one_seq
                       else (e.xid, e.seq) > (c.from_xid, c.from_seq) and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
-                           and case when c.closed <> '{}' then e.xid = any (c.closed) else e.xid <> all (c.holes) end end;
+                           and case when c.closed <> '{}' then e.xid = any (c.closed)
+                               else e.xid <> all (c.holes) end end;
         end if;
       end loop;
     end if;

@@ -1,7 +1,8 @@
 -- _lock_worker(worker): what every claim passes first: READ COMMITTED, and a worker that has not been given up.
 --
--- The lock (class 1413565442) is held until the claim commits: rescue, which takes it as well, never scans while a claim is
--- on its way, and a claim that is said twice finds what became of the first. The worker's row is read after the lock. Returns the parts that the worker walks.
+-- The lock (class 1413565442) is held until the claim commits: rescue, which takes it as well, never scans while a
+-- claim is on its way, and a claim that is said twice finds what became of the first. The worker's row is read after
+-- the lock. Returns the parts that the worker walks.
 create or replace function tallybook._lock_worker(p_worker int) returns text[]
 language plpgsql as $$
 declare

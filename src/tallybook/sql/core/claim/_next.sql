@@ -4,7 +4,8 @@
 create or replace function tallybook._next(p_lane_id int, p_retention "char", p_born xid8) returns xid8
 language plpgsql stable as $$
 declare
-  c record; v_xid xid8; v_snap pg_snapshot := pg_current_snapshot(); v_own xid8 := pg_current_xact_id_if_assigned(); v_busy xid8[];
+  c record; v_xid xid8; v_snap pg_snapshot := pg_current_snapshot(); v_own xid8 := pg_current_xact_id_if_assigned();
+  v_busy xid8[];
 begin
   select h.lo, h.hi, h.holes, h.closed, h.pos_xid, h.pos_seq into c
     from tallybook.claim h where h.lane_id = p_lane_id and h.retention = p_retention order by h.number desc limit 1;
@@ -13,7 +14,8 @@ begin
   end if;
   if c.hi > pg_snapshot_xmax(v_snap) then  -- in one cluster no claim is ahead of who sees it
     raise exception 'the cursor of lane % is of another cluster', p_lane_id
-      using errcode = 'TB004', detail = format('It stands at transaction %s, this cluster is at %s.', c.hi, pg_snapshot_xmax(v_snap)),
+      using errcode = 'TB004', detail = format('It stands at transaction %s, this cluster is at %s.', c.hi,
+                                               pg_snapshot_xmax(v_snap)),
             hint = 'This database was restored or moved: its lanes have to be rebased.';
   end if;
   if c.closed <> '{}' then
@@ -25,7 +27,8 @@ begin
     if found then return v_xid; end if;
     c.pos_xid := c.lo; c.pos_seq := 0;
   end if;
-  -- Between the transactions that are still running (and one's own, which no claim of its takes): never over their entries.
+  -- Between the transactions that are still running (and one's own, which no claim of its takes): never over their
+  -- entries.
   v_busy := array(select x from (select x from pg_snapshot_xip(v_snap) x union select v_own) b
                    where x >= c.pos_xid and x < pg_snapshot_xmax(v_snap) order by x);
   select e.xid into v_xid
@@ -33,7 +36,8 @@ begin
             from unnest(c.pos_xid || v_busy) with ordinality u(a, n)) r,
          lateral (select e.xid, e.seq from tallybook.entry e
                    where e.lane_id = p_lane_id and e.retention = p_retention
-                     and e.xid >= r.after and (e.xid, e.seq) > (r.after, case when r.n = 1 then c.pos_seq else 9223372036854775807 end)
+                     and e.xid >= r.after and (e.xid, e.seq) > (r.after, case when r.n = 1 then c.pos_seq
+                                                                else 9223372036854775807 end)
                      and e.xid < r.before
                    order by e.xid, e.seq limit 1) e
    limit 1;

@@ -1,8 +1,10 @@
 -- _skip(lane, retention, xids, seqs, at): of these entries, those that have a tombstone; ends the cancelled ones.
 --
--- Called by _take under the lane's lock. No wait: nobody else ends an attempt that no claim has taken. The tombstone goes
--- with what it was for (of an earlier attempt that stands in another lane it stays); one that is both taken and cancelled stays, for the heartbeat of who took it.
-create or replace function tallybook._skip(p_lane_id int, p_retention "char", p_xids xid8[], p_seqs bigint[], p_at timestamptz default clock_timestamp())
+-- Called by _take under the lane's lock. No wait: nobody else ends an attempt that no claim has taken. The tombstone
+-- goes with what it was for (of an earlier attempt that stands in another lane it stays); one that is both taken and
+-- cancelled stays, for the heartbeat of who took it.
+create or replace function tallybook._skip(p_lane_id int, p_retention "char", p_xids xid8[], p_seqs bigint[],
+  p_at timestamptz default clock_timestamp())
 returns bigint[] language sql
 -- profile: nested
 as $$
@@ -12,7 +14,8 @@ as $$
       from unnest(p_xids, p_seqs) f(xid, seq)
       join tallybook.entry e on e.lane_id = p_lane_id and e.retention = p_retention and e.xid = f.xid and e.seq = f.seq
       join tallybook.tombstone t on t.job_id = e.job_id
-       and (t.taken and t.attempt = e.attempt or t.cancelled and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once))
+       and (t.taken and t.attempt = e.attempt or t.cancelled
+            and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once))
      group by e.xid, e.seq, e.job_id, e.attempt, e.task
   ), ended as (
     insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state, error)
@@ -23,12 +26,14 @@ as $$
   ), told as (
     insert into tallybook.tally (lane_id, n, attempts, what, task)
     select p_lane_id, count(*), sum(m.attempt), w.what::tallybook.counted, m.task
-      from ended d join met m on m.xid = d.entry_xid and m.seq = d.entry_seq cross join unnest('{cancelled,unclaimed}'::text[]) w(what)
+      from ended d join met m on m.xid = d.entry_xid and m.seq = d.entry_seq cross
+           join unnest('{cancelled,unclaimed}'::text[]) w(what)
      group by m.task, w.what
   ), free as materialized (
     select t.job_id, t.attempt from tallybook.tombstone t join met m on m.job_id = t.job_id
      where case when m.taken then t.attempt = m.attempt and not t.cancelled
-                else t.cancelled and not t.taken and (t.attempt = m.attempt or t.attempt < m.attempt and not t.once) end  -- once: stands elsewhere
+                -- once: stands elsewhere
+                else t.cancelled and not t.taken and (t.attempt = m.attempt or t.attempt < m.attempt and not t.once) end
        for update of t skip locked
   ), gone as (
     delete from tallybook.tombstone t using free f where t.job_id = f.job_id and t.attempt = f.attempt

@@ -1,10 +1,12 @@
 -- _take(lane, ...): move one lane's cursor over the next entries and append the claim. The heart; see sql/README.md.
 --
--- The caller holds the lane's lock, taken in an earlier statement, and runs at READ COMMITTED: each statement here has a
--- newer snapshot than the last committed claim of this lane. Filters on holes only where there are some from lo on.
--- Its settings are those of claim. p_error: of queue_truncate, which ends what it meets; jobs says how many. p_next: what _next saw; the line up to it is empty, however far the cursor has come since.
+-- The caller holds the lane's lock, taken in an earlier statement, and runs at READ COMMITTED: each statement here has
+-- a newer snapshot than the last committed claim of this lane. Filters on holes only where there are some from lo on.
+-- Its settings are those of claim. p_error: of queue_truncate, which ends what it meets; jobs says how many. p_next:
+-- what _next saw; the line up to it is empty, however far the cursor has come since.
 create or replace function tallybook._take(p_lane_id int, p_retention "char", p_born xid8, p_max int, p_worker int,
-  p_lease uuid, p_next xid8, p_at timestamptz default clock_timestamp(), p_error jsonb default null, out claim_id bigint, out jobs int)
+  p_lease uuid, p_next xid8, p_at timestamptz default clock_timestamp(), p_error jsonb default null,
+  out claim_id bigint, out jobs int)
 language plpgsql as $$
 declare
   h tallybook.claim; s pg_snapshot; v_own xid8; v_old_hi xid8; v_from_xid xid8; v_from_seq bigint;
@@ -52,12 +54,14 @@ begin
       s := pg_current_snapshot(); v_own := pg_current_xact_id_if_assigned();
       if pg_snapshot_xmax(s) < h.hi then
         raise exception 'the cursor of lane % is of another cluster', p_lane_id
-          using errcode = 'TB004', detail = format('It stands at transaction %s, this cluster is at %s.', h.hi, pg_snapshot_xmax(s)),
+          using errcode = 'TB004', detail = format('It stands at transaction %s, this cluster is at %s.', h.hi,
+                                                   pg_snapshot_xmax(s)),
                 hint = 'This database was restored or moved: its lanes have to be rebased.';
       end if;
       v_old_hi := h.hi;
       if h.holes <> '{}' or pg_snapshot_xmin(s) <> pg_snapshot_xmax(s) or v_own is not null then
-        h.closed := array(select x from unnest(h.holes) x where pg_visible_in_snapshot(x, s) and x is distinct from v_own order by x);
+        h.closed := array(select x from unnest(h.holes) x where pg_visible_in_snapshot(x, s) and x is distinct
+                          from v_own order by x);
         h.holes := array(select x from unnest(h.holes) x where not pg_visible_in_snapshot(x, s) or x = v_own
                           union all select x from pg_snapshot_xip(s) x where x >= v_old_hi
                           union all select v_own where v_own >= v_old_hi and v_own < pg_snapshot_xmax(s));
@@ -73,7 +77,8 @@ begin
     h.pos_xid := v_xids[k]; h.pos_seq := v_seqs[k];
     v_skipped := '{}';
     if p_error is not null then  -- truncated: whatever nobody has taken ends here, and is handed to nobody
-      select t.ended, t.skipped into jobs, v_skipped from tallybook._truncate_line(p_lane_id, p_retention, v_xids, v_seqs, p_error, p_at) t;
+      select t.ended, t.skipped into jobs, v_skipped from tallybook._truncate_line(p_lane_id, p_retention, v_xids,
+          v_seqs, p_error, p_at) t;
       k := 0;
     elsif exists (select from tallybook.tombstone t where t.job_id = any (v_ids)) then
       v_skipped := tallybook._skip(p_lane_id, p_retention, v_xids, v_seqs, p_at);
@@ -86,7 +91,8 @@ begin
     insert into tallybook.claim (id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, claimed, claimed_at, lease,
                                  lane_id, worker_id, jobs, retention, holes, closed, skipped)
     values (claim_id, h.number, h.lo, h.hi, v_from_xid, v_from_seq, h.pos_xid, h.pos_seq, h.claimed, p_at,
-            case when k > 0 then p_lease end, p_lane_id, case when k > 0 then p_worker end, k, p_retention, h.holes, h.closed, v_skipped);
+            case when k > 0 then p_lease end, p_lane_id, case when k > 0
+                 then p_worker end, k, p_retention, h.holes, h.closed, v_skipped);
     jobs := jobs + k;
     exit when k > 0 or p_error is not null;  -- else all of the batch was skipped: go on behind it
   end loop;

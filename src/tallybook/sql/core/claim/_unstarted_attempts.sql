@@ -1,5 +1,5 @@
--- _unstarted_attempts(job_id, attempt): how many of a job's attempts never started, because it was put aside for another worker, or
--- was cancelled before its start and given another by a person.
+-- _unstarted_attempts(job_id, attempt): how many of a job's attempts never started, because it was put aside for
+-- another worker, or was cancelled before its start and given another by a person.
 create or replace function tallybook._unstarted_attempts(p_job_id bigint, p_attempt int) returns int
 language plpgsql stable
 -- profile: lookup
@@ -8,7 +8,9 @@ begin
   if p_attempt = 1 then return 0; end if;
   return (select count(*) from tallybook.entry e
             left join lateral (select o.state from tallybook.outcome o
-                                where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq limit 1) o on true
-           where e.job_id = p_job_id and e.attempt < p_attempt and (o.state = 'moved' or coalesce(o.state, 'cancelled') = 'cancelled' and not exists (
+                                where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq
+                                      limit 1) o on true
+           where e.job_id = p_job_id and e.attempt < p_attempt
+                 and (o.state = 'moved' or coalesce(o.state, 'cancelled') = 'cancelled' and not exists (
              select from tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq))));
 end $$;

@@ -3,16 +3,19 @@
 --
 --   verdict  start    after starts_in seconds, and not later than late seconds after that (null: whenever)
 --            wait     ask again soon; said: for what it waits, as blocked_by
---            ended    this attempt is over; said: what it is now, cancelled, dead, scheduled, available or waiting, or refused
+--            ended    this attempt is over; said: what it is now, cancelled, dead, scheduled, available or waiting, or
+--                     refused
 --                     where the right to it was lost
 --            unknown  said: the name of a limit that has no rule; nothing has happened to the job
--- permits: it holds a permit of a concurrency limit: say concurrency_release() with the limits' names when it has ended.
+-- permits: it holds a permit of a concurrency limit: say concurrency_release() with the limits' names when it has
+-- ended.
 -- args, options: as they are now, where they were read. A job of which nothing is said is another's by now.
 --   known    what claimed_jobs has said of each a moment ago, its blocked_by; null: they are read anew
 --   patient  false: what waits for its order key is put aside, so that it holds no slot; rescue looks after it. Say it
 --               after a while
 --   ahead, missed  see limit_take
--- Needs READ COMMITTED (TB003). Locks and what is written: see order_admit and limit_take, and the verbs for those that end.
+-- Needs READ COMMITTED (TB003). Locks and what is written: see order_admit and limit_take, and the verbs for those that
+-- end.
 create or replace function tallybook.admit(leases uuid[], job_ids bigint[], attempts int[], known text[] default null,
   patient boolean default true, ahead interval default '0', missed boolean default false,
   at timestamptz default clock_timestamp())
@@ -48,7 +51,8 @@ begin
 
   if v_order <> '{}' then
     select o.ready, o.busy into v_ready, v_busy
-      from tallybook.order_admit(array(select leases[n] from unnest(v_order) n), array(select job_ids[n] from unnest(v_order) n),
+      from tallybook.order_admit(array(select leases[n] from unnest(v_order) n),
+                                 array(select job_ids[n] from unnest(v_order) n),
                                  array(select attempts[n] from unnest(v_order) n), patient, admit.at) o;
     foreach i in array v_order loop
       job_id := job_ids[i];
@@ -65,11 +69,13 @@ begin
              left join tallybook.limit_take(array(select leases[n] from unnest(v_limit) n),
                                             array(select job_ids[n] from unnest(v_limit) n),
                                             array(select attempts[n] from unnest(v_limit) n),
-                                            ahead => admit.ahead, missed => admit.missed, at => admit.at) t on t.job_id = job_ids[n]
+                                            ahead => admit.ahead, missed => admit.missed, at => admit.at) t
+                                            on t.job_id = job_ids[n]
             where v_limit <> '{}' loop
     job_id := job_ids[c.n]; starts_in := c.starts_in; late := c.late; permits := coalesce(c.permits, false);
     verdict := case when c.unknown is not null then 'unknown' when c.job_id is null then 'ended' else 'start' end;
-    said := coalesce(c.unknown, case verdict when 'ended' then 'scheduled' end); args := v_args[c.n]; options := v_options[c.n];
+    said := coalesce(c.unknown, case verdict when 'ended'
+                     then 'scheduled' end); args := v_args[c.n]; options := v_options[c.n];
     return next;
   end loop;
 end $$;

@@ -1,21 +1,24 @@
--- claim(worker, queues, max_jobs, lease, durable, at): hand the next jobs of some queues to one worker: one batch, of one lane.
+-- claim(worker, queues, max_jobs, lease, durable, at): hand the next jobs of some queues to one worker: one batch, of
+-- one lane.
 --
--- Walks the lanes of the queues, lowest priority number first, and takes from the first that has work what its cursor has
--- not passed, at most max_jobs[i] for queues[i] (0: none). The ids are not returned: commit, then read them with claimed_jobs,
--- so that nothing slow happens under the lane's lock. Of one priority the lane of those goes first whose turn at a limit has come. A job whose transaction commits late is taken late, never skipped:
+-- Walks the lanes of the queues, lowest priority number first, and takes from the first that has work what its cursor
+-- has not passed, at most max_jobs[i] for queues[i] (0: none). The ids are not returned: commit, then read them with
+-- claimed_jobs, so that nothing slow happens under the lane's lock. Of one priority the lane of those goes first whose
+-- turn at a limit has come. A job whose transaction commits late is taken late, never skipped:
 -- see "holes" in sql/README.md.
 --   lease    a random UUID of the caller's: whatever ends these attempts names it
 --   durable  false: this transaction commits asynchronously. A crash of the server can then forget the claim; its jobs
 --            are claimed again and the forgotten lease is refused. Only for a transaction that does nothing else.
--- Returns the claim's number for renew, the queue and how many jobs it took; a null number where there is no work, a number
--- and 0 jobs where all that it met was cancelled: claim again. The same lease said twice gets the same answer.
--- It may take fewer than there are: a claim does not reach over the end of a window. Claim once per transaction: a second
--- claim in it would wait for a lane while it holds another.
+-- Returns the claim's number for renew, the queue and how many jobs it took; a null number where there is no work, a
+-- number and 0 jobs where all that it met was cancelled: claim again. The same lease said twice gets the same answer.
+-- It may take fewer than there are: a claim does not reach over the end of a window. Claim once per transaction: a
+-- second claim in it would wait for a lane while it holds another.
 -- Errors: TB003 isolation level, TB004 another cluster's cursor, TB006 a worker that was given up.
 -- Locks, in this order: the worker's gate, one lane. Reads lane, queue, claim, entry, tombstone; writes claim,
 -- and outcome for what was cancelled.
-create or replace function tallybook.claim(worker int, queues text[], max_jobs int[], lease uuid, durable boolean default true,
-  at timestamptz default clock_timestamp(), out claim_id bigint, out queue text, out jobs int)
+create or replace function tallybook.claim(worker int, queues text[], max_jobs int[], lease uuid,
+  durable boolean default true, at timestamptz default clock_timestamp(), out claim_id bigint, out queue text,
+  out jobs int)
 language plpgsql
 -- profile: hot
 as $$
@@ -35,7 +38,8 @@ begin
   for turn in 1..8 loop
     -- The inner query comes first, whatever the planner believes: no lane of another queue is looked at.
     select x.lane_id, x.retention, x.born, x.queue, x.max_jobs, e.xid, x.lanes into v
-      from (select l.lane_id, l.retention, l.born, l.queue, l.priority, l.part, n.max_jobs, n.place, count(*) over () as lanes
+      from (select l.lane_id, l.retention, l.born, l.queue, l.priority, l.part, n.max_jobs, n.place,
+            count(*) over () as lanes
               from unnest(queues, max_jobs) with ordinality as n(queue, max_jobs, place)
               join tallybook.lane l on l.queue = n.queue and l.retired_at is null
               left join tallybook.queue q on q.name = n.queue
@@ -51,7 +55,8 @@ begin
     exit when not found;
     -- Only the first lane is waited for: two claimers that met two lanes in opposite order would deadlock.
     if turn = 1 then
-      -- It is tried for a while before it is waited for: handed to one that sleeps, it would be idle until that one runs.
+      -- It is tried for a while before it is waited for: handed to one that sleeps, it would be idle until that one
+      -- runs.
       for try in 1..30 loop
         exit when pg_try_advisory_xact_lock(1413565441, v.lane_id);
         if try < 30 then perform pg_sleep(0.001); else perform pg_advisory_xact_lock(1413565441, v.lane_id); end if;
@@ -60,7 +65,8 @@ begin
       v_tried := v_tried || v.lane_id;
       continue;
     end if;
-    if exists (select from tallybook.queue q where q.name = v.queue and q.paused_at is not null) then  -- while we waited
+    -- while we waited
+    if exists (select from tallybook.queue q where q.name = v.queue and q.paused_at is not null) then
       v_tried := v_tried || v.lane_id;
       continue;
     end if;

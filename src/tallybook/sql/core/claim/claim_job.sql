@@ -1,9 +1,12 @@
 -- claim_job(worker, job_id, lease): hand one job to one worker, by its id. True for exactly one of all who try.
 --
--- For a processor that chose what to run, or a person. The job may be available, or scheduled and due; its lane's cursor
--- stays where it is and skips the job when it comes by. Run it in a transaction of its own: it holds the lane's lock.
--- False: it is not due, taken, ended, cancelled, its queue is paused, or its lane was busy for 2 s. Errors: TB002 no such job, TB003, TB006.
-create or replace function tallybook.claim_job(worker int, job_id bigint, lease uuid, at timestamptz default clock_timestamp())
+-- For a processor that chose what to run, or a person. The job may be available, or scheduled and due; its lane's
+-- cursor stays where it is and skips the job when it comes by. Run it in a transaction of its own: it holds the lane's
+-- lock.
+-- False: it is not due, taken, ended, cancelled, its queue is paused, or its lane was busy for 2 s. Errors: TB002 no
+-- such job, TB003, TB006.
+create or replace function tallybook.claim_job(worker int, job_id bigint, lease uuid,
+  at timestamptz default clock_timestamp())
 returns boolean language plpgsql
 -- profile: lookup
 set lock_timeout = '2s'  -- who holds the lane may stay open
@@ -21,7 +24,8 @@ begin
    where y.job_id = (select x.job_id from tallybook.scheduled x  -- a producer that changes it may stay open
                       where x.job_id = claim_job.job_id and x.run_at <= claim_job.at for update skip locked)
      and not exists (select from tallybook.tombstone t
-                      where t.job_id = y.job_id and t.cancelled and (t.attempt = y.attempt or t.attempt < y.attempt and not t.once))
+                      where t.job_id = y.job_id and t.cancelled and (t.attempt = y.attempt or t.attempt < y.attempt
+                                                                     and not t.once))
   returning y.* into v_due;
   if found then
     e := tallybook._entry_of(to_jsonb(v_due));
@@ -40,7 +44,8 @@ begin
   end if;
   -- The tombstone comes before the lane's lock: it may have to wait for a user's transaction that cancelled this job.
   begin
-    insert into tallybook.tombstone (job_id, attempt, taken, created_at) values (claim_job.job_id, e.attempt, true, claim_job.at) on conflict do nothing;
+    insert into tallybook.tombstone (job_id, attempt, taken, created_at)
+      values (claim_job.job_id, e.attempt, true, claim_job.at) on conflict do nothing;
     if not found then return false; end if;
   exception when lock_not_available then
     return false;
@@ -52,19 +57,24 @@ begin
     return false;
   end;
   if tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
-     or exists (select from tallybook.tombstone t where t.job_id = claim_job.job_id and t.cancelled and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once))
-     or exists (select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq)
+     or exists (select from tallybook.tombstone t where t.job_id = claim_job.job_id and t.cancelled
+                and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once))
+     or exists (select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid
+                and o.entry_seq = e.seq)
      or exists (select from tallybook.lane l join tallybook.queue q on q.name = l.queue
                  where l.lane_id = e.lane_id and q.paused_at is not null) then
     delete from tallybook.tombstone t where t.job_id = claim_job.job_id and t.attempt = e.attempt;
     return false;
   end if;
   select c.* into h from (select 1) one left join lateral (
-    select k.* from tallybook.claim k where k.lane_id = e.lane_id and k.retention = e.retention order by k.number desc limit 1) c on true;
-  insert into tallybook.claim (id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, one_xid, one_seq, claimed, claimed_at,
+    select k.* from tallybook.claim k where k.lane_id = e.lane_id and k.retention = e.retention order by k.number desc
+           limit 1) c on true;
+  insert into tallybook.claim (id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, one_xid, one_seq, claimed,
+                               claimed_at,
                                lease, lane_id, worker_id, jobs, retention, holes, closed)
   select nextval('tallybook.claim_id'), coalesce(h.number, 0) + 1, coalesce(h.lo, l.born), coalesce(h.hi, l.born),
-         coalesce(h.pos_xid, l.born), coalesce(h.pos_seq, 0), coalesce(h.pos_xid, l.born), coalesce(h.pos_seq, 0), e.xid, e.seq,
+         coalesce(h.pos_xid, l.born), coalesce(h.pos_seq, 0), coalesce(h.pos_xid, l.born), coalesce(h.pos_seq, 0),
+         e.xid, e.seq,
          coalesce(h.claimed, 0) + 1, claim_job.at, lease, e.lane_id, worker, 1, e.retention,
          coalesce(h.holes, '{}'), coalesce(h.closed, '{}')
     from tallybook.lane l where l.lane_id = e.lane_id;

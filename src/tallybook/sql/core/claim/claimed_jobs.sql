@@ -1,9 +1,12 @@
--- claimed_jobs(lease, job, at): read the jobs that a claim took. Run it after the claim has committed; it takes no lock that
--- is kept.
+-- claimed_jobs(lease, job, at): read the jobs that a claim took. Run it after the claim has committed; it takes no lock
+-- that is kept.
 --
--- blocked_by: null for nearly all: start the job. Else it must not start, or not yet, and admit says what becomes of it:
---   cancelled  it was cancelled after the claim looked. That this is read after the claim's commit is what makes a cancel
---              exact that commits before its job starts. One that names a later attempt counts as well: this one was lost
+-- blocked_by: null for nearly all: start the job. Else it must not start, or not yet, and admit says what becomes of
+-- it:
+--   cancelled  it was cancelled after the claim looked. That this is read after the claim's commit is what makes a
+--              cancel
+--              exact that commits before its job starts. One that names a later attempt counts as well: this one was
+--              lost
 --              meanwhile, and its worker does not know it yet
 --   expired    no attempt may start any more
 --   changing   a producer's open transaction is about to change the job, or relies on its being queued
@@ -13,11 +16,14 @@
 -- job: only this one of them. Of a job that is not changing nothing can change any more that a producer was told.
 -- No rows where no claim has that lease: it took nothing, or a crash of the server has taken it back.
 -- Reads claim, entry, tombstone, rate_limit, concurrency_limit, breaker_rule; for jobs with a unique key amendment.
--- The limit is what the claim has counted: a scan does not end at a row's second column, so without it each claim of a big
--- transaction would read all of that transaction's jobs that are still to come.
-create or replace function tallybook.claimed_jobs(lease uuid, job bigint default null, at timestamptz default clock_timestamp())
-returns table (job_id bigint, attempt int, task text, args jsonb, headers jsonb, queue text, priority int, failures int, crashes int,
-               max_attempts int, unique_key text, enqueued_at timestamptz, run_at timestamptz, order_key text, options jsonb,
+-- The limit is what the claim has counted: a scan does not end at a row's second column, so without it each claim of a
+-- big transaction would read all of that transaction's jobs that are still to come.
+create or replace function tallybook.claimed_jobs(lease uuid, job bigint default null,
+  at timestamptz default clock_timestamp())
+returns table (job_id bigint, attempt int, task text, args jsonb, headers jsonb, queue text, priority int, failures int,
+  crashes int,
+               max_attempts int, unique_key text, enqueued_at timestamptz, run_at timestamptz, order_key text,
+  options jsonb,
                blocked_by text)
 language plpgsql
 -- profile: nested
@@ -32,14 +38,16 @@ begin
   if not found then return; end if;
   select l.queue, l.priority into v_queue, v_priority from tallybook.lane l where l.lane_id = c.lane_id;
   if c.one_xid is not null then  -- an interval of one
-    c.closed := array[c.one_xid]; c.from_xid := c.one_xid; c.from_seq := c.one_seq - 1; c.pos_xid := c.one_xid; c.pos_seq := c.one_seq;
+    c.closed := array[c.one_xid]; c.from_xid := c.one_xid; c.from_seq := c.one_seq - 1; c.pos_xid := c.one_xid;
+    c.pos_seq := c.one_seq;
   end if;
   return query
   select e.job_id, e.attempt, e.task, coalesce((a.k).args, e.args), e.headers, v_queue, v_priority, e.failures::int,
          e.crashes::int, e.max_attempts::int, e.unique_key, e.enqueued_at, e.run_at, e.order_key,
          case when (a.k).args is null then e.options else tallybook._versioned(e.options, (a.k).version) end,
          case when v_dead and exists (select from tallybook.tombstone t
-                                       where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once) and t.cancelled)
+                                       where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once)
+                                             and t.cancelled)
                 or (a.k).cancelled then 'cancelled'
               when e.expires_at <= claimed_jobs.at then 'expired'
               when (a.k).busy then 'changing'
@@ -58,7 +66,8 @@ begin
         where c.closed = '{}' and x.lane_id = c.lane_id and x.retention = c.retention
           and x.xid >= c.from_xid and (x.xid, x.seq) > (c.from_xid, c.from_seq)
           and x.xid <= c.pos_xid and (x.xid, x.seq) <= (c.pos_xid, c.pos_seq)
-          and x.xid <> all (c.holes) and x.seq <> all (c.skipped) and (claimed_jobs.job is null or x.job_id = claimed_jobs.job)
+          and x.xid <> all (c.holes) and x.seq <> all (c.skipped)
+              and (claimed_jobs.job is null or x.job_id = claimed_jobs.job)
         order by x.xid, x.seq limit case when claimed_jobs.job is null then c.jobs else 1 end)) e
    cross join lateral (  -- asked once a job, and only for those that can have been changed
      select case when e.unique_key is not null then

@@ -1,11 +1,14 @@
 -- listen_begin(queues, held): say that this session sleeps on these queues.
 --
--- Run by a worker on its listening session before it waits; held: it is armed already and only looks at the gates again.
+-- Run by a worker on its listening session before it waits; held: it is armed already and only looks at the gates
+-- again.
 --   armed  it lies down now. False: a producer's probe was in the way for a microsecond; nothing is held, try again.
---   clear  no notification can be missed. False: a transaction that is still open looked for sleepers before this one lay
+--   clear  no notification can be missed. False: a transaction that is still open looked for sleepers before this one
+--          lay
 --          down and will wake nobody when it commits: look for jobs, and call again, in 5 to 50 ms, until it is true.
 -- Queue names are the channel's payloads; ' promote' is the name that who waits for scheduled jobs sleeps on.
-create or replace function tallybook.listen_begin(queues text[], held boolean default false, out armed boolean, out clear boolean)
+create or replace function tallybook.listen_begin(queues text[], held boolean default false, out armed boolean,
+  out clear boolean)
 language plpgsql as $$
 declare
   v_key int; v_got int[] := '{}';

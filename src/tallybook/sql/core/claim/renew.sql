@@ -1,10 +1,11 @@
--- renew(worker, open_from, running): the heartbeat. Returns which of the running jobs were cancelled; with an attempt where
--- only that one was (a person has retried the job since).
+-- renew(worker, open_from, running): the heartbeat. Returns which of the running jobs were cancelled; with an attempt
+-- where only that one was (a person has retried the job since).
 --
 --   open_from  no claim of this worker with a lower number (see claim) has an attempt whose end was not seen committed
 --              (a failover may set the numbers back: it is never put beyond the next one)
 --   running    the ids of the jobs that it runs now
---   lag, memory  for people: how late its event loop was since the last beat, and the bytes of its process in memory; null: not known
+--   lag, memory  for people: how late its event loop was since the last beat, and the bytes of its process in memory;
+--                null: not known
 -- Errors: TB006: the worker was given up, its jobs are others' now; stop them and start again with worker_start.
 -- Writes worker.
 create or replace function tallybook.renew(worker int, open_from bigint, running bigint[] default '{}',
@@ -15,7 +16,8 @@ as $$
 #variable_conflict use_column
 begin
   update tallybook.worker w set seen_at = renew.at, gone_at = null, lag = renew.lag, memory = renew.memory,
-         open_from = greatest(w.open_from, least(renew.open_from, (select s.last_value + s.is_called::int from tallybook.claim_id s)))
+         open_from = greatest(w.open_from, least(renew.open_from,
+                                                 (select s.last_value + s.is_called::int from tallybook.claim_id s)))
    where w.id = renew.worker and w.ended_at is null;
   if not found then
     raise exception 'worker % is not on record, or was given up', renew.worker using errcode = 'TB006';

@@ -1,7 +1,8 @@
 -- unclaim(lease, job_id, attempt, delay): give back an attempt that was claimed and never started; again after a delay.
 --
 -- No failure is counted, and the attempt is not one of the job's attempts on view: it ends as moved.
--- Returns scheduled, available (without a delay), or refused. Reads claim, entry; writes outcome, and scheduled or entry.
+-- Returns scheduled, available (without a delay), or refused. Reads claim, entry; writes outcome, and scheduled or
+-- entry.
 create or replace function tallybook.unclaim(lease uuid, job_id bigint, attempt int, delay interval default '0',
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$

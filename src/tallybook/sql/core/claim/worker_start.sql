@@ -1,15 +1,19 @@
 -- worker_start(name, queues, tasks, session): put a worker on record. Returns its id, which claim and renew name.
 --
---   tasks    the names of the tasks that it knows: it also walks the parts of its queues where jobs of these were put aside
+--   tasks    the names of the tasks that it knows: it also walks the parts of its queues where jobs of these were put
+--            aside
 --   lease    how long it may be silent before the others take it for dead
 --   catalogue  what its tasks are, as JSON: [{"name", "app", "definition", ...}]; kept in tallybook.task for people
---   slots, version  for people: how many jobs of each queue run at once, in the order of queues, and the package's version
---   session  it holds the advisory lock (1413565443, id) in shared mode on the session that renews, so that its death is seen at once
--- Commits durably, whatever the session says: a crash that forgot it would give its id to another worker as well, and who
--- of the two died first would never be rescued. Makes the queues that are not there yet. Where the database came from another
--- cluster it is rebased first, so that no worker of this cluster ever meets a cursor of that one. Writes worker, queue; see rebase.
-create or replace function tallybook.worker_start(name text, queues text[], tasks text[] default '{}', session boolean default false,
-  at timestamptz default clock_timestamp(), lease interval default '30 s',
+--   slots, version  for people: how many jobs of each queue run at once, in the order of queues, and the package's
+--                   version
+--   session  it holds the advisory lock (1413565443, id) in shared mode on the session that renews, so that its death
+--            is seen at once
+-- Commits durably, whatever the session says: a crash that forgot it would give its id to another worker as well, and
+-- who of the two died first would never be rescued. Makes the queues that are not there yet. Where the database came
+-- from another cluster it is rebased first, so that no worker of this cluster ever meets a cursor of that one. Writes
+-- worker, queue; see rebase.
+create or replace function tallybook.worker_start(name text, queues text[], tasks text[] default '{}',
+  session boolean default false, at timestamptz default clock_timestamp(), lease interval default '30 s',
   catalogue jsonb default null, slots int[] default null, version text default null)
 returns int language plpgsql as $$
 declare
@@ -33,26 +37,31 @@ begin
             union all
             select 'task:' || t from unnest(worker_start.tasks) t
             union all  -- args of these versions, put aside by workers that did not know them
-            select format('version:%s:%s', v, n.name) from jsonb_to_recordset(worker_start.catalogue) c(name text, version int, aliases text[]),
+            select format('version:%s:%s', v, n.name) from jsonb_to_recordset(worker_start.catalogue) c(name text,
+                version int, aliases text[]),
                    unnest(c.name || coalesce(c.aliases, '{}')) n(name), generate_series(2, c.version) v),
-          worker_start.session, worker_start.lease, worker_start.at, worker_start.at, worker_start.slots, left(worker_start.version, 100))
+          worker_start.session, worker_start.lease, worker_start.at, worker_start.at, worker_start.slots,
+          left(worker_start.version, 100))
   returning id into v_id;
   if catalogue is not null then perform tallybook._register(catalogue, at); end if;
   return v_id;
 end $$;
 
--- _register(catalogue, at): keep what these tasks are; who finds it as it is writes nothing. A task that left the code stays
--- on record, with nobody who serves it, for as long as jobs may have its name.
+-- _register(catalogue, at): keep what these tasks are; who finds it as it is writes nothing. A task that left the code
+-- stays on record, with nobody who serves it, for as long as jobs may have its name.
 create or replace function tallybook._register(p_catalogue jsonb, p_at timestamptz) returns void
 language sql as $$
   -- A name that no job can have would be found when one has died, and its death could not be recorded.
-  select tallybook._check_name('queue', coalesce(c.on_dead_queue, 'default'), 64), tallybook._check_name('task name', c.on_dead_task, 200)
+  select tallybook._check_name('queue', coalesce(c.on_dead_queue, 'default'), 64),
+         tallybook._check_name('task name', c.on_dead_task, 200)
     from jsonb_to_recordset(p_catalogue) c(on_dead_queue text, on_dead_task text) where c.on_dead_task is not null;
-  insert into tallybook.task as t (name, app, summary, on_dead_task, on_dead_queue, version, aliases, definition, registered_at)
+  insert into tallybook.task as t (name, app, summary, on_dead_task, on_dead_queue, version, aliases, definition,
+                                   registered_at)
   select c.name, c.app, c.summary, c.on_dead_task, c.on_dead_queue, coalesce(c.version, 1), coalesce(c.aliases, '{}'),
          coalesce(c.definition, '{}'), p_at
     from jsonb_to_recordset(p_catalogue)
-      c(name text, app text, summary text, on_dead_task text, on_dead_queue text, version int, aliases text[], definition jsonb)
+      c(name text, app text, summary text, on_dead_task text, on_dead_queue text, version int, aliases text[],
+        definition jsonb)
    where not exists (
      select from tallybook.task k
       where k.name = c.name
@@ -61,8 +70,10 @@ language sql as $$
                                   coalesce(c.aliases, '{}'), coalesce(c.definition, '{}')))
    order by c.name
   on conflict (name) do update
-    set app = excluded.app, summary = excluded.summary, on_dead_task = excluded.on_dead_task, on_dead_queue = excluded.on_dead_queue,
-        version = excluded.version, aliases = excluded.aliases, definition = excluded.definition, registered_at = excluded.registered_at
+    set app = excluded.app, summary = excluded.summary, on_dead_task = excluded.on_dead_task,
+        on_dead_queue = excluded.on_dead_queue,
+        version = excluded.version, aliases = excluded.aliases, definition = excluded.definition,
+        registered_at = excluded.registered_at
   -- In a rolling deploy the old and the new workers take turns: the newer version of the args is the one that is shown.
   where excluded.version >= t.version
 $$;

@@ -1,8 +1,11 @@
--- _cancel_aside(job_ids, error, at): end these jobs in scheduled or waiting as cancelled; how many. The caller has locked their rows.
+-- _cancel_aside(job_ids, error, at): end these jobs in scheduled or waiting as cancelled; how many. The caller has
+-- locked their rows.
 --
--- They never were in line: the entry comes with its outcome, and a tombstone keeps it out of the line until a cursor has passed
--- it, a truncate's or a claim's. What a person has cancelled before keeps the person's reason. A person may retry any of them.
--- Writes entry, outcome, tombstone; deletes from scheduled, waiting, parent, concurrency_line, order_line; see _release.
+-- They never were in line: the entry comes with its outcome, and a tombstone keeps it out of the line until a cursor
+-- has passed it, a truncate's or a claim's. What a person has cancelled before keeps the person's reason. A person may
+-- retry any of them.
+-- Writes entry, outcome, tombstone; deletes from scheduled, waiting, parent, concurrency_line, order_line; see
+-- _release.
 create or replace function tallybook._cancel_aside(p_ids bigint[], p_error jsonb, p_at timestamptz) returns int
 language plpgsql
 -- profile: nested
@@ -22,24 +25,30 @@ begin
   ), was_waiting as materialized (
     delete from tallybook.waiting w using unnest(p_ids) i(id) where w.job_id = i.id returning w.*
   ), gone as materialized (
-    select s.job_id, s.enqueued_at, s.lane_id, s.attempt, s.failures, s.crashes, s.max_attempts, s.task, s.args, s.headers, s.unique_key,
+    select s.job_id, s.enqueued_at, s.lane_id, s.attempt, s.failures, s.crashes, s.max_attempts, s.task, s.args,
+           s.headers, s.unique_key,
            s.run_at, s.errors, s.expires_at, s.order_key, s.options from was_scheduled s
     union all
-    select w.job_id, w.enqueued_at, w.lane_id, w.attempt, w.failures, w.crashes, w.max_attempts, w.task, w.args, w.headers, w.unique_key,
+    select w.job_id, w.enqueued_at, w.lane_id, w.attempt, w.failures, w.crashes, w.max_attempts, w.task, w.args,
+           w.headers, w.unique_key,
            w.run_at, w.errors, w.expires_at, coalesce(w.order_key, w.options #>> '{parents,order_key}'),
            w.options - 'held' || case when not w.options ? 'parents' then '{}' else (
-             select jsonb_build_object('parents', jsonb_build_object('ended', count(p.ended_as), 'failed', count(p.failure)))
+             select jsonb_build_object('parents', jsonb_build_object('ended', count(p.ended_as), 'failed',
+                                                                     count(p.failure)))
                from tallybook.parent p where p.child_id = w.job_id) end
       from was_waiting w
   ), lined as materialized (
     select g.*, nextval('tallybook.job_id') as seq, l.retention, (
              select t.reason from tallybook.tombstone t where t.job_id = g.job_id and t.cancelled
-                and (t.attempt = g.attempt or t.attempt < g.attempt and not t.once) order by t.attempt desc limit 1) as reason
+                and (t.attempt = g.attempt or t.attempt < g.attempt and not t.once) order by t.attempt desc
+                    limit 1) as reason
       from gone g, lateral (select x.retention from tallybook.lane x where x.lane_id = g.lane_id limit 1) l
   ), put as (
-    insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args, headers,
+    insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
+                                 task, args, headers,
                                  unique_key, run_at, errors, expires_at, order_key, options)
-    select n.seq, n.job_id, n.enqueued_at, n.lane_id, n.attempt, n.retention, n.failures, n.crashes, n.max_attempts, n.task, n.args, n.headers,
+    select n.seq, n.job_id, n.enqueued_at, n.lane_id, n.attempt, n.retention, n.failures, n.crashes, n.max_attempts,
+           n.task, n.args, n.headers,
            n.unique_key, n.run_at, n.errors, n.expires_at, n.order_key, n.options from lined n
   ), ended as (
     insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state, error)
@@ -48,14 +57,18 @@ begin
       from lined n order by n.job_id
   ), counted as (
     select n.lane_id, n.task, count(*) as jobs, sum(n.attempt) as attempts from lined n group by n.lane_id, n.task)
-  select (select coalesce(sum(c.jobs), 0) from counted c), (select array_agg(c.lane_id) from counted c), (select array_agg(c.task) from counted c),
-         (select array_agg(c.jobs) from counted c), (select array_agg(c.attempts) from counted c), (select array_agg(n.job_id) from lined n where n.order_key is not null),
+  select (select coalesce(sum(c.jobs), 0) from counted c), (select array_agg(c.lane_id) from counted c),
+         (select array_agg(c.task) from counted c),
+         (select array_agg(c.jobs) from counted c), (select array_agg(c.attempts) from counted c),
+         (select array_agg(n.job_id) from lined n where n.order_key is not null),
          (select array_agg(distinct n.order_key) from lined n where n.order_key is not null)
     into v_n, v_lanes, v_tasks, v_counts, v_attempts, v_ordered, v_keys;
   if v_n = 0 then return 0; end if;
-  perform tallybook._tally(v_lanes, v_tasks, array_fill('cancelled'::text, array[cardinality(v_lanes)]), v_counts, v_attempts);
+  perform tallybook._tally(v_lanes, v_tasks, array_fill('cancelled'::text, array[cardinality(v_lanes)]), v_counts,
+                           v_attempts);
   -- The outcome says it now; the tombstone only keeps the entry out of the line.
-  update tallybook.tombstone t set cancelled = false from unnest(p_ids) i(id) where t.job_id = i.id and t.taken and t.cancelled;
+  update tallybook.tombstone t set cancelled = false from unnest(p_ids) i(id) where t.job_id = i.id and t.taken
+    and t.cancelled;
   delete from tallybook.parent p using unnest(p_ids) i(id) where p.child_id = i.id;
   delete from tallybook.concurrency_line n using unnest(p_ids) i(id) where n.job_id = i.id;
   if v_ordered is not null then perform tallybook._leave_lines(v_ordered, v_keys, p_at); end if;

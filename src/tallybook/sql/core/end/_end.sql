@@ -1,8 +1,9 @@
--- _end(lease, job_id, attempt, state, error, at): insert the outcome of one attempt; its entry, or null: the right was lost.
+-- _end(lease, job_id, attempt, state, error, at): insert the outcome of one attempt; its entry, or null: the right was
+-- lost.
 --
 -- What every verb does first that ends an attempt other than by completing it. Null: nothing else may happen.
-create or replace function tallybook._end(p_lease uuid, p_job_id bigint, p_attempt int, p_state tallybook.ending, p_error jsonb,
-  p_at timestamptz default clock_timestamp())
+create or replace function tallybook._end(p_lease uuid, p_job_id bigint, p_attempt int, p_state tallybook.ending,
+  p_error jsonb, p_at timestamptz default clock_timestamp())
 returns tallybook.entry language plpgsql
 -- profile: lookup
 as $$
@@ -18,7 +19,8 @@ begin
   select e.* into strict v_entry from tallybook.entry e
    where e.lane_id = h.lane_id and e.retention = h.retention and e.xid = h.xid and e.seq = h.seq;
   insert into tallybook.tally (lane_id, n, attempts, what, task)
-  values (v_entry.lane_id, 1, v_entry.attempt, (case when p_state = 'dead' then 'died' else p_state::text end)::tallybook.counted, v_entry.task);
+  values (v_entry.lane_id, 1, v_entry.attempt, (case when p_state = 'dead' then 'died'
+                                                else p_state::text end)::tallybook.counted, v_entry.task);
   -- A cancelled job keeps what it was changed to: a person may retry it.
   if p_state = 'cancelled' then return v_entry; end if;
   return tallybook._amended(v_entry, p_at);

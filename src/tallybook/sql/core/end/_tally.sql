@@ -1,21 +1,30 @@
--- _tally(lanes, tasks, whats, counts, attempts): attempts that have ended without ever having been claimed: how many, per lane, task and ending.
+-- _tally(lanes, tasks, whats, counts, attempts): attempts that have ended without ever having been claimed: how many,
+-- per lane, task and ending.
 --
--- For who ends such: in the same transaction, once for all of a batch. attempts: the sums of their numbers. Writes tally.
-create or replace function tallybook._tally(p_lane_ids int[], p_tasks text[], p_whats text[], p_counts bigint[], p_attempts bigint[] default null)
+-- For who ends such: in the same transaction, once for all of a batch. attempts: the sums of their numbers. Writes
+-- tally.
+create or replace function tallybook._tally(p_lane_ids int[], p_tasks text[], p_whats text[], p_counts bigint[],
+  p_attempts bigint[] default null)
 returns void language sql
 -- profile: nojit
 as $$
   insert into tallybook.tally (lane_id, n, attempts, what, task)
   select f.lane_id, sum(f.n), coalesce(sum(f.attempts), sum(f.n)), w.what::tallybook.counted, f.task
-    from unnest(p_lane_ids, p_tasks, p_whats, p_counts, p_attempts) f(lane_id, task, what, n, attempts), unnest(array[f.what, 'unclaimed']) w(what)
+    from unnest(p_lane_ids, p_tasks, p_whats, p_counts, p_attempts) f(lane_id, task, what, n, attempts),
+         unnest(array[f.what, 'unclaimed']) w(what)
    group by f.lane_id, w.what, f.task
 $$;
 
--- _bucket(from, to): the number of a length of time in histograms: a quarter of an octave wide, from 1 ms; 0: less, or no time that has a length.
+-- _bucket(from, to): the number of a length of time in histograms: a quarter of an octave wide, from 1 ms; 0: less, or
+-- no time that has a length.
 create or replace function tallybook._bucket(p_from timestamptz, p_to timestamptz) returns smallint
 language sql immutable as $$
-  select case when (isfinite(p_from) and isfinite(p_to)) is not true then 0::smallint  -- PostgreSQL 16 cannot take infinity away
-              when p_to - p_from > interval '1 ms' then least(160, 1 + floor(4 * ln(extract(epoch from p_to - p_from)::float8 * 1000) / 0.6931471805599453))::smallint else 0::smallint end
+  -- PostgreSQL 16 cannot take infinity away
+  select case when (isfinite(p_from) and isfinite(p_to)) is not true then 0::smallint
+              when p_to - p_from > interval '1 ms' then least(160,
+                                                              1 + floor(4 * ln(extract(epoch from p_to - p_from)::float8
+                                                                  * 1000) / 0.6931471805599453))::smallint
+                                                                  else 0::smallint end
 $$;
 
 -- _bucket_ms(bucket): the upper end of a bucket, in milliseconds.
@@ -28,15 +37,19 @@ language plpgsql
 -- profile: nojit
 as $$
 declare
-  v_what text := tg_table_name; v_failed text := case when tg_table_name = 'scheduled' then 'retrying' else tg_table_name end;
+  v_what text := tg_table_name; v_failed text := case when tg_table_name = 'scheduled' then 'retrying'
+    else tg_table_name end;
 begin
   if tg_op = 'UPDATE' then
     insert into tallybook.tally (lane_id, n, attempts, what, task)
-    values (old.lane_id, -1, -old.attempt, (case when old.failures > 0 then v_failed else v_what end)::tallybook.counted, old.task),
-           (new.lane_id, 1, new.attempt, (case when new.failures > 0 then v_failed else v_what end)::tallybook.counted, new.task);
+    values (old.lane_id, -1, -old.attempt, (case when old.failures > 0 then v_failed
+                                            else v_what end)::tallybook.counted, old.task),
+           (new.lane_id, 1, new.attempt, (case when new.failures > 0 then v_failed else v_what end)::tallybook.counted,
+            new.task);
   else
     insert into tallybook.tally (lane_id, n, attempts, what, task)
-    select m.lane_id, count(*) * g.sign, sum(m.attempt) * g.sign, (case when m.failures > 0 then v_failed else v_what end)::tallybook.counted, m.task
+    select m.lane_id, count(*) * g.sign, sum(m.attempt) * g.sign,
+           (case when m.failures > 0 then v_failed else v_what end)::tallybook.counted, m.task
       from moved m, (select case tg_op when 'INSERT' then 1 else -1 end as sign) g
      group by m.lane_id, m.task, m.failures > 0, g.sign;
   end if;

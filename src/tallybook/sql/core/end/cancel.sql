@@ -1,14 +1,16 @@
 -- cancel(job_id, reason, at): say that a job shall not run. Returns what that means for it:
 --
 --   cancelled   no worker had taken it: it will not start
---   cancelling  it runs: its worker is told, stops the handler and ends the attempt as cancelled, unless it completes first
+--   cancelling  it runs: its worker is told, stops the handler and ends the attempt as cancelled, unless it completes
+--               first
 --   completed, cancelled, dead    it had ended already, nothing was done (dead: and its dead letter has been dropped)
--- A dead letter ends as cancelled at once, with its errors, and leaves the dead letters (see _cancel_dead). Of any other
--- only an intent is written, in the caller's transaction; no lock is taken that a claim could wait for, so a transaction
--- that cancelled one job and stays open holds up nobody. If it rolls back, nothing has happened.
--- Errors: TB002 no such job. Reads entry, claim, outcome, scheduled, waiting, dead; writes tombstone; of a dead letter entry,
--- outcome, tally, subject_job; deletes from dead.
-create or replace function tallybook.cancel(job_id bigint, reason text default null, at timestamptz default clock_timestamp()) returns text
+-- A dead letter ends as cancelled at once, with its errors, and leaves the dead letters (see _cancel_dead). Of any
+-- other only an intent is written, in the caller's transaction; no lock is taken that a claim could wait for, so a
+-- transaction that cancelled one job and stays open holds up nobody. If it rolls back, nothing has happened.
+-- Errors: TB002 no such job. Reads entry, claim, outcome, scheduled, waiting, dead; writes tombstone; of a dead letter
+-- entry, outcome, tally, subject_job; deletes from dead.
+create or replace function tallybook.cancel(job_id bigint, reason text default null,
+  at timestamptz default clock_timestamp()) returns text
 language plpgsql
 -- profile: nested
 as $$
@@ -28,7 +30,8 @@ begin
        where x.job_id = cancel.job_id order by x.attempt desc limit 1;
       if not found then
         if tallybook._cancel_dead(cancel.job_id, cancel.reason, cancel.at) then return 'cancelled'; end if;
-        raise exception 'there is no job %', cancel.job_id using errcode = 'TB002', detail = coalesce(tallybook._pruned_hint(cancel.job_id), '');
+        raise exception 'there is no job %', cancel.job_id using errcode = 'TB002',
+          detail = coalesce(tallybook._pruned_hint(cancel.job_id), '');
       end if;
       if e.state in ('completed', 'cancelled') then return e.state; end if;
       if e.state is not null then
@@ -39,7 +42,8 @@ begin
       end if;
       v_attempt := e.attempt;
       v_state := case when tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
-                        or exists (select from tallybook.tombstone t where t.job_id = cancel.job_id and t.attempt = e.attempt and t.taken)
+                        or exists (select from tallybook.tombstone t where t.job_id = cancel.job_id
+                                   and t.attempt = e.attempt and t.taken)
                       then 'cancelling' else 'cancelled' end;
     end if;
     insert into tallybook.tombstone as t (job_id, attempt, cancelled, reason, created_at)
@@ -65,7 +69,8 @@ begin
       -- Failed, snoozed, moved or lost meanwhile: the intent holds for every later attempt.
     end if;
     -- It may have held the line of its order key.
-    if v_state = 'cancelled' and exists (select from tallybook.waiting w where w.order_key is not null) then perform tallybook._wake(' promote'); end if;
+    if v_state = 'cancelled' and exists (select from tallybook.waiting w where w.order_key is not null)
+       then perform tallybook._wake(' promote'); end if;
     if v_state = 'cancelled' then perform tallybook._parent_ended(cancel.job_id); end if;
     if v_state = 'cancelled' and not v_sure then v_state := 'cancelling'; end if;
     perform pg_notify('tallybook', ' cancel')
@@ -77,8 +82,9 @@ end $$;
 
 -- _cancel_dead(job_id, reason, at): end a dead letter as cancelled. False: there is none.
 --
--- It comes into line as one more attempt that has ended, as in _cancel_aside: a tombstone takes the cursor past it. Failures and errors
--- stay, and the name of a subject is free, as after every cancel. A retry finds a job that was cancelled before its start.
+-- It comes into line as one more attempt that has ended, as in _cancel_aside: a tombstone takes the cursor past it.
+-- Failures and errors stay, and the name of a subject is free, as after every cancel. A retry finds a job that was
+-- cancelled before its start.
 -- Waits for who retries, drops or cancels the same dead letter.
 create or replace function tallybook._cancel_dead(p_job_id bigint, p_reason text, p_at timestamptz) returns boolean
 language plpgsql
@@ -99,7 +105,8 @@ begin
   perform tallybook._tally(array[e.lane_id], array[e.task], array['cancelled'], array[1], array[e.attempt]);
   if d.options ? 'subject' then
     update tallybook.subject_job j
-       set ended_as = null, ended_at = null, last_at = null, priority = null, iterations = null, attempts = null, failures = null,
+       set ended_as = null, ended_at = null, last_at = null, priority = null, iterations = null, attempts = null,
+           failures = null,
            queue = null, args = null, error = null
      where j.task = d.task and j.subject = d.unique_key and j.job_id = d.job_id;
   end if;

@@ -1,14 +1,18 @@
--- complete_many(leases, job_ids, attempts, results): end many attempts as completed. Returns the job ids that were refused.
+-- complete_many(leases, job_ids, attempts, results): end many attempts as completed. Returns the job ids that were
+-- refused.
 --
--- results: what the handlers returned, as JSON text, null where nothing; at most 1,000,000 bytes each: a larger one is not
--- kept, which the outcome says; the job completes all the same. One that starts with '!' is the reason why there is none.
--- Refused: the lease is not on record, or the attempt has ended otherwise (rescued, cancelled). Nothing else happens then.
+-- results: what the handlers returned, as JSON text, null where nothing; at most 1,000,000 bytes each: a larger one is
+-- not kept, which the outcome says; the job completes all the same. One that starts with '!' is the reason why there is
+-- none.
+-- Refused: the lease is not on record, or the attempt has ended otherwise (rescued, cancelled). Nothing else happens
+-- then.
 -- Said twice by the same lease it is accepted twice, so a caller that lost the answer asks again.
 -- Rows go by job id, attempt, like in every verb that ends several, so that no two can deadlock. The plain INSERT comes
 -- first: ON CONFLICT would write a second WAL record a row, for a conflict that almost never is.
--- Reads claim, entry; writes outcome, tally; see _release for jobs with an order key, _subjects_completed for subjects'.
-create or replace function tallybook.complete_many(leases uuid[], job_ids bigint[], attempts int[], results text[] default null,
-  at timestamptz default clock_timestamp())
+-- Reads claim, entry; writes outcome, tally; see _release for jobs with an order key, _subjects_completed for
+-- subjects'.
+create or replace function tallybook.complete_many(leases uuid[], job_ids bigint[], attempts int[],
+  results text[] default null, at timestamptz default clock_timestamp())
 returns bigint[] language plpgsql
 -- profile: hot
 as $$
@@ -19,7 +23,8 @@ begin
     return tallybook._complete_with(leases, job_ids, attempts, results, at);
   end if;
   begin
-    select c.n, c.ordered, c.keys into v_n, v_ordered, v_keys from tallybook._complete_held(leases, job_ids, attempts, at) c;
+    select c.n, c.ordered, c.keys into v_n, v_ordered, v_keys
+           from tallybook._complete_held(leases, job_ids, attempts, at) c;
     if v_n <> cardinality(job_ids) then
       v_ended := array(select h.job_id from tallybook._lease_entries(leases, job_ids, attempts) h);
     end if;
@@ -28,28 +33,33 @@ begin
     v_ended := tallybook._complete_again(leases, job_ids, attempts, null, at);
   end;
   if v_keys is not null then perform tallybook._release_of(v_ordered, v_keys, at); end if;
-  if v_special and exists (select from tallybook.subject_job) then perform tallybook._subjects_completed(job_ids); end if;
+  if v_special and exists (select from tallybook.subject_job)
+     then perform tallybook._subjects_completed(job_ids); end if;
   if v_n = cardinality(job_ids) then return '{}'; end if;
   return array(select j from unnest(job_ids) j where j <> all (coalesce(v_ended, '{}')));
 end $$;
 
--- _complete_held(leases, job_ids, attempts, at): write the outcomes of those that their leases hold, and what that was into tally.
+-- _complete_held(leases, job_ids, attempts, at): write the outcomes of those that their leases hold, and what that was
+-- into tally.
 --
--- Each claim of which many end is read in one go, into arrays, and one INSERT writes all: a join that carries the rows along takes longer, and
--- what this saves pays for the counting. All others are looked up by _lease_entries. n: how many; those of them that have order keys, with these.
+-- Each claim of which many end is read in one go, into arrays, and one INSERT writes all: a join that carries the rows
+-- along takes longer, and what this saves pays for the counting. All others are looked up by _lease_entries. n: how
+-- many; those of them that have order keys, with these.
 -- Raises unique_violation where one has ended already. Reads claim, entry; writes outcome, tally.
-create or replace function tallybook._complete_held(p_leases uuid[], p_job_ids bigint[], p_attempts int[], p_at timestamptz,
-  out n bigint, out ordered bigint[], out keys text[])
+create or replace function tallybook._complete_held(p_leases uuid[], p_job_ids bigint[], p_attempts int[],
+  p_at timestamptz, out n bigint, out ordered bigint[], out keys text[])
 language plpgsql
 -- profile: batch
 as $$
 declare
   c record; f record; v_leases uuid[]; v_ids bigint[] := p_job_ids; v_tries int[] := p_attempts;
-  v_xids xid8[] := '{}'; v_seqs bigint[] := '{}'; v_jobs bigint[] := '{}'; v_classes "char"[] := '{}'; v_few uuid[] := '{}';
+  v_xids xid8[] := '{}'; v_seqs bigint[] := '{}'; v_jobs bigint[] := '{}'; v_classes "char"[] := '{}';
+  v_few uuid[] := '{}';
 begin
   for c in select d.lease, d.n, count(*) over () > 1 as others, k.*
              from (select l as lease, count(*) as n from unnest(p_leases) l group by l) d left join lateral (
-               select k.lane_id, k.retention, k.claimed_at, k.from_xid, k.from_seq, k.pos_xid, k.pos_seq, k.one_xid, k.jobs, k.holes, k.closed, k.skipped
+               select k.lane_id, k.retention, k.claimed_at, k.from_xid, k.from_seq, k.pos_xid, k.pos_seq, k.one_xid,
+                      k.jobs, k.holes, k.closed, k.skipped
                  from tallybook.claim k where k.lease = d.lease limit 1) k on true loop
     if c.n < 8 or c.jobs is null or c.n * 8 < c.jobs or c.one_xid is not null or c.closed <> '{}' then
       v_few := v_few || c.lease;
@@ -64,23 +74,27 @@ begin
            min(e.ready_at) as first, max(e.ready_at) as last, count(e.order_key) as ordered
       into f
       from (select e.* from (
-              select e.xid, e.seq, e.job_id, e.attempt, e.task, e.order_key, greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
+              select e.xid, e.seq, e.job_id, e.attempt, e.task, e.order_key,
+                     greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
                where e.lane_id = c.lane_id and e.retention = c.retention
                  and e.xid >= c.from_xid and (e.xid, e.seq) > (c.from_xid, c.from_seq)
                  and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
                  and e.xid <> all (c.holes) and e.seq <> all (c.skipped)
                order by e.xid, e.seq limit c.jobs) e  -- the limit: see claimed_jobs
-            join (select u.job_id, u.attempt from unnest(v_ids, v_tries) u(job_id, attempt)) u on u.job_id = e.job_id and u.attempt = e.attempt
+            join (select u.job_id, u.attempt from unnest(v_ids, v_tries) u(job_id, attempt)) u on u.job_id = e.job_id
+                 and u.attempt = e.attempt
             order by e.job_id) e;
     if f.task <> f.other or f.ordered > 0 then  -- which of them are which has to be known
       v_few := v_few || c.lease;
       continue;
     end if;
     continue when f.n = 0;
-    v_xids := v_xids || f.xids; v_seqs := v_seqs || f.seqs; v_jobs := v_jobs || f.jobs; v_classes := v_classes || array_fill(c.retention, array[f.n::int]);
+    v_xids := v_xids || f.xids; v_seqs := v_seqs || f.seqs; v_jobs := v_jobs || f.jobs; v_classes := v_classes
+      || array_fill(c.retention, array[f.n::int]);
     insert into tallybook.tally (lane_id, n, attempts, what, took, waited, task)
     values (c.lane_id, f.n, f.attempts, 'completed', tallybook._bucket(c.claimed_at, p_at),
-            tallybook._bucket(case when isfinite(f.first) and isfinite(f.last) then f.first + (f.last - f.first) / 2 end, c.claimed_at), f.task);
+            tallybook._bucket(case when isfinite(f.first) and isfinite(f.last)
+                              then f.first + (f.last - f.first) / 2 end, c.claimed_at), f.task);
   end loop;
   if v_few <> '{}' then
     select array_agg(u.lease), array_agg(u.id), array_agg(u.attempt) into v_leases, v_ids, v_tries
@@ -93,20 +107,23 @@ begin
         from (select h.lane_id, h.attempt, h.task, tallybook._bucket(h.claimed_at, p_at) as took,
                      tallybook._bucket(h.ready_at, h.claimed_at) as waited from h) k
        group by k.lane_id, k.task, k.took, k.waited)
-    select v_xids || coalesce(array_agg(h.xid), '{}'), v_seqs || coalesce(array_agg(h.seq), '{}'), v_jobs || coalesce(array_agg(h.job_id), '{}'),
+    select v_xids || coalesce(array_agg(h.xid), '{}'), v_seqs || coalesce(array_agg(h.seq), '{}'), v_jobs
+           || coalesce(array_agg(h.job_id), '{}'),
            v_classes || coalesce(array_agg(h.retention), '{}'),
-           array_agg(h.job_id) filter (where h.order_key is not null), array_agg(h.order_key) filter (where h.order_key is not null)
+           array_agg(h.job_id) filter (where h.order_key is not null),
+           array_agg(h.order_key) filter (where h.order_key is not null)
       into v_xids, v_seqs, v_jobs, v_classes, ordered, keys
       from h;
   end if;
   insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state)
-  select u.xid, u.seq, p_at, u.class, 'completed' from unnest(v_xids, v_seqs, v_jobs, v_classes) u(xid, seq, job, class) order by u.job;
+  select u.xid, u.seq, p_at, u.class, 'completed' from unnest(v_xids, v_seqs, v_jobs, v_classes) u(xid, seq, job, class)
+         order by u.job;
   get diagnostics n = row_count;
 end $$;
 
 -- _complete_with(leases, job_ids, attempts, results): the same for attempts with results.
-create or replace function tallybook._complete_with(p_leases uuid[], p_job_ids bigint[], p_attempts int[], p_results text[],
-  p_at timestamptz default clock_timestamp())
+create or replace function tallybook._complete_with(p_leases uuid[], p_job_ids bigint[], p_attempts int[],
+  p_results text[], p_at timestamptz default clock_timestamp())
 returns bigint[] language plpgsql as $$
 declare
   v_ended bigint[];
@@ -118,9 +135,10 @@ begin
   return array(select j from unnest(p_job_ids) j where j <> all (v_ended));
 end $$;
 
--- _complete_again(leases, job_ids, attempts, results): the same where some may have ended: which are completed now, or were before.
-create or replace function tallybook._complete_again(p_leases uuid[], p_job_ids bigint[], p_attempts int[], p_results text[],
-  p_at timestamptz default clock_timestamp())
+-- _complete_again(leases, job_ids, attempts, results): the same where some may have ended: which are completed now, or
+-- were before.
+create or replace function tallybook._complete_again(p_leases uuid[], p_job_ids bigint[], p_attempts int[],
+  p_results text[], p_at timestamptz default clock_timestamp())
 returns bigint[] language plpgsql
 -- profile: hot
 as $$
@@ -130,19 +148,24 @@ begin
   with h as materialized (  -- once each: who says the same attempt twice in a call ends it, and has it counted, once
     select distinct on (h.job_id, h.attempt) h.*, r.result
       from tallybook._lease_entries(p_leases, p_job_ids, p_attempts) h
-      join unnest(p_job_ids, p_attempts, p_results) r(job_id, attempt, result) on r.job_id = h.job_id and r.attempt = h.attempt
+      join unnest(p_job_ids, p_attempts, p_results) r(job_id, attempt, result) on r.job_id = h.job_id
+           and r.attempt = h.attempt
   ), ended as (
     insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state, result, error)
     select h.xid, h.seq, v_now, h.retention, 'completed',
            case when octet_length(h.result) <= 1000000 and left(h.result, 1) <> '!' then h.result::jsonb end,
-           case when left(h.result, 1) = '!' then jsonb_build_object('message', 'its result was not kept: ' || substr(h.result, 2, 1000))
+           case when left(h.result, 1) = '!' then jsonb_build_object('message', 'its result was not kept: '
+                                                                     || substr(h.result, 2, 1000))
                 when octet_length(h.result) > 1000000
-                then jsonb_build_object('message', format('its result was not kept: it has %s bytes, at most 1,000,000 are', octet_length(h.result))) end
+                then jsonb_build_object('message',
+                                        format('its result was not kept: it has %s bytes, at most 1,000,000 are',
+                                               octet_length(h.result))) end
       from h order by h.job_id, h.attempt
     on conflict do nothing returning entry_xid, entry_seq)
   insert into tallybook.tally (lane_id, n, attempts, what, took, waited, task)
   select k.lane_id, count(*), sum(k.attempt), 'completed', k.took, k.waited, k.task
-    from (select h.lane_id, h.attempt, h.task, tallybook._bucket(h.claimed_at, v_now) as took, tallybook._bucket(h.ready_at, h.claimed_at) as waited
+    from (select h.lane_id, h.attempt, h.task, tallybook._bucket(h.claimed_at, v_now) as took,
+          tallybook._bucket(h.ready_at, h.claimed_at) as waited
             from ended d join h on h.xid = d.entry_xid and h.seq = d.entry_seq) k
    group by k.lane_id, k.task, k.took, k.waited;
   select coalesce(array_agg(h.job_id), '{}'), array_agg(h.job_id) filter (where h.order_key is not null),
@@ -157,7 +180,8 @@ begin
 end $$;
 
 -- _release_of(job_ids, order_keys): what follows the end of these for the lines of their order keys.
-create or replace function tallybook._release_of(p_job_ids bigint[], p_keys text[], p_at timestamptz default clock_timestamp()) returns void
+create or replace function tallybook._release_of(p_job_ids bigint[], p_keys text[],
+  p_at timestamptz default clock_timestamp()) returns void
 language plpgsql as $$
 declare
   v record;

@@ -1,14 +1,14 @@
--- crash(lease, job_id, attempt, error, max_crashes): end one attempt that took its own process with it: out of memory, a
--- segmentation fault, an exit. Its worker lives and says so.
+-- crash(lease, job_id, attempt, error, max_crashes): end one attempt that took its own process with it: out of memory,
+-- a segmentation fault, an exit. Its worker lives and says so.
 --
 --   error        what is known, as one JSON object: type, message
 --   max_crashes  so many crashes make the job a dead letter with the reason crashed
--- The attempt ends as lost, as by rescue: one more crash, no failure. The next one comes after 1 s, 2 s, 4 s, ..., at most
--- a minute, so that a job that crashes at its start does not keep a worker busy with starting processes.
+-- The attempt ends as lost, as by rescue: one more crash, no failure. The next one comes after 1 s, 2 s, 4 s, ..., at
+-- most a minute, so that a job that crashes at its start does not keep a worker busy with starting processes.
 -- Returns scheduled, dead, or refused (the right to end this attempt was lost; nothing has happened).
 -- Reads claim, entry; writes outcome, and scheduled or dead.
-create or replace function tallybook.crash(lease uuid, job_id bigint, attempt int, error jsonb, max_crashes int default 3,
-  at timestamptz default clock_timestamp())
+create or replace function tallybook.crash(lease uuid, job_id bigint, attempt int, error jsonb,
+  max_crashes int default 3, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
 declare
   e tallybook.entry; v_error jsonb;
@@ -19,5 +19,6 @@ begin
   v_error := jsonb_build_object('attempt', crash.attempt, 'at', crash.at) || coalesce(error, '{"message": "crashed"}');
   e := tallybook._end(lease, crash.job_id, crash.attempt, 'lost', v_error, crash.at);
   if e.job_id is null then return 'refused'; end if;
-  return tallybook._lost(e, v_error, crash.at, max_crashes, true, make_interval(secs => least(60, power(2, least(e.crashes, 6)))));
+  return tallybook._lost(e, v_error, crash.at, max_crashes, true,
+                         make_interval(secs => least(60, power(2, least(e.crashes, 6)))));
 end $$;

@@ -1,15 +1,19 @@
--- fail(lease, job_id, attempt, error, ...): end one attempt as failed: backoff, or a dead letter when it is out of attempts.
+-- fail(lease, job_id, attempt, error, ...): end one attempt as failed: backoff, or a dead letter when it is out of
+-- attempts.
 --
---   error         what went wrong, as one JSON object: message, and what else is known (type, traceback); kept with attempt,
+--   error         what went wrong, as one JSON object: message, and what else is known (type, traceback); kept with
+--                 attempt,
 --                 worker, started_at and at, the attempt's end
 --   retry_in      delay before the next attempt; null: backoff(failures)
 --   max_attempts  the task's own limit, for a job that was enqueued without one; null: its queue's, or 5
 --   final         true: no further attempt whatever is left
 --   at            the time; for tests
--- Returns scheduled (available, without a delay), dead, or refused (the right to end this attempt was lost; nothing has happened).
+-- Returns scheduled (available, without a delay), dead, or refused (the right to end this attempt was lost; nothing has
+-- happened).
 -- Reads claim, entry, queue; writes outcome, and scheduled or dead.
-create or replace function tallybook.fail(lease uuid, job_id bigint, attempt int, error jsonb, retry_in interval default null,
-  max_attempts int default null, final boolean default false, at timestamptz default clock_timestamp())
+create or replace function tallybook.fail(lease uuid, job_id bigint, attempt int, error jsonb,
+  retry_in interval default null, max_attempts int default null, final boolean default false,
+  at timestamptz default clock_timestamp())
 returns text language plpgsql
 -- profile: lookup
 as $$
@@ -29,13 +33,15 @@ begin
   v_failures := v_held.failures + 1;
   v_limit := coalesce(v_held.max_attempts, fail.max_attempts);
   if v_limit is null then
-    select q.max_attempts into v_limit from tallybook.lane l join tallybook.queue q on q.name = l.queue where l.lane_id = v_held.lane_id;
+    select q.max_attempts into v_limit from tallybook.lane l join tallybook.queue q on q.name = l.queue
+           where l.lane_id = v_held.lane_id;
   end if;
   v_dead := final or v_failures >= coalesce(v_limit, 5);
   select jsonb_build_object('attempt', fail.attempt, 'started_at', k.claimed_at, 'at', fail.at, 'worker', k.worker)
          || coalesce(error, '{"message": "failed"}')
     into v_error from tallybook._claimed(lease) k;
-  e := tallybook._end(lease, fail.job_id, fail.attempt, case when v_dead then 'dead' else 'failed' end::tallybook.ending, v_error, fail.at);
+  e := tallybook._end(lease, fail.job_id, fail.attempt, case when v_dead then 'dead'
+                      else 'failed' end::tallybook.ending, v_error, fail.at);
   if e.job_id is null then return 'refused'; end if;
   e.failures := v_failures;
   e.errors := tallybook._errors(e.errors, v_error);

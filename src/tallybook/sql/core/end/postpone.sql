@@ -1,6 +1,8 @@
--- postpone(lease, job_id, attempt): end an attempt that was given a later time before it started (see claimed_jobs, push_run_at).
+-- postpone(lease, job_id, attempt): end an attempt that was given a later time before it started (see claimed_jobs,
+-- push_run_at).
 -- Returns scheduled, available (the time has come), or refused.
-create or replace function tallybook.postpone(lease uuid, job_id bigint, attempt int, at timestamptz default clock_timestamp()) returns text
+create or replace function tallybook.postpone(lease uuid, job_id bigint, attempt int,
+  at timestamptz default clock_timestamp()) returns text
 language plpgsql
 -- profile: lookup
 as $$
@@ -22,7 +24,8 @@ as $$
 begin
   delete from tallybook.amendment a
    where a.job_id = (select x.job_id from tallybook.amendment x
-                      where x.job_id = e.job_id and x.args is null and x.priority is null and x.run_at is not distinct from p_run_at
+                      where x.job_id = e.job_id and x.args is null and x.priority is null and x.run_at is not distinct
+                            from p_run_at
                         for update skip locked);
   if p_run_at > p_at and e.order_key is not null then  -- it lines up again when it is due
     delete from tallybook.order_line n where n.job_id = e.job_id;
@@ -33,8 +36,9 @@ end $$;
 
 -- _apply_amendments(at): move the jobs in line that a conflict of unique keys gave another priority or time.
 --
--- Each is taken out of its line like by claim_job: a tombstone, then its lane's lock, which is only tried. Who was claimed
--- meanwhile keeps its priority for this attempt; its time is seen by claimed_jobs. Who was put off meanwhile is changed where it is.
+-- Each is taken out of its line like by claim_job: a tombstone, then its lane's lock, which is only tried. Who was
+-- claimed meanwhile keeps its priority for this attempt; its time is seen by claimed_jobs. Who was put off meanwhile is
+-- changed where it is.
 -- In any order, so that some that cannot be moved now do not hold up the others. The tombstone may have to wait for a
 -- user's transaction that has cancelled the job; while that is so nothing more is moved, for lanes are locked already.
 create or replace function tallybook._apply_amendments(p_at timestamptz) returns void
@@ -50,26 +54,30 @@ begin
     select x.* into e from tallybook.entry x where x.job_id = a.job_id order by x.attempt desc limit 1;
     if not found or exists (select from tallybook.outcome o
                              where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq) then
-      select s.lane_id, l.queue, l.part, l.priority into v_lane from tallybook.scheduled s join tallybook.lane l on l.lane_id = s.lane_id
+      select s.lane_id, l.queue, l.part, l.priority into v_lane from tallybook.scheduled s
+             join tallybook.lane l on l.lane_id = s.lane_id
        where s.job_id = a.job_id for update of s skip locked;
       if found then
         if a.priority < v_lane.priority then
           select n.lane_id into v_lane.lane_id from tallybook._lane(v_lane.queue, a.priority, v_lane.part) n;
         end if;
-        update tallybook.scheduled s set lane_id = v_lane.lane_id, args = coalesce(a.args, s.args), run_at = coalesce(a.run_at, s.run_at)
+        update tallybook.scheduled s set lane_id = v_lane.lane_id, args = coalesce(a.args, s.args),
+          run_at = coalesce(a.run_at, s.run_at)
          where s.job_id = a.job_id;
         delete from tallybook.amendment x where x.job_id = a.job_id;
       end if;
       continue;
     end if;
     continue when tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
-               or exists (select from tallybook.tombstone t where t.job_id = a.job_id and (t.cancelled or t.attempt = e.attempt));
+               or exists (select from tallybook.tombstone t where t.job_id = a.job_id
+                          and (t.cancelled or t.attempt = e.attempt));
     if a.priority is null and a.run_at <= p_at then  -- its time has come while it stood in line
       update tallybook.amendment x set run_at = null where x.job_id = a.job_id;
       continue;
     end if;
     begin
-      insert into tallybook.tombstone (job_id, attempt, taken, created_at) values (a.job_id, e.attempt, true, p_at) on conflict do nothing;
+      insert into tallybook.tombstone (job_id, attempt, taken, created_at)
+        values (a.job_id, e.attempt, true, p_at) on conflict do nothing;
       continue when not found;
     exception when lock_not_available then
       return;
@@ -77,8 +85,10 @@ begin
     if not pg_try_advisory_xact_lock(1413565441, e.lane_id)
        or tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
        or exists (select from tallybook.tombstone t where t.job_id = a.job_id and t.cancelled)
-       or exists (select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq) then
-      delete from tallybook.tombstone t where t.job_id = a.job_id and t.attempt = e.attempt and t.taken and not t.cancelled;
+       or exists (select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid
+                  and o.entry_seq = e.seq) then
+      delete from tallybook.tombstone t where t.job_id = a.job_id and t.attempt = e.attempt and t.taken
+        and not t.cancelled;
       continue;
     end if;
     insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state)

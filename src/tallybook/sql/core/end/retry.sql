@@ -8,7 +8,8 @@ language plpgsql
 -- profile: nested
 as $$
 declare
-  e tallybook.entry; d tallybook.dead; v_state text; v_holder bigint; v_back boolean := false; v_behind int; v_attempt int;
+  e tallybook.entry; d tallybook.dead; v_state text; v_holder bigint; v_back boolean := false; v_behind int;
+  v_attempt int;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'retry needs READ COMMITTED' using errcode = 'TB003';
@@ -24,23 +25,27 @@ begin
     end loop;
     v_behind := tallybook._behind(retry.job_id);
     if e.job_id is null and v_behind is null then
-      raise exception 'there is no job %', retry.job_id using errcode = 'TB002', detail = coalesce(tallybook._pruned_hint(retry.job_id), '');
+      raise exception 'there is no job %', retry.job_id using errcode = 'TB002',
+        detail = coalesce(tallybook._pruned_hint(retry.job_id), '');
     end if;
     select o.state into v_state from tallybook.outcome o
      where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq;
     if v_state is distinct from 'cancelled' then
-      -- Cancelled, and no claim has come by. In scheduled the intent is taken back; in line it stays with its attempt, which
-      -- whoever meets it ends, and the job gets another one. No lane is locked: this transaction may stay open.
+      -- Cancelled, and no claim has come by. In scheduled the intent is taken back; in line it stays with its attempt,
+      -- which whoever meets it ends, and the job gets another one. No lane is locked: this transaction may stay open.
       perform from tallybook.scheduled s where s.job_id = retry.job_id for update;
       perform from tallybook.waiting s where s.job_id = retry.job_id for update;
-      v_back := tallybook._behind(retry.job_id) is not null and exists (select from tallybook.tombstone t where t.job_id = retry.job_id and t.cancelled and not t.once);
+      v_back := tallybook._behind(retry.job_id) is not null
+        and exists (select from tallybook.tombstone t where t.job_id = retry.job_id and t.cancelled and not t.once);
       if not v_back and v_state is null and e.job_id is not null then
         update tallybook.tombstone t set once = true
          where t.job_id = e.job_id and t.attempt <= e.attempt and t.cancelled and not t.once
            and not tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
-           and not exists (select from tallybook.tombstone k where k.job_id = e.job_id and k.attempt = e.attempt and k.taken);
+           and not exists (select from tallybook.tombstone k where k.job_id = e.job_id and k.attempt = e.attempt
+                           and k.taken);
         if found then
-          insert into tallybook.tombstone (job_id, attempt, cancelled, once, created_at) values (e.job_id, e.attempt, true, true, retry.at)
+          insert into tallybook.tombstone (job_id, attempt, cancelled, once, created_at)
+            values (e.job_id, e.attempt, true, true, retry.at)
           on conflict on constraint tombstone_pkey do nothing;  -- the cancel was said to an earlier attempt
           v_state := 'cancelled';
         else  -- a claim has met it while we waited, perhaps
@@ -51,14 +56,19 @@ begin
     end if;
     if not v_back and (v_state is distinct from 'cancelled' or tallybook._behind(retry.job_id) is not null) then
       raise exception 'job % is not dead or cancelled', retry.job_id
-        using errcode = 'TB005', detail = format('It is %s.', coalesce((select j.state from tallybook.job j where j.id = retry.job_id), 'unknown'));
+        using errcode = 'TB005', detail = format('It is %s.',
+                                                 coalesce((select j.state from tallybook.job j
+                                                           where j.id = retry.job_id), 'unknown'));
     end if;
   end if;
   if v_back then
-    select s.task, s.unique_key, s.job_id, s.order_key, s.options into e.task, e.unique_key, e.job_id, e.order_key, e.options from (
-      select x.task, x.unique_key, x.job_id, null as order_key, x.options from tallybook.scheduled x where x.job_id = retry.job_id
+    select s.task, s.unique_key, s.job_id, s.order_key, s.options into e.task, e.unique_key, e.job_id, e.order_key,
+           e.options from (
+      select x.task, x.unique_key, x.job_id, null as order_key, x.options from tallybook.scheduled x
+             where x.job_id = retry.job_id
       union all
-      select x.task, x.unique_key, x.job_id, x.order_key, x.options from tallybook.waiting x where x.job_id = retry.job_id) s;
+      select x.task, x.unique_key, x.job_id, x.order_key, x.options from tallybook.waiting x
+             where x.job_id = retry.job_id) s;
   end if;
   if e.options ? 'subject' then
     perform tallybook._subject_retaken(e, retry.at);
@@ -75,7 +85,8 @@ begin
   -- A new place: whoever saw it dead or cancelled may be taking the old one away at this moment.
   if e.order_key is not null then
     delete from tallybook.order_line n
-     where (n.key, n.seq) in (select x.key, x.seq from tallybook.order_line x where x.job_id = retry.job_id for update skip locked);
+     where (n.key, n.seq) in (select x.key, x.seq from tallybook.order_line x
+                              where x.job_id = retry.job_id for update skip locked);
     perform tallybook._line_up(e.order_key, e.job_id);
   end if;
   if v_back then return tallybook._behind(retry.job_id); end if;

@@ -1,13 +1,17 @@
--- _amend(job_id, task, on_conflict, args, priority, run_at, ..., at): change a queued job as a conflict of unique keys asks for.
+-- _amend(job_id, task, on_conflict, args, priority, run_at, ..., at): change a queued job as a conflict of unique keys
+-- asks for.
 --
--- True: done, or the job runs, and what runs keeps its args, priority and time. False: it went elsewhere between two looks.
--- A job that is scheduled or waiting is updated in place. One that stands in line is not (an entry is never updated): an
--- amendment is written, which whoever claims it reads; for another lane or time promote moves it after the commit.
+-- True: done, or the job runs, and what runs keeps its args, priority and time. False: it went elsewhere between two
+-- looks.
+-- A job that is scheduled or waiting is updated in place. One that stands in line is not (an entry is never updated):
+-- an amendment is written, which whoever claims it reads; for another lane or time promote moves it after the commit.
 -- Who is about to start the job waits for the caller's transaction (see _start_waits).
--- p_queued: the caller has that lock, and has seen the job queued. p_version: of p_args, as in the options of their job.
+-- p_queued: the caller has that lock, and has seen the job queued. p_version: of p_args, as in the options of their
+-- job.
 -- Errors: TB003 at another isolation level than READ COMMITTED, if the job stands in line.
-create or replace function tallybook._amend(p_job_id bigint, p_task text, p_on_conflict text, p_args jsonb, p_priority int,
-  p_run_at timestamptz, p_queued boolean default false, p_version jsonb default null, p_at timestamptz default clock_timestamp())
+create or replace function tallybook._amend(p_job_id bigint, p_task text, p_on_conflict text, p_args jsonb,
+  p_priority int, p_run_at timestamptz, p_queued boolean default false, p_version jsonb default null,
+  p_at timestamptz default clock_timestamp())
 returns boolean language plpgsql
 -- profile: lookup
 as $$
@@ -36,12 +40,14 @@ begin
     end if;
     if p_args is null and p_run_at is null and v_lane is null then return true; end if;
     update tallybook.scheduled x
-       set args = coalesce(p_args, x.args), run_at = coalesce(p_run_at, x.run_at), lane_id = coalesce(v_lane, x.lane_id),
+       set args = coalesce(p_args, x.args), run_at = coalesce(p_run_at, x.run_at),
+           lane_id = coalesce(v_lane, x.lane_id),
            options = case when p_args is null then x.options else tallybook._versioned(x.options, p_version) end
      where x.job_id = p_job_id;
     if found and p_run_at < p_at + interval '10 s' then perform tallybook._wake(' promote'); end if;
     update tallybook.waiting x
-       set args = coalesce(p_args, x.args), run_at = coalesce(p_run_at, x.run_at), lane_id = coalesce(v_lane, x.lane_id),
+       set args = coalesce(p_args, x.args), run_at = coalesce(p_run_at, x.run_at),
+           lane_id = coalesce(v_lane, x.lane_id),
            options = case when p_args is null then x.options else tallybook._versioned(x.options, p_version) end
      where x.job_id = p_job_id;
     update tallybook.amendment a
@@ -51,7 +57,8 @@ begin
     return true;
   end if;
   select x.lane_id, l.priority, tallybook._cursor_passed(x.lane_id, x.retention, x.xid, x.seq)
-           or exists (select from tallybook.tombstone t where t.job_id = x.job_id and t.attempt = x.attempt and t.taken) as taken,
+           or exists (select from tallybook.tombstone t where t.job_id = x.job_id and t.attempt = x.attempt
+                      and t.taken) as taken,
          exists (select from tallybook.outcome o
                   where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq) as ended
     into e
@@ -71,7 +78,8 @@ begin
   if p_on_conflict = 'raise_priority' and p_priority >= e.priority then return true; end if;
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'on_conflict % needs READ COMMITTED', p_on_conflict
-      using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || p_job_id || ' has started since.';
+      using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || p_job_id
+      || ' has started since.';
   end if;
   insert into tallybook.amendment as a (job_id, args, priority, run_at, version)
   values (p_job_id, case when p_on_conflict = 'replace_args' then p_args end,
@@ -79,16 +87,19 @@ begin
           case when p_on_conflict = 'push_run_at' then p_run_at end,
           case when p_on_conflict = 'replace_args' then p_version end)
   on conflict on constraint amendment_pkey do update
-    set args = coalesce(excluded.args, a.args), version = case when excluded.args is null then a.version else excluded.version end,
-        priority = least(excluded.priority, a.priority), run_at = coalesce(excluded.run_at, a.run_at), xid = excluded.xid;
+    set args = coalesce(excluded.args, a.args), version = case when excluded.args is null then a.version
+        else excluded.version end,
+        priority = least(excluded.priority, a.priority), run_at = coalesce(excluded.run_at, a.run_at),
+        xid = excluded.xid;
   if p_on_conflict <> 'replace_args' then perform tallybook._wake(' promote'); end if;
   return true;
 end $$;
 
--- _amended(entry, at): the entry with the args and the lane that it has been given since, for its next attempt. A later time
--- stays on record: a worker that stops or dies between the claim and the start must not make the job run before it. The rest
--- has been used up then, unless a producer is changing it right now: that one is for the next attempt.
-create or replace function tallybook._amended(e tallybook.entry, p_at timestamptz default clock_timestamp()) returns tallybook.entry
+-- _amended(entry, at): the entry with the args and the lane that it has been given since, for its next attempt. A later
+-- time stays on record: a worker that stops or dies between the claim and the start must not make the job run before
+-- it. The rest has been used up then, unless a producer is changing it right now: that one is for the next attempt.
+create or replace function tallybook._amended(e tallybook.entry,
+  p_at timestamptz default clock_timestamp()) returns tallybook.entry
 language plpgsql
 -- profile: lookup
 as $$
@@ -124,25 +135,31 @@ end $$;
 -- _amendment_state(job_id, task, crowd): what whoever is about to start an attempt that has a unique key has to know.
 --
 -- busy: a producer that relied on this job being queued, or has changed it, is still in its transaction: look again
--- soon; of a producer with very many jobs (crowd), perhaps another job of this task: see _start_waits. Else what it was changed to, read by a newer snapshot than the probe (hence volatile), and whether it was cancelled by then.
-create or replace function tallybook._amendment_state(p_job_id bigint, p_task text, p_crowd boolean) returns tallybook.amendment_state
+-- soon; of a producer with very many jobs (crowd), perhaps another job of this task: see _start_waits. Else what it was
+-- changed to, read by a newer snapshot than the probe (hence volatile), and whether it was cancelled by then.
+create or replace function tallybook._amendment_state(p_job_id bigint, p_task text,
+  p_crowd boolean) returns tallybook.amendment_state
 language plpgsql
 -- profile: lookup
 as $$
 declare
   k tallybook.amendment_state; v_slot int := 1 + (hashtext(p_task) & 63);
 begin
-  k.busy := not (pg_try_advisory_lock(1413565447, hashint8(p_job_id)) and pg_advisory_unlock(1413565447, hashint8(p_job_id)))
+  k.busy := not (pg_try_advisory_lock(1413565447, hashint8(p_job_id))
+                 and pg_advisory_unlock(1413565447, hashint8(p_job_id)))
          or p_crowd and not (pg_try_advisory_lock(1413565446, v_slot) and pg_advisory_unlock(1413565446, v_slot));
   if not k.busy then
-    select a.args, a.run_at, a.version into k.args, k.run_at, k.version from tallybook.amendment a where a.job_id = p_job_id;
+    select a.args, a.run_at, a.version into k.args, k.run_at, k.version from tallybook.amendment a
+           where a.job_id = p_job_id;
     k.cancelled := exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.cancelled and not t.once);
   end if;
   return k;
 end $$;
 
--- _versioned(options, version): the options of a job whose args have been replaced by some of this version; null: the first.
+-- _versioned(options, version): the options of a job whose args have been replaced by some of this version; null: the
+-- first.
 create or replace function tallybook._versioned(p_options jsonb, p_version jsonb) returns jsonb
 language sql immutable as $$
-  select nullif(coalesce(p_options, '{}') - 'version' || case when p_version is null then '{}' else jsonb_build_object('version', p_version) end, '{}')
+  select nullif(coalesce(p_options, '{}') - 'version' || case when p_version is null then '{}'
+                else jsonb_build_object('version', p_version) end, '{}')
 $$;

@@ -1,4 +1,5 @@
--- _check_args(args, headers): raises TB005 for args or headers that no entry may carry: the wall behind the library's own.
+-- _check_args(args, headers): raises TB005 for args or headers that no entry may carry: the wall behind the library's
+-- own.
 --
 -- The cheap look at the binary size decides for almost all; only what is near the limit is measured as text, which has
 -- spaces that the library's own text has not: hence the slack.
@@ -26,11 +27,13 @@ declare
   l record;
 begin
   if jsonb_typeof(p_links) is distinct from 'object' or p_links = '{}' then
-    raise exception 'links are one JSON object of a kind and a key each, not %', left(coalesce(p_links::text, 'null'), 100)
+    raise exception 'links are one JSON object of a kind and a key each, not %',
+      left(coalesce(p_links::text, 'null'), 100)
       using errcode = 'TB005', hint = 'Write {"links": {"submission": 42}}.';
   end if;
   if (select count(*) from jsonb_object_keys(p_links)) > 10 then
-    raise exception 'a job has at most 10 links, not %', (select count(*) from jsonb_object_keys(p_links)) using errcode = 'TB005';
+    raise exception 'a job has at most 10 links, not %', (select count(*) from jsonb_object_keys(p_links))
+      using errcode = 'TB005';
   end if;
   for l in select e.key, e.value, e.value #>> '{}' as text from jsonb_each(p_links) e loop
     if l.key !~ '^[a-z0-9_]{1,50}$' then
@@ -39,7 +42,8 @@ begin
     end if;
     if not coalesce(case jsonb_typeof(l.value) when 'string' then octet_length(l.text) between 1 and 200
                                                when 'number' then l.text ~ '^-?[0-9]{1,18}$' end, false) then
-      raise exception 'the key of the link % is a text of 1 to 200 bytes or a whole number, not %', l.key, left(l.value::text, 100)
+      raise exception 'the key of the link % is a text of 1 to 200 bytes or a whole number, not %', l.key,
+        left(l.value::text, 100)
         using errcode = 'TB005';
     end if;
   end loop;

@@ -1,11 +1,12 @@
--- _claim_key(task, key, job_id, unique_while, on_conflict, ..., at): the job that has this unique key now: the new one, or an
--- older one that is still open, after on_conflict has been done to that one.
+-- _claim_key(task, key, job_id, unique_while, on_conflict, ..., at): the job that has this unique key now: the new one,
+-- or an older one that is still open, after on_conflict has been done to that one.
 --
 -- Waits only for a producer that is using the same key at the same moment; at REPEATABLE READ such a meeting raises
 -- 40001, for the caller's own retry. Reads and writes unique_key; see _amend for what on_conflict writes.
-create or replace function tallybook._claim_key(p_task text, p_key text, p_job_id bigint, p_while text default 'running',
-  p_on_conflict text default 'skip', p_args jsonb default null, p_priority int default null, p_run_at timestamptz default null,
-  p_version jsonb default null, p_at timestamptz default clock_timestamp())
+create or replace function tallybook._claim_key(p_task text, p_key text, p_job_id bigint,
+  p_while text default 'running', p_on_conflict text default 'skip', p_args jsonb default null,
+  p_priority int default null, p_run_at timestamptz default null, p_version jsonb default null,
+  p_at timestamptz default clock_timestamp())
 returns bigint language plpgsql
 -- profile: lookup
 as $$
@@ -15,7 +16,8 @@ begin
   if octet_length(p_key) not between 1 and 512 then
     raise exception 'a unique key has 1 to 512 bytes, this one has %', octet_length(p_key) using errcode = 'TB005';
   end if;
-  if p_on_conflict is null or p_on_conflict not in ('skip', 'raise', 'replace_args', 'raise_priority', 'push_run_at') then
+  if p_on_conflict is null or p_on_conflict not in ('skip', 'raise', 'replace_args', 'raise_priority', 'push_run_at')
+     then
     raise exception 'on_conflict % is unknown', coalesce(to_json(p_on_conflict)::text, 'null')
       using errcode = 'TB005', hint = 'It is one of skip, raise, replace_args, raise_priority, push_run_at.';
   end if;
@@ -24,17 +26,21 @@ begin
       using errcode = 'TB005', hint = 'It is running (queued or running), or queued.';
   end if;
   if p_on_conflict = 'push_run_at' and p_run_at is null then
-    raise exception 'push_run_at needs a run_at' using errcode = 'TB005', hint = 'Give the time to which the job is pushed.';
+    raise exception 'push_run_at needs a run_at' using errcode = 'TB005',
+      hint = 'Give the time to which the job is pushed.';
   end if;
   loop
     k := null; v_holder := null; v_others := null;
-    select u.* into k from tallybook.unique_key u where u.task = p_task and u.key = p_key order by u.generation desc limit 1;
+    select u.* into k from tallybook.unique_key u where u.task = p_task and u.key = p_key order by u.generation desc
+           limit 1;
     if found then
       foreach j in array k.job_id || coalesce(k.others, '{}') loop
         continue when not tallybook._job_open(j);
         if j = p_job_id then return j; end if;
-        if exists (select from tallybook.tombstone t where t.job_id = j and t.cancelled and t.xid = pg_current_xact_id_if_assigned()) then
-          raise exception 'job % was cancelled in this transaction and may have started: its unique key is not free yet', j
+        if exists (select from tallybook.tombstone t where t.job_id = j and t.cancelled
+                   and t.xid = pg_current_xact_id_if_assigned()) then
+          raise exception
+            'job % was cancelled in this transaction and may have started: its unique key is not free yet', j
             using errcode = 'TB005', hint = 'Commit the cancel first, then enqueue.';
         end if;
         if p_while = 'running' or tallybook._queued_still(j, p_task) then v_holder := j; exit; end if;
@@ -56,9 +62,11 @@ begin
     insert into tallybook.unique_key (task, key, generation, job_id, others)
     values (p_task, p_key, coalesce(k.generation, 0) + 1, p_job_id, v_others) on conflict do nothing;
     if found then
-      -- By an old snapshot the newest generation may be one that has gone since, and the next one free for that: this raises 40001 then.
+      -- By an old snapshot the newest generation may be one that has gone since, and the next one free for that: this
+      -- raises 40001 then.
       if k.generation is not null and current_setting('transaction_isolation') <> 'read committed' then
-        perform from tallybook.unique_key u where u.task = p_task and u.key = p_key and u.generation = k.generation for key share;
+        perform from tallybook.unique_key u where u.task = p_task and u.key = p_key
+                and u.generation = k.generation for key share;
       end if;
       return p_job_id;
     end if;
@@ -67,8 +75,9 @@ end $$;
 
 -- _queued_still(job_id, task): whether a job has not started, nor will before the caller's transaction has ended.
 --
--- The start waits for the caller (see _start_waits), so the job that the caller relies on sees what the caller's transaction
--- writes. The lock comes before the look that counts. With an older snapshot that look proves nothing; such a caller gets a job of its own.
+-- The start waits for the caller (see _start_waits), so the job that the caller relies on sees what the caller's
+-- transaction writes. The lock comes before the look that counts. With an older snapshot that look proves nothing; such
+-- a caller gets a job of its own.
 create or replace function tallybook._queued_still(p_job_id bigint, p_task text) returns boolean
 language plpgsql as $$
 begin

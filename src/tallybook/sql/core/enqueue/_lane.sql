@@ -1,8 +1,10 @@
 -- _lane(queue, priority, part): the lane to append to; made if this transaction sees none.
 --
--- Never waits: two producers of a brand-new lane each make one (see the table). Of twins the newest is used: a queue whose retention
--- class was changed has got a new lane of that class, and the old one is drained (see queue_set). Reads lane, queue; writes lane.
-create or replace function tallybook._lane(p_queue text, p_priority int, p_part text, out lane_id int, out retention "char")
+-- Never waits: two producers of a brand-new lane each make one (see the table). Of twins the newest is used: a queue
+-- whose retention class was changed has got a new lane of that class, and the old one is drained (see queue_set). Reads
+-- lane, queue; writes lane.
+create or replace function tallybook._lane(p_queue text, p_priority int, p_part text, out lane_id int,
+  out retention "char")
 language plpgsql as $$
 begin
   select l.lane_id, l.retention into lane_id, retention

@@ -11,7 +11,8 @@ create or replace function tallybook._place(e tallybook.entry, p_run_at timestam
 language plpgsql as $$
 begin
   if p_run_at > p_at then
-    insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task,
+    insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
+                                     task,
                                      args, headers, unique_key, errors, expires_at, order_key, options)
     values (e.job_id, p_run_at, e.enqueued_at, e.lane_id, e.attempt, e.failures, e.crashes, e.max_attempts, e.task,
             e.args, e.headers, e.unique_key, e.errors, e.expires_at, e.order_key, e.options);
@@ -33,7 +34,8 @@ begin
 end $$;
 
 -- _wait(entry, at, fair_key): put a job aside until others let it go on: see state waiting in docs/states.md.
-create or replace function tallybook._wait(e tallybook.entry, p_at timestamptz, p_fair_key text default null) returns void
+create or replace function tallybook._wait(e tallybook.entry, p_at timestamptz,
+  p_fair_key text default null) returns void
 language plpgsql as $$
 begin
   insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes,

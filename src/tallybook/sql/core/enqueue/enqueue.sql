@@ -1,26 +1,29 @@
 -- enqueue(queue, task, args, ...): put one job in, in the caller's transaction. Returns its id.
 --
--- Visible to workers when that transaction commits, never if it rolls back. Waits for nobody, except for a producer that
--- is using the same unique key at the same moment.
+-- Visible to workers when that transaction commits, never if it rolls back. Waits for nobody, except for a producer
+-- that is using the same unique key at the same moment.
 --   run_at        not before; null or past: at once
 --   priority      lower runs first
 --   unique_key    at most one live job of this task has it
---   on_conflict   what happens if another job has the key: skip (default), raise, or change that job while it is queued:
+--   on_conflict   what happens if another job has the key: skip (default), raise, or change that job while it is
+--                 queued:
 --                 replace_args, raise_priority (to this call's, if that runs earlier), push_run_at (to this call's).
 --                 All but raise return the other job's id.
 --   unique_while  running (default): the key holds until its job has ended; queued: only until it starts
 --   order_key     of all jobs with this key one runs at a time, in the order in which they came
 --   expires_at    no attempt starts after it: the job is dead then, with the reason expired
 --   max_attempts  how many failures make it a dead letter; null: what the task says, or 5
---   headers       technical companions: trace, tags; links: which rows of yours it belongs to, {"links": {"submission": 42}}
+--   headers       technical companions: trace, tags; links: which rows of yours it belongs to, {"links": {"submission":
+--                 42}}
 --   options       rarely used settings of this job, one JSON object: retry, version
 --   at            the time; for tests
 -- Errors: TB005 what does not fit, TB008 the key is taken and on_conflict is raise.
--- Reads lane; writes entry or scheduled, unique_key, order_line, at first use lane; on a conflict scheduled, waiting, amendment.
-create or replace function tallybook.enqueue(queue text, task text, args jsonb default '{}', run_at timestamptz default null,
-  priority int default 2, unique_key text default null, max_attempts int default null, headers jsonb default null,
-  on_conflict text default 'skip', unique_while text default 'running', order_key text default null,
-  expires_at timestamptz default null, options jsonb default null,
+-- Reads lane; writes entry or scheduled, unique_key, order_line, at first use lane; on a conflict scheduled, waiting,
+-- amendment.
+create or replace function tallybook.enqueue(queue text, task text, args jsonb default '{}',
+  run_at timestamptz default null, priority int default 2, unique_key text default null, max_attempts int default null,
+  headers jsonb default null, on_conflict text default 'skip', unique_while text default 'running',
+  order_key text default null, expires_at timestamptz default null, options jsonb default null,
   at timestamptz default clock_timestamp())
 returns bigint language plpgsql as $$
 declare
@@ -30,7 +33,8 @@ begin
   perform tallybook._check_name('task name', task, 200);
   perform tallybook._check_args(args, headers);
   if max_attempts not between 1 and 32767 then
-    raise exception 'max_attempts % is out of range', max_attempts using errcode = 'TB005', hint = 'It goes from 1 to 32767.';
+    raise exception 'max_attempts % is out of range', max_attempts using errcode = 'TB005',
+      hint = 'It goes from 1 to 32767.';
   end if;
   if order_key is not null or expires_at is not null or options is not null then
     perform tallybook._check_options(order_key, expires_at, options);

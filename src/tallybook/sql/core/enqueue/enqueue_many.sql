@@ -1,16 +1,15 @@
 -- enqueue_many(queues, tasks, args, ...): put many jobs in by one statement. One report a job, in the order given.
 --
 -- Arrays of one length (args and headers as JSON text), or null where all have the default. created is false where a
--- unique key already had a live job, whose id is returned. Keyed jobs are put in one by one, in the order of their keys,
--- so that two calls with the same keys cannot deadlock; all others by one INSERT.
+-- unique key already had a live job, whose id is returned. Keyed jobs are put in one by one, in the order of their
+-- keys, so that two calls with the same keys cannot deadlock; all others by one INSERT.
 -- on_conflicts, unique_whiles, order_keys, expires_ats, options (as JSON text): as in enqueue.
 -- Errors: TB005 what does not fit, naming the first such job; TB008 a key that is taken. Nothing is put in then.
-create or replace function tallybook.enqueue_many(queues text[], tasks text[], args text[], run_ats timestamptz[] default null,
-  priorities int[] default null, unique_keys text[] default null, max_attempts int[] default null, headers text[] default null,
-  on_conflicts text[] default null, unique_whiles text[] default null, order_keys text[] default null,
-  expires_ats timestamptz[] default null, options text[] default null,
-  at timestamptz default clock_timestamp(),
-  out job_ids bigint[], out created boolean[])
+create or replace function tallybook.enqueue_many(queues text[], tasks text[], args text[],
+  run_ats timestamptz[] default null, priorities int[] default null, unique_keys text[] default null,
+  max_attempts int[] default null, headers text[] default null, on_conflicts text[] default null,
+  unique_whiles text[] default null, order_keys text[] default null, expires_ats timestamptz[] default null,
+  options text[] default null, at timestamptz default clock_timestamp(), out job_ids bigint[], out created boolean[])
 language plpgsql as $$
 declare
   v_now timestamptz := at;
@@ -26,17 +25,20 @@ begin
     raise exception 'the arrays of enqueue_many have different lengths' using errcode = 'TB005';
   end if;
   if v_n = 0 then return; end if;
-  select f.n into v_bad from unnest(tasks, args, max_attempts, headers) with ordinality as f(task, args, max_attempts, headers, n)
+  select f.n into v_bad from unnest(tasks, args, max_attempts, headers) with ordinality as f(task, args, max_attempts,
+      headers, n)
    where f.task is null or f.task ~ '[[:cntrl:]]|^\s|\s$' or f.task = '' or octet_length(f.task) > 200 or f.args is null
       or left(f.args, 1) <> '{' or octet_length(f.args) > 1000000
       or f.max_attempts not between 1 and 32767 or octet_length(f.headers) > 8000
       or left(f.headers, 1) <> '{' limit 1;
   if found then
     raise exception 'job % of the batch does not fit', v_bad using errcode = 'TB005',
-      hint = 'A task name has 1 to 200 bytes; args are one JSON object of at most 1,000,000 bytes; headers have at most 8,000.';
+      hint = 'A task name has 1 to 200 bytes; args are one JSON object of at most 1,000,000 bytes; headers have at '
+             'most 8,000.';
   end if;
   if headers is not null then
-    perform tallybook._check_links(h::jsonb -> 'links') from unnest(headers) h where h like '%"links"%' and h::jsonb ? 'links';
+    perform tallybook._check_links(h::jsonb -> 'links') from unnest(headers) h where h like '%"links"%'
+            and h::jsonb ? 'links';
   end if;
   if order_keys is not null or expires_ats is not null or options is not null then
     perform tallybook._check_options(f.k, f.x, f.o::jsonb) from unnest(order_keys, expires_ats, options) f(k, x, o);
@@ -46,7 +48,8 @@ begin
   created := array_fill(true, array[v_n]);
 
   if unique_keys is not null then
-    for v in select f.* from unnest(job_ids, queues, tasks, args, run_ats, priorities, unique_keys, max_attempts, headers,
+    for v in select f.* from unnest(job_ids, queues, tasks, args, run_ats, priorities, unique_keys, max_attempts,
+                                    headers,
                                     on_conflicts, unique_whiles, order_keys, expires_ats, options)
                with ordinality as f(id, queue, task, args, run_at, priority, key, max_attempts, headers,
                                     on_conflict, unique_while, order_key, expires_at, options, n)
@@ -68,42 +71,52 @@ begin
       from tallybook._lane(queues[1], coalesce(priorities[1], 2), '') l;
   else
     with lanes as materialized (
-      select d.queue, d.priority, l.* from (select distinct f.queue, coalesce(f.priority, 2) from unnest(queues, priorities) f(queue, priority))
+      select d.queue, d.priority, l.* from (select distinct f.queue, coalesce(f.priority, 2)
+                                            from unnest(queues, priorities) f(queue, priority))
         as d(queue, priority), tallybook._lane(d.queue, d.priority, '') l)
     select array_agg(l.lane_id order by f.n), array_agg(l.retention order by f.n) into v_lanes, v_retentions
       from unnest(queues, priorities) with ordinality f(queue, priority, n)
       join lanes l on l.queue = f.queue and l.priority = coalesce(f.priority, 2);
   end if;
 
-  insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args, headers,
+  insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
+                               task, args, headers,
                                expires_at, order_key, options)
   select f.id, f.id, v_now, f.lane, 1, f.retention, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb,
          f.expires_at, f.order_key, f.options::jsonb
-    from unnest(job_ids, v_lanes, v_retentions, tasks, args, run_ats, unique_keys, max_attempts, headers, expires_ats, order_keys, options)
+    from unnest(job_ids, v_lanes, v_retentions, tasks, args, run_ats, unique_keys, max_attempts, headers, expires_ats,
+                order_keys, options)
       as f(id, lane, retention, task, args, run_at, key, max_attempts, headers, expires_at, order_key, options)
-   where f.key is null and (f.run_at is null or f.run_at <= v_now) and (not v_fair or (f.options::jsonb ? 'fair_key') is not true);
+   where f.key is null and (f.run_at is null or f.run_at <= v_now)
+         and (not v_fair or (f.options::jsonb ? 'fair_key') is not true);
   if v_fair then  -- their turn among the keys of their queue comes later, see fair_release
-    insert into tallybook.waiting (job_id, waits_since, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args, headers,
+    insert into tallybook.waiting (job_id, waits_since, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
+                                   task, args, headers,
                                    expires_at, options, fair_key, fair_seq)
-    select f.id, v_now, v_now, l.fair_id, 1, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb, f.expires_at, f.options::jsonb,
+    select f.id, v_now, v_now, l.fair_id, 1, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb,
+           f.expires_at, f.options::jsonb,
            f.options::jsonb ->> 'fair_key', f.id
       from unnest(job_ids, v_lanes, tasks, args, run_ats, unique_keys, max_attempts, headers, expires_ats, options)
         as f(id, lane, task, args, run_at, key, max_attempts, headers, expires_at, options)
-      join (select d.id, tallybook._lane_beside(d.id, 'fair') from (select distinct u from unnest(v_lanes) u) d(id)) l(id, fair_id) on l.id = f.lane
+      join (select d.id, tallybook._lane_beside(d.id, 'fair')
+            from (select distinct u from unnest(v_lanes) u) d(id)) l(id, fair_id) on l.id = f.lane
      where f.key is null and (f.run_at is null or f.run_at <= v_now) and f.options::jsonb ? 'fair_key';
     if found then perform tallybook._wake(' fair_release'); end if;
   end if;
   if order_keys is not null then
     insert into tallybook.order_line (key, seq, job_id)
-    select f.order_key, f.id, f.id from unnest(job_ids, run_ats, unique_keys, order_keys) as f(id, run_at, key, order_key)
+    select f.order_key, f.id, f.id from unnest(job_ids, run_ats, unique_keys, order_keys) as f(id, run_at, key,
+        order_key)
      where f.order_key is not null and f.key is null and (f.run_at is null or f.run_at <= v_now);
   end if;
   if run_ats is not null then
-    insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args, headers,
+    insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
+                                     task, args, headers,
                                      expires_at, order_key, options)
     select f.id, f.run_at, v_now, f.lane, 1, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb,
            f.expires_at, f.order_key, f.options::jsonb
-      from unnest(job_ids, v_lanes, tasks, args, run_ats, unique_keys, max_attempts, headers, expires_ats, order_keys, options)
+      from unnest(job_ids, v_lanes, tasks, args, run_ats, unique_keys, max_attempts, headers, expires_ats, order_keys,
+                  options)
         as f(id, lane, task, args, run_at, key, max_attempts, headers, expires_at, order_key, options)
      where f.key is null and f.run_at > v_now;
     if exists (select from unnest(run_ats) r where r > v_now and r < v_now + interval '10 s') then

@@ -1,7 +1,8 @@
 -- _is_foreign_cluster(cursors): whether this database was written by another cluster than the one that it is in now.
 --
--- By the cluster's own number. cursors: also by what cannot be in one cluster, a lane that stands ahead of its next transaction
--- id, for data that came without the row in installation; that look costs 10 us a lane. Needs no privilege. Reads installation, lane, claim.
+-- By the cluster's own number. cursors: also by what cannot be in one cluster, a lane that stands ahead of its next
+-- transaction id, for data that came without the row in installation; that look costs 10 us a lane. Needs no privilege.
+-- Reads installation, lane, claim.
 create or replace function tallybook._is_foreign_cluster(p_cursors boolean) returns boolean
 language plpgsql stable
 -- profile: hot
@@ -10,12 +11,14 @@ as $$
 declare
   v_next xid8 := pg_snapshot_xmax(pg_current_snapshot());
 begin
-  if (select i.system_identifier from tallybook.installation i) <> (select s.system_identifier from pg_control_system() s) then
+  if (select i.system_identifier from tallybook.installation i) <> (select s.system_identifier
+                                                                    from pg_control_system() s) then
     return true;
   end if;
   return p_cursors and exists (
     select from tallybook.lane l
       left join lateral (select c.hi from tallybook.claim c
-                          where c.lane_id = l.lane_id and c.retention = l.retention order by c.number desc limit 1) h on true
+                          where c.lane_id = l.lane_id and c.retention = l.retention order by c.number desc
+                                limit 1) h on true
      where l.retired_at is null and greatest(l.born, h.hi) > v_next);
 end $$;

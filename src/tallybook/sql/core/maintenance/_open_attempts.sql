@@ -1,5 +1,7 @@
--- _open_attempts(worker, open_from, upto): what a worker has claimed and not ended, found from its watermark on, up to one of its claims.
-create or replace function tallybook._open_attempts(p_worker int, p_open_from bigint, p_upto bigint default 9223372036854775807)
+-- _open_attempts(worker, open_from, upto): what a worker has claimed and not ended, found from its watermark on, up to
+-- one of its claims.
+create or replace function tallybook._open_attempts(p_worker int, p_open_from bigint,
+  p_upto bigint default 9223372036854775807)
 returns table (lane_id int, retention "char", xid xid8, seq bigint, job_id bigint, attempt int)
 language plpgsql stable
 -- profile: nested
@@ -19,10 +21,13 @@ begin
       select e.xid, e.seq, e.job_id, e.attempt
         from unnest(case when c.one_xid is not null then array[c.one_xid] else c.closed end) x(xid), tallybook.entry e
        where e.lane_id = c.lane_id and e.retention = c.retention and e.xid = x.xid
-         and e.seq > case when c.one_xid is not null then c.one_seq - 1 when x.xid = c.from_xid then c.from_seq else 0 end
-         and e.seq <= case when c.one_xid is not null then c.one_seq when x.xid = c.pos_xid then c.pos_seq else 9223372036854775807 end
+         and e.seq > case when c.one_xid is not null then c.one_seq - 1 when x.xid = c.from_xid then c.from_seq
+             else 0 end
+         and e.seq <= case when c.one_xid is not null then c.one_seq when x.xid = c.pos_xid then c.pos_seq
+             else 9223372036854775807 end
          and (c.one_xid is not null or x.xid >= c.from_xid and x.xid <= c.pos_xid)
          and e.seq <> all (c.skipped)) e
    where c.worker_id = p_worker and c.id >= p_open_from and c.id <= p_upto
-     and not exists (select from tallybook.outcome o where o.retention = c.retention and o.entry_xid = e.xid and o.entry_seq = e.seq);
+     and not exists (select from tallybook.outcome o where o.retention = c.retention and o.entry_xid = e.xid
+                     and o.entry_seq = e.seq);
 end $$;

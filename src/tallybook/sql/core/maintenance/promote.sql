@@ -1,17 +1,20 @@
--- promote(max_jobs, after, at, as_service): move jobs that are due from scheduled to their lanes. Any worker may run it at any time.
+-- promote(max_jobs, after, at, as_service): move jobs that are due from scheduled to their lanes. Any worker may run it
+-- at any time.
 --
 -- Those of equal time go by fewer failures first. after: where the last call stopped, so that it does not walk over its
 -- own dead rows while an old snapshot holds back vacuum; every few seconds pass null, for what was committed late.
 -- Returns how many it moved, the run_at it came to, and when the next is due (null: nothing is scheduled).
--- as_service: claim the run first, and put it on record (see _service.sql); promoted is null where somebody else is running it.
--- Rows that another session has locked are left to it. Without after it also moves jobs in line that were amended to another
--- lane or time, and the lines of order keys whose first was cancelled.
+-- as_service: claim the run first, and put it on record (see _service.sql); promoted is null where somebody else is
+-- running it.
+-- Rows that another session has locked are left to it. Without after it also moves jobs in line that were amended to
+-- another lane or time, and the lines of order keys whose first was cancelled.
 -- Of those that come back to their turn at a limit only so many are moved as can start, where they are late;
 -- the others get a later time (see _pace).
 -- Reads lane, tombstone, amendment, rate_limit; deletes from scheduled; writes entry, waiting, order_line,
 -- service, scheduled, rate_state.
 create or replace function tallybook.promote(max_jobs int default 1000, after timestamptz default null,
-  at timestamptz default clock_timestamp(), as_service boolean default false, out promoted int, out last_run_at timestamptz, out next_run_at timestamptz)
+  at timestamptz default clock_timestamp(), as_service boolean default false, out promoted int,
+  out last_run_at timestamptz, out next_run_at timestamptz)
 language plpgsql
 -- profile: hot
 as $$
@@ -25,17 +28,20 @@ begin
     return;
   end if;
   if promote.after is null then  -- every few seconds, or when told to
-    if exists (select from tallybook.waiting w where w.order_key is not null) then  -- what was cancelled while it held the line of its key
+    -- what was cancelled while it held the line of its key
+    if exists (select from tallybook.waiting w where w.order_key is not null) then
       perform tallybook._release(d.order_key, null, promote.at) from (
         select distinct k.order_key from tallybook.tombstone t, lateral (
                  select s.order_key from tallybook.scheduled s where s.job_id = t.job_id
                  union all
-                 (select e.order_key from tallybook.entry e where e.job_id = t.job_id order by e.attempt desc limit 1)) k
+                 (select e.order_key from tallybook.entry e where e.job_id = t.job_id order by e.attempt desc
+                  limit 1)) k
          where t.cancelled and k.order_key is not null limit 100) d;
     end if;
     if exists (select from tallybook.amendment) then perform tallybook._apply_amendments(at); end if;
   end if;
-  select array_agg(d.job_id), bool_or(d.turn and d.run_at < promote.at - interval '60 ms'), max(d.run_at) into v_ids, v_limited, v_last from (
+  select array_agg(d.job_id), bool_or(d.turn and d.run_at < promote.at - interval '60 ms'), max(d.run_at) into v_ids,
+         v_limited, v_last from (
     select s.job_id, s.run_at, coalesce(s.options ? 'turn', false) as turn from tallybook.scheduled s
      where s.run_at <= promote.at and s.run_at >= coalesce(promote.after, '-infinity')
      order by s.run_at limit max_jobs for update skip locked) d;
@@ -48,17 +54,21 @@ begin
       from (select g.*, l.queue, l.retention from gone g join tallybook.lane l on l.lane_id = g.lane_id
              order by g.run_at, g.failures, g.job_id) o
   ), put as (
-    insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args,
+    insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
+                                 task, args,
                                  headers, unique_key, run_at, errors, expires_at, order_key, options)
-    select p.seq, p.job_id, p.enqueued_at, case when p.options ? 'fair_key' then tallybook._lane_beside(p.lane_id, 'turn') else p.lane_id end,
+    select p.seq, p.job_id, p.enqueued_at, case when p.options ? 'fair_key'
+           then tallybook._lane_beside(p.lane_id, 'turn') else p.lane_id end,
            p.attempt, p.retention, p.failures, p.crashes, p.max_attempts, p.task, p.args,
            p.headers, p.unique_key, p.run_at, p.errors,
            p.expires_at, p.order_key, p.options
       from lined p where not p.fair
   ), dealt as (  -- their turn among the keys of their queue comes later, see fair_release
-    insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
+    insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes,
+                                   max_attempts, task, args,
                                    headers, unique_key, errors, expires_at, options, fair_key, fair_seq)
-    select p.job_id, promote.at, p.enqueued_at, p.run_at, tallybook._lane_beside(p.lane_id, 'fair'), p.attempt, p.failures, p.crashes, p.max_attempts,
+    select p.job_id, promote.at, p.enqueued_at, p.run_at, tallybook._lane_beside(p.lane_id, 'fair'), p.attempt,
+           p.failures, p.crashes, p.max_attempts,
            p.task, p.args, p.headers, p.unique_key, p.errors, p.expires_at, p.options, p.options ->> 'fair_key', p.seq
       from lined p where p.fair
   ), ordered as (
@@ -67,7 +77,8 @@ begin
      where p.order_key is not null and not tallybook._has_turn(p.order_key, p.job_id)
        and not exists (select from tallybook.order_line n where n.job_id = p.job_id)
   )
-  select count(*), array_agg(distinct p.queue) filter (where not p.fair), bool_or(p.fair) into promoted, v_queues, v_fair from lined p;
+  select count(*), array_agg(distinct p.queue) filter (where not p.fair), bool_or(p.fair) into promoted, v_queues,
+         v_fair from lined p;
   last_run_at := v_last;
   perform tallybook._wake(q) from unnest(v_queues) q;
   if v_fair then perform tallybook._wake(' fair_release'); end if;

@@ -1,24 +1,27 @@
--- rescue(lease_time, ...): give back the work of dead workers. Returns how many attempts were lost, and how many workers
--- are suspects: their session is gone, look again after grace.
+-- rescue(lease_time, ...): give back the work of dead workers. Returns how many attempts were lost, and how many
+-- workers are suspects: their session is gone, look again after grace.
 --
--- A worker is dead when it has sent no heartbeat for its own lease (or lease_time, if given) and two looks have found it silent,
--- the second a third of the lease after the first: the server itself may have been away. For a worker without a session the first of
--- these looks counts from half the lease on, since nothing else shows its death: it is rescued when its lease ends.
--- A worker that holds a session is also dead when the session is gone and still gone at a look grace later (a worker that lost its
--- connection takes the lock again by then). After a start of the server everybody has a whole lease to be heard again. No running job is
--- taken from a worker that beats, however long it runs. Where a lease ran out while nobody looked, because the clock
--- has stepped forward or no worker was there, a worker that may live has a whole lease from the first look on.
--- An attempt of a dead worker ends as lost and its job goes back in line with one more crash; at max_crashes, and if the
--- worker held nothing else, it becomes a dead letter with the reason crashed (see _lost). What a zombie still tries is
--- refused: the outcome is there.
+-- A worker is dead when it has sent no heartbeat for its own lease (or lease_time, if given) and two looks have found
+-- it silent, the second a third of the lease after the first: the server itself may have been away. For a worker
+-- without a session the first of these looks counts from half the lease on, since nothing else shows its death: it is
+-- rescued when its lease ends.
+-- A worker that holds a session is also dead when the session is gone and still gone at a look grace later (a worker
+-- that lost its connection takes the lock again by then). After a start of the server everybody has a whole lease to be
+-- heard again. No running job is taken from a worker that beats, however long it runs. Where a lease ran out while
+-- nobody looked, because the clock has stepped forward or no worker was there, a worker that may live has a whole lease
+-- from the first look on.
+-- An attempt of a dead worker ends as lost and its job goes back in line with one more crash; at max_crashes, and if
+-- the worker held nothing else, it becomes a dead letter with the reason crashed (see _lost). What a zombie still tries
+-- is refused: the outcome is there.
 -- Worker by worker with a try of its gate, so that a claim in flight is never scanned past; job by job in the order of
--- their ids with a lock timeout, so that one zombie's uncommitted end does not hold up the others. A dead worker stays on
--- record until nothing of it is open.
--- as_service: claim the run first, and put it on record (see _service.sql); lost is null where somebody else is running it.
+-- their ids with a lock timeout, so that one zombie's uncommitted end does not hold up the others. A dead worker stays
+-- on record until nothing of it is open.
+-- as_service: claim the run first, and put it on record (see _service.sql); lost is null where somebody else is running
+-- it.
 -- Reads worker, claim, entry; writes outcome, entry, dead, worker, service.
-create or replace function tallybook.rescue(lease_time interval default null, grace interval default '1 s', max_crashes int default 3,
-  at timestamptz default clock_timestamp(), only_worker int default null, as_service boolean default false,
-  out lost int, out suspects int)
+create or replace function tallybook.rescue(lease_time interval default null, grace interval default '1 s',
+  max_crashes int default 3, at timestamptz default clock_timestamp(), only_worker int default null,
+  as_service boolean default false, out lost int, out suspects int)
 language plpgsql
 -- profile: nested
 set lock_timeout = '200ms'  -- what is locked comes with the next run
@@ -30,14 +33,16 @@ declare
                               else '-infinity' end;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'rescue needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot overlooks the newest claims.';
+    raise exception 'rescue needs READ COMMITTED' using errcode = 'TB003',
+      hint = 'An older snapshot overlooks the newest claims.';
   end if;
   if as_service and not tallybook._service_claim('rescue', at) then return; end if;
   lost := 0; suspects := 0;
   for w in select k.id, k.name, k.session, k.gone_at, k.seen_at, k.open_from, k.lease from tallybook.worker k
             where k.ended_at is null and (only_worker is null or k.id = only_worker) order by k.id loop
     v_lease := coalesce(lease_time, w.lease);
-    -- Silence alone proves nothing: the server itself may have been away. Silent, and still silent a grace after it was noticed.
+    -- Silence alone proves nothing: the server itself may have been away. Silent, and still silent a grace after it was
+    -- noticed.
     -- Let go at once: a worker that comes back takes this lock.
     v_free := w.session and pg_try_advisory_lock(1413565443, w.id) and pg_advisory_unlock(1413565443, w.id);
     if w.seen_at >= at - (case when w.session then v_lease else v_lease / 2 end) then
@@ -45,12 +50,14 @@ begin
       if not v_free then  -- its session is there
         if w.gone_at is not null then
           update tallybook.worker k set gone_at = null
-           where k.id = (select x.id from tallybook.worker x where x.id = w.id and x.gone_at = w.gone_at for update skip locked);
+           where k.id = (select x.id from tallybook.worker x where x.id = w.id
+                         and x.gone_at = w.gone_at for update skip locked);
         end if;
         continue;
       end if;
     end if;
-    -- Not heard since the server started: nobody could be. Its silence counts from there, and its session proves nothing.
+    -- Not heard since the server started: nobody could be. Its silence counts from there, and its session proves
+    -- nothing.
     if w.seen_at > '-infinity' and w.seen_at < v_start and at between v_start and v_start + v_lease then
       suspects := suspects + 1;
       continue;
@@ -58,7 +65,8 @@ begin
     if w.seen_at > '-infinity' then
       if w.gone_at is null or w.gone_at < v_start then  -- a note from before an outage proves nothing
         update tallybook.worker k set gone_at = rescue.at
-         where k.id = (select x.id from tallybook.worker x where x.id = w.id and x.seen_at = w.seen_at and x.gone_at is not distinct from w.gone_at for update skip locked);
+         where k.id = (select x.id from tallybook.worker x where x.id = w.id and x.seen_at = w.seen_at
+                       and x.gone_at is not distinct from w.gone_at for update skip locked);
         suspects := suspects + 1;
         continue;
       end if;
@@ -72,13 +80,16 @@ begin
     end if;
     continue when not pg_try_advisory_xact_lock(1413565442, w.id);
     -- Looked at again behind the gate: a heartbeat may have come in between.
-    perform from tallybook.worker k where k.id = w.id and k.ended_at is null and k.seen_at = w.seen_at for update skip locked;
+    perform from tallybook.worker k where k.id = w.id and k.ended_at is null
+            and k.seen_at = w.seen_at for update skip locked;
     continue when not found;
     v_left := false;
-    for c in select h.*, count(*) over () = 1 as alone from tallybook._open_attempts(w.id, w.open_from) h order by h.job_id, h.attempt loop
+    for c in select h.*, count(*) over () = 1 as alone from tallybook._open_attempts(w.id, w.open_from) h
+      order by h.job_id, h.attempt loop
       begin
         v_error := jsonb_build_object('attempt', c.attempt, 'at', at, 'type', 'WorkerLost', 'worker', w.name,
-                                      'started_at', (select k.claimed_at from tallybook._claim_of(c.lane_id, c.retention, c.xid, c.seq) k),
+                                      'started_at', (select k.claimed_at from tallybook._claim_of(c.lane_id,
+                                          c.retention, c.xid, c.seq) k),
                                       'message', format('worker %s died, or could not be reached', w.name));
         insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state, error)
         values (c.xid, c.seq, c.job_id, at, c.retention, 'lost', v_error)
@@ -122,8 +133,10 @@ begin
        and not exists (select from tallybook.waiting s where s.job_id = k.job_id)
        and not exists (select from tallybook.entry x where x.job_id = k.job_id
                           and (not exists (select from tallybook.outcome o
-                                            where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq)
-                               or k.taken and x.attempt = k.attempt and not tallybook._cursor_passed(x.lane_id, x.retention, x.xid, x.seq)))
+                                            where o.retention = x.retention and o.entry_xid = x.xid
+                                                  and o.entry_seq = x.seq)
+                               or k.taken and x.attempt = k.attempt and not tallybook._cursor_passed(x.lane_id,
+                                   x.retention, x.xid, x.seq)))
      limit 1000 for update skip locked) k
    where t.job_id = k.job_id and t.attempt = k.attempt;
   if as_service then perform tallybook._service_ran('rescue', at, lost); end if;

@@ -1,5 +1,5 @@
--- service_every(service, every): how often a service is looked after at least. Workers take it from the table at their next
--- look. False: it was so already. Errors: TB005 an unknown service, a time out of range. Writes service.
+-- service_every(service, every): how often a service is looked after at least. Workers take it from the table at their
+-- next look. False: it was so already. Errors: TB005 an unknown service, a time out of range. Writes service.
 create or replace function tallybook.service_every(service text, every interval) returns boolean
 language plpgsql as $$
 begin
@@ -10,8 +10,10 @@ begin
   perform from tallybook.service s where s.name = service_every.service;
   if not found then
     raise exception 'there is no service %', coalesce(to_json(service)::text, 'null')
-      using errcode = 'TB005', hint = (select 'There are ' || string_agg(s.name, ', ' order by s.name) || '.' from tallybook.service s);
+      using errcode = 'TB005', hint = (select 'There are ' || string_agg(s.name, ', ' order by s.name) || '.'
+                                       from tallybook.service s);
   end if;
-  update tallybook.service s set every = service_every.every where s.name = service_every.service and s.every <> service_every.every;
+  update tallybook.service s set every = service_every.every where s.name = service_every.service
+    and s.every <> service_every.every;
   return found;
 end $$;

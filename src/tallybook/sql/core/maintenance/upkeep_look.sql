@@ -1,25 +1,32 @@
--- upkeep_look(services, after, worker, queues, at): what there is to do for the services, in one statement that writes nothing.
+-- upkeep_look(services, after, worker, queues, at): what there is to do for the services, in one statement that writes
+-- nothing.
 --
 --   services  those to look for; null: all
 --   after     as for promote: nothing that is scheduled before it is looked for. With promote among services pass null.
 --   worker, queues  look whether this worker could claim something of these queues, too; in place of an idle claim
--- Returns due: the names of those that have something to do, or have not run for a minute; next_run_at: when the next job is
--- due, and passed: before which nothing is scheduled, for a later after; next_tick_at: when the next schedule is due; work: whether there is something to claim; workers: how many are
--- on record; names and every: how often each service is looked after. A run itself: promote, rescue, rebase, parents_resolve, fair_release, fold with as_service.
--- Reads service, scheduled, schedule, worker, waiting, parent, tombstone, amendment, lane, queue, claim, entry, installation, fold, tally.
-create or replace function tallybook.upkeep_look(services text[] default null, after timestamptz default null, worker int default null,
-  queues text[] default '{}', at timestamptz default clock_timestamp(), out due text[], out next_run_at timestamptz,
-  out passed timestamptz, out work boolean, out workers int, out names text[], out every interval[], out next_tick_at timestamptz)
+-- Returns due: the names of those that have something to do, or have not run for a minute; next_run_at: when the next
+-- job is due, and passed: before which nothing is scheduled, for a later after; next_tick_at: when the next schedule is
+-- due; work: whether there is something to claim; workers: how many are on record; names and every: how often each
+-- service is looked after. A run itself: promote, rescue, rebase, parents_resolve, fair_release, fold with as_service.
+-- Reads service, scheduled, schedule, worker, waiting, parent, tombstone, amendment, lane, queue, claim, entry,
+-- installation, fold, tally.
+create or replace function tallybook.upkeep_look(services text[] default null, after timestamptz default null,
+  worker int default null, queues text[] default '{}', at timestamptz default clock_timestamp(), out due text[],
+  out next_run_at timestamptz, out passed timestamptz, out work boolean, out workers int, out names text[],
+  out every interval[], out next_tick_at timestamptz)
 language plpgsql
 -- profile: hot
 as $$
 declare
-  v_old text[]; v_second text[]; v_parts text[]; v_waiting boolean := exists (select from tallybook.waiting w where w.order_key is not null);
+  v_old text[]; v_second text[]; v_parts text[]; v_waiting boolean := exists (select from tallybook.waiting w
+      where w.order_key is not null);
 begin
   select array_agg(s.name), array_agg(s.every),
-         coalesce(array_agg(s.name) filter (where s.last_run_at is null or s.last_run_at < at - greatest(s.every, interval '1 min')), '{}'),
+         coalesce(array_agg(s.name) filter (where s.last_run_at is null
+                                            or s.last_run_at < at - greatest(s.every, interval '1 min')), '{}'),
          coalesce(array_agg(s.name) filter (where s.last_run_at is null or s.last_run_at < at - s.every), '{}'),
-         coalesce(array_agg(s.name) filter (where s.last_run_at is null or s.last_run_at < at - least(s.every, interval '1 s')), '{}')
+         coalesce(array_agg(s.name) filter (where s.last_run_at is null
+                                            or s.last_run_at < at - least(s.every, interval '1 s')), '{}')
     into names, every, due, v_old, v_second
     from (select k.name, k.every, k.last_run_at from tallybook.service k order by k.name) s;
   services := coalesce(services, names);
@@ -35,7 +42,8 @@ begin
   -- A second of slack: who commits late is behind it, and is found by the next look with after null.
   passed := least(next_run_at, at - interval '1 s');
   if next_run_at <= at or after is null and (exists (select from tallybook.amendment)
-                                             or v_waiting and exists (select from tallybook.tombstone t where t.cancelled)) then
+                                             or v_waiting and exists (select from tallybook.tombstone t
+                                                                      where t.cancelled)) then
     due := due || 'promote'::text;
   end if;
 
@@ -43,18 +51,22 @@ begin
   if exists (select from tallybook.worker w where w.ended_at is null
                 and (w.gone_at is not null or w.seen_at < at - w.lease
                      -- As in rescue: taken for a microsecond where the session that holds it is gone.
-                     or case when w.session then pg_try_advisory_lock(1413565443, w.id) and pg_advisory_unlock(1413565443, w.id) else false end))
+                     or case when w.session then pg_try_advisory_lock(1413565443, w.id)
+                        and pg_advisory_unlock(1413565443, w.id) else false end))
      or v_waiting and 'rescue' = any (v_second)
      or 'rescue' = any (v_old) and (exists (select from tallybook.amendment)
-                                    or exists (select from tallybook.tombstone t where t.created_at < at - interval '1 min')) then
+                                    or exists (select from tallybook.tombstone t
+                                               where t.created_at < at - interval '1 min')) then
     due := due || 'rescue'::text;
   end if;
 
-  if 'parents_resolve' = any (v_second) and exists (select from tallybook.parent) then due := due || 'parents_resolve'::text; end if;
-  if 'concurrency_release' = any (v_second) and exists (select from tallybook.concurrency_line) then due := due || 'concurrency_release'::text; end if;
+  if 'parents_resolve' = any (v_second) and exists (select from tallybook.parent)
+     then due := due || 'parents_resolve'::text; end if;
+  if 'concurrency_release' = any (v_second) and exists (select from tallybook.concurrency_line)
+     then due := due || 'concurrency_release'::text; end if;
 
-  -- Of the newest 10,000 numbers only: all of waiting may be dead rows. What is older is known to the workers that deal, and looked for
-  -- by each that starts, and every minute.
+  -- Of the newest 10,000 numbers only: all of waiting may be dead rows. What is older is known to the workers that
+  -- deal, and looked for by each that starts, and every minute.
   if 'fair_release' = any (v_second) and exists (
        select from tallybook.lane l where l.part = 'fair' and exists (
          select from tallybook.waiting w where w.lane_id = l.lane_id and w.fair_key is not null
@@ -62,13 +74,16 @@ begin
     due := due || 'fair_release'::text;
   end if;
 
-  if tallybook._is_foreign_cluster(false) or 'rebase' = any (v_old) and exists (select from tallybook.lane l where l.retired_at is not null) then
+  if tallybook._is_foreign_cluster(false) or 'rebase' = any (v_old)
+     and exists (select from tallybook.lane l where l.retired_at is not null) then
     due := due || 'rebase'::text;
   end if;
 
   if 'schedules' = any (services) then
-    next_tick_at := least((select s.due_at from tallybook.schedule s where s.due_at is not null and s.query is null order by s.due_at limit 1),
-                          (select s.due_at from tallybook.schedule s where s.due_at is not null and s.query is not null order by s.due_at limit 1));
+    next_tick_at := least((select s.due_at from tallybook.schedule s where s.due_at is not null and s.query is null
+                           order by s.due_at limit 1),
+                          (select s.due_at from tallybook.schedule s where s.due_at is not null and s.query is not null
+                           order by s.due_at limit 1));
     if next_tick_at <= at then due := due || 'schedules'::text; end if;
   end if;
 

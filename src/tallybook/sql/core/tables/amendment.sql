@@ -13,6 +13,7 @@ comment on column tallybook.amendment.xid is 'The transaction that changed it la
 comment on table tallybook.amendment is 'Changed args, priority or run_at of a job that stands in line.';
 comment on column tallybook.amendment.version is 'The version of the changed args; null with args: the first one.';
 
--- What _amendment_state answers; a type of its own, so that it can be asked for in a CASE, for the few jobs that have a unique
--- key.
-create type tallybook.amendment_state as (busy boolean, args jsonb, run_at timestamptz, version jsonb, cancelled boolean);
+-- What _amendment_state answers; a type of its own, so that it can be asked for in a CASE, for the few jobs that have a
+-- unique key.
+create type tallybook.amendment_state as (busy boolean, args jsonb, run_at timestamptz, version jsonb,
+                                          cancelled boolean);

@@ -1,19 +1,25 @@
 -- _provider_read(name): one provider with its secrets as they are stored, in one snapshot; null: there is none.
 create or replace function tallybook._provider_read(p_name text) returns jsonb
 language sql stable as $$
-  select jsonb_build_object('name', p.name, 'kind', p.kind, 'settings', p.settings, 'active', p.active, 'secrets', coalesce(
+  select jsonb_build_object('name', p.name, 'kind', p.kind, 'settings', p.settings, 'active', p.active, 'secrets',
+                            coalesce(
            (select jsonb_agg(jsonb_build_object('field', s.field, 'slot', s.slot, 'key_id', s.key_id,
-                                                'nonce', encode(s.nonce, 'hex'), 'ciphertext', encode(s.ciphertext, 'hex'))
+                                                'nonce', encode(s.nonce, 'hex'), 'ciphertext', encode(s.ciphertext,
+                                                    'hex'))
                              order by s.field, s.slot)
               from tallybook.provider_secret s where s.provider = p.name), '[]'))
     from tallybook.provider p where p.name = p_name
 $$;
 
--- _provider_secrets_under_others(key_id, after...): up to 100 secrets as they are stored that are not under this key, behind a place.
-create or replace function tallybook._provider_secrets_under_others(p_key_id text, p_provider text, p_field text, p_slot text)
+-- _provider_secrets_under_others(key_id, after...): up to 100 secrets as they are stored that are not under this key,
+-- behind a place.
+create or replace function tallybook._provider_secrets_under_others(p_key_id text, p_provider text, p_field text,
+  p_slot text)
 returns jsonb language sql stable as $$
-  select coalesce(jsonb_agg(jsonb_build_object('provider', s.provider, 'field', s.field, 'slot', s.slot, 'key_id', s.key_id,
-                                               'nonce', encode(s.nonce, 'hex'), 'ciphertext', encode(s.ciphertext, 'hex'))
+  select coalesce(jsonb_agg(jsonb_build_object('provider', s.provider, 'field', s.field, 'slot', s.slot, 'key_id',
+                                               s.key_id,
+                                               'nonce', encode(s.nonce, 'hex'), 'ciphertext', encode(s.ciphertext,
+                                                   'hex'))
                             order by s.provider, s.field, s.slot), '[]')
     from (select x.* from tallybook.provider_secret x
            where x.key_id <> p_key_id and (x.provider, x.field, x.slot) > (p_provider, p_field, p_slot)

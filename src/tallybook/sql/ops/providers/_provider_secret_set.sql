@@ -1,10 +1,11 @@
--- _provider_secret_set(provider, field, was, key id, nonce, ciphertext, and the former secret, encrypted anew): set a secret.
+-- _provider_secret_set(provider, field, was, key id, nonce, ciphertext, and the former secret, encrypted anew): set a
+-- secret.
 --
--- `was` is the nonce of the ciphertext that the caller has read as the current one, null where there was none. False: it is
--- another one by now (set or rotated by somebody else): read again. The slot previous is replaced; without a former one it is
--- emptied. Errors: TB002 no such provider. Writes provider_secret.
-create or replace function tallybook._provider_secret_set(p_provider text, p_field text, p_was bytea, p_key_id text, p_nonce bytea,
-  p_ciphertext bytea, p_former_key_id text, p_former_nonce bytea, p_former_ciphertext bytea,
+-- `was` is the nonce of the ciphertext that the caller has read as the current one, null where there was none. False:
+-- it is another one by now (set or rotated by somebody else): read again. The slot previous is replaced; without a
+-- former one it is emptied. Errors: TB002 no such provider. Writes provider_secret.
+create or replace function tallybook._provider_secret_set(p_provider text, p_field text, p_was bytea, p_key_id text,
+  p_nonce bytea, p_ciphertext bytea, p_former_key_id text, p_former_nonce bytea, p_former_ciphertext bytea,
   p_at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$
 declare
@@ -39,8 +40,8 @@ end $$;
 -- _provider_secret_reseal(provider, field, slot, was, key id, nonce, ciphertext): the same secret under another key.
 --
 -- False: it is not what the caller has read any more, or somebody's open transaction has it; nobody is waited for.
-create or replace function tallybook._provider_secret_reseal(p_provider text, p_field text, p_slot text, p_was bytea, p_key_id text,
-  p_nonce bytea, p_ciphertext bytea, p_at timestamptz default clock_timestamp())
+create or replace function tallybook._provider_secret_reseal(p_provider text, p_field text, p_slot text, p_was bytea,
+  p_key_id text, p_nonce bytea, p_ciphertext bytea, p_at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$
 begin
   perform from tallybook.provider_secret s
@@ -51,11 +52,13 @@ begin
   return true;
 end $$;
 
--- _provider_secret_drop(provider, field, slot): forget one slot of a secret, or, without slot, both. False: there was nothing.
+-- _provider_secret_drop(provider, field, slot): forget one slot of a secret, or, without slot, both. False: there was
+-- nothing.
 create or replace function tallybook._provider_secret_drop(p_provider text, p_field text, p_slot text) returns boolean
 language plpgsql as $$
 begin
-  perform from tallybook.provider_secret s where s.provider = p_provider and s.field = p_field order by s.slot for update;
+  perform from tallybook.provider_secret s where s.provider = p_provider and s.field = p_field
+          order by s.slot for update;
   delete from tallybook.provider_secret s
    where s.provider = p_provider and s.field = p_field and s.slot = coalesce(p_slot, s.slot);
   return found;

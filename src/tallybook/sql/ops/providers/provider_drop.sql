@@ -11,7 +11,8 @@ begin
   select count(*) into v_routes from tallybook.provider_route r where r.provider = provider_drop.name;
   if v_routes > 0 then
     raise exception 'provider % is used by % routes', to_json(provider_drop.name), v_routes
-      using errcode = 'TB005', hint = 'Drop them first, or lead them to another one; to switch the provider off: active => false.';
+      using errcode = 'TB005', hint =
+      'Drop them first, or lead them to another one; to switch the provider off: active => false.';
   end if;
   delete from tallybook.provider p where p.name = provider_drop.name;
   return true;

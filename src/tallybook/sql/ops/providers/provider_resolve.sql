@@ -1,7 +1,8 @@
--- provider_resolve(data_type, symbol): the name of the provider that serves this kind of data, for this symbol; null: none.
+-- provider_resolve(data_type, symbol): the name of the provider that serves this kind of data, for this symbol; null:
+-- none.
 --
--- A rule for the symbol goes before the broad one. Only an active route to an active provider counts: where the specific one
--- is switched off, the broad one is taken. Reads provider_route and provider.
+-- A rule for the symbol goes before the broad one. Only an active route to an active provider counts: where the
+-- specific one is switched off, the broad one is taken. Reads provider_route and provider.
 create or replace function tallybook.provider_resolve(data_type text, symbol text default null) returns text
 language sql stable
 -- profile: nojit

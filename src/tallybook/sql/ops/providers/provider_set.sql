@@ -1,9 +1,11 @@
 -- provider_set(name, kind, settings, active): create or change a provider. Returns created, changed or unchanged.
 --
 --   kind      what it is for, in your own words; a new one needs it
---   settings  one JSON object that anybody may read: no secret belongs there. It replaces the former one; {} for a new provider
+--   settings  one JSON object that anybody may read: no secret belongs there. It replaces the former one; {} for a new
+--             provider
 --   active    one that is not is neither loaded nor chosen by a route; true for a new one
--- What is null stays as it is. Running workers follow within seconds. Errors: TB005 what does not fit. Reads and writes provider.
+-- What is null stays as it is. Running workers follow within seconds. Errors: TB005 what does not fit. Reads and writes
+-- provider.
 create or replace function tallybook.provider_set(name text, kind text default null, settings jsonb default null,
   active boolean default null, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
@@ -26,7 +28,8 @@ begin
         using errcode = 'TB005', hint = 'A new one needs a kind, which says what it is for.';
     end if;
     insert into tallybook.provider (name, kind, settings, active, created_at, changed_at)
-    values (provider_set.name, provider_set.kind, coalesce(provider_set.settings, '{}'), coalesce(provider_set.active, true), at, at)
+    values (provider_set.name, provider_set.kind, coalesce(provider_set.settings, '{}'),
+            coalesce(provider_set.active, true), at, at)
     on conflict do nothing;
     if found then return 'created'; end if;
   end loop;

@@ -1,4 +1,5 @@
--- route_drop(data_type, symbol): remove a route; without symbol the broad one. False: there is none. Writes provider_route.
+-- route_drop(data_type, symbol): remove a route; without symbol the broad one. False: there is none. Writes
+-- provider_route.
 create or replace function tallybook.route_drop(data_type text, symbol text default null) returns boolean
 language plpgsql as $$
 begin

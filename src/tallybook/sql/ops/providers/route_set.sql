@@ -1,8 +1,10 @@
--- route_set(data_type, provider, symbol, active): let a provider serve a kind of data. Returns created, changed or unchanged.
+-- route_set(data_type, provider, symbol, active): let a provider serve a kind of data. Returns created, changed or
+-- unchanged.
 --
 --   symbol  the rule is for this one only, and goes before the broad rule; null: the broad rule, for all that have none
 --   active  null: as it is; true for a new one
--- Running workers follow within seconds. Errors: TB002 no such provider, TB005 what does not fit. Reads and writes provider_route.
+-- Running workers follow within seconds. Errors: TB002 no such provider, TB005 what does not fit. Reads and writes
+-- provider_route.
 create or replace function tallybook.route_set(data_type text, provider text, symbol text default null,
   active boolean default null, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
@@ -13,7 +15,8 @@ begin
   if symbol is not null then perform tallybook._check_name('symbol', route_set.symbol, 200); end if;
   perform from tallybook.provider p where p.name = route_set.provider for key share;
   if not found then
-    raise exception 'there is no provider %', coalesce(to_json(route_set.provider)::text, 'null') using errcode = 'TB002';
+    raise exception 'there is no provider %', coalesce(to_json(route_set.provider)::text, 'null')
+      using errcode = 'TB002';
   end if;
   loop
     select k.* into r from tallybook.provider_route k

@@ -1,11 +1,14 @@
--- _rights(): who may do what where `tallybook roles` has been run; one line each. Whoever adds a function or a view adds its line.
+-- _rights(): who may do what where `tallybook roles` has been run; one line each. Whoever adds a function or a view
+-- adds its line.
 --
---   definer   the function runs with the owner's rights and a fixed search_path once there are roles, since its callers have no
---             right to any table. It must not reach text from outside that it executes: tests/test_roles.py looks at all that it calls.
+--   definer   the function runs with the owner's rights and a fixed search_path once there are roles, since its callers
+--             have no
+--             right to any table. It must not reach text from outside that it executes: tests/test_roles.py looks at
+--             all that it calls.
 --   caller    the function runs with the caller's rights: it touches no table itself, or runs the caller's own query
 --   view      all columns, or those named in columns; functions in a view need the right, too
--- A public name that nobody may use stands here with '{}'; an internal one that is not here is nobody's. Old overloads of a name
--- have its rights. What has a role's rights is the role's name in tallybook.role.
+-- A public name that nobody may use stands here with '{}'; an internal one that is not here is nobody's. Old overloads
+-- of a name have its rights. What has a role's rights is the role's name in tallybook.role.
 create or replace function tallybook._rights() returns table (kind text, name text, roles text[], columns text)
 language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns from (values
   -- enqueue, and the state of a job whose id one knows
@@ -148,10 +151,13 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('definer', 'trace',                  '{operator}', null),
   ('definer', '_linked',                '{operator}', null),
   ('view',    'job',                    '{operator}', null),
-  ('view',    'job',                    '{reader}', 'id, queue, task, state, priority, attempt, attempts, failures, crashes, max_attempts,'
-                                                    ' enqueued_at, run_at, started_at, ended_at, worker_id, worker, unserved, expires_at, progress'),
+  ('view',    'job',                    '{reader}',
+   'id, queue, task, state, priority, attempt, attempts, failures, crashes, max_attempts,'
+                                                    ' enqueued_at, run_at, started_at, ended_at, worker_id, worker, '
+                                                    'unserved, expires_at, progress'),
   ('view',    'attempt',                '{operator}', null),
-  ('view',    'attempt',                '{reader}', 'job_id, attempt, queue, task, failures, crashes, state, started_at, ended_at, worker_id, worker'),
+  ('view',    'attempt',                '{reader}',
+   'job_id, attempt, queue, task, failures, crashes, state, started_at, ended_at, worker_id, worker'),
   ('view',    'error',                  '{operator}', null),
   ('view',    'error',                  '{reader}', 'ended_at, queue, task, job_id, attempt, state, type'),
   ('definer', '_claim_of',              '{operator,reader}', null),
@@ -166,8 +172,10 @@ language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns f
   ('view',    'tasks',                  '{worker,operator}', null),
   ('view',    'tasks',                  '{reader}', 'name, app, version, aliases, registered_at'),
   ('view',    'schedules',              '{operator}', null),
-  ('view',    'schedules',              '{reader}', 'name, source, app, task, queue, priority, cron, every, tz, missed, overlap, paused_at, paused_by,'
-                                                    ' tick, due_at, fired_count, skipped_count, missed_count, failed_count'),
+  ('view',    'schedules',              '{reader}',
+   'name, source, app, task, queue, priority, cron, every, tz, missed, overlap, paused_at, paused_by,'
+                                                    ' tick, due_at, fired_count, skipped_count, missed_count, '
+                                                    'failed_count'),
   ('view',    'fires',                  '{operator}', null),
   ('view',    'fires',                  '{reader}', 'schedule, tick, fired_at, what, job_id, jobs, ticks'),
   ('view',    'rate',                   '{operator,reader}', null),

@@ -1,9 +1,12 @@
--- _roles_apply(): give the roles on record exactly the rights of _rights; nothing where none is on record. Returns how many there are.
+-- _roles_apply(): give the roles on record exactly the rights of _rights; nothing where none is on record. Returns how
+-- many there are.
 --
--- `tallybook roles` and each migration end with it, in their own transaction: "create or replace function" forgets SECURITY DEFINER
--- and the search_path, and a new function is everybody's until it is revoked. A role that this cluster does not have (the
--- database was moved) is left out. search_path: pg_temp stands last by name, else temporary tables would be found first.
--- Rights that you have given to others stay, but for those of PUBLIC. Must be run by the owner. Reads role, pg_proc, pg_class.
+-- `tallybook roles` and each migration end with it, in their own transaction: "create or replace function" forgets
+-- SECURITY DEFINER and the search_path, and a new function is everybody's until it is revoked. A role that this cluster
+-- does not have (the database was moved) is left out. search_path: pg_temp stands last by name, else temporary tables
+-- would be found first.
+-- Rights that you have given to others stay, but for those of PUBLIC. Must be run by the owner. Reads role, pg_proc,
+-- pg_class.
 create or replace function tallybook._roles_apply() returns int
 language plpgsql as $$
 declare
@@ -17,7 +20,8 @@ begin
   execute 'grant usage on schema tallybook to ' || v_to;
   for r in
     select p.oid::regprocedure::text as call, g.kind, tallybook._roles_named(g.roles) as names, p.prosecdef as definer
-      from pg_catalog.pg_proc p left join tallybook._rights() g on g.name = p.proname and g.kind in ('definer', 'caller')
+      from pg_catalog.pg_proc p left join tallybook._rights() g on g.name = p.proname
+           and g.kind in ('definer', 'caller')
      where p.pronamespace = 'tallybook'::regnamespace order by p.oid
   loop
     execute format('revoke all on function %s from public', r.call);
@@ -42,8 +46,8 @@ language sql stable as $$
     from tallybook.role k join pg_catalog.pg_roles p on p.rolname = k.name where k.kind = any (p_kinds)
 $$;
 
--- _roles_revoke(names): take all rights in the schema from these roles. Only what they have is touched: who works with a table
--- or a function plans anew whenever its row in the catalogue was written.
+-- _roles_revoke(names): take all rights in the schema from these roles. Only what they have is touched: who works with
+-- a table or a function plans anew whenever its row in the catalogue was written.
 create or replace function tallybook._roles_revoke(p_names text[]) returns void
 language plpgsql as $$
 declare
@@ -56,7 +60,8 @@ begin
     union select format('function %s', f.oid::regprocedure), p.rolname
       from pg_catalog.pg_proc f, aclexplode(f.proacl) a join pg_catalog.pg_roles p on p.oid = a.grantee
      where f.pronamespace = 'tallybook'::regnamespace and p.rolname = any (p_names)
-    union select format('%s tallybook.%I', case when c.relkind = 'S' then 'sequence' else 'table' end, c.relname), p.rolname
+    union select format('%s tallybook.%I', case when c.relkind = 'S' then 'sequence' else 'table' end, c.relname),
+      p.rolname
       from pg_catalog.pg_class c, aclexplode(c.relacl) a join pg_catalog.pg_roles p on p.oid = a.grantee
      where c.relnamespace = 'tallybook'::regnamespace and p.rolname = any (p_names)
     union select format('table tallybook.%I', c.relname), p.rolname
@@ -68,10 +73,12 @@ begin
   end loop;
 end $$;
 
--- _roles_use(producer, worker, operator, reader, metrics): put these roles on record, in place of others, and apply their rights.
+-- _roles_use(producer, worker, operator, reader, metrics): put these roles on record, in place of others, and apply
+-- their rights.
 --
 -- They must exist. Errors: TB005 one that does not, or one name twice. Writes role.
-create or replace function tallybook._roles_use(producer name, worker name, operator name, reader name, metrics name) returns int
+create or replace function tallybook._roles_use(producer name, worker name, operator name, reader name,
+  metrics name) returns int
 language plpgsql as $$
 declare
   v_names name[] := array[producer, worker, operator, reader, metrics]; v_missing text;
@@ -79,7 +86,8 @@ begin
   select string_agg(to_json(n)::text, ', ') into v_missing from unnest(v_names) n
    where not exists (select from pg_catalog.pg_roles p where p.rolname = n);
   if v_missing is not null or array_position(v_names, null) is not null then
-    raise exception 'there is no role %', coalesce(v_missing, 'without a name') using errcode = 'TB005', hint = 'Create it first.';
+    raise exception 'there is no role %', coalesce(v_missing, 'without a name') using errcode = 'TB005',
+      hint = 'Create it first.';
   end if;
   if (select count(distinct n) from unnest(v_names) n) < 5 then
     raise exception 'two of the roles have one name' using errcode = 'TB005';
@@ -91,7 +99,8 @@ begin
   return tallybook._roles_apply();
 end $$;
 
--- _roles_forget(): as if there had never been roles: functions run with the caller's rights again, and are PUBLIC's. The roles stay.
+-- _roles_forget(): as if there had never been roles: functions run with the caller's rights again, and are PUBLIC's.
+-- The roles stay.
 create or replace function tallybook._roles_forget() returns void
 language plpgsql as $$
 declare

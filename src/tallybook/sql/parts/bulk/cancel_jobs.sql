@@ -1,9 +1,12 @@
--- cancel_jobs(jobs, reason, at): say of each of these jobs that it shall not run, as cancel does. Says per job what became of it, the lowest id first.
+-- cancel_jobs(jobs, reason, at): say of each of these jobs that it shall not run, as cancel does. Says per job what
+-- became of it, the lowest id first.
 --
---   done    cancelled: it will not start; cancelling: it runs and its worker is told; refused: it had ended; unknown: there is no such job
+--   done    cancelled: it will not start; cancelling: it runs and its worker is told; refused: it had ended; unknown:
+--           there is no such job
 --   detail  why not
 -- Errors: TB005 more than 1000 jobs.
-create or replace function tallybook.cancel_jobs(jobs bigint[], reason text default null, at timestamptz default clock_timestamp())
+create or replace function tallybook.cancel_jobs(jobs bigint[], reason text default null,
+  at timestamptz default clock_timestamp())
 returns table (job_id bigint, done text, detail text) language plpgsql as $$
 declare
   v_detail text;

@@ -1,12 +1,14 @@
--- cancel_many(...): cancel every open job that matches all that is given, at most max_jobs. One of the filters is needed.
+-- cancel_many(...): cancel every open job that matches all that is given, at most max_jobs. One of the filters is
+-- needed.
 --
 --   states  of scheduled (retrying ones included), waiting, available, running; null: all of them
 --   args    is contained in the job's args
 -- Returns how many will not start, and how many run and were told. As with cancel, only intents are written.
 -- Errors: TB005 without a filter. Reads scheduled, waiting, entry, claim; writes tombstone.
-create or replace function tallybook.cancel_many(queue text default null, task text default null, unique_key text default null,
-  order_key text default null, args jsonb default null, states text[] default null, reason text default null,
-  max_jobs int default 10000, at timestamptz default clock_timestamp(), out cancelled int, out cancelling int)
+create or replace function tallybook.cancel_many(queue text default null, task text default null,
+  unique_key text default null, order_key text default null, args jsonb default null, states text[] default null,
+  reason text default null, max_jobs int default 10000, at timestamptz default clock_timestamp(), out cancelled int,
+  out cancelling int)
 language plpgsql as $$
 declare
   v_id bigint; v_said text;
@@ -15,7 +17,8 @@ begin
     raise exception 'cancel_many needs a filter' using errcode = 'TB005', hint = 'Name a queue, a task, a key or args.';
   end if;
   if not states <@ array['scheduled', 'waiting', 'available', 'running'] then
-    raise exception 'states % are unknown', states using errcode = 'TB005', hint = 'They are scheduled, waiting, available, running.';
+    raise exception 'states % are unknown', states using errcode = 'TB005',
+      hint = 'They are scheduled, waiting, available, running.';
   end if;
   cancelled := 0; cancelling := 0;
   for v_id in select o.job_id from tallybook._open_jobs(cancel_many.queue, cancel_many.task, cancel_many.unique_key,
@@ -26,10 +29,10 @@ begin
   end loop;
 end $$;
 
--- _open_jobs(filters): the open jobs that match. With a key they are found by it (see _jobs_of_key); else they are read from
--- where the open jobs of these queues are, so that it does not matter how many have ended.
-create or replace function tallybook._open_jobs(p_queue text, p_task text, p_unique_key text, p_order_key text, p_args jsonb,
-  p_states text[]) returns table (job_id bigint, state text)
+-- _open_jobs(filters): the open jobs that match. With a key they are found by it (see _jobs_of_key); else they are read
+-- from where the open jobs of these queues are, so that it does not matter how many have ended.
+create or replace function tallybook._open_jobs(p_queue text, p_task text, p_unique_key text, p_order_key text,
+  p_args jsonb, p_states text[]) returns table (job_id bigint, state text)
 language plpgsql stable
 -- profile: nested
 as $$
@@ -40,19 +43,22 @@ begin
     from (select * from tallybook._jobs_of_key(p_task, p_unique_key, p_order_key) k
            where p_unique_key is not null or p_order_key is not null
           union all
-          select * from tallybook._jobs_of_queue(p_queue, p_states) q where p_unique_key is null and p_order_key is null) f
+          select * from tallybook._jobs_of_queue(p_queue, p_states) q where p_unique_key is null
+                 and p_order_key is null) f
    where (p_states is null or f.state = any (p_states))
      and (p_queue is null or f.queue = p_queue) and (p_task is null or f.task = p_task)
      and (p_unique_key is null or f.unique_key = p_unique_key) and (p_order_key is null or f.order_key = p_order_key)
      and (p_args is null or coalesce(case when f.unique_key is not null then (
             select a.args from tallybook.amendment a where a.job_id = f.job_id) end, f.args) @> p_args)
      and not exists (select from tallybook.tombstone t
-                      where t.job_id = f.job_id and t.cancelled and (t.attempt = f.attempt or t.attempt < f.attempt and not t.once));
+                      where t.job_id = f.job_id and t.cancelled and (t.attempt = f.attempt or t.attempt < f.attempt
+                                                                     and not t.once));
 end $$;
 
 -- _jobs_of_key(task, unique_key, order_key): the open jobs with one of the two, by the indexes on them.
 create or replace function tallybook._jobs_of_key(p_task text, p_unique_key text, p_order_key text)
-returns table (job_id bigint, state text, queue text, task text, unique_key text, order_key text, args jsonb, attempt int)
+returns table (job_id bigint, state text, queue text, task text, unique_key text, order_key text, args jsonb,
+  attempt int)
 language plpgsql stable
 -- profile: nested
 as $$
@@ -76,28 +82,34 @@ begin
                           where w.order_key is null and w.options #>> '{parents,order_key}' = p_order_key
                             and w.options #>> '{parents,order_key}' is not null
                    union select s.job_id from tallybook.scheduled s where s.order_key = p_order_key
-                   union (select t.job_id from tallybook.order_turn t where t.key = p_order_key order by t.generation desc limit 1));
+                   union (select t.job_id from tallybook.order_turn t where t.key = p_order_key
+                          order by t.generation desc limit 1));
   end if;
   return query
   select s.job_id, 'scheduled', l.queue, s.task, s.unique_key, s.order_key, s.args, s.attempt
-    from unnest(v_ids) i(id) join tallybook.scheduled s on s.job_id = i.id join tallybook.lane l on l.lane_id = s.lane_id
+    from unnest(v_ids) i(id) join tallybook.scheduled s on s.job_id = i.id
+         join tallybook.lane l on l.lane_id = s.lane_id
   union all
-  select w.job_id, 'waiting', l.queue, w.task, w.unique_key, coalesce(w.order_key, w.options #>> '{parents,order_key}'), w.args, w.attempt
+  select w.job_id, 'waiting', l.queue, w.task, w.unique_key, coalesce(w.order_key, w.options #>> '{parents,order_key}'),
+         w.args, w.attempt
     from unnest(v_ids) i(id) join tallybook.waiting w on w.job_id = i.id join tallybook.lane l on l.lane_id = w.lane_id
   union all
   select e.job_id, case when tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
-                          or exists (select from tallybook.tombstone t where t.job_id = e.job_id and t.attempt = e.attempt and t.taken)
+                          or exists (select from tallybook.tombstone t where t.job_id = e.job_id
+                                     and t.attempt = e.attempt and t.taken)
                         then 'running' else 'available' end,
          l.queue, e.task, e.unique_key, e.order_key, e.args, e.attempt
     from unnest(v_ids) i(id), lateral (
            select x.* from tallybook.entry x where x.job_id = i.id order by x.attempt desc limit 1) e
     join tallybook.lane l on l.lane_id = e.lane_id
-   where not exists (select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq);
+   where not exists (select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid
+                     and o.entry_seq = e.seq);
 end $$;
 
 -- _jobs_of_queue(queue, states): the open jobs of a queue, or of all.
 create or replace function tallybook._jobs_of_queue(p_queue text, p_states text[])
-returns table (job_id bigint, state text, queue text, task text, unique_key text, order_key text, args jsonb, attempt int)
+returns table (job_id bigint, state text, queue text, task text, unique_key text, order_key text, args jsonb,
+  attempt int)
 language plpgsql stable
 -- profile: nested
 as $$
@@ -105,10 +117,12 @@ as $$
 begin
   return query
   with lines as (  -- where the cursor of each lane stands
-    select l.lane_id, l.retention, l.queue, coalesce(least(h.lo, h.pos_xid), l.born) as low, coalesce(h.holes || h.closed, '{}') as holes
+    select l.lane_id, l.retention, l.queue, coalesce(least(h.lo, h.pos_xid), l.born) as low,
+           coalesce(h.holes || h.closed, '{}') as holes
       from tallybook.lane l
       left join lateral (select c.lo, c.pos_xid, c.holes, c.closed from tallybook.claim c
-                          where c.lane_id = l.lane_id and c.retention = l.retention order by c.number desc limit 1) h on true
+                          where c.lane_id = l.lane_id and c.retention = l.retention order by c.number desc
+                                limit 1) h on true
      where (p_queue is null or l.queue = p_queue) and (p_states is null or 'available' = any (p_states))
   ), line as (
     select e.job_id, e.xid, e.seq, n.lane_id, n.retention, n.queue, e.task, e.unique_key, e.order_key, e.args, e.attempt

@@ -1,12 +1,14 @@
 -- dead_letters(...): the dead letters that match, newest first, at most max_jobs. A null argument matches all.
 --   text    is contained in the last error's type or message, whatever the case
 --   args    is contained in the job's args
---   before  died before: pass the last one's died_at to read on, and as before_id its job_id: many can die at one instant
---   max_looked  how many may be looked at; null: all. Where that ends the look with too few found, there is a last row without a reason (why):
+--   before  died before: pass the last one's died_at to read on, and as before_id its job_id: many can die at one
+--           instant
+--   max_looked  how many may be looked at; null: all. Where that ends the look with too few found, there is a last row
+--               without a reason (why):
 --           the last one that was looked at, from which the next call goes on
-create or replace function tallybook.dead_letters(queue text default null, task text default null, reason text default null,
-  text text default null, args jsonb default null, since timestamptz default null, before timestamptz default null, max_jobs int default 50,
-  before_id bigint default null, max_looked int default null)
+create or replace function tallybook.dead_letters(queue text default null, task text default null,
+  reason text default null, text text default null, args jsonb default null, since timestamptz default null,
+  before timestamptz default null, max_jobs int default 50, before_id bigint default null, max_looked int default null)
 returns table (job_id bigint, died_at timestamptz, queue_name text, task_name text, why text, failures int, crashes int,
                attempt int, enqueued_at timestamptz, job_args jsonb, summary text, last_error jsonb)
 language plpgsql stable
@@ -17,37 +19,43 @@ declare
   v_found int; v_at timestamptz; v_id bigint;
 begin
   return query
-  select (k.d).job_id, (k.d).died_at, l.queue, (k.d).task, (k.d).reason, (k.d).failures::int, (k.d).crashes::int, (k.d).attempt, (k.d).enqueued_at,
+  select (k.d).job_id, (k.d).died_at, l.queue, (k.d).task, (k.d).reason, (k.d).failures::int, (k.d).crashes::int,
+         (k.d).attempt, (k.d).enqueued_at,
          (k.d).args, tallybook.summary((k.d).task, (k.d).args), (k.d).errors -> -1
     from (select x as d from tallybook.dead x
-           where (x.died_at, x.job_id) < (coalesce(dead_letters.before, 'infinity'), coalesce(dead_letters.before_id, 0))
+           where (x.died_at, x.job_id) < (coalesce(dead_letters.before, 'infinity'),
+                                          coalesce(dead_letters.before_id, 0))
              and x.died_at >= coalesce(dead_letters.since, '-infinity')
            order by x.died_at desc, x.job_id desc limit dead_letters.max_looked) k
     cross join lateral (select n.queue from tallybook.lane n where n.lane_id = (k.d).lane_id limit 1) l
-   where tallybook._dead_matches(k.d, l.queue, dead_letters.queue, dead_letters.task, dead_letters.reason, dead_letters.text,
+   where tallybook._dead_matches(k.d, l.queue, dead_letters.queue, dead_letters.task, dead_letters.reason,
+                                 dead_letters.text,
                                  dead_letters.args, dead_letters.since)
    order by (k.d).died_at desc, (k.d).job_id desc limit dead_letters.max_jobs;
   get diagnostics v_found = row_count;
   if v_found < dead_letters.max_jobs and dead_letters.max_looked is not null then
     select k.died_at, k.job_id into v_at, v_id
       from (select x.died_at, x.job_id from tallybook.dead x
-             where (x.died_at, x.job_id) < (coalesce(dead_letters.before, 'infinity'), coalesce(dead_letters.before_id, 0))
+             where (x.died_at, x.job_id) < (coalesce(dead_letters.before, 'infinity'),
+                                            coalesce(dead_letters.before_id, 0))
                and x.died_at >= coalesce(dead_letters.since, '-infinity')
              order by x.died_at desc, x.job_id desc limit 1 offset dead_letters.max_looked - 1) k;
     if v_id is not null then
-      return query select v_id, v_at, null::text, null::text, null::text, 0, 0, 0, null::timestamptz, null::jsonb, null::text, null::jsonb;
+      return query select v_id, v_at, null::text, null::text, null::text, 0, 0, 0, null::timestamptz, null::jsonb,
+             null::text, null::jsonb;
     end if;
   end if;
 end $$;
 
 -- _dead_matches(dead letter, its queue, filters): what the three verbs mean by their filters.
-create or replace function tallybook._dead_matches(d tallybook.dead, p_of_queue text, p_queue text, p_task text, p_reason text,
-  p_text text, p_args jsonb, p_since timestamptz) returns boolean
+create or replace function tallybook._dead_matches(d tallybook.dead, p_of_queue text, p_queue text, p_task text,
+  p_reason text, p_text text, p_args jsonb, p_since timestamptz) returns boolean
 language sql stable as $$
   select (p_queue is null or p_of_queue = p_queue)
      and (p_task is null or d.task = p_task)
      and (p_reason is null or d.reason = p_reason)
-     and (p_text is null or strpos(lower(concat_ws(' ', d.errors -> -1 ->> 'type', d.errors -> -1 ->> 'message')), lower(p_text)) > 0)
+     and (p_text is null or strpos(lower(concat_ws(' ', d.errors -> -1 ->> 'type', d.errors -> -1 ->> 'message')),
+                                   lower(p_text)) > 0)
      and (p_args is null or d.args @> p_args)
      and (p_since is null or d.died_at >= p_since)
 $$;

@@ -1,8 +1,8 @@
--- retry_dead(...): give every dead letter that matches another attempt, oldest first, at most max_jobs. Returns how many, and
--- how many not: another live job has their unique key. The filters are those of dead_letters.
-create or replace function tallybook.retry_dead(queue text default null, task text default null, reason text default null,
-  text text default null, args jsonb default null, since timestamptz default null, before timestamptz default null,
-  max_jobs int default 10000, out retried int, out refused int)
+-- retry_dead(...): give every dead letter that matches another attempt, oldest first, at most max_jobs. Returns how
+-- many, and how many not: another live job has their unique key. The filters are those of dead_letters.
+create or replace function tallybook.retry_dead(queue text default null, task text default null,
+  reason text default null, text text default null, args jsonb default null, since timestamptz default null,
+  before timestamptz default null, max_jobs int default 10000, out retried int, out refused int)
 language plpgsql as $$
 declare
   v_id bigint;

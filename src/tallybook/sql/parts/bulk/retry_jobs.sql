@@ -1,9 +1,11 @@
--- retry_jobs(jobs, at): give each of these jobs another attempt, at once, as retry does. Says per job what became of it, the lowest id first.
+-- retry_jobs(jobs, at): give each of these jobs another attempt, at once, as retry does. Says per job what became of
+-- it, the lowest id first.
 --
---   done    retried; refused: it is not dead or cancelled any more, or another live job has its unique key; unknown: there is no such job
+--   done    retried; refused: it is not dead or cancelled any more, or another live job has its unique key; unknown:
+--           there is no such job
 --   detail  the number of the attempt, or why not
--- What is refused does not keep the others from it. One that somebody else retries at the same moment is waited for, in the order of ids, so
--- that nobody waits for somebody who waits. Errors: TB005 more than 1000 jobs; TB003.
+-- What is refused does not keep the others from it. One that somebody else retries at the same moment is waited for, in
+-- the order of ids, so that nobody waits for somebody who waits. Errors: TB005 more than 1000 jobs; TB003.
 create or replace function tallybook.retry_jobs(jobs bigint[], at timestamptz default clock_timestamp())
 returns table (job_id bigint, done text, detail text) language plpgsql as $$
 declare

@@ -1,4 +1,5 @@
--- checkpoint(lease, job_id, attempt, value): where the job's next attempt can go on, should this one not complete. False: refused.
+-- checkpoint(lease, job_id, attempt, value): where the job's next attempt can go on, should this one not complete.
+-- False: refused.
 -- One JSON value of at most 1,000,000 bytes; the last one said counts. Read it with checkpoint_of.
 create or replace function tallybook.checkpoint(lease uuid, job_id bigint, attempt int, value jsonb,
   at timestamptz default clock_timestamp())
@@ -7,7 +8,8 @@ returns boolean language plpgsql
 as $$
 begin
   if pg_column_size(value) > 500000 and octet_length(value::text) > 1200000 then
-    raise exception 'a checkpoint has % bytes', octet_length(value::text) using errcode = 'TB005', hint = 'At most 1,000,000 bytes fit.';
+    raise exception 'a checkpoint has % bytes', octet_length(value::text) using errcode = 'TB005',
+      hint = 'At most 1,000,000 bytes fit.';
   end if;
   if not tallybook._running(lease, job_id, attempt) then return false; end if;
   insert into tallybook.progress as p (job_id, attempt, checkpoint, updated_at)

@@ -1,9 +1,11 @@
--- _left_running(): what the workers of another cluster had claimed and not ended when the copy of this database was made.
+-- _left_running(): what the workers of another cluster had claimed and not ended when the copy of this database was
+-- made.
 --
--- A claim says how many it took. Its interval may hold more by now: jobs that were put in here, under transaction ids that
--- happen to lie between the other cluster's. Their numbers (seq) are higher than any that came with the copy, so the first
--- `jobs` by number are what was claimed. That relies on the sequence job_id: it came with the copy, or was set before
--- anything was put in. Where it is wrong, a job that was waiting is shown as started once; it is in line either way.
+-- A claim says how many it took. Its interval may hold more by now: jobs that were put in here, under transaction ids
+-- that happen to lie between the other cluster's. Their numbers (seq) are higher than any that came with the copy, so
+-- the first `jobs` by number are what was claimed. That relies on the sequence job_id: it came with the copy, or was
+-- set before anything was put in. Where it is wrong, a job that was waiting is shown as started once; it is in line
+-- either way.
 -- Ended workers have nothing open, see rescue. Reads worker, claim, entry, outcome.
 create or replace function tallybook._left_running() returns table (xid xid8, seq bigint, worker text)
 language plpgsql stable
@@ -30,5 +32,6 @@ begin
                     else (e.xid, e.seq) > (c.from_xid, c.from_seq) and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq) end
            and e.seq <> all (c.skipped)) i) e
    where w.ended_at is null and e.n <= c.jobs
-     and not exists (select from tallybook.outcome o where o.retention = c.retention and o.entry_xid = e.xid and o.entry_seq = e.seq);
+     and not exists (select from tallybook.outcome o where o.retention = c.retention and o.entry_xid = e.xid
+                     and o.entry_seq = e.seq);
 end $$;

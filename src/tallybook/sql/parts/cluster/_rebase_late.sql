@@ -1,9 +1,10 @@
 -- _rebase_late(at): bring over what was put in a retired lane after its retirement. Returns how many jobs.
 --
 -- A transaction that saw the lane while it was live may write to it and commit at any later time: no producer is ever
--- waited for, and none waits. A job that was cancelled before the move comes here too when a person retries it. A retired
--- lane's born is the mark below which all is over; where nothing lies above it the look costs one probe. One session at a time
--- (class 1413565440, object 1). Reads lane, entry, outcome, claim; writes lane, and what _rebase_entries writes.
+-- waited for, and none waits. A job that was cancelled before the move comes here too when a person retries it. A
+-- retired lane's born is the mark below which all is over; where nothing lies above it the look costs one probe. One
+-- session at a time (class 1413565440, object 1). Reads lane, entry, outcome, claim; writes lane, and what
+-- _rebase_entries writes.
 create or replace function tallybook._rebase_late(p_at timestamptz) returns int
 language plpgsql
 -- profile: nested
@@ -19,12 +20,15 @@ begin
                  and e.xid >= k.born and e.xid < pg_snapshot_xmax(s))
             order by k.lane_id loop
     if exists (select from tallybook.entry e
-                where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= l.born and e.xid < pg_snapshot_xmax(s)
+                where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= l.born
+                      and e.xid < pg_snapshot_xmax(s)
                   and not exists (select from tallybook.outcome o
-                                   where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq)) then
+                                   where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq))
+                                         then
       perform pg_advisory_xact_lock(1413565441, l.lane_id);  -- against claim_job
       select n.lane_id into v_to from tallybook._lane(l.queue, l.priority, l.part) n;
-      select * into b from tallybook._rebase_entries(array[l.lane_id], array[v_to], array[l.born], pg_snapshot_xmax(s), '{}', '{}', '{}', p_at);
+      select * into b from tallybook._rebase_entries(array[l.lane_id], array[v_to], array[l.born], pg_snapshot_xmax(s),
+                                                     '{}', '{}', '{}', p_at);
       v_late := v_late + b.moved + b.cancelled;
       if b.moved > 0 then perform tallybook._wake(l.queue); end if;
     end if;

@@ -1,25 +1,31 @@
 -- rebase(cursors, at, as_service): make the lanes of a database that came from another cluster claimable in this one.
 --
--- Transaction ids mean something only in the cluster that gave them out, so after a dump and restore, a logical replication
--- or pg_upgrade the cursors point nowhere. Workers call this when they start, at each new connection and every few seconds;
+-- Transaction ids mean something only in the cluster that gave them out, so after a dump and restore, a logical
+-- replication or pg_upgrade the cursors point nowhere. Workers call this when they start, at each new connection and
+-- every few seconds;
 -- where the cluster is the one that is on record it costs 0.1 ms and does nothing.
 --   cursors  look at them as well: for data that came without the row in installation, and after TB004
 --   at       the time; for tests
---   as_service  claim the run first, and put it on record (see _service.sql); rebased is null where somebody else is running it
+--   as_service  claim the run first, and put it on record (see _service.sql); rebased is null where somebody else is
+--               running it
 -- Otherwise, once, whoever is first (the others wait for it):
 -- - every lane gets a successor and is retired; what is scheduled, waiting or dead points at the successor;
--- - every entry without an outcome is appended anew, whoever wrote it and when: as moved, or as lost where a worker of the
---   other cluster had claimed it. No crash is counted: it was not the job that ended the worker. Cancelled ones end as cancelled;
+-- - every entry without an outcome is appended anew, whoever wrote it and when: as moved, or as lost where a worker of
+-- the
+--   other cluster had claimed it. No crash is counted: it was not the job that ended the worker. Cancelled ones end as
+--   cancelled;
 -- - the workers on record are ended: one that followed the move registers anew, what it still ends is refused;
 -- - the sequences are set past every number in use, where they did not come along; the cluster is put on record.
--- No producer waits. What it puts into a retired lane, because its transaction began earlier, is brought over by later calls.
--- Returns rebased (whether this call did all that), and how many lanes there are now, how many attempts were moved, lost and
--- cancelled, how many scheduled, waiting and dead jobs and how many workers were on record; late: jobs brought over from retired lanes.
--- Errors: TB003: a rebase that is needed needs READ COMMITTED. Takes the lock of migrate, then the gates of all workers.
+-- No producer waits. What it puts into a retired lane, because its transaction began earlier, is brought over by later
+-- calls.
+-- Returns rebased (whether this call did all that), and how many lanes there are now, how many attempts were moved,
+-- lost and cancelled, how many scheduled, waiting and dead jobs and how many workers were on record; late: jobs brought
+-- over from retired lanes.
+-- Errors: TB003: a rebase that is needed needs READ COMMITTED. Takes the lock of migrate, then the gates of all
+-- workers.
 create or replace function tallybook.rebase(cursors boolean default false, at timestamptz default clock_timestamp(),
-  as_service boolean default false,
-  out rebased boolean, out lanes int, out moved int, out lost int, out cancelled int, out scheduled int, out waiting int, out dead int, out workers int,
-  out late int)
+  as_service boolean default false, out rebased boolean, out lanes int, out moved int, out lost int, out cancelled int,
+  out scheduled int, out waiting int, out dead int, out workers int, out late int)
 language plpgsql
 -- All of a ledger is read, without statistics where it has just been restored.
 -- profile: whole
@@ -28,23 +34,30 @@ as $$
 declare
   s pg_snapshot; v_old int[]; v_new int[]; v_xids xid8[]; v_seqs bigint[]; v_workers text[];
 begin
-  rebased := false; lanes := 0; moved := 0; lost := 0; cancelled := 0; scheduled := 0; waiting := 0; dead := 0; workers := 0; late := 0;
+  rebased := false; lanes := 0; moved := 0; lost := 0; cancelled := 0; scheduled := 0; waiting := 0; dead := 0;
+  workers := 0; late := 0;
   if as_service and not tallybook._service_claim('rebase', at) then rebased := null; return; end if;
   if not tallybook._is_foreign_cluster(cursors) then
-    if exists (select from tallybook.lane l where l.retired_at is not null) then late := tallybook._rebase_late(at); end if;
+    if exists (select from tallybook.lane l where l.retired_at is not null)
+       then late := tallybook._rebase_late(at); end if;
     if as_service then perform tallybook._service_ran('rebase', at, late); end if;
     return;
   end if;
   if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'rebase needs READ COMMITTED, this transaction is %', upper(current_setting('transaction_isolation'))
-      using errcode = 'TB003', hint = 'This database came from another cluster. Run "tallybook migrate", or call rebase() in a transaction of its own.';
+    raise exception 'rebase needs READ COMMITTED, this transaction is %',
+      upper(current_setting('transaction_isolation'))
+      using errcode = 'TB003', hint =
+      'This database came from another cluster. Run "tallybook migrate", or call rebase() in a transaction of its own.';
   end if;
   perform pg_advisory_xact_lock(1413565440, 0);
   if not tallybook._is_foreign_cluster(cursors) then return; end if;  -- somebody was quicker
 
-  -- No claim is on its way from here on: each holds the gate of a worker on record, and who registers comes by here first.
-  perform pg_advisory_xact_lock(1413565442, w.id) from (select k.id from tallybook.worker k where k.ended_at is null order by k.id) w;
-  select array_agg(r.xid), array_agg(r.seq), array_agg(r.worker) into v_xids, v_seqs, v_workers from tallybook._left_running() r;
+  -- No claim is on its way from here on: each holds the gate of a worker on record, and who registers comes by here
+  -- first.
+  perform pg_advisory_xact_lock(1413565442, w.id) from (select k.id from tallybook.worker k where k.ended_at is null
+                                                        order by k.id) w;
+  select array_agg(r.xid), array_agg(r.seq), array_agg(r.worker) into v_xids, v_seqs, v_workers
+         from tallybook._left_running() r;
   update tallybook.worker w set ended_at = rebase.at where w.ended_at is null;
   get diagnostics workers = row_count;
 
@@ -55,14 +68,17 @@ begin
   insert into tallybook.lane (queue, priority, part, retention)
   select d.queue, d.priority, d.part, d.retention from (
     select distinct l.queue, l.priority, l.part, l.retention from tallybook.lane l where l.lane_id = any (v_old)) d
-   order by d.retention = coalesce((select left(q.retention, 1) from tallybook.queue q where q.name = d.queue), 'd')::"char";
+   order by d.retention = coalesce((select left(q.retention, 1) from tallybook.queue q where q.name = d.queue),
+                                   'd')::"char";
   get diagnostics lanes = row_count;
-  update tallybook.lane l set retired_at = coalesce(l.retired_at, rebase.at), born = pg_snapshot_xmin(s) where l.lane_id = any (v_old);
+  update tallybook.lane l set retired_at = coalesce(l.retired_at, rebase.at), born = pg_snapshot_xmin(s)
+    where l.lane_id = any (v_old);
   -- One successor each, also where a producer has just made a twin of it.
   select array_agg(m.old), array_agg(m.new) into v_old, v_new from (
     select distinct on (o.lane_id) o.lane_id as old, n.lane_id as new
       from tallybook.lane o
-      join tallybook.lane n on n.queue = o.queue and n.priority = o.priority and n.part = o.part and n.retention = o.retention
+      join tallybook.lane n on n.queue = o.queue and n.priority = o.priority and n.part = o.part
+           and n.retention = o.retention
        and n.lane_id <> all (v_old)
      where o.lane_id = any (v_old) order by o.lane_id, n.lane_id) m;
 
@@ -89,7 +105,8 @@ begin
   update tallybook.installation i set system_identifier = c.system_identifier from pg_control_system() c;
   perform tallybook.recount(at);
   perform set_config('tallybook.counting', 'on', true);
-  perform tallybook._wake(q) from (select distinct l.queue from tallybook.lane l where l.lane_id = any (v_new) order by 1) d(q);
+  perform tallybook._wake(q) from (select distinct l.queue from tallybook.lane l where l.lane_id = any (v_new)
+                                   order by 1) d(q);
   rebased := true;
   if as_service then perform tallybook._service_ran('rebase', at, moved + lost + cancelled); end if;
 end $$;

@@ -1,39 +1,48 @@
--- _edges_of(queue): when the oldest and the newest jobs were enqueued, by lane, task and state: of the 1,000 first and last of all in scheduled,
--- waiting and dead, and of each line; null: of all queues' lines. Reads so many whatever their number.
-create or replace function tallybook._edges_of(p_queue text) returns table (lane_id int, task text, state text, oldest timestamptz, newest timestamptz)
+-- _edges_of(queue): when the oldest and the newest jobs were enqueued, by lane, task and state: of the 1,000 first and
+-- last of all in scheduled, waiting and dead, and of each line; null: of all queues' lines. Reads so many whatever
+-- their number.
+create or replace function tallybook._edges_of(p_queue text) returns table (lane_id int, task text, state text,
+  oldest timestamptz, newest timestamptz)
 language plpgsql stable
 -- profile: nested
 as $$
 #variable_conflict use_column
 begin
   return query
-  select x.lane_id, x.task, case when x.failures > 0 then 'retrying' else 'scheduled' end, min(x.enqueued_at), max(x.enqueued_at)
+  select x.lane_id, x.task, case when x.failures > 0 then 'retrying'
+         else 'scheduled' end, min(x.enqueued_at), max(x.enqueued_at)
     from ((select s.lane_id, s.task, s.failures, s.enqueued_at from tallybook.scheduled s order by s.job_id limit 1000)
           union all
-          (select s.lane_id, s.task, s.failures, s.enqueued_at from tallybook.scheduled s order by s.job_id desc limit 1000)) x group by 1, 2, 3;
+          (select s.lane_id, s.task, s.failures, s.enqueued_at from tallybook.scheduled s order by s.job_id desc
+           limit 1000)) x group by 1, 2, 3;
   return query
   select x.lane_id, x.task, 'waiting', min(x.enqueued_at), max(x.enqueued_at)
     from ((select w.lane_id, w.task, w.enqueued_at from tallybook.waiting w order by w.job_id limit 1000)
-          union all (select w.lane_id, w.task, w.enqueued_at from tallybook.waiting w order by w.job_id desc limit 1000)) x group by 1, 2;
+          union all (select w.lane_id, w.task, w.enqueued_at from tallybook.waiting w order by w.job_id desc
+                     limit 1000)) x group by 1, 2;
   return query
   select x.lane_id, x.task, 'dead', min(x.enqueued_at), max(x.enqueued_at)
     from ((select d.lane_id, d.task, d.enqueued_at from tallybook.dead d order by d.job_id limit 1000)
-          union all (select d.lane_id, d.task, d.enqueued_at from tallybook.dead d order by d.job_id desc limit 1000)) x group by 1, 2;
+          union all (select d.lane_id, d.task, d.enqueued_at from tallybook.dead d order by d.job_id desc limit 1000)) x
+            group by 1, 2;
   return query
   select l.lane_id, x.task, 'available', min(x.enqueued_at), max(x.enqueued_at)
     from tallybook.lane l, lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid offset 0) n, lateral (
            (select e.task, e.enqueued_at from tallybook.entry e
-             where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= n.xid order by e.xid, e.seq limit 1000)
+             where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= n.xid order by e.xid, e.seq
+                   limit 1000)
            union all
            (select e.task, e.enqueued_at from tallybook.entry e
-             where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= n.xid order by e.xid desc, e.seq desc limit 1000)) x
+             where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= n.xid
+                   order by e.xid desc, e.seq desc limit 1000)) x
    where (p_queue is null or l.queue = p_queue) and l.retired_at is null and n.xid is not null group by 1, 2;
 end $$;
 
--- _status_of(queue): the rows of the view queue_status, of one queue; null: of all. A page of one queue is not to pay for the lines of a
--- thousand others.
+-- _status_of(queue): the rows of the view queue_status, of one queue; null: of all. A page of one queue is not to pay
+-- for the lines of a thousand others.
 create or replace function tallybook._status_of(p_queue text)
-returns table (queue text, task text, state text, jobs bigint, oldest timestamptz, newest timestamptz, average_attempts numeric)
+returns table (queue text, task text, state text, jobs bigint, oldest timestamptz, newest timestamptz,
+  average_attempts numeric)
 language plpgsql stable
 -- profile: nojit
 set plan_cache_mode = force_generic_plan  -- a plan made anew costs more than it gains
@@ -62,16 +71,18 @@ begin
     from tallybook.lane l, lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid offset 0) n, lateral (
            select greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
             where e.lane_id = l.lane_id and e.retention = l.retention
-              and (e.xid, e.seq) > (n.xid, coalesce((select case when h.pos_xid = n.xid then h.pos_seq end from tallybook.claim h
+              and (e.xid, e.seq) > (n.xid, coalesce((select case when h.pos_xid = n.xid then h.pos_seq end
+                                                     from tallybook.claim h
                                                       where h.lane_id = l.lane_id and h.retention = l.retention
-                                                      order by h.number desc limit 1), 0)) order by e.xid, e.seq limit 1) e
+                                                      order by h.number desc limit 1), 0)) order by e.xid, e.seq
+                                                        limit 1) e
    where l.queue = p_queue and l.retired_at is null and n.xid is not null;
 end $$;
 
 -- _oldest_of(queues): the same of many at once, at a fraction of the cost of each; those without a line are left out.
 --
--- While no transaction that writes is open, what follows the cursor of a lane whose last claim left no hole is the next one: there is
--- no need to ask _next, which is most of the cost. All other lanes ask it.
+-- While no transaction that writes is open, what follows the cursor of a lane whose last claim left no hole is the next
+-- one: there is no need to ask _next, which is most of the cost. All other lanes ask it.
 create or replace function tallybook._oldest_of(p_queues text[]) returns table (queue text, oldest timestamptz)
 language plpgsql stable
 -- profile: nested
@@ -85,12 +96,15 @@ begin
   select q.name, min(coalesce(d.ready_at, e.ready_at))
     from unnest(p_queues) q(name)
     join tallybook.lane l on l.queue = q.name and l.retired_at is null
-    left join lateral (select h.pos_xid, h.pos_seq, h.holes = '{}' and h.closed = '{}' and h.hi <= pg_snapshot_xmax(v_snap) as whole
+    left join lateral (select h.pos_xid, h.pos_seq, h.holes = '{}' and h.closed = '{}'
+                       and h.hi <= pg_snapshot_xmax(v_snap) as whole
                          from tallybook.claim h where h.lane_id = l.lane_id and h.retention = l.retention
                         order by h.number desc limit 1) c on true
     left join lateral (select greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
-                        where v_quiet and coalesce(c.whole, true) and e.lane_id = l.lane_id and e.retention = l.retention
-                          and (e.xid, e.seq) > (coalesce(c.pos_xid, l.born), coalesce(c.pos_seq, 0)) order by e.xid, e.seq limit 1) d on true
+                        where v_quiet and coalesce(c.whole, true) and e.lane_id = l.lane_id
+                              and e.retention = l.retention
+                          and (e.xid, e.seq) > (coalesce(c.pos_xid, l.born), coalesce(c.pos_seq, 0))
+                              order by e.xid, e.seq limit 1) d on true
     left join lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid
                         where not (v_quiet and coalesce(c.whole, true)) offset 0) n on true
     left join lateral (select greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e

@@ -1,11 +1,16 @@
--- backlog(): how many jobs of each queue are in each state that is not an end, and since when the oldest of them could run.
+-- backlog(): how many jobs of each queue are in each state that is not an end, and since when the oldest of them could
+-- run.
 --
--- Numbers only: for a metrics collector, which may ask every second. Also dead letters. Out of the counters: see counts.
---   oldest_run_at  the earliest instant from which one of them could or can run. It is looked for at the head of the queue's lines, and among the
---                  1,000 of all that are due first (scheduled, retrying) or have the lowest ids (waiting, dead); null where none of these
+-- Numbers only: for a metrics collector, which may ask every second. Also dead letters. Out of the counters: see
+-- counts.
+--   oldest_run_at  the earliest instant from which one of them could or can run. It is looked for at the head of the
+--                  queue's lines, and among the
+--                  1,000 of all that are due first (scheduled, retrying) or have the lowest ids (waiting, dead); null
+--                  where none of these
 --                  is of this queue, and for what runs
 -- Reads what counts reads, the head of each line, and those of scheduled, waiting and dead.
-create or replace function tallybook.backlog(out queue text, out state text, out jobs bigint, out oldest_run_at timestamptz)
+create or replace function tallybook.backlog(out queue text, out state text, out jobs bigint,
+  out oldest_run_at timestamptz)
 returns setof record language plpgsql stable
 -- profile: hot
 as $$
@@ -13,14 +18,17 @@ as $$
 begin
   return query
   with n as materialized (
-    select l.queue, c.what, sum(c.n)::bigint as jobs from tallybook._counted() c join tallybook.lane l on l.lane_id = c.lane_id
-     where c.what in ('scheduled', 'retrying', 'waiting', 'available', 'running', 'dead') group by l.queue, c.what having sum(c.n) <> 0
+    select l.queue, c.what, sum(c.n)::bigint as jobs from tallybook._counted() c
+           join tallybook.lane l on l.lane_id = c.lane_id
+     where c.what in ('scheduled', 'retrying', 'waiting', 'available', 'running', 'dead')
+           group by l.queue, c.what having sum(c.n) <> 0
   ), first as (
     select l.queue, x.what, min(x.run_at) as run_at
       from ((select s.lane_id, case when s.failures > 0 then 'retrying' else 'scheduled' end as what, s.run_at
                from tallybook.scheduled s order by s.run_at limit 1000)
             union all
-            (select w.lane_id, 'waiting', coalesce(w.run_at, w.enqueued_at) from tallybook.waiting w order by w.job_id limit 1000)
+            (select w.lane_id, 'waiting', coalesce(w.run_at, w.enqueued_at) from tallybook.waiting w order by w.job_id
+             limit 1000)
             union all
             (select d.lane_id, 'dead', d.enqueued_at from tallybook.dead d order by d.job_id limit 1000)) x
       join tallybook.lane l on l.lane_id = x.lane_id group by l.queue, x.what

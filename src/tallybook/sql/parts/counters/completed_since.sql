@@ -1,14 +1,17 @@
 -- completed_since(since): how many jobs have completed since then, per queue and task: select sum(completed) from
--- tallybook.completed_since(date_trunc('day', now())) is what was done today. As exact as the steps that are kept: to the second
--- for 15 min, to the minute for two days, then to the hour and the day (tallybook.series_step). Errors: TB005 no since.
-create or replace function tallybook.completed_since(since timestamptz) returns table (queue text, task text, completed bigint)
+-- tallybook.completed_since(date_trunc('day', now())) is what was done today. As exact as the steps that are kept: to
+-- the second for 15 min, to the minute for two days, then to the hour and the day (tallybook.series_step). Errors:
+-- TB005 no since.
+create or replace function tallybook.completed_since(since timestamptz) returns table (queue text, task text,
+  completed bigint)
 language plpgsql stable
 -- profile: hot
 as $$
 #variable_conflict use_column
 begin
   if completed_since.since is null then
-    raise exception 'completed_since needs to know since when' using errcode = 'TB005', hint = 'Like the beginning of today.';
+    raise exception 'completed_since needs to know since when' using errcode = 'TB005',
+      hint = 'Like the beginning of today.';
   end if;
   return query
   select l.queue, x.task, sum(x.n)::bigint

@@ -1,12 +1,14 @@
--- count_event(name, n): count something of your own, in your transaction: rolled back, and it did not happen. One small row is appended; nobody
--- waits for anybody, however many count the same name. Read it with event_counts() and event_series().
+-- count_event(name, n): count something of your own, in your transaction: rolled back, and it did not happen. One small
+-- row is appended; nobody waits for anybody, however many count the same name. Read it with event_counts() and
+-- event_series().
 -- Errors: TB005 a name that is empty or longer than 200 bytes, an n that is 0. Writes tally.
 create or replace function tallybook.count_event(name text, n int default 1) returns void
 language plpgsql as $$
 begin
   perform tallybook._check_name('event', name, 200);
   if coalesce(n, 0) = 0 then
-    raise exception 'an event is counted by a number other than 0' using errcode = 'TB005', hint = 'A negative one takes back what was counted.';
+    raise exception 'an event is counted by a number other than 0' using errcode = 'TB005',
+      hint = 'A negative one takes back what was counted.';
   end if;
   insert into tallybook.tally (n, what, task) values (count_event.n, 'event', count_event.name);
 end $$;

@@ -10,27 +10,36 @@
 -- out, which is when it would have been claimed or promoted. Reads total, series, fold, lane, claim, entry and
 -- tally.
 create or replace function tallybook.counts()
-returns table (queue text, task text, scheduled bigint, retrying bigint, waiting bigint, available bigint, running bigint, dead bigint,
-               completed bigint, failed bigint, snoozed bigint, cancelled bigint, lost bigint, moved bigint, died bigint)
+returns table (queue text, task text, scheduled bigint, retrying bigint, waiting bigint, available bigint,
+  running bigint, dead bigint,
+               completed bigint, failed bigint, snoozed bigint, cancelled bigint, lost bigint, moved bigint,
+  died bigint)
 language plpgsql stable
 -- profile: hot
 as $$
 #variable_conflict use_column
 begin
   return query
-  select l.queue, n.task, coalesce(sum(n.n) filter (where n.what = 'scheduled'), 0)::bigint, coalesce(sum(n.n) filter (where n.what = 'retrying'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'waiting'), 0)::bigint, coalesce(sum(n.n) filter (where n.what = 'available'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'running'), 0)::bigint, coalesce(sum(n.n) filter (where n.what = 'dead'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'completed'), 0)::bigint, coalesce(sum(n.n) filter (where n.what = 'failed'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'snoozed'), 0)::bigint, coalesce(sum(n.n) filter (where n.what = 'cancelled'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'lost'), 0)::bigint, coalesce(sum(n.n) filter (where n.what = 'moved'), 0)::bigint,
+  select l.queue, n.task, coalesce(sum(n.n) filter (where n.what = 'scheduled'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'retrying'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'waiting'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'available'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'running'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'dead'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'completed'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'failed'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'snoozed'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'cancelled'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'lost'), 0)::bigint,
+         coalesce(sum(n.n) filter (where n.what = 'moved'), 0)::bigint,
          coalesce(sum(n.n) filter (where n.what = 'died'), 0)::bigint
     from tallybook._counted() n join tallybook.lane l on l.lane_id = n.lane_id
    group by l.queue, n.task;
 end $$;
 
 -- _folded_sums(): the sums up to the last fold; several rows of one lane, task and state are to be added up.
-create or replace function tallybook._folded_sums() returns table (lane_id int, task text, what tallybook.counted, n bigint, attempts bigint, last_at timestamptz)
+create or replace function tallybook._folded_sums() returns table (lane_id int, task text, what tallybook.counted,
+  n bigint, attempts bigint, last_at timestamptz)
 language plpgsql stable
 -- profile: hot
 as $$
@@ -46,9 +55,10 @@ begin
    where x.step = 0 and x.number > f.checkpoint and x.what not in ('took', 'waited');
 end $$;
 
--- _counted(): what counts sums up, by lane: states and endings with how many there are, the sum of their attempt numbers, and when a fold has
--- found the last change of each. How many of a lane run is what was claimed less what of that has ended; where several tasks share
--- the lane, the shorter of the two, what waits and what runs, is read: see _split for what that means where very much was claimed since.
+-- _counted(): what counts sums up, by lane: states and endings with how many there are, the sum of their attempt
+-- numbers, and when a fold has found the last change of each. How many of a lane run is what was claimed less what of
+-- that has ended; where several tasks share the lane, the shorter of the two, what waits and what runs, is read: see
+-- _split for what that means where very much was claimed since.
 -- 'unattributed' besides: how many that run were counted under this task without a look at theirs.
 create or replace function tallybook._counted()
 returns table (lane_id int, task text, what text, n bigint, attempts bigint, last_at timestamptz)
@@ -61,20 +71,24 @@ declare
 begin
   select x.* into f from tallybook.fold x order by x.number desc limit 1;
   if not found then  -- an installation from before the counters, in its first seconds
-    return query select c.lane_id, c.task, c.what, c.n, c.attempts, null::timestamptz from tallybook._recounted_open() c;
+    return query select c.lane_id, c.task, c.what, c.n, c.attempts, null::timestamptz
+           from tallybook._recounted_open() c;
     return;
   end if;
   return query
   with sums as materialized (
-    select s.lane_id, s.task, s.what, sum(s.n)::bigint as n, sum(s.attempts)::bigint as attempts, max(s.last_at) as last_at
+    select s.lane_id, s.task, s.what, sum(s.n)::bigint as n, sum(s.attempts)::bigint as attempts,
+           max(s.last_at) as last_at
       from (select * from tallybook._folded_sums()
             union all
-            select c.lane_id, c.task, c.what, c.n, c.attempts, f.folded_at from tallybook._changed(f.hi, null, f.holes, '{}') c) s
+            select c.lane_id, c.task, c.what, c.n, c.attempts, f.folded_at
+                   from tallybook._changed(f.hi, null, f.holes, '{}') c) s
      where s.lane_id is not null group by s.lane_id, s.task, s.what
   ), open as materialized (
     select s.lane_id, s.task, sum(case when s.what = 'opened' then s.n else -s.n end)::bigint as n,
            sum(case when s.what = 'opened' then s.attempts else -s.attempts end)::bigint as attempts,
-           (sum(case when s.what = 'opened' then 0 else s.n end))::bigint as ended, max(s.last_at) filter (where s.what = 'opened') as last_at
+           (sum(case when s.what = 'opened' then 0 else s.n end))::bigint as ended,
+           max(s.last_at) filter (where s.what = 'opened') as last_at
       from sums s where s.what in ('opened', 'completed', 'failed', 'snoozed', 'cancelled', 'lost', 'moved', 'died')
      group by s.lane_id, s.task
   ), lanes as materialized (
@@ -82,13 +96,16 @@ begin
            (coalesce(h.claimed, 0) - sum(o.ended) + coalesce(max(u.n), 0))::bigint as running
       from open o
       join tallybook.lane l on l.lane_id = o.lane_id
-      left join lateral (select c.claimed from tallybook.claim c where c.lane_id = l.lane_id and c.retention = l.retention
+      left join lateral (select c.claimed from tallybook.claim c where c.lane_id = l.lane_id
+                         and c.retention = l.retention
                           order by c.number desc limit 1) h on true
-      left join (select s.lane_id, sum(s.n) as n from sums s where s.what = 'unclaimed' group by s.lane_id) u on u.lane_id = o.lane_id
+      left join (select s.lane_id, sum(s.n) as n from sums s where s.what = 'unclaimed' group by s.lane_id) u
+        on u.lane_id = o.lane_id
      where l.retired_at is null
      group by o.lane_id, h.claimed having sum(o.n) <> 0
   ), shared as materialized (
-    select l.*, case when l.tasks = 1 or l.running = 0 or l.running = l.n then null when l.n - l.running <= 2000 then 'available' else 'running' end as mode
+    select l.*, case when l.tasks = 1 or l.running = 0 or l.running = l.n then null when l.n - l.running <= 2000
+           then 'available' else 'running' end as mode
       from lanes l
   ), parts as materialized (
     select l.lane_id, r.task, r.n from shared l cross join lateral tallybook._split(l.lane_id, l.mode, l.running) r
@@ -107,9 +124,11 @@ begin
                 when k.mode = 'available' then k.n - k.seen else k.seen + k.unattributed end as running
       from known k
   )
-  select s.lane_id, s.task, s.what::text, s.n, s.attempts, s.last_at from sums s where s.what not in ('opened', 'unclaimed')
+  select s.lane_id, s.task, s.what::text, s.n, s.attempts, s.last_at from sums s
+         where s.what not in ('opened', 'unclaimed')
   union all
-  select p.lane_id, p.task, 'available', p.n - p.running, p.attempts * (p.n - p.running) / p.n, p.last_at from split p where p.n <> p.running
+  select p.lane_id, p.task, 'available', p.n - p.running, p.attempts * (p.n - p.running) / p.n, p.last_at from split p
+         where p.n <> p.running
   union all
   select p.lane_id, p.task, 'running', p.running, p.attempts * p.running / p.n, null from split p where p.running <> 0
   union all
@@ -148,7 +167,8 @@ begin
     for c in select k.id, k.worker_id, k.number, k.jobs, k.lane_id from tallybook.claim k
               where k.worker_id = w.id and k.id >= w.open_from order by k.id loop
       v_seen := v_seen + c.jobs;
-      if c.lane_id = p_lane_id and c.number < v_low and c.jobs > 0 then v_tasks := v_tasks || tallybook._open_tasks(c.worker_id, c.id); end if;
+      if c.lane_id = p_lane_id and c.number < v_low and c.jobs > 0
+         then v_tasks := v_tasks || tallybook._open_tasks(c.worker_id, c.id); end if;
       exit when cardinality(v_tasks) >= p_running or v_seen >= 2000;
     end loop;
   end loop;
@@ -164,5 +184,6 @@ as $$
 begin
   return array(select e.task from tallybook._open_attempts(p_worker, p_claim, p_claim) a, lateral (
                  select x.task from tallybook.entry x
-                  where x.lane_id = a.lane_id and x.retention = a.retention and x.xid = a.xid and x.seq = a.seq limit 1) e);
+                  where x.lane_id = a.lane_id and x.retention = a.retention and x.xid = a.xid and x.seq = a.seq
+                        limit 1) e);
 end $$;

@@ -1,6 +1,7 @@
--- event_series(name, step, since, at): how often an event was counted, per step of time in which it was. Steps as in levels. Errors: TB005.
-create or replace function tallybook.event_series(name text, step interval default '1 min', since timestamptz default null,
-  at timestamptz default clock_timestamp()) returns table (begins timestamptz, n bigint)
+-- event_series(name, step, since, at): how often an event was counted, per step of time in which it was. Steps as in
+-- levels. Errors: TB005.
+create or replace function tallybook.event_series(name text, step interval default '1 min',
+  since timestamptz default null, at timestamptz default clock_timestamp()) returns table (begins timestamptz, n bigint)
 language plpgsql stable
 -- profile: hot
 as $$
@@ -13,6 +14,7 @@ begin
     from (select x.at, x.n from tallybook._series_since(v_since) x where x.what = 'event' and x.task = event_series.name
           union all  -- what is not folded yet belongs to the step that is not over
           select event_series.at, c.n from tallybook.fold f, lateral tallybook._changed(f.hi, null, f.holes, '{}') c
-           where c.what = 'event' and c.task = event_series.name and f.number = (select max(y.number) from tallybook.fold y)) s
+           where c.what = 'event' and c.task = event_series.name
+                 and f.number = (select max(y.number) from tallybook.fold y)) s
    group by 1 having sum(s.n) <> 0 order by 1;
 end $$;

@@ -1,26 +1,33 @@
--- fold(as_service, at): take into the counters what has changed since the last fold. Run by workers; calling it is never needed.
+-- fold(as_service, at): take into the counters what has changed since the last fold. Run by workers; calling it is
+-- never needed.
 --
--- What a fold takes in is decided by transaction ids alone: all that its snapshot shows as ended and the last one's did not. What these have
--- written cannot change any more, so each row is counted once, whoever commits late, and whatever is rolled back or crashes. What has come into
--- line is read from entry, all else from tally. Nothing that a job does waits for this, and readers add what has not been folded yet.
+-- What a fold takes in is decided by transaction ids alone: all that its snapshot shows as ended and the last one's did
+-- not. What these have written cannot change any more, so each row is counted once, whoever commits late, and whatever
+-- is rolled back or crashes. What has come into line is read from entry, all else from tally. Nothing that a job does
+-- waits for this, and readers add what has not been folded yet.
 --   as_service  claim the run first, at most about one a second, and put it on record
 -- Returns how many sums it has written; null: somebody else is folding, or has just done so.
 -- Errors: TB003 isolation level. Reads lane, entry, tally; writes fold, series, total, service.
-create or replace function tallybook.fold(as_service boolean default false, at timestamptz default clock_timestamp()) returns bigint
+create or replace function tallybook.fold(as_service boolean default false,
+  at timestamptz default clock_timestamp()) returns bigint
 language plpgsql
 -- profile: nested
 as $$
 declare
-  f tallybook.fold; s pg_snapshot; v_own xid8; v_hi xid8; v_holes xid8[]; v_closed xid8[]; v_last_job bigint; v_n bigint;
+  f tallybook.fold; s pg_snapshot; v_own xid8; v_hi xid8; v_holes xid8[]; v_closed xid8[]; v_last_job bigint;
+  v_n bigint;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'fold needs READ COMMITTED, this transaction is %', upper(current_setting('transaction_isolation')) using errcode = 'TB003';
+    raise exception 'fold needs READ COMMITTED, this transaction is %', upper(current_setting('transaction_isolation'))
+      using errcode = 'TB003';
   end if;
   if as_service and not tallybook._service_claim('fold', at) then return null; end if;
   if not pg_try_advisory_xact_lock(1413565449, hashtext('fold: one at a time')) then return null; end if;
   select x.* into f from tallybook.fold x order by x.number desc limit 1;
   -- It takes a twentieth of a connection's time at most, however much there is to count.
-  if as_service and f.folded_at between at - greatest(interval '0.5 s', 20 * (select s.last_took from tallybook.service s where s.name = 'fold')) and at then
+  if as_service and f.folded_at between at - greatest(interval '0.5 s',
+                                                      20 * (select s.last_took from tallybook.service s
+                                                            where s.name = 'fold')) and at then
     return null;
   end if;
   -- Read before the snapshot: what is put in meanwhile is looked for again.
@@ -57,10 +64,12 @@ begin
   return v_n;
 end $$;
 
--- _changed(from, before, closed, holes): what transactions have changed with from <= id < before that are no holes, and those in closed: by lane,
--- task and state. before null: all that the statement sees from there on. Reads lane, entry, tally.
+-- _changed(from, before, closed, holes): what transactions have changed with from <= id < before that are no holes, and
+-- those in closed: by lane, task and state. before null: all that the statement sees from there on. Reads lane, entry,
+-- tally.
 create or replace function tallybook._changed(p_from xid8, p_before xid8, p_closed xid8[], p_holes xid8[])
-returns table (lane_id int, task text, what tallybook.counted, took smallint, waited smallint, n bigint, attempts bigint)
+returns table (lane_id int, task text, what tallybook.counted, took smallint, waited smallint, n bigint,
+  attempts bigint)
 language plpgsql stable
 -- profile: nested
 as $$
@@ -71,7 +80,8 @@ begin
   select l.lane_id, e.task, 'opened'::tallybook.counted, null::smallint, null::smallint, e.n, e.attempts
     from tallybook.lane l, lateral (
       select e.task, count(*) as n, sum(e.attempt) as attempts from tallybook.entry e
-       where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= p_from and (p_before is null or e.xid < p_before) and e.xid <> all (p_holes)
+       where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= p_from
+             and (p_before is null or e.xid < p_before) and e.xid <> all (p_holes)
        group by e.task) e
    where l.retired_at is null;
   if p_closed <> '{}' then
@@ -83,7 +93,8 @@ begin
      where l.retired_at is null;
     return query
     select t.lane_id, t.task, t.what, t.took, t.waited, sum(t.n), sum(t.attempts)
-      from unnest(p_closed) x(xid), tallybook.tally t where t.xid = x.xid group by t.lane_id, t.task, t.what, t.took, t.waited;
+      from unnest(p_closed) x(xid), tallybook.tally t where t.xid = x.xid
+           group by t.lane_id, t.task, t.what, t.took, t.waited;
   end if;
   return query
   select t.lane_id, t.task, t.what, t.took, t.waited, sum(t.n), sum(t.attempts)
@@ -91,14 +102,16 @@ begin
    group by t.lane_id, t.task, t.what, t.took, t.waited;
 end $$;
 
--- _checkpoint(old, new): write the sums of all up to the fold new; what readers of older snapshots need is theirs still.
+-- _checkpoint(old, new): write the sums of all up to the fold new; what readers of older snapshots need is theirs
+-- still.
 create or replace function tallybook._checkpoint(p_old bigint, p_new bigint) returns void
 language sql
 -- profile: lookup
 as $$
   insert into tallybook.total (checkpoint, n, attempts, last_at, lane_id, what, task)
   select p_new, sum(c.n), sum(c.attempts), max(c.at), c.lane_id, c.what, c.task
-    from (select t.lane_id, t.task, t.what, t.n, t.attempts, t.last_at as at from tallybook.total t where t.checkpoint = p_old
+    from (select t.lane_id, t.task, t.what, t.n, t.attempts, t.last_at as at from tallybook.total t
+          where t.checkpoint = p_old
           union all
           select x.lane_id, x.task, x.what, x.n, x.attempts, x.at from tallybook.series x
            where x.step = 0 and x.number > p_old and x.number <= p_new and x.what not in ('took', 'waited')) c
@@ -107,7 +120,8 @@ as $$
   delete from tallybook.fold f where f.number < p_old;
 $$;
 
--- _thin(at): sum what is older than its step is kept up to the next step; the longest is forgotten. Once in a while, a step at a time.
+-- _thin(at): sum what is older than its step is kept up to the next step; the longest is forgotten. Once in a while, a
+-- step at a time.
 create or replace function tallybook._thin(p_at timestamptz) returns void
 language plpgsql
 -- profile: lookup
@@ -118,10 +132,12 @@ begin
   for k in select s.step, s.keep, s.thinned_to, n.step as next,
                   make_interval(secs => greatest(60, coalesce(n.step, s.step))) as width
              from tallybook.series_step s left join lateral (
-               select x.step from tallybook.series_step x where x.step > s.step order by x.step limit 1) n on true order by s.step loop
+               select x.step from tallybook.series_step x where x.step > s.step order by x.step limit 1) n on true
+                      order by s.step loop
     v_to := date_bin(k.width, p_at - k.keep, timestamptz '2001-01-01 00:00+00');
     -- Never past what the step below it has still to hand on.
-    if v_below < v_to then v_to := case when isfinite(v_below) then date_bin(k.width, v_below, timestamptz '2001-01-01 00:00+00') else v_below end; end if;
+    if v_below < v_to then v_to := case when isfinite(v_below)
+       then date_bin(k.width, v_below, timestamptz '2001-01-01 00:00+00') else v_below end; end if;
     v_below := k.thinned_to;
     continue when v_to <= k.thinned_to;
     select f.checkpoint into v_checkpoint from tallybook.fold f order by f.number desc limit 1;
@@ -130,16 +146,19 @@ begin
          and (k.step > 0 or x.number <= v_checkpoint)  -- what comes after it is part of the sums
       returning x.*)
     insert into tallybook.series (at, n, attempts, lane_id, step, bucket, what, task)
-    select date_bin(k.width, g.at, timestamptz '2001-01-01 00:00+00') as begins, sum(g.n), sum(g.attempts), g.lane_id, k.next, g.bucket, g.what, g.task
+    select date_bin(k.width, g.at, timestamptz '2001-01-01 00:00+00') as begins, sum(g.n), sum(g.attempts), g.lane_id,
+           k.next, g.bucket, g.what, g.task
       from gone g where k.next is not null
      group by begins, g.lane_id, g.bucket, g.what, g.task having sum(g.n) <> 0 or sum(g.attempts) <> 0;
     update tallybook.series_step s set thinned_to = v_to
-     where s.step = k.step and not exists (select from tallybook.series x where x.step = k.step and x.at >= k.thinned_to and x.at < v_to);
+     where s.step = k.step and not exists (select from tallybook.series x where x.step = k.step and x.at >= k.thinned_to
+                                           and x.at < v_to);
     if found then v_below := v_to; end if;
   end loop;
 end $$;
 
--- _folded(below): whether the counters have taken in all that transactions with lower ids have written: then it may be dropped.
+-- _folded(below): whether the counters have taken in all that transactions with lower ids have written: then it may be
+-- dropped.
 create or replace function tallybook._folded(p_below xid8) returns boolean
 language sql stable
 -- profile: nojit

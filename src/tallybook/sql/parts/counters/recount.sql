@@ -1,7 +1,8 @@
 -- recount(at): count everything anew, from the ledgers, and go on from there. Returns how many sums there are.
 --
--- For an installation from before the counters, after a move to another cluster, or where verify finds a difference. What is open and what is on
--- record is counted; of what was pruned the totals of before are kept. It reads everything once; nobody waits for it but other folds.
+-- For an installation from before the counters, after a move to another cluster, or where verify finds a difference.
+-- What is open and what is on record is counted; of what was pruned the totals of before are kept. It reads everything
+-- once; nobody waits for it but other folds.
 -- Errors: TB003 isolation level. Reads all ledgers and tables of jobs; writes fold, total, tally.
 create or replace function tallybook.recount(at timestamptz default clock_timestamp()) returns bigint
 language plpgsql
@@ -11,7 +12,8 @@ declare
   v_last bigint; v_number bigint; v_n bigint; v_own xid8; f tallybook.fold;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'recount needs READ COMMITTED, this transaction is %', upper(current_setting('transaction_isolation')) using errcode = 'TB003';
+    raise exception 'recount needs READ COMMITTED, this transaction is %',
+      upper(current_setting('transaction_isolation')) using errcode = 'TB003';
   end if;
   perform pg_advisory_xact_lock(1413565449, hashtext('fold: one at a time'));
   -- What has come since the last fold belongs into the series; what is corrected does not.
@@ -23,39 +25,50 @@ begin
   select x.number into v_last from tallybook.fold x order by x.number desc limit 1;
   v_number := coalesce(v_last, 0) + 1;
   v_own := pg_current_xact_id_if_assigned();
-  -- One statement, one snapshot: what it sees is counted; what it does not see is still to be folded. So are the caller's own changes, which it
-  -- sees: they are taken off again, since the caller may go on.
+  -- One statement, one snapshot: what it sees is counted; what it does not see is still to be folded. So are the
+  -- caller's own changes, which it sees: they are taken off again, since the caller may go on.
   with open as materialized (
     select c.lane_id, c.task, c.what, c.n, c.attempts from tallybook._recounted_open() c
   ), ended as materialized (
-    select e.lane_id, e.task, case when o.state = 'dead' then 'died' else o.state::text end as what, count(*) as n, sum(e.attempt) as attempts
+    select e.lane_id, e.task, case when o.state = 'dead' then 'died'
+           else o.state::text end as what, count(*) as n, sum(e.attempt) as attempts
       from tallybook.outcome o
       join tallybook.entry e on e.retention = o.retention and e.xid = o.entry_xid and e.seq = o.entry_seq
      group by e.lane_id, e.task, o.state
   ), before as materialized (
-    select s.lane_id, s.task, s.what::text as what, sum(s.n) as n, sum(s.attempts) as attempts, max(s.last_at) as last_at
+    select s.lane_id, s.task, s.what::text as what, sum(s.n) as n, sum(s.attempts) as attempts,
+           max(s.last_at) as last_at
       from (select * from tallybook._folded_sums()
-            union all  -- events that came along from another cluster, counted there after its last fold: no ledger has them
+            -- events that came along from another cluster, counted there after its last fold: no ledger has them
+            union all
             select t.lane_id, t.task, t.what, t.n, t.attempts, f.folded_at from tallybook.tally t
-             where t.what = 'event' and (t.xid >= f.hi or t.xid = any (f.holes))) s where s.what not in ('opened', 'scheduled', 'retrying', 'waiting', 'dead', 'unclaimed')
+             where t.what = 'event' and (t.xid >= f.hi or t.xid = any (f.holes))) s
+                   where s.what not in ('opened', 'scheduled', 'retrying', 'waiting', 'dead', 'unclaimed')
      group by s.lane_id, s.task, s.what
   ), ends as materialized (
-    select coalesce(e.lane_id, b.lane_id) as lane_id, coalesce(e.task, b.task) as task, coalesce(e.what, b.what) as what, b.last_at,
-           case when b.what = 'event' then b.n when p.pruned then greatest(coalesce(e.n, 0), coalesce(b.n, 0)) else coalesce(e.n, 0) end as n,
-           case when p.pruned then greatest(coalesce(e.attempts, 0), coalesce(b.attempts, 0)) else coalesce(e.attempts, 0) end as attempts
+    select coalesce(e.lane_id, b.lane_id) as lane_id, coalesce(e.task, b.task) as task,
+           coalesce(e.what, b.what) as what, b.last_at,
+           case when b.what = 'event' then b.n when p.pruned then greatest(coalesce(e.n, 0), coalesce(b.n, 0))
+                else coalesce(e.n, 0) end as n,
+           case when p.pruned then greatest(coalesce(e.attempts, 0), coalesce(b.attempts, 0))
+                else coalesce(e.attempts, 0) end as attempts
       from ended e full join before b on b.lane_id = e.lane_id and b.task = e.task and b.what = e.what
      cross join (select exists (select from tallybook.pruned) as pruned) p
   ), sums as materialized (
-    select c.lane_id, c.task, case when c.what in ('available', 'running') then 'opened' else c.what end as what, c.n, c.attempts,
+    select c.lane_id, c.task, case when c.what in ('available', 'running') then 'opened'
+           else c.what end as what, c.n, c.attempts,
            null::timestamptz as last_at from open c
     union all select e.lane_id, e.task, e.what, e.n, e.attempts, e.last_at from ends e
     union all select e.lane_id, e.task, 'opened', e.n, e.attempts, null from ends e where e.what <> 'event'
   ), unclaimed as (  -- what of a lane has ended or gone and was never handed out: its tasks do not matter
     select l.lane_id, s.n - coalesce(h.claimed, 0) - coalesce(a.n, 0) as n
       from tallybook.lane l
-      join (select s.lane_id, sum(s.n) as n from sums s where s.what = 'opened' group by s.lane_id) s on s.lane_id = l.lane_id
-      left join (select c.lane_id, sum(c.n) as n from open c where c.what = 'available' group by c.lane_id) a on a.lane_id = l.lane_id
-      left join lateral (select c.claimed from tallybook.claim c where c.lane_id = l.lane_id and c.retention = l.retention
+      join (select s.lane_id, sum(s.n) as n from sums s where s.what = 'opened' group by s.lane_id) s
+           on s.lane_id = l.lane_id
+      left join (select c.lane_id, sum(c.n) as n from open c where c.what = 'available' group by c.lane_id) a
+        on a.lane_id = l.lane_id
+      left join lateral (select c.claimed from tallybook.claim c where c.lane_id = l.lane_id
+                         and c.retention = l.retention
                           order by c.number desc limit 1) h on true
   ), put as (
     insert into tallybook.total (checkpoint, n, attempts, last_at, lane_id, what, task)
@@ -63,29 +76,35 @@ begin
       from (select * from sums union all select u.lane_id, '', 'unclaimed', u.n, 0, null from unclaimed u
             union all
             select c.lane_id, c.task, c.what::text, -c.n, -c.attempts, null
-              from tallybook._changed(v_own, v_own, array[v_own], '{}') c where v_own is not null and c.what <> 'event') s
+              from tallybook._changed(v_own, v_own, array[v_own], '{}') c where v_own is not null
+                   and c.what <> 'event') s
      group by s.lane_id, s.what, s.task having sum(s.n) <> 0
     returning 1
   ), folded as (
     insert into tallybook.fold (number, folded_at, hi, holes, last_job, checkpoint)
     select v_number, recount.at, pg_snapshot_xmax(s.s),
-           array(select x from pg_snapshot_xip(s.s) x union all select v_own where v_own < pg_snapshot_xmax(s.s)), 0, v_number
+           array(select x from pg_snapshot_xip(s.s) x union all select v_own where v_own < pg_snapshot_xmax(s.s)), 0,
+           v_number
       from (select pg_current_snapshot() as s) s
   )
   select count(*) into v_n from put;
   delete from tallybook.total t where t.checkpoint < v_number;
   -- Numbers that this cluster has not given out yet: they came along with data of another one.
   -- Only where there are some: a table without a key that is published may not even be asked to.
-  if exists (select from tallybook.tally t where t.xid >= pg_snapshot_xmax(pg_current_snapshot()) and t.xid is distinct from v_own) then
-    delete from tallybook.tally t where t.xid >= pg_snapshot_xmax(pg_current_snapshot()) and t.xid is distinct from pg_current_xact_id_if_assigned();
+  if exists (select from tallybook.tally t where t.xid >= pg_snapshot_xmax(pg_current_snapshot()) and t.xid is distinct
+             from v_own) then
+    delete from tallybook.tally t where t.xid >= pg_snapshot_xmax(pg_current_snapshot()) and t.xid is distinct
+      from pg_current_xact_id_if_assigned();
   end if;
   return v_n;
 end $$;
 
 -- _recounted_open(): the jobs that are open or dead, counted one by one where they are: by lane, task and state.
 --
--- What is available is counted from the cursors on, what runs from the claims on: neither relies on what the counters rely on.
-create or replace function tallybook._recounted_open() returns table (lane_id int, task text, what text, n bigint, attempts bigint)
+-- What is available is counted from the cursors on, what runs from the claims on: neither relies on what the counters
+-- rely on.
+create or replace function tallybook._recounted_open() returns table (lane_id int, task text, what text, n bigint,
+  attempts bigint)
 language plpgsql stable
 -- profile: whole
 as $$
@@ -106,7 +125,8 @@ begin
    where k.ended_at is null group by 1, 2;
 end $$;
 
--- _line(lane, retention, born): what stands in one line, by task: behind the cursor, and what has committed late. See _cursor_passed.
+-- _line(lane, retention, born): what stands in one line, by task: behind the cursor, and what has committed late. See
+-- _cursor_passed.
 create or replace function tallybook._line(p_lane_id int, p_retention "char", p_born xid8)
 returns table (task text, n bigint, attempts bigint)
 language plpgsql stable
@@ -116,7 +136,8 @@ as $$
 declare
   h tallybook.claim;
 begin
-  select c.* into h from tallybook.claim c where c.lane_id = p_lane_id and c.retention = p_retention order by c.number desc limit 1;
+  select c.* into h from tallybook.claim c where c.lane_id = p_lane_id and c.retention = p_retention
+         order by c.number desc limit 1;
   if not found then
     h.lo := p_born; h.hi := p_born; h.pos_xid := p_born; h.pos_seq := 0; h.holes := '{}'; h.closed := '{}';
   end if;
@@ -124,18 +145,22 @@ begin
   select e.task, count(*), sum(e.attempt) from (
     -- The window from the position on, or all of it where former holes are drained first, and all behind it.
     select e.task, e.attempt, e.job_id from tallybook.entry e
-     where h.closed = '{}' and e.lane_id = p_lane_id and e.retention = p_retention and e.xid >= h.pos_xid and (e.xid, e.seq) > (h.pos_xid, h.pos_seq)
+     where h.closed = '{}' and e.lane_id = p_lane_id and e.retention = p_retention and e.xid >= h.pos_xid
+           and (e.xid, e.seq) > (h.pos_xid, h.pos_seq)
        and (e.xid >= h.hi or e.xid <> all (h.holes))
     union all
     select e.task, e.attempt, e.job_id from tallybook.entry e
-     where h.closed <> '{}' and e.lane_id = p_lane_id and e.retention = p_retention and e.xid >= h.lo and (e.xid >= h.hi or e.xid <> all (h.holes))
+     where h.closed <> '{}' and e.lane_id = p_lane_id and e.retention = p_retention and e.xid >= h.lo
+           and (e.xid >= h.hi or e.xid <> all (h.holes))
     union all
     select e.task, e.attempt, e.job_id from unnest(h.holes) x(xid), tallybook.entry e
      where x.xid < h.hi and e.lane_id = p_lane_id and e.retention = p_retention and e.xid = x.xid
     union all
     select e.task, e.attempt, e.job_id from unnest(h.closed) x(xid), tallybook.entry e
-     where x.xid < h.lo and e.lane_id = p_lane_id and e.retention = p_retention and e.xid = x.xid and (e.xid, e.seq) > (h.pos_xid, h.pos_seq)) e
+     where x.xid < h.lo and e.lane_id = p_lane_id and e.retention = p_retention and e.xid = x.xid
+           and (e.xid, e.seq) > (h.pos_xid, h.pos_seq)) e
    -- Taken out of the line by its id.
-   where coalesce((select false from tallybook.tombstone t where t.job_id = e.job_id and t.attempt = e.attempt and t.taken limit 1), true)
+   where coalesce((select false from tallybook.tombstone t where t.job_id = e.job_id and t.attempt = e.attempt
+                   and t.taken limit 1), true)
    group by e.task;
 end $$;

@@ -1,9 +1,12 @@
--- timings(span, at): how long jobs waited and took, per queue and task: percentiles of those that completed in the last span, in milliseconds.
+-- timings(span, at): how long jobs waited and took, per queue and task: percentiles of those that completed in the last
+-- span, in milliseconds.
 --
--- took is from claim to end, waited from when a job could run to its claim. Out of histograms with buckets a quarter of an octave wide: a
--- percentile is the upper end of its bucket, at most 19 % too high. Up to the last fold. Errors: TB005 a span that is not positive. Reads series, lane.
+-- took is from claim to end, waited from when a job could run to its claim. Out of histograms with buckets a quarter of
+-- an octave wide: a percentile is the upper end of its bucket, at most 19 % too high. Up to the last fold. Errors:
+-- TB005 a span that is not positive. Reads series, lane.
 create or replace function tallybook.timings(span interval default '15 min', at timestamptz default clock_timestamp())
-returns table (queue text, task text, jobs bigint, waited_p50 float8, waited_p95 float8, waited_p99 float8, took_p50 float8, took_p95 float8, took_p99 float8)
+returns table (queue text, task text, jobs bigint, waited_p50 float8, waited_p95 float8, waited_p99 float8,
+  took_p50 float8, took_p95 float8, took_p99 float8)
 language plpgsql stable
 -- profile: hot
 as $$
@@ -23,8 +26,11 @@ begin
       from b window w as (partition by b.queue, b.task, b.what order by b.bucket)
   )
   select c.queue, c.task, max(c.whole)::bigint,
-         min(c.ms) filter (where c.what = 'waited' and c.upto >= 0.50 * c.whole), min(c.ms) filter (where c.what = 'waited' and c.upto >= 0.95 * c.whole),
-         min(c.ms) filter (where c.what = 'waited' and c.upto >= 0.99 * c.whole), min(c.ms) filter (where c.what = 'took' and c.upto >= 0.50 * c.whole),
-         min(c.ms) filter (where c.what = 'took' and c.upto >= 0.95 * c.whole), min(c.ms) filter (where c.what = 'took' and c.upto >= 0.99 * c.whole)
+         min(c.ms) filter (where c.what = 'waited' and c.upto >= 0.50 * c.whole),
+         min(c.ms) filter (where c.what = 'waited' and c.upto >= 0.95 * c.whole),
+         min(c.ms) filter (where c.what = 'waited' and c.upto >= 0.99 * c.whole),
+         min(c.ms) filter (where c.what = 'took' and c.upto >= 0.50 * c.whole),
+         min(c.ms) filter (where c.what = 'took' and c.upto >= 0.95 * c.whole),
+         min(c.ms) filter (where c.what = 'took' and c.upto >= 0.99 * c.whole)
     from c group by c.queue, c.task;
 end $$;

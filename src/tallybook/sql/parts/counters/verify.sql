@@ -2,13 +2,14 @@
 --
 -- Where counts() leaves jobs that run unattributed, the numbers of a task may differ by as many, those of the queue
 -- not.
--- It reads all that is open, and counts the ledgers: some seconds for ten million jobs. Where it finds something, that is a defect of ours: please
--- report it; recount() sets the counters right.
+-- It reads all that is open, and counts the ledgers: some seconds for ten million jobs. Where it finds something, that
+-- is a defect of ours: please report it; recount() sets the counters right.
 --   queue, task  both null where a difference is of a whole ledger, whose rows do not name their queue; task null where
 --                it is of a whole queue
 --   what         a state, or an ending, or attempts: those without an end, against what waits and what runs
 -- Reads what counts reads, and all ledgers and tables of jobs.
-create or replace function tallybook.verify() returns table (queue text, task text, what text, counted bigint, found bigint)
+create or replace function tallybook.verify() returns table (queue text, task text, what text, counted bigint,
+  found bigint)
 language plpgsql stable
 -- profile: whole
 as $$
@@ -37,15 +38,18 @@ begin
     select x.what, sum(x.counted)::bigint as counted, sum(x.found)::bigint as found
       from (select c.what, c.n as counted, 0 as found from counted c
              where c.what in ('completed', 'failed', 'snoozed', 'cancelled', 'lost', 'moved', 'died')
-            union all select case when o.state = 'dead' then 'died' else o.state::text end, 0, count(*) from tallybook.outcome o group by o.state
+            union all select case when o.state = 'dead' then 'died' else o.state::text end, 0, count(*)
+              from tallybook.outcome o group by o.state
             union all select case when e.key = 'dead' then 'died' else e.key end, 0, e.value::bigint
                         from tallybook.pruned p, jsonb_each_text(p.ended) e) x
      group by x.what
   ), attempts as (
     select 'attempts' as what, (select count(*) from tallybook.entry) - (select count(*) from tallybook.outcome)
-           - (select count(*) from tallybook.lane l join tallybook.entry e on e.lane_id = l.lane_id and e.retention = l.retention
+           - (select count(*) from tallybook.lane l join tallybook.entry e on e.lane_id = l.lane_id
+              and e.retention = l.retention
                where l.retired_at is not null and not exists (
-                 select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq)) as counted,
+                 select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid
+                        and o.entry_seq = e.seq)) as counted,
            coalesce((select sum(f.n) from found f where f.what in ('available', 'running')), 0) as found
   )
   select j.queue, j.task, j.what, j.counted, j.found from jobs j left join unattributed u on u.queue = j.queue

@@ -1,15 +1,20 @@
--- _publish(what, states, queues, tasks, ids): publish transitions of jobs on the channel tallybook_jobs, at the caller's commit.
+-- _publish(what, states, queues, tasks, ids): publish transitions of jobs on the channel tallybook_jobs, at the
+-- caller's commit.
 --
--- One JSON object a message: queue, task, state, ids (a list of at most 300 jobs, for a message has at most 8000 bytes). Called by the
--- triggers below, which are there only while some queue has notify on: else nothing of this is paid for by anybody.
+-- One JSON object a message: queue, task, state, ids (a list of at most 300 jobs, for a message has at most 8000
+-- bytes). Called by the triggers below, which are there only while some queue has notify on: else nothing of this is
+-- paid for by anybody.
 -- "set tallybook.notify = off" switches it off, as for _wake.
-create or replace function tallybook._publish(p_queues text[], p_tasks text[], p_states text[], p_ids bigint[]) returns void
+create or replace function tallybook._publish(p_queues text[], p_tasks text[], p_states text[],
+  p_ids bigint[]) returns void
 language sql
 -- profile: nojit
 as $$
-  select pg_notify('tallybook_jobs', json_build_object('queue', m.queue, 'task', m.task, 'state', m.state, 'ids', m.ids)::text)
+  select pg_notify('tallybook_jobs', json_build_object('queue', m.queue, 'task', m.task, 'state', m.state, 'ids',
+                                                       m.ids)::text)
     from (select n.queue, n.task, n.state, array_agg(n.id order by n.id) as ids
-            from (select j.*, (row_number() over (partition by j.queue, j.task, j.state order by j.id) - 1) / 300 as part
+            from (select j.*, (row_number() over (partition by j.queue, j.task, j.state
+                                                  order by j.id) - 1) / 300 as part
                     from unnest(p_queues, p_tasks, p_states, p_ids) j(queue, task, state, id)) n
            group by n.queue, n.task, n.state, n.part order by min(n.id)) m
    where coalesce(current_setting('tallybook.notify', true), 'on') <> 'off'
@@ -23,7 +28,8 @@ begin
   -- What comes with its end (see _cancel_aside) was not available.
   perform tallybook._publish(array_agg(l.queue), array_agg(r.task), array_agg('available'::text), array_agg(r.job_id))
     from come r join tallybook.lane l on l.lane_id = r.lane_id join tallybook.queue q on q.name = l.queue and q.notify
-   where not exists (select from tallybook.tombstone t where t.job_id = r.job_id and t.attempt = r.attempt and t.taken) having count(*) > 0;
+   where not exists (select from tallybook.tombstone t where t.job_id = r.job_id and t.attempt = r.attempt
+                     and t.taken) having count(*) > 0;
   return null;
 end $$;
 
@@ -32,9 +38,11 @@ create or replace function tallybook._publish_scheduled() returns trigger langua
 -- profile: nojit
 as $$
 begin
-  perform tallybook._publish(array_agg(l.queue), array_agg(r.task), array_agg(case when r.failures > 0 then 'retrying' else 'scheduled' end),
+  perform tallybook._publish(array_agg(l.queue), array_agg(r.task),
+                             array_agg(case when r.failures > 0 then 'retrying' else 'scheduled' end),
                              array_agg(r.job_id))
-    from come r join tallybook.lane l on l.lane_id = r.lane_id join tallybook.queue q on q.name = l.queue and q.notify having count(*) > 0;
+    from come r join tallybook.lane l on l.lane_id = r.lane_id join tallybook.queue q on q.name = l.queue
+         and q.notify having count(*) > 0;
   return null;
 end $$;
 
@@ -44,7 +52,8 @@ create or replace function tallybook._publish_dead() returns trigger language pl
 as $$
 begin
   perform tallybook._publish(array_agg(l.queue), array_agg(r.task), array_agg('dead'::text), array_agg(r.job_id))
-    from come r join tallybook.lane l on l.lane_id = r.lane_id join tallybook.queue q on q.name = l.queue and q.notify having count(*) > 0;
+    from come r join tallybook.lane l on l.lane_id = r.lane_id join tallybook.queue q on q.name = l.queue
+         and q.notify having count(*) > 0;
   return null;
 end $$;
 
@@ -54,34 +63,41 @@ create or replace function tallybook._publish_claims() returns trigger language 
 as $$
 begin
   perform tallybook._publish(array_agg(l.queue), array_agg(e.task), array_agg('started'::text), array_agg(e.job_id))
-    from come c join tallybook.lane l on l.lane_id = c.lane_id join tallybook.queue q on q.name = l.queue and q.notify, lateral (
+    from come c join tallybook.lane l on l.lane_id = c.lane_id join tallybook.queue q on q.name = l.queue
+         and q.notify, lateral (
       select x.job_id, x.task from tallybook.entry x  -- its interval: see claimed_jobs
        where x.lane_id = c.lane_id and x.retention = c.retention
          and x.xid >= coalesce(c.one_xid, c.from_xid) and x.xid <= coalesce(c.one_xid, c.pos_xid)
          and case when c.one_xid is not null then x.seq = c.one_seq
-                  else (x.xid, x.seq) > (c.from_xid, c.from_seq) and (x.xid, x.seq) <= (c.pos_xid, c.pos_seq) and x.seq <> all (c.skipped)
+                  else (x.xid, x.seq) > (c.from_xid, c.from_seq) and (x.xid, x.seq) <= (c.pos_xid, c.pos_seq)
+                    and x.seq <> all (c.skipped)
                        and case when c.closed <> '{}' then x.xid = any (c.closed) else x.xid <> all (c.holes) end end
        order by x.xid, x.seq limit c.jobs) e
    where c.lease is not null having count(*) > 0;
   return null;
 end $$;
 
--- _publish_outcomes(): what has completed, or was cancelled. A failure is published as what follows from it: retrying, available or dead.
+-- _publish_outcomes(): what has completed, or was cancelled. A failure is published as what follows from it: retrying,
+-- available or dead.
 create or replace function tallybook._publish_outcomes() returns trigger language plpgsql
 -- profile: lookup
 as $$
 begin
   perform tallybook._publish(array_agg(l.queue), array_agg(e.task), array_agg(o.state::text), array_agg(e.job_id))
-    from come o join tallybook.queue q on q.notify join tallybook.lane l on l.queue = q.name and l.retention = o.retention, lateral (
+    from come o join tallybook.queue q on q.notify join tallybook.lane l on l.queue = q.name
+         and l.retention = o.retention, lateral (
       select x.job_id, x.task from tallybook.entry x
-       where x.lane_id = l.lane_id and x.retention = o.retention and x.xid = o.entry_xid and x.seq = o.entry_seq limit 1) e
+       where x.lane_id = l.lane_id and x.retention = o.retention and x.xid = o.entry_xid and x.seq = o.entry_seq
+             limit 1) e
    where o.state in ('completed', 'cancelled') having count(*) > 0;
   return null;
 end $$;
 
--- _publishing(): the triggers are there if some queue has notify on, and only then. Making one waits for the transactions that have written
--- to its table, and all others would wait behind it: it is tried for 50 ms a table, and given up with an error. Dropping them is put off instead:
--- they find no queue, and go with a later change of a queue. One change at a time, lest one goes by triggers that another is dropping.
+-- _publishing(): the triggers are there if some queue has notify on, and only then. Making one waits for the
+-- transactions that have written to its table, and all others would wait behind it: it is tried for 50 ms a table, and
+-- given up with an error. Dropping them is put off instead:
+-- they find no queue, and go with a later change of a queue. One change at a time, lest one goes by triggers that
+-- another is dropping.
 create or replace function tallybook._publishing() returns void
 language plpgsql
 set lock_timeout = '50ms'  -- see above
@@ -91,7 +107,8 @@ declare
 begin
   perform pg_advisory_xact_lock(1413565449, hashtext('notify: one at a time'));
   v_on := exists (select from tallybook.queue q where q.notify);
-  if v_on = exists (select from pg_trigger t where t.tgrelid = 'tallybook.entry'::regclass and t.tgname = 'publish') then return; end if;
+  if v_on = exists (select from pg_trigger t where t.tgrelid = 'tallybook.entry'::regclass and t.tgname = 'publish')
+     then return; end if;
   if v_on then
     create trigger publish after insert on tallybook.claim referencing new table as come
       for each statement execute function tallybook._publish_claims();
@@ -113,6 +130,7 @@ begin
 exception when lock_not_available then
   if v_on then
     raise exception 'notify cannot be switched on at this moment' using errcode = '55P03',
-      hint = 'It needs a moment without open transactions that have enqueued or ended jobs: try again, or end the long ones.';
+      hint = 'It needs a moment without open transactions that have enqueued or ended jobs: try again, or end the long '
+             'ones.';
   end if;
 end $$;

@@ -1,19 +1,25 @@
--- fair_release(known, max_line, at, as_service): jobs with a fair key go to their lanes in rounds, one of each key at a time.
+-- fair_release(known, max_line, at, as_service): jobs with a fair key go to their lanes in rounds, one of each key at a
+-- time.
 --
--- A job with options.fair_key that is due lies in waiting. A lane of such jobs (part 'fair') has at most max_line of them in line; where there
--- is room, each key with waiting jobs gets its turn, from behind the one that was served last (fair_turn). So a new key's job waits for
--- what is in line and one round, however many jobs others have; and no lane, row or claim is paid for a key that was seen once.
---   known       what the last call returned: which keys have jobs, and from which number on, so that this call walks neither over its own
---               dead rows, while an old snapshot holds back vacuum, nor over keys that have nothing. Null: find out. Every 3 s it is found
+-- A job with options.fair_key that is due lies in waiting. A lane of such jobs (part 'fair') has at most max_line of
+-- them in line; where there is room, each key with waiting jobs gets its turn, from behind the one that was served last
+-- (fair_turn). So a new key's job waits for what is in line and one round, however many jobs others have; and no lane,
+-- row or claim is paid for a key that was seen once.
+--   known       what the last call returned: which keys have jobs, and from which number on, so that this call walks
+--               neither over its own
+--               dead rows, while an old snapshot holds back vacuum, nor over keys that have nothing. Null: find out.
+--               Every 3 s it is found
 --               out anew, for what was committed very late; what is up to 100 numbers late is found at once.
 --   max_line    how many of a lane may be in line, released and not claimed
 --   as_service  put the run on record
--- Returns known; released: how many jobs went on; busy: somebody else releases in some lane at this moment, look again soon; remain: whether
--- some wait still. Any worker may call it at any time: of each lane one releases at a time, by a lock that is only tried (_service_claim),
--- and sees what the one before has put in line. Rows that are locked are left for a later call. Needs READ COMMITTED (TB003).
+-- Returns known; released: how many jobs went on; busy: somebody else releases in some lane at this moment, look again
+-- soon; remain: whether some wait still. Any worker may call it at any time: of each lane one releases at a time, by a
+-- lock that is only tried (_service_claim), and sees what the one before has put in line. Rows that are locked are left
+-- for a later call. Needs READ COMMITTED (TB003).
 -- Reads lane, claim, entry; deletes from waiting; writes entry, scheduled, fair_turn, service.
 create or replace function tallybook.fair_release(inout known jsonb default null, max_line int default 200,
-  at timestamptz default clock_timestamp(), as_service boolean default false, out released int, out busy boolean, out remain boolean)
+  at timestamptz default clock_timestamp(), as_service boolean default false, out released int, out busy boolean,
+  out remain boolean)
 language plpgsql
 -- profile: nested
 as $$
@@ -21,10 +27,12 @@ declare
   l record; d record; v_state jsonb; v_known jsonb := coalesce(known, '{}'); v_room int;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'fair_release needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not see what is in line.';
+    raise exception 'fair_release needs READ COMMITTED' using errcode = 'TB003',
+      hint = 'An older snapshot does not see what is in line.';
   end if;
   known := '{}'; released := 0; busy := false; remain := false;
-  for l in select x.lane_id, x.queue, x.retention, x.born from tallybook.lane x where x.part = 'fair' order by x.lane_id loop
+  for l in select x.lane_id, x.queue, x.retention, x.born from tallybook.lane x where x.part = 'fair'
+    order by x.lane_id loop
     -- Without a lock: an idle lane costs a look at its end.
     v_state := tallybook._fair_keys(l.lane_id, v_known -> l.lane_id::text, max_line, at);
     if v_state -> 'keys' <> '{}' then
@@ -33,7 +41,8 @@ begin
         if tallybook._service_claim('fair_release ' || l.lane_id, at) then
           -- Once more, now that nobody else can put any in.
           v_room := max_line - tallybook._in_line(l.lane_id, l.retention, l.born, max_line);
-          select * into d from tallybook._fair_release_lane(l.lane_id, l.queue, l.retention, v_state -> 'keys', v_room, at);
+          select * into d from tallybook._fair_release_lane(l.lane_id, l.queue, l.retention, v_state -> 'keys', v_room,
+                                                            at);
           v_state := v_state || jsonb_build_object('keys', d.keys);
           released := released + d.released;
         else
@@ -47,18 +56,21 @@ begin
   if as_service then perform tallybook._service_ran('fair_release', at, released); end if;
 end $$;
 
--- _fair_keys(lane_id, state, most, at): the keys of a lane that may have waiting jobs, each with the number of its oldest, and what the next
--- look needs to know: top, the newest number that was seen; looked, when all was found out; full, whether there are more keys than these.
+-- _fair_keys(lane_id, state, most, at): the keys of a lane that may have waiting jobs, each with the number of its
+-- oldest, and what the next look needs to know: top, the newest number that was seen; looked, when all was found out;
+-- full, whether there are more keys than these.
 --
--- Of most lanes it reads what is newer than top. A walk over the keys, from behind the one that was served last, is for the first time, for every
--- 3 s, after a flood of more than 1000 new jobs, and while there are more than 400 keys.
-create or replace function tallybook._fair_keys(p_lane_id int, p_state jsonb, p_room int, p_at timestamptz) returns jsonb
+-- Of most lanes it reads what is newer than top. A walk over the keys, from behind the one that was served last, is for
+-- the first time, for every 3 s, after a flood of more than 1000 new jobs, and while there are more than 400 keys.
+create or replace function tallybook._fair_keys(p_lane_id int, p_state jsonb, p_room int,
+  p_at timestamptz) returns jsonb
 language plpgsql stable
 -- profile: nested
 as $$
 declare
   v_now numeric := extract(epoch from p_at);
-  v_all boolean := p_state is null or v_now not between (p_state ->> 'looked')::numeric and (p_state ->> 'looked')::numeric + 3;
+  v_all boolean := p_state is null or v_now not between (p_state ->> 'looked')::numeric
+    and (p_state ->> 'looked')::numeric + 3;
   v_full boolean := coalesce((p_state ->> 'full')::boolean, false);
   v_keys jsonb := coalesce(p_state -> 'keys', '{}'); v_top bigint := coalesce((p_state ->> 'top')::bigint, 0);
   v_new jsonb; v_count int; v_newest bigint; v_most int; v_found jsonb; v_n int := 0;
@@ -68,7 +80,8 @@ begin
     select jsonb_object_agg(k.fair_key, k.seq), sum(k.jobs), max(k.newest) into v_new, v_count, v_newest from (
       select n.fair_key, min(n.fair_seq) as seq, max(n.fair_seq) as newest, count(*) as jobs from (
         select w.fair_key, w.fair_seq from tallybook.waiting w
-         where w.lane_id = p_lane_id and w.fair_seq > v_top - 100 and w.fair_key is not null order by w.fair_seq limit 1000) n
+         where w.lane_id = p_lane_id and w.fair_seq > v_top - 100 and w.fair_key is not null order by w.fair_seq
+               limit 1000) n
        group by n.fair_key) k;
     if v_count is not null and v_count < 1000 then
       -- Late in a known key: its floor goes down.
@@ -81,7 +94,8 @@ begin
     end if;
   end if;
   -- Before the walk: what is committed in between has a higher number, or is late.
-  select w.fair_seq into v_newest from tallybook.waiting w where w.lane_id = p_lane_id and w.fair_key is not null order by w.fair_seq desc limit 1;
+  select w.fair_seq into v_newest from tallybook.waiting w where w.lane_id = p_lane_id and w.fair_key is not null
+         order by w.fair_seq desc limit 1;
   v_top := greatest(v_top, v_newest);
   if v_all then v_keys := '{}'; end if;
   v_most := case when v_full and not v_all then p_room + 1 else greatest(400, p_room + 1) end;
@@ -93,7 +107,8 @@ begin
     v_seq := null;
     if v_near is null then
       select w.fair_key, w.fair_seq into v_near, v_seq from tallybook.waiting w
-       where w.lane_id = p_lane_id and w.fair_key > v_key and w.fair_key is not null order by w.fair_key, w.fair_seq limit 1;
+       where w.lane_id = p_lane_id and w.fair_key > v_key and w.fair_key is not null order by w.fair_key, w.fair_seq
+             limit 1;
     else
       select coalesce(f.fair_key, v_near), f.fair_seq into v_near, v_seq from (select 1) one left join lateral (
         select w.fair_key, w.fair_seq from tallybook.waiting w
@@ -114,7 +129,8 @@ begin
                             'looked', case when v_all then to_jsonb(v_now) else p_state -> 'looked' end);
 end $$;
 
--- _in_line(lane_id, retention, born, most): how many entries of a lane no claim has passed yet; no more than most are counted.
+-- _in_line(lane_id, retention, born, most): how many entries of a lane no claim has passed yet; no more than most are
+-- counted.
 create or replace function tallybook._in_line(p_lane_id int, p_retention "char", p_born xid8, p_most int) returns int
 language plpgsql stable
 -- profile: nested
@@ -133,7 +149,8 @@ begin
        select 1 from tallybook.entry e where e.lane_id = p_lane_id and e.retention = p_retention and e.xid = x.xid
           and (e.xid, e.seq) > (c.pos_xid, c.pos_seq) order by e.seq limit p_most) e)
     union all
-    (select 1 from (select case when c.closed <> '{}' then c.lo else c.pos_xid end as xid, case when c.closed <> '{}' then 0 else c.pos_seq end as seq) f,
+    (select 1 from (select case when c.closed <> '{}' then c.lo else c.pos_xid end as xid, case when c.closed <> '{}'
+                    then 0 else c.pos_seq end as seq) f,
        lateral (select 1 from tallybook.entry e where e.lane_id = p_lane_id and e.retention = p_retention
                    and e.xid >= f.xid and (e.xid, e.seq) > (f.xid, f.seq) and e.xid <> all (c.holes)
                  order by e.xid, e.seq limit p_most) e)
@@ -144,9 +161,10 @@ begin
     limit p_most) n);
 end $$;
 
--- _fair_release_lane(lane_id, queue, retention, keys, room, at): put the next of these keys' jobs in line, at most so many. The caller has the lane's lock.
-create or replace function tallybook._fair_release_lane(p_lane_id int, p_queue text, p_retention "char", p_keys jsonb, p_room int, p_at timestamptz,
-  out released int, out keys jsonb)
+-- _fair_release_lane(lane_id, queue, retention, keys, room, at): put the next of these keys' jobs in line, at most so
+-- many. The caller has the lane's lock.
+create or replace function tallybook._fair_release_lane(p_lane_id int, p_queue text, p_retention "char", p_keys jsonb,
+  p_room int, p_at timestamptz, out released int, out keys jsonb)
 language plpgsql
 -- profile: nested
 as $$
@@ -155,7 +173,8 @@ declare
 begin
   released := 0; keys := p_keys;
   if p_room <= 0 then return; end if;
-  select x.number, x.fair_key into t from tallybook.fair_turn x where x.lane_id = p_lane_id order by x.number desc limit 1;
+  select x.number, x.fair_key into t from tallybook.fair_turn x where x.lane_id = p_lane_id order by x.number desc
+         limit 1;
   -- One of each key, as many as there is room for. Few keys: so many of each that a round can do without the others.
   v_ring := array(select k from jsonb_object_keys(p_keys) k
                    order by (k collate "C") <= coalesce(t.fair_key, '' collate "C"), k collate "C" limit p_room);
@@ -165,19 +184,23 @@ begin
       from unnest(v_ring) with ordinality r(key, place), lateral (
         select x.job_id, x.fair_seq, row_number() over (order by x.fair_seq) as nth from (
           select y.job_id, y.fair_seq from tallybook.waiting y
-           where y.lane_id = p_lane_id and y.fair_key = r.key and y.fair_key is not null and y.fair_seq >= (p_keys ->> r.key)::bigint
+           where y.lane_id = p_lane_id and y.fair_key = r.key and y.fair_key is not null
+                 and y.fair_seq >= (p_keys ->> r.key)::bigint
            order by y.fair_seq limit v_each + 1) x) w
   ), chosen as materialized (
     select f.* from found f where f.nth <= v_each order by f.nth, f.place limit p_room
   ), left_over as (
-    select f.key, min(f.fair_seq) as seq from found f where f.job_id <> all (array(select c.job_id from chosen c)) group by f.key
+    select f.key, min(f.fair_seq) as seq from found f where f.job_id <> all (array(select c.job_id from chosen c))
+           group by f.key
   )
-  select (select array_agg(c.job_id order by c.nth, c.place) from chosen c), (select array_agg(c.key order by c.nth, c.place) from chosen c),
+  select (select array_agg(c.job_id order by c.nth, c.place) from chosen c),
+         (select array_agg(c.key order by c.nth, c.place) from chosen c),
          p_keys - v_ring || coalesce((select jsonb_object_agg(o.key, o.seq) from left_over o), '{}')
     into v_jobs, v_names, keys;
   if v_jobs is null then return; end if;
   with mine as materialized (
-    select w.job_id from tallybook.waiting w where w.job_id = any (v_jobs) and w.lane_id = p_lane_id and w.fair_key is not null
+    select w.job_id from tallybook.waiting w where w.job_id = any (v_jobs) and w.lane_id = p_lane_id
+           and w.fair_key is not null
      order by w.job_id for update skip locked
   ), gone as materialized (
     delete from tallybook.waiting w where w.job_id = any (array(select m.job_id from mine m)) returning w.*
@@ -186,15 +209,19 @@ begin
     select o.*, nextval('tallybook.job_id') as seq, coalesce(o.run_at > p_at, false) as later
       from (select g.* from gone g order by array_position(v_jobs, g.job_id)) o
   ), put as (
-    insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args,
+    insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
+                                 task, args,
                                  headers, unique_key, run_at, errors, expires_at, options)
-    select n.seq, n.job_id, n.enqueued_at, p_lane_id, n.attempt, p_retention, n.failures, n.crashes, n.max_attempts, n.task, n.args,
+    select n.seq, n.job_id, n.enqueued_at, p_lane_id, n.attempt, p_retention, n.failures, n.crashes, n.max_attempts,
+           n.task, n.args,
            n.headers, n.unique_key, n.run_at, n.errors, n.expires_at, n.options
       from lined n where not n.later
   ), put_later as (  -- pushed to a later time while it waited
-    insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
+    insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
+                                     task, args,
                                      headers, unique_key, errors, expires_at, options)
-    select n.job_id, n.run_at, n.enqueued_at, p_lane_id, n.attempt, n.failures, n.crashes, n.max_attempts, n.task, n.args,
+    select n.job_id, n.run_at, n.enqueued_at, p_lane_id, n.attempt, n.failures, n.crashes, n.max_attempts, n.task,
+           n.args,
            n.headers, n.unique_key, n.errors, n.expires_at, n.options
       from lined n where n.later
   )

@@ -1,4 +1,5 @@
--- One row per fair lane, the newest: whom the last fair_release came to. Each one appends one and takes the one before away.
+-- One row per fair lane, the newest: whom the last fair_release came to. Each one appends one and takes the one before
+-- away.
 create table tallybook.fair_turn (
   lane_id  int not null,
   number   bigint not null,

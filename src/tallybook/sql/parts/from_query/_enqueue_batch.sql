@@ -1,16 +1,19 @@
--- _enqueue_batch(queue, task, places, keys, ...): put in those of these jobs whose unique key nobody has. Returns how many.
+-- _enqueue_batch(queue, task, places, keys, ...): put in those of these jobs whose unique key nobody has. Returns how
+-- many.
 --
--- Sorted by key, then place in the query; what has no key comes last. The ids are drawn here, in the order of the places: the role
--- `worker` may call this, and must not choose an id that another job has.
--- One statement looks at all keys, by indexes only: what an open job holds is left alone. All others are taken in their order, one after the other, as enqueue_many does: who waits for another producer
--- may hold smaller keys only, else two calls could wait for each other. What this look cannot decide (a job that somebody has
--- cancelled, older holders, a producer that came in between) _claim_key does. The jobs are then put in by one statement.
+-- Sorted by key, then place in the query; what has no key comes last. The ids are drawn here, in the order of the
+-- places: the role `worker` may call this, and must not choose an id that another job has.
+-- One statement looks at all keys, by indexes only: what an open job holds is left alone. All others are taken in their
+-- order, one after the other, as enqueue_many does: who waits for another producer may hold smaller keys only, else two
+-- calls could wait for each other. What this look cannot decide (a job that somebody has cancelled, older holders, a
+-- producer that came in between) _claim_key does. The jobs are then put in by one statement.
 -- Reads unique_key, entry, outcome, scheduled, waiting, tombstone, lane; writes unique_key, entry, scheduled.
-create or replace function tallybook._enqueue_batch(p_queue text, p_task text, p_places int[], p_keys text[], p_args jsonb[],
-  p_run_ats timestamptz[], p_priorities int[], p_max_attempts int, p_headers jsonb, p_options jsonb, p_at timestamptz)
+create or replace function tallybook._enqueue_batch(p_queue text, p_task text, p_places int[], p_keys text[],
+  p_args jsonb[], p_run_ats timestamptz[], p_priorities int[], p_max_attempts int, p_headers jsonb, p_options jsonb,
+  p_at timestamptz)
 returns bigint language plpgsql
--- No nested loop: the few joins here are of one batch with itself, whose size nobody tells the planner. The look-ups are
--- scalar, lateral or by an array, which is always by index.
+-- No nested loop: the few joins here are of one batch with itself, whose size nobody tells the planner. The look-ups
+-- are scalar, lateral or by an array, which is always by index.
 -- profile: batch
 as $$
 declare
@@ -48,7 +51,8 @@ begin
      order by k.n loop
     continue when v.key = v_before;  -- the key stands here twice: the first has it, or has been told that nobody can
     v_before := v.key;
-    if v.free and (v.generation is null or current_setting('transaction_isolation') = 'read committed') then  -- else see _claim_key
+    -- else see _claim_key
+    if v.free and (v.generation is null or current_setting('transaction_isolation') = 'read committed') then
       insert into tallybook.unique_key (task, key, generation, job_id)
       values (p_task, v.key, coalesce(v.generation, 0) + 1, v.id) on conflict do nothing;
       if found then
@@ -60,18 +64,23 @@ begin
   end loop;
 
   select array_agg(d.priority), array_agg(l.lane_id), array_agg(l.retention) into v_distinct, v_lanes, v_retentions
-    from (select distinct f.priority from unnest(p_priorities, p_keys, v_ours) f(priority, key, ours) where f.ours or f.key is null) d,
+    from (select distinct f.priority from unnest(p_priorities, p_keys, v_ours) f(priority, key, ours) where f.ours
+          or f.key is null) d,
          tallybook._lane(p_queue, d.priority, '') l;
   if v_lanes is null then return 0; end if;
   if p_options ? 'fair_key' then
-    insert into tallybook.waiting (job_id, waits_since, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args, headers,
+    insert into tallybook.waiting (job_id, waits_since, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
+                                   task, args, headers,
                                    unique_key, options, fair_key, fair_seq)
-    select f.id, p_at, p_at, l.fair_id, 1, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options, p_options ->> 'fair_key', f.id
+    select f.id, p_at, p_at, l.fair_id, 1, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options,
+           p_options ->> 'fair_key', f.id
       from unnest(v_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
-      join (select u.priority, tallybook._lane_beside(u.id, 'fair') from unnest(v_distinct, v_lanes) u(priority, id)) l(priority, fair_id) on l.priority = f.priority
+      join (select u.priority, tallybook._lane_beside(u.id, 'fair')
+            from unnest(v_distinct, v_lanes) u(priority, id)) l(priority, fair_id) on l.priority = f.priority
      where (f.ours or f.key is null) and (f.run_at is null or f.run_at <= p_at);
   else
-    insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts, task, args, headers,
+    insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
+                                 task, args, headers,
                                  unique_key, options)
     select f.id, f.id, p_at, l.id, 1, l.retention, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options
       from unnest(v_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
@@ -79,14 +88,16 @@ begin
      where (f.ours or f.key is null) and (f.run_at is null or f.run_at <= p_at);
   end if;
   get diagnostics v_now = row_count;
-  insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args, headers,
+  insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task,
+                                   args, headers,
                                    unique_key, options)
   select f.id, f.run_at, p_at, l.id, 1, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options
     from unnest(v_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
     join unnest(v_distinct, v_lanes, v_retentions) l(priority, id, retention) on l.priority = f.priority
    where (f.ours or f.key is null) and f.run_at > p_at;
   get diagnostics v_later = row_count;
-  if v_now > 0 then perform tallybook._wake(case when p_options ? 'fair_key' then ' fair_release' else p_queue end); end if;
+  if v_now > 0 then perform tallybook._wake(case when p_options ? 'fair_key' then ' fair_release'
+                                            else p_queue end); end if;
   if v_later > 0 and exists (select from unnest(p_run_ats) r where r > p_at and r < p_at + interval '10 s') then
     perform tallybook._wake(' promote');
   end if;

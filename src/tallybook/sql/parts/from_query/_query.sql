@@ -1,7 +1,8 @@
--- _query_text(query): the query without a semicolon at its end, if it is one statement that is complete in itself; else TB005.
+-- _query_text(query): the query without a semicolon at its end, if it is one statement that is complete in itself; else
+-- TB005.
 --
--- Opening a cursor parses and plans it, and runs nothing. What is a statement on its own cannot close the bracket that it is put
--- into later and go on with another statement behind it; that it is a SELECT is then said by the bracket.
+-- Opening a cursor parses and plans it, and runs nothing. What is a statement on its own cannot close the bracket that
+-- it is put into later and go on with another statement behind it; that it is a SELECT is then said by the bracket.
 create or replace function tallybook._query_text(p_query text) returns text
 language plpgsql as $$
 declare
@@ -9,7 +10,8 @@ declare
   c refcursor; v_state text; v_message text; v_hint text;
 begin
   if v_query = '' then
-    raise exception 'the query is empty' using errcode = 'TB005', hint = 'It is one SELECT with a column args, and mostly a column key.';
+    raise exception 'the query is empty' using errcode = 'TB005',
+      hint = 'It is one SELECT with a column args, and mostly a column key.';
   end if;
   if octet_length(v_query) > 100000 then
     raise exception 'the query has % bytes', octet_length(v_query)
@@ -26,19 +28,22 @@ begin
   return v_query;
 end $$;
 
--- _query_columns(query): what to select from it as q: key, args, run_at, priority, null for what it does not have; or TB005.
+-- _query_columns(query): what to select from it as q: key, args, run_at, priority, null for what it does not have; or
+-- TB005.
 --
--- A name that is not known is refused: with a misspelt key each call would put everything in once more. Key and time have types
--- whose text or instant does not depend on the session's settings. limit 0: nothing of the query is run.
+-- A name that is not known is refused: with a misspelt key each call would put everything in once more. Key and time
+-- have types whose text or instant does not depend on the session's settings. limit 0: nothing of the query is run.
 create or replace function tallybook._query_columns(p_query text) returns text
 language plpgsql as $$
 declare
-  v_from constant text := ' from (select) one left join lateral (select * from (' || p_query || E'\n) q limit 0) q on true';
+  v_from constant text := ' from (select) one left join lateral (select * from (' || p_query
+    || E'\n) q limit 0) q on true';
   v_names text[]; v_types text[]; v_list text[] := '{}'; v_bad text; v_type text; c record;
   v_state text; v_message text; v_hint text;
 begin
   begin
-    execute 'select array(select json_object_keys(row_to_json((select tallybook_row from (select q.*) tallybook_row))))' || v_from
+    execute 'select array(select json_object_keys(row_to_json((select tallybook_row from (select q.*) tallybook_row))))'
+      || v_from
       into v_names;
     select n into v_bad from unnest(v_names) n where n not in ('key', 'args', 'run_at', 'priority') limit 1;
     if found then
@@ -65,7 +70,9 @@ begin
       ('args', 'jsonb', '{jsonb,json}', 'q.args'),
       ('run_at', 'timestamptz', '{timestamp with time zone}', 'q.run_at'),
       -- What is too large for an int is refused as what is too large for a priority.
-      ('priority', 'int', '{smallint,integer,bigint}', 'case when q.priority < 0 then -1 when q.priority > 32767 then 32768 else q.priority end')) x(name, type, fits, value) loop
+      ('priority', 'int', '{smallint,integer,bigint}',
+       'case when q.priority < 0 then -1 when q.priority > 32767 then 32768 else q.priority end')) x(name, type, fits,
+           value) loop
     v_type := v_types[array_position(v_names, c.name)];
     if v_type <> all (c.fits) then
       raise exception 'the column % of the query has the type %, not %', c.name, v_type, c.type
@@ -76,16 +83,20 @@ begin
   return array_to_string(v_list, ', ');
 end $$;
 
--- _query_refused(sqlstate, message, hint): raises TB005 for an error that says that the query is no SELECT that can run here.
+-- _query_refused(sqlstate, message, hint): raises TB005 for an error that says that the query is no SELECT that can run
+-- here.
 --
--- Class 42 is the parser's, 0A000 says that a part of it cannot stand in a sub-select. Lack of a right stays what it is.
+-- Class 42 is the parser's, 0A000 says that a part of it cannot stand in a sub-select. Lack of a right stays what it
+-- is.
 create or replace function tallybook._query_refused(p_state text, p_message text, p_hint text) returns void
 language plpgsql as $$
 begin
   if p_state like '42%' and p_state <> '42501' or p_state = '0A000' then
     raise exception 'the query is refused: %', p_message
       using errcode = 'TB005',
-            hint = coalesce(nullif(p_hint, ''), 'It is one SELECT that can stand in brackets: it changes nothing, and no semicolon is in it.');
+            hint = coalesce(nullif(p_hint, ''),
+                            'It is one SELECT that can stand in brackets: it changes nothing, and no semicolon is in '
+                            'it.');
   end if;
 end $$;
 

@@ -1,9 +1,10 @@
 -- enqueue_from(query, queue, task, ...): put in one job for each row of a query; what is queued already is left alone.
 --
--- Each row is put in as enqueue does with its unique key and on_conflict skip: a row whose key an open job has is skipped, and
--- so is a second row with the same key. Jobs run in the query's order. Said again it puts in only what is new since. Answers
--- how many rows it has seen and how many jobs it has made. Past 100,000 rows, or 16 MB of args, rows with keys are put in by parts, in
--- the order of their keys, and the query's order holds within a part: the keys are taken in one order, so that no two calls deadlock.
+-- Each row is put in as enqueue does with its unique key and on_conflict skip: a row whose key an open job has is
+-- skipped, and so is a second row with the same key. Jobs run in the query's order. Said again it puts in only what is
+-- new since. Answers how many rows it has seen and how many jobs it has made. Past 100,000 rows, or 16 MB of args, rows
+-- with keys are put in by parts, in the order of their keys, and the query's order holds within a part: the keys are
+-- taken in one order, so that no two calls deadlock.
 --   query         one SELECT, run with the caller's rights. Its columns, by name, in any order:
 --                   args      jsonb        one object by parameter name
 --                   key       text         optional: the unique key, uuid and whole numbers do as well; null: none
@@ -11,9 +12,10 @@
 --                   priority  int          optional; null: the one below
 --   queue, task, priority, max_attempts, headers, options    of all these jobs, as in enqueue
 --   at            now, for what is due
--- Waits only for a producer that is using one of the same keys at the same moment. Needs no more memory for a million rows.
--- Errors: TB005 what does not fit, in the arguments, the query or one of its rows; nothing is put in then. What the query
--- raises while it runs is passed on as it is. Reads and writes what enqueue does (see _enqueue_batch).
+-- Waits only for a producer that is using one of the same keys at the same moment. Needs no more memory for a million
+-- rows.
+-- Errors: TB005 what does not fit, in the arguments, the query or one of its rows; nothing is put in then. What the
+-- query raises while it runs is passed on as it is. Reads and writes what enqueue does (see _enqueue_batch).
 create or replace function tallybook.enqueue_from(query text, queue text, task text, priority int default 2,
   max_attempts int default null, headers jsonb default null, options jsonb default null,
   at timestamptz default clock_timestamp(), out seen bigint, out created bigint)
@@ -27,27 +29,31 @@ begin
   v_query := tallybook._query_text(query);
   v_columns := tallybook._query_columns(v_query);
   -- Numbered in the query's order, since that is the order of the jobs; then by key, in which the keys are taken.
-  for r in execute format('select s.* from (select row_number() over () as place, %s from (%s%s) q) s order by s.key, s.place',
+  for r in execute format('select s.* from (select row_number() over () as place, %s from (%s%s) q) s order by s.key, '
+                          's.place',
                           v_columns, v_query, E'\n') loop
     v_n := v_n + 1; v_bytes := v_bytes + pg_column_size(r.args);
     v_places[v_n] := r.place; v_keys[v_n] := r.key; v_args[v_n] := r.args; v_run_ats[v_n] := r.run_at;
     v_priorities[v_n] := coalesce(r.priority, priority);
     if v_n = 100000 or v_bytes > 16000000 then
-      created := created + tallybook._enqueue_batch(queue, task, v_places, v_keys, v_args, v_run_ats, v_priorities, max_attempts,
+      created := created + tallybook._enqueue_batch(queue, task, v_places, v_keys, v_args, v_run_ats, v_priorities,
+                                                    max_attempts,
                                                     headers, options, at);
       seen := seen + v_n; v_n := 0; v_bytes := 0;
       v_places := null; v_keys := null; v_args := null; v_run_ats := null; v_priorities := null;
     end if;
   end loop;
   if v_n > 0 then
-    created := created + tallybook._enqueue_batch(queue, task, v_places, v_keys, v_args, v_run_ats, v_priorities, max_attempts,
+    created := created + tallybook._enqueue_batch(queue, task, v_places, v_keys, v_args, v_run_ats, v_priorities,
+                                                  max_attempts,
                                                   headers, options, at);
     seen := seen + v_n;
   end if;
 end $$;
 
 -- _check_batch(queue, task, max_attempts, headers, options): raises TB005 for what no job of a query may carry.
-create or replace function tallybook._check_batch(p_queue text, p_task text, p_max_attempts int, p_headers jsonb, p_options jsonb) returns void
+create or replace function tallybook._check_batch(p_queue text, p_task text, p_max_attempts int, p_headers jsonb,
+  p_options jsonb) returns void
 language plpgsql immutable as $$
 begin
   perform tallybook._check_name('queue', p_queue, 64);
@@ -55,6 +61,7 @@ begin
   perform tallybook._check_args('{}', p_headers);
   perform tallybook._check_options(null, null, p_options);
   if p_max_attempts not between 1 and 32767 then
-    raise exception 'max_attempts % is out of range', p_max_attempts using errcode = 'TB005', hint = 'It goes from 1 to 32767.';
+    raise exception 'max_attempts % is out of range', p_max_attempts using errcode = 'TB005',
+      hint = 'It goes from 1 to 32767.';
   end if;
 end $$;

@@ -1,13 +1,19 @@
--- _prune_range(class, keep, lower, upper, leaves, at): one piece of the work on one range: null, nothing to do; 0, go on soon; else how many rows went.
+-- _prune_range(class, keep, lower, upper, leaves, at): one piece of the work on one range: null, nothing to do; 0, go
+-- on soon; else how many rows went.
 --
--- What is found stays true, since nothing is added any more to a range whose transactions have all ended but outcomes: so all of it is
--- found out before any lock is taken, in pieces, and the lock is held for the TRUNCATE alone. A range goes when
+-- What is found stays true, since nothing is added any more to a range whose transactions have all ended but outcomes:
+-- so all of it is found out before any lock is taken, in pieces, and the lock is held for the TRUNCATE alone. A range
+-- goes when
 -- - no transaction can write to it: all before its end have ended, or it is of another cluster and not reached yet;
--- - each entry has its outcome (these correspond one to one: counted, see _range_count), and the newest is older than keep;
--- - no attempt of a claim in it is open: that can be of an entry in another range. A worker's watermark says where to look;
+-- - each entry has its outcome (these correspond one to one: counted, see _range_count), and the newest is older than
+-- keep;
+-- - no attempt of a claim in it is open: that can be of an entry in another range. A worker's watermark says where to
+-- look;
 -- - nobody waits for a job in it to end who has not been told (parent), and the counters have passed it;
--- - no lane's newest claim lies in it: that is moved on first, as a claim of nothing, under the lane's lock, which is only tried.
--- Reads all ledgers, worker, lane, parent; writes history_range, claim, pruned; deletes from concurrency_holder; truncates.
+-- - no lane's newest claim lies in it: that is moved on first, as a claim of nothing, under the lane's lock, which is
+-- only tried.
+-- Reads all ledgers, worker, lane, parent; writes history_range, claim, pruned; deletes from concurrency_holder;
+-- truncates.
 create or replace function tallybook._prune_range(p_code "char", p_keep interval, p_lower numeric, p_upper numeric,
   p_leaves regclass[], p_at timestamptz) returns bigint
 language plpgsql
@@ -15,13 +21,17 @@ language plpgsql
 as $$
 declare
   v_files oid[]; h tallybook.history_range; v_leaf name; v_quiet boolean := tallybook._range_quiet(p_lower, p_upper);
-  v_lower xid8 := p_lower::text::xid8; v_upper xid8 := coalesce(p_upper, 18446744073709551615)::text::xid8; v_rows bigint; v_claims text; v_moved boolean;
+  v_lower xid8 := p_lower::text::xid8; v_upper xid8 := coalesce(p_upper,
+                                                                18446744073709551615)::text::xid8; v_rows bigint;
+                                                                v_claims text; v_moved boolean;
 begin
   select c.relname into v_leaf from pg_catalog.pg_class c where c.oid = p_leaves[1];
-  select array_agg(pg_relation_filenode(l) order by n) || (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
+  select array_agg(pg_relation_filenode(l) order by n)
+         || (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
     into v_files from unnest(p_leaves) with ordinality u(l, n);
   select r.* into h from tallybook.history_range r where r.leaf = v_leaf;
-  if h.leaf is null or h.files <> v_files or h.quiet_since is not null and not v_quiet then  -- what came from another cluster was reached
+  -- what came from another cluster was reached
+  if h.leaf is null or h.files <> v_files or h.quiet_since is not null and not v_quiet then
     delete from tallybook.history_range r where r.leaf = v_leaf;
     insert into tallybook.history_range (leaf, files, begun_at) values (v_leaf, v_files, p_at) returning * into h;
   elsif h.begun_at > p_at then  -- the clock was set back
@@ -46,7 +56,8 @@ begin
     v_claims := tallybook._range_claims(h, p_code, v_lower, v_upper);
     if v_claims <> 'over' then return case when v_claims = 'more' then 0 end; end if;
     if exists (select from tallybook.parent p where p.ended_as is null and exists (
-                 select from tallybook.entry e where e.job_id = p.parent_id and e.retention = p_code and e.xid >= v_lower and e.xid < v_upper)) then
+                 select from tallybook.entry e where e.job_id = p.parent_id and e.retention = p_code
+                        and e.xid >= v_lower and e.xid < v_upper)) then
       return tallybook._range_held(v_leaf, 'jobs that wait for one of its jobs');
     end if;
     v_moved := tallybook._range_heads(p_code, v_lower, v_upper);
@@ -56,12 +67,15 @@ begin
   if p_upper <= pg_snapshot_xmin(pg_current_snapshot())::text::numeric and not tallybook._folded(v_upper) then
     return tallybook._range_held(v_leaf, 'the counters are behind');
   end if;
-  v_rows := case when p_code is null then (select sum(pg_relation_size(l)) from unnest(p_leaves) l) / 8192 else h.entries end;
+  v_rows := case when p_code is null then (select sum(pg_relation_size(l)) from unnest(p_leaves) l) / 8192
+    else h.entries end;
 
   -- Its holders have ended, and without their outcomes nobody could tell.
   delete from tallybook.concurrency_holder c where c.ctid = any (array(
-    select x.ctid from tallybook.concurrency_holder x where x.retention = p_code and x.xid >= v_lower and x.xid < v_upper for update skip locked));
-  if exists (select from tallybook.concurrency_holder x where x.retention = p_code and x.xid >= v_lower and x.xid < v_upper) then
+    select x.ctid from tallybook.concurrency_holder x where x.retention = p_code and x.xid >= v_lower
+           and x.xid < v_upper for update skip locked));
+  if exists (select from tallybook.concurrency_holder x where x.retention = p_code and x.xid >= v_lower
+             and x.xid < v_upper) then
     return tallybook._range_held(v_leaf, 'a permit that somebody has locked');
   end if;
   if not tallybook._range_lock(p_leaves) then return tallybook._range_held(v_leaf, 'a reader'); end if;
@@ -75,8 +89,8 @@ begin
   return v_rows;
 end $$;
 
--- _range_quiet(lower, upper): whether no transaction can write to this range any more, or none has yet: what it holds then came from
--- another cluster.
+-- _range_quiet(lower, upper): whether no transaction can write to this range any more, or none has yet: what it holds
+-- then came from another cluster.
 create or replace function tallybook._range_quiet(p_lower numeric, p_upper numeric) returns boolean
 language sql stable as $$
   select coalesce(p_upper <= pg_snapshot_xmin(pg_current_snapshot())::text::numeric, false)
@@ -91,9 +105,10 @@ begin
   return null;
 end $$;
 
--- _range_young(leaves, what is known, since): whether something in a range has ended, or was claimed, since then. Where it was not
--- counted yet the last pages are looked at: rows lie about in the order of time.
-create or replace function tallybook._range_young(p_leaves regclass[], h tallybook.history_range, p_since timestamptz) returns boolean
+-- _range_young(leaves, what is known, since): whether something in a range has ended, or was claimed, since then. Where
+-- it was not counted yet the last pages are looked at: rows lie about in the order of time.
+create or replace function tallybook._range_young(p_leaves regclass[], h tallybook.history_range,
+  p_since timestamptz) returns boolean
 language plpgsql
 -- profile: nojit
 set enable_seqscan = off  -- the newest row by its index
@@ -116,9 +131,11 @@ language sql volatile as $$ select pg_relation_size(p_table) / current_setting('
 
 -- _range_count(what is known, leaves, keep, at): count the next pages of a range; whether there is more to do at once.
 --
--- An outcome that comes while this counts can be missed, never be counted twice: where there are as many as entries, nothing is open.
+-- An outcome that comes while this counts can be missed, never be counted twice: where there are as many as entries,
+-- nothing is open.
 -- Where there are fewer the outcomes are counted anew later, after a twentieth of keep.
-create or replace function tallybook._range_count(h tallybook.history_range, p_leaves regclass[], p_keep interval, p_at timestamptz) returns boolean
+create or replace function tallybook._range_count(h tallybook.history_range, p_leaves regclass[], p_keep interval,
+  p_at timestamptz) returns boolean
 language plpgsql
 -- profile: nojit
 set enable_seqscan = off set max_parallel_workers_per_gather = 0  -- the user's queries need those
@@ -129,18 +146,23 @@ begin
   if h.entries_to < tallybook._blocks(p_leaves[1]) then
     execute format('select count(*) from %s e where e.ctid >= %L::tid and e.ctid < %L::tid', p_leaves[1],
                    format('(%s,0)', h.entries_to), format('(%s,0)', h.entries_to + c_pages)) into v_n;
-    update tallybook.history_range r set entries = r.entries + v_n, entries_to = r.entries_to + c_pages where r.leaf = h.leaf;
+    update tallybook.history_range r set entries = r.entries + v_n, entries_to = r.entries_to + c_pages
+      where r.leaf = h.leaf;
     return true;
   end if;
   if h.outcomes_to < tallybook._blocks(p_leaves[3]) then
     execute format('select sum(n)::bigint, jsonb_object_agg(state, n), max(newest) from (
-                      select o.state, count(*) as n, max(o.ended_at) as newest from %s o where o.ctid >= %L::tid and o.ctid < %L::tid group by 1) s',
-                   p_leaves[3], format('(%s,0)', h.outcomes_to), format('(%s,0)', h.outcomes_to + c_pages)) into v_n, v_states, v_newest;
+                      select o.state, count(*) as n, max(o.ended_at) as newest from %s o where o.ctid >= %L::tid
+                             and o.ctid < %L::tid group by 1) s',
+                   p_leaves[3], format('(%s,0)', h.outcomes_to), format('(%s,0)', h.outcomes_to + c_pages)) into v_n,
+                   v_states, v_newest;
     update tallybook.history_range r
-       set outcomes = r.outcomes + coalesce(v_n, 0), outcomes_to = r.outcomes_to + c_pages, newest_end = greatest(r.newest_end, v_newest),
+       set outcomes = r.outcomes + coalesce(v_n, 0), outcomes_to = r.outcomes_to + c_pages,
+           newest_end = greatest(r.newest_end, v_newest),
            states = (select coalesce(jsonb_object_agg(k.key, k.n), '{}') from (
                        select s.key, sum(s.value::bigint) as n
-                         from (select * from jsonb_each_text(r.states) union all select * from jsonb_each_text(v_states)) s group by 1) k)
+                         from (select * from jsonb_each_text(r.states) union all select *
+                               from jsonb_each_text(v_states)) s group by 1) k)
      where r.leaf = h.leaf;
     return true;
   end if;
@@ -155,9 +177,10 @@ begin
   return false;
 end $$;
 
--- _range_claims(what is known, class, lower, upper): whether all attempts have ended that were claimed in a range, of whichever
--- entries: over, open, or more: look again, not all were looked at.
-create or replace function tallybook._range_claims(h tallybook.history_range, p_code "char", p_lower xid8, p_upper xid8) returns text
+-- _range_claims(what is known, class, lower, upper): whether all attempts have ended that were claimed in a range, of
+-- whichever entries: over, open, or more: look again, not all were looked at.
+create or replace function tallybook._range_claims(h tallybook.history_range, p_code "char", p_lower xid8,
+  p_upper xid8) returns text
 language plpgsql
 -- profile: hot
 as $$
@@ -168,12 +191,14 @@ begin
              from tallybook.worker k where k.ended_at is null order by k.id loop
     v_n := 0;
     for c in select k.* from tallybook.claim k
-              where k.worker_id = w.id and k.id >= w.first and k.retention = p_code and k.xid >= p_lower and k.xid < p_upper
+              where k.worker_id = w.id and k.id >= w.first and k.retention = p_code and k.xid >= p_lower
+                    and k.xid < p_upper
               order by k.id limit c_batch loop
       v_n := v_n + 1;
       if tallybook._claim_open(c) or v_n = c_batch then
         update tallybook.history_range r
-           set checked = r.checked || jsonb_build_object(w.id, case when tallybook._claim_open(c) then c.id - 1 else c.id end),
+           set checked = r.checked || jsonb_build_object(w.id, case when tallybook._claim_open(c) then c.id - 1
+                                                         else c.id end),
                held = case when tallybook._claim_open(c) then 'open jobs' else r.held end
          where r.leaf = h.leaf;
         return case when tallybook._claim_open(c) then 'open' else 'more' end;
@@ -187,9 +212,10 @@ end $$;
 create or replace function tallybook._claim_open(c tallybook.claim) returns boolean
 language sql stable as $$ select exists (select from tallybook._open_attempts(c.worker_id, c.id, c.id)) $$;
 
--- _range_heads(class, lower, upper): move lanes' cursors on that lie in a range: a claim of nothing is appended, with the same cursor.
--- True: one was moved. Its lane is locked to the commit, so the range is dropped by a later run. False: those that lie there are locked
--- by others; null: none does. one_xid keeps the copy out of the indexes that say who took an entry.
+-- _range_heads(class, lower, upper): move lanes' cursors on that lie in a range: a claim of nothing is appended, with
+-- the same cursor.
+-- True: one was moved. Its lane is locked to the commit, so the range is dropped by a later run. False: those that lie
+-- there are locked by others; null: none does. one_xid keeps the copy out of the indexes that say who took an entry.
 create or replace function tallybook._range_heads(p_code "char", p_lower xid8, p_upper xid8) returns boolean
 language plpgsql
 -- profile: hot
@@ -199,16 +225,20 @@ declare
 begin
   v_lanes := array(
     select l.lane_id from tallybook.lane l, lateral (
-             select c.xid from tallybook.claim c where c.lane_id = l.lane_id and c.retention = p_code order by c.number desc limit 1) c
+             select c.xid from tallybook.claim c where c.lane_id = l.lane_id and c.retention = p_code
+                    order by c.number desc limit 1) c
      where l.retention = p_code and c.xid >= p_lower and c.xid < p_upper limit 500);
   foreach v_lane in array v_lanes loop
     v_moved := coalesce(v_moved, false);
     continue when not pg_try_advisory_xact_lock(1413565441, v_lane);
-    insert into tallybook.claim (id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, one_xid, one_seq, claimed, claimed_at,
+    insert into tallybook.claim (id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, one_xid, one_seq, claimed,
+                                 claimed_at,
                                  lane_id, jobs, retention, holes, closed)
-    select nextval('tallybook.claim_id'), c.number + 1, c.lo, c.hi, c.pos_xid, c.pos_seq, c.pos_xid, c.pos_seq, '0', 0, c.claimed,
+    select nextval('tallybook.claim_id'), c.number + 1, c.lo, c.hi, c.pos_xid, c.pos_seq, c.pos_xid, c.pos_seq, '0', 0,
+           c.claimed,
            c.claimed_at, c.lane_id, 0, c.retention, c.holes, c.closed
-      from (select k.* from tallybook.claim k where k.lane_id = v_lane and k.retention = p_code order by k.number desc limit 1) c
+      from (select k.* from tallybook.claim k where k.lane_id = v_lane and k.retention = p_code order by k.number desc
+            limit 1) c
      where c.xid >= p_lower and c.xid < p_upper;
     v_moved := true;
   end loop;

@@ -1,6 +1,8 @@
--- _families(): what is kept in ranges of transaction ids: the three ledgers of each retention class, whose ranges are the same, and tally.
+-- _families(): what is kept in ranges of transaction ids: the three ledgers of each retention class, whose ranges are
+-- the same, and tally.
 -- The first table of a family gives its ranges their name.
-create or replace function tallybook._families() returns table (name text, code "char", parents regclass[], keep interval)
+create or replace function tallybook._families() returns table (name text, code "char", parents regclass[],
+  keep interval)
 language sql stable as $$
   select r.name, r.code, array[to_regclass('tallybook.entry_' || r.name), to_regclass('tallybook.claim_' || r.name),
                                to_regclass('tallybook.outcome_' || r.name)], r.keep
@@ -11,7 +13,8 @@ language sql stable as $$
 $$;
 
 -- _ranges(table): its partitions with their bounds, as numbers: lower <= xid < upper. 0: MINVALUE; null: MAXVALUE.
-create or replace function tallybook._ranges(p_parent regclass) returns table (leaf regclass, lower numeric, upper numeric)
+create or replace function tallybook._ranges(p_parent regclass) returns table (leaf regclass, lower numeric,
+  upper numeric)
 language sql stable as $$
   select c.oid::regclass, coalesce(m.b[1], '0')::numeric, m.b[2]::numeric
     from pg_catalog.pg_inherits i join pg_catalog.pg_class c on c.oid = i.inhrelid,
@@ -28,17 +31,21 @@ language sql stable as $$
     from unnest(p_parents) with ordinality p(parent, n), lateral tallybook._ranges(p.parent) r where r.lower = p_lower
 $$;
 
--- _family_ranges(parents): the ranges of a family: their bounds, their partitions in the family's order, and how large these are.
-create or replace function tallybook._family_ranges(p_parents regclass[]) returns table (lower numeric, upper numeric, leaves regclass[], bytes bigint)
+-- _family_ranges(parents): the ranges of a family: their bounds, their partitions in the family's order, and how large
+-- these are.
+create or replace function tallybook._family_ranges(p_parents regclass[]) returns table (lower numeric, upper numeric,
+  leaves regclass[], bytes bigint)
 language sql stable as $$
   select r.lower, min(r.upper), array_agg(r.leaf order by p.n), sum(pg_relation_size(r.leaf))::bigint
-    from unnest(p_parents) with ordinality p(parent, n), lateral tallybook._ranges(p.parent) r group by r.lower order by r.lower
+    from unnest(p_parents) with ordinality p(parent, n), lateral tallybook._ranges(p.parent) r group by r.lower
+         order by r.lower
 $$;
 
--- _range_lock(tables): takes these tables alone. False: somebody holds one for longer, a dump or an open transaction: try again later.
+-- _range_lock(tables): takes these tables alone. False: somebody holds one for longer, a dump or an open transaction:
+-- try again later.
 --
--- At first it never waits. Where short transactions follow one another without a gap that is not enough, so the last tries wait for
--- 1 ms a table, and others behind them for as long.
+-- At first it never waits. Where short transactions follow one another without a gap that is not enough, so the last
+-- tries wait for 1 ms a table, and others behind them for as long.
 create or replace function tallybook._range_lock(p_tables regclass[]) returns boolean
 language plpgsql as $$
 declare
@@ -65,42 +72,50 @@ language sql immutable as $$
                 coalesce(quote_literal(p_upper::text), 'maxvalue'))
 $$;
 
--- _range_cut(): the bound that the range which is being cut will get, in the session that cuts it. Everywhere else no bound.
+-- _range_cut(): the bound that the range which is being cut will get, in the session that cuts it. Everywhere else no
+-- bound.
 --
--- Marked immutable, though it reads a setting, so that PostgreSQL puts in its value where it compares a CHECK constraint that
--- calls it with the new bounds of a partition: see _range_split.
+-- Marked immutable, though it reads a setting, so that PostgreSQL puts in its value where it compares a CHECK
+-- constraint that calls it with the new bounds of a partition: see _range_split.
 create or replace function tallybook._range_cut() returns xid8
 language sql immutable as $$
   select coalesce(nullif(current_setting('tallybook.range_cut', true), ''), '18446744073709551615')::xid8
 $$;
 
--- _range_split(parents, lower, at): cut the range that begins at lower in two, in all tables of a family. What it holds lies below the
--- cut. at: null: right ahead of all that was written.
+-- _range_split(parents, lower, at): cut the range that begins at lower in two, in all tables of a family. What it holds
+-- lies below the cut. at: null: right ahead of all that was written.
 --
--- An attach reads the table under the lock to see that all rows fit, unless a valid CHECK constraint implies the bounds. So a table of
--- more than 1 MB gets one first, in transactions of their own: it is added without a look at the rows, under a brief lock, and
--- validated beside producers. Its upper bound is _range_cut(), which no row can violate: no producer can meet an error.
--- In the cut's own transaction it is the cut. That all rows lie below that is known without reading them: the locks are held, so every
--- transaction that has written here has ended. Rows that came from another cluster are looked for.
+-- An attach reads the table under the lock to see that all rows fit, unless a valid CHECK constraint implies the
+-- bounds. So a table of more than 1 MB gets one first, in transactions of their own: it is added without a look at the
+-- rows, under a brief lock, and validated beside producers. Its upper bound is _range_cut(), which no row can violate:
+-- no producer can meet an error.
+-- In the cut's own transaction it is the cut. That all rows lie below that is known without reading them: the locks are
+-- held, so every transaction that has written here has ended. Rows that came from another cluster are looked for.
 -- True: a step was made; with the last one the range is cut. False: not now; held_ranges shows why.
-create or replace function tallybook._range_split(p_parents regclass[], p_lower numeric, p_cut numeric default null) returns boolean
+create or replace function tallybook._range_split(p_parents regclass[], p_lower numeric,
+  p_cut numeric default null) returns boolean
 language plpgsql as $$
 declare
   c_small constant bigint := 1048576; c_check constant name := 'what lies in a range that is being cut';
-  v_leaves regclass[] := tallybook._range_leaves(p_parents, p_lower); v_large regclass[]; v_todo regclass[]; v_new regclass[] := '{}';
+  v_leaves regclass[] := tallybook._range_leaves(p_parents,
+                                                 p_lower); v_large regclass[]; v_todo regclass[]; v_new regclass[] :=
+                                                   '{}';
   v_upper numeric; v_next numeric; v_cut numeric; v_name name; v_why text := 'a reader';
 begin
   v_large := array(select l from unnest(v_leaves) l where pg_relation_size(l) > c_small);
-  if v_large <> '{}' and tallybook._range_foreign(v_large) then return tallybook._range_stays(v_leaves, 'jobs of another cluster'); end if;
+  if v_large <> '{}' and tallybook._range_foreign(v_large)
+     then return tallybook._range_stays(v_leaves, 'jobs of another cluster'); end if;
 
   v_todo := array(select l from unnest(v_large) l where not exists (
                     select from pg_catalog.pg_constraint c where c.conrelid = l and c.conname = c_check));
   if v_todo <> '{}' then
     if not tallybook._range_lock(v_todo) then return tallybook._range_stays(v_leaves, v_why); end if;
-    execute (select string_agg(format('alter table only %s add constraint %I check (%s) not valid', l, c_check, concat_ws(' and ',
+    execute (select string_agg(format('alter table only %s add constraint %I check (%s) not valid', l, c_check,
+                                      concat_ws(' and ',
                                  pg_get_partition_constraintdef(i.inhparent), format('%I >= %L::xid8', k.key, p_lower),
                                  format('%I < tallybook._range_cut()', k.key))), '; ')
-               from unnest(v_todo) l join pg_catalog.pg_inherits i on i.inhrelid = l, lateral tallybook._range_key(l) k(key));
+               from unnest(v_todo) l join pg_catalog.pg_inherits i on i.inhrelid = l,
+                    lateral tallybook._range_key(l) k(key));
     return true;
   end if;
   v_todo := array(select c.conrelid::regclass from pg_catalog.pg_constraint c
@@ -115,13 +130,15 @@ begin
     return true;
   end if;
 
-  -- What takes long is done before anything is locked. In a block, so that nothing of it stays where the locks are not to be had.
+  -- What takes long is done before anything is locked. In a block, so that nothing of it stays where the locks are not
+  -- to be had.
   begin
     select r.upper into v_upper from tallybook._ranges(p_parents[1]) r where r.lower = p_lower;
     for n in 1..cardinality(p_parents) loop
       select c.relname || '_' || (
                select coalesce(max(substring(k.relname from '_(\d+)$')::int), 0) + 1
-                 from pg_catalog.pg_inherits i join pg_catalog.pg_class k on k.oid = i.inhrelid where i.inhparent = p_parents[n])
+                 from pg_catalog.pg_inherits i join pg_catalog.pg_class k on k.oid = i.inhrelid
+                      where i.inhparent = p_parents[n])
         into v_name from pg_catalog.pg_class c where c.oid = p_parents[n];
       execute format('create table tallybook.%I (like %s including all)', v_name, p_parents[n]);
       execute format('alter table tallybook.%I replica identity full', v_name);  -- LIKE leaves it out
@@ -141,10 +158,12 @@ begin
                      tallybook._range_bounds(p_lower, v_cut));
       execute format('alter table %s attach partition %s for values %s', p_parents[n], v_new[n],
                      tallybook._range_bounds(v_cut, v_upper));
-      if v_leaves[n] = any (v_large) then execute format('alter table only %s drop constraint %I', v_leaves[n], c_check); end if;
+      if v_leaves[n] = any (v_large) then execute format('alter table only %s drop constraint %I', v_leaves[n],
+                                                         c_check); end if;
     end loop;
     perform set_config('tallybook.range_cut', '', true);
-    perform set_config('synchronous_commit', 'off', true);  -- nobody waits for the disk; what a crash takes back it takes back whole
+    -- nobody waits for the disk; what a crash takes back it takes back whole
+    perform set_config('synchronous_commit', 'off', true);
     return true;
   exception
     when lock_not_available then return tallybook._range_stays(v_leaves, v_why);
@@ -169,8 +188,9 @@ language sql stable as $$
    where i.inhrelid = p_leaf
 $$;
 
--- _range_foreign(leaves): whether something lies in them that this cluster has not given out yet. Reads them only where something was
--- brought over. A statement sees nothing of this cluster that its own snapshot's xmax does not lie ahead of, its own transaction apart.
+-- _range_foreign(leaves): whether something lies in them that this cluster has not given out yet. Reads them only where
+-- something was brought over. A statement sees nothing of this cluster that its own snapshot's xmax does not lie ahead
+-- of, its own transaction apart.
 create or replace function tallybook._range_foreign(p_leaves regclass[]) returns boolean
 language plpgsql
 -- profile: nojit
@@ -178,7 +198,8 @@ as $$
 declare
   v_leaf regclass; v_found boolean;
 begin
-  if not tallybook._is_foreign_cluster(true) and not exists (select from tallybook.lane l where l.retired_at is not null) then return false; end if;
+  if not tallybook._is_foreign_cluster(true) and not exists (select from tallybook.lane l
+                                                             where l.retired_at is not null) then return false; end if;
   foreach v_leaf in array p_leaves loop
     execute format('select exists (select from %s where %2$I >= pg_snapshot_xmax(pg_current_snapshot())
                                                     and %2$I is distinct from pg_current_xact_id_if_assigned())',
@@ -188,11 +209,14 @@ begin
   return false;
 end $$;
 
--- _range_merge(parents, lower, next): two neighbouring ranges in which nothing is become one, or nothing is done (false).
+-- _range_merge(parents, lower, next): two neighbouring ranges in which nothing is become one, or nothing is done
+-- (false).
 create or replace function tallybook._range_merge(p_parents regclass[], p_lower numeric, p_next numeric) returns boolean
 language plpgsql as $$
 declare
-  v_first regclass[] := tallybook._range_leaves(p_parents, p_lower); v_second regclass[] := tallybook._range_leaves(p_parents, p_next);
+  v_first regclass[] := tallybook._range_leaves(p_parents,
+                                                p_lower); v_second regclass[] := tallybook._range_leaves(p_parents,
+                                                    p_next);
   v_upper numeric;
 begin
   if not tallybook._range_lock(p_parents || v_first || v_second) then return false; end if;
@@ -208,19 +232,24 @@ begin
   return true;
 end $$;
 
--- _ranges_kept(parents, keep, at): one change, where one is needed, so that a class has about eight ranges: the one that is being
--- written is cut once it holds something for an eighth of keep. True: something was changed; there may be more to do.
+-- _ranges_kept(parents, keep, at): one change, where one is needed, so that a class has about eight ranges: the one
+-- that is being written is cut once it holds something for an eighth of keep. True: something was changed; there may be
+-- more to do.
 --
--- By time, not by transaction ids: at whatever rate these are used up, no range holds more than was written in that time.
+-- By time, not by transaction ids: at whatever rate these are used up, no range holds more than was written in that
+-- time.
 -- At most 16 ranges: from 12 on old empty ones are merged first.
-create or replace function tallybook._ranges_kept(p_parents regclass[], p_keep interval, p_at timestamptz) returns boolean
+create or replace function tallybook._ranges_kept(p_parents regclass[], p_keep interval,
+  p_at timestamptz) returns boolean
 language plpgsql as $$
 declare
   c_most constant int := 16;
-  v_cur numeric := pg_snapshot_xmax(pg_current_snapshot())::text::numeric; v_old numeric := pg_snapshot_xmin(pg_current_snapshot())::text::numeric;
+  v_cur numeric := pg_snapshot_xmax(pg_current_snapshot())::text::numeric;
+  v_old numeric := pg_snapshot_xmin(pg_current_snapshot())::text::numeric;
   v_lower numeric[]; v_upper numeric[]; v_empty boolean[]; k int; v_leaves regclass[];
 begin
-  select array_agg(r.lower order by r.lower), array_agg(r.upper order by r.lower), array_agg(r.bytes = 0 order by r.lower)
+  select array_agg(r.lower order by r.lower), array_agg(r.upper order by r.lower),
+         array_agg(r.bytes = 0 order by r.lower)
     into v_lower, v_upper, v_empty from tallybook._family_ranges(p_parents) r;
   select max(n) into k from unnest(v_lower) with ordinality u(l, n) where l <= v_cur;
   if cardinality(v_lower) >= c_most - 4 then
@@ -231,7 +260,8 @@ begin
     end loop;
   end if;
   v_leaves := tallybook._range_leaves(p_parents, v_lower[k]);
-  if not exists (select from tallybook.history_range h join pg_catalog.pg_class c on c.relname = h.leaf and c.oid = v_leaves[1]
+  if not exists (select from tallybook.history_range h join pg_catalog.pg_class c on c.relname = h.leaf
+                 and c.oid = v_leaves[1]
                   where h.begun_at <= p_at - p_keep / 8) then return false; end if;
   if cardinality(v_lower) >= c_most then return tallybook._range_stays(v_leaves, 'too many ranges'); end if;
   return tallybook._range_split(p_parents, v_lower[k]);

@@ -1,7 +1,8 @@
--- _sweep(at): a batch of each small table that grows with history and has nobody else to clean it. Rows that somebody has locked are
--- left for later. Returns how many rows went, and whether some batch was full.
+-- _sweep(at): a batch of each small table that grows with history and has nobody else to clean it. Rows that somebody
+-- has locked are left for later. Returns how many rows went, and whether some batch was full.
 --
--- Reads retention_class and all that jobs can be in; deletes from api_nonce, audit, dead, fire, rate_call, progress, unique_key, order_turn, worker; writes sweep.
+-- Reads retention_class and all that jobs can be in; deletes from api_nonce, audit, dead, fire, rate_call, progress,
+-- unique_key, order_turn, worker; writes sweep.
 create or replace function tallybook._sweep(p_at timestamptz, out swept bigint, out more boolean)
 language plpgsql
 -- profile: lookup
@@ -11,7 +12,8 @@ declare
 begin
   swept := 0; more := false;
   delete from tallybook.dead d where d.job_id = any (array(
-    select x.job_id from tallybook.dead x where x.died_at < p_at - tallybook._keep('dead') order by x.died_at limit c_batch for update skip locked));
+    select x.job_id from tallybook.dead x where x.died_at < p_at - tallybook._keep('dead') order by x.died_at
+           limit c_batch for update skip locked));
   get diagnostics v_n = row_count;
   swept := swept + v_n; more := more or v_n = c_batch;
 
@@ -19,9 +21,11 @@ begin
     with recursive s as (
       (select x.schedule from tallybook.fire x order by x.schedule limit 1)
       union all
-      select (select x.schedule from tallybook.fire x where x.schedule > s.schedule order by x.schedule limit 1) from s where s.schedule is not null)
+      select (select x.schedule from tallybook.fire x where x.schedule > s.schedule order by x.schedule limit 1) from s
+             where s.schedule is not null)
     select o.ctid from s, lateral (
-             select x.ctid from tallybook.fire x where x.schedule = s.schedule and x.tick < p_at - tallybook._keep('fires')
+             select x.ctid from tallybook.fire x where x.schedule = s.schedule
+                    and x.tick < p_at - tallybook._keep('fires')
               order by x.tick limit c_batch for update skip locked) o limit c_batch));
   get diagnostics v_n = row_count;
   swept := swept + v_n; more := more or v_n = c_batch;
@@ -31,7 +35,8 @@ begin
       left join lateral (select r.per from tallybook.rate_limit r where r.name in (s.name, split_part(s.name, ':', 1))
                           order by r.name = s.name desc limit 1) r on true,
            lateral (
-             select x.ctid from tallybook.rate_call x where x.name = s.name and x.called_at < p_at - greatest(tallybook._keep('default'), r.per)
+             select x.ctid from tallybook.rate_call x where x.name = s.name
+                    and x.called_at < p_at - greatest(tallybook._keep('default'), r.per)
               order by x.called_at limit c_batch for update skip locked) o limit c_batch));
   get diagnostics v_n = row_count;
   swept := swept + v_n; more := more or v_n = c_batch;
@@ -39,11 +44,13 @@ begin
   -- No claim is left that names them.
   select max(r.keep) into v_kept from tallybook.retention_class r;
   delete from tallybook.worker w where w.id = any (array(
-    select x.id from tallybook.worker x where x.ended_at < p_at - v_kept order by x.id limit c_batch for update skip locked));
+    select x.id from tallybook.worker x where x.ended_at < p_at - v_kept order by x.id
+           limit c_batch for update skip locked));
   get diagnostics v_n = row_count;
   swept := swept + v_n; more := more or v_n = c_batch;
 
-  -- Ids and times rise together, so the oldest are looked at alone; a row that another clock has dated later goes a little later.
+  -- Ids and times rise together, so the oldest are looked at alone; a row that another clock has dated later goes a
+  -- little later.
   delete from tallybook.audit a where a.id = any (array(
     select x.id from tallybook.audit x
      where x.id <= (select max(o.id) from (select y.id from tallybook.audit y order by y.id limit c_batch) o)
@@ -53,7 +60,8 @@ begin
 
   -- What was signed 300 s ahead may come again 600 s after it was seen: two windows of nonce_take.
   delete from tallybook.api_nonce n where n.ctid = any (array(
-    select x.ctid from tallybook.api_nonce x where x.seen_at < p_at - interval '600 s' order by x.seen_at limit c_batch for update skip locked));
+    select x.ctid from tallybook.api_nonce x where x.seen_at < p_at - interval '600 s' order by x.seen_at
+           limit c_batch for update skip locked));
   get diagnostics v_n = row_count;
   swept := swept + v_n; more := more or v_n = c_batch;
 
@@ -86,7 +94,8 @@ begin
   if p_place is null then
     delete from tallybook.sweep s where s.kind = p_kind;
   else
-    insert into tallybook.sweep (kind, place) values (p_kind, p_place) on conflict (kind) do update set place = excluded.place;
+    insert into tallybook.sweep (kind, place) values (p_kind, p_place) on conflict (kind) do update
+      set place = excluded.place;
   end if;
 end $$;
 
@@ -98,7 +107,8 @@ as $$
 declare
   v_ids bigint[]; v_n bigint;
 begin
-  v_ids := array(select p.job_id from tallybook.progress p where p.job_id > coalesce((tallybook._sweep_place('progress') #>> '{}')::bigint, -1)
+  v_ids := array(select p.job_id from tallybook.progress p
+                 where p.job_id > coalesce((tallybook._sweep_place('progress') #>> '{}')::bigint, -1)
                   order by p.job_id limit 500);
   delete from tallybook.progress p where p.job_id = any (array(
     select x.job_id from unnest(v_ids) i(id), lateral (
@@ -112,20 +122,22 @@ end $$;
 
 -- _sweep_keys(): older generations of unique keys whose jobs have left. The newest stays: producers go by it.
 --
--- Of a key they go from the oldest on, without a gap. A producer with an old snapshot takes an older generation for the newest,
--- and puts in the next one: that it is there is what stops him. Where it is gone the one that he saw is gone, too, and he finds that
--- out by locking it (see _claim_key).
+-- Of a key they go from the oldest on, without a gap. A producer with an old snapshot takes an older generation for the
+-- newest, and puts in the next one: that it is there is what stops him. Where it is gone the one that he saw is gone,
+-- too, and he finds that out by locking it (see _claim_key).
 create or replace function tallybook._sweep_keys() returns bigint
 language plpgsql
 -- profile: lookup
 as $$
 declare
-  c_batch constant int := 500; v_place jsonb := tallybook._sweep_place('unique_key'); v_tasks text[]; v_keys text[]; v_generations bigint[]; v_n bigint;
+  c_batch constant int := 500; v_place jsonb := tallybook._sweep_place('unique_key'); v_tasks text[]; v_keys text[];
+  v_generations bigint[]; v_n bigint;
 begin
   select array_agg(u.task order by u.task, u.key, u.generation), array_agg(u.key order by u.task, u.key, u.generation),
          array_agg(u.generation order by u.task, u.key, u.generation) into v_tasks, v_keys, v_generations
     from (select x.task, x.key, x.generation from tallybook.unique_key x
-           where v_place is null or (x.task, x.key, x.generation) > (v_place ->> 0, v_place ->> 1, (v_place ->> 2)::bigint)
+           where v_place is null or (x.task, x.key, x.generation) > (v_place ->> 0, v_place ->> 1,
+                                                                     (v_place ->> 2)::bigint)
            order by x.task, x.key, x.generation limit c_batch) u;
   delete from tallybook.unique_key d using (
     select f.task, f.key, f.generation,
@@ -133,37 +145,45 @@ begin
            min(f.generation) over (partition by f.task, f.key) as first
       from (select i.task, i.key, i.generation,
                    x.job_id is not null and not tallybook._job_known(x.job_id)
-                   and exists (select from tallybook.unique_key n where n.task = i.task and n.key = i.key and n.generation > i.generation) as gone
+                   and exists (select from tallybook.unique_key n where n.task = i.task and n.key = i.key
+                               and n.generation > i.generation) as gone
               from unnest(v_tasks, v_keys, v_generations) i(task, key, generation) left join lateral (
                      select y.job_id from tallybook.unique_key y
-                      where y.task = i.task and y.key = i.key and y.generation = i.generation for update skip locked) x on true) f) g
+                      where y.task = i.task and y.key = i.key and y.generation = i.generation for update skip locked) x
+                            on true) f) g
    where g.free and d.task = g.task and d.key = g.key and d.generation = g.generation
-     and not exists (select from tallybook.unique_key l where l.task = g.task and l.key = g.key and l.generation < g.first);
+     and not exists (select from tallybook.unique_key l where l.task = g.task and l.key = g.key
+                     and l.generation < g.first);
   get diagnostics v_n = row_count;
   perform tallybook._sweep_to('unique_key', case when v_tasks[c_batch] is not null then
-                                              jsonb_build_array(v_tasks[c_batch], v_keys[c_batch], v_generations[c_batch]) end)
+                                              jsonb_build_array(v_tasks[c_batch], v_keys[c_batch],
+                                                                v_generations[c_batch]) end)
     where v_tasks[c_batch] is not null or v_place is not null;
   return v_n;
 end $$;
 
--- _sweep_turns(): older turns of order keys, and the newest whose job has left. Under the lock of the key, which is only tried:
+-- _sweep_turns(): older turns of order keys, and the newest whose job has left. Under the lock of the key, which is
+-- only tried:
 -- who takes a turn holds it, and looks after he has it.
 create or replace function tallybook._sweep_turns() returns bigint
 language plpgsql
 -- profile: lookup
 as $$
 declare
-  c_batch constant int := 100; v_key text := tallybook._sweep_place('order_turn') #>> '{}'; v_newest bigint; v_job bigint; v_n bigint; v_all bigint := 0;
+  c_batch constant int := 100; v_key text := tallybook._sweep_place('order_turn') #>> '{}'; v_newest bigint;
+  v_job bigint; v_n bigint; v_all bigint := 0;
   v_place jsonb := to_jsonb(v_key);
 begin
   for turn in 1..c_batch loop
     v_key := (select t.key from tallybook.order_turn t where v_key is null or t.key > v_key order by t.key limit 1);
     exit when v_key is null;
     continue when not pg_try_advisory_xact_lock(1413565448, hashtext(v_key));
-    select t.generation, t.job_id into v_newest, v_job from tallybook.order_turn t where t.key = v_key order by t.generation desc limit 1;
+    select t.generation, t.job_id into v_newest, v_job from tallybook.order_turn t where t.key = v_key
+           order by t.generation desc limit 1;
     if v_job is not null and not tallybook._job_known(v_job) then v_newest := v_newest + 1; end if;
     delete from tallybook.order_turn t where t.ctid = any (array(
-      select x.ctid from tallybook.order_turn x where x.key = v_key and x.generation < v_newest order by x.generation limit 1000 for update skip locked));
+      select x.ctid from tallybook.order_turn x where x.key = v_key and x.generation < v_newest order by x.generation
+             limit 1000 for update skip locked));
     get diagnostics v_n = row_count;
     v_all := v_all + v_n;
   end loop;

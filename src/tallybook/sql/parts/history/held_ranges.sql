@@ -1,7 +1,8 @@
--- held_ranges(at): the ranges of history whose time is over and that are still there, for people: since when they were due, what is
--- open in them, and why they stay. open_jobs null: none of its own.
+-- held_ranges(at): the ranges of history whose time is over and that are still there, for people: since when they were
+-- due, what is open in them, and why they stay. open_jobs null: none of its own.
 -- A range that no prune could cut yet is due 1.25 times its retention after it was begun.
--- What no prune has come to yet is not shown. Reads history_range, retention_class, and the server's locks and transactions.
+-- What no prune has come to yet is not shown. Reads history_range, retention_class, and the server's locks and
+-- transactions.
 create or replace function tallybook.held_ranges(at timestamptz default clock_timestamp())
 returns table (class text, lower xid8, upper xid8, due_at timestamptz, open_jobs bigint, why text)
 language plpgsql stable as $$
@@ -10,9 +11,11 @@ begin
   return query
   select f.name, r.lower::text::xid8, r.upper::text::xid8, d.due_at, nullif(h.open, 0),
          case h.held when 'a reader' then coalesce('a reader: ' || tallybook._range_readers(
-                            tallybook._range_leaves(f.parents, r.lower) || case when h.quiet_since is null then f.parents else '{}' end),
+                            tallybook._range_leaves(f.parents, r.lower) || case when h.quiet_since is null
+                            then f.parents else '{}' end),
                             'a reader that has gone: it goes with the next run')
-                     when 'an open transaction' then coalesce('an open transaction: ' || tallybook._range_writers(r.upper),
+                     when 'an open transaction' then coalesce('an open transaction: '
+                                                              || tallybook._range_writers(r.upper),
                             'an open transaction that has ended: it goes with the next run')
                      else h.held end
     from tallybook._families() f, lateral tallybook._ranges(f.parents[1]) r
@@ -35,7 +38,8 @@ $$;
 -- _range_writers(upper): whose transactions began before upper and have not ended, in any database; null: nobody's.
 create or replace function tallybook._range_writers(p_upper numeric) returns text
 language sql stable as $$
-  select string_agg(coalesce('pid ' || a.pid, 'the prepared transaction ' || quote_literal(p.gid), 'transaction ' || x), ', ' order by x)
+  select string_agg(coalesce('pid ' || a.pid, 'the prepared transaction ' || quote_literal(p.gid), 'transaction ' || x),
+                    ', ' order by x)
     from pg_snapshot_xip(pg_current_snapshot()) x
     left join pg_catalog.pg_stat_activity a on a.backend_xid::text = (x::text::numeric % 4294967296)::text
     left join pg_catalog.pg_prepared_xacts p on p.transaction::text = (x::text::numeric % 4294967296)::text

@@ -1,6 +1,8 @@
--- retention_set(class, keep): how long what is kept: brief, default, long: ended jobs of the queues of that class; dead: dead letters;
--- fires: ticks of schedules; audit: what people have changed. False: it was so already. Running workers follow within a minute. A shorter time drops what is past it,
--- for ever. Errors: TB005 an unknown class, a time out of range. Writes retention_class.
+-- retention_set(class, keep): how long what is kept: brief, default, long: ended jobs of the queues of that class;
+-- dead: dead letters;
+-- fires: ticks of schedules; audit: what people have changed. False: it was so already. Running workers follow within a
+-- minute. A shorter time drops what is past it, for ever. Errors: TB005 an unknown class, a time out of range. Writes
+-- retention_class.
 create or replace function tallybook.retention_set(class text, keep interval) returns boolean
 language plpgsql as $$
 begin
@@ -11,8 +13,10 @@ begin
   perform from tallybook.retention_class r where r.name = retention_set.class;
   if not found then
     raise exception 'there is no retention class %', coalesce(to_json(class)::text, 'null')
-      using errcode = 'TB005', hint = (select 'There are ' || string_agg(r.name, ', ' order by r.name) || '.' from tallybook.retention_class r);
+      using errcode = 'TB005', hint = (select 'There are ' || string_agg(r.name, ', ' order by r.name) || '.'
+                                       from tallybook.retention_class r);
   end if;
-  update tallybook.retention_class r set keep = retention_set.keep where r.name = retention_set.class and r.keep <> retention_set.keep;
+  update tallybook.retention_class r set keep = retention_set.keep where r.name = retention_set.class
+    and r.keep <> retention_set.keep;
   return found;
 end $$;

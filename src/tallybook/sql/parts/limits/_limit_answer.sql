@@ -1,14 +1,17 @@
 -- _limit_answer(job, keys, of, from, soon, keeps, missed, at): what its limits say to one job that asks for a start.
 --
---   of     which of the keys are its own     from, soon   the first and the last moment that is a start for this question
+--   of     which of the keys are its own     from, soon   the first and the last moment that is a start for this
+--          question
 --   keeps  it may have permits: kept for it, or from its last question
 --   missed it was let through and did not start in time
--- blocked_by: it has to wait for a permit of this key. passes: it starts at start_at, with the permits that it has (kept);
+-- blocked_by: it has to wait for a permit of this key. passes: it starts at start_at, with the permits that it has
+-- (kept);
 -- was: at another time than it was told, and counted for. Neither: its turn comes at start_at, behind others of a key.
 -- Reads concurrency_holder; for what was missed rate_call, whose row it changes.
-create or replace function tallybook._limit_answer(p_job tallybook._limited_job, p_keys tallybook._limit_key[], p_of int[],
-  p_from timestamptz, p_soon timestamptz, p_keeps boolean, p_missed boolean, p_at timestamptz,
-  out blocked_by text, out passes boolean, out start_at timestamptz, out was timestamptz, out behind text, out kept text[])
+create or replace function tallybook._limit_answer(p_job tallybook._limited_job, p_keys tallybook._limit_key[],
+  p_of int[], p_from timestamptz, p_soon timestamptz, p_keeps boolean, p_missed boolean, p_at timestamptz,
+  out blocked_by text, out passes boolean, out start_at timestamptz, out was timestamptz, out behind text,
+  out kept text[])
 language plpgsql
 -- profile: nested
 set enable_memoize = off  -- each row is looked up once: there is nothing to remember
@@ -21,7 +24,8 @@ begin
   if p_missed then
     was := (select max(c.called_at) from tallybook.rate_call c
              where c.name = (select p_keys[i].name from unnest(p_of) i where p_keys[i].gap is not null limit 1)
-               and c.called_at > p_at - interval '1 s' and c.called_at <= p_soon  -- else the clock has stepped back since
+               -- else the clock has stepped back since
+               and c.called_at > p_at - interval '1 s' and c.called_at <= p_soon
                and c.job_id = p_job.job_id and c.attempt = p_job.attempt);
     -- Only while nearly all that counts with it is still to come: see "Any window" in docs/design/0006-outside.md.
     if was > p_at - interval '500 ms' then
@@ -34,13 +38,15 @@ begin
     was := null;
   end if;
   if p_keeps then
-    select coalesce(array_agg(h.name), '{}'), coalesce(array_agg(h.name) filter (where h.probe), '{}') into kept, v_probe
+    select coalesce(array_agg(h.name), '{}'), coalesce(array_agg(h.name) filter (where h.probe), '{}') into kept,
+           v_probe
       from tallybook.concurrency_holder h where h.name = any (v_names) and h.xid = p_job.xid and h.seq = p_job.seq;
   end if;
   foreach j in array p_of loop
     k := p_keys[j];
     if blocked_by is null and k.free is not null
-       and (case when k.name = any (kept) then k.barred and k.name <> all (v_probe) else k.free <= 0 or k.has_line end) then
+       and (case when k.name = any (kept) then k.barred and k.name <> all (v_probe) else k.free <= 0 or k.has_line end)
+           then
       blocked_by := k.name;
     end if;
     continue when k.gap is null;

@@ -1,7 +1,8 @@
--- _limit_keys(names, newcomers, at): where these keys stand, those that have a rule or had one; their rows are locked, in the
--- order of the names, to the end of the transaction.
+-- _limit_keys(names, newcomers, at): where these keys stand, those that have a rule or had one; their rows are locked,
+-- in the order of the names, to the end of the transaction.
 --   newcomers  somebody asks who has not waited: where do those end who wait?
--- Jobs that wait for a permit are let go on first. Reads the rules, scheduled, tombstone; writes rate_state, see _let_in.
+-- Jobs that wait for a permit are let go on first. Reads the rules, scheduled, tombstone; writes rate_state, see
+-- _let_in.
 create or replace function tallybook._limit_keys(p_names text[], p_newcomers boolean, p_at timestamptz)
 returns tallybook._limit_key[] language plpgsql
 -- profile: nested
@@ -14,7 +15,8 @@ declare
 begin
   loop
     select array_agg(row(s.name, s.next_at, s.front_at, s.granted, null, r.per / (r.calls - r.burst + 1),
-                         tallybook._step(r.calls, r.per, r.burst), greatest(interval '20 ms', least(r.per / 100, interval '1 s')),
+                         tallybook._step(r.calls, r.per, r.burst), greatest(interval '20 ms',
+                             least(r.per / 100, interval '1 s')),
                          r.burst, r.calls - r.burst + 1, null, null, null, null)::tallybook._limit_key)
       into v_keys
       from (select s.name, s.next_at, s.front_at, s.granted from tallybook.rate_state s
@@ -29,7 +31,8 @@ begin
                            or v_permits and (exists (select from tallybook._concurrency_limit_of(n))
                                              or exists (select from tallybook._breaker_of(n)))));
     exit when v_new = '{}';
-    -- Where another session makes the same row, this waits for its commit, inserts nothing, and the next round reads it.
+    -- Where another session makes the same row, this waits for its commit, inserts nothing, and the next round reads
+    -- it.
     insert into tallybook.rate_state (name, next_at, front_at, granted)
     select n, '-infinity', '-infinity', 0 from unnest(v_new) n order by n on conflict do nothing;
   end loop;

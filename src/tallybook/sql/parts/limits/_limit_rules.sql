@@ -5,9 +5,11 @@ begin
   return coalesce((select jsonb_agg(distinct r.name) from (
                      select r.name from tallybook.rate_limit r where r.name in ('queue:' || p_queue, 'task:' || p_task)
                      union all
-                     select r.name from tallybook.concurrency_limit r where r.name in ('queue:' || p_queue, 'task:' || p_task)
+                     select r.name from tallybook.concurrency_limit r where r.name in ('queue:' || p_queue, 'task:'
+                         || p_task)
                      union all
-                     select r.name from tallybook.breaker_rule r where r.name in ('queue:' || p_queue, 'task:' || p_task)) r), '[]');
+                     select r.name from tallybook.breaker_rule r where r.name in ('queue:' || p_queue, 'task:'
+                         || p_task)) r), '[]');
 end $$;
 
 -- _rate_limit_of(name): the rule of a key: of its own name, else of what stands before the first colon. No row: none.
@@ -15,15 +17,18 @@ create or replace function tallybook._rate_limit_of(p_name text) returns setof t
 language plpgsql stable as $$
 begin
   return query select r.* from tallybook.rate_limit r where r.name = p_name;
-  if not found then return query select r.* from tallybook.rate_limit r where r.name = split_part(p_name, ':', 1); end if;
+  if not found then return query select r.* from tallybook.rate_limit r
+     where r.name = split_part(p_name, ':', 1); end if;
 end $$;
 
--- _step(calls, per, burst): the estimated time between the turns of two that wait. The longer gaps that come now and then are spread over all
--- where they are short beside the time that one comes early: else those far behind come too early by all of them, in vain.
+-- _step(calls, per, burst): the estimated time between the turns of two that wait. The longer gaps that come now and
+-- then are spread over all where they are short beside the time that one comes early: else those far behind come too
+-- early by all of them, in vain.
 create or replace function tallybook._step(p_calls int, p_per interval, p_burst int) returns interval
 language sql immutable as $$
   select p_per / (p_calls - p_burst + 1)
-         + case when p_per <= interval '10 s' then greatest(interval '20 ms', p_per / 100) / (p_calls - p_burst + 1) else interval '0' end
+         + case when p_per <= interval '10 s' then greatest(interval '20 ms', p_per / 100) / (p_calls - p_burst + 1)
+         else interval '0' end
 $$;
 
 -- _has_limits(): whether there is a rule of any kind.

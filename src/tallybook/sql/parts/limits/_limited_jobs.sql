@@ -1,7 +1,8 @@
--- _limited_jobs(leases, job_ids, attempts, names): which of these attempts are the caller's, in the order in which limits
--- let them start, each with the keys that hold it: those of names, or of its own limits, its queue and its task.
+-- _limited_jobs(leases, job_ids, attempts, names): which of these attempts are the caller's, in the order in which
+-- limits let them start, each with the keys that hold it: those of names, or of its own limits, its queue and its task.
 -- Reads claim, entry, outcome, lane, the rules.
-create or replace function tallybook._limited_jobs(p_leases uuid[], p_job_ids bigint[], p_attempts int[], p_names text[])
+create or replace function tallybook._limited_jobs(p_leases uuid[], p_job_ids bigint[], p_attempts int[],
+  p_names text[])
 returns setof tallybook._limited_job language plpgsql stable
 -- profile: nested
 set enable_memoize = off  -- each row is looked up once: there is nothing to remember
@@ -21,7 +22,8 @@ begin
                  end) with ordinality u(n, place) group by n order by min(place)),
          null::timestamptz, null::text
     from tallybook._lease_entries(p_leases, p_job_ids, p_attempts) k
-    join unnest(p_leases, p_job_ids, p_attempts) f(lease, job_id, attempt) on f.job_id = k.job_id and f.attempt = k.attempt
+    join unnest(p_leases, p_job_ids, p_attempts) f(lease, job_id, attempt) on f.job_id = k.job_id
+         and f.attempt = k.attempt
     cross join lateral (
       select x.task, x.options, x.unique_key from tallybook.entry x
        where x.lane_id = k.lane_id and x.retention = k.retention and x.xid = k.xid and x.seq = k.seq limit 1) e

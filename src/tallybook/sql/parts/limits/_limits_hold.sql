@@ -1,7 +1,7 @@
 -- _limits_hold(jobs, at): end these attempts as snoozed; their jobs stand in scheduled until their turn at a limit.
 --
--- They come back in a lane of their own: behind all others they would be late for their turn. Who promotes is told of the
--- first only: before that it looks by itself. What has a unique key may have been changed meanwhile.
+-- They come back in a lane of their own: behind all others they would be late for their turn. Who promotes is told of
+-- the first only: before that it looks by itself. What has a unique key may have been changed meanwhile.
 -- Reads entry, lane; writes outcome, tally, scheduled, at first use lane.
 create or replace function tallybook._limits_hold(p_jobs tallybook._limited_job[], p_at timestamptz) returns void
 language plpgsql
@@ -17,7 +17,8 @@ begin
   p_jobs := array(select x from unnest(p_jobs) x where not x.special);
   if p_jobs = '{}' then return; end if;
   select array_agg(l.lane_id), array_agg(tallybook._lane_beside(l.lane_id, 'turn')) into v_lanes, v_turn_lanes
-    from tallybook.lane l where l.lane_id = any (array(select x.lane_id from unnest(p_jobs) x)) and l.part in ('', 'fair');
+    from tallybook.lane l where l.lane_id = any (array(select x.lane_id from unnest(p_jobs) x))
+         and l.part in ('', 'fair');
   v_first := (select min(x.until) from unnest(p_jobs) x);
   if exists (select from tallybook.scheduled s where s.run_at <= v_first and s.run_at > p_at - interval '1 s') then
     v_first := null;
@@ -30,11 +31,13 @@ begin
     select e.*, h.until, h.behind
       from ended d join unnest(p_jobs) h on h.xid = d.entry_xid and h.seq = d.entry_seq
       cross join lateral (select e.* from tallybook.entry e
-                           where e.lane_id = h.lane_id and e.retention = h.retention and e.xid = h.xid and e.seq = h.seq limit 1) e
+                           where e.lane_id = h.lane_id and e.retention = h.retention and e.xid = h.xid and e.seq = h.seq
+                                 limit 1) e
   ), told as (
     insert into tallybook.tally (lane_id, n, attempts, what, task)
     select g.lane_id, count(*), sum(g.attempt), 'snoozed', g.task from gone g group by g.lane_id, g.task)
-  insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task, args,
+  insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task,
+                                   args,
                                    headers, unique_key, errors, expires_at, order_key, options)
   select e.job_id, e.until, e.enqueued_at, coalesce(t.turn_lane, e.lane_id), e.attempt + 1, e.failures, e.crashes,
          e.max_attempts, e.task, e.args, e.headers, e.unique_key, e.errors, e.expires_at, e.order_key,
@@ -43,10 +46,10 @@ begin
   if v_first < p_at + interval '10 s' then perform tallybook._wake(' promote'); end if;
 end $$;
 
--- _until_turn(lease, job_id, attempt, name, run_at, at): end one attempt as snoozed, whose job may have been changed in the
--- meantime (it has a unique key); it stands in scheduled until its turn.
-create or replace function tallybook._until_turn(p_lease uuid, p_job_id bigint, p_attempt int, p_name text, p_run_at timestamptz,
-  p_at timestamptz) returns void
+-- _until_turn(lease, job_id, attempt, name, run_at, at): end one attempt as snoozed, whose job may have been changed in
+-- the meantime (it has a unique key); it stands in scheduled until its turn.
+create or replace function tallybook._until_turn(p_lease uuid, p_job_id bigint, p_attempt int, p_name text,
+  p_run_at timestamptz, p_at timestamptz) returns void
 language plpgsql
 -- profile: lookup
 as $$

@@ -1,10 +1,12 @@
--- _permits_free(name, at): how many more of this key may start (null: it has no such rule), whether the next one is a probe, and whether
--- the breaker bars all others, those that have a permit included.
+-- _permits_free(name, at): how many more of this key may start (null: it has no such rule), whether the next one is a
+-- probe, and whether the breaker bars all others, those that have a permit included.
 --
--- A permit is held by an attempt without an outcome. Forgets those that have ended, after telling the breaker of them: so it opens, closes
--- and lets its probe through with the next look, which whoever asks for a start takes. The key's row in rate_state is locked.
+-- A permit is held by an attempt without an outcome. Forgets those that have ended, after telling the breaker of them:
+-- so it opens, closes and lets its probe through with the next look, which whoever asks for a start takes. The key's
+-- row in rate_state is locked.
 -- Reads concurrency_limit, breaker_rule, outcome; deletes from concurrency_holder; writes breaker_state.
-create or replace function tallybook._permits_free(p_name text, p_at timestamptz, out free int, out probing boolean, out barred boolean)
+create or replace function tallybook._permits_free(p_name text, p_at timestamptz, out free int, out probing boolean,
+  out barred boolean)
 language plpgsql
 -- profile: nested
 set enable_memoize = off  -- each row is looked up once: there is nothing to remember
@@ -19,14 +21,16 @@ begin
   select b.* into v_breaker from tallybook._breaker_of(p_name) b;
   if v_most is null and v_breaker.name is null then return; end if;
   select array_agg(h.ctid), array_agg(o.ended_at) filter (where o.state in ('failed', 'dead') and not h.probe),
-         bool_or(h.probe and o.state = 'completed'), max(o.ended_at) filter (where h.probe and o.state in ('failed', 'dead'))
+         bool_or(h.probe and o.state = 'completed'), max(o.ended_at) filter (where h.probe
+             and o.state in ('failed', 'dead'))
     into v_gone, v_failed, v_proved, v_disproved
     from tallybook.concurrency_holder h, lateral (
       select o.state, o.ended_at from tallybook.outcome o
        where o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq limit 1) o
    where h.name = p_name;
   if v_gone is not null then delete from tallybook.concurrency_holder h where h.ctid = any (v_gone); end if;
-  select count(*), count(*) filter (where h.probe) into v_held, v_probes from tallybook.concurrency_holder h where h.name = p_name;
+  select count(*), count(*) filter (where h.probe) into v_held, v_probes from tallybook.concurrency_holder h
+         where h.name = p_name;
   free := coalesce(v_most, c_any) - v_held;
   if v_breaker.name is null then return; end if;
 
@@ -36,7 +40,8 @@ begin
   if v_failed is not null and v.state = 'closed' then
     v.failed_at := array(select x from unnest(v.failed_at || v_failed) x order by x desc limit v_breaker.failures);
     v.failed_at := array(select x from unnest(v.failed_at) x where x > v.failed_at[1] - v_breaker.per order by x desc);
-    if cardinality(v.failed_at) >= v_breaker.failures then v.state := 'open'; v.open_until := p_at + v_breaker.open_for; end if;
+    if cardinality(v.failed_at) >= v_breaker.failures
+       then v.state := 'open'; v.open_until := p_at + v_breaker.open_for; end if;
   end if;
   if v_disproved is not null and v.state = 'half-open' then
     v.state := 'open'; v.open_until := p_at + v_breaker.open_for; v.failed_at := array[v_disproved];
@@ -48,17 +53,20 @@ begin
   if v is distinct from v_was then
     insert into tallybook.breaker_state as s (name, state, failed_at, changed_at, open_until)
     values (v.name, v.state, v.failed_at, v.changed_at, v.open_until)
-    on conflict (name) do update set state = excluded.state, failed_at = excluded.failed_at, changed_at = excluded.changed_at,
+    on conflict (name) do update set state = excluded.state, failed_at = excluded.failed_at,
+       changed_at = excluded.changed_at,
        open_until = excluded.open_until;
   end if;
   probing := v.state = 'half-open'; barred := v.state <> 'closed';
   free := case v.state when 'open' then 0 when 'half-open' then least(free, 1 - v_probes) else free end;
 end $$;
 
--- _breaker_of(name): the breaker's rule of a key: of its own name, else of what stands before the first colon. No row: none.
+-- _breaker_of(name): the breaker's rule of a key: of its own name, else of what stands before the first colon. No row:
+-- none.
 create or replace function tallybook._breaker_of(p_name text) returns setof tallybook.breaker_rule
 language plpgsql stable as $$
 begin
   return query select r.* from tallybook.breaker_rule r where r.name = p_name;
-  if not found then return query select r.* from tallybook.breaker_rule r where r.name = split_part(p_name, ':', 1); end if;
+  if not found then return query select r.* from tallybook.breaker_rule r
+     where r.name = split_part(p_name, ':', 1); end if;
 end $$;

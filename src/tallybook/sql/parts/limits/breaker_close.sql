@@ -8,7 +8,8 @@ declare
   v_was text;
 begin
   if not exists (select from tallybook._breaker_of(breaker_close.name)) then
-    raise exception 'there is no breaker %', breaker_close.name using errcode = 'TB005', hint = 'Make one by breaker_set.';
+    raise exception 'there is no breaker %', breaker_close.name using errcode = 'TB005',
+      hint = 'Make one by breaker_set.';
   end if;
   select s.state into v_was from tallybook.breaker_state s where s.name = breaker_close.name;
   perform tallybook._breaker_by_hand(breaker_close.name, 'closed', null, at);

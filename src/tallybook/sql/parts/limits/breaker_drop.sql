@@ -1,6 +1,7 @@
 -- breaker_drop(name): remove a breaker; false: there is none. Who waits for it goes on.
 --
--- A job that names a limit without any rule fails: leave out the name first. Writes breaker_rule; deletes from breaker_state.
+-- A job that names a limit without any rule fails: leave out the name first. Writes breaker_rule; deletes from
+-- breaker_state.
 create or replace function tallybook.breaker_drop(name text) returns boolean
 language plpgsql as $$
 begin
@@ -8,7 +9,8 @@ begin
   if not found then return false; end if;
   delete from tallybook.breaker_state s
    where s.name in (select n.name from tallybook.breaker_state n
-                     where n.name = breaker_drop.name or split_part(n.name, ':', 1) = breaker_drop.name order by n.name for update)
+                     where n.name = breaker_drop.name or split_part(n.name, ':', 1) = breaker_drop.name
+                           order by n.name for update)
      and not exists (select from tallybook._breaker_of(s.name));
   perform tallybook._wake(' concurrency_release');
   return true;

@@ -1,20 +1,24 @@
 -- breaker_open(name, duration): open the breaker of a key by hand: no job of it starts until then.
 --
 -- duration: null: as the rule says; afterwards a probe goes first, as ever. What runs is not touched, and
--- its end neither closes nor prolongs it. Returns until when it is open. Errors: TB005 there is no such breaker, or a duration out of range.
+-- its end neither closes nor prolongs it. Returns until when it is open. Errors: TB005 there is no such breaker, or a
+-- duration out of range.
 -- Locks the key's row. Writes rate_state, breaker_state, concurrency_holder.
-create or replace function tallybook.breaker_open(name text, duration interval default null, at timestamptz default clock_timestamp())
+create or replace function tallybook.breaker_open(name text, duration interval default null,
+  at timestamptz default clock_timestamp())
 returns timestamptz language plpgsql as $$
 declare
   v_rule tallybook.breaker_rule; v_until timestamptz;
 begin
   select r.* into v_rule from tallybook._breaker_of(breaker_open.name) r;
   if not found then
-    raise exception 'there is no breaker %', breaker_open.name using errcode = 'TB005', hint = 'Make one by breaker_set.';
+    raise exception 'there is no breaker %', breaker_open.name using errcode = 'TB005',
+      hint = 'Make one by breaker_set.';
   end if;
   duration := coalesce(duration, v_rule.open_for);
   if duration < interval '0' or duration > interval '100 years' then
-    raise exception 'duration % is out of range', duration using errcode = 'TB005', hint = 'It goes from 0 to 100 years.';
+    raise exception 'duration % is out of range', duration using errcode = 'TB005',
+      hint = 'It goes from 0 to 100 years.';
   end if;
   v_until := at + duration;
   perform tallybook._breaker_by_hand(breaker_open.name, 'open', v_until, at);
@@ -22,10 +26,12 @@ begin
 end $$;
 
 -- _breaker_by_hand(name, state, until, at): what a person says of a key's breaker. A probe that runs is none any more.
-create or replace function tallybook._breaker_by_hand(p_name text, p_state text, p_until timestamptz, p_at timestamptz) returns void
+create or replace function tallybook._breaker_by_hand(p_name text, p_state text, p_until timestamptz,
+  p_at timestamptz) returns void
 language plpgsql as $$
 begin
-  insert into tallybook.rate_state (name, next_at, front_at, granted) values (p_name, '-infinity', '-infinity', 0) on conflict do nothing;
+  insert into tallybook.rate_state (name, next_at, front_at, granted)
+    values (p_name, '-infinity', '-infinity', 0) on conflict do nothing;
   perform from tallybook.rate_state s where s.name = p_name for update;
   perform tallybook._permits_free(p_name, p_at);  -- what has ended until now counts for what was before
   update tallybook.concurrency_holder h set probe = false where h.name = p_name and h.probe;

@@ -1,13 +1,15 @@
--- concurrency_release(names, at, as_service): let those go on who wait for a permit at a concurrency limit, or for a breaker, where there is one.
+-- concurrency_release(names, at, as_service): let those go on who wait for a permit at a concurrency limit, or for a
+-- breaker, where there is one.
 --
--- Said with names by whoever has just seen the end of a job that held one; without, by a service, for what a crash, a rescue, the
--- time or a changed rule has freed: up to 1000 keys, from a random one on. At most 500 go on per key and call.
+-- Said with names by whoever has just seen the end of a job that held one; without, by a service, for what a crash, a
+-- rescue, the time or a changed rule has freed: up to 1000 keys, from a random one on. At most 500 go on per key and
+-- call.
 -- Returns released: how many were let go on (null: somebody else runs the service), and whether anybody waits still.
--- Locks the keys' rows in their order; those that it was not told of are only tried. Reads concurrency_limit, breaker_rule, outcome,
--- tombstone; deletes from concurrency_holder, concurrency_line, waiting; writes entry, scheduled, concurrency_holder, concurrency_line,
--- breaker_state, service.
-create or replace function tallybook.concurrency_release(names text[] default null, at timestamptz default clock_timestamp(), as_service boolean default false,
-  out released int, out remain boolean)
+-- Locks the keys' rows in their order; those that it was not told of are only tried. Reads concurrency_limit,
+-- breaker_rule, outcome, tombstone; deletes from concurrency_holder, concurrency_line, waiting; writes entry,
+-- scheduled, concurrency_holder, concurrency_line, breaker_state, service.
+create or replace function tallybook.concurrency_release(names text[] default null,
+  at timestamptz default clock_timestamp(), as_service boolean default false, out released int, out remain boolean)
 language plpgsql
 -- profile: nested
 as $$
@@ -15,7 +17,8 @@ declare
   v_name text; v_first text; v_told boolean := names is not null;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'concurrency_release needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not see who has ended.';
+    raise exception 'concurrency_release needs READ COMMITTED' using errcode = 'TB003',
+      hint = 'An older snapshot does not see who has ended.';
   end if;
   remain := true;
   if as_service and not tallybook._service_claim('concurrency_release', at) then return; end if;
@@ -32,12 +35,14 @@ begin
       names := names || v_name;
       select n.name into v_name from (
         select (select l.name from tallybook.concurrency_line l where l.name > v_name order by l.name limit 1)) n(name);
-      if v_name is null then select l.name into v_name from tallybook.concurrency_line l order by l.name limit 1; end if;
+      if v_name is null then select l.name into v_name from tallybook.concurrency_line l order by l.name
+         limit 1; end if;
       exit when v_name = v_first;
     end loop;
   end if;
   if v_told then  -- all of them first, in the order of limit_take: _let_in locks more, which it only tries
-    perform from (select s.name from tallybook.rate_state s where s.name = any (concurrency_release.names) order by s.name for update) s;
+    perform from (select s.name from tallybook.rate_state s where s.name = any (concurrency_release.names)
+                  order by s.name for update) s;
   end if;
   for v_name in select n from unnest(names) n group by n order by n loop
     if not v_told then
@@ -54,10 +59,12 @@ begin
   if as_service then perform tallybook._service_ran('concurrency_release', at, released); end if;
 end $$;
 
--- _let_in(name, at, most): those who wait for a permit of this key go on, as many as there are permits; how many. The key's row is locked.
+-- _let_in(name, at, most): those who wait for a permit of this key go on, as many as there are permits; how many. The
+-- key's row is locked.
 --
--- A job goes on with the permits of all its keys. Where another key of it has none it goes into that one's line, without an entry, and keeps
--- its seniority: a permit that was kept for it meanwhile would be nobody's, and two jobs could keep one from each other for ever.
+-- A job goes on with the permits of all its keys. Where another key of it has none it goes into that one's line,
+-- without an entry, and keeps its seniority: a permit that was kept for it meanwhile would be nobody's, and two jobs
+-- could keep one from each other for ever.
 -- A job or a key that somebody has locked is passed by: the next look finds it.
 create or replace function tallybook._let_in(p_name text, p_at timestamptz, p_most int default 500) returns int
 language plpgsql
@@ -73,7 +80,8 @@ begin
     select n.priority, n.seq, n.job_id into v_priority, v_seq, v_job from tallybook.concurrency_line n
      where n.name = p_name and (n.priority, n.seq) > (v_priority, v_seq) order by n.priority, n.seq limit 1;
     exit when not found;
-    select y.* into w from tallybook.waiting y where y.job_id = v_job and y.options ->> 'held' = p_name for update skip locked;
+    select y.* into w from tallybook.waiting y where y.job_id = v_job
+           and y.options ->> 'held' = p_name for update skip locked;
     if not found then
       continue when exists (select from tallybook.waiting y where y.job_id = v_job and y.options ->> 'held' = p_name);
       delete from tallybook.concurrency_line n where n.name = p_name and n.priority = v_priority and n.seq = v_seq;
@@ -89,7 +97,8 @@ begin
     end if;
     select o.queue, o.priority, o.part into v_lane from tallybook.lane o where o.lane_id = w.lane_id;
     v_keys := '{}'; v_probes := case when v_probing then array[p_name] else '{}' end; v_full := null; v_busy := false;
-    for k in select distinct n from jsonb_array_elements_text(coalesce(w.options -> 'limits', '[]') || coalesce(w.options -> 'permits', '[]')
+    for k in select distinct n from jsonb_array_elements_text(coalesce(w.options -> 'limits', '[]')
+                                                              || coalesce(w.options -> 'permits', '[]')
                                                               || tallybook._wide_limits(v_lane.queue, w.task)) n
               where n <> p_name order by n loop
       perform from tallybook.rate_state s where s.name = k for update skip locked;
@@ -106,8 +115,10 @@ begin
     end loop;
     continue when v_busy;
     if v_full is not null then
-      update tallybook.concurrency_line n set name = v_full where n.name = p_name and n.priority = v_priority and n.seq = v_seq;
-      update tallybook.waiting y set options = y.options || jsonb_build_object('held', v_full) where y.job_id = w.job_id;
+      update tallybook.concurrency_line n set name = v_full where n.name = p_name and n.priority = v_priority
+        and n.seq = v_seq;
+      update tallybook.waiting y set options = y.options || jsonb_build_object('held', v_full)
+        where y.job_id = w.job_id;
       continue;
     end if;
     delete from tallybook.concurrency_line n where n.name = p_name and n.priority = v_priority and n.seq = v_seq;
@@ -117,24 +128,28 @@ begin
     if tallybook._place_waiting(w, p_at) then
       insert into tallybook.concurrency_holder (xid, seq, job_id, retention, probe, name)
       select pg_current_xact_id(), currval('tallybook.job_id'), w.job_id, l.retention, n = any (v_probes), n
-        from tallybook.lane l, unnest(case when v_free is null then v_keys else p_name || v_keys end) n where l.lane_id = w.lane_id;
+        from tallybook.lane l, unnest(case when v_free is null then v_keys else p_name || v_keys end) n
+             where l.lane_id = w.lane_id;
       v_in := v_in + 1;
     end if;
   end loop;
   return v_in;
 end $$;
 
--- _concurrency_limit_of(name): the rule of a key: of its own name, else of what stands before the first colon. No row: none.
+-- _concurrency_limit_of(name): the rule of a key: of its own name, else of what stands before the first colon. No row:
+-- none.
 create or replace function tallybook._concurrency_limit_of(p_name text) returns setof tallybook.concurrency_limit
 language plpgsql stable as $$
 begin
   return query select r.* from tallybook.concurrency_limit r where r.name = p_name;
-  if not found then return query select r.* from tallybook.concurrency_limit r where r.name = split_part(p_name, ':', 1); end if;
+  if not found then return query select r.* from tallybook.concurrency_limit r
+     where r.name = split_part(p_name, ':', 1); end if;
 end $$;
 
--- _until_permit(lease, job_id, attempt, name, priority, at): end an attempt as moved; the job waits for a permit of this key.
-create or replace function tallybook._until_permit(p_lease uuid, p_job_id bigint, p_attempt int, p_name text, p_priority int,
-  p_at timestamptz) returns void
+-- _until_permit(lease, job_id, attempt, name, priority, at): end an attempt as moved; the job waits for a permit of
+-- this key.
+create or replace function tallybook._until_permit(p_lease uuid, p_job_id bigint, p_attempt int, p_name text,
+  p_priority int, p_at timestamptz) returns void
 language plpgsql
 -- profile: lookup
 as $$
@@ -145,7 +160,9 @@ begin
   e.attempt := e.attempt + 1;
   e.options := coalesce(e.options, '{}') || jsonb_build_object('held', p_name)
                || case when e.options -> 'limits' ? p_name then '{}'::jsonb else
-                    jsonb_build_object('permits', coalesce(e.options -> 'permits', '[]') - p_name || to_jsonb(p_name)) end;
+                    jsonb_build_object('permits', coalesce(e.options -> 'permits', '[]') - p_name
+                                       || to_jsonb(p_name)) end;
   perform tallybook._wait(e, p_at);
-  insert into tallybook.concurrency_line (name, priority, seq, job_id) values (p_name, p_priority, nextval('tallybook.job_id'), e.job_id);
+  insert into tallybook.concurrency_line (name, priority, seq, job_id)
+    values (p_name, p_priority, nextval('tallybook.job_id'), e.job_id);
 end $$;

@@ -1,27 +1,34 @@
 -- limit_take(leases, job_ids, attempts): a start for claimed jobs that limits hold. Ask it before you start one.
 --
--- starts_in   seconds from now: start it then, not earlier, and not later by more than late. At most ahead and 0.15 s more
+-- starts_in   seconds from now: start it then, not earlier, and not later by more than late. At most ahead and 0.15 s
+--             more
 -- late        20 ms; of longer windows the hundredth part, up to 1 s. Whoever comes later asks again, with missed
 -- unknown     instead of both: there is no limit of this name; nothing has happened to the job
--- permits      it holds a permit of a concurrency limit: say concurrency_release() with the limits' names when it has ended
--- A job that is not named is not the caller's any more: it stands in scheduled until its turn comes, in waiting until there is a
--- permit, or it was lost before.
--- No failure is counted, and its next attempt asks again: a turn is good at its time only, and what was not used is not saved up.
+-- permits     it holds a permit of a concurrency limit: say concurrency_release() with the limits' names when it has
+--             ended
+-- A job that is not named is not the caller's any more: it stands in scheduled until its turn comes, in waiting until
+-- there is a permit, or it was lost before.
+-- No failure is counted, and its next attempt asks again: a turn is good at its time only, and what was not used is not
+-- saved up.
 --   names     what to take instead of the limits that the jobs name: what a handler knows only when it runs
 --   ahead     how long the caller needs from asking to starting; no start is sooner
---   missed    these were let through and did not start in time: they start as soon as they can, and all who come after them later
+--   missed    these were let through and did not start in time: they start as soon as they can, and all who come after
+--             them later
 --   at        the time; for tests
--- The rules (see rate_limit_set): starts of one key are a gap apart, the window divided by the calls; a burst of b takes b at
--- once and stretches the gap so that no window has more than its calls. Every so many calls the gap is longer by late, so that
--- starts that come so late cannot make one too many.
--- Who comes first goes first: what waits is in line, with its turn as run_at, and a newcomer goes behind it, unless its priority is
--- below 2. What came back in vain, because of an outage or a push, keeps ahead of newcomers. A permit is held until the attempt has an
--- outcome, whoever writes it, so there are never more than the limit says; who waits for one goes by priority, then as it came.
+-- The rules (see rate_limit_set): starts of one key are a gap apart, the window divided by the calls; a burst of b
+-- takes b at once and stretches the gap so that no window has more than its calls. Every so many calls the gap is
+-- longer by late, so that starts that come so late cannot make one too many.
+-- Who comes first goes first: what waits is in line, with its turn as run_at, and a newcomer goes behind it, unless its
+-- priority is below 2. What came back in vain, because of an outage or a push, keeps ahead of newcomers. A permit is
+-- held until the attempt has an outcome, whoever writes it, so there are never more than the limit says; who waits for
+-- one goes by priority, then as it came.
 -- Needs READ COMMITTED (TB003). Locks the keys' rows, in their order, to the end of the transaction: commit at once.
--- Reads claim, entry, outcome, rate_limit, concurrency_limit, breaker_rule; writes rate_state, rate_call, concurrency_holder,
--- breaker_state; for what has to wait outcome and scheduled, or waiting and concurrency_line, at first use lane.
-create or replace function tallybook.limit_take(leases uuid[], job_ids bigint[], attempts int[], names text[] default null,
-  ahead interval default '0', missed boolean default false, at timestamptz default clock_timestamp())
+-- Reads claim, entry, outcome, rate_limit, concurrency_limit, breaker_rule; writes rate_state, rate_call,
+-- concurrency_holder, breaker_state; for what has to wait outcome and scheduled, or waiting and concurrency_line, at
+-- first use lane.
+create or replace function tallybook.limit_take(leases uuid[], job_ids bigint[], attempts int[],
+  names text[] default null, ahead interval default '0', missed boolean default false,
+  at timestamptz default clock_timestamp())
 returns table (job_id bigint, starts_in double precision, unknown text, late double precision, permits boolean)
 language plpgsql as $$
 declare
@@ -53,9 +60,11 @@ begin
     if unknown is not null then permits := false; return next; continue; end if;
 
     select * into v from tallybook._limit_answer(v_job, v_keys, v_of, c_from, c_soon,
-                                                 permits and (v_job.front or missed or names is not null), missed, limit_take.at);
+                                                 permits and (v_job.front or missed or names is not null), missed,
+                                                 limit_take.at);
     if v.blocked_by is not null then
-      perform tallybook._until_permit(v_job.lease, v_job.job_id, v_job.attempt, v.blocked_by, v_job.priority, limit_take.at);
+      perform tallybook._until_permit(v_job.lease, v_job.job_id, v_job.attempt, v.blocked_by, v_job.priority,
+                                      limit_take.at);
       continue;
     end if;
     foreach j in array v_of loop
@@ -89,7 +98,8 @@ begin
     end if;
   end loop;
 
-  update tallybook.rate_state s set next_at = u.next_at, front_at = u.front_at, granted = u.granted from unnest(v_keys) u
+  update tallybook.rate_state s set next_at = u.next_at, front_at = u.front_at, granted = u.granted
+    from unnest(v_keys) u
    where s.name = u.name and (s.next_at, s.front_at, s.granted) is distinct from (u.next_at, u.front_at, u.granted);
   insert into tallybook.rate_call (called_at, job_id, attempt, name)
   select u.called_at, u.job_id, u.attempt, u.name from unnest(v_called) u;

@@ -1,8 +1,11 @@
--- rate_limit_drop(name): remove a rule, and what its keys were pushed back by; false: there is none. Who waits for it goes on.
+-- rate_limit_drop(name): remove a rule, and what its keys were pushed back by; false: there is none. Who waits for it
+-- goes on.
 --
--- A job that names a limit without a rule fails, so that a slip of the pen does not lift a limit: leave out the name first.
+-- A job that names a limit without a rule fails, so that a slip of the pen does not lift a limit: leave out the name
+-- first.
 -- Writes rate_limit, rate_state, scheduled.
-create or replace function tallybook.rate_limit_drop(name text, at timestamptz default clock_timestamp()) returns boolean
+create or replace function tallybook.rate_limit_drop(name text,
+  at timestamptz default clock_timestamp()) returns boolean
 language plpgsql as $$
 begin
   delete from tallybook.rate_limit r where r.name = rate_limit_drop.name;

@@ -8,7 +8,8 @@ declare
   v_next timestamptz;
 begin
   if not exists (select from tallybook._rate_limit_of(rate_limit_push.name)) then
-    raise exception 'there is no rate limit %', rate_limit_push.name using errcode = 'TB005', hint = 'Make one by rate_limit_set.';
+    raise exception 'there is no rate limit %', rate_limit_push.name using errcode = 'TB005',
+      hint = 'Make one by rate_limit_set.';
   end if;
   if until is null or until not between '2000-01-01' and '9999-01-01' then
     raise exception 'until % is out of range', coalesce(until::text, 'null') using errcode = 'TB005';

@@ -125,8 +125,8 @@ create index scheduled_turn on tallybook.scheduled ((options ->> 'turn'), run_at
 
 insert into tallybook.service (name, every) values ('concurrency_release', '5 s');
 
--- What one call of limit_take knows of a key and of a job. A key has a rate where gap is not null, and permits or a breaker
--- where free is not null.
+-- What one call of limit_take knows of a key and of a job. A key has a rate where gap is not null, and permits or a
+-- breaker where free is not null.
 create type tallybook._limit_key as (
   name     text,
   next_at  timestamptz,

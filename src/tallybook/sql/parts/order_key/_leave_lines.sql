@@ -11,5 +11,6 @@ begin
   delete from tallybook.order_line n using free f where n.key = f.key and n.seq = f.seq;
   perform tallybook._release(k.key, null, p_at) from (
     select u.key from unnest(p_keys) u(key)
-     where exists (select from tallybook.waiting w where w.order_key = u.key) order by hashtext(u.key), u.key limit 200) k;
+     where exists (select from tallybook.waiting w where w.order_key = u.key) order by hashtext(u.key), u.key
+           limit 200) k;
 end $$;

@@ -1,11 +1,14 @@
 -- _release(order_key, ended, at): put the next job of an order key back in line, if it waits and nobody has the turn.
 --
--- Said by every verb that ends a job with an order key for good (ended), after the end, and by rescue and promote for what
--- was missed: an end at another isolation level, a row or a key that was locked. The key's lock is kept to the commit:
--- who puts a job aside takes it, too, so that no job is put aside after the look. It is never waited for without a limit: another's open
--- transaction that has moved the same line (it completes a job of it, say) must not stop a worker that ends its jobs.
+-- Said by every verb that ends a job with an order key for good (ended), after the end, and by rescue and promote for
+-- what was missed: an end at another isolation level, a row or a key that was locked. The key's lock is kept to the
+-- commit:
+-- who puts a job aside takes it, too, so that no job is put aside after the look. It is never waited for without a
+-- limit: another's open transaction that has moved the same line (it completes a job of it, say) must not stop a worker
+-- that ends its jobs.
 -- One transaction moves 256 lines, for it keeps their locks; rescue moves the others.
--- Locks: the key (class 1413565448). Reads order_turn, order_line; writes entry, scheduled; deletes from waiting, order_line.
+-- Locks: the key (class 1413565448). Reads order_turn, order_line; writes entry, scheduled; deletes from waiting,
+-- order_line.
 create or replace function tallybook._release(p_key text, p_ended bigint default null,
   p_at timestamptz default clock_timestamp()) returns void
 language plpgsql
@@ -42,14 +45,15 @@ begin
   -- Nobody is in line: should one wait all the same, it has lost its place.
   delete from tallybook.waiting x
    where x.job_id = (select y.job_id from tallybook.waiting y
-                      where y.order_key = p_key and tallybook._job_open(y.job_id) order by y.job_id limit 1 for update skip locked)
+                      where y.order_key = p_key and tallybook._job_open(y.job_id) order by y.job_id
+                            limit 1 for update skip locked)
   returning x.* into w;
   if found then perform tallybook._place_waiting(w, p_at); end if;
 end $$;
 
--- _release_missed(at): what no end has released goes on by this. Walks up to 1000 of the keys that jobs wait for, from a random
--- one on, and takes the locks of those only whose turn nobody has, 100 of them. Waiting jobs that were cancelled go to their
--- lanes, where a claim meets and ends them.
+-- _release_missed(at): what no end has released goes on by this. Walks up to 1000 of the keys that jobs wait for, from
+-- a random one on, and takes the locks of those only whose turn nobody has, 100 of them. Waiting jobs that were
+-- cancelled go to their lanes, where a claim meets and ends them.
 create or replace function tallybook._release_missed(p_at timestamptz default clock_timestamp()) returns void
 language plpgsql
 -- profile: nested
@@ -62,17 +66,20 @@ begin
                  and not exists (select from tallybook.parent p where p.child_id = y.job_id)  -- see parents_resolve
                limit 1000 loop
     delete from tallybook.waiting x
-     where x.job_id = (select y.job_id from tallybook.waiting y where y.job_id = v_id for update skip locked) returning x.* into w;
+     where x.job_id = (select y.job_id from tallybook.waiting y where y.job_id = v_id for update skip locked)
+           returning x.* into w;
     if found then
       w.run_at := least(w.run_at, p_at);
       perform tallybook._place_waiting(w, p_at);
     end if;
   end loop;
-  -- By order_line, which holds all that wait for their key and few besides: waiting may hold a million jobs that wait for something else.
+  -- By order_line, which holds all that wait for their key and few besides: waiting may hold a million jobs that wait
+  -- for something else.
   select k.order_key into v_first from tallybook.waiting k
    where k.order_key >= (select n.key from tallybook.order_line n
                           where n.job_id >= (select b.low + floor(random() * (b.high - b.low + 1))::bigint
-                                               from (select min(x.job_id) as low, max(x.job_id) as high from tallybook.order_line x) b)
+                                               from (select min(x.job_id) as low, max(x.job_id) as high
+                                                     from tallybook.order_line x) b)
                           order by n.job_id limit 1)
    order by k.order_key limit 1;
   if v_first is null then  -- no such key is behind that one
@@ -87,7 +94,8 @@ begin
       v_released := v_released + 1;
     end if;
     select n.order_key into v_key from (
-      select (select k.order_key from tallybook.waiting k where k.order_key > v_key order by k.order_key limit 1)) n(order_key);
+      select (select k.order_key from tallybook.waiting k where k.order_key > v_key order by k.order_key
+              limit 1)) n(order_key);
     if v_key is null and v_first is not null then
       select k.order_key into v_key from tallybook.waiting k where k.order_key is not null order by k.order_key limit 1;
     end if;
@@ -98,7 +106,8 @@ end $$;
 -- _line_up(order_key, job_id, seq): give a job that comes into line its place: the last one, or that of its entry.
 create or replace function tallybook._line_up(p_key text, p_job_id bigint, p_seq bigint default null) returns void
 language sql as $$
-  insert into tallybook.order_line (key, seq, job_id) values (p_key, coalesce(p_seq, nextval('tallybook.job_id')), p_job_id)
+  insert into tallybook.order_line (key, seq, job_id)
+    values (p_key, coalesce(p_seq, nextval('tallybook.job_id')), p_job_id)
 $$;
 
 -- _has_turn(order_key, job_id): whether it is this job's turn.
@@ -107,5 +116,6 @@ language plpgsql stable
 -- profile: lookup
 as $$
 begin
-  return p_job_id = (select t.job_id from tallybook.order_turn t where t.key = p_key order by t.generation desc limit 1);
+  return p_job_id = (select t.job_id from tallybook.order_turn t where t.key = p_key order by t.generation desc
+                     limit 1);
 end $$;

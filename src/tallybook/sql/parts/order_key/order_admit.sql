@@ -1,23 +1,28 @@
--- order_admit(leases, job_ids, attempts): of claimed jobs with an order key, those whose turn it is. Ask it before you start one.
+-- order_admit(leases, job_ids, attempts): of claimed jobs with an order key, those whose turn it is. Ask it before you
+-- start one.
 --
--- Of all jobs with one order key one runs at a time, in the order in which they came into line. A job has its turn until
--- it has ended for good: backoff, snooze and rescue hold the line. Any other is put aside (state waiting) and comes back
--- by itself when the one before it has ended; its attempt is over for the caller then.
+-- Of all jobs with one order key one runs at a time, in the order in which they came into line. A job has its turn
+-- until it has ended for good: backoff, snooze and rescue hold the line. Any other is put aside (state waiting) and
+-- comes back by itself when the one before it has ended; its attempt is over for the caller then.
 --   ready    start these
 --   busy     the line of their key is being moved at this moment, by a transaction that may stay open: ask again soon
---   patient  false: what would be busy is put aside, too, so that it holds no slot; rescue looks after it. Say it after a while
--- All that is in neither is not the caller's any more. A call looks at 256 keys; jobs of others are busy. Needs READ COMMITTED (TB003). Locks: keys (class 1413565448), tried only.
+--   patient  false: what would be busy is put aside, too, so that it holds no slot; rescue looks after it. Say it after
+--            a while
+-- All that is in neither is not the caller's any more. A call looks at 256 keys; jobs of others are busy. Needs READ
+-- COMMITTED (TB003). Locks: keys (class 1413565448), tried only.
 -- Reads claim, entry, outcome, order_line; writes order_turn, order_line, waiting, outcome.
-create or replace function tallybook.order_admit(leases uuid[], job_ids bigint[], attempts int[], patient boolean default true,
-  at timestamptz default clock_timestamp(), out ready bigint[], out busy bigint[])
+create or replace function tallybook.order_admit(leases uuid[], job_ids bigint[], attempts int[],
+  patient boolean default true, at timestamptz default clock_timestamp(), out ready bigint[], out busy bigint[])
 language plpgsql
 -- profile: nested
 as $$
 declare
-  h record; l record; e tallybook.entry; v_generation bigint; v_holder bigint; v_locked boolean; v_mine boolean; v_keys text[] := '{}';
+  h record; l record; e tallybook.entry; v_generation bigint; v_holder bigint; v_locked boolean; v_mine boolean;
+  v_keys text[] := '{}';
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'order_admit needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not know whose turn it is.';
+    raise exception 'order_admit needs READ COMMITTED' using errcode = 'TB003',
+      hint = 'An older snapshot does not know whose turn it is.';
   end if;
   ready := '{}'; busy := '{}';
   for h in select f.lease, k.*
@@ -45,7 +50,8 @@ begin
         delete from tallybook.order_line n where n.key = h.order_key and n.seq = l.seq;  -- cancelled before its turn
       end loop;
       if v_mine then
-        insert into tallybook.order_turn (key, generation, job_id) values (h.order_key, coalesce(v_generation, 0) + 1, h.job_id);
+        insert into tallybook.order_turn (key, generation, job_id)
+          values (h.order_key, coalesce(v_generation, 0) + 1, h.job_id);
         delete from tallybook.order_line n where n.job_id = h.job_id;
         ready := ready || h.job_id;
         continue;
@@ -59,6 +65,7 @@ begin
     if not exists (select from tallybook.order_line n where n.job_id = e.job_id) then
       perform tallybook._line_up(e.order_key, e.job_id);
     end if;
-    if v_mine is false then perform tallybook._release(h.order_key, null, order_admit.at); end if;  -- who is first may be waiting, too
+    -- who is first may be waiting, too
+    if v_mine is false then perform tallybook._release(h.order_key, null, order_admit.at); end if;
   end loop;
 end $$;

@@ -1,9 +1,11 @@
--- _ended_as(job_ids): how these jobs have ended for good: completed, cancelled, dead, gone (nothing is on record); null: they have not.
+-- _ended_as(job_ids): how these jobs have ended for good: completed, cancelled, dead, gone (nothing is on record);
+-- null: they have not.
 --
--- One statement, so that a job on its way from scheduled to its lane is not missed. A cancel counts when _job_open says that
--- the job will never start. failure: of one that did not complete, what its children are told.
+-- One statement, so that a job on its way from scheduled to its lane is not missed. A cancel counts when _job_open says
+-- that the job will never start. failure: of one that did not complete, what its children are told.
 -- Reads entry, outcome, scheduled, waiting, dead, tombstone.
-create or replace function tallybook._ended_as(p_job_ids bigint[]) returns table (job_id bigint, ended_as text, failure jsonb)
+create or replace function tallybook._ended_as(p_job_ids bigint[]) returns table (job_id bigint, ended_as text,
+  failure jsonb)
 language plpgsql stable
 -- profile: nested
 as $$
@@ -12,7 +14,8 @@ begin
   return query
   select f.id, f.ended_as,
          case when f.ended_as <> 'completed' then
-           jsonb_build_object('job', f.id, 'task', f.task, 'state', f.ended_as, 'reason', f.reason, 'message', left(f.message, 200)) end
+           jsonb_build_object('job', f.id, 'task', f.task, 'state', f.ended_as, 'reason', f.reason, 'message',
+                              left(f.message, 200)) end
     from (
     select i.id, coalesce(d.task, q.task, e.task) as task, d.reason,
            coalesce(d.message, o.error ->> 'message', t.reason) as message,
@@ -21,14 +24,18 @@ begin
                 then case when t.job_id is not null and not tallybook._job_open(i.id) then 'cancelled' end
                 when e.job_id is null then 'gone'
                 when o.state in ('completed', 'cancelled') then o.state::text
-                else 'dead' end as ended_as  -- a dead letter that was dropped: the last attempt has ended, and nothing goes on
+                -- a dead letter that was dropped: the last attempt has ended, and nothing goes on
+                else 'dead' end as ended_as
       from unnest(p_job_ids) i(id)
-      left join lateral (select x.task, x.reason, x.errors -> -1 ->> 'message' as message from tallybook.dead x where x.job_id = i.id) d on true
+      left join lateral (select x.task, x.reason, x.errors -> -1 ->> 'message' as message from tallybook.dead x
+                         where x.job_id = i.id) d on true
       left join lateral (select x.task from tallybook.scheduled x where x.job_id = i.id
                          union all select x.task from tallybook.waiting x where x.job_id = i.id limit 1) q on true
       left join lateral tallybook._newest(i.id) e on true
       left join lateral (select x.state, x.error from tallybook.outcome x
-                          where x.retention = e.retention and x.entry_xid = e.xid and x.entry_seq = e.seq limit 1) o on true
+                          where x.retention = e.retention and x.entry_xid = e.xid and x.entry_seq = e.seq
+                                limit 1) o on true
       left join lateral (select x.job_id, x.reason from tallybook.tombstone x
-                          where x.job_id = i.id and x.cancelled and not x.once order by x.attempt desc limit 1) t on true) f;
+                          where x.job_id = i.id and x.cancelled and not x.once order by x.attempt desc
+                                limit 1) t on true) f;
 end $$;

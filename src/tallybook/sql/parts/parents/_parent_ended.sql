@@ -19,8 +19,10 @@ as $$
 declare
   v_ids text[]; v_all bigint; v_open bigint;
 begin
-  select count(*), count(*) filter (where p.ended_as is null), (array_agg(p.parent_id order by p.place) filter (where p.ended_as is null))[:3]
+  select count(*), count(*) filter (where p.ended_as is null),
+         (array_agg(p.parent_id order by p.place) filter (where p.ended_as is null))[:3]
     into v_all, v_open, v_ids from tallybook.parent p where p.child_id = p_job_id;
   if v_all = 0 then return null; end if;
-  return format('%s of its %s parents have not ended: %s', v_open, v_all, array_to_string(v_ids, ', ') || case when v_open > 3 then ', ...' else '' end);
+  return format('%s of its %s parents have not ended: %s', v_open, v_all, array_to_string(v_ids, ', ') || case
+                when v_open > 3 then ', ...' else '' end);
 end $$;

@@ -1,14 +1,17 @@
 -- enqueue_after(queue, task, after, args, ...): put a job in that waits for others, its parents. Returns its id.
 --
--- It waits (state waiting) until all of them have ended for good, whatever became of them in between, and is then available, or
--- scheduled if its run_at has not come.
+-- It waits (state waiting) until all of them have ended for good, whatever became of them in between, and is then
+-- available, or scheduled if its run_at has not come.
 --   after       the ids of its parents, which are on record; empty: an ordinary job
 --   on_parent   completed (default): if a parent is cancelled or dead, the job is cancelled with that reason;
 --               any: it runs whatever they ended as
---   failed_as   the name of an arg that gets a list of the parents that did not complete, [] for none: one object each with job,
+--   failed_as   the name of an arg that gets a list of the parents that did not complete, [] for none: one object each
+--               with job,
 --               task, state (dead, cancelled, gone), reason and message; the first 1,000
--- All others are those of enqueue. A unique key that another live job has gives back that job, which waits for what it waited for.
--- Errors: those of enqueue; TB002 no such parent, or it is not committed yet; TB005 also: that other job would wait for itself.
+-- All others are those of enqueue. A unique key that another live job has gives back that job, which waits for what it
+-- waited for.
+-- Errors: those of enqueue; TB002 no such parent, or it is not committed yet; TB005 also: that other job would wait for
+-- itself.
 -- Reads lane, entry, scheduled, waiting, dead; writes waiting, parent, unique_key, at first use lane.
 create or replace function tallybook.enqueue_after(queue text, task text, after bigint[], args jsonb default '{}',
   on_parent text default 'completed', failed_as text default null, run_at timestamptz default null,
@@ -23,11 +26,13 @@ begin
     raise exception 'after is null' using errcode = 'TB005', hint = 'Give the ids of the parents.';
   end if;
   if after = '{}' then
-    return tallybook.enqueue(queue, task, args, run_at, priority, unique_key, max_attempts, headers, on_conflict, unique_while, order_key,
+    return tallybook.enqueue(queue, task, args, run_at, priority, unique_key, max_attempts, headers, on_conflict,
+                             unique_while, order_key,
                              expires_at, options, at);
   end if;
   select f.job_ids into v_ids
-    from tallybook.fan_out(queues => array[queue], tasks => array[task], args => array[args::text], run_ats => array[run_at],
+    from tallybook.fan_out(queues => array[queue], tasks => array[task], args => array[args::text],
+                           run_ats => array[run_at],
            priorities => array[priority], unique_keys => array[unique_key], max_attempts => array[max_attempts],
            headers => array[headers::text], on_conflicts => array[on_conflict], unique_whiles => array[unique_while],
            order_keys => array[order_key], expires_ats => array[expires_at], options => array[options::text],

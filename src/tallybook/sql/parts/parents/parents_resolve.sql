@@ -1,33 +1,39 @@
--- parents_resolve(parents, after, max_parents, at, as_service): start the jobs whose parents have ended, or cancel them.
+-- parents_resolve(parents, after, max_parents, at, as_service): start the jobs whose parents have ended, or cancel
+-- them.
 --
 -- Any worker may run it at any time, beside others: it asks the ledger, so that nothing can be missed or done twice.
 --   parents      ask for these jobs only, of which the caller has just seen an end
 --   after, max_parents  else: at most so many that jobs wait for, with higher ids than after
---   as_service   claim the run first, and put it on record (see _service.sql); ended is null where somebody else runs it, or
+--   as_service   claim the run first, and put it on record (see _service.sql); ended is null where somebody else runs
+--                it, or
 --                has run it in this second
--- A child whose parents have all ended goes to its lane, or to scheduled if its time has not come; one that needs them completed
--- is cancelled as soon as one of them is not, and so are its own children. Returns ended: how many parents have ended, each
--- counted once a child; released and cancelled: how many children; busy: how many children are locked by others, look again soon;
+-- A child whose parents have all ended goes to its lane, or to scheduled if its time has not come; one that needs them
+-- completed is cancelled as soon as one of them is not, and so are its own children. Returns ended: how many parents
+-- have ended, each counted once a child; released and cancelled: how many children; busy: how many children are locked
+-- by others, look again soon;
 -- last: the last parent looked at, null if there are no more; remain: whether any child waits still.
--- A parent is marked by who holds its child's row in waiting, which is only tried: so the last of them sees all others, in the
--- newer snapshot of its next statement. Needs READ COMMITTED (TB003). Never waits, but 20 ms for a tombstone.
--- Reads parent, entry, outcome, scheduled, dead, tombstone; deletes from waiting, parent; writes parent, entry, scheduled, order_line,
--- outcome, tombstone, service.
-create or replace function tallybook.parents_resolve(parents bigint[] default null, after bigint default null, max_parents int default 500,
-  at timestamptz default clock_timestamp(), as_service boolean default false,
+-- A parent is marked by who holds its child's row in waiting, which is only tried: so the last of them sees all others,
+-- in the newer snapshot of its next statement. Needs READ COMMITTED (TB003). Never waits, but 20 ms for a tombstone.
+-- Reads parent, entry, outcome, scheduled, dead, tombstone; deletes from waiting, parent; writes parent, entry,
+-- scheduled, order_line, outcome, tombstone, service.
+create or replace function tallybook.parents_resolve(parents bigint[] default null, after bigint default null,
+  max_parents int default 500, at timestamptz default clock_timestamp(), as_service boolean default false,
   out ended int, out released int, out cancelled int, out busy int, out last bigint, out remain boolean)
 language plpgsql
 -- profile: nested
 as $$
 declare
-  v_ids bigint[]; v_as text[]; v_failures jsonb[]; v_children bigint[]; v_all bigint[]; v_n int; v_id bigint; v_timeouts int := 0;
+  v_ids bigint[]; v_as text[]; v_failures jsonb[]; v_children bigint[]; v_all bigint[]; v_n int; v_id bigint;
+  v_timeouts int := 0;
   v_cancelled bigint[]; v_left bigint[];
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'parents_resolve needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot does not see who else has ended.';
+    raise exception 'parents_resolve needs READ COMMITTED' using errcode = 'TB003',
+      hint = 'An older snapshot does not see who else has ended.';
   end if;
   if as_service and (after is null and exists (select from tallybook.service s
-                                                where s.name = 'parents_resolve' and s.last_run_at between at - interval '0.7 s' and at)
+                                                where s.name = 'parents_resolve'
+                                                      and s.last_run_at between at - interval '0.7 s' and at)
                      or not tallybook._service_claim('parents_resolve', at)) then
     remain := exists (select from tallybook.parent);
     return;
@@ -35,7 +41,8 @@ begin
   ended := 0; released := 0; cancelled := 0; busy := 0;
   if parents is null then
     parents := array(select distinct p.parent_id from tallybook.parent p
-                      where p.ended_as is null and p.parent_id > coalesce(parents_resolve.after, -1) order by p.parent_id limit max_parents);
+                      where p.ended_as is null and p.parent_id > coalesce(parents_resolve.after, -1)
+                            order by p.parent_id limit max_parents);
     if cardinality(parents) = max_parents then last := parents[max_parents]; end if;
   else
     parents := array(select distinct i from unnest(parents) i
@@ -45,8 +52,10 @@ begin
     from tallybook._ended_as(parents) e where e.ended_as is not null;
 
   while v_ids is not null loop
-    v_all := array(select distinct p.child_id from tallybook.parent p where p.parent_id = any (v_ids) and p.ended_as is null);
-    v_children := array(select w.job_id from tallybook.waiting w where w.job_id = any (v_all) order by w.job_id for update skip locked);
+    v_all := array(select distinct p.child_id from tallybook.parent p where p.parent_id = any (v_ids)
+                   and p.ended_as is null);
+    v_children := array(select w.job_id from tallybook.waiting w where w.job_id = any (v_all)
+                        order by w.job_id for update skip locked);
     busy := busy + cardinality(v_all) - cardinality(v_children);
     delete from tallybook.parent p  -- of children that somebody has deleted by hand
      where p.child_id = any (v_all) and p.child_id <> all (v_children)
@@ -56,7 +65,8 @@ begin
     update tallybook.parent p set ended_as = k.ended_as, failure = k.failure
       from (select o.child_id, o.parent_id, e.ended_as, e.failure
               from unnest(v_ids, v_as, v_failures) e(id, ended_as, failure), lateral (
-                select x.child_id, x.parent_id from tallybook.parent x where x.parent_id = e.id and x.ended_as is null offset 0) o
+                select x.child_id, x.parent_id from tallybook.parent x where x.parent_id = e.id
+                       and x.ended_as is null offset 0) o
              where o.child_id = any (v_children) offset 0) k
      where p.child_id = k.child_id and p.parent_id = k.parent_id;
     get diagnostics v_n = row_count;
@@ -73,12 +83,14 @@ begin
         v_timeouts := v_timeouts + 1; busy := busy + 1; v_left := v_left || v_id;
       end if;
     end loop;
-    update tallybook.parent p set ended_as = null, failure = null where p.child_id = any (v_left) and p.parent_id = any (v_ids);
+    update tallybook.parent p set ended_as = null, failure = null where p.child_id = any (v_left)
+      and p.parent_id = any (v_ids);
     released := released + tallybook._release_children(v_children, at);
     cancelled := cancelled + cardinality(v_cancelled);
 
     -- What was cancelled here has never been seen by a claim: it has ended, though the look of others needs our commit.
-    select array_agg(i), array_agg('cancelled'::text), array_agg(jsonb_build_object('job', i, 'task', e.task, 'state', 'cancelled', 'reason', null,
+    select array_agg(i), array_agg('cancelled'::text),
+           array_agg(jsonb_build_object('job', i, 'task', e.task, 'state', 'cancelled', 'reason', null,
              'message', left((select o.error ->> 'message' from tallybook.outcome o
                                where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq), 200)))
       into v_ids, v_as, v_failures

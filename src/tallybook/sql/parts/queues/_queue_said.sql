@@ -1,6 +1,8 @@
--- _queue_said(queue, change, by): publishes a change of a queue's settings on the channel tallybook_queues, when the caller commits.
+-- _queue_said(queue, change, by): publishes a change of a queue's settings on the channel tallybook_queues, when the
+-- caller commits.
 --
--- One JSON object: queue, change (created, changed, paused, resumed, truncated, dropped), by, and the settings as they are now.
+-- One JSON object: queue, change (created, changed, paused, resumed, truncated, dropped), by, and the settings as they
+-- are now.
 -- "set tallybook.notify = off" switches it off, as for _wake. Reads queue.
 create or replace function tallybook._queue_said(p_queue text, p_change text, p_by text) returns void
 language plpgsql as $$
@@ -8,6 +10,7 @@ begin
   if current_setting('tallybook.notify', true) = 'off' then return; end if;
   perform pg_notify('tallybook_queues', (
     select jsonb_build_object('queue', p_queue, 'change', p_change, 'by', left(p_by, 500)) || coalesce((
-      select jsonb_build_object('retention', q.retention, 'max_attempts', q.max_attempts, 'notify', q.notify, 'paused', q.paused_at is not null)
+      select jsonb_build_object('retention', q.retention, 'max_attempts', q.max_attempts, 'notify', q.notify, 'paused',
+                                q.paused_at is not null)
         from tallybook.queue q where q.name = p_queue), '{}'))::text);
 end $$;

@@ -1,11 +1,13 @@
 -- pause(queue, who): no job of this queue is claimed until resume. What runs goes on. False: it was paused already.
 -- Claims ask for it themselves, so it holds from its commit on; clients are told on the channel tallybook_queues.
 -- Errors: TB005 a name that no queue can have. An unknown queue is refused with TB002: nothing to pause.
-create or replace function tallybook.pause(queue text, who text default session_user, at timestamptz default clock_timestamp())
+create or replace function tallybook.pause(queue text, who text default session_user,
+  at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$
 begin
   perform tallybook._known_queue(pause.queue);
-  update tallybook.queue q set paused_at = pause.at, paused_by = pause.who where q.name = pause.queue and q.paused_at is null;
+  update tallybook.queue q set paused_at = pause.at, paused_by = pause.who where q.name = pause.queue
+    and q.paused_at is null;
   if found then perform tallybook._queue_said(pause.queue, 'paused', pause.who); return true; end if;
   return false;
 end $$;

@@ -1,23 +1,29 @@
--- queue_truncate(queue, states, running, by, max_jobs, mark, at): cancel what a queue holds, batch by batch, but for what runs.
+-- queue_truncate(queue, states, running, by, max_jobs, mark, at): cancel what a queue holds, batch by batch, but for
+-- what runs.
 --
 --   states    of available, scheduled, retrying, waiting; null: all four
 --   running   true: what runs is cancelled, too: its worker is told, as by cancel
 --   by        who says so: kept with the reason, which is truncated
 --   max_jobs  how many a call ends; one claim of the lane may have to wait for so long
 --   mark      what the call before returned, so that the last one knows where the first began; null: begin
--- Returns how many jobs this call has ended (cancelled), how many run and were told (cancelling), and remain: commit, and call again
--- with mark, until it is false. busy: what others' open transactions hold was left. Jobs that are enqueued after the first call may be
--- left, too, and so is what its own transaction has put in. The jobs are on view as cancelled; their unique keys are free, their
--- permits of limits, the lines of their order keys; jobs that wait for them are told. With all states, subjects that completed or were
--- killed are forgotten, too: a later push of such a name makes a new one. A dead subject stays, as does its dead letter.
--- What stands in line is ended in bulk and the cursor moves past it, in one claim row that hands out nothing. mark remembers how far the
--- calls have come: lanes that are empty are looked at once. A call visits 1000 lanes, and ends jobs of 100.
--- Errors: TB002 no such queue, TB003 needs READ COMMITTED, TB005; more than 256 lanes with jobs in one transaction are TB005, too. Locks:
--- lanes, to its commit; it waits for the first and tries the others. Reads lane, claim, entry, scheduled, waiting, subject_job; writes
--- claim, outcome, entry, tombstone; deletes from subject_job; see _truncate_line, _cancel_aside, cancel_many.
-create or replace function tallybook.queue_truncate(queue text, states text[] default null, running boolean default false,
-  by text default session_user, max_jobs int default 10000, inout mark jsonb default null, at timestamptz default clock_timestamp(),
-  out cancelled int, out cancelling int, out busy boolean, out remain boolean)
+-- Returns how many jobs this call has ended (cancelled), how many run and were told (cancelling), and remain: commit,
+-- and call again with mark, until it is false. busy: what others' open transactions hold was left. Jobs that are
+-- enqueued after the first call may be left, too, and so is what its own transaction has put in. The jobs are on view
+-- as cancelled; their unique keys are free, their permits of limits, the lines of their order keys; jobs that wait for
+-- them are told. With all states, subjects that completed or were killed are forgotten, too: a later push of such a
+-- name makes a new one. A dead subject stays, as does its dead letter.
+-- What stands in line is ended in bulk and the cursor moves past it, in one claim row that hands out nothing. mark
+-- remembers how far the calls have come: lanes that are empty are looked at once. A call visits 1000 lanes, and ends
+-- jobs of 100.
+-- Errors: TB002 no such queue, TB003 needs READ COMMITTED, TB005; more than 256 lanes with jobs in one transaction are
+-- TB005, too. Locks:
+-- lanes, to its commit; it waits for the first and tries the others. Reads lane, claim, entry, scheduled, waiting,
+-- subject_job; writes claim, outcome, entry, tombstone; deletes from subject_job; see _truncate_line, _cancel_aside,
+-- cancel_many.
+create or replace function tallybook.queue_truncate(queue text, states text[] default null,
+  running boolean default false, by text default session_user, max_jobs int default 10000,
+  inout mark jsonb default null, at timestamptz default clock_timestamp(), out cancelled int, out cancelling int,
+  out busy boolean, out remain boolean)
 language plpgsql
 -- profile: hot
 as $$
@@ -27,24 +33,29 @@ declare
 begin
   if not states <@ c_states or states = '{}' then
     raise exception 'states % cannot be truncated', states
-      using errcode = 'TB005', hint = 'They are available, scheduled, retrying, waiting; say running => true for what runs.';
+      using errcode = 'TB005', hint =
+      'They are available, scheduled, retrying, waiting; say running => true for what runs.';
   end if;
   if max_jobs is null or max_jobs not between 1 and 100000 then
     raise exception 'max_jobs % is out of range', max_jobs using errcode = 'TB005', hint = 'It goes from 1 to 100000.';
   end if;
   if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'queue_truncate needs READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot would read an old cursor.';
+    raise exception 'queue_truncate needs READ COMMITTED' using errcode = 'TB003',
+      hint = 'An older snapshot would read an old cursor.';
   end if;
   if not exists (select from tallybook.queues q where q.name = queue_truncate.queue) then
-    raise exception 'there is no queue %', to_json(queue) using errcode = 'TB002', hint = 'See the view tallybook.queues.';
+    raise exception 'there is no queue %', to_json(queue) using errcode = 'TB002',
+      hint = 'See the view tallybook.queues.';
   end if;
   if mark is not null and not coalesce(mark ->> 'xid' ~ '^\d{1,19}$' and mark ->> 'id' ~ '^\d{1,19}$', false) then
-    raise exception '% is no mark', mark using errcode = 'TB005', hint = 'Say the mark that the call before returned, or none to begin.';
+    raise exception '% is no mark', mark using errcode = 'TB005',
+      hint = 'Say the mark that the call before returned, or none to begin.';
   end if;
   cancelled := 0; cancelling := 0; busy := false; remain := true;
   v_error := jsonb_strip_nulls(jsonb_build_object('message', 'truncated', 'by', left(by, 500)));
   if mark is null then
-    mark := jsonb_build_object('xid', pg_snapshot_xmax(pg_current_snapshot())::text, 'id', (select s.last_value from tallybook.job_id s));
+    mark := jsonb_build_object('xid', pg_snapshot_xmax(pg_current_snapshot())::text, 'id',
+                               (select s.last_value from tallybook.job_id s));
     perform tallybook._queue_said(queue, 'truncated', by);
   end if;
 
@@ -52,7 +63,8 @@ begin
   if not mark ? 'lane' then
     if states is null or states && array['scheduled', 'retrying', 'waiting'] then
       select a.ended, a.busy into cancelled, busy
-        from tallybook._truncate_aside(array(select n.lane_id from tallybook.lane n where n.queue = queue_truncate.queue order by n.lane_id),
+        from tallybook._truncate_aside(array(select n.lane_id from tallybook.lane n where n.queue = queue_truncate.queue
+                                             order by n.lane_id),
                                        states, max_jobs, (mark ->> 'id')::bigint, v_error, at) a;
       if cancelled > 0 then
         mark := mark || jsonb_build_object('xid', (pg_current_xact_id()::text::numeric + 1)::text);
@@ -86,7 +98,8 @@ begin
           exit when not coalesce(v_next < (mark ->> 'xid')::xid8, false);
           if cancelled >= max_jobs then return; end if;
           select k.claim_id, k.jobs into t
-            from tallybook._take(l.lane_id, l.retention, l.born, max_jobs - cancelled, null, null, v_next, at, v_error) k;
+            from tallybook._take(l.lane_id, l.retention, l.born, max_jobs - cancelled, null, null, v_next, at,
+                                 v_error) k;
           exit when t.claim_id is null;
           cancelled := cancelled + t.jobs;
         end loop;
@@ -102,13 +115,15 @@ begin
     for t in select j.task, j.subject, j.ended_at, j.queue = queue_truncate.queue as ours from tallybook.subject_job j
               where j.ended_at is not null
                 and (j.ended_at, j.task, j.subject) > (coalesce((mark #>> '{subject,0}')::timestamptz, '-infinity'),
-                                                       coalesce(mark #>> '{subject,1}', ''), coalesce(mark #>> '{subject,2}', ''))
+                                                       coalesce(mark #>> '{subject,1}', ''),
+                                                       coalesce(mark #>> '{subject,2}', ''))
               order by j.ended_at, j.task, j.subject limit max_jobs loop
       v_seen := v_seen + 1; l := t;
       continue when not coalesce(t.ours, false);
       delete from tallybook.subject_job d using (
         select x.task, x.subject from tallybook.subject_job x
-         where x.task = t.task and x.subject = t.subject and x.ended_as in ('completed', 'killed') and x.queue = queue_truncate.queue
+         where x.task = t.task and x.subject = t.subject and x.ended_as in ('completed', 'killed')
+               and x.queue = queue_truncate.queue
            and x.job_id <= (mark ->> 'id')::bigint for update skip locked) k
        where d.task = k.task and d.subject = k.subject;
     end loop;
@@ -122,7 +137,8 @@ begin
   -- 4. What runs.
   if running then
     select m.cancelling into cancelling
-      from tallybook.cancel_many(queue => queue, states => array['running'], reason => 'truncated', max_jobs => max_jobs, at => at) m;
+      from tallybook.cancel_many(queue => queue, states => array['running'], reason => 'truncated',
+                                 max_jobs => max_jobs, at => at) m;
     remain := cancelling >= max_jobs;
   else
     remain := false;

@@ -3,7 +3,8 @@ create or replace function tallybook.resume(queue text, who text default session
 language plpgsql as $$
 begin
   perform tallybook._known_queue(resume.queue);
-  update tallybook.queue q set paused_at = null, paused_by = null where q.name = resume.queue and q.paused_at is not null;
+  update tallybook.queue q set paused_at = null, paused_by = null where q.name = resume.queue
+    and q.paused_at is not null;
   if found then
     perform tallybook._wake(resume.queue);
     perform tallybook._queue_said(resume.queue, 'resumed', resume.who);

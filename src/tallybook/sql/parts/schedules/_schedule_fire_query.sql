@@ -1,12 +1,16 @@
 -- _schedule_fire_query(plan, at): fire one query-driven schedule that is due, in a transaction of its own.
 --
--- The plan is that of _schedules_fire. Each tick puts in what the query yields. An error of the query is on record as failed, with
--- its message. carried: whether the plan was carried out; not, if the schedule has changed since, or another is at it.
--- The schedule's row is not locked while the query runs, only an advisory lock is held (class 1413565449), which everybody only
--- tries: a person can pause or drop a schedule whose query is slow. At the end the row moves on if nobody has changed it meanwhile.
--- The query is run with the caller's rights: this function is never a SECURITY DEFINER, the steps that touch our tables may be.
--- Errors: TB003 but in READ COMMITTED; what is no fault of the query's (deadlocks, a full disk, a stop), and a cancelled statement: then
--- nothing is on record, and the caller says _schedule_query_failed. Reads and writes schedule, fire; writes what enqueue does.
+-- The plan is that of _schedules_fire. Each tick puts in what the query yields. An error of the query is on record as
+-- failed, with its message. carried: whether the plan was carried out; not, if the schedule has changed since, or
+-- another is at it.
+-- The schedule's row is not locked while the query runs, only an advisory lock is held (class 1413565449), which
+-- everybody only tries: a person can pause or drop a schedule whose query is slow. At the end the row moves on if
+-- nobody has changed it meanwhile.
+-- The query is run with the caller's rights: this function is never a SECURITY DEFINER, the steps that touch our tables
+-- may be.
+-- Errors: TB003 but in READ COMMITTED; what is no fault of the query's (deadlocks, a full disk, a stop), and a
+-- cancelled statement: then nothing is on record, and the caller says _schedule_query_failed. Reads and writes
+-- schedule, fire; writes what enqueue does.
 create or replace function tallybook._schedule_fire_query(p_plan jsonb, p_at timestamptz default clock_timestamp(),
   out carried boolean, out jobs bigint, out fired int, out failed int, out reason text)
 language plpgsql as $$
@@ -47,9 +51,11 @@ begin
             coalesce(s.options, '{}') || jsonb_build_object('schedule', s.name, 'tick', p_tick), p_at) e);
 end $$;
 
--- _schedule_query_failed(plan, reason, at): puts on record that a query-driven schedule could not be fired, where that took the
--- transaction along: its time was up, somebody cancelled it, it met the same contention again and again. False: not ours to say.
-create or replace function tallybook._schedule_query_failed(p_plan jsonb, p_reason text, p_at timestamptz default clock_timestamp())
+-- _schedule_query_failed(plan, reason, at): puts on record that a query-driven schedule could not be fired, where that
+-- took the transaction along: its time was up, somebody cancelled it, it met the same contention again and again.
+-- False: not ours to say.
+create or replace function tallybook._schedule_query_failed(p_plan jsonb, p_reason text,
+  p_at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$
 begin
   if not tallybook._schedule_query_ours(p_plan ->> 'name') then return false; end if;
@@ -61,6 +67,7 @@ begin
   return true;
 end $$;
 
--- _schedule_query_ours(name): whether nobody else runs this schedule's query; nobody does until the transaction has ended.
+-- _schedule_query_ours(name): whether nobody else runs this schedule's query; nobody does until the transaction has
+-- ended.
 create or replace function tallybook._schedule_query_ours(p_name text) returns boolean
 language sql as $$ select pg_try_advisory_xact_lock(1413565449, hashtext('query of ' || p_name)) $$;

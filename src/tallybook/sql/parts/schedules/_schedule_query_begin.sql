@@ -1,35 +1,43 @@
--- _schedule_query_begin(plan, at): the first step of _schedule_fire_query: whether the plan is to be carried out (nobody else is at
--- it, and the schedule has not changed since); if so, what was missed is on record, and missed says how many ticks that were.
+-- _schedule_query_begin(plan, at): the first step of _schedule_fire_query: whether the plan is to be carried out
+-- (nobody else is at it, and the schedule has not changed since); if so, what was missed is on record, and missed says
+-- how many ticks that were.
 -- Reads and writes schedule, fire.
-create or replace function tallybook._schedule_query_begin(p_plan jsonb, p_at timestamptz, out carried boolean, out missed int)
+create or replace function tallybook._schedule_query_begin(p_plan jsonb, p_at timestamptz, out carried boolean,
+  out missed int)
 language plpgsql as $$
 declare
   p record;
 begin
   carried := false; missed := 0;
   select x.* into p from jsonb_to_record(p_plan)
-    x(name text, revision xid8, tick timestamptz, ticks timestamptz[], missed_from timestamptz, missed_ticks int, now boolean);
+    x(name text, revision xid8, tick timestamptz, ticks timestamptz[], missed_from timestamptz, missed_ticks int,
+      now boolean);
   p.now := coalesce(p.now, false);
   if not tallybook._schedule_query_ours(p.name) then
     if p.now then
-      insert into tallybook.fire (schedule, tick, fired_at, what, reason) select p.name, k, p_at, 'skipped', 'overlap' from unnest(p.ticks) k;
+      insert into tallybook.fire (schedule, tick, fired_at, what, reason) select p.name, k, p_at, 'skipped', 'overlap'
+        from unnest(p.ticks) k;
       update tallybook.schedule s set skipped_count = s.skipped_count + cardinality(p.ticks) where s.name = p.name;
     end if;
     return;
   end if;
   perform from tallybook.schedule s
-    where s.name = p.name and (p.now or s.revision = p.revision and s.tick is not distinct from p.tick and s.paused_at is null);
+    where s.name = p.name and (p.now or s.revision = p.revision and s.tick is not distinct from p.tick
+                               and s.paused_at is null);
   if not found then return; end if;
   carried := true;
   if p.missed_from is not null then
-    insert into tallybook.fire (schedule, tick, fired_at, what, ticks) values (p.name, p.missed_from, p_at, 'missed', p.missed_ticks)
+    insert into tallybook.fire (schedule, tick, fired_at, what, ticks)
+      values (p.name, p.missed_from, p_at, 'missed', p.missed_ticks)
     on conflict do nothing;
     if found then missed := p.missed_ticks; end if;
   end if;
 end $$;
 
--- _schedule_query_tick(name, tick, late, at): put a tick on record as fired. False: it is on record already. Writes fire.
-create or replace function tallybook._schedule_query_tick(p_name text, p_tick timestamptz, p_late boolean, p_at timestamptz) returns boolean
+-- _schedule_query_tick(name, tick, late, at): put a tick on record as fired. False: it is on record already. Writes
+-- fire.
+create or replace function tallybook._schedule_query_tick(p_name text, p_tick timestamptz, p_late boolean,
+  p_at timestamptz) returns boolean
 language plpgsql as $$
 begin
   insert into tallybook.fire (schedule, tick, fired_at, what, reason)
@@ -37,8 +45,10 @@ begin
   return found;
 end $$;
 
--- _schedule_query_ended(name, tick, jobs, reason): what came of the query of a tick: so many jobs, or null and why it failed. Writes fire.
-create or replace function tallybook._schedule_query_ended(p_name text, p_tick timestamptz, p_jobs bigint, p_reason text) returns void
+-- _schedule_query_ended(name, tick, jobs, reason): what came of the query of a tick: so many jobs, or null and why it
+-- failed. Writes fire.
+create or replace function tallybook._schedule_query_ended(p_name text, p_tick timestamptz, p_jobs bigint,
+  p_reason text) returns void
 language plpgsql as $$
 begin
   if p_jobs is not null then
@@ -48,8 +58,10 @@ begin
   end if;
 end $$;
 
--- _schedule_query_over(plan, fired, failed, missed): the last step: count, and move the schedule on if nobody has changed it. Writes schedule.
-create or replace function tallybook._schedule_query_over(p_plan jsonb, p_fired int, p_failed int, p_missed int) returns void
+-- _schedule_query_over(plan, fired, failed, missed): the last step: count, and move the schedule on if nobody has
+-- changed it. Writes schedule.
+create or replace function tallybook._schedule_query_over(p_plan jsonb, p_fired int, p_failed int,
+  p_missed int) returns void
 language plpgsql as $$
 declare
   p record;
@@ -57,7 +69,8 @@ begin
   select x.* into p from jsonb_to_record(p_plan)
     x(name text, revision xid8, tick timestamptz, next timestamptz, due timestamptz, problem text, now boolean);
   update tallybook.schedule s
-     set fired_count = s.fired_count + p_fired, failed_count = s.failed_count + p_failed, missed_count = s.missed_count + p_missed
+     set fired_count = s.fired_count + p_fired, failed_count = s.failed_count + p_failed,
+         missed_count = s.missed_count + p_missed
    where s.name = p.name;
   update tallybook.schedule s set tick = p.next, due_at = p.due, problem = p.problem
    where s.name = p.name and s.revision = p.revision and s.tick is not distinct from p.tick and s.paused_at is null

@@ -1,38 +1,44 @@
--- _schedules_look(after, at): in how many seconds the next schedule is due (0: now; null: none is); whether any query-driven one
--- is due, and in how many seconds the next of those is besides; and how often workers look at least.
+-- _schedules_look(after, at): in how many seconds the next schedule is due (0: now; null: none is); whether any
+-- query-driven one is due, and in how many seconds the next of those is besides; and how often workers look at least.
 --
--- Three index look-ups. after: where the last run stopped, so that it does not walk over the index's dead rows while an old
--- snapshot holds back vacuum; every few seconds say null, for what was committed late. That somebody has looked is put on record
--- where nobody has run the clock for long. Reads schedule; now and then writes service.
-create or replace function tallybook._schedules_look(p_after timestamptz default null, p_at timestamptz default clock_timestamp(),
-  out due_in double precision, out queries_due boolean, out queries_in double precision, out every double precision)
+-- Three index look-ups. after: where the last run stopped, so that it does not walk over the index's dead rows while an
+-- old snapshot holds back vacuum; every few seconds say null, for what was committed late. That somebody has looked is
+-- put on record where nobody has run the clock for long. Reads schedule; now and then writes service.
+create or replace function tallybook._schedules_look(p_after timestamptz default null,
+  p_at timestamptz default clock_timestamp(), out due_in double precision, out queries_due boolean,
+  out queries_in double precision, out every double precision)
 language plpgsql
 -- profile: hot
 as $$
 declare
   v_idle boolean;
 begin
-  select extract(epoch from v.every), coalesce(v.last_run_at < p_at - 2 * v.every, true) into _schedules_look.every, v_idle
+  select extract(epoch from v.every), coalesce(v.last_run_at < p_at - 2 * v.every, true) into _schedules_look.every,
+         v_idle
     from tallybook.service v where v.name = 'schedules';
   select greatest(0, extract(epoch from s.due_at - p_at)) into due_in
     from tallybook.schedule s
-   where s.due_at is not null and s.query is null and s.due_at >= coalesce(p_after, '-infinity') order by s.due_at limit 1;
-  queries_due := exists (select from tallybook.schedule s where s.due_at is not null and s.query is not null and s.due_at <= p_at);
+   where s.due_at is not null and s.query is null and s.due_at >= coalesce(p_after, '-infinity') order by s.due_at
+         limit 1;
+  queries_due := exists (select from tallybook.schedule s where s.due_at is not null and s.query is not null
+                         and s.due_at <= p_at);
   select extract(epoch from s.due_at - p_at) into queries_in
     from tallybook.schedule s
    where s.due_at is not null and s.query is not null and s.due_at > p_at order by s.due_at limit 1;
   if v_idle and due_in > 0 is not false then perform tallybook._service_ran('schedules', p_at, 0); end if;
 end $$;
 
--- _schedules_due(max, after, queries, at): what a worker needs to compute the ticks of schedules that are due, oldest first.
+-- _schedules_due(max, after, queries, at): what a worker needs to compute the ticks of schedules that are due, oldest
+-- first.
 --
--- Nobody else runs the clock until the caller's transaction has ended. If somebody does, no rows come, unless what is due has
--- waited for a second: whoever has it may be frozen, and to plan the same twice does no harm.
--- upto: everything that was due by then is here. Intervals are told in microseconds. queries: those that are query-driven, each
--- of which is fired by a transaction of its own, so nobody claims them as a whole. Reads schedule.
+-- Nobody else runs the clock until the caller's transaction has ended. If somebody does, no rows come, unless what is
+-- due has waited for a second: whoever has it may be frozen, and to plan the same twice does no harm.
+-- upto: everything that was due by then is here. Intervals are told in microseconds. queries: those that are
+-- query-driven, each of which is fired by a transaction of its own, so nobody claims them as a whole. Reads schedule.
 create or replace function tallybook._schedules_due(p_max int default 250, p_after timestamptz default null,
   p_queries boolean default false, p_at timestamptz default clock_timestamp())
-returns table (at timestamptz, upto timestamptz, name text, revision text, cron text, every bigint, tz text, jitter bigint, missed text,
+returns table (at timestamptz, upto timestamptz, name text, revision text, cron text, every bigint, tz text,
+  jitter bigint, missed text,
                catch_up int, since timestamptz, tick timestamptz)
 language plpgsql
 -- profile: hot
@@ -54,6 +60,7 @@ begin
   select p_at, v_before, s.name, s.revision::text, s.cron, (extract(epoch from s.every) * 1000000)::bigint, s.tz,
          (extract(epoch from s.jitter) * 1000000)::bigint, s.missed, s.catch_up, s.since, s.tick
     from tallybook.schedule s
-   where s.due_at is not null and s.query is null and s.due_at <= v_before and s.due_at >= coalesce(p_after, '-infinity')
+   where s.due_at is not null and s.query is null and s.due_at <= v_before
+         and s.due_at >= coalesce(p_after, '-infinity')
    order by s.due_at limit p_max;
 end $$;

@@ -1,10 +1,11 @@
--- _schedules_fire(plans, at): carry out what a worker has computed for schedules that were due. Returns how many of them were
--- carried out, and the counts of their ticks.
+-- _schedules_fire(plans, at): carry out what a worker has computed for schedules that were due. Returns how many of
+-- them were carried out, and the counts of their ticks.
 --
--- plans: [{"name", "revision" and "tick" as read, "late": [ticks], "ticks": [ticks], "missed_from", "missed_ticks", "next",
--- "due", "problem", "now"}]. A plan counts only for the row that it was made from: where that has moved on, was changed or
--- paused, or is in another's hands, nothing is done. Whose row (schedule, tick) in fire is inserted has fired that tick; the
--- job is put in by the same statement. late: missed ticks that are fired all the same, in their order and one at a time.
+-- plans: [{"name", "revision" and "tick" as read, "late": [ticks], "ticks": [ticks], "missed_from", "missed_ticks",
+-- "next", "due", "problem", "now"}]. A plan counts only for the row that it was made from: where that has moved on, was
+-- changed or paused, or is in another's hands, nothing is done. Whose row (schedule, tick) in fire is inserted has
+-- fired that tick; the job is put in by the same statement. late: missed ticks that are fired all the same, in their
+-- order and one at a time.
 -- now: a person's doing, which a pause does not stop.
 -- Only READ COMMITTED: the job of the last fire is looked up after the row was locked, in a newer snapshot.
 -- One that cannot be fired is on record as failed, and holds up no other.
@@ -18,13 +19,15 @@ declare
   v_names text[]; v_one jsonb; r record;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'a schedule is fired in READ COMMITTED' using errcode = 'TB003', hint = 'An older snapshot may overlook the job of its last fire.';
+    raise exception 'a schedule is fired in READ COMMITTED' using errcode = 'TB003',
+      hint = 'An older snapshot may overlook the job of its last fire.';
   end if;
   fired := 0; skipped := 0; missed := 0; failed := 0;
   -- One at a time: a join that was planned while the table was empty may read all of it, for ever.
   v_names := array(
     select l.name
-      from (select x.* from jsonb_to_recordset(p_plans) x(name text, revision xid8, tick timestamptz, now boolean) order by x.name) p,
+      from (select x.* from jsonb_to_recordset(p_plans) x(name text, revision xid8, tick timestamptz, now boolean)
+            order by x.name) p,
            lateral (select s.name from tallybook.schedule s
                      where s.name = p.name and s.revision = p.revision and s.tick is not distinct from p.tick
                        and (s.paused_at is null or p.now)
@@ -63,39 +66,47 @@ begin
   for d in
     with s as materialized (
       -- in_line: one that catches up with missed ticks puts in several at once, which run one after the other.
-      select p.name, p.late, p.ticks, p.missed_from, p.missed_ticks, p.next, p.due, p.problem, k.overlap, k.in_line, k.live, k.line
+      select p.name, p.late, p.ticks, p.missed_from, p.missed_ticks, p.next, p.due, p.problem, k.overlap, k.in_line,
+             k.live, k.line
         from jsonb_to_recordset(p_plans) p(name text, late timestamptz[], ticks timestamptz[], missed_from timestamptz,
                                            missed_ticks int, next timestamptz, due timestamptz, problem text),
              lateral (select s.overlap, not s.overlap and s.missed = 'all' as in_line, s.line,
                              not s.overlap and (tallybook._job_open(s.last_job_id)
-                                                or exists (select from unnest(s.line) j where tallybook._job_open(j))) as live
+                                                or exists (select from unnest(s.line) j
+                                                           where tallybook._job_open(j))) as live
                         from tallybook.schedule s where s.name = p.name limit 1) k
        where p.name = any (p_names)
     ), t as (
       select s.name, x.tick, x.late,
-             -- Behind what is open only where that stands in the same line: line is null for jobs of an older definition.
+             -- Behind what is open only where that stands in the same line: line is null for jobs of an older
+             -- definition.
              case when s.overlap or x.late and s.in_line and (s.line is not null or not s.live) then 'enqueued'
                   when s.live or row_number() over (partition by s.name order by x.tick) > 1 then 'skipped'
                   else 'enqueued' end as what
-        from s, lateral (select l, true from unnest(s.late) l union all select k, false from unnest(s.ticks) k) x(tick, late)
+        from s, lateral (select l, true from unnest(s.late) l union all select k, false
+                         from unnest(s.ticks) k) x(tick, late)
     ), f as (
       insert into tallybook.fire (schedule, tick, fired_at, what, reason, job_id, jobs)
       select o.name, o.tick, p_at, o.what, case when o.what = 'skipped' then 'overlap' when o.late then 'late' end,
-             case when o.what = 'enqueued' then nextval('tallybook.job_id') end, case when o.what = 'enqueued' then 1 end
+             case when o.what = 'enqueued' then nextval('tallybook.job_id') end, case when o.what = 'enqueued'
+                  then 1 end
         from (select t.* from t order by t.tick, t.name) o
       on conflict do nothing
       returning fire.schedule, fire.tick, fire.what, fire.job_id
     ), m as (
       insert into tallybook.fire (schedule, tick, fired_at, what, ticks)
-      select s.name, s.missed_from, p_at, 'missed', s.missed_ticks from s where s.missed_from is not null order by s.name
+      select s.name, s.missed_from, p_at, 'missed', s.missed_ticks from s where s.missed_from is not null
+             order by s.name
       on conflict do nothing
       returning fire.schedule, fire.ticks
     ), put as materialized (
       select k.put
         from f, lateral (
-          select tallybook._put(f.job_id, s.queue, s.task, s.args, null, s.priority, null, s.max_attempts, s.headers, p_at,
+          select tallybook._put(f.job_id, s.queue, s.task, s.args, null, s.priority, null, s.max_attempts, s.headers,
+                                p_at,
                                 case when not s.overlap and s.missed = 'all' then 'schedule:' || s.name end, null,
-                                coalesce(s.options, '{}') || jsonb_build_object('schedule', s.name, 'tick', f.tick)) as put
+                                coalesce(s.options, '{}') || jsonb_build_object('schedule', s.name, 'tick',
+                                    f.tick)) as put
             from tallybook.schedule s where s.name = f.schedule limit 1) k
        where f.what = 'enqueued'
     )
@@ -104,7 +115,8 @@ begin
            count(*) filter (where u.what = 'enqueued') as fired, count(*) filter (where u.what = 'skipped') as skipped,
            array_agg(u.job_id order by u.job_id) filter (where u.what = 'enqueued') as jobs,
            coalesce(sum(u.ticks), 0) + 0 * (select count(*) from put) as missed
-      from (select s.name, s.next, s.due, s.problem, s.in_line, null::text as what, null::bigint as job_id, null::int as ticks from s
+      from (select s.name, s.next, s.due, s.problem, s.in_line, null::text as what, null::bigint as job_id,
+            null::int as ticks from s
             union all select f.schedule, null, null, null, null, f.what, f.job_id, null from f
             union all select m.schedule, null, null, null, null, null, null, m.ticks from m) u
      group by u.name order by u.name
@@ -127,10 +139,12 @@ language plpgsql as $$
 declare
   p record; v_failed int;
 begin
-  select x.* into p from jsonb_to_record(p_plan) x(name text, late timestamptz[], ticks timestamptz[], next timestamptz, due timestamptz);
+  select x.* into p from jsonb_to_record(p_plan) x(name text, late timestamptz[], ticks timestamptz[], next timestamptz,
+                                                   due timestamptz);
   insert into tallybook.fire (schedule, tick, fired_at, what, reason)
   select p.name, k, p_at, 'failed', left(p_reason, 2000) from unnest(p.late || p.ticks) k order by k
   on conflict do nothing;
   get diagnostics v_failed = row_count;
-  update tallybook.schedule s set tick = p.next, due_at = p.due, failed_count = s.failed_count + v_failed where s.name = p.name;
+  update tallybook.schedule s set tick = p.next, due_at = p.due, failed_count = s.failed_count + v_failed
+    where s.name = p.name;
 end $$;

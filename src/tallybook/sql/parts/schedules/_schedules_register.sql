@@ -1,17 +1,20 @@
--- _schedules_register(app, schedules, at): make the schedules that an app's code declares those on record. What a worker says
--- when it starts; where all is as it was, nothing is written and nothing is locked.
+-- _schedules_register(app, schedules, at): make the schedules that an app's code declares those on record. What a
+-- worker says when it starts; where all is as it was, nothing is written and nothing is locked.
 --
--- schedules: [{"name", "task", "cron" or "every", ...}], columns of the table. Returns what was done, one row each: created,
--- changed, or removed, for one that has left the code of this app; taken: the name belongs to another app (detail), or to the
--- database; refused: it does not fit (detail: why); busy: somebody's open transaction has the row, say it again later.
+-- schedules: [{"name", "task", "cron" or "every", ...}], columns of the table. Returns what was done, one row each:
+-- created, changed, or removed, for one that has left the code of this app; taken: the name belongs to another app
+-- (detail), or to the database; refused: it does not fit (detail: why); busy: somebody's open transaction has the row,
+-- say it again later.
 -- A pause stays. Reads and writes schedule.
-create or replace function tallybook._schedules_register(p_app text, p_schedules jsonb, p_at timestamptz default clock_timestamp())
+create or replace function tallybook._schedules_register(p_app text, p_schedules jsonb,
+  p_at timestamptz default clock_timestamp())
 returns table (schedule_name text, what text, detail text)
 language plpgsql as $$
 declare
   v record; d tallybook.schedule; k tallybook.schedule;
 begin
-  -- In the order of the names, what leaves and what comes: two workers of two releases that start at once cannot deadlock.
+  -- In the order of the names, what leaves and what comes: two workers of two releases that start at once cannot
+  -- deadlock.
   for v in
     select n.name, x.def
       from (select e ->> 'name' from jsonb_array_elements(p_schedules) e
@@ -30,7 +33,8 @@ begin
     end if;
     begin
       d := jsonb_populate_record(null::tallybook.schedule,
-             '{"queue": "default", "args": {}, "priority": 2, "tz": "UTC", "jitter": "0", "missed": "once", "catch_up": 100, "overlap": false}'
+             '{"queue": "default", "args": {}, "priority": 2, "tz": "UTC", "jitter": "0", "missed": "once", '
+             '"catch_up": 100, "overlap": false}'
              || v.def || jsonb_build_object('source', 'code', 'app', p_app));
       select s.* into k from tallybook.schedule s where s.name = v.name;
       if found and k.source = 'code' and k.app = p_app and tallybook._same_schedule(k, d)

@@ -1,9 +1,12 @@
 -- schedule_run(name): fire a schedule now, beside its ticks: the same path, the same guard, the same retries.
 --
--- Its own instant is the tick. what is enqueued (job_id, and jobs: how many), skipped (reason overlap: the job of the last fire
--- has not ended for good, or the query runs right now) or failed (of a query-driven one, with the error). A paused one can be run. The next tick stays.
--- Where there are roles, an operator may not run a query-driven one (42501): its query would run with the operator's rights.
--- Errors: TB002 no such schedule; TB003 an isolation level other than READ COMMITTED, whose snapshot may miss the last job's end.
+-- Its own instant is the tick. what is enqueued (job_id, and jobs: how many), skipped (reason overlap: the job of the
+-- last fire has not ended for good, or the query runs right now) or failed (of a query-driven one, with the error). A
+-- paused one can be run. The next tick stays.
+-- Where there are roles, an operator may not run a query-driven one (42501): its query would run with the operator's
+-- rights.
+-- Errors: TB002 no such schedule; TB003 an isolation level other than READ COMMITTED, whose snapshot may miss the last
+-- job's end.
 -- Reads and writes schedule; writes fire, and what enqueue writes.
 create or replace function tallybook.schedule_run(name text, at timestamptz default clock_timestamp(),
   out what text, out reason text, out job_id bigint, out jobs bigint, out tick timestamptz)
@@ -34,13 +37,15 @@ begin
     from tallybook.fire f where f.schedule = p_name and f.tick = _schedule_run_plain.tick;
 end $$;
 
--- _schedule_run_query(name, at): fire a query-driven one, with the caller's rights. Its row stays free while the query runs.
+-- _schedule_run_query(name, at): fire a query-driven one, with the caller's rights. Its row stays free while the query
+-- runs.
 create or replace function tallybook._schedule_run_query(p_name text, p_at timestamptz,
   out what text, out reason text, out job_id bigint, out jobs bigint, out tick timestamptz)
 language plpgsql as $$
 begin
   tick := tallybook._schedule_free_tick(p_name, p_at);
-  perform tallybook._schedule_fire_query(tallybook._schedule_plan(s, _schedule_run_query.tick), p_at) from tallybook._schedule_of(p_name) s;
+  perform tallybook._schedule_fire_query(tallybook._schedule_plan(s, _schedule_run_query.tick), p_at)
+          from tallybook._schedule_of(p_name) s;
   select f.what, f.reason, f.job_id, f.jobs into what, reason, job_id, jobs
     from tallybook.fire f where f.schedule = p_name and f.tick = _schedule_run_query.tick;
 end $$;

@@ -1,14 +1,18 @@
--- schedule_set(name, task, ...): create or change a schedule that lives in the database. Returns created, changed or unchanged.
+-- schedule_set(name, task, ...): create or change a schedule that lives in the database. Returns created, changed or
+-- unchanged.
 --
 --   cron, every   when: a cron expression (5 fields, or 6 with seconds), or an interval of 1 s to 366 days; one of them
---   tz            of the cron expression, as in the IANA database. Intervals tick at multiples of their length since 1970 (UTC)
+--   tz            of the cron expression, as in the IANA database. Intervals tick at multiples of their length since
+--                 1970 (UTC)
 --   args, queue, priority, max_attempts, headers, options   of its jobs, as in enqueue
---   query         its jobs are the rows of this query, run by workers with their rights: see enqueue_from; then without args
+--   query         its jobs are the rows of this query, run by workers with their rights: see enqueue_from; then without
+--                 args
 --   jitter        fire up to so much later than the tick, each time by another, fixed time; never past the next tick
---   missed        ticks found more than 60 s late: once (default: the latest is fired), skip, or all (up to catch_up, 1 to 1000)
+--   missed        ticks found more than 60 s late: once (default: the latest is fired), skip, or all (up to catch_up, 1
+--                 to 1000)
 --   overlap       true: fire a tick although the job of the last one has not ended for good
--- A changed cron, every, tz or query counts from now on; all else changes in place, and a pause stays. Expression and zone are
--- read by workers: where they cannot be, schedule.problem says why.
+-- A changed cron, every, tz or query counts from now on; all else changes in place, and a pause stays. Expression and
+-- zone are read by workers: where they cannot be, schedule.problem says why.
 -- Where there are roles, an operator may not put one with a query (42501): it would run with the workers' rights.
 -- Errors: TB005 what does not fit, and a name that is declared in code. Reads and writes schedule.
 create or replace function tallybook.schedule_set(name text, task text, args jsonb default '{}', cron text default null,
@@ -20,12 +24,14 @@ returns text language plpgsql as $$
 declare
   s tallybook.schedule; v_what text;
 begin
-  s.name := schedule_set.name; s.source := 'database'; s.task := schedule_set.task; s.args := coalesce(schedule_set.args, '{}');
+  s.name := schedule_set.name; s.source := 'database'; s.task := schedule_set.task;
+  s.args := coalesce(schedule_set.args, '{}');
   s.cron := schedule_set.cron; s.every := schedule_set.every; s.tz := coalesce(schedule_set.tz, 'UTC');
   s.queue := coalesce(schedule_set.queue, 'default'); s.priority := coalesce(schedule_set.priority, 2);
   s.max_attempts := schedule_set.max_attempts; s.jitter := coalesce(schedule_set.jitter, '0');
   s.missed := coalesce(schedule_set.missed, 'once'); s.catch_up := coalesce(schedule_set.catch_up, 100);
-  s.overlap := coalesce(schedule_set.overlap, false); s.headers := schedule_set.headers; s.options := schedule_set.options;
+  s.overlap := coalesce(schedule_set.overlap,
+                        false); s.headers := schedule_set.headers; s.options := schedule_set.options;
   s.query := schedule_set.query;
   if s.query is null then return tallybook._schedule_set_plain(s, at); end if;
   v_what := tallybook._schedule_set(s, at, true);
@@ -39,8 +45,8 @@ begin
   return v_what;
 end $$;
 
--- _schedule_set_plain(schedule, at): the same for one without a query, which is what an operator may put: a query would be run with
--- the workers' rights, and be looked at with the owner's.
+-- _schedule_set_plain(schedule, at): the same for one without a query, which is what an operator may put: a query would
+-- be run with the workers' rights, and be looked at with the owner's.
 create or replace function tallybook._schedule_set_plain(p tallybook.schedule, p_at timestamptz) returns text
 language plpgsql as $$
 declare
@@ -61,7 +67,8 @@ begin
     using errcode = 'TB005', hint = 'Change it there, or give this one another name.';
 end $$;
 
--- _schedule_set(schedule, at, wait): what schedule_set and the registration of an app's schedules do with one definition.
+-- _schedule_set(schedule, at, wait): what schedule_set and the registration of an app's schedules do with one
+-- definition.
 --
 -- Also answers taken: the name belongs to another app, or to the other source; and, without wait, busy: somebody's open
 -- transaction has the row.
@@ -78,9 +85,11 @@ begin
       select k.* into s from tallybook.schedule k where k.name = p.name for update skip locked;
     end if;
     exit when found;
-    insert into tallybook.schedule (name, source, app, task, queue, args, priority, max_attempts, headers, options, cron, every,
+    insert into tallybook.schedule (name, source, app, task, queue, args, priority, max_attempts, headers, options,
+                                    cron, every,
                                     query, tz, jitter, missed, catch_up, overlap, since, due_at, created_at, changed_at)
-    values (p.name, p.source, p.app, p.task, p.queue, p.args, p.priority, p.max_attempts, p.headers, p.options, p.cron, p.every,
+    values (p.name, p.source, p.app, p.task, p.queue, p.args, p.priority, p.max_attempts, p.headers, p.options, p.cron,
+            p.every,
             p.query, p.tz, p.jitter, p.missed, p.catch_up, p.overlap, p_at, p_at, p_at, p_at)
     on conflict do nothing;
     if found then
@@ -93,8 +102,10 @@ begin
   v_moved := (s.cron, s.every, s.tz, s.query) is distinct from (p.cron, p.every, p.tz, p.query);
   if not v_moved and tallybook._same_schedule(s, p) then return 'unchanged'; end if;
   update tallybook.schedule k
-     set task = p.task, queue = p.queue, args = p.args, priority = p.priority, max_attempts = p.max_attempts, headers = p.headers,
-         options = p.options, cron = p.cron, every = p.every, query = p.query, tz = p.tz, jitter = p.jitter, missed = p.missed,
+     set task = p.task, queue = p.queue, args = p.args, priority = p.priority, max_attempts = p.max_attempts,
+         headers = p.headers,
+         options = p.options, cron = p.cron, every = p.every, query = p.query, tz = p.tz, jitter = p.jitter,
+         missed = p.missed,
          catch_up = p.catch_up, overlap = p.overlap, revision = pg_current_xact_id(), changed_at = p_at,
          since = case when v_moved then p_at else k.since end,
          tick = case when not v_moved then k.tick end,
@@ -108,9 +119,11 @@ end $$;
 -- _same_schedule(a, b): whether two definitions are equal but for when they tick.
 create or replace function tallybook._same_schedule(a tallybook.schedule, b tallybook.schedule) returns boolean
 language sql immutable as $$
-  select (a.task, a.queue, a.args, a.priority, a.max_attempts, a.headers, a.options, a.jitter, a.missed, a.catch_up, a.overlap)
+  select (a.task, a.queue, a.args, a.priority, a.max_attempts, a.headers, a.options, a.jitter, a.missed, a.catch_up,
+          a.overlap)
          is not distinct from
-         (b.task, b.queue, b.args, b.priority, b.max_attempts, b.headers, b.options, b.jitter, b.missed, b.catch_up, b.overlap)
+         (b.task, b.queue, b.args, b.priority, b.max_attempts, b.headers, b.options, b.jitter, b.missed, b.catch_up,
+          b.overlap)
 $$;
 
 -- _check_schedule(schedule): raises TB005 for a definition that no job could be made of, or that cannot tick.
@@ -126,17 +139,20 @@ begin
     raise exception 'options of a schedule have at most 7,500 bytes' using errcode = 'TB005';
   end if;
   if p.query is not null and p.args <> '{}' then
-    raise exception 'a query-driven schedule has no args of its own' using errcode = 'TB005', hint = 'Each row of the query has a column args.';
+    raise exception 'a query-driven schedule has no args of its own' using errcode = 'TB005',
+      hint = 'Each row of the query has a column args.';
   end if;
   if p.priority not between 0 and 32767 then
     raise exception 'priority % is out of range', p.priority
       using errcode = 'TB005', hint = 'Priorities go from 0 to 32767, lower runs first, 2 is the default.';
   end if;
   if p.max_attempts not between 1 and 32767 then
-    raise exception 'max_attempts % is out of range', p.max_attempts using errcode = 'TB005', hint = 'It goes from 1 to 32767.';
+    raise exception 'max_attempts % is out of range', p.max_attempts using errcode = 'TB005',
+      hint = 'It goes from 1 to 32767.';
   end if;
   if num_nonnulls(p.cron, p.every) <> 1 then
-    raise exception 'a schedule has a cron expression or an interval' using errcode = 'TB005', hint = 'Give one of cron and every.';
+    raise exception 'a schedule has a cron expression or an interval' using errcode = 'TB005',
+      hint = 'Give one of cron and every.';
   end if;
   if p.cron is not null and (length(p.cron) > 200 or p.cron !~ '^\s*(@\w+|(\S+\s+){4,5}\S+)\s*$') then
     raise exception 'a cron expression has 5 fields, or 6 with seconds: %', to_json(left(p.cron, 200))
@@ -145,7 +161,8 @@ begin
   if not coalesce(p.every between interval '1 s' and interval '366 days'
                   and extract(year from p.every) = 0 and extract(month from p.every) = 0, true) then
     raise exception 'every % is out of range', p.every
-      using errcode = 'TB005', hint = 'From 1 s to 366 days; months and years have no fixed length: write a cron expression.';
+      using errcode = 'TB005', hint =
+      'From 1 s to 366 days; months and years have no fixed length: write a cron expression.';
   end if;
   if p.jitter not between interval '0' and interval '1 day' then
     raise exception 'jitter % is out of range', p.jitter using errcode = 'TB005', hint = 'From 0 to 1 day.';
@@ -159,6 +176,7 @@ begin
   begin
     perform timestamptz 'epoch' at time zone p.tz;
   exception when invalid_parameter_value then
-    raise exception 'time zone % is not known', to_json(p.tz) using errcode = 'TB005', hint = 'Like Europe/Berlin or UTC.';
+    raise exception 'time zone % is not known', to_json(p.tz) using errcode = 'TB005',
+      hint = 'Like Europe/Berlin or UTC.';
   end;
 end $$;

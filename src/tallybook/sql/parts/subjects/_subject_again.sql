@@ -1,10 +1,10 @@
--- _subject_again(task, subject, job_id, revive, at): give the name of a subject to a new job: of one that has completed (revive,
--- its iterations go on), or whose job was cancelled. Null: it is something else by now, look again.
+-- _subject_again(task, subject, job_id, revive, at): give the name of a subject to a new job: of one that has completed
+-- (revive, its iterations go on), or whose job was cancelled. Null: it is something else by now, look again.
 --
 -- The row of the name is locked first, and looked at once more behind the lock: a person's retry takes it too.
 -- Returns the new job's id and what its options say of the subject. Errors: TB005 cancelled in this very transaction.
-create or replace function tallybook._subject_again(p_task text, p_subject text, p_job_id bigint, p_revive boolean, p_at timestamptz,
-  out job_id bigint, out subject jsonb)
+create or replace function tallybook._subject_again(p_task text, p_subject text, p_job_id bigint, p_revive boolean,
+  p_at timestamptz, out job_id bigint, out subject jsonb)
 language plpgsql
 -- profile: nested
 set enable_nestloop = on  -- also where the caller has it off
@@ -18,8 +18,10 @@ begin
   if k.ended_as is null then
     select n.state, n.options into w from tallybook._subject_now(p_job_id, p_at) n;
     if (w.state is distinct from case when p_revive then 'completed' end) then return; end if;
-    if exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.cancelled and t.xid = pg_current_xact_id_if_assigned()) then
-      raise exception 'job % was cancelled in this transaction and may have started: its subject is not free yet', p_job_id
+    if exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.cancelled
+               and t.xid = pg_current_xact_id_if_assigned()) then
+      raise exception 'job % was cancelled in this transaction and may have started: its subject is not free yet',
+        p_job_id
         using errcode = 'TB005', hint = 'Commit the cancel first, or use subject_forget.';
     end if;
     subject := case when p_revive then (w.options -> 'subject') - 'from' else '{"iterations": 0}' end;
@@ -30,7 +32,9 @@ begin
   end if;
   job_id := nextval('tallybook.job_id');
   update tallybook.subject_job x
-     set job_id = _subject_again.job_id, made_at = case when p_revive then x.made_at else p_at end, ended_at = null, ended_as = null,
-         last_at = null, priority = null, iterations = null, attempts = null, failures = null, queue = null, args = null, error = null
+     set job_id = _subject_again.job_id, made_at = case when p_revive then x.made_at
+         else p_at end, ended_at = null, ended_as = null,
+         last_at = null, priority = null, iterations = null, attempts = null, failures = null, queue = null,
+         args = null, error = null
    where x.task = p_task and x.subject = p_subject;
 end $$;

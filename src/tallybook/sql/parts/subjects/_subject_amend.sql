@@ -1,11 +1,13 @@
--- _subject_amend(job_id, args, version, run_at, priority, at): change a subject's job that stands in line, as an upsert asks for.
+-- _subject_amend(job_id, args, version, run_at, priority, at): change a subject's job that stands in line, as an upsert
+-- asks for.
 --
--- Reports updated, unchanged, or null: it has started, or went elsewhere; look again. Priority is only raised, and what is
--- pushed to later leaves its line by promote. An amendment is written, as for conflicts of unique keys: see _amend. Who is about
--- to start the job waits for the caller's transaction.
+-- Reports updated, unchanged, or null: it has started, or went elsewhere; look again. Priority is only raised, and what
+-- is pushed to later leaves its line by promote. An amendment is written, as for conflicts of unique keys: see _amend.
+-- Who is about to start the job waits for the caller's transaction.
 -- Errors: TB003 where something is to be changed at another isolation level than READ COMMITTED. Writes amendment.
-create or replace function tallybook._subject_amend(p_job_id bigint, p_args jsonb, p_version jsonb, p_run_at timestamptz, p_priority int,
-  p_at timestamptz, out report text, out old_run_at timestamptz, out new_run_at timestamptz)
+create or replace function tallybook._subject_amend(p_job_id bigint, p_args jsonb, p_version jsonb,
+  p_run_at timestamptz, p_priority int, p_at timestamptz, out report text, out old_run_at timestamptz,
+  out new_run_at timestamptz)
 language plpgsql
 -- profile: nested
 set enable_nestloop = on  -- also where the caller has it off
@@ -26,7 +28,8 @@ begin
               is distinct from (p_args, p_version);
     old_run_at := coalesce(a.run_at, e.run_at, e.enqueued_at);
     -- What is due runs at once, whatever it was due at.
-    new_run_at := case when p_run_at > p_at or a.run_at is not null then coalesce(p_run_at, old_run_at) else old_run_at end;
+    new_run_at := case when p_run_at > p_at or a.run_at is not null then coalesce(p_run_at, old_run_at)
+      else old_run_at end;
     v_run_at := new_run_at <> old_run_at;
     if not v_args and not v_run_at and coalesce(p_priority, v_priority) >= v_priority then
       report := 'unchanged';
@@ -35,24 +38,30 @@ begin
     exit when v_locked;
     if current_setting('transaction_isolation') <> 'read committed' then
       raise exception 'an upsert of a pending subject needs READ COMMITTED'
-        using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || p_job_id || ' has started since.';
+        using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || p_job_id
+        || ' has started since.';
     end if;
     if not tallybook._subject_waits(p_job_id, e.task, p_at) then return; end if;
     v_locked := true;  -- from here on it does not start before our commit: what is seen now holds
   end loop;
   insert into tallybook.amendment as x (job_id, args, version, run_at, priority)
-  values (p_job_id, case when v_args then p_args end, case when v_args then p_version end, case when v_run_at then new_run_at end,
+  values (p_job_id, case when v_args then p_args end, case when v_args then p_version end, case when v_run_at
+          then new_run_at end,
           case when p_priority < v_priority then p_priority end)
   on conflict on constraint amendment_pkey do update
-    set args = coalesce(excluded.args, x.args), version = case when excluded.args is null then x.version else excluded.version end,
-        priority = least(excluded.priority, x.priority), run_at = coalesce(excluded.run_at, x.run_at), xid = excluded.xid;
+    set args = coalesce(excluded.args, x.args), version = case when excluded.args is null then x.version
+        else excluded.version end,
+        priority = least(excluded.priority, x.priority), run_at = coalesce(excluded.run_at, x.run_at),
+        xid = excluded.xid;
   if v_run_at or p_priority < v_priority then perform tallybook._wake(' promote'); end if;
   report := 'updated';
 end $$;
 
--- _subject_waits(job_id, task, at): whether a subject's job is planned or in line, and will not start before the caller's transaction has ended.
+-- _subject_waits(job_id, task, at): whether a subject's job is planned or in line, and will not start before the
+-- caller's transaction has ended.
 --
--- See _start_waits: the lock comes before the look that counts, which reads the newest attempt alone, however many there were.
+-- See _start_waits: the lock comes before the look that counts, which reads the newest attempt alone, however many
+-- there were.
 create or replace function tallybook._subject_waits(p_job_id bigint, p_task text, p_at timestamptz) returns boolean
 language plpgsql as $$
 begin
@@ -60,8 +69,8 @@ begin
   return coalesce((select n.state in ('planned', 'pending') from tallybook._subject_now(p_job_id, p_at) n), false);
 end $$;
 
--- _subject_absorb(job_id): give a planned job what it was changed to while it was on its way from its line to scheduled: a
--- worker that stopped or died held it, and a producer's transaction was open.
+-- _subject_absorb(job_id): give a planned job what it was changed to while it was on its way from its line to
+-- scheduled: a worker that stopped or died held it, and a producer's transaction was open.
 create or replace function tallybook._subject_absorb(p_job_id bigint) returns void
 language plpgsql as $$
 declare
@@ -75,7 +84,8 @@ begin
   update tallybook.scheduled x
      set args = coalesce(a.args, s.args), run_at = coalesce(a.run_at, s.run_at),
          options = case when a.args is null then s.options else tallybook._versioned(s.options, a.version) end,
-         lane_id = case when a.priority < l.priority then (select n.lane_id from tallybook._lane(l.queue, a.priority, l.part) n)
+         lane_id = case when a.priority < l.priority then (select n.lane_id
+                                                           from tallybook._lane(l.queue, a.priority, l.part) n)
                         else s.lane_id end
    where x.job_id = p_job_id;
 end $$;

@@ -1,20 +1,25 @@
--- _subject_end(lease, job_id, attempt, state, error, args, at, version): end one attempt of a subject's job, its iteration done: one more
--- of them, and what it was given as new args. Its entry as it goes on; null: the right was lost, and nothing else may happen.
+-- _subject_end(lease, job_id, attempt, state, error, args, at, version): end one attempt of a subject's job, its
+-- iteration done: one more of them, and what it was given as new args. Its entry as it goes on; null: the right was
+-- lost, and nothing else may happen.
 --
 -- Errors: TB005 it is no subject's job, or the args do not fit.
-create or replace function tallybook._subject_end(p_lease uuid, p_job_id bigint, p_attempt int, p_state tallybook.ending, p_error jsonb,
-  p_args jsonb, p_at timestamptz, p_version int default null) returns tallybook.entry
+create or replace function tallybook._subject_end(p_lease uuid, p_job_id bigint, p_attempt int,
+  p_state tallybook.ending, p_error jsonb, p_args jsonb, p_at timestamptz,
+  p_version int default null) returns tallybook.entry
 language plpgsql as $$
 declare
   e tallybook.entry;
 begin
   if p_args is not null then perform tallybook._check_args(p_args, null); end if;
-  if p_version is not null then perform tallybook._check_options(null, null, jsonb_build_object('version', p_version)); end if;
+  if p_version is not null then perform tallybook._check_options(null, null,
+                                                                 jsonb_build_object('version', p_version)); end if;
   e := tallybook._end(p_lease, p_job_id, p_attempt, p_state, p_error, p_at);
   if e.job_id is null then return null; end if;
   if not coalesce(e.options ? 'subject', false) then
     raise exception 'job % is no subject''s job', p_job_id
-      using errcode = 'TB005', hint = 'Only what subject_push, subject_append or subject_upsert has made goes on by itself; end it with complete, fail or snooze.';
+      using errcode = 'TB005', hint =
+      'Only what subject_push, subject_append or subject_upsert has made goes on by itself; end it with complete, fail '
+      'or snooze.';
   end if;
   if p_args is not null then
     e.args := p_args;
@@ -33,20 +38,24 @@ language sql stable as $$
     'iterations', (p_options #>> '{subject,iterations}')::int + 1, 'last_at', p_at))
 $$;
 
--- _subject_ended(entry, as, at, failures, error): put on record how a subject has ended, with what outlives its job's history.
+-- _subject_ended(entry, as, at, failures, error): put on record how a subject has ended, with what outlives its job's
+-- history.
 -- Nothing, where the name has been given to another job since. attempts: of its last iteration.
-create or replace function tallybook._subject_ended(e tallybook.entry, p_as text, p_at timestamptz, p_failures int, p_error jsonb)
+create or replace function tallybook._subject_ended(e tallybook.entry, p_as text, p_at timestamptz, p_failures int,
+  p_error jsonb)
 returns void
 language sql as $$
   update tallybook.subject_job j
      set ended_as = p_as, ended_at = p_at, queue = l.queue, priority = l.priority, args = e.args,
-         attempts = tallybook._subject_attempts(e.job_id, e.attempt, e.options), failures = p_failures, error = p_error, iterations = (e.options #>> '{subject,iterations}')::int,
+         attempts = tallybook._subject_attempts(e.job_id, e.attempt, e.options), failures = p_failures, error = p_error,
+         iterations = (e.options #>> '{subject,iterations}')::int,
          last_at = (e.options #>> '{subject,last_at}')::timestamptz
     from tallybook.lane l
    where j.task = e.task and j.subject = e.unique_key and j.job_id = e.job_id and l.lane_id = e.lane_id
 $$;
 
--- _subjects_completed(job_ids): the same for those of these jobs that are subjects' and were completed by a plain complete.
+-- _subjects_completed(job_ids): the same for those of these jobs that are subjects' and were completed by a plain
+-- complete.
 create or replace function tallybook._subjects_completed(p_job_ids bigint[]) returns void
 language plpgsql as $$
 declare
@@ -68,7 +77,8 @@ end $$;
 
 -- _subject_retaken(entry, at): what follows for its subject from another attempt that a person gives a job.
 -- Errors: TB005 the name belongs to another job now.
-create or replace function tallybook._subject_retaken(e tallybook.entry, p_at timestamptz default clock_timestamp()) returns void
+create or replace function tallybook._subject_retaken(e tallybook.entry,
+  p_at timestamptz default clock_timestamp()) returns void
 language plpgsql as $$
 declare
   v_other bigint; v_state text;
@@ -90,7 +100,8 @@ begin
       end if;
     end if;
     update tallybook.subject_job j
-       set job_id = e.job_id, ended_as = null, ended_at = null, last_at = null, priority = null, iterations = null, attempts = null,
+       set job_id = e.job_id, ended_as = null, ended_at = null, last_at = null, priority = null, iterations = null,
+           attempts = null,
            failures = null, queue = null, args = null, error = null
      where j.task = e.task and j.subject = e.unique_key;
     return;

@@ -1,19 +1,23 @@
--- _subject_now(job_id, at): what a subject's job is now, for one whose end is not on record. No state: it was cancelled, or there
--- is no trace of it, and the subject is as good as forgotten.
+-- _subject_now(job_id, at): what a subject's job is now, for one whose end is not on record. No state: it was
+-- cancelled, or there is no trace of it, and the subject is as good as forgotten.
 --
---   state     planned (it has a time that is to come, or is due and about to be promoted), pending (in line), active, completed, dead, killed
+--   state     planned (it has a time that is to come, or is due and about to be promoted), pending (in line), active,
+--             completed, dead, killed
 --   attempts  how often it was started since it was last rescheduled, as its failures are those since then
 --   run_at    when it runs, or was to run; null: it runs, or has ended
--- All of it by one snapshot, the caller's statement's, so that a job on its way from one table to the other is not missed.
+-- All of it by one snapshot, the caller's statement's, so that a job on its way from one table to the other is not
+-- missed.
 -- Reads scheduled, entry, outcome, claim, tombstone, amendment, dead.
-create or replace function tallybook._subject_now(p_job_id bigint, p_at timestamptz default clock_timestamp(), out state text, out queue text, out priority int, out args jsonb,
-  out options jsonb, out failures int, out attempts int, out run_at timestamptz, out error jsonb)
+create or replace function tallybook._subject_now(p_job_id bigint, p_at timestamptz default clock_timestamp(),
+  out state text, out queue text, out priority int, out args jsonb, out options jsonb, out failures int,
+  out attempts int, out run_at timestamptz, out error jsonb)
 language plpgsql stable
 -- profile: nested
 set enable_nestloop = on  -- also where the caller has it off
 as $$
 declare
-  e tallybook.entry; a tallybook.amendment; s tallybook.scheduled; d tallybook.dead; v_ended text; v_lane int; v_attempt int; v_open boolean := true;
+  e tallybook.entry; a tallybook.amendment; s tallybook.scheduled; d tallybook.dead; v_ended text; v_lane int;
+  v_attempt int; v_open boolean := true;
 begin
   select x.* into s from tallybook.scheduled x where x.job_id = p_job_id;
   if found then
@@ -31,9 +35,11 @@ begin
        where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq limit 1;
     end if;
     if e.job_id is not null and (v_ended is null or v_ended = 'completed') then
-      v_lane := e.lane_id; v_attempt := e.attempt; args := e.args; options := e.options; failures := e.failures; error := e.errors -> -1;
+      v_lane := e.lane_id; v_attempt := e.attempt; args := e.args; options := e.options; failures := e.failures;
+      error := e.errors -> -1;
       v_open := v_ended is null and not tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
-            and not exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.attempt = e.attempt and t.taken);
+            and not exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.attempt = e.attempt
+                            and t.taken);
       select x.* into a from tallybook.amendment x where x.job_id = p_job_id;
       if a.args is not null then
         args := a.args; options := tallybook._versioned(options, a.version);
@@ -44,7 +50,8 @@ begin
     else
       select x.* into d from tallybook.dead x where x.job_id = p_job_id;
       if not found then return; end if;
-      state := case d.reason when 'killed' then 'killed' else 'dead' end; v_lane := d.lane_id; v_attempt := d.attempt; v_open := false;
+      state := case d.reason when 'killed' then 'killed'
+        else 'dead' end; v_lane := d.lane_id; v_attempt := d.attempt; v_open := false;
       args := d.args; options := d.options; failures := d.failures; error := d.errors -> -1;
     end if;
   end if;
@@ -54,12 +61,13 @@ begin
     state := null;
     return;
   end if;
-  select l.queue, coalesce(least(a.priority, l.priority), l.priority) into queue, priority from tallybook.lane l where l.lane_id = v_lane;
+  select l.queue, coalesce(least(a.priority, l.priority), l.priority) into queue, priority from tallybook.lane l
+         where l.lane_id = v_lane;
   attempts := tallybook._subject_attempts(p_job_id, v_attempt - v_open::int, options);
 end $$;
 
--- _subject_attempts(job_id, attempt, options): how many attempts up to this one were started since the last reschedule. Read in
--- their order, for which only their index fits (see _attempt).
+-- _subject_attempts(job_id, attempt, options): how many attempts up to this one were started since the last reschedule.
+-- Read in their order, for which only their index fits (see _attempt).
 create or replace function tallybook._subject_attempts(p_job_id bigint, p_attempt int, p_options jsonb) returns int
 language plpgsql stable
 -- profile: hot
@@ -73,9 +81,11 @@ begin
                   (select o.state from tallybook.outcome o
                     where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq limit 1) as state
              from tallybook.entry x
-            where x.job_id = p_job_id and x.attempt > 1 and x.attempt > v_from and x.attempt <= p_attempt order by x.attempt loop
+            where x.job_id = p_job_id and x.attempt > 1 and x.attempt > v_from and x.attempt <= p_attempt
+                  order by x.attempt loop
     -- As in _unstarted_attempts: put aside for another worker, or cancelled before its start.
-    v_moves := v_moves + (coalesce(e.state, 'cancelled') = 'moved' or coalesce(e.state, 'cancelled') = 'cancelled' and not exists (
+    v_moves := v_moves + (coalesce(e.state, 'cancelled') = 'moved' or coalesce(e.state, 'cancelled') = 'cancelled'
+                          and not exists (
                             select from tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq)))::int;
   end loop;
   return p_attempt - v_from - v_moves;

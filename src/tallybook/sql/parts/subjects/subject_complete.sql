@@ -1,5 +1,5 @@
--- subject_complete(lease, job_id, attempt, args, version): end one attempt of a subject for good. Its name is kept, so that a later push is
--- a no-op; a later upsert revives it. A plain complete of a subject's job means the same.
+-- subject_complete(lease, job_id, attempt, args, version): end one attempt of a subject for good. Its name is kept, so
+-- that a later push is a no-op; a later upsert revives it. A plain complete of a subject's job means the same.
 --
 --   args     what is kept of it; null: what it worked on
 --   version  of the task's args that they are; null: the one that the job says

@@ -1,10 +1,14 @@
--- subject_forget(task, subject): forget a subject that does not run: a later push makes a new one. For people and producers.
+-- subject_forget(task, subject): forget a subject that does not run: a later push makes a new one. For people and
+-- producers.
 --
--- forgotten: it is; one that was planned or pending is cancelled first, exactly: its job will not start, and the caller may push
--- it anew in the same transaction. active: it runs and was left alone; cancel its job first. unknown: there is none of that name.
--- The dead letter of a dead one stays. Errors: TB003 a planned or pending one at another isolation level than READ COMMITTED.
+-- forgotten: it is; one that was planned or pending is cancelled first, exactly: its job will not start, and the caller
+-- may push it anew in the same transaction. active: it runs and was left alone; cancel its job first. unknown: there is
+-- none of that name.
+-- The dead letter of a dead one stays. Errors: TB003 a planned or pending one at another isolation level than READ
+-- COMMITTED.
 -- Reads: see _subject_now; writes tombstone; deletes from subject_job.
-create or replace function tallybook.subject_forget(task text, subject text, at timestamptz default clock_timestamp()) returns text
+create or replace function tallybook.subject_forget(task text, subject text,
+  at timestamptz default clock_timestamp()) returns text
 language plpgsql
 -- profile: nested
 set enable_nestloop = on  -- also where the caller has it off
@@ -13,7 +17,8 @@ declare
   k record; v_state text;
 begin
   for turn in 1..100 loop
-    select j.job_id, j.ended_as into k from tallybook.subject_job j where j.task = subject_forget.task and j.subject = subject_forget.subject;
+    select j.job_id, j.ended_as into k from tallybook.subject_job j where j.task = subject_forget.task
+           and j.subject = subject_forget.subject;
     if not found then return 'unknown'; end if;
     v_state := k.ended_as;
     if v_state is null then select n.state into v_state from tallybook._subject_now(k.job_id, at) n; end if;
@@ -21,7 +26,8 @@ begin
     if v_state in ('planned', 'pending') then
       if current_setting('transaction_isolation') <> 'read committed' then
         raise exception 'subject_forget needs READ COMMITTED'
-          using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || k.job_id || ' has started since.';
+          using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || k.job_id
+          || ' has started since.';
       end if;
       -- Who is about to start it waits for this transaction from here on, and then looks for the tombstone.
       continue when not tallybook._subject_waits(k.job_id, task, at);

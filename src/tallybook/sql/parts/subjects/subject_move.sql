@@ -1,9 +1,12 @@
--- subject_move(task, subject, run_at): let a planned subject run at another time, and leave all else of it as it is. For people.
+-- subject_move(task, subject, run_at): let a planned subject run at another time, and leave all else of it as it is.
+-- For people.
 --
--- moved, or what it is instead, and nothing was done: pending (it is in line already), active, completed, killed, dead, unknown (there is none).
+-- moved, or what it is instead, and nothing was done: pending (it is in line already), active, completed, killed, dead,
+-- unknown (there is none).
 -- A time that is past: at once. Waits for a producer that changes the same subject. Errors: TB005 a time that is none.
 -- Reads subject_job, see _subject_now; writes scheduled, amendment.
-create or replace function tallybook.subject_move(task text, subject text, run_at timestamptz, at timestamptz default clock_timestamp()) returns text
+create or replace function tallybook.subject_move(task text, subject text, run_at timestamptz,
+  at timestamptz default clock_timestamp()) returns text
 language plpgsql
 -- profile: nested
 as $$
@@ -11,9 +14,11 @@ declare
   k record; v_state text;
 begin
   if run_at is null or not isfinite(run_at) then
-    raise exception 'a subject is moved to a time' using errcode = 'TB005', hint = 'Give run_at; for at once the present.';
+    raise exception 'a subject is moved to a time' using errcode = 'TB005',
+      hint = 'Give run_at; for at once the present.';
   end if;
-  select j.job_id, j.ended_as into k from tallybook.subject_job j where j.task = subject_move.task and j.subject = subject_move.subject;
+  select j.job_id, j.ended_as into k from tallybook.subject_job j where j.task = subject_move.task
+         and j.subject = subject_move.subject;
   if not found then return 'unknown'; end if;
   if k.ended_as is not null then return k.ended_as; end if;
   perform tallybook._subject_absorb(k.job_id);  -- what it was changed to on its way there; locks it

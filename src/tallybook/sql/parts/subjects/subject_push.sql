@@ -1,18 +1,21 @@
--- subject_push(queue, task, subject, ...): make a subject, a named job that lives on, unless there is one of that name already.
+-- subject_push(queue, task, subject, ...): make a subject, a named job that lives on, unless there is one of that name
+-- already.
 --
--- A second push of the same (task, subject) is a no-op, also while it runs, and when it has completed, died or was killed; one that was
--- dropped, forgotten or cancelled is made anew. In the caller's transaction, like enqueue.
+-- A second push of the same (task, subject) is a no-op, also while it runs, and when it has completed, died or was
+-- killed; one that was dropped, forgotten or cancelled is made anew. In the caller's transaction, like enqueue.
 --   subject       the name, 1 to 512 bytes; a name of its own for each task
 --   run_at        not before; null or past: pending at once
 --   max_attempts  how many failures make it dead; null: what the task says, or 5
 --   priority, args, headers, options   as in enqueue
--- Returns the job's id, and whether it was made. Waits only for another producer that makes the same subject at the same moment.
+-- Returns the job's id, and whether it was made. Waits only for another producer that makes the same subject at the
+-- same moment.
 -- Errors: TB005 what does not fit. Reads and writes: see _subjects_put.
 create or replace function tallybook.subject_push(queue text, task text, subject text, args jsonb default '{}',
   run_at timestamptz default null, priority int default 2, max_attempts int default null, headers jsonb default null,
   options jsonb default null, at timestamptz default clock_timestamp(), out job_id bigint, out created boolean)
 language sql as $$
   select p.job_id, p.report = 'created'
-    from tallybook._subjects_put(false, queue, task, array[subject], array[args::text], array[run_at], array[priority], max_attempts,
+    from tallybook._subjects_put(false, queue, task, array[subject], array[args::text], array[run_at], array[priority],
+                                 max_attempts,
                                  array[headers::text], array[options::text], at) p
 $$;

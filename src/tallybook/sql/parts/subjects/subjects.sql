@@ -1,28 +1,36 @@
--- subjects(task, queue, states, prefix, after, max_subjects, max_looked): a list of subjects, in pages, as the view subject shows them.
+-- subjects(task, queue, states, prefix, after, max_subjects, max_looked): a list of subjects, in pages, as the view
+-- subject shows them.
 --
 --   states  of planned, pending, active, completed, killed, dead; null: all
 --   prefix  the name starts with this
 --   after   the cursor of the last row of the page before
 --   max_subjects  1 to 1000; max_looked  how many may be passed over for them, 1000 to 1,000,000
--- Where only completed, killed and dead ones are asked for, those that have stopped: the last one to stop first, and why by state and error. Else by
--- task and name. Where there may be more, there is a last row without subject: from its cursor the next page goes on. No such row: that was all.
+-- Where only completed, killed and dead ones are asked for, those that have stopped: the last one to stop first, and
+-- why by state and error. Else by task and name. Where there may be more, there is a last row without subject: from its
+-- cursor the next page goes on. No such row: that was all.
 -- Errors: TB005. Reads subject_job, and what the view reads for those that match, by indexes only.
-create or replace function tallybook.subjects(task text default null, queue text default null, states text[] default null, prefix text default null,
-  after text default null, max_subjects int default 50, max_looked int default 50000)
-returns table (task_name text, subject text, job_id bigint, queue_name text, state text, priority int, args jsonb, iterations int, failures int,
-  attempts int, next_run_at timestamptz, last_at timestamptz, last_error text, error jsonb, made_at timestamptz, ended_at timestamptz, cursor text)
+create or replace function tallybook.subjects(task text default null, queue text default null,
+  states text[] default null, prefix text default null, after text default null, max_subjects int default 50,
+  max_looked int default 50000)
+returns table (task_name text, subject text, job_id bigint, queue_name text, state text, priority int, args jsonb,
+  iterations int, failures int,
+  attempts int, next_run_at timestamptz, last_at timestamptz, last_error text, error jsonb, made_at timestamptz,
+  ended_at timestamptz, cursor text)
 language plpgsql stable
 -- profile: nested
 as $$
 #variable_conflict use_column
 declare
-  v_stopped boolean := coalesce(states <@ '{completed,killed,dead}', false); v_at jsonb; v_n int := 0; v_left int := max_looked; v_piece int := 256;
+  v_stopped boolean := coalesce(states <@ '{completed,killed,dead}',
+                                false); v_at jsonb; v_n int := 0; v_left int := max_looked; v_piece int := 256;
   v_rows int; v_when timestamptz := 'infinity'; v_task text := ''; v_name text := ''; k record;
 begin
   if not states <@ '{planned,pending,active,completed,killed,dead}' or states = '{}' then
-    raise exception 'states % are not known', states using errcode = 'TB005', hint = 'They are some of planned, pending, active, completed, killed, dead.';
+    raise exception 'states % are not known', states using errcode = 'TB005',
+      hint = 'They are some of planned, pending, active, completed, killed, dead.';
   end if;
-  if max_subjects is null or max_subjects not between 1 and 1000 or max_looked is null or max_looked not between 1000 and 1000000 then
+  if max_subjects is null or max_subjects not between 1 and 1000 or max_looked is null or max_looked not between 1000
+     and 1000000 then
     raise exception 'max_subjects or max_looked is out of range'
       using errcode = 'TB005', hint = 'The one goes from 1 to 1000, the other from 1000 to 1000000.';
   end if;
@@ -35,7 +43,8 @@ begin
     end;
     if v_task is null or v_name is null or (v_when is not null) <> v_stopped then
       raise exception '% is no cursor of this list', to_json(left(after, 100))
-        using errcode = 'TB005', hint = 'Say the cursor of the last row of the page before, with the filters of that page.';
+        using errcode = 'TB005', hint =
+        'Say the cursor of the last row of the page before, with the filters of that page.';
     end if;
   end if;
   if after is null and not v_stopped then v_task := coalesce(subjects.task, ''); end if;
@@ -47,8 +56,10 @@ begin
        order by j.ended_at desc, j.task desc, j.subject desc limit v_piece
     loop
       v_rows := v_rows + 1; v_left := v_left - 1; v_when := k.ended_at; v_task := k.task; v_name := k.subject;
-      continue when task <> k.task or queue <> k.queue or not starts_with(k.subject, prefix) or k.ended_as <> all (states);
-      return query select s.*, json_build_array(s.task, s.subject, s.ended_at)::text from tallybook.subject s where s.task = k.task and s.subject = k.subject;
+      continue when task <> k.task or queue <> k.queue or not starts_with(k.subject, prefix)
+        or k.ended_as <> all (states);
+      return query select s.*, json_build_array(s.task, s.subject, s.ended_at)::text from tallybook.subject s
+             where s.task = k.task and s.subject = k.subject;
       v_n := v_n + 1;
       exit when v_n = max_subjects or v_left <= 0;
     end loop;
@@ -62,14 +73,16 @@ begin
       continue when not starts_with(k.subject, prefix) or k.ended_as <> all (states);
       v_left := v_left - 100;  -- looking up what its job is now costs as much as passing so many over
       return query select s.*, json_build_array(s.task, s.subject)::text from tallybook.subject s
-                    where s.task = k.task and s.subject = k.subject and (subjects.queue is null or s.queue = subjects.queue)
+                    where s.task = k.task and s.subject = k.subject and (subjects.queue is null
+                        or s.queue = subjects.queue)
                       and (states is null or s.state = any (states));
       v_n := v_n + found::int;
       exit when v_n = max_subjects or v_left <= 0;
     end loop;
     if v_n = max_subjects or v_left <= 0 then
       task_name := null; subject := null; job_id := null; queue_name := null; state := null;
-      cursor := case when v_stopped then json_build_array(v_task, v_name, v_when) else json_build_array(v_task, v_name) end;
+      cursor := case when v_stopped then json_build_array(v_task, v_name, v_when)
+        else json_build_array(v_task, v_name) end;
       return next;
       return;
     end if;

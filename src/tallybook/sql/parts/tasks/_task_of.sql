@@ -1,4 +1,5 @@
--- _task_of(name): what the catalogue says about jobs with this task name: its task, or the task that has it as an alias.
+-- _task_of(name): what the catalogue says about jobs with this task name: its task, or the task that has it as an
+-- alias.
 --
 -- The alias first: a task that was renamed is on record under its old name too, as older releases have said it.
 -- Null: no worker has told. Reads task.

@@ -7,7 +7,8 @@ declare
 begin
   if v_text is null then return null; end if;
   -- Piece by piece, so that an arg with braces in it is not filled in again.
-  return left((select string_agg(case when m.r[1] ~ '^\{\w+\}$' then coalesce(args ->> trim(both '{}' from m.r[1]), m.r[1]) else m.r[1] end,
+  return left((select string_agg(case when m.r[1] ~ '^\{\w+\}$'
+                                 then coalesce(args ->> trim(both '{}' from m.r[1]), m.r[1]) else m.r[1] end,
                                  '' order by m.n)
                  from regexp_matches(v_text, '(\{\w+\}|[^{]+|\{)', 'g') with ordinality m(r, n)), 300);
 end $$;

@@ -1,4 +1,5 @@
--- _doctor_counters(asked): whether the counters agree with a recount. It reads all history, so unasked only where there is little.
+-- _doctor_counters(asked): whether the counters agree with a recount. It reads all history, so unasked only where there
+-- is little.
 create or replace function tallybook._doctor_counters(p_asked boolean)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: nojit
@@ -10,12 +11,16 @@ begin
   select sum(pg_relation_size(c.oid)) into v_bytes from pg_class c
    where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'r' and c.relname ~ '^(entry|claim|outcome)_';
   if not p_asked and v_bytes > 67108864 then
-    return query select * from tallybook._finding('counters', null, format('not recounted: that reads %s; `tallybook doctor --verify` does', pg_size_pretty(v_bytes)), null);
+    return query select * from tallybook._finding('counters', null,
+                                                  format('not recounted: that reads %s; `tallybook doctor --verify` '
+                                                         'does', pg_size_pretty(v_bytes)), null);
     return;
   end if;
   return query select * from tallybook._finding('counters', (
       select jsonb_agg(jsonb_build_object('level', 'problem', 'text', format('%s%s: %s counted, %s found',
-                         coalesce(case when v.queue is not null then format('queue %s, task %s, ', to_json(v.queue), to_json(v.task)) end, ''), v.what, v.counted, v.found)) || to_jsonb(v)
+                         coalesce(case when v.queue is not null then format('queue %s, task %s, ', to_json(v.queue),
+                             to_json(v.task)) end, ''), v.what, v.counted, v.found)) || to_jsonb(v)
                        order by v.queue, v.task, v.what) from tallybook.verify() v),
-    'the counters agree with a recount', 'That is a defect: please report it, with these lines. `select tallybook.recount()` sets the counters right.');
+    'the counters agree with a recount',
+    'That is a defect: please report it, with these lines. `select tallybook.recount()` sets the counters right.');
 end $$;

@@ -1,37 +1,49 @@
--- _horizon(): who keeps the server from removing dead rows of this database, and who has written and not committed; oldest first.
+-- _horizon(): who keeps the server from removing dead rows of this database, and who has written and not committed;
+-- oldest first.
 --
--- Transactions of this database, prepared ones, replication slots, and standbys that send feedback. since is null where the server hides
--- it (another user's session, without pg_monitor) or does not know it; transactions is the age in transaction ids, null: pins nothing.
--- Costs what the server's sessions cost, whatever there is in the ledgers. Reads pg_stat_activity, pg_prepared_xacts, pg_replication_slots.
+-- Transactions of this database, prepared ones, replication slots, and standbys that send feedback. since is null where
+-- the server hides it (another user's session, without pg_monitor) or does not know it; transactions is the age in
+-- transaction ids, null: pins nothing.
+-- Costs what the server's sessions cost, whatever there is in the ledgers. Reads pg_stat_activity, pg_prepared_xacts,
+-- pg_replication_slots.
 create or replace function tallybook._horizon()
-returns table (kind text, who text, since timestamptz, transactions bigint, writes boolean, pid int, xid text, active boolean, idle_since timestamptz, remedy text)
+returns table (kind text, who text, since timestamptz, transactions bigint, writes boolean, pid int, xid text,
+  active boolean, idle_since timestamptz, remedy text)
 language sql stable
 -- profile: nojit
 as $$
   select * from (
     select case when a.datid is null then 'standby' else 'transaction' end,
-           format('%s (%s)', case when a.datid is null then 'the standby of pid ' || a.pid else 'pid ' || a.pid end, concat_ws(', ',
-             coalesce(nullif(a.application_name, ''), 'no application name'), 'user ' || a.usename, host(a.client_addr), a.state)),
-           a.xact_start, greatest(age(a.backend_xmin), age(a.backend_xid))::bigint, a.backend_xid is not null, a.pid, a.backend_xid::text, true,
+           format('%s (%s)', case when a.datid is null then 'the standby of pid ' || a.pid
+                  else 'pid ' || a.pid end, concat_ws(', ',
+             coalesce(nullif(a.application_name, ''), 'no application name'), 'user ' || a.usename, host(a.client_addr),
+             a.state)),
+           a.xact_start, greatest(age(a.backend_xmin), age(a.backend_xid))::bigint, a.backend_xid is not null, a.pid,
+           a.backend_xid::text, true,
            case when a.state like 'idle in transaction%' then a.state_change end,
            case when a.datid is not null then format('select pg_terminate_backend(%s);', a.pid) end
       from pg_stat_activity a
      where a.pid <> pg_backend_pid() and (a.datname = current_database() or a.datid is null)
        and (a.backend_xmin is not null or a.backend_xid is not null or a.state like 'idle in transaction%')
-       and a.backend_type is distinct from 'autovacuum worker' and not exists (select from pg_stat_progress_vacuum v where v.pid = a.pid)
+       and a.backend_type is distinct from 'autovacuum worker'
+           and not exists (select from pg_stat_progress_vacuum v where v.pid = a.pid)
     union all
-    select 'prepared transaction', format('the prepared transaction %L of %s', p.gid, p.owner), p.prepared, age(p.transaction)::bigint, true, null,
+    select 'prepared transaction', format('the prepared transaction %L of %s', p.gid, p.owner), p.prepared,
+           age(p.transaction)::bigint, true, null,
            p.transaction::text, true, null, format('rollback prepared %L; -- or commit prepared', p.gid)
       from pg_prepared_xacts p where p.database = current_database()
     union all
     select 'replication slot', format('the replication slot %s (%s, %s)', s.slot_name, s.slot_type,
                                       case when s.active then 'in use by pid ' || s.active_pid else 'not in use' end),
-           null, age(s.xmin)::bigint, false, null, null, s.active, null, format('select pg_drop_replication_slot(%L);', s.slot_name)
-      from pg_replication_slots s where s.xmin is not null) h(kind, who, since, transactions, writes, pid, xid, active, idle_since, remedy)
+           null, age(s.xmin)::bigint, false, null, null, s.active, null,
+           format('select pg_drop_replication_slot(%L);', s.slot_name)
+      from pg_replication_slots s where s.xmin is not null) h(kind, who, since, transactions, writes, pid, xid, active,
+                                                              idle_since, remedy)
    order by h.since nulls last, h.transactions desc nulls last
 $$;
 
--- _doctor_horizon(at): who pins the horizon of vacuum; whose uncommitted jobs are held back; sessions idle in a transaction; slots.
+-- _doctor_horizon(at): who pins the horizon of vacuum; whose uncommitted jobs are held back; sessions idle in a
+-- transaction; slots.
 create or replace function tallybook._doctor_horizon(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: nojit
@@ -40,14 +52,17 @@ as $$
 declare
   v_all jsonb; v_hidden text := ''; v_jobs text[];
 begin
-  -- Whoever has put jobs in holds a lock on a ledger until it ends; a prepared one under the name that it had in its session.
+  -- Whoever has put jobs in holds a lock on a ledger until it ends; a prepared one under the name that it had in its
+  -- session.
   v_jobs := array(
     select distinct t.transactionid::text from pg_locks t
       join pg_locks k on k.virtualtransaction = t.virtualtransaction and k.pid is not distinct from t.pid
       join pg_class c on c.oid = k.relation and c.relnamespace = 'tallybook'::regnamespace and c.relname ~ '^entry'
-     where t.locktype = 'transactionid' and t.mode = 'ExclusiveLock' and t.granted and k.mode = 'RowExclusiveLock' and k.granted
+     where t.locktype = 'transactionid' and t.mode = 'ExclusiveLock' and t.granted and k.mode = 'RowExclusiveLock'
+           and k.granted
        and k.database = (select d.oid from pg_database d where d.datname = current_database()));
-  select jsonb_agg(to_jsonb(h) || jsonb_build_object('age', extract(epoch from p_at - h.since), 'ago', tallybook._ago(p_at - h.since),
+  select jsonb_agg(to_jsonb(h) || jsonb_build_object('age', extract(epoch from p_at - h.since), 'ago',
+                                                     tallybook._ago(p_at - h.since),
                      'jobs', h.writes and h.xid = any (v_jobs))
                    order by h.since nulls last, h.transactions desc nulls last)
     into v_all from tallybook._horizon() h;
@@ -57,20 +72,26 @@ begin
 
   return query select * from tallybook._finding('horizon', (
       select jsonb_agg(jsonb_build_object('level', level, 'text', format('%s pins the horizon %s', i ->> 'who',
-                         coalesce('for ' || (i ->> 'ago'), 'by ' || (i ->> 'transactions') || ' transactions')), 'do', i ->> 'remedy') || i order by n)
+                         coalesce('for ' || (i ->> 'ago'), 'by ' || (i ->> 'transactions') || ' transactions')), 'do',
+                         i ->> 'remedy') || i order by n)
         from jsonb_array_elements(v_all) with ordinality e(i, n),
-             lateral (select case when i ->> 'kind' = 'replication slot' and (not (i ->> 'active')::boolean or (i ->> 'transactions')::bigint > 1000000) then 'warning'
+             lateral (select case when i ->> 'kind' = 'replication slot'
+                      and (not (i ->> 'active')::boolean or (i ->> 'transactions')::bigint > 1000000) then 'warning'
                                   when (i ->> 'age')::numeric >= 3600 then 'warning'
-                                  when (i ->> 'age')::numeric >= 300 or i ->> 'age' is null and (i ->> 'transactions')::bigint > 100000 then 'note' end) l(level)
+                                  when (i ->> 'age')::numeric >= 300 or i ->> 'age' is null
+                                       and (i ->> 'transactions')::bigint > 100000 then 'note' end) l(level)
        where level is not null and i ->> 'transactions' is not null),
     'nobody pins the horizon for longer than 5 min' || v_hidden,
-    'No dead row younger than that can be removed. The ledger stays fast; the few tables that are updated (scheduled, worker, service) grow and get slower, and old ranges of history leave later. '
+    'No dead row younger than that can be removed. The ledger stays fast; the few tables that are updated (scheduled, '
+    'worker, service) grow and get slower, and old ranges of history leave later. '
     'Let it end, or end it, once you know whose it is:');
 
   return query select * from tallybook._finding('transactions', (
-      select jsonb_agg(jsonb_build_object('level', case when (i ->> 'age')::numeric >= 600 then 'warning' else 'note' end,
+      select jsonb_agg(jsonb_build_object('level', case when (i ->> 'age')::numeric >= 600 then 'warning'
+                                          else 'note' end,
                'text', format('%s has written and not committed for %s%s', i ->> 'who', i ->> 'ago',
-                              case when (i ->> 'jobs')::boolean then ', jobs among it' else '' end), 'do', i ->> 'remedy') || i
+                              case when (i ->> 'jobs')::boolean then ', jobs among it'
+                                   else '' end), 'do', i ->> 'remedy') || i
                order by (i ->> 'jobs')::boolean desc, n)
         from jsonb_array_elements(v_all) with ordinality e(i, n)
        where (i ->> 'writes')::boolean and (i ->> 'age')::numeric >= 60),
@@ -79,34 +100,47 @@ begin
 
   return query select * from tallybook._finding('idle_in_transaction', (
       select jsonb_agg(jsonb_build_object('level', case when idle >= 300 then 'warning' else 'note' end,
-               'text', format('%s is idle in its transaction for %s', i ->> 'who', tallybook._ago(idle * interval '1 s')), 'do', i ->> 'remedy') || i order by n)
-        from jsonb_array_elements(v_all) with ordinality e(i, n), lateral (select extract(epoch from p_at - (i ->> 'idle_since')::timestamptz)) l(idle)
+               'text', format('%s is idle in its transaction for %s', i ->> 'who',
+                              tallybook._ago(idle * interval '1 s')), 'do', i ->> 'remedy') || i order by n)
+        from jsonb_array_elements(v_all) with ordinality e(i, n),
+             lateral (select extract(epoch from p_at - (i ->> 'idle_since')::timestamptz)) l(idle)
        where idle >= 60),
     'no session is idle in a transaction for longer than 1 min' || v_hidden,
-    format('Its program forgot to commit, or waits for something else meanwhile. idle_in_transaction_session_timeout (now %s) ends such sessions; by hand:',
+    format('Its program forgot to commit, or waits for something else meanwhile. idle_in_transaction_session_timeout '
+           '(now %s) ends such sessions; by hand:',
            current_setting('idle_in_transaction_session_timeout')),
     jsonb_build_object('idle_in_transaction_session_timeout', current_setting('idle_in_transaction_session_timeout')));
 
   return query select * from tallybook._finding('prepared', (
-      select jsonb_agg(jsonb_build_object('level', case when (i ->> 'age')::numeric >= 300 then 'warning' else 'note' end,
+      select jsonb_agg(jsonb_build_object('level', case when (i ->> 'age')::numeric >= 300 then 'warning'
+                                          else 'note' end,
                'text', format('%s waits for its second phase for %s%s', i ->> 'who', i ->> 'ago',
-                              case when (i ->> 'jobs')::boolean then ', with jobs' else '' end), 'do', i ->> 'remedy') || i order by n)
+                              case when (i ->> 'jobs')::boolean then ', with jobs'
+                                   else '' end), 'do', i ->> 'remedy') || i order by n)
         from jsonb_array_elements(v_all) with ordinality e(i, n)
        where i ->> 'kind' = 'prepared transaction' and (i ->> 'age')::numeric >= 60),
     'no prepared transaction is older than 1 min',
-    'It ends by no time-out and no restart, and holds its locks and jobs until then. Ask its transaction manager, then:');
+    'It ends by no time-out and no restart, and holds its locks and jobs until then. Ask its transaction manager, '
+    'then:');
 
   return query select * from tallybook._finding('slots', (
-      select jsonb_agg(jsonb_build_object('level', level, 'slot', s.slot_name, 'wal_status', s.wal_status, 'kept', kept, 'active', s.active,
-               'text', format('the replication slot %s (%s) %s', s.slot_name, concat_ws(', ', s.slot_type, s.plugin, case when not s.active then 'not in use' end),
-                              case when s.wal_status = 'lost' then 'has lost what it needs' else 'keeps ' || pg_size_pretty(kept) || ' of WAL' end),
-               'do', case when not s.active then format('select pg_drop_replication_slot(%L);', s.slot_name) end) order by kept desc nulls last, s.slot_name)
+      select jsonb_agg(jsonb_build_object('level', level, 'slot', s.slot_name, 'wal_status', s.wal_status, 'kept', kept,
+                                          'active', s.active,
+               'text', format('the replication slot %s (%s) %s', s.slot_name,
+                              concat_ws(', ', s.slot_type, s.plugin, case when not s.active then 'not in use' end),
+                              case when s.wal_status = 'lost' then 'has lost what it needs'
+                                   else 'keeps ' || pg_size_pretty(kept) || ' of WAL' end),
+               'do', case when not s.active then format('select pg_drop_replication_slot(%L);', s.slot_name) end)
+               order by kept desc nulls last, s.slot_name)
         from pg_replication_slots s,
-             lateral (select case when not pg_is_in_recovery() then pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn) end) k(kept),
+             lateral (select case when not pg_is_in_recovery() then pg_wal_lsn_diff(pg_current_wal_lsn(),
+                 s.restart_lsn) end) k(kept),
              lateral (select case when s.wal_status in ('unreserved', 'lost') or kept > 10737418240 then 'problem'
-                                  when not s.active and (s.restart_lsn is not null or s.xmin is not null or s.catalog_xmin is not null) then 'warning'
+                                  when not s.active and (s.restart_lsn is not null or s.xmin is not null
+                                                         or s.catalog_xmin is not null) then 'warning'
                                   when kept > 1073741824 then 'note' end) l(level)
        where level is not null),
     'no replication slot keeps more WAL than it should',
-    'A slot keeps WAL until its reader has it, in the end all of the disk. Start its reader, or drop it where there is none; max_slot_wal_keep_size bounds what one may keep.');
+    'A slot keeps WAL until its reader has it, in the end all of the disk. Start its reader, or drop it where there is '
+    'none; max_slot_wal_keep_size bounds what one may keep.');
 end $$;

@@ -1,4 +1,5 @@
--- _doctor_roles(): whether the roles on record have the rights of _rights. Looks at grants alone, so a right that PUBLIC has is none.
+-- _doctor_roles(): whether the roles on record have the rights of _rights. Looks at grants alone, so a right that
+-- PUBLIC has is none.
 create or replace function tallybook._doctor_roles()
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: nojit
@@ -22,12 +23,15 @@ begin
           join pg_class c on c.relnamespace = 'tallybook'::regnamespace and c.relname = g.name
          where case when g.columns is null then not exists (select from aclexplode(c.relacl) a where a.grantee = r.oid)
                     else exists (select from pg_attribute t
-                                  where t.attrelid = c.oid and t.attname = any (regexp_split_to_array(g.columns, ',\s*'))
+                                  where t.attrelid = c.oid and t.attname = any (regexp_split_to_array(g.columns,
+                                      ',\s*'))
                                     and not exists (select from aclexplode(t.attacl) a where a.grantee = r.oid)) end
         union all
         select format('%s does not run with the rights of its owner', p.oid::regprocedure)
           from tallybook._rights() g join pg_proc p on p.pronamespace = 'tallybook'::regnamespace and p.proname = g.name
          where g.kind = 'definer' and g.roles <> '{}' and not p.prosecdef and exists (select from tallybook.role)) x),
-    case when exists (select from tallybook.role) then 'every role has its rights' else 'no roles are in use: whoever may use the schema may do all' end,
-    'As the owner of the schema: `tallybook roles`.', jsonb_build_object('roles', (select jsonb_agg(k.name order by k.kind) from tallybook.role k)));
+    case when exists (select from tallybook.role) then 'every role has its rights'
+         else 'no roles are in use: whoever may use the schema may do all' end,
+    'As the owner of the schema: `tallybook roles`.', jsonb_build_object('roles',
+        (select jsonb_agg(k.name order by k.kind) from tallybook.role k)));
 end $$;

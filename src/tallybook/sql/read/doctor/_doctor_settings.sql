@@ -8,14 +8,19 @@ as $$
                'setting', s.name, 'value', s.setting, 'source', s.source,
                'do', format('%s = %s (it comes from: %s).', s.name, v.wanted, s.source)) order by v.n)
         from (values (1, 'problem', 'fsync', '{on}'::text[], 'on', 'a crash of the machine can destroy the database'),
-                     (2, 'problem', 'default_transaction_read_only', '{off}', 'off', 'no job can be put in by sessions like this one'),
+                     (2, 'problem', 'default_transaction_read_only', '{off}', 'off',
+                      'no job can be put in by sessions like this one'),
                      (3, 'warning', 'full_page_writes', '{on}', 'on', 'a crash of the machine can destroy pages'),
-                     (4, 'warning', 'synchronous_commit', '{on,local,remote_write,remote_apply}', 'on', 'a crash can lose jobs that were put in, and ends of jobs'),
-                     (5, 'note', 'default_transaction_isolation', '{read committed}', 'read committed', 'claim and retry refuse every other level'))
+                     (4, 'warning', 'synchronous_commit', '{on,local,remote_write,remote_apply}', 'on',
+                      'a crash can lose jobs that were put in, and ends of jobs'),
+                     (5, 'note', 'default_transaction_isolation', '{read committed}', 'read committed',
+                      'claim and retry refuse every other level'))
              v(n, level, name, fine, wanted, why)
         join pg_settings s on s.name = v.name and s.setting <> all (v.fine)),
     'nothing is set that could lose or stop jobs', 'Set, for the server, the database or the role:',
     (select jsonb_object_agg(s.name, s.setting) from pg_settings s
-      where s.name in ('synchronous_commit', 'idle_in_transaction_session_timeout', 'max_prepared_transactions', 'jit', 'wal_level', 'hot_standby_feedback',
-                       'max_slot_wal_keep_size', 'statement_timeout', 'lock_timeout', 'max_connections', 'shared_buffers'))) f
+      where s.name in ('synchronous_commit', 'idle_in_transaction_session_timeout', 'max_prepared_transactions', 'jit',
+                       'wal_level', 'hot_standby_feedback',
+                       'max_slot_wal_keep_size', 'statement_timeout', 'lock_timeout', 'max_connections',
+                       'shared_buffers'))) f
 $$;

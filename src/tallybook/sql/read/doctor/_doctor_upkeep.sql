@@ -1,5 +1,5 @@
--- _doctor_upkeep(at): another cluster, services that do not run, steps of the server's clock, schedules that do not fire,
--- ranges of history that cannot leave.
+-- _doctor_upkeep(at): another cluster, services that do not run, steps of the server's clock, schedules that do not
+-- fire, ranges of history that cannot leave.
 create or replace function tallybook._doctor_upkeep(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: nojit
@@ -9,18 +9,23 @@ declare
   v_since timestamptz;
 begin
   return query select * from tallybook._finding('cluster', case when tallybook._is_foreign_cluster(true) then
-      '[{"level": "problem", "text": "this database came from another cluster, and its jobs are not claimable here yet"}]'::jsonb end,
-    'this database is in the cluster that it was written in', 'Run `tallybook migrate`, or start a worker: either makes them claimable.');
+      '[{"level": "problem", "text": "this database came from another cluster, and its jobs are not claimable here '
+      'yet"}]'::jsonb end,
+    'this database is in the cluster that it was written in',
+    'Run `tallybook migrate`, or start a worker: either makes them claimable.');
 
-  select min(w.started_at) into v_since from tallybook.worker w where w.ended_at is null and w.seen_at >= p_at - w.lease;
+  select min(w.started_at) into v_since from tallybook.worker w where w.ended_at is null
+         and w.seen_at >= p_at - w.lease;
   return query select * from tallybook._finding('services', (
       select jsonb_agg(jsonb_build_object('level', 'warning', 'service', s.name, 'last_run_at', s.last_run_at,
-                         'text', format('%s did not run %s', s.name, coalesce('for ' || tallybook._ago(p_at - s.last_run_at), 'yet'))) order by s.name)
+                         'text', format('%s did not run %s', s.name, coalesce('for '
+                             || tallybook._ago(p_at - s.last_run_at), 'yet'))) order by s.name)
         from tallybook.service s
        where coalesce(s.last_run_at, '-infinity') < p_at - greatest(2 * s.every, interval '2 min')
          and v_since < p_at - greatest(2 * s.every, interval '2 min')),
     case when v_since is null then 'no worker lives that could run them' else 'all services run' end,
-    'Workers live and do not do it: see their logs for what fails. By hand, for one run: `select tallybook.NAME()`, for promote, rescue, rebase, concurrency_release, fair_release, parents_resolve, fold and prune.');
+    'Workers live and do not do it: see their logs for what fails. By hand, for one run: `select tallybook.NAME()`, '
+    'for promote, rescue, rebase, concurrency_release, fair_release, parents_resolve, fold and prune.');
 
   return query select * from tallybook._finding('clock_steps', (
       select jsonb_agg(jsonb_build_object('level', 'warning', 'noticed_at', c.noticed_at, 'by', c.by,
@@ -33,23 +38,35 @@ begin
     'Let NTP slew the clock of the server. Jobs, limits and schedules run on after a step: see docs/services.md.');
 
   return query select * from tallybook._finding('schedules', (
-      select jsonb_agg(jsonb_build_object('level', x.level, 'schedule', s.name, 'text', x.text, 'due_at', s.due_at) order by x.level desc, s.name)
+      select jsonb_agg(jsonb_build_object('level', x.level, 'schedule', s.name, 'text', x.text, 'due_at', s.due_at)
+                       order by x.level desc, s.name)
         from tallybook.schedule s
         left join lateral (  -- of its newest ticks only
           select count(*) as bad, max(f.fired_at) as newest, string_agg(distinct f.what, ' and ') as what
-            from (select k.fired_at, k.what from tallybook.fire k where k.schedule = s.name order by k.tick desc limit 100) f
+            from (select k.fired_at, k.what from tallybook.fire k where k.schedule = s.name order by k.tick desc
+                  limit 100) f
            where f.what in ('missed', 'failed') and f.fired_at > p_at - interval '1 day') f on true,
-        lateral (values ('warning', case when s.problem is not null then format('schedule %s cannot be computed: %s', to_json(s.name), s.problem) end),
-                        ('warning', case when s.due_at < p_at - interval '1 min' then format('the tick of schedule %s is %s late', to_json(s.name), tallybook._ago(p_at - s.due_at)) end),
-                        ('note', case when f.bad > 0 then format('schedule %s has %s ticks, the last %s ago', to_json(s.name), f.what, tallybook._ago(p_at - f.newest)) end)) x(level, text)
+        lateral (values ('warning', case when s.problem is not null
+                         then format('schedule %s cannot be computed: %s', to_json(s.name), s.problem) end),
+                        ('warning', case when s.due_at < p_at - interval '1 min'
+                         then format('the tick of schedule %s is %s late', to_json(s.name),
+                                     tallybook._ago(p_at - s.due_at)) end),
+                        ('note', case when f.bad > 0 then format('schedule %s has %s ticks, the last %s ago',
+                                                                 to_json(s.name), f.what, tallybook._ago(p_at -
+                                                                     f.newest)) end)) x(level, text)
        where x.text is not null),
-    'every schedule fires in time', 'Ticks are fired by workers: see that one lives, and `tallybook schedule list` for what is wrong with the rule itself.');
+    'every schedule fires in time',
+    'Ticks are fired by workers: see that one lives, and `tallybook schedule list` for what is wrong with the rule '
+    'itself.');
 
   return query select * from tallybook._finding('partitions', (
-      select jsonb_agg(jsonb_build_object('level', case when h.due_at < p_at - interval '1 day' then 'warning' else 'note' end,
-                         'text', format('a range of %s history is due to leave for %s: %s%s', h.class, tallybook._ago(p_at - h.due_at),
+      select jsonb_agg(jsonb_build_object('level', case when h.due_at < p_at - interval '1 day' then 'warning'
+                                          else 'note' end,
+                         'text', format('a range of %s history is due to leave for %s: %s%s', h.class,
+                                        tallybook._ago(p_at - h.due_at),
                                         case when h.open_jobs > 0 then h.open_jobs || ' ' end, h.why)) || to_jsonb(h)
                        order by h.due_at)
         from tallybook.held_ranges(p_at) h),
-    'no range of history is held back', 'It goes by itself once what holds it is gone: docs/history.md says what that can be.');
+    'no range of history is held back',
+    'It goes by itself once what holds it is gone: docs/history.md says what that can be.');
 end $$;

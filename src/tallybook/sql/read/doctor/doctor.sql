@@ -1,12 +1,14 @@
 -- doctor(about): looks at the database and says, check by check, what was found and what to do. One row a check.
 --
---   about   one group of checks: horizon, storage, settings, workers, queues, upkeep, counters, roles; null: all of them
--- name: the check; level: ok, note (good to know), warning (will hurt), problem (hurts now); finding: what was found; advice: what to
--- do, null where nothing is to be done; details: the same for programs, the first 20 things found and how many there are.
--- counters reads all of the history that is kept; without being asked for it is looked at only where the ledgers are below 64 MB. Nothing else
--- reads history. A group that cannot be looked at (a right, a lock) is a row of its own, and no error; set a statement_timeout, which is
--- one. What the server hides from those without pg_monitor is not guessed: the finding says so. What the server itself shows is read with
--- the caller's rights. Errors: TB005 a group that there is not. Reads all small tables, and PostgreSQL's own views; writes nothing.
+--   about   one group of checks: horizon, storage, settings, workers, queues, upkeep, counters, roles; null: all of
+--           them name: the check; level: ok, note (good to know), warning (will hurt), problem (hurts now); finding:
+--           what was found; advice: what to do, null where nothing is to be done; details: the same for programs, the
+--           first 20 things found and how many there are.
+-- counters reads all of the history that is kept; without being asked for it is looked at only where the ledgers are
+-- below 64 MB. Nothing else reads history. A group that cannot be looked at (a right, a lock) is a row of its own, and
+-- no error; set a statement_timeout, which is one. What the server hides from those without pg_monitor is not guessed:
+-- the finding says so. What the server itself shows is read with the caller's rights. Errors: TB005 a group that there
+-- is not. Reads all small tables, and PostgreSQL's own views; writes nothing.
 create or replace function tallybook.doctor(about text default null, at timestamptz default clock_timestamp())
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable as $$
 #variable_conflict use_column
@@ -32,21 +34,26 @@ begin
     exception when others then
       return query select v_group, 'note'::text, format('could not be looked at: %s', sqlerrm),
         case when sqlstate = '42501' then 'Ask as a user with the role operator, or as the owner of the schema.'::text
-             else 'Ask again; if it stays, ask as the owner of the schema.' end, jsonb_build_object('sqlstate', sqlstate);
+             else 'Ask again; if it stays, ask as the owner of the schema.' end,
+               jsonb_build_object('sqlstate', sqlstate);
     end;
   end loop;
 end $$;
 
--- _finding(name, items, fine, advice, details): the row of one check. items: [{"level", "text", "do"}], worst first; do is a command that
--- mends this one. No items: it is ok, and the finding is `fine`.
-create or replace function tallybook._finding(p_name text, p_items jsonb, p_fine text, p_advice text, p_details jsonb default '{}')
+-- _finding(name, items, fine, advice, details): the row of one check. items: [{"level", "text", "do"}], worst first; do
+-- is a command that mends this one. No items: it is ok, and the finding is `fine`.
+create or replace function tallybook._finding(p_name text, p_items jsonb, p_fine text, p_advice text,
+  p_details jsonb default '{}')
 returns table (name text, level text, finding text, advice text, details jsonb) language sql immutable as $$
   select p_name, coalesce(f.level, 'ok'),
          coalesce(f.texts || case when f.n > 3 then format('; and %s more', f.n - 3) else '' end, p_fine),
          case when f.n > 0 then concat_ws(' ', p_advice, f.commands) end,
-         p_details || case when f.n > 0 then jsonb_build_object('count', f.n, 'items', jsonb_path_query_array(p_items, '$[0 to 19]')) else '{}' end
+         p_details || case when f.n > 0 then jsonb_build_object('count', f.n, 'items',
+                                                                jsonb_path_query_array(p_items, '$[0 to 19]'))
+                                                                else '{}' end
     from (select count(*) as n,
-                 (array['problem', 'warning', 'note'])[min(array_position(array['problem', 'warning', 'note'], i.item ->> 'level'))] as level,
+                 (array['problem', 'warning', 'note'])[min(array_position(array['problem', 'warning', 'note'],
+                     i.item ->> 'level'))] as level,
                  string_agg(i.item ->> 'text', '; ' order by i.n) filter (where i.n <= 3) as texts,
                  string_agg(i.item ->> 'do', ' ' order by i.n) filter (where i.n <= 3) as commands
             from jsonb_array_elements(coalesce(p_items, '[]')) with ordinality i(item, n)) f

@@ -1,4 +1,5 @@
--- trace(subject, unique_key, links, job, task, max_events, newest_first): all that happened for one thing, across queues, in order.
+-- trace(subject, unique_key, links, job, task, max_events, newest_first): all that happened for one thing, across
+-- queues, in order.
 --
 -- Exactly one of the first four says what:
 --   subject     the jobs that this subject has had
@@ -9,15 +10,18 @@
 --   task          of this task only; null: of all
 --   max_events    the newest so many, 1 to 10,000
 --   newest_first  the other way round; the events are the same
--- event: enqueued, scheduled (details.run_at says for when), waiting, started, completed, failed, snoozed, moved (put aside, or held, before it
--- started), lost (its worker died), cancelling (asked for, not carried out yet), cancelled, dead, retried (by a person). details has what
--- an event of this kind has: args of enqueued, and of started where they have changed; a result; a reason. error: of failed, lost, dead.
+-- event: enqueued, scheduled (details.run_at says for when), waiting, started, completed, failed, snoozed, moved (put
+-- aside, or held, before it started), lost (its worker died), cancelling (asked for, not carried out yet), cancelled,
+-- dead, retried (by a person). details has what an event of this kind has: args of enqueued, and of started where they
+-- have changed; a result; a reason. error: of failed, lost, dead.
 -- What has left the history is not in it. Of more than 1,000 jobs the newest 1,000.
 -- Errors: TB005 nothing or several things named, a number out of range, more than 10,000 jobs with these links.
 -- Reads unique_key, subject_job, entry, claim, outcome, scheduled, waiting, dead, tombstone, worker, by indexes only.
-create or replace function tallybook.trace(subject text default null, unique_key text default null, links jsonb default null,
-  job bigint default null, task text default null, max_events int default 1000, newest_first boolean default false)
-returns table (at timestamptz, job_id bigint, queue text, task_name text, attempt int, event text, worker text, details jsonb, error jsonb)
+create or replace function tallybook.trace(subject text default null, unique_key text default null,
+  links jsonb default null, job bigint default null, task text default null, max_events int default 1000,
+  newest_first boolean default false)
+returns table (at timestamptz, job_id bigint, queue text, task_name text, attempt int, event text, worker text,
+  details jsonb, error jsonb)
 language plpgsql stable
 -- profile: nested
 as $$
@@ -25,16 +29,19 @@ declare
   v_jobs bigint[];
 begin
   if num_nonnulls(trace.subject, trace.unique_key, trace.links, trace.job) <> 1 then
-    raise exception 'trace needs one thing to follow' using errcode = 'TB005', hint = 'Name a subject, a unique_key, links or a job.';
+    raise exception 'trace needs one thing to follow' using errcode = 'TB005',
+      hint = 'Name a subject, a unique_key, links or a job.';
   end if;
   if max_events is null or max_events not between 1 and 10000 then
-    raise exception 'max_events % is out of range', max_events using errcode = 'TB005', hint = 'It goes from 1 to 10000.';
+    raise exception 'max_events % is out of range', max_events using errcode = 'TB005',
+      hint = 'It goes from 1 to 10000.';
   end if;
   if trace.links is not null then
     perform tallybook._check_links(trace.links);
     v_jobs := array(select l from tallybook._linked(trace.links, 10001) l);
     if cardinality(v_jobs) > 10000 then
-      raise exception 'more than 10,000 jobs have these links' using errcode = 'TB005', hint = 'Name one more link that they have, or look at fewer by a query of your own.';
+      raise exception 'more than 10,000 jobs have these links' using errcode = 'TB005',
+        hint = 'Name one more link that they have, or look at fewer by a query of your own.';
     end if;
   elsif trace.subject is not null then
     v_jobs := tallybook._of_subject(trace.subject, trace.task);
@@ -46,13 +53,15 @@ begin
   return query
   select f.at, f.job_id, f.queue, f.task, f.attempt, f.event, f.worker, f.details, f.error from (
     select e.*, row_number() over (order by e.at desc, e.job_id desc, e.attempt desc, e.place desc) as back
-      from (select j from unnest(v_jobs) j order by j desc limit 1000) j(id), lateral tallybook._trace_job(j.id, max_events) e
+      from (select j from unnest(v_jobs) j order by j desc limit 1000) j(id),
+           lateral tallybook._trace_job(j.id, max_events) e
      where trace.task is null or e.task = trace.task) f
    where f.back <= max_events
    order by case when newest_first then f.back else -f.back end;
 end $$;
 
--- _of_subject(subject, task): the jobs that a subject has had, whatever their task, or of one task. From task to task by the index.
+-- _of_subject(subject, task): the jobs that a subject has had, whatever their task, or of one task. From task to task
+-- by the index.
 create or replace function tallybook._of_subject(p_subject text, p_task text) returns bigint[]
 language plpgsql stable
 -- profile: hot
@@ -60,13 +69,16 @@ as $$
 declare
   v_task text := ''; v_jobs bigint[] := array(
     select e.job_id from tallybook.entry e
-     where e.unique_key = p_subject and e.attempt = 1 and e.options ? 'subject' and (p_task is null or e.task = p_task) limit 10000);
+     where e.unique_key = p_subject and e.attempt = 1 and e.options ? 'subject' and (p_task is null or e.task = p_task)
+           limit 10000);
 begin
   loop
-    v_task := case when p_task is null then (select s.task from tallybook.subject_job s where s.task > v_task order by s.task limit 1)
+    v_task := case when p_task is null then (select s.task from tallybook.subject_job s where s.task > v_task
+                                             order by s.task limit 1)
                    when v_task = '' then p_task end;
     exit when v_task is null;
-    v_jobs := v_jobs || array(select s.job_id from tallybook.subject_job s where s.task = v_task and s.subject = p_subject);
+    v_jobs := v_jobs || array(select s.job_id from tallybook.subject_job s where s.task = v_task
+                              and s.subject = p_subject);
   end loop;
   return array(select distinct j from unnest(v_jobs) j);
 end $$;
@@ -80,7 +92,8 @@ declare
   v_task text := ''; v_jobs bigint[] := '{}';
 begin
   loop
-    v_task := case when p_task is null then (select u.task from tallybook.unique_key u where u.task > v_task order by u.task limit 1)
+    v_task := case when p_task is null then (select u.task from tallybook.unique_key u where u.task > v_task
+                                             order by u.task limit 1)
                    when v_task = '' then p_task end;
     exit when v_task is null;
     v_jobs := v_jobs || array(select u.job_id from tallybook.unique_key u
@@ -89,9 +102,11 @@ begin
   return array(select distinct j from unnest(v_jobs) j);
 end $$;
 
--- _trace_job(job_id, most): the events of one job, from its newest attempts, so many; in no order. place: their order within one instant.
+-- _trace_job(job_id, most): the events of one job, from its newest attempts, so many; in no order. place: their order
+-- within one instant.
 create or replace function tallybook._trace_job(p_job_id bigint, p_most int)
-returns table (at timestamptz, job_id bigint, queue text, task text, attempt int, place int, event text, worker text, details jsonb, error jsonb)
+returns table (at timestamptz, job_id bigint, queue text, task text, attempt int, place int, event text, worker text,
+  details jsonb, error jsonb)
 language plpgsql stable
 -- profile: nested
 as $$
@@ -101,32 +116,42 @@ begin
   with tries as materialized (
     select t.*, lag(t.state) over (order by t.attempt) as was, lag(t.args) over (order by t.attempt) as old_args,
            coalesce(lag(t.ended_at) over (order by t.attempt), case when t.attempt = 1 then t.enqueued_at end) as before
-      from (select e.attempt, e.task, e.args, e.enqueued_at, e.run_at, e.crashes, l.queue, o.state, o.ended_at, o.error, o.result,
+      from (select e.attempt, e.task, e.args, e.enqueued_at, e.run_at, e.crashes, l.queue, o.state, o.ended_at, o.error,
+            o.result,
                    c.claimed_at, (select k.name from tallybook.worker k where k.id = c.worker_id) as worker
-              from ((select x.* from tallybook.entry x where x.job_id = p_job_id and x.attempt > 1 order by x.attempt desc limit p_most)
+              from ((select x.* from tallybook.entry x where x.job_id = p_job_id and x.attempt > 1
+                     order by x.attempt desc limit p_most)
                     union all
                     (select x.* from tallybook.entry x where x.job_id = p_job_id and x.attempt = 1 limit 1)) e
               cross join lateral (select n.queue from tallybook.lane n where n.lane_id = e.lane_id) l
               left join lateral (select x.state, x.ended_at, x.error, x.result from tallybook.outcome x
-                                  where x.retention = e.retention and x.entry_xid = e.xid and x.entry_seq = e.seq limit 1) o on true
-              left join lateral (select x.claimed_at, x.worker_id from tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq) x
+                                  where x.retention = e.retention and x.entry_xid = e.xid and x.entry_seq = e.seq
+                                        limit 1) o on true
+              left join lateral (select x.claimed_at, x.worker_id
+                                 from tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq) x
                                   where x.lease is not null) c on true) t
   ), now as materialized (select n.* from tallybook._whereabouts(p_job_id) n where n.place is not null)
   -- Put in: as the oldest record has it.
-  select f.enqueued_at, p_job_id, f.queue, f.task, 1, 0, 'enqueued', null::text, jsonb_build_object('args', f.args), null::jsonb
+  select f.enqueued_at, p_job_id, f.queue, f.task, 1, 0, 'enqueued', null::text, jsonb_build_object('args', f.args),
+         null::jsonb
     from (select t.enqueued_at, t.queue, t.task, t.args, t.attempt from tries t
           union all
-          select n.enqueued_at, n.queue, n.task, n.args, n.attempt from now n where n.place <> 'entry' order by 5 limit 1) f
+          select n.enqueued_at, n.queue, n.task, n.args, n.attempt from now n where n.place <> 'entry' order by 5
+                 limit 1) f
   union all
   select k.at, p_job_id, t.queue, t.task, t.attempt, k.place, k.event, k.worker, k.details, k.error
     from tries t, lateral (
-      select t.run_at as at, 1 as place, 'retried' as event, null as worker, null::jsonb as details, null::jsonb as error
-       where (t.was in ('dead', 'cancelled') or t.was = 'lost' and t.crashes = 0) and t.run_at is not null  -- null: a dead letter's cancel
+      select t.run_at as at, 1 as place, 'retried' as event, null as worker, null::jsonb as details,
+             null::jsonb as error
+       -- null: a dead letter's cancel
+       where (t.was in ('dead', 'cancelled') or t.was = 'lost' and t.crashes = 0) and t.run_at is not null
       union all
       select t.before, 2, 'scheduled', null, jsonb_build_object('run_at', t.run_at), null
-       where t.run_at > t.before and coalesce(t.was, 'failed') not in ('dead', 'cancelled', 'moved') and not (t.was = 'lost' and t.crashes = 0)
+       where t.run_at > t.before and coalesce(t.was, 'failed') not in ('dead', 'cancelled', 'moved')
+             and not (t.was = 'lost' and t.crashes = 0)
       union all
-      select t.claimed_at, 3, 'started', t.worker, case when t.args <> t.old_args then jsonb_build_object('args', t.args) end, null
+      select t.claimed_at, 3, 'started', t.worker, case when t.args <> t.old_args
+             then jsonb_build_object('args', t.args) end, null
        where t.claimed_at is not null and t.state is distinct from 'moved'
       union all
       select t.ended_at, 4, t.state::text, case when t.claimed_at is not null then t.worker end,
@@ -136,20 +161,26 @@ begin
        where t.state is not null) k
   union all
   -- Where it is now, if that is not told by an attempt.
-  select case n.place when 'scheduled' then coalesce((select max(t.ended_at) from tries t), n.enqueued_at) else n.since end, p_job_id, n.queue, n.task,
+  select case n.place when 'scheduled' then coalesce((select max(t.ended_at) from tries t), n.enqueued_at)
+         else n.since end, p_job_id, n.queue, n.task,
          n.attempt, 5, n.place, null,
-         case n.place when 'scheduled' then jsonb_build_object('run_at', n.run_at) when 'dead' then jsonb_build_object('reason', n.reason)
-           else nullif(jsonb_strip_nulls(jsonb_build_object('order_key', n.order_key, 'fair_key', n.fair_key, 'held', n.options -> 'held')), '{}') end,
+         case n.place when 'scheduled' then jsonb_build_object('run_at', n.run_at) when 'dead'
+              then jsonb_build_object('reason', n.reason)
+           else nullif(jsonb_strip_nulls(jsonb_build_object('order_key', n.order_key, 'fair_key', n.fair_key, 'held',
+                                                            n.options -> 'held')), '{}') end,
          case n.place when 'dead' then n.error end
     from now n
-   where n.place in ('scheduled', 'waiting') or n.place = 'dead' and not exists (select from tries t where t.attempt = n.attempt and t.state = 'dead')
+   where n.place in ('scheduled', 'waiting') or n.place = 'dead'
+         and not exists (select from tries t where t.attempt = n.attempt and t.state = 'dead')
   union all
-  select x.created_at, p_job_id, n.queue, n.task, n.attempt, 6, 'cancelling', null, jsonb_build_object('reason', x.reason), null
+  select x.created_at, p_job_id, n.queue, n.task, n.attempt, 6, 'cancelling', null,
+         jsonb_build_object('reason', x.reason), null
     from now n, lateral tallybook._cancel_of(p_job_id, n.attempt) x
    where n.state is null and n.place <> 'dead' and x.created_at is not null
   union all
   -- A subject's job of which nothing else is left.
-  select s.ended_at, p_job_id, s.queue, s.task, coalesce(s.attempts, 1), 7, case s.ended_as when 'completed' then 'completed' else 'dead' end, null,
+  select s.ended_at, p_job_id, s.queue, s.task, coalesce(s.attempts, 1), 7, case s.ended_as when 'completed'
+         then 'completed' else 'dead' end, null,
          jsonb_build_object('reason', s.ended_as, 'args', s.args), s.error
     from tallybook.subject_job s
    where s.job_id = p_job_id and s.ended_at is not null and not exists (select from now);

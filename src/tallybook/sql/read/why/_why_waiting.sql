@@ -1,6 +1,8 @@
--- _why_waiting(...): what a job in waiting waits for: a place of a limit, a breaker, its turn by a key, its parents. For why; part of its answer.
-create or replace function tallybook._why_waiting(p_job_id bigint, p_lane_id int, p_task text, p_order_key text, p_fair_key text, p_fair_seq bigint,
-  p_options jsonb, p_at timestamptz, out reason text, out explanation text, out details jsonb, out place int) returns setof record
+-- _why_waiting(...): what a job in waiting waits for: a place of a limit, a breaker, its turn by a key, its parents.
+-- For why; part of its answer.
+create or replace function tallybook._why_waiting(p_job_id bigint, p_lane_id int, p_task text, p_order_key text,
+  p_fair_key text, p_fair_seq bigint, p_options jsonb, p_at timestamptz, out reason text, out explanation text,
+  out details jsonb, out place int) returns setof record
 language plpgsql stable
 -- profile: nested
 as $$
@@ -11,38 +13,54 @@ begin
   if p_options ? 'held' then
     select x.priority, x.seq, x.name into l from tallybook.concurrency_line x where x.job_id = p_job_id limit 1;
     select count(*) into v_n from (
-      select from tallybook.concurrency_line x where x.name = l.name and (x.priority, x.seq) < (l.priority, l.seq) limit c_most) x;
-    return query select r.reason, r.explanation, r.details || jsonb_strip_nulls(jsonb_build_object('before', v_n, 'more', case when v_n = c_most then true end)), 1
-                   from tallybook._why_permit(coalesce(l.name, p_options ->> 'held'), p_at) r where r.reason is not null;
+      select from tallybook.concurrency_line x where x.name = l.name and (x.priority, x.seq) < (l.priority, l.seq)
+             limit c_most) x;
+    return query select r.reason, r.explanation, r.details
+           || jsonb_strip_nulls(jsonb_build_object('before', v_n, 'more', case when v_n = c_most then true end)), 1
+                   from tallybook._why_permit(coalesce(l.name, p_options ->> 'held'), p_at) r
+                        where r.reason is not null;
     if not found then
-      return query select r.*, 1 from tallybook._why_service('concurrency_release', format('The key %s lets it go on, behind %s', to_json(coalesce(l.name, p_options ->> 'held')),
+      return query select r.*, 1 from tallybook._why_service('concurrency_release',
+                                                             format('The key %s lets it go on, behind %s',
+                                                                    to_json(coalesce(l.name, p_options ->> 'held')),
                                                                         tallybook._others(v_n, c_most))) r;
     end if;
   elsif p_fair_key is not null then
     select count(*) into v_n from (
-      select from tallybook.waiting x where x.lane_id = p_lane_id and x.fair_key = p_fair_key and x.fair_key is not null and x.fair_seq < p_fair_seq limit c_most) x;
-    select tallybook._in_line(x.lane_id, x.retention, x.born, 200) into v_room from tallybook.lane x where x.lane_id = p_lane_id;
+      select from tallybook.waiting x where x.lane_id = p_lane_id and x.fair_key = p_fair_key and x.fair_key is not null
+             and x.fair_seq < p_fair_seq limit c_most) x;
+    select tallybook._in_line(x.lane_id, x.retention, x.born, 200) into v_room from tallybook.lane x
+           where x.lane_id = p_lane_id;
     reason := 'fair_key';
-    details := jsonb_strip_nulls(jsonb_build_object('key', p_fair_key, 'before', v_n, 'more', case when v_n = c_most then true end, 'in_line', v_room));
-    explanation := format('The turn of %s among the keys of its queue has not come: %s of the key before it, and %s of all keys in line.',
+    details := jsonb_strip_nulls(jsonb_build_object('key', p_fair_key, 'before', v_n, 'more', case when v_n = c_most
+                                                    then true end, 'in_line', v_room));
+    explanation := format('The turn of %s among the keys of its queue has not come: %s of the key before it, and %s of '
+                          'all keys in line.',
                           to_json(p_fair_key), tallybook._others(v_n, c_most), v_room);
     return next;
     if v_n = 0 and v_room < 200 then
       return query select r.*, 2 from tallybook._why_service('fair_release', 'There is room in the line') r;
     end if;
   elsif p_order_key is not null then
-    return query select r.reason, r.explanation, r.details, 1 from tallybook._why_order(p_job_id, p_order_key) r where r.reason is not null;
+    return query select r.reason, r.explanation, r.details, 1 from tallybook._why_order(p_job_id, p_order_key) r
+           where r.reason is not null;
     if not found then
-      return query select r.*, 1 from tallybook._why_service('rescue', format('Its turn by the order key %s has come', to_json(p_order_key))) r;
+      return query select r.*, 1 from tallybook._why_service('rescue',
+                                                             format('Its turn by the order key %s has come',
+                                                                    to_json(p_order_key))) r;
     end if;
   else
     select count(*), (array_agg(x.parent_id))[:10] into v_n, v_ids from (
-      select p.parent_id from tallybook.parent p where p.child_id = p_job_id and p.ended_as is null order by p.parent_id limit c_most) x;
+      select p.parent_id from tallybook.parent p where p.child_id = p_job_id and p.ended_as is null order by p.parent_id
+             limit c_most) x;
     if v_n > 0 and exists (select from tallybook._ended_as(v_ids) e where e.ended_as is null) or v_n > 10 then
       reason := 'parents';
       v_ids := array(select e.job_id from tallybook._ended_as(v_ids) e where e.ended_as is null order by e.job_id);
-      details := jsonb_strip_nulls(jsonb_build_object('open', v_n, 'more', case when v_n = c_most then true end, 'jobs', v_ids));
-      explanation := format('It waits for its parents: %s of them have not ended, among them %s.', case when v_n = c_most then 'at least ' || c_most else v_n::text end, array_to_string(v_ids, ', '));
+      details := jsonb_strip_nulls(jsonb_build_object('open', v_n, 'more', case when v_n = c_most
+                                                      then true end, 'jobs', v_ids));
+      explanation := format('It waits for its parents: %s of them have not ended, among them %s.', case
+                            when v_n = c_most then 'at least ' || c_most else v_n::text end,
+                                 array_to_string(v_ids, ', '));
       return next;
     else
       return query select r.*, 1 from tallybook._why_service('parents_resolve', 'Its parents have ended') r;
@@ -51,14 +69,19 @@ begin
 end $$;
 
 -- _why_service(service, because): what is free to go on, and is put in line by the next look of a service.
-create or replace function tallybook._why_service(p_service text, p_because text, out reason text, out explanation text, out details jsonb) returns setof record
+create or replace function tallybook._why_service(p_service text, p_because text, out reason text, out explanation text,
+  out details jsonb) returns setof record
 language sql stable as $$
-  select 'service_pending', format('%s: a worker''s service %s puts it in line at its next look.', p_because, p_service),
-         jsonb_strip_nulls(jsonb_build_object('service', p_service, 'last_run_at', (select s.last_run_at from tallybook.service s where s.name = p_service)))
+  select 'service_pending', format('%s: a worker''s service %s puts it in line at its next look.', p_because,
+                                   p_service),
+         jsonb_strip_nulls(jsonb_build_object('service', p_service, 'last_run_at',
+                                              (select s.last_run_at from tallybook.service s where s.name = p_service)))
 $$;
 
--- _why_permit(key, at): what keeps the next job of a key from starting: its breaker, or that its permits are taken. Reason null: neither.
-create or replace function tallybook._why_permit(p_key text, p_at timestamptz, out reason text, out explanation text, out details jsonb)
+-- _why_permit(key, at): what keeps the next job of a key from starting: its breaker, or that its permits are taken.
+-- Reason null: neither.
+create or replace function tallybook._why_permit(p_key text, p_at timestamptz, out reason text, out explanation text,
+  out details jsonb)
 language plpgsql stable
 -- profile: nested
 as $$
@@ -66,29 +89,39 @@ declare
   b tallybook.breaker_state; v_most int; v_held bigint; v_jobs bigint[]; v_probe bigint;
 begin
   select r.most into v_most from tallybook._concurrency_limit_of(p_key) r;
-  select count(*), (array_agg(h.job_id order by h.job_id))[:10], min(h.job_id) filter (where h.probe) into v_held, v_jobs, v_probe from (
+  select count(*), (array_agg(h.job_id order by h.job_id))[:10], min(h.job_id) filter (where h.probe) into v_held,
+         v_jobs, v_probe from (
     select x.job_id, x.probe from tallybook.concurrency_holder x
      where x.name = p_key and (select o.state from tallybook.outcome o
-                                where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq limit 1) is null
+                                where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq
+                                      limit 1) is null
      limit 10000) h;
   if exists (select from tallybook._breaker_of(p_key)) then
     select s.* into b from tallybook.breaker_state s where s.name = p_key;
   end if;
   if b.state = 'open' and b.open_until > p_at then
-    reason := 'breaker'; details := jsonb_build_object('key', p_key, 'state', 'open', 'since', b.changed_at, 'until', b.open_until);
-    explanation := format('The breaker of %s is open since %s, until %s.', to_json(p_key), tallybook._moment(b.changed_at), tallybook._moment(b.open_until));
+    reason := 'breaker'; details := jsonb_build_object('key', p_key, 'state', 'open', 'since', b.changed_at, 'until',
+                                                       b.open_until);
+    explanation := format('The breaker of %s is open since %s, until %s.', to_json(p_key),
+                          tallybook._moment(b.changed_at), tallybook._moment(b.open_until));
   elsif b.state in ('open', 'half-open') and v_probe is not null then
-    reason := 'breaker'; details := jsonb_build_object('key', p_key, 'state', 'half-open', 'since', b.changed_at, 'job', v_probe);
-    explanation := format('The breaker of %s has let job %s through as a probe: the others go on if it completes.', to_json(p_key), v_probe);
+    reason := 'breaker'; details := jsonb_build_object('key', p_key, 'state', 'half-open', 'since', b.changed_at, 'job',
+                                                       v_probe);
+    explanation := format('The breaker of %s has let job %s through as a probe: the others go on if it completes.',
+                          to_json(p_key), v_probe);
   elsif v_held >= v_most then
-    reason := 'concurrency_limit'; details := jsonb_build_object('key', p_key, 'most', v_most, 'held', v_held, 'jobs', v_jobs);
-    explanation := format('The permits of the limit %s are taken: %s of %s, by job %s%s.', to_json(p_key), v_held, v_most,
+    reason := 'concurrency_limit'; details := jsonb_build_object('key', p_key, 'most', v_most, 'held', v_held, 'jobs',
+                                                                 v_jobs);
+    explanation := format('The permits of the limit %s are taken: %s of %s, by job %s%s.', to_json(p_key), v_held,
+                          v_most,
                           array_to_string(v_jobs, ', '), case when v_held > 10 then ', ...' else '' end);
   end if;
 end $$;
 
--- _why_order(job_id, order_key): whose turn it is, or who is before this job in the line of its order key. Reason null: nobody.
-create or replace function tallybook._why_order(p_job_id bigint, p_key text, out reason text, out explanation text, out details jsonb)
+-- _why_order(job_id, order_key): whose turn it is, or who is before this job in the line of its order key. Reason null:
+-- nobody.
+create or replace function tallybook._why_order(p_job_id bigint, p_key text, out reason text, out explanation text,
+  out details jsonb)
 language plpgsql stable
 -- profile: hot
 as $$
@@ -99,14 +132,17 @@ begin
   if v_holder = p_job_id then return; end if;
   if not tallybook._job_open(v_holder) then v_holder := null; end if;
   select min(x.seq) into v_seq from tallybook.order_line x where x.job_id = p_job_id and x.key = p_key;
-  select count(*) into v_n from (select from tallybook.order_line x where x.key = p_key and x.seq < coalesce(v_seq, 9223372036854775807) limit c_most) x;
+  select count(*) into v_n from (select from tallybook.order_line x where x.key = p_key
+                                 and x.seq < coalesce(v_seq, 9223372036854775807) limit c_most) x;
   if v_holder is null then  -- the first of those before it that is open, of a hundred
-    for l in select x.job_id from tallybook.order_line x where x.key = p_key and x.seq < coalesce(v_seq, 9223372036854775807) order by x.seq limit 100 loop
+    for l in select x.job_id from tallybook.order_line x where x.key = p_key
+      and x.seq < coalesce(v_seq, 9223372036854775807) order by x.seq limit 100 loop
       if tallybook._job_open(l.job_id) then v_holder := l.job_id; exit; end if;
     end loop;
     if v_holder is null and v_n <= 100 then return; end if;
   end if;
-  reason := 'order_key'; details := jsonb_strip_nulls(jsonb_build_object('key', p_key, 'job', v_holder, 'before', v_n, 'more', case when v_n = c_most then true end));
+  reason := 'order_key'; details := jsonb_strip_nulls(jsonb_build_object('key', p_key, 'job', v_holder, 'before', v_n,
+      'more', case when v_n = c_most then true end));
   explanation := format('Of the order key %s %s first, and %s in its line before this one.', to_json(p_key),
                         coalesce('job ' || v_holder || ' goes', 'another goes'), tallybook._others(v_n, c_most));
 end $$;

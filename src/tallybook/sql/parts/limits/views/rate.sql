@@ -1,15 +1,18 @@
--- rate: each key of a rate limit that is in use: where it stands, who waits, what was let through in the last window; and the
--- rules that no key of their own name has used.
+-- rate: each key of a rate limit that is in use: where it stands, who waits, what was let through in the last window;
+-- and the rules that no key of their own name has used.
 create or replace view tallybook.rate as
 select s.name, r.name as rule, r.calls, r.per, r.burst, s.granted as calls_ever,
-       (select count(*) from tallybook.rate_call c where c.name = s.name and c.called_at > clock_timestamp() - r.per) as calls_in_window,
-       (select count(*) from tallybook.scheduled w where w.options ? 'turn' and w.options ->> 'turn' = s.name) as waiting,
+       (select count(*) from tallybook.rate_call c where c.name = s.name
+        and c.called_at > clock_timestamp() - r.per) as calls_in_window,
+       (select count(*) from tallybook.scheduled w where w.options ? 'turn'
+        and w.options ->> 'turn' = s.name) as waiting,
        (select max(c.called_at) from tallybook.rate_call c where c.name = s.name) as last_call_at,
        nullif(s.next_at, '-infinity') as next_call_at,
        case when s.pushed_to > clock_timestamp() then s.pushed_to end as pushed_to
   from tallybook.rate_state s
   left join lateral (
-    select r.name, r.calls, r.per, r.burst from tallybook.rate_limit r where r.name in (s.name, split_part(s.name, ':', 1))
+    select r.name, r.calls, r.per, r.burst from tallybook.rate_limit r
+           where r.name in (s.name, split_part(s.name, ':', 1))
      order by r.name = s.name desc limit 1) r on true
 union all
 select l.name, l.name, l.calls, l.per, l.burst, 0, 0, 0, null, null, null from tallybook.rate_limit l

@@ -6,7 +6,8 @@ select n.name, q.retention, q.paused_at, q.paused_by, q.created_at, q.max_attemp
         -- The lanes of a dropped queue stay; it is there again once somebody has enqueued into one.
         select l.queue from tallybook.lane l
          where l.dropped is null
-            or exists (select from tallybook.entry e where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= pg_snapshot_xmin(l.dropped)
+            or exists (select from tallybook.entry e where e.lane_id = l.lane_id and e.retention = l.retention
+                       and e.xid >= pg_snapshot_xmin(l.dropped)
                           and not pg_visible_in_snapshot(e.xid, l.dropped))
             or exists (select from tallybook.scheduled s where s.lane_id = l.lane_id)
             or exists (select from tallybook.waiting w where w.lane_id = l.lane_id and w.fair_key is null)
