@@ -70,11 +70,6 @@ declare
   f tallybook.fold;
 begin
   select x.* into f from tallybook.fold x order by x.number desc limit 1;
-  if not found then  -- an installation from before the counters, in its first seconds
-    return query select c.lane_id, c.task, c.what, c.n, c.attempts, null::timestamptz
-           from tallybook._recounted_open() c;
-    return;
-  end if;
   return query
   with sums as materialized (
     select s.lane_id, s.task, s.what, sum(s.n)::bigint as n, sum(s.attempts)::bigint as attempts,

@@ -34,7 +34,7 @@ begin
   select q.last_value into v_last_job from tallybook.job_id q;
   if tallybook._is_foreign_cluster(false) then return null; end if;  -- moved to another cluster: rebase comes first
   s := pg_current_snapshot(); v_own := pg_current_xact_id_if_assigned(); v_hi := pg_snapshot_xmax(s);
-  if f.number is null or v_hi < f.hi then  -- never counted, or counted in another cluster
+  if v_hi < f.hi then  -- counted in another cluster
     v_n := tallybook.recount(at);
     if as_service then perform tallybook._service_ran('fold', at, v_n); end if;
     return v_n;

@@ -1,6 +1,6 @@
 -- recount(at): count everything anew, from the ledgers, and go on from there. Returns how many sums there are.
 --
--- For an installation from before the counters, after a move to another cluster, or where verify finds a difference.
+-- After a move to another cluster, or where verify finds a difference.
 -- What is open and what is on record is counted; of what was pruned the totals of before are kept. It reads everything
 -- once; nobody waits for it but other folds.
 -- Errors: TB003 isolation level. Reads all ledgers and tables of jobs; writes fold, total, tally.
