@@ -347,7 +347,7 @@ def test_a_producer_holds_it(db: Connection, connect: Connect, hands: Hands) -> 
     other.commit()
     assert codes(db, job) == ["should_start"]
     put(db, unique_key="u", on_conflict="push_run_at", run_at=datetime.fromisoformat("2040-01-01T00:00:00+00:00"))
-    assert why(db, job) == [("available", "put_off", {"until": "2040-01-01T00:00:00+00:00"})]
+    assert why(db, job) == [("available", "postponed", {"until": "2040-01-01T00:00:00+00:00"})]
 
 
 def test_another_cluster(db: Connection, hands: Hands) -> None:

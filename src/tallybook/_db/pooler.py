@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-__all__ = ["UNGUARDED", "ask_asyncpg", "is_behind_pooler", "settle", "settle_async", "shares_sessions"]
+__all__ = ["UNGUARDED", "ask_asyncpg", "is_behind_pooler", "make_fit", "make_fit_async", "shares_sessions"]
 
 IS_SESSION = "select pg_backend_pid() = %s::int"
 
@@ -62,13 +62,13 @@ def shares_sessions(dsn: str, **connect: Any) -> bool:
         return len(seen[0]) > 1 or len(seen[1]) > 1 or bool(seen[0] & seen[1])
 
 
-def settle(conn: psycopg.Connection[Any]) -> None:
+def make_fit(conn: psycopg.Connection[Any]) -> None:
     """Make a new connection fit for transactions of handlers: keepalives on a session of our own, else nothing prepared."""
     if conn.execute(_KEEPALIVES, (conn.info.backend_pid,)).rowcount == 0:
         conn.prepare_threshold = None
 
 
-async def settle_async(conn: psycopg.AsyncConnection[Any]) -> None:
+async def make_fit_async(conn: psycopg.AsyncConnection[Any]) -> None:
     """The same."""
     if (await conn.execute(_KEEPALIVES, (conn.info.backend_pid,))).rowcount == 0:
         conn.prepare_threshold = None

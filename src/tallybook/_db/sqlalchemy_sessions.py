@@ -12,7 +12,7 @@ import psycopg
 
 from tallybook._db.kinds import kind_of
 from tallybook._db.link import CONNECT
-from tallybook._db.pooler import settle, settle_async
+from tallybook._db.pooler import make_fit, make_fit_async
 from tallybook._db.transactions import MARK, RESET, Begun, own_to_commit
 from tallybook.errors import ConfigError
 
@@ -80,7 +80,7 @@ class Sessions:
 
         def connect() -> Any:
             conn = psycopg.connect(dsn, **options)
-            settle(conn)
+            make_fit(conn)
             conn.autocommit = False
             return conn
 
@@ -139,7 +139,7 @@ class AsyncSessions:
 
         async def connect() -> Any:
             conn = await psycopg.AsyncConnection.connect(dsn, **options)
-            await settle_async(conn)
+            await make_fit_async(conn)
             await conn.set_autocommit(False)
             return conn
 

@@ -21,7 +21,7 @@ from psycopg.rows import tuple_row
 
 from tallybook._db.kinds import chain
 from tallybook._db.link import CONNECT, is_gone
-from tallybook._db.pooler import ask_asyncpg, settle, settle_async
+from tallybook._db.pooler import ask_asyncpg, make_fit, make_fit_async
 from tallybook.errors import TransactionError
 
 __all__ = [
@@ -186,7 +186,7 @@ class AsyncPsycopg:
                     raise
         conn = await _GivenAsync.connect(self._dsn, **self._options)
         try:
-            await settle_async(conn)
+            await make_fit_async(conn)
             await conn.execute(_BEGIN)
         except BaseException:
             await conn.close()
@@ -235,7 +235,7 @@ class Psycopg:
                     raise
         conn = _Given.connect(self._dsn, **self._options)
         try:
-            settle(conn)
+            make_fit(conn)
             conn.execute(_BEGIN)
         except BaseException:
             conn.close()

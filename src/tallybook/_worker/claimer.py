@@ -144,7 +144,7 @@ class Claimer:
                 in_a_row += 1
                 await self.suspects.start(jobs)
                 if in_a_row == _BUSY and self._sleeper:
-                    await self._sleeper.disarm()
+                    await self._sleeper.listen_end()
                 # Handlers that never wait end in this turn of the loop, and their slots are claimed for at once.
                 await asyncio.sleep(0)
                 continue
@@ -194,7 +194,7 @@ class Claimer:
             await self._poll(self.awake)
             return
         if not self._sleeper.clear:
-            if not await self._sleeper.arm():
+            if not await self._sleeper.listen_begin():
                 # Somebody's transaction is open that looked before we lay down: its job would wake nobody.
                 # It may stay open for long: look less and less often.
                 self._unclear += 1

@@ -1,7 +1,7 @@
 """Sleeping until there is work: a listening session that producers wake, and only while somebody sleeps.
 
 The session holds a shared advisory lock for each of its queues while the worker waits ("armed"); a producer that finds
-the lock taken sends a notification. Under load the worker disarms, so that producers commit without one. Polling backs it
+the lock taken sends a notification. Under load the worker ends listening, so that producers commit without one. Polling backs it
 all up: without a session (a pooler in transaction mode, a server that is away) a job waits one poll at most.
 """
 
@@ -148,7 +148,7 @@ class Sleeper:
                 self._watch(True)
                 self._readable()
 
-    async def arm(self) -> bool:
+    async def listen_begin(self) -> bool:
         """Lie down, or look at the admission again. True: from now on every producer that commits will wake this worker."""
         try:
             said = await self._ask(
@@ -161,14 +161,14 @@ class Sleeper:
             self.armed = self.clear = False
         return self.clear
 
-    async def disarm(self) -> None:
+    async def listen_end(self) -> None:
         """Get up: producers need not send notifications any more."""
         if self.armed:
             self.armed = self.clear = False
             try:
                 await self._ask("select tallybook.listen_end(%s::text[])", (self._queues,), limit=_ARM_LIMIT)
             except (psycopg.Error, OSError):
-                log.debug("disarm failed; the session is made again")
+                log.debug("listen_end failed; the session is made again")
 
     async def wait(self, seconds: float) -> None:
         """Until woken, or about so many seconds."""

@@ -63,7 +63,7 @@ begin
            p.headers, p.unique_key, p.run_at, p.errors,
            p.expires_at, p.order_key, p.options
       from lined p where not p.fair
-  ), dealt as (  -- their turn among the keys of their queue comes later, see fair_release
+  ), fair as (  -- their turn among the keys of their queue comes later, see fair_release
     insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes,
                                    max_attempts, task, args,
                                    headers, unique_key, errors, expires_at, options, fair_key, fair_seq)

@@ -51,7 +51,7 @@ begin
            paced_to = case when k.held > 0 then greatest(k.base + k.passing * k.gap, k.paced_to) + k.held * k.gap
            else s.paced_to end
       from per_key k where s.name = k.key
-  ), put_off as (
+  ), later as (
     update tallybook.scheduled s
        set run_at = case when p.mine then greatest(k.base + k.passing * k.gap,
                                                    k.paced_to) + (p.place - k.passing) * k.gap - c_early

@@ -14,7 +14,7 @@ begin
     v_run_at := coalesce(v_other, v_run_at);
   end if;
   if p_place = 'entry' and v_other > p_at then
-    reason := 'put_off'; details := jsonb_build_object('until', v_run_at);
+    reason := 'postponed'; details := jsonb_build_object('until', v_run_at);
     explanation := format('An enqueue with its unique key has put it off to %s.', tallybook._moment(v_run_at));
     return next;
   end if;
