@@ -290,7 +290,7 @@ def test_starts_are_not_sooner_than_the_caller_can(db: Connection) -> None:
 
 def test_control_without_the_longer_gap_a_late_start_makes_one_too_many(db: Connection) -> None:
     """Control: with gaps of exactly the window divided by the calls, a start that is a little late makes nine in a minute."""
-    without(db, "limit_take", "+ case when k.granted % k.every = 0 then k.late else interval '0' end")
+    without(db, "_limit_moved", "+ case when k.granted % k.every = 0 then k.late else interval '0' end")
     db.execute("select tallybook.rate_limit_set('api', 8, '1 minute')")
     put(db, "api", n=20)
     asker = Asker(db)

@@ -74,18 +74,11 @@ begin
         insert into tallybook.concurrency_holder (xid, seq, job_id, retention, probe, name)
         values (v_job.xid, v_job.seq, v_job.job_id, v_job.retention, k.probing, k.name);
       end if;
-      if k.gap is null then  -- no rate
-      elsif v.was is not null then  -- it has been counted: all who come after it start later
-        k.next_at := k.next_at + (v.start_at - v.was);
-      elsif v.passes then
-        k.granted := k.granted + 1;
-        k.next_at := greatest(k.next_at, v.start_at - (k.burst - 1) * k.gap) + k.gap
-                     + case when k.granted % k.every = 0 then k.late else interval '0' end;
+      if v.passes and v.was is null and k.gap is not null then
         c.called_at := v.start_at; c.job_id := v_job.job_id; c.attempt := v_job.attempt; c.name := k.name;
         v_called := v_called || c;
-      elsif v_job.front then k.front_at := v.start_at + k.step;
-      else k.tail_at := v.start_at + k.step;
       end if;
+      k := tallybook._limit_moved(k, v_job.front, v.passes, v.start_at, v.was);
       v_keys[j] := k;
     end loop;
     if v.passes then
