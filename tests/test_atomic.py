@@ -174,7 +174,7 @@ def robbed(dsn: str) -> Then:
     def then(tx: Any, ctx: Context) -> None:
         if ctx.attempt > 1:
             return
-        with psycopg.connect(dsn, autocommit=True) as other:
+        with psycopg.connect(dsn) as other:  # one transaction, or the worker's own rescue comes between
             other.execute("update tallybook.worker set seen_at = '-infinity' where ended_at is null")
             assert other.execute("select lost from tallybook.rescue() where lost = 1").fetchall()
 

@@ -594,8 +594,8 @@ def test_what_takes_long_is_given_up(dsn: str, connect: Callable[..., Connection
     patient.prepare_threshold = None
     holder.execute("lock table tallybook.dead")
     with patient:
-        found = by_name(list(examine(patient, patience=timedelta(seconds=0.3))))
-        assert "could not be looked at within 0.3 s" in found["queues"].finding and found["queues"].level == "note"
+        found = by_name(list(examine(patient, patience=timedelta(seconds=0.8))))
+        assert "could not be looked at within 0.8 s" in found["queues"].finding and found["queues"].level == "note"
         assert "unserved_queues" not in found and "cluster" in found and "workers" in found
         holder.rollback()
         assert "unserved_queues" in by_name(list(examine(patient, patience=timedelta(seconds=5))))

@@ -311,7 +311,7 @@ async def test_a_lifespan_can_load_them_all(app: App, db: Any) -> None:
     db.execute("update tallybook.provider_secret set ciphertext = ciphertext || 'x'")
     with pytest.raises(SecretError):
         async with working(app, app.conninfo(), **SLEEPY) as worker:
-            await eventually(worker.claimer.stopping.is_set, "it gives up", seconds=0.5)
+            await eventually(worker.claimer.stopping.is_set, "it gives up")
 
 
 async def test_writes_in_the_callers_transaction(app: App, connect: Any) -> None:
