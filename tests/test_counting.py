@@ -227,24 +227,6 @@ def test_queue_list_reads_the_counters(run: Run, db: Connection) -> None:
     assert (row["available"], row["unserved"]) == (1, 0)
 
 
-def test_an_upgraded_installation_is_counted_by_its_first_fold(db: Connection) -> None:
-    """S3-33: with jobs from before the counters there is no fold: what is open is counted at once, all of it by the first."""
-    hands = Hands(db)
-    for n in range(6):
-        put(db, task=f"t{n % 2}")
-    put(db, run_at="2100-01-01")
-    one, two, *_ = hands.start(3)
-    hands.complete(one)
-    hands.fail(two, "1 h")
-    before = db.execute("select * from tallybook.counts() order by 1, 2").fetchall()
-    db.execute("truncate tallybook.fold, tallybook.total, tallybook.series, tallybook.tally")
-    opened = "select sum(available), sum(running), sum(scheduled), sum(retrying) from tallybook.counts()"
-    assert db.execute(opened).fetchone() == (3, 1, 1, 1)
-    assert (db.execute("select tallybook.fold()").fetchone() or (0,))[0] > 0
-    assert db.execute("select * from tallybook.counts() order by 1, 2").fetchall() == before
-    assert db.execute("select * from tallybook.verify()").fetchall() == []
-
-
 @pytest.mark.slow
 @pytest.mark.direct("dumps and restores on clusters of its own")
 @pytest.mark.parametrize("way", [("far", "fresh"), ("fresh", "far")], ids=["to lower ids", "to higher ids"])
