@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,8 +15,12 @@ from psycopg.conninfo import make_conninfo
 
 from support.cli import Command, children, is_alive
 from support.waiting import wait_until
+from tallybook import App
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import load_app
+from tallybook._cli.worker import _check_schema, _run
+from tallybook._db.link import Link
+from tallybook._worker.settings import WorkerSettings
 
 SHOP = """
 import asyncio, logging, os, pathlib
@@ -111,6 +116,31 @@ def test_stop_waits_for_a_running_job(shop: Path, dsn: str) -> None:
         assert "1 given back" in running.output
     found = rows(dsn, "select state, failures from tallybook.job order by id")
     assert found == [("completed", 0), ("available", 0)]
+
+
+def test_no_signal_falls_between_the_wait_for_the_server_and_the_worker(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A SIGTERM in the very step in which the server is there stops the worker that would begin now."""
+
+    in_thread = asyncio.to_thread
+
+    async def told_meanwhile(look: Any, *of: Any) -> Any:
+        if look is _check_schema:  # the last of the wait
+            return os.kill(os.getpid(), signal.SIGTERM)
+        return await in_thread(look, *of)
+
+    close = Link.close
+
+    async def closed(link: Link) -> None:  # a connection's end may take a turn of the loop
+        await asyncio.sleep(0)
+        await close(link)
+
+    monkeypatch.setattr(asyncio, "to_thread", told_meanwhile)
+    monkeypatch.setattr(Link, "close", closed)
+    run = _run(App("shop"), dsn, WorkerSettings(queues={"mail": 1}))
+    assert asyncio.run(asyncio.wait_for(run, 10)) == 0
+    assert rows(dsn, "select count(*) from tallybook.worker") == [(0,)]
 
 
 def test_replicas_share_the_queue(shop: Path, dsn: str) -> None:

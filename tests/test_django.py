@@ -71,7 +71,7 @@ async def aspoil() -> None:
 async def acount() -> int:
     return await Order.objects.acount()
 
-@task(max_attempts=2)
+@task(max_attempts=2, retry="1 h")
 def flaky(numbers):
     raise ConnectionResetError(numbers)
 

@@ -8,9 +8,13 @@ select format('job %s: %s', l.job_id, coalesce((select string_agg(j.state, ',') 
    and not exists (select from tallybook.dead d where d.job_id = l.job_id);
 
 -- name: ended more than once
+-- A dead letter that is cancelled ends as one more attempt, put and ended in one statement: that was one end.
 select format('job %s: %s', e.job_id, string_agg(o.state::text, ','))
   from tallybook.entry e join tallybook.outcome o on o.entry_xid = e.xid and o.entry_seq = e.seq
- where o.state in ('completed', 'cancelled', 'dead')
+ where o.state in ('completed', 'cancelled')
+    or o.state = 'dead' and not exists (
+      select from tallybook.entry e2 join tallybook.outcome o2 on o2.entry_xid = e2.xid and o2.entry_seq = e2.seq
+       where e2.job_id = e.job_id and e2.attempt = e.attempt + 1 and o2.state = 'cancelled' and o2.xmin = e2.xmin)
     or o.state = 'lost' and exists (select from tallybook.dead d where d.job_id = e.job_id and d.attempt = e.attempt)
  group by e.job_id having count(*) > 1;
 

@@ -34,6 +34,8 @@ ENQUEUE_MANY = (
 
 PASSED = "select bool_or(tallybook._cursor_passed(lane_id, retention, xid, seq)) from tallybook.entry where job_id = %s"
 
+DEAD = "select job_id from tallybook.dead where job_id = any (%s) limit 1"
+
 
 class Producer:
     """Enqueues and cancels in transactions of every kind; records in ledger_check what commits, with the jobs."""
@@ -45,6 +47,7 @@ class Producer:
         self.slow_for = 0  # how many more transactions the slow one stays open
         self.prepared: str | None = None
         self.gids = 0
+        self.committed: list[int] = []
         self.mine: list[int] = []  # committed jobs, each cancelled at most once: two cancels of one job may wait
         self.can_prepare = _value(self.quick, "select current_setting('max_prepared_transactions')::int") > 0
 
@@ -122,6 +125,9 @@ class Producer:
         self.prepared = gid
 
     def cancel(self) -> None:
+        """Of a job that this producer committed; of a dead letter while its slow transaction cannot hold the same one."""
+        if self.slow_for == 0 and self.rng.random() < 0.3:
+            self.mine += self.quick.execute(DEAD, [self.committed]).fetchone() or ()
         if self.mine:
             self.quick.execute("begin")
             self.quick.execute("select tallybook.cancel(%s)", [self.mine.pop()])
@@ -147,6 +153,7 @@ class Producer:
 
     def finish(self, conn: Connection, ids: list[int]) -> None:
         if self.end(conn, "quick"):
+            self.committed += ids
             self.mine += self.rng.sample(ids, k=len(ids) // 5)
 
     def end(self, conn: Connection, kind: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 from dataclasses import replace
 from datetime import timedelta
@@ -17,7 +16,7 @@ from tallybook._cli.common import DURATION, connect, conninfo, dsn_option
 from tallybook._cli.loading import app_option, load_app
 from tallybook._db.link import Link
 from tallybook._model.durations import format_duration
-from tallybook._worker import children, logs, supervisor
+from tallybook._worker import children, logs, signals, supervisor
 from tallybook._worker.settings import WorkerSettings, app_queues, parse_queues
 from tallybook._worker.telemetry import Telemetry
 from tallybook.errors import ConfigError
@@ -137,10 +136,16 @@ def _check(app: App) -> None:
 async def _run(app: App, dsn: str, settings: WorkerSettings) -> int:
     from tallybook import _worker
 
-    if not await _reachable_with_probes(dsn, settings):
-        return 0
-    options: dict[str, Any] = {field: getattr(settings, field) for field in settings.__dataclass_fields__}
-    report = await _worker.run_worker(app, dsn=dsn, install_signals=True, **options)
+    stop = signals.Stop()
+    with signals.stop_on(signals.BOTH, stop):
+        await _reachable_with_probes(dsn, settings, stop)
+        if stop.told:
+            log.info("stopped before it had begun")
+            return 0
+        options: dict[str, Any] = {field: getattr(settings, field) for field in settings.__dataclass_fields__}
+        worker = _worker.prepared(app, dsn=dsn, **options)
+        stop.target = worker.stop
+        report = await worker.run()
     log.info(
         "stopped: %s completed, %s failed, %s dead, %s given back",
         report.completed, report.failed, report.dead, report.released,
@@ -149,20 +154,20 @@ async def _run(app: App, dsn: str, settings: WorkerSettings) -> int:
     return supervisor.WORN_OUT if report.worn_out else 0
 
 
-async def _reachable_with_probes(dsn: str, settings: WorkerSettings) -> bool:
+async def _reachable_with_probes(dsn: str, settings: WorkerSettings, stop: signals.Stop) -> None:
     """A process that waits for its server is alive and not ready, and says so."""
     if settings.metrics_port is None:
-        return await _reachable(dsn, settings.name)
+        return await _reachable(dsn, settings.name, stop)
     telemetry = Telemetry(settings, dsn)
     telemetry.listen()
     try:
-        return await _reachable(dsn, settings.name)
+        return await _reachable(dsn, settings.name, stop)
     finally:
         await telemetry.close()
 
 
-async def _reachable(dsn: str, name: str) -> bool:
-    """Wait for the server, for ever, and check its schema. False: told to stop before it was there."""
+async def _reachable(dsn: str, name: str, stop: signals.Stop) -> None:
+    """Wait for the server, for ever, and check its schema; or until told to stop."""
     link = Link(dsn, name)
 
     async def first() -> None:
@@ -170,19 +175,14 @@ async def _reachable(dsn: str, name: str) -> bool:
         await asyncio.to_thread(_check_schema, dsn)
 
     waiting = asyncio.ensure_future(first())
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, waiting.cancel)
+    stop.target = waiting.cancel
     try:
         await waiting
     except asyncio.CancelledError:
-        log.info("stopped before it had begun")
-        return False
+        if not stop.told:
+            raise
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
         await link.close()
-    return True
 
 
 def _check_schema(dsn: str) -> None:

@@ -17,7 +17,7 @@ from tallybook._worker.worker import Worker, WorkerReport
 if TYPE_CHECKING:
     from tallybook._app import App
 
-__all__ = ["DrainReport", "WorkerReport", "WorkerSettings", "drain", "run_worker"]
+__all__ = ["DrainReport", "WorkerReport", "WorkerSettings", "drain", "prepared", "run_worker"]
 
 
 def _dsn(app: App, dsn: str | None) -> str:
@@ -29,6 +29,20 @@ def _dsn(app: App, dsn: str | None) -> str:
 def _served(app: App, queues: Mapping[str, int] | Iterable[str] | str | None) -> dict[str, int]:
     """What was asked for, else every queue that the app's tasks name, and default."""
     return parse_queues(app_queues(app) if queues is None else queues)
+
+
+def prepared(
+    app: App,
+    *,
+    dsn: str | None = None,
+    queues: Mapping[str, int] | Iterable[str] | str | None = None,
+    **options: Any,
+) -> Worker:
+    """A worker that does not run yet; as for run_worker."""
+    dsn = _dsn(app, dsn)
+    if direct := options.get("direct_dsn") or os.environ.get("TALLYBOOK_DIRECT_DSN"):
+        options["direct_dsn"] = app.conninfo(direct)
+    return Worker(app, dsn, WorkerSettings(queues=_served(app, queues), **options))
 
 
 async def run_worker(
@@ -44,10 +58,7 @@ async def run_worker(
     `install_signals`: True: SIGTERM and SIGINT stop it; None: those of the two do that nobody else in this process
     handles, so that a web server that the worker lives in keeps its own; False: none.
     """
-    dsn = _dsn(app, dsn)
-    if direct := options.get("direct_dsn") or os.environ.get("TALLYBOOK_DIRECT_DSN"):
-        options["direct_dsn"] = app.conninfo(direct)
-    worker = Worker(app, dsn, WorkerSettings(queues=_served(app, queues), **options))
+    worker = prepared(app, dsn=dsn, queues=queues, **options)
     caught = (signals.BOTH if install_signals else signals.unclaimed()) if install_signals is not False else ()
     with signals.stop_on(caught, worker.stop) if caught else nullcontext():
         return await worker.run()

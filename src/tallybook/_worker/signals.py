@@ -41,3 +41,19 @@ def stop_on(numbers: tuple[signal.Signals, ...], stop: Callable[[], None]) -> It
             loop.remove_signal_handler(number)
             if handler is not None:  # one that was not set by Python cannot be set again from here
                 signal.signal(number, handler)
+
+
+class Stop:
+    """What a signal stops: `target`, which may change while the handlers stay, so that none falls between two of them.
+
+    `told` is True once a signal has come.
+    """
+
+    def __init__(self) -> None:
+        self.told = False
+        self.target: Callable[[], object] = lambda: None
+
+    def __call__(self) -> None:
+        """What the handler of the signals calls."""
+        self.told = True
+        self.target()
