@@ -11,6 +11,7 @@ from psycopg import sql
 
 from support.roles import Connection, House, house
 from tallybook._db import roles
+from tallybook._db.migrate import routines
 
 pytestmark = pytest.mark.direct("logins of their own")
 DENIED = psycopg.errors.InsufficientPrivilege
@@ -42,7 +43,7 @@ def rights(db: Connection) -> list[tuple[str, str, set[str], str | None]]:
 
 
 def test_every_public_name_is_in_the_list(at: House) -> None:
-    """A new function or view without its line in _rights.sql fails here; so does a line whose function is gone."""
+    """A new function or view without its line `-- rights:` fails here; so does a line twice, and one above nothing."""
     called = {name for name, *_ in functions(at)}
     views = {
         row[0]
@@ -51,13 +52,14 @@ def test_every_public_name_is_in_the_list(at: House) -> None:
         )
     }
     listed = rights(at.db)
+    assert {role for _, _, given, _ in listed for role in given} == set(roles.KINDS)
     of_functions = {name for kind, name, *_ in listed if kind in ("definer", "caller")}
     of_views = {name for kind, name, *_ in listed if kind == "view"}
     public = {name for name in called | views if not name.startswith("_")}
     unlisted = sorted(public - of_functions - of_views)
-    assert not unlisted, f"say who may use {', '.join(unlisted)}: one line each in sql/ops/roles/_rights.sql"
-    assert of_functions <= called, f"in _rights.sql, and not in the schema: {sorted(of_functions - called)}"
-    assert of_views <= views, f"in _rights.sql, and not in the schema: {sorted(of_views - views)}"
+    assert not unlisted, f"say who may use {', '.join(unlisted)}: a line `-- rights: ...` above each"
+    lines = "".join(text for _, text in routines()).count("\n-- rights: ")
+    assert lines == len(of_functions | of_views), "a line that is not right above what it is about, or one twice"
     assert len([name for kind, name, *_ in listed if kind in ("definer", "caller")]) == len(of_functions), (
         "a line twice"
     )

@@ -103,7 +103,7 @@ def sql_part(file: Path) -> Iterator[str]:
         if indented:
             yield from ("", *listing(list(lines)), "")
         else:
-            yield from map(prose, lines)
+            yield from (prose(line) if line[:8] != "rights: " else f"\nrights: {prose(line[8:])}." for line in lines)
     yield ""
 
 

@@ -22,6 +22,7 @@ from typing import LiteralString
 import psycopg
 from psycopg import sql
 
+from tallybook._db import rights
 from tallybook._db.profiles import applied
 from tallybook._db.schema import installed, verdict
 from tallybook._db.schema_aside import aside, set_aside
@@ -84,9 +85,13 @@ def latest() -> int:
 
 
 def routines() -> list[tuple[str, str]]:
-    """Path in `sql/` and text of every function and view file, in the order in which they are applied: views last."""
+    """Path in `sql/` and text of every function and view file, in the order in which they are applied: views last.
+
+    One of them is made here: who may use what.
+    """
     folder = resources.files("tallybook") / "sql"
     found = [file for room in _ROOMS for file in _files(folder / room, room)]
+    found.append(("ops/roles/_rights.sql", rights.function([text for _, text in found])))
     return sorted((file for file in found if not _TABLES.search(file[0])), key=lambda file: "/views/" in file[0])
 
 

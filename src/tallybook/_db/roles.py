@@ -1,7 +1,8 @@
 """Roles: who may do what in the schema, as `tallybook._rights` says it.
 
-PostgreSQL's roles belong to the cluster, rights to the database. What the rights are is data in SQL (`ops/roles/_rights.sql`), and
-SQL applies them (`_roles_apply.sql`), so that each migration can do it, too; here the roles are only created and named.
+PostgreSQL's roles belong to the cluster, rights to the database. What the rights are stands above each function and view (see
+rights.py), and SQL applies them (`_roles_apply.sql`), so that each migration can do it, too; here the roles are only created
+and named.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
 -- The view error has the same rows; a query for its newest reads and sorts all that there are, since no plan takes the
 -- order of an index through its union. This reads `most` of each state, whatever is behind them. Reads outcome, entry,
 -- lane.
+-- rights: operator
 create or replace function tallybook._failures_said(p_most int)
 returns table (ended_at timestamptz, queue text, task text, job_id bigint, attempt int, state text, type text,
   message text) language plpgsql stable
@@ -27,6 +28,7 @@ begin
    order by o.ended_at desc;
 end $$;
 
+-- rights: operator, reader
 create or replace function tallybook._failures(p_most int)
 returns table (ended_at timestamptz, queue text, task text, job_id bigint, attempt int, state text, type text,
                message text) language sql stable as $$

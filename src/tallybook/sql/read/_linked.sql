@@ -4,6 +4,7 @@
 -- A key is found as text and as number: SQL producers write either. By the partial indexes on links alone, which are
 -- read by bitmaps (GIN knows no other way: said here, since trace has switched them off), so that what is not linked is
 -- never met. Reads entry, scheduled, waiting, dead.
+-- rights: operator
 create or replace function tallybook._linked(p_links jsonb, p_most int) returns setof bigint
 language plpgsql stable
 -- profile: nojit

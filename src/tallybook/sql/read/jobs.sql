@@ -16,6 +16,7 @@
 -- (available, completed, all of a queue) or have ended (cancelled, error); where both are needed they are merged by
 -- time. Pages neither skip nor repeat a job that stays as it is. Costs the same however much history there is.
 -- Errors: TB005. Reads entry, outcome, claim, scheduled, waiting, dead, tombstone, worker, lane, by indexes only.
+-- rights: operator
 create or replace function tallybook.jobs(queue text default null, task text default null, states text[] default null,
   links jsonb default null, error text default null, unserved boolean default false, since timestamptz default null,
   before timestamptz default null, after text default null, max_jobs int default 50, max_looked int default 50000)

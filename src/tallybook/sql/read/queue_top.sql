@@ -8,6 +8,7 @@
 -- is left out; a paused queue, limits and order keys may change the order. Reads what it shows, however long the line
 -- is: lane, claim, entry, tombstone, scheduled.
 -- Errors: TB002 no such queue, TB005.
+-- rights: operator
 create or replace function tallybook.queue_top(queue text, states text[] default null, max_jobs int default 50,
   after text default null)
 returns table ("position" bigint, id bigint, task text, state text, priority int, run_at timestamptz,

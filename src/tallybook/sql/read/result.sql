@@ -1,6 +1,7 @@
 -- result(job_id): how a job ended, for whoever waits for it. No row: there is no such job, or it is not committed yet.
 --   state   completed, cancelled, dead; null: it has not ended
 --   result  what the handler returned, null if nothing; error: why there is none
+-- rights: operator
 create or replace function tallybook.result(job_id bigint, out task text, out state text, out result jsonb,
   out error jsonb)
 returns setof record language plpgsql

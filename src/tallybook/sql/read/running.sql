@@ -2,6 +2,7 @@
 --
 -- Reads what the workers have open, from their watermarks on: costs the same however much history there is. Errors:
 -- TB005 max_jobs out of range. Reads worker, claim, entry, outcome, lane.
+-- rights: operator, reader
 create or replace function tallybook.running(max_jobs int default 20, of_worker int default null)
 returns table (job_id bigint, attempt int, queue text, task text, worker_id int, worker text, started_at timestamptz)
   language plpgsql stable

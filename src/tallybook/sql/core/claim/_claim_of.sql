@@ -2,6 +2,7 @@
 --
 -- Claims of windows lie in order, so the first whose position is not before the entry is the one, if any is. Claims of
 -- former holes can overlap; few lie between a hole and the claim that took it.
+-- rights: operator, reader
 create or replace function tallybook._claim_of(p_lane_id int, p_retention "char", p_xid xid8, p_seq bigint)
 returns table (worker_id int, claimed_at timestamptz, lease uuid) language plpgsql stable
 -- profile: lookup

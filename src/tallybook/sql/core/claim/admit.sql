@@ -16,6 +16,7 @@
 --   ahead, missed  see limit_take
 -- Needs READ COMMITTED (TB003). Locks and what is written: see order_admit and limit_take, and the verbs for those that
 -- end.
+-- rights: worker
 create or replace function tallybook.admit(leases uuid[], job_ids bigint[], attempts int[], known text[] default null,
   patient boolean default true, ahead interval default '0', missed boolean default false,
   at timestamptz default clock_timestamp())

@@ -16,6 +16,7 @@
 -- Errors: TB003 isolation level, TB004 another cluster's cursor, TB006 a worker that was given up.
 -- Locks, in this order: the worker's gate, one lane. Reads lane, queue, claim, entry, tombstone; writes claim,
 -- and outcome for what was cancelled.
+-- rights: worker
 create or replace function tallybook.claim(worker int, queues text[], max_jobs int[], lease uuid,
   durable boolean default true, at timestamptz default clock_timestamp(), out claim_id bigint, out queue text,
   out jobs int)

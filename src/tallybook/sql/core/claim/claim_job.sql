@@ -5,6 +5,7 @@
 -- lock.
 -- False: it is not due, taken, ended, cancelled, its queue is paused, or its lane was busy for 2 s. Errors: TB002 no
 -- such job, TB003, TB006.
+-- rights: worker
 create or replace function tallybook.claim_job(worker int, job_id bigint, lease uuid,
   at timestamptz default clock_timestamp())
 returns boolean language plpgsql

@@ -18,6 +18,7 @@
 -- Reads claim, entry, tombstone, rate_limit, concurrency_limit, breaker_rule; for jobs with a unique key amendment.
 -- The limit is what the claim has counted: a scan does not end at a row's second column, so without it each claim of a
 -- big transaction would read all of that transaction's jobs that are still to come.
+-- rights: worker
 create or replace function tallybook.claimed_jobs(lease uuid, job bigint default null,
   at timestamptz default clock_timestamp())
 returns table (job_id bigint, attempt int, task text, args jsonb, headers jsonb, queue text, priority int, failures int,

@@ -7,6 +7,7 @@
 --          lay
 --          down and will wake nobody when it commits: look for jobs, and call again, in 5 to 50 ms, until it is true.
 -- Queue names are the channel's payloads; ' promote' is the name that who waits for scheduled jobs sleeps on.
+-- rights: worker
 create or replace function tallybook.listen_begin(queues text[], held boolean default false, out armed boolean,
   out clear boolean)
 language plpgsql as $$

@@ -8,6 +8,7 @@
 --                null: not known
 -- Errors: TB006: the worker was given up, its jobs are others' now; stop them and start again with worker_start.
 -- Writes worker.
+-- rights: worker
 create or replace function tallybook.renew(worker int, open_from bigint, running bigint[] default '{}',
   at timestamptz default clock_timestamp(), lag interval default null, memory bigint default null)
 returns table (job_id bigint, attempt int, reason text) language plpgsql

@@ -3,6 +3,7 @@
 -- No failure is counted, and the attempt is not one of the job's attempts on view: it ends as moved.
 -- Returns scheduled, available (without a delay), or refused. Reads claim, entry; writes outcome, and scheduled or
 -- entry.
+-- rights: worker
 create or replace function tallybook.unclaim(lease uuid, job_id bigint, attempt int, delay interval default '0',
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$

@@ -12,6 +12,7 @@
 -- who of the two died first would never be rescued. Makes the queues that are not there yet. Where the database came
 -- from another cluster it is rebased first, so that no worker of this cluster ever meets a cursor of that one. Writes
 -- worker, queue; see rebase.
+-- rights: worker
 create or replace function tallybook.worker_start(name text, queues text[], tasks text[] default '{}',
   session boolean default false, at timestamptz default clock_timestamp(), lease interval default '30 s',
   catalogue jsonb default null, slots int[] default null, version text default null)

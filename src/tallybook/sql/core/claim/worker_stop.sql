@@ -1,4 +1,5 @@
 -- worker_stop(worker): take a worker off record that has ended all it had claimed. What it left open is rescued.
+-- rights: worker
 create or replace function tallybook.worker_stop(worker int, at timestamptz default clock_timestamp()) returns int
 language plpgsql as $$
 begin

@@ -5,6 +5,7 @@
 -- needed for it, so that the handler may still choose the isolation level. Said before the attempt's end: all that is
 -- left to come is
 -- COMMIT, so a worker that is stopped or cut off in between may not hold the end open, which a rescuer would wait for.
+-- rights: worker, as the caller
 create or replace function tallybook._atomic() returns boolean
 language plpgsql volatile as $$
 begin

@@ -9,6 +9,7 @@
 -- transaction that cancelled one job and stays open holds up nobody. If it rolls back, nothing has happened.
 -- Errors: TB002 no such job. Reads entry, claim, outcome, scheduled, waiting, dead; writes tombstone; of a dead letter
 -- entry, outcome, tally, subject_job; deletes from dead.
+-- rights: operator
 create or replace function tallybook.cancel(job_id bigint, reason text default null,
   at timestamptz default clock_timestamp()) returns text
 language plpgsql

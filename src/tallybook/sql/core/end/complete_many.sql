@@ -11,6 +11,7 @@
 -- first: ON CONFLICT would write a second WAL record a row, for a conflict that almost never is.
 -- Reads claim, entry; writes outcome, tally; see _release for jobs with an order key, _subjects_completed for
 -- subjects'.
+-- rights: worker
 create or replace function tallybook.complete_many(leases uuid[], job_ids bigint[], attempts int[],
   results text[] default null, at timestamptz default clock_timestamp())
 returns bigint[] language plpgsql

@@ -7,6 +7,7 @@
 -- most a minute, so that a job that crashes at its start does not keep a worker busy with starting processes.
 -- Returns scheduled, dead, or refused (the right to end this attempt was lost; nothing has happened).
 -- Reads claim, entry; writes outcome, and scheduled or dead.
+-- rights: worker
 create or replace function tallybook.crash(lease uuid, job_id bigint, attempt int, error jsonb,
   max_crashes int default 3, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$

@@ -5,6 +5,7 @@
 -- What is not committed is not seen; to wait for it, end the attempt: the second end waits for the first, and one is
 -- refused.
 -- Reads claim, entry, outcome.
+-- rights: worker
 create or replace function tallybook.ended(lease uuid, job_id bigint, attempt int) returns text
 language sql stable
 -- profile: lookup

@@ -11,6 +11,7 @@
 -- Returns scheduled (available, without a delay), dead, or refused (the right to end this attempt was lost; nothing has
 -- happened).
 -- Reads claim, entry, queue; writes outcome, and scheduled or dead.
+-- rights: worker
 create or replace function tallybook.fail(lease uuid, job_id bigint, attempt int, error jsonb,
   retry_in interval default null, max_attempts int default null, final boolean default false,
   at timestamptz default clock_timestamp())

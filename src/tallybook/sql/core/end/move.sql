@@ -3,6 +3,7 @@
 -- The same for args of a version that it does not know. It goes to the part of its queue that only they walk, once: who
 -- walks it knows it. No failure is counted, and the attempt, which never started, is not one of its attempts on view.
 -- Returns moved, or refused. Reads claim, entry, lane; writes outcome, entry, at first use lane.
+-- rights: worker
 create or replace function tallybook.move(lease uuid, job_id bigint, attempt int,
   at timestamptz default clock_timestamp()) returns text
 language plpgsql as $$

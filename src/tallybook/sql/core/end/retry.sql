@@ -3,6 +3,7 @@
 -- Failures and crashes start again at 0, the error history stays. A job that was cancelled while it is
 -- scheduled or waiting stays that. A job that had a unique key, or is a subject's, takes it again.
 -- Errors: TB002 no such job; TB005 the job is not dead or cancelled, or another live job has its unique key; TB003.
+-- rights: operator
 create or replace function tallybook.retry(job_id bigint, at timestamptz default clock_timestamp()) returns int
 language plpgsql
 -- profile: nested

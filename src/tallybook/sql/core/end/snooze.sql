@@ -2,6 +2,7 @@
 --
 -- A delay of 0 puts it back in line at once: what a worker does with what it could not finish when it stops.
 -- Returns scheduled, available, or refused. Reads claim, entry; writes outcome, and scheduled or entry.
+-- rights: worker
 create or replace function tallybook.snooze(lease uuid, job_id bigint, attempt int, delay interval,
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$

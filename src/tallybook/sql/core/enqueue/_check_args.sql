@@ -3,6 +3,7 @@
 --
 -- The cheap look at the binary size decides for almost all; only what is near the limit is measured as text, which has
 -- spaces that the library's own text has not: hence the slack.
+-- rights: worker, as the caller
 create or replace function tallybook._check_args(p_args jsonb, p_headers jsonb) returns void
 language plpgsql immutable as $$
 begin
@@ -21,6 +22,7 @@ begin
 end $$;
 
 -- _check_links(links): raises TB005 for what are no links: which rows of yours a job belongs to, {"submission": 42}.
+-- rights: worker, as the caller
 create or replace function tallybook._check_links(p_links jsonb) returns void
 language plpgsql immutable as $$
 declare

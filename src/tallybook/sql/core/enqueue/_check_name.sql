@@ -1,4 +1,5 @@
 -- _check_name(what, name, max_bytes): raises TB005 unless the name is one that people can type, see and index.
+-- rights: worker, as the caller
 create or replace function tallybook._check_name(p_what text, p_name text, p_max int) returns void
 language plpgsql immutable as $$
 begin
@@ -18,6 +19,7 @@ end $$;
 -- _is_visible(name): whether it has no control or invisible characters, and no space at its ends.
 -- By code points: the classes of a regular expression depend on the server's locale. `_model/options.py` has the same
 -- list.
+-- rights: worker, as the caller
 create or replace function tallybook._is_visible(p_name text) returns boolean
 language sql immutable as $$
   select p_name collate "C" !~ ('[\u0001-\u001f\u007f-\u009f\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f'

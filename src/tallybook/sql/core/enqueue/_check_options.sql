@@ -1,4 +1,5 @@
 -- _check_options(order_key, expires_at, options): raises TB005 for what no job may carry.
+-- rights: worker, as the caller
 create or replace function tallybook._check_options(p_order_key text, p_expires_at timestamptz,
   p_options jsonb) returns void
 language plpgsql immutable as $$

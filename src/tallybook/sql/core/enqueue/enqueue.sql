@@ -20,6 +20,7 @@
 -- Errors: TB005 what does not fit, TB008 the key is taken and on_conflict is raise.
 -- Reads lane; writes entry or scheduled, unique_key, order_line, at first use lane; on a conflict scheduled, waiting,
 -- amendment.
+-- rights: producer
 create or replace function tallybook.enqueue(queue text, task text, args jsonb default '{}',
   run_at timestamptz default null, priority int default 2, unique_key text default null, max_attempts int default null,
   headers jsonb default null, on_conflict text default 'skip', unique_while text default 'running',

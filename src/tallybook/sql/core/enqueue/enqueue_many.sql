@@ -5,6 +5,7 @@
 -- keys, so that two calls with the same keys cannot deadlock; all others by one INSERT.
 -- on_conflicts, unique_whiles, order_keys, expires_ats, options (as JSON text): as in enqueue.
 -- Errors: TB005 what does not fit, naming the first such job; TB008 a key that is taken. Nothing is put in then.
+-- rights: producer
 create or replace function tallybook.enqueue_many(queues text[], tasks text[], args text[],
   run_ats timestamptz[] default null, priorities int[] default null, unique_keys text[] default null,
   max_attempts int[] default null, headers text[] default null, on_conflicts text[] default null,

@@ -3,6 +3,7 @@
 -- Several workers notice one step; it is recorded once. Nothing has to be mended: what is due runs, a schedule treats
 -- its missed ticks as its option asks, and a worker that sends heartbeats keeps its jobs (see rescue).
 -- Writes clock_step.
+-- rights: worker
 create or replace function tallybook._clock_forward(p_by interval, p_at timestamptz default clock_timestamp())
 returns void language sql as $$
   insert into tallybook.clock_step (noticed_at, by)

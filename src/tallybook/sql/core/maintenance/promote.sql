@@ -12,6 +12,7 @@
 -- the others get a later time (see _pace).
 -- Reads lane, tombstone, amendment, rate_limit; deletes from scheduled; writes entry, waiting, order_line,
 -- service, scheduled, rate_state.
+-- rights: worker
 create or replace function tallybook.promote(max_jobs int default 1000, after timestamptz default null,
   at timestamptz default clock_timestamp(), as_service boolean default false, out promoted int,
   out last_run_at timestamptz, out next_run_at timestamptz)

@@ -19,6 +19,7 @@
 -- as_service: claim the run first, and put it on record (see _service.sql); lost is null where somebody else is running
 -- it.
 -- Reads worker, claim, entry; writes outcome, entry, dead, worker, service.
+-- rights: worker
 create or replace function tallybook.rescue(lease_time interval default null, grace interval default '1 s',
   max_crashes int default 3, at timestamptz default clock_timestamp(), only_worker int default null,
   as_service boolean default false, out lost int, out suspects int)

@@ -1,5 +1,6 @@
 -- service_every(service, every): how often a service is looked after at least. Workers take it from the table at their
 -- next look. False: it was so already. Errors: TB005 an unknown service, a time out of range. Writes service.
+-- rights: operator
 create or replace function tallybook.service_every(service text, every interval) returns boolean
 language plpgsql as $$
 begin

@@ -10,6 +10,7 @@
 -- service is looked after. A run itself: promote, rescue, rebase, parents_resolve, fair_release, fold with as_service.
 -- Reads service, scheduled, schedule, worker, waiting, parent, tombstone, amendment, lane, queue, claim, entry,
 -- installation, fold, tally.
+-- rights: worker
 create or replace function tallybook.upkeep_look(services text[] default null, after timestamptz default null,
   worker int default null, queues text[] default '{}', at timestamptz default clock_timestamp(), out due text[],
   out next_run_at timestamptz, out passed timestamptz, out work boolean, out workers int, out names text[],

@@ -3,6 +3,7 @@
 -- its row, and no row without its change.
 -- Neither args nor secrets belong into target and done. Returns the row's id. Errors: TB005 a name that is empty or too
 -- long, what is no object or has more than 8 KB. Writes audit.
+-- rights: operator
 create or replace function tallybook.audit_add( actor text, via text, action text, target jsonb default '{}',
   done jsonb default '{}', at timestamptz default clock_timestamp() ) returns bigint language plpgsql as $$
 declare

@@ -6,6 +6,7 @@
 -- for the first to end: it is used if that one committed, and fresh if it left nothing. A nonce is kept for 600 s, as
 -- long as what was signed 300 s ahead stays in time; the sweep takes it away then. Errors: TB005 a key or nonce that is
 -- empty or longer than 200. Writes api_nonce.
+-- rights: operator
 create or replace function tallybook.nonce_take(key text, nonce text, signed_at timestamptz,
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$

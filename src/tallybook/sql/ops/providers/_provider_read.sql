@@ -1,4 +1,5 @@
 -- _provider_read(name): one provider with its secrets as they are stored, in one snapshot; null: there is none.
+-- rights: worker, operator
 create or replace function tallybook._provider_read(p_name text) returns jsonb
 language sql stable as $$
   select jsonb_build_object('name', p.name, 'kind', p.kind, 'settings', p.settings, 'active', p.active, 'secrets',
@@ -13,6 +14,7 @@ $$;
 
 -- _provider_secrets_under_others(key_id, after...): up to 100 secrets as they are stored that are not under this key,
 -- behind a place.
+-- rights: operator
 create or replace function tallybook._provider_secrets_under_others(p_key_id text, p_provider text, p_field text,
   p_slot text)
 returns jsonb language sql stable as $$

@@ -4,6 +4,7 @@
 -- `was` is the nonce of the ciphertext that the caller has read as the current one, null where there was none. False:
 -- it is another one by now (set or rotated by somebody else): read again. The slot previous is replaced; without a
 -- former one it is emptied. Errors: TB002 no such provider. Writes provider_secret.
+-- rights: operator
 create or replace function tallybook._provider_secret_set(p_provider text, p_field text, p_was bytea, p_key_id text,
   p_nonce bytea, p_ciphertext bytea, p_former_key_id text, p_former_nonce bytea, p_former_ciphertext bytea,
   p_at timestamptz default clock_timestamp())
@@ -40,6 +41,7 @@ end $$;
 -- _provider_secret_reseal(provider, field, slot, was, key id, nonce, ciphertext): the same secret under another key.
 --
 -- False: it is not what the caller has read any more, or somebody's open transaction has it; nobody is waited for.
+-- rights: operator
 create or replace function tallybook._provider_secret_reseal(p_provider text, p_field text, p_slot text, p_was bytea,
   p_key_id text, p_nonce bytea, p_ciphertext bytea, p_at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$
@@ -54,6 +56,7 @@ end $$;
 
 -- _provider_secret_drop(provider, field, slot): forget one slot of a secret, or, without slot, both. False: there was
 -- nothing.
+-- rights: operator
 create or replace function tallybook._provider_secret_drop(p_provider text, p_field text, p_slot text) returns boolean
 language plpgsql as $$
 begin

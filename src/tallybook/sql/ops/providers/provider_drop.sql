@@ -1,6 +1,7 @@
 -- provider_drop(name): remove a provider with its secrets. False: there is none.
 --
 -- Errors: TB005 routes lead to it. Writes provider and provider_secret.
+-- rights: operator
 create or replace function tallybook.provider_drop(name text) returns boolean
 language plpgsql as $$
 declare

@@ -3,6 +3,7 @@
 --
 -- A rule for the symbol goes before the broad one. Only an active route to an active provider counts: where the
 -- specific one is switched off, the broad one is taken. Reads provider_route and provider.
+-- rights: worker, operator
 create or replace function tallybook.provider_resolve(data_type text, symbol text default null) returns text
 language sql stable
 -- profile: nojit

@@ -6,6 +6,7 @@
 --   active    one that is not is neither loaded nor chosen by a route; true for a new one
 -- What is null stays as it is. Running workers follow within seconds. Errors: TB005 what does not fit. Reads and writes
 -- provider.
+-- rights: worker, operator
 create or replace function tallybook.provider_set(name text, kind text default null, settings jsonb default null,
   active boolean default null, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$

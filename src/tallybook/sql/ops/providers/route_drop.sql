@@ -1,5 +1,6 @@
 -- route_drop(data_type, symbol): remove a route; without symbol the broad one. False: there is none. Writes
 -- provider_route.
+-- rights: operator
 create or replace function tallybook.route_drop(data_type text, symbol text default null) returns boolean
 language plpgsql as $$
 begin

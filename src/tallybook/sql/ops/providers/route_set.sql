@@ -5,6 +5,7 @@
 --   active  null: as it is; true for a new one
 -- Running workers follow within seconds. Errors: TB002 no such provider, TB005 what does not fit. Reads and writes
 -- provider_route.
+-- rights: operator
 create or replace function tallybook.route_set(data_type text, provider text, symbol text default null,
   active boolean default null, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$

@@ -5,6 +5,7 @@
 --           there is no such job
 --   detail  why not
 -- Errors: TB005 more than 1000 jobs.
+-- rights: operator
 create or replace function tallybook.cancel_jobs(jobs bigint[], reason text default null,
   at timestamptz default clock_timestamp())
 returns table (job_id bigint, done text, detail text) language plpgsql as $$

@@ -5,6 +5,7 @@
 --   args    is contained in the job's args
 -- Returns how many will not start, and how many run and were told. As with cancel, only intents are written.
 -- Errors: TB005 without a filter. Reads scheduled, waiting, entry, claim; writes tombstone.
+-- rights: operator
 create or replace function tallybook.cancel_many(queue text default null, task text default null,
   unique_key text default null, order_key text default null, args jsonb default null, states text[] default null,
   reason text default null, max_jobs int default 10000, at timestamptz default clock_timestamp(), out cancelled int,

@@ -6,6 +6,7 @@
 --   max_looked  how many may be looked at; null: all. Where that ends the look with too few found, there is a last row
 --               without a reason (why):
 --           the last one that was looked at, from which the next call goes on
+-- rights: operator
 create or replace function tallybook.dead_letters(queue text default null, task text default null,
   reason text default null, text text default null, args jsonb default null, since timestamptz default null,
   before timestamptz default null, max_jobs int default 50, before_id bigint default null, max_looked int default null)

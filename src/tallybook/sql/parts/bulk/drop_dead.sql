@@ -1,4 +1,5 @@
 -- drop_dead(job_id): throw a dead letter away. False: there is none. What is left of the job is its history.
+-- rights: operator
 create or replace function tallybook.drop_dead(job_id bigint) returns boolean
 language plpgsql
 -- profile: lookup

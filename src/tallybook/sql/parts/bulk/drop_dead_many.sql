@@ -1,4 +1,5 @@
 -- drop_dead_many(...): throw away every dead letter that matches, oldest first, at most max_jobs. Returns how many.
+-- rights: operator
 create or replace function tallybook.drop_dead_many(queue text default null, task text default null,
   reason text default null, text text default null, args jsonb default null, since timestamptz default null,
   before timestamptz default null, max_jobs int default 10000)

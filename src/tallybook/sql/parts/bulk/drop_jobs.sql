@@ -3,6 +3,7 @@
 --   done    dropped; refused: it is not dead, not any more perhaps
 --   detail  what it is now
 -- Errors: TB005 more than 1000 jobs.
+-- rights: operator
 create or replace function tallybook.drop_jobs(jobs bigint[]) returns table (job_id bigint, done text, detail text)
 language plpgsql as $$
 begin

@@ -6,6 +6,7 @@
 --   detail  the number of the attempt, or why not
 -- What is refused does not keep the others from it. One that somebody else retries at the same moment is waited for, in
 -- the order of ids, so that nobody waits for somebody who waits. Errors: TB005 more than 1000 jobs; TB003.
+-- rights: operator
 create or replace function tallybook.retry_jobs(jobs bigint[], at timestamptz default clock_timestamp())
 returns table (job_id bigint, done text, detail text) language plpgsql as $$
 declare

@@ -1,6 +1,7 @@
 -- checkpoint(lease, job_id, attempt, value): where the job's next attempt can go on, should this one not complete.
 -- False: refused.
 -- One JSON value of at most 1,000,000 bytes; the last one said counts. Read it with checkpoint_of.
+-- rights: worker
 create or replace function tallybook.checkpoint(lease uuid, job_id bigint, attempt int, value jsonb,
   at timestamptz default clock_timestamp())
 returns boolean language plpgsql

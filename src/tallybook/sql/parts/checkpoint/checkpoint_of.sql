@@ -1,4 +1,5 @@
 -- checkpoint_of(job_id): the last checkpoint of any of its attempts; null: none.
+-- rights: worker
 create or replace function tallybook.checkpoint_of(job_id bigint) returns jsonb
 language sql stable
 -- profile: lookup

@@ -2,6 +2,7 @@
 -- refused, the attempt is not the caller's any more.
 --   done  from 0 to 1, null: unknown;  message  a line for people, cut at 1,000 characters
 -- Errors: TB005. Reads claim, entry, outcome; writes progress, one row a job.
+-- rights: worker
 create or replace function tallybook.progress(lease uuid, job_id bigint, attempt int, done real default null,
   message text default null, at timestamptz default clock_timestamp())
 returns boolean language plpgsql

@@ -23,6 +23,7 @@
 -- over from retired lanes.
 -- Errors: TB003: a rebase that is needed needs READ COMMITTED. Takes the lock of migrate, then the gates of all
 -- workers.
+-- rights: worker
 create or replace function tallybook.rebase(cursors boolean default false, at timestamptz default clock_timestamp(),
   as_service boolean default false, out rebased boolean, out lanes int, out moved int, out lost int, out cancelled int,
   out scheduled int, out waiting int, out dead int, out workers int, out late int)

@@ -40,6 +40,7 @@ end $$;
 
 -- _status_of(queue): the rows of the view queue_status, of one queue; null: of all. A page of one queue is not to pay
 -- for the lines of a thousand others.
+-- rights: operator, reader, metrics
 create or replace function tallybook._status_of(p_queue text)
 returns table (queue text, task text, state text, jobs bigint, oldest timestamptz, newest timestamptz,
   average_attempts numeric)
@@ -62,6 +63,7 @@ begin
 end $$;
 
 -- _oldest(queue): since when the job could run that is next in the queue's lines; null: none is there.
+-- rights: operator, reader, metrics
 create or replace function tallybook._oldest(p_queue text) returns timestamptz
 language plpgsql stable
 -- profile: nested
@@ -83,6 +85,7 @@ end $$;
 --
 -- While no transaction that writes is open, what follows the cursor of a lane whose last claim left no hole is the next
 -- one: there is no need to ask _next, which is most of the cost. All other lanes ask it.
+-- rights: operator, reader, metrics
 create or replace function tallybook._oldest_of(p_queues text[]) returns table (queue text, oldest timestamptz)
 language plpgsql stable
 -- profile: nested

@@ -2,6 +2,7 @@
 -- tallybook.completed_since(date_trunc('day', now())) is what was done today. As exact as the steps that are kept: to
 -- the second for 15 min, to the minute for two days, then to the hour and the day (tallybook.series_step). Errors:
 -- TB005 no since.
+-- rights: operator, reader, metrics
 create or replace function tallybook.completed_since(since timestamptz) returns table (queue text, task text,
   completed bigint)
 language plpgsql stable

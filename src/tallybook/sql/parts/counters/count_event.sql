@@ -2,6 +2,7 @@
 -- row is appended; nobody waits for anybody, however many count the same name. Read it with event_counts() and
 -- event_series().
 -- Errors: TB005 a name that is empty or longer than 200 bytes, an n that is 0. Writes tally.
+-- rights: producer, worker, operator
 create or replace function tallybook.count_event(name text, n int default 1) returns void
 language plpgsql as $$
 begin

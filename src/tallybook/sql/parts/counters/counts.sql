@@ -9,6 +9,7 @@
 -- and moved are attempts that have ended and went on. A cancelled job counts where it is until its cancel is carried
 -- out, which is when it would have been claimed or promoted. Reads total, series, fold, lane, claim, entry and
 -- tally.
+-- rights: worker, operator, reader, metrics
 create or replace function tallybook.counts()
 returns table (queue text, task text, scheduled bigint, retrying bigint, waiting bigint, available bigint,
   running bigint, dead bigint,
@@ -60,6 +61,7 @@ end $$;
 -- that has ended; where several tasks share the lane, the shorter of the two, what waits and what runs, is read: see
 -- _split for what that means where very much was claimed since.
 -- 'unattributed' besides: how many that run were counted under this task without a look at theirs.
+-- rights: operator, reader, metrics
 create or replace function tallybook._counted()
 returns table (lane_id int, task text, what text, n bigint, attempts bigint, last_at timestamptz)
 language plpgsql stable

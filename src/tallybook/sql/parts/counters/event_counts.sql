@@ -1,4 +1,5 @@
 -- event_counts(): how often each of your own events was counted, to this moment. Reads total, series, fold, tally.
+-- rights: operator, reader, metrics
 create or replace function tallybook.event_counts() returns table (name text, n bigint, last_at timestamptz)
 language plpgsql stable
 -- profile: hot

@@ -1,5 +1,6 @@
 -- event_series(name, step, since, at): how often an event was counted, per step of time in which it was. Steps as in
 -- levels. Errors: TB005.
+-- rights: operator, reader, metrics
 create or replace function tallybook.event_series(name text, step interval default '1 min',
   since timestamptz default null, at timestamptz default clock_timestamp()) returns table (begins timestamptz, n bigint)
 language plpgsql stable

@@ -8,6 +8,7 @@
 --   as_service  claim the run first, at most about one a second, and put it on record
 -- Returns how many sums it has written; null: somebody else is folding, or has just done so.
 -- Errors: TB003 isolation level. Reads lane, entry, tally; writes fold, series, total, service.
+-- rights: worker
 create or replace function tallybook.fold(as_service boolean default false,
   at timestamptz default clock_timestamp()) returns bigint
 language plpgsql

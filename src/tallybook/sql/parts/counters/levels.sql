@@ -7,6 +7,7 @@
 --          beginning of these
 --   since  60 steps ago where it is null; the first step is the one that it lies in
 -- Errors: TB005 a step that is not of whole minutes, more than 10,000 steps. Reads what counts reads, and series.
+-- rights: operator, reader, metrics
 create or replace function tallybook.levels(step interval default '1 min', since timestamptz default null,
   queue text default null, at timestamptz default clock_timestamp(), out begins timestamptz, out scheduled bigint,
   out retrying bigint, out waiting bigint, out open bigint, out dead bigint, out completed bigint, out failed bigint,

@@ -4,6 +4,7 @@
 -- What is open and what is on record is counted; of what was pruned the totals of before are kept. It reads everything
 -- once; nobody waits for it but other folds.
 -- Errors: TB003 isolation level. Reads all ledgers and tables of jobs; writes fold, total, tally.
+-- rights: operator
 create or replace function tallybook.recount(at timestamptz default clock_timestamp()) returns bigint
 language plpgsql
 -- profile: whole

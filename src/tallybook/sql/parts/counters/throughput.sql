@@ -5,6 +5,7 @@
 -- the last fold, which is about a second old where workers run. Of a span longer than 15 min the beginning is rounded
 -- to the minutes, hours or days that are kept.
 -- Errors: TB005 a span that is not positive. Reads series, lane.
+-- rights: operator, reader, metrics
 create or replace function tallybook.throughput(span interval default '1 min', at timestamptz default clock_timestamp())
 returns table (queue text, task text, since timestamptz, came bigint, completed bigint, failed bigint, died bigint,
   cancelled bigint,

@@ -8,6 +8,7 @@
 --                it is of a whole queue
 --   what         a state, or an ending, or attempts: those without an end, against what waits and what runs
 -- Reads what counts reads, and all ledgers and tables of jobs.
+-- rights: operator
 create or replace function tallybook.verify() returns table (queue text, task text, what text, counted bigint,
   found bigint)
 language plpgsql stable

@@ -4,6 +4,7 @@
 -- Costs the same however many jobs wait: they are counted up to 1000, which is 1000 or more. Errors: TB005 max_keys out
 -- of range.
 -- Reads waiting, lane.
+-- rights: operator, reader
 create or replace function tallybook.fair_keys(max_keys int default 100)
 returns table (queue text, priority int, fair_key text, waiting bigint) language plpgsql stable
 -- profile: lookup

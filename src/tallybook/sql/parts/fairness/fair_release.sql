@@ -17,6 +17,7 @@
 -- lock that is only tried (_service_claim), and sees what the one before has put in line. Rows that are locked are left
 -- for a later call. Needs READ COMMITTED (TB003).
 -- Reads lane, claim, entry; deletes from waiting; writes entry, scheduled, fair_turn, service.
+-- rights: worker
 create or replace function tallybook.fair_release(inout known jsonb default null, max_line int default 200,
   at timestamptz default clock_timestamp(), as_service boolean default false, out released int, out busy boolean,
   out remain boolean)

@@ -8,6 +8,7 @@
 -- calls could wait for each other. What this look cannot decide (a job that somebody has cancelled, older holders, a
 -- producer that came in between) _claim_key does. The jobs are then put in by one statement.
 -- Reads unique_key, entry, outcome, scheduled, waiting, tombstone, lane; writes unique_key, entry, scheduled.
+-- rights: worker
 create or replace function tallybook._enqueue_batch(p_queue text, p_task text, p_places int[], p_keys text[],
   p_args jsonb[], p_run_ats timestamptz[], p_priorities int[], p_max_attempts int, p_headers jsonb, p_options jsonb,
   p_at timestamptz)

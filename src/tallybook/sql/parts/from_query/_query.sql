@@ -3,6 +3,7 @@
 --
 -- Opening a cursor parses and plans it, and runs nothing. What is a statement on its own cannot close the bracket that
 -- it is put into later and go on with another statement behind it; that it is a SELECT is then said by the bracket.
+-- rights: worker, as the caller
 create or replace function tallybook._query_text(p_query text) returns text
 language plpgsql as $$
 declare
@@ -33,6 +34,7 @@ end $$;
 --
 -- A name that is not known is refused: with a misspelt key each call would put everything in once more. Key and time
 -- have types whose text or instant does not depend on the session's settings. limit 0: nothing of the query is run.
+-- rights: worker, as the caller
 create or replace function tallybook._query_columns(p_query text) returns text
 language plpgsql as $$
 declare
@@ -88,6 +90,7 @@ end $$;
 --
 -- Class 42 is the parser's, 0A000 says that a part of it cannot stand in a sub-select. Lack of a right stays what it
 -- is.
+-- rights: worker, as the caller
 create or replace function tallybook._query_refused(p_state text, p_message text, p_hint text) returns void
 language plpgsql as $$
 begin

@@ -16,6 +16,7 @@
 -- rows.
 -- Errors: TB005 what does not fit, in the arguments, the query or one of its rows; nothing is put in then. What the
 -- query raises while it runs is passed on as it is. Reads and writes what enqueue does (see _enqueue_batch).
+-- rights: worker, as the caller
 create or replace function tallybook.enqueue_from(query text, queue text, task text, priority int default 2,
   max_attempts int default null, headers jsonb default null, options jsonb default null,
   at timestamptz default clock_timestamp(), out seen bigint, out created bigint)
@@ -52,6 +53,7 @@ begin
 end $$;
 
 -- _check_batch(queue, task, max_attempts, headers, options): raises TB005 for what no job of a query may carry.
+-- rights: worker, as the caller
 create or replace function tallybook._check_batch(p_queue text, p_task text, p_max_attempts int, p_headers jsonb,
   p_options jsonb) returns void
 language plpgsql immutable as $$

@@ -3,6 +3,7 @@
 -- A range that no prune could cut yet is due 1.25 times its retention after it was begun.
 -- What no prune has come to yet is not shown. Reads history_range, retention_class, and the server's locks and
 -- transactions.
+-- rights: operator, reader
 create or replace function tallybook.held_ranges(at timestamptz default clock_timestamp())
 returns table (class text, lower xid8, upper xid8, due_at timestamptz, open_jobs bigint, why text)
 language plpgsql stable as $$

@@ -11,6 +11,7 @@
 -- once.
 -- Needs READ COMMITTED (TB003).
 -- Reads and writes: see _prune_range, _ranges_kept, _sweep; service.
+-- rights: worker
 create or replace function tallybook.prune(at timestamptz default clock_timestamp(), as_service boolean default false,
   out effect bigint, out again boolean)
 language plpgsql as $$

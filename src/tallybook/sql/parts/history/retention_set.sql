@@ -3,6 +3,7 @@
 -- fires: ticks of schedules; audit: what people have changed. False: it was so already. Running workers follow within a
 -- minute. A shorter time drops what is past it, for ever. Errors: TB005 an unknown class, a time out of range. Writes
 -- retention_class.
+-- rights: operator
 create or replace function tallybook.retention_set(class text, keep interval) returns boolean
 language plpgsql as $$
 begin

@@ -2,6 +2,7 @@
 --
 -- Changed where they differ, gone with their last declaration. A person's rule of the same name stays as it is.
 -- Writes rate_limit, concurrency_limit, breaker_rule.
+-- rights: worker
 create or replace function tallybook._limits_register(p_app text, p_rules jsonb) returns void
 language plpgsql as $$
 begin

@@ -2,6 +2,7 @@
 --
 -- Returns whether it was not closed before. Errors: TB005 there is no such breaker. Locks the key's row.
 -- Writes rate_state, breaker_state, concurrency_holder.
+-- rights: operator
 create or replace function tallybook.breaker_close(name text, at timestamptz default clock_timestamp()) returns boolean
 language plpgsql as $$
 declare

@@ -2,6 +2,7 @@
 --
 -- A job that names a limit without any rule fails: leave out the name first. Writes breaker_rule; deletes from
 -- breaker_state.
+-- rights: operator
 create or replace function tallybook.breaker_drop(name text) returns boolean
 language plpgsql as $$
 begin

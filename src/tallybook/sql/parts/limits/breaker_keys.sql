@@ -7,6 +7,7 @@
 -- concurrency_keys.
 -- Errors: TB005 max_keys out of range. Reads breaker_rule, breaker_state, concurrency_holder, concurrency_line,
 -- outcome.
+-- rights: operator, reader
 create or replace function tallybook.breaker_keys(from_name text default '', max_keys int default 100,
   at timestamptz default clock_timestamp())
 returns table (name text, rule text, failures int, per interval, open_for interval, state text, failed_in_window bigint,

@@ -4,6 +4,7 @@
 -- its end neither closes nor prolongs it. Returns until when it is open. Errors: TB005 there is no such breaker, or a
 -- duration out of range.
 -- Locks the key's row. Writes rate_state, breaker_state, concurrency_holder.
+-- rights: operator
 create or replace function tallybook.breaker_open(name text, duration interval default null,
   at timestamptz default clock_timestamp())
 returns timestamptz language plpgsql as $$

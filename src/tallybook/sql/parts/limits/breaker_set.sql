@@ -8,6 +8,7 @@
 -- Failures are those of jobs that name the key, of its queue or its task: attempts that failed or died; not snoozes,
 -- cancels, lost workers.
 -- Returns created, changed or unchanged. Errors: TB005. Writes breaker_rule.
+-- rights: operator
 create or replace function tallybook.breaker_set(name text, failures int, per interval, open_for interval,
   in_code text default null, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$

@@ -7,6 +7,7 @@
 -- app whose code declares the key's own rule; empty: a person has put it; null: it has none of its own.
 -- Errors: TB005 max_keys out of range. Reads concurrency_limit, concurrency_holder, concurrency_line, outcome,
 -- breaker_rule.
+-- rights: operator, reader
 create or replace function tallybook.concurrency_keys(from_name text default '', max_keys int default 100)
 returns table (name text, rule text, most int, held bigint, waiting bigint, source text) language plpgsql stable
 -- profile: lookup

@@ -1,6 +1,7 @@
 -- concurrency_limit_drop(name): remove a rule; false: there is none. Who waits for a permit goes on.
 --
 -- A job that names a limit without any rule fails: leave out the name first. Writes concurrency_limit.
+-- rights: operator
 create or replace function tallybook.concurrency_limit_drop(name text) returns boolean
 language plpgsql as $$
 begin

@@ -2,6 +2,7 @@
 --
 --   in_code  the app whose code declares it; a person's rule of that name stays as it is then
 -- Returns created, changed or unchanged. A lower one stops nobody who runs. Errors: TB005. Writes concurrency_limit.
+-- rights: operator
 create or replace function tallybook.concurrency_limit_set(name text, most int, in_code text default null,
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$

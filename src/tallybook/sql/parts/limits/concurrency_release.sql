@@ -8,6 +8,7 @@
 -- Locks the keys' rows in their order; those that it was not told of are only tried. Reads concurrency_limit,
 -- breaker_rule, outcome, tombstone; deletes from concurrency_holder, concurrency_line, waiting; writes entry,
 -- scheduled, concurrency_holder, concurrency_line, breaker_state, service.
+-- rights: worker
 create or replace function tallybook.concurrency_release(names text[] default null,
   at timestamptz default clock_timestamp(), as_service boolean default false, out released int, out remain boolean)
 language plpgsql

@@ -26,6 +26,7 @@
 -- Reads claim, entry, outcome, rate_limit, concurrency_limit, breaker_rule; writes rate_state, rate_call,
 -- concurrency_holder, breaker_state; for what has to wait outcome and scheduled, or waiting and concurrency_line, at
 -- first use lane.
+-- rights: worker
 create or replace function tallybook.limit_take(leases uuid[], job_ids bigint[], attempts int[],
   names text[] default null, ahead interval default '0', missed boolean default false,
   at timestamptz default clock_timestamp())

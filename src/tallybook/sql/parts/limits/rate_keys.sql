@@ -5,6 +5,7 @@
 -- Costs the same however many jobs wait: calls_in_window and waiting are counted up to 1000, which is 1000 or more.
 -- source as in concurrency_keys. Errors: TB005 max_keys out of range. Reads rate_limit, rate_state, rate_call,
 -- scheduled.
+-- rights: operator, reader
 create or replace function tallybook.rate_keys(from_name text default '', max_keys int default 100,
   at timestamptz default clock_timestamp())
 returns table (name text, rule text, calls int, per interval, burst int, calls_ever bigint, calls_in_window bigint,

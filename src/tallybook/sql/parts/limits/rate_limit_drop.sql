@@ -4,6 +4,7 @@
 -- A job that names a limit without a rule fails, so that a slip of the pen does not lift a limit: leave out the name
 -- first.
 -- Writes rate_limit, rate_state, scheduled.
+-- rights: operator
 create or replace function tallybook.rate_limit_drop(name text,
   at timestamptz default clock_timestamp()) returns boolean
 language plpgsql as $$

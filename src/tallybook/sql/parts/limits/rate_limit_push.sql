@@ -2,6 +2,7 @@
 --
 -- Of what waits already nobody loses its place: who comes too early is put off again. An earlier time than is on record
 -- changes nothing. Returns when the next call may start. Errors: TB005 there is no such limit. Writes rate_state.
+-- rights: worker, operator
 create or replace function tallybook.rate_limit_push(name text, until timestamptz) returns timestamptz
 language plpgsql as $$
 declare

@@ -8,6 +8,7 @@
 -- Returns created, changed or unchanged. What waits has the turns of a faster rule at once, in the same order; of a
 -- slower one it keeps its own, and is checked again when that comes. Errors: TB005. Writes rate_limit; where it is
 -- changed rate_state, scheduled.
+-- rights: operator
 create or replace function tallybook.rate_limit_set(name text, calls int, per interval, burst int default 1,
   in_code text default null, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$

@@ -11,6 +11,7 @@
 -- All that is in neither is not the caller's any more. A call looks at 256 keys; jobs of others are busy. Needs READ
 -- COMMITTED (TB003). Locks: keys (class 1413565448), tried only.
 -- Reads claim, entry, outcome, order_line; writes order_turn, order_line, waiting, outcome.
+-- rights: worker
 create or replace function tallybook.order_admit(leases uuid[], job_ids bigint[], attempts int[],
   patient boolean default true, at timestamptz default clock_timestamp(), out ready bigint[], out busy bigint[])
 language plpgsql

@@ -12,6 +12,7 @@ begin
 end $$;
 
 -- _waits_for(job_id): what a job in waiting waits for, in a few words for people; null: not for parents.
+-- rights: operator, reader
 create or replace function tallybook._waits_for(p_job_id bigint) returns text
 language plpgsql stable
 -- profile: lookup

@@ -13,6 +13,7 @@
 -- Errors: those of enqueue; TB002 no such parent, or it is not committed yet; TB005 also: that other job would wait for
 -- itself.
 -- Reads lane, entry, scheduled, waiting, dead; writes waiting, parent, unique_key, at first use lane.
+-- rights: producer
 create or replace function tallybook.enqueue_after(queue text, task text, after bigint[], args jsonb default '{}',
   on_parent text default 'completed', failed_as text default null, run_at timestamptz default null,
   priority int default 2, unique_key text default null, max_attempts int default null, headers jsonb default null,

@@ -8,6 +8,7 @@
 --   on_parents, failed_as  as in enqueue_after
 -- Ends of jobs that others of this call wait for are told at once, others are found within about a second.
 -- Errors: those of enqueue_many and enqueue_after. Nothing is put in then.
+-- rights: producer
 create or replace function tallybook.fan_out(queues text[], tasks text[], args text[],
   run_ats timestamptz[] default null, priorities int[] default null, unique_keys text[] default null,
   max_attempts int[] default null, headers text[] default null, on_conflicts text[] default null,

@@ -16,6 +16,7 @@
 -- in the newer snapshot of its next statement. Needs READ COMMITTED (TB003). Never waits, but 20 ms for a tombstone.
 -- Reads parent, entry, outcome, scheduled, dead, tombstone; deletes from waiting, parent; writes parent, entry,
 -- scheduled, order_line, outcome, tombstone, service.
+-- rights: worker
 create or replace function tallybook.parents_resolve(parents bigint[] default null, after bigint default null,
   max_parents int default 500, at timestamptz default clock_timestamp(), as_service boolean default false,
   out ended int, out released int, out cancelled int, out busy int, out last bigint, out remain boolean)

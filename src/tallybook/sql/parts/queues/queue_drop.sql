@@ -9,6 +9,7 @@
 -- Errors: TB005 while it has open jobs, workers that serve it, or schedules: it says how many. Reads lane, worker,
 -- schedule, what
 -- _open_jobs reads; deletes from queue; writes lane.
+-- rights: operator
 create or replace function tallybook.queue_drop(queue text, truncate boolean default false,
   by text default session_user, at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$

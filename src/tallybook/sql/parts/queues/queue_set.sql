@@ -12,6 +12,7 @@
 -- Errors: TB005 what does not fit; 55P03: notify needs a moment in which no transaction that has enqueued is open: try
 -- again.
 -- Reads queue, lane; writes queue, lane.
+-- rights: operator
 create or replace function tallybook.queue_set(queue text, retention text default null, max_attempts int default null,
   notify boolean default null, by text default session_user, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$

@@ -20,6 +20,7 @@
 -- lanes, to its commit; it waits for the first and tries the others. Reads lane, claim, entry, scheduled, waiting,
 -- subject_job; writes claim, outcome, entry, tombstone; deletes from subject_job; see _truncate_line, _cancel_aside,
 -- cancel_many.
+-- rights: operator
 create or replace function tallybook.queue_truncate(queue text, states text[] default null,
   running boolean default false, by text default session_user, max_jobs int default 10000,
   inout mark jsonb default null, at timestamptz default clock_timestamp(), out cancelled int, out cancelling int,

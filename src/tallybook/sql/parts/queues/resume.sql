@@ -1,4 +1,5 @@
 -- resume(queue, who): let a paused queue run again, and wake who sleeps on it. False: it was not paused.
+-- rights: operator
 create or replace function tallybook.resume(queue text, who text default session_user) returns boolean
 language plpgsql as $$
 begin

@@ -11,6 +11,7 @@
 -- Errors: TB003 but in READ COMMITTED; what is no fault of the query's (deadlocks, a full disk, a stop), and a
 -- cancelled statement: then nothing is on record, and the caller says _schedule_query_failed. Reads and writes
 -- schedule, fire; writes what enqueue does.
+-- rights: worker, as the caller
 create or replace function tallybook._schedule_fire_query(p_plan jsonb, p_at timestamptz default clock_timestamp(),
   out carried boolean, out jobs bigint, out fired int, out failed int, out reason text)
 language plpgsql as $$
@@ -41,6 +42,7 @@ begin
 end $$;
 
 -- _fire_query(name, tick, at): put in what the query of a schedule yields now. Returns how many jobs.
+-- rights: worker, as the caller
 create or replace function tallybook._fire_query(p_name text, p_tick timestamptz, p_at timestamptz) returns bigint
 language plpgsql as $$
 declare
@@ -54,6 +56,7 @@ end $$;
 -- _schedule_query_failed(plan, reason, at): puts on record that a query-driven schedule could not be fired, where that
 -- took the transaction along: its time was up, somebody cancelled it, it met the same contention again and again.
 -- False: not ours to say.
+-- rights: worker
 create or replace function tallybook._schedule_query_failed(p_plan jsonb, p_reason text,
   p_at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$

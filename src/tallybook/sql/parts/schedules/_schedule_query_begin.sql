@@ -2,6 +2,7 @@
 -- (nobody else is at it, and the schedule has not changed since); if so, what was missed is on record, and missed says
 -- how many ticks that were.
 -- Reads and writes schedule, fire.
+-- rights: worker
 create or replace function tallybook._schedule_query_begin(p_plan jsonb, p_at timestamptz, out carried boolean,
   out missed int)
 language plpgsql as $$
@@ -36,6 +37,7 @@ end $$;
 
 -- _schedule_query_tick(name, tick, late, at): put a tick on record as fired. False: it is on record already. Writes
 -- fire.
+-- rights: worker
 create or replace function tallybook._schedule_query_tick(p_name text, p_tick timestamptz, p_late boolean,
   p_at timestamptz) returns boolean
 language plpgsql as $$
@@ -47,6 +49,7 @@ end $$;
 
 -- _schedule_query_ended(name, tick, jobs, reason): what came of the query of a tick: so many jobs, or null and why it
 -- failed. Writes fire.
+-- rights: worker
 create or replace function tallybook._schedule_query_ended(p_name text, p_tick timestamptz, p_jobs bigint,
   p_reason text) returns void
 language plpgsql as $$
@@ -60,6 +63,7 @@ end $$;
 
 -- _schedule_query_over(plan, fired, failed, missed): the last step: count, and move the schedule on if nobody has
 -- changed it. Writes schedule.
+-- rights: worker
 create or replace function tallybook._schedule_query_over(p_plan jsonb, p_fired int, p_failed int,
   p_missed int) returns void
 language plpgsql as $$
@@ -78,5 +82,6 @@ begin
 end $$;
 
 -- _schedule_of(name): its row, for who runs its query.
+-- rights: worker
 create or replace function tallybook._schedule_of(p_name text) returns tallybook.schedule
 language sql stable as $$ select k from tallybook.schedule k where k.name = p_name $$;

@@ -4,6 +4,7 @@
 -- Three index look-ups. after: where the last run stopped, so that it does not walk over the index's dead rows while an
 -- old snapshot holds back vacuum; every few seconds say null, for what was committed late. That somebody has looked is
 -- put on record where nobody has run the clock for long. Reads schedule; now and then writes service.
+-- rights: worker
 create or replace function tallybook._schedules_look(p_after timestamptz default null,
   p_at timestamptz default clock_timestamp(), out due_in double precision, out queries_due boolean,
   out queries_in double precision, out every double precision)
@@ -35,6 +36,7 @@ end $$;
 -- due has waited for a second: whoever has it may be frozen, and to plan the same twice does no harm.
 -- upto: everything that was due by then is here. Intervals are told in microseconds. queries: those that are
 -- query-driven, each of which is fired by a transaction of its own, so nobody claims them as a whole. Reads schedule.
+-- rights: worker
 create or replace function tallybook._schedules_due(p_max int default 250, p_after timestamptz default null,
   p_queries boolean default false, p_at timestamptz default clock_timestamp())
 returns table (at timestamptz, upto timestamptz, name text, revision text, cron text, every bigint, tz text,

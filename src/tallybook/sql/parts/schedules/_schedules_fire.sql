@@ -10,6 +10,7 @@
 -- Only READ COMMITTED: the job of the last fire is looked up after the row was locked, in a newer snapshot.
 -- One that cannot be fired is on record as failed, and holds up no other.
 -- Reads and writes schedule; writes fire, entry, at first use lane; service.
+-- rights: worker
 create or replace function tallybook._schedules_fire(p_plans jsonb, p_at timestamptz default clock_timestamp(),
   out carried int, out fired int, out skipped int, out missed int, out failed int)
 language plpgsql

@@ -6,6 +6,7 @@
 -- (detail), or to the database; refused: it does not fit (detail: why); busy: somebody's open transaction has the row,
 -- say it again later.
 -- A pause stays. Reads and writes schedule.
+-- rights: worker
 create or replace function tallybook._schedules_register(p_app text, p_schedules jsonb,
   p_at timestamptz default clock_timestamp())
 returns table (schedule_name text, what text, detail text)

@@ -1,5 +1,6 @@
 -- schedule_resume(name): let a paused schedule fire again, from its next tick on. False: it was not paused.
 -- Ticks of the pause were not missed: nothing is caught up. Errors: TB002. Writes schedule.
+-- rights: operator
 create or replace function tallybook.schedule_resume(name text, at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$
 begin

@@ -8,6 +8,7 @@
 -- Errors: TB002 no such schedule; TB003 an isolation level other than READ COMMITTED, whose snapshot may miss the last
 -- job's end.
 -- Reads and writes schedule; writes fire, and what enqueue writes.
+-- rights: operator, as the caller
 create or replace function tallybook.schedule_run(name text, at timestamptz default clock_timestamp(),
   out what text, out reason text, out job_id bigint, out jobs bigint, out tick timestamptz)
 language plpgsql as $$
@@ -20,6 +21,7 @@ begin
 end $$;
 
 -- _schedule_run_plain(name, at): fire one without a query.
+-- rights: operator
 create or replace function tallybook._schedule_run_plain(p_name text, p_at timestamptz,
   out what text, out reason text, out job_id bigint, out jobs bigint, out tick timestamptz)
 language plpgsql as $$
@@ -51,6 +53,7 @@ begin
 end $$;
 
 -- _schedule_has_query(name): whether it is query-driven; TB002 where there is none.
+-- rights: operator
 create or replace function tallybook._schedule_has_query(p_name text) returns boolean
 language plpgsql as $$
 begin

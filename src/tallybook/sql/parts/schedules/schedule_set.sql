@@ -15,6 +15,7 @@
 -- zone are read by workers: where they cannot be, schedule.problem says why.
 -- Where there are roles, an operator may not put one with a query (42501): it would run with the workers' rights.
 -- Errors: TB005 what does not fit, and a name that is declared in code. Reads and writes schedule.
+-- rights: operator, as the caller
 create or replace function tallybook.schedule_set(name text, task text, args jsonb default '{}', cron text default null,
   every interval default null, tz text default 'UTC', queue text default 'default', priority int default 2,
   max_attempts int default null, jitter interval default '0', missed text default 'once', catch_up int default 100,
@@ -47,6 +48,7 @@ end $$;
 
 -- _schedule_set_plain(schedule, at): the same for one without a query, which is what an operator may put: a query would
 -- be run with the workers' rights, and be looked at with the owner's.
+-- rights: operator
 create or replace function tallybook._schedule_set_plain(p tallybook.schedule, p_at timestamptz) returns text
 language plpgsql as $$
 declare

@@ -8,6 +8,7 @@
 -- All of it by one snapshot, the caller's statement's, so that a job on its way from one table to the other is not
 -- missed.
 -- Reads scheduled, entry, outcome, claim, tombstone, amendment, dead.
+-- rights: operator
 create or replace function tallybook._subject_now(p_job_id bigint, p_at timestamptz default clock_timestamp(),
   out state text, out queue text, out priority int, out args jsonb, out options jsonb, out failures int,
   out attempts int, out run_at timestamptz, out error jsonb)

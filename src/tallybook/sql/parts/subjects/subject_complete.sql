@@ -5,6 +5,7 @@
 --   version  of the task's args that they are; null: the one that the job says
 -- Returns completed, or refused (the right to end this attempt was lost; nothing has happened).
 -- Errors: TB005 no subject's job. Reads claim, entry; writes outcome, subject_job.
+-- rights: worker
 create or replace function tallybook.subject_complete(lease uuid, job_id bigint, attempt int, args jsonb default null,
   at timestamptz default clock_timestamp(), version int default null)
 returns text language plpgsql as $$

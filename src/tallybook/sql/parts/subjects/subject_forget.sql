@@ -7,6 +7,7 @@
 -- The dead letter of a dead one stays. Errors: TB003 a planned or pending one at another isolation level than READ
 -- COMMITTED.
 -- Reads: see _subject_now; writes tombstone; deletes from subject_job.
+-- rights: operator
 create or replace function tallybook.subject_forget(task text, subject text,
   at timestamptz default clock_timestamp()) returns text
 language plpgsql

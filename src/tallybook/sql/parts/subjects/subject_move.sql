@@ -5,6 +5,7 @@
 -- unknown (there is none).
 -- A time that is past: at once. Waits for a producer that changes the same subject. Errors: TB005 a time that is none.
 -- Reads subject_job, see _subject_now; writes scheduled, amendment.
+-- rights: operator
 create or replace function tallybook.subject_move(task text, subject text, run_at timestamptz,
   at timestamptz default clock_timestamp()) returns text
 language plpgsql

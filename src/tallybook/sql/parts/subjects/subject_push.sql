@@ -10,6 +10,7 @@
 -- Returns the job's id, and whether it was made. Waits only for another producer that makes the same subject at the
 -- same moment.
 -- Errors: TB005 what does not fit. Reads and writes: see _subjects_put.
+-- rights: producer
 create or replace function tallybook.subject_push(queue text, task text, subject text, args jsonb default '{}',
   run_at timestamptz default null, priority int default 2, max_attempts int default null, headers jsonb default null,
   options jsonb default null, at timestamptz default clock_timestamp(), out job_id bigint, out created boolean)

@@ -4,6 +4,7 @@
 --   report   created, or unchanged: there was one of that name, or it stands in the same batch before this one
 --   new_run_at  of those that were made: when they run
 -- Any number of calls with the same subjects cannot deadlock. Errors: TB005 what does not fit; nothing is put in then.
+-- rights: producer
 create or replace function tallybook.subject_push_many(queue text, task text, subjects text[], args text[],
   run_ats timestamptz[] default null, priorities int[] default null, options text[] default null,
   max_attempts int default null, at timestamptz default clock_timestamp(), headers text[] default null)

@@ -5,6 +5,7 @@
 --   retry_in, max_attempts   as in fail
 -- Returns scheduled (available, without a delay), dead, or refused. Reads claim, entry; writes outcome, and scheduled
 -- or dead.
+-- rights: worker
 create or replace function tallybook.subject_reject(lease uuid, job_id bigint, attempt int, message text,
   details jsonb default null, ref_id text default null, retry_in interval default null, max_attempts int default null,
   at timestamptz default clock_timestamp())

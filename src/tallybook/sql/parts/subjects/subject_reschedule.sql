@@ -7,6 +7,7 @@
 --   version  of the task's args that they are; null: the one that the job says
 -- Returns scheduled, available, or refused (the right to end this attempt was lost; nothing has happened).
 -- Errors: TB005 no time or two, no subject's job. Reads claim, entry; writes outcome, and scheduled or entry.
+-- rights: worker
 create or replace function tallybook.subject_reschedule(lease uuid, job_id bigint, attempt int,
   run_at timestamptz default null, run_in interval default null, args jsonb default null,
   at timestamptz default clock_timestamp(), version int default null)

@@ -14,6 +14,7 @@
 -- old_run_at and new_run_at: when it was to run and when it runs now; null for active and dead ones.
 -- Waits for another producer that changes the same subject. Errors: TB005 what does not fit; TB003 a pending one is to
 -- be changed at another isolation level than READ COMMITTED. Reads and writes: see _subjects_put.
+-- rights: producer
 create or replace function tallybook.subject_upsert(queue text, task text, subject text, args jsonb default '{}',
   run_at timestamptz default null, priority int default null, max_attempts int default null, headers jsonb default null,
   options jsonb default null, at timestamptz default clock_timestamp(),

@@ -3,6 +3,7 @@
 --
 -- Arrays of one length (args, headers and options as JSON text), or null where all have the default. Of two of one name
 -- in a batch the last counts; the other is reported as unchanged (or active, or dead).
+-- rights: producer
 create or replace function tallybook.subject_upsert_many(queue text, task text, subjects text[], args text[],
   run_ats timestamptz[] default null, priorities int[] default null, options text[] default null,
   max_attempts int default null, at timestamptz default clock_timestamp(), headers text[] default null)

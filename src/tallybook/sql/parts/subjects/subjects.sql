@@ -9,6 +9,7 @@
 -- why by state and error. Else by task and name. Where there may be more, there is a last row without subject: from its
 -- cursor the next page goes on. No such row: that was all.
 -- Errors: TB005. Reads subject_job, and what the view reads for those that match, by indexes only.
+-- rights: operator
 create or replace function tallybook.subjects(task text default null, queue text default null,
   states text[] default null, prefix text default null, after text default null, max_subjects int default 50,
   max_looked int default 50000)

@@ -1,5 +1,6 @@
 -- summary(task, args): one line that says what a job is about, by its task's template; null: the task has none.
 -- {name} stands for that arg; an arg that is not there stays as it is written.
+-- rights: operator
 create or replace function tallybook.summary(task text, args jsonb) returns text
 language plpgsql stable as $$
 declare

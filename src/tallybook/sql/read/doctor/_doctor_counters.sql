@@ -1,5 +1,6 @@
 -- _doctor_counters(asked): whether the counters agree with a recount. It reads all history, so unasked only where there
 -- is little.
+-- rights: operator
 create or replace function tallybook._doctor_counters(p_asked boolean)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: nojit

@@ -6,6 +6,7 @@
 -- transaction ids, null: pins nothing.
 -- Costs what the server's sessions cost, whatever there is in the ledgers. Reads pg_stat_activity, pg_prepared_xacts,
 -- pg_replication_slots.
+-- rights: operator, reader, as the caller
 create or replace function tallybook._horizon()
 returns table (kind text, who text, since timestamptz, transactions bigint, writes boolean, pid int, xid text,
   active boolean, idle_since timestamptz, remedy text)
@@ -44,6 +45,7 @@ $$;
 
 -- _doctor_horizon(at): who pins the horizon of vacuum; whose uncommitted jobs are held back; sessions idle in a
 -- transaction; slots.
+-- rights: operator, as the caller
 create or replace function tallybook._doctor_horizon(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: nojit

@@ -1,6 +1,7 @@
 -- _doctor_queues(at): jobs in line that nobody serves, paused queues, old backlogs, dead letters, open breakers.
 --
 -- Asks each lane for its next job, as a claim does, at most 10,000 lanes; how many stand behind it is for the counters.
+-- rights: operator
 create or replace function tallybook._doctor_queues(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: hot

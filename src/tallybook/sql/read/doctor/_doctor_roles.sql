@@ -1,5 +1,6 @@
 -- _doctor_roles(): whether the roles on record have the rights of _rights. Looks at grants alone, so a right that
 -- PUBLIC has is none.
+-- rights: operator
 create or replace function tallybook._doctor_roles()
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: nojit

@@ -1,4 +1,5 @@
 -- _doctor_settings(): settings of the server and of this session that can lose jobs, or stop them.
+-- rights: operator, as the caller
 create or replace function tallybook._doctor_settings()
 returns table (name text, level text, finding text, advice text, details jsonb) language sql stable
 -- profile: nojit

@@ -2,6 +2,7 @@
 -- transaction ids.
 --
 -- Sizes of files and the server's own statistics: nothing is read that grows with history.
+-- rights: operator, as the caller
 create or replace function tallybook._doctor_storage()
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: nojit

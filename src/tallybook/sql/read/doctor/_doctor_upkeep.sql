@@ -1,5 +1,6 @@
 -- _doctor_upkeep(at): another cluster, services that do not run, steps of the server's clock, schedules that do not
 -- fire, ranges of history that cannot leave.
+-- rights: operator
 create or replace function tallybook._doctor_upkeep(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: nojit

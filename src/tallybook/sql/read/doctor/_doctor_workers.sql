@@ -1,5 +1,6 @@
 -- _doctor_workers(at): workers that are silent or gone, jobs that run for long, workers older than the schema,
 -- connections.
+-- rights: operator
 create or replace function tallybook._doctor_workers(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: nojit

@@ -9,6 +9,7 @@
 -- no error; set a statement_timeout, which is one. What the server hides from those without pg_monitor is not guessed:
 -- the finding says so. What the server itself shows is read with the caller's rights. Errors: TB005 a group that there
 -- is not. Reads all small tables, and PostgreSQL's own views; writes nothing.
+-- rights: operator, as the caller
 create or replace function tallybook.doctor(about text default null, at timestamptz default clock_timestamp())
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable as $$
 #variable_conflict use_column
@@ -42,6 +43,7 @@ end $$;
 
 -- _finding(name, items, fine, advice, details): the row of one check. items: [{"level", "text", "do"}], worst first; do
 -- is a command that mends this one. No items: it is ok, and the finding is `fine`.
+-- rights: operator, as the caller
 create or replace function tallybook._finding(p_name text, p_items jsonb, p_fine text, p_advice text,
   p_details jsonb default '{}')
 returns table (name text, level text, finding text, advice text, details jsonb) language sql immutable as $$
@@ -60,6 +62,7 @@ returns table (name text, level text, finding text, advice text, details jsonb) 
 $$;
 
 -- _ago(duration): a duration for people, with one unit.
+-- rights: operator, as the caller
 create or replace function tallybook._ago(p_time interval) returns text language sql immutable as $$
   select case when s.s < 120 then floor(s.s) || ' s' when s.s < 7200 then floor(s.s / 60) || ' min'
               when s.s < 172800 then floor(s.s / 3600) || ' h' else floor(s.s / 86400) || ' days' end

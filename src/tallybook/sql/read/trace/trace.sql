@@ -17,6 +17,7 @@
 -- What has left the history is not in it. Of more than 1,000 jobs the newest 1,000.
 -- Errors: TB005 nothing or several things named, a number out of range, more than 10,000 jobs with these links.
 -- Reads unique_key, subject_job, entry, claim, outcome, scheduled, waiting, dead, tombstone, worker, by indexes only.
+-- rights: operator
 create or replace function tallybook.trace(subject text default null, unique_key text default null,
   links jsonb default null, job bigint default null, task text default null, max_events int default 1000,
   newest_first boolean default false)

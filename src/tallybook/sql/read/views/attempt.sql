@@ -1,4 +1,6 @@
 -- attempt: every attempt of every job whose history is kept: who, when, how it ended, with what error.
+-- rights: operator; reader (job_id, attempt, queue, task, failures, crashes, state, started_at, ended_at, worker_id,
+--   worker)
 create or replace view tallybook.attempt as
 select e.job_id, e.attempt, l.queue, e.task, e.failures::int, e.crashes::int,
        coalesce(o.state::text, case when c.lease is not null then 'running' else 'available' end) as state,

@@ -1,6 +1,7 @@
 -- error: every failure of every job whose history is kept, as it is on record: what failed, when, why. Newest first by
 -- index:
 -- "order by ended_at desc limit 50". One state each, since the index of what did not complete goes by state.
+-- rights: operator; reader (ended_at, queue, task, job_id, attempt, state, type)
 create or replace view tallybook.error as
 select o.ended_at, l.queue, e.task, case when e.options ? 'subject'
        then e.unique_key end as subject, o.job_id, e.attempt,

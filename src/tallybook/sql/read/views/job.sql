@@ -3,6 +3,8 @@
 --
 -- A job is where it is: in scheduled, in dead, or its newest entry, whose state follows from the claims and the
 -- outcome. attempts is how often it was started. unserved: its task is known to no worker that lives.
+-- rights: operator; reader (id, queue, task, state, priority, attempt, attempts, failures, crashes, max_attempts,
+--   enqueued_at, run_at, started_at, ended_at, worker_id, worker, unserved, expires_at, progress)
 create or replace view tallybook.job as
 select s.job_id as id, l.queue, s.task,
        case when t.cancelled then 'cancelled' when s.failures > 0 then 'retrying' else 'scheduled' end as state,

@@ -2,6 +2,7 @@
 --
 --   oldest     since when the next job of the queue's lines could run. It is looked for at the head of each line only
 --   unserved   those in line whose task, or its version, no living worker knows; such have lines of their own
+-- rights: operator, reader, metrics
 create or replace view tallybook.queue_stats as
 select q.name as queue, coalesce(c.scheduled, 0) as scheduled, coalesce(c.retrying, 0) as retrying,
        coalesce(c.waiting, 0) as waiting,

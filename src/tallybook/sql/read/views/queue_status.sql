@@ -7,6 +7,7 @@
 --                      is of the task
 --   average_attempts   how often a job in this state has been put in line; one that has not started counts without the
 --                      attempt it waits for
+-- rights: operator, reader, metrics
 create or replace view tallybook.queue_status as
 select s.queue, s.task, s.state, s.jobs, s.oldest, s.newest, s.average_attempts from tallybook._status_of(null) s;
 comment on view tallybook.queue_status is

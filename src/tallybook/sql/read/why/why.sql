@@ -13,6 +13,7 @@
 -- Reads scheduled, waiting, dead, entry, claim, outcome, tombstone, amendment, lane, queue, worker, parent, order_line,
 -- order_turn, progress, rate_limit, rate_state, concurrency_limit, concurrency_holder, concurrency_line, breaker_rule,
 -- breaker_state, service, subject_job.
+-- rights: operator
 create or replace function tallybook.why(job_id bigint, at timestamptz default clock_timestamp())
 returns table (state text, reason text, explanation text, details jsonb)
 language plpgsql stable

@@ -1,4 +1,5 @@
 -- fair: the keys whose jobs wait for their turn among the keys of their queue. It reads all of these jobs.
+-- rights: operator, reader
 create or replace view tallybook.fair as
 select l.queue, l.priority::int, w.fair_key::text, count(*) as waiting, min(w.enqueued_at) as oldest
   from tallybook.waiting w

@@ -1,5 +1,6 @@
 -- breaker: each key of a circuit breaker: where it stands, its failures, who waits; and the rules that no key of their
 -- own name has used.
+-- rights: operator, reader
 create or replace view tallybook.breaker as
 select k.name, r.name as rule, r.failures, r.per, r.open_for,
        case when s.state = 'open' and s.open_until <= clock_timestamp() then 'half-open'

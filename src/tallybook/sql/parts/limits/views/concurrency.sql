@@ -1,4 +1,5 @@
 -- concurrency: each key of a concurrency limit of which permits are held or waited for, and the rules that no key uses.
+-- rights: operator, reader
 create or replace view tallybook.concurrency as
 select k.name, r.name as rule, r.most,
        (select count(*) from tallybook.concurrency_holder h

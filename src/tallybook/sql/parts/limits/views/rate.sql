@@ -1,5 +1,6 @@
 -- rate: each key of a rate limit that is in use: where it stands, who waits, what was let through in the last window;
 -- and the rules that no key of their own name has used.
+-- rights: operator, reader
 create or replace view tallybook.rate as
 select s.name, r.name as rule, r.calls, r.per, r.burst, s.granted as calls_ever,
        (select count(*) from tallybook.rate_call c where c.name = s.name

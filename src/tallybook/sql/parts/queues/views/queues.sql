@@ -1,4 +1,5 @@
 -- queues: every queue that has settings or has seen a job.
+-- rights: worker, operator, reader
 create or replace view tallybook.queues as
 select n.name, q.retention, q.paused_at, q.paused_by, q.created_at, q.max_attempts, q.notify, q.changed_at, q.changed_by
   from (select q.name from tallybook.queue q

@@ -4,6 +4,7 @@
 --   state       planned, pending, active, completed, killed, dead; one whose job was cancelled is none
 --   iterations  how often it was done: rescheduled, completed or killed; last_at: when, the last time
 --   attempts, failures   since then: how often it was started, and how often of these it failed
+-- rights: operator
 create or replace view tallybook.subject as
 select j.task, j.subject, j.job_id, coalesce(j.queue, n.queue) as queue, coalesce(j.ended_as, n.state) as state,
        coalesce(j.priority, n.priority) as priority, coalesce(j.args, n.args) as args,

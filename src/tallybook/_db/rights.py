@@ -1,0 +1,50 @@
+"""Who may use a function or a view once `tallybook roles` has been run: a line `-- rights: ...` above its creation.
+
+    -- rights: worker, operator               a function: these roles may call it, and it runs with the owner's rights
+    -- rights: worker, as the caller          one that runs with the caller's: it touches no table itself, or runs the
+                                              caller's own query
+    -- rights: operator; reader (id, state)   a view: all columns, or these; functions in a view need the right, too
+
+A public name that nobody may use says `nobody`; an internal one without such a line is nobody's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+__all__ = ["SAID", "function"]
+
+SAID = re.compile(
+    r"^-- rights: (.+(?:\n--   .+)*)\ncreate or replace (function|view) tallybook\.(\w+)",
+    re.MULTILINE,
+)
+"""What a line says, which of the two it is about, and its name."""
+_HEAD = """\
+-- _rights(): who may use what where there are roles, one row each; made from the lines `-- rights:` of all files.
+--
+--   definer   a function that runs with the owner's rights and a fixed search_path, since its callers have no right to
+--             any table. It must not reach text from outside that it executes: tests/test_roles.py looks at all it calls.
+--   caller    a function that runs with the caller's rights
+--   view      all columns, or those named in columns
+-- Old overloads of a name have its rights. What has a role's rights is the role's name in tallybook.role.
+create or replace function tallybook._rights() returns table (kind text, name text, roles text[], columns text)
+language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns from (values
+"""
+_TAIL = "\n) v(kind, name, roles, columns) $$;\n"
+
+
+def function(texts: list[str]) -> str:
+    """The function tallybook._rights() with what the lines of these files say."""
+    rows = [row for text in texts for line, what, name in SAID.findall(text) for row in _rows(line, what, name)]
+    return _HEAD + ",\n".join(sorted(rows)) + _TAIL
+
+
+def _rows(line: str, what: str, name: str) -> Iterator[str]:
+    for clause in re.sub(r"\n--\s+", " ", line).split("; "):
+        roles, _, columns = clause.removesuffix(")").partition(" (")
+        given = roles.removesuffix(", as the caller")
+        kind = "view" if what == "view" else "definer" if given == roles else "caller"
+        to = "" if given == "nobody" else given.replace(" ", "")
+        shown = f"'{columns}'" if columns else "null"
+        yield f"  ('{kind}', '{name}', '{{{to}}}', {shown})"
