@@ -1,4 +1,4 @@
-"""What roles cost: enqueue, claim, leased and complete_many with the owner's rights and a fixed search_path, against without.
+"""What roles cost: enqueue, claim, claimed_jobs and complete_many with the owner's rights and a fixed search_path, against without.
 
 Two databases of one server, one plain, one with roles, called in turns, so that what else the machine does hits both. The third
 and the fourth are the parts of it: search_path alone, and SECURITY DEFINER alone.
@@ -27,7 +27,7 @@ _LEASED: LiteralString = "select job_id, attempt, args::text from tallybook.clai
 _COMPLETE: LiteralString = "select tallybook.complete_many(%s::uuid[], %s::bigint[], %s::int[])"
 _ALTER: LiteralString = "alter function {} {}"
 _KINDS = ("plain", "roles", "path", "definer")
-_WHAT = ("enqueue", "claim", "leased", "complete_many")
+_WHAT = ("enqueue", "claim", "claimed_jobs", "complete_many")
 
 
 class _Side:
@@ -60,7 +60,7 @@ class _Side:
             self._timed("enqueue", _ENQUEUE)
         lease = uuid.uuid4()
         self._timed("claim", _CLAIM, self._worker, lease)
-        jobs = self._timed("leased", _LEASED, lease)
+        jobs = self._timed("claimed_jobs", _LEASED, lease)
         self._timed("complete_many", _COMPLETE, [lease] * len(jobs), [job[0] for job in jobs], [job[1] for job in jobs])
 
 

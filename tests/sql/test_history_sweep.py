@@ -39,7 +39,7 @@ def forget(db: Connection) -> None:
     db.execute("truncate tallybook.entry, tallybook.claim, tallybook.outcome")
 
 
-def bury(db: Connection, hands: Hands) -> int:
+def make_dead(db: Connection, hands: Hands) -> int:
     db.execute("select tallybook.enqueue('q', 'work')")
     (job,) = hands.claim()
     hands.fail(job, final=True)
@@ -48,7 +48,7 @@ def bury(db: Connection, hands: Hands) -> int:
 
 def test_dead_letters_go_after_their_time(db: Connection, now: datetime) -> None:
     """S3-21: a dead letter is kept for 30 days, or as long as an installation says; younger ones stay."""
-    bury(db, Hands(db))
+    make_dead(db, Hands(db))
     assert sweep(db, now + 29 * DAY) == 0
     db.execute("select tallybook.retention_set('dead', '60 days')")
     assert sweep(db, now + 31 * DAY) == 0
@@ -61,7 +61,7 @@ def test_a_dead_letter_that_somebody_has_is_left(
     db: Connection, connect: Callable[..., Connection], now: datetime
 ) -> None:
     """S3-20: a row that is locked is left for later, and nobody is waited for."""
-    bury(db, Hands(db))
+    make_dead(db, Hands(db))
     other = connect(autocommit=False)
     other.execute("select from tallybook.dead for update")
     db.execute("set lock_timeout = '1ms'")
@@ -119,7 +119,7 @@ def test_workers_go_when_no_claim_names_them(db: Connection, now: datetime) -> N
 def test_progress_goes_with_its_job(db: Connection, now: datetime) -> None:
     """S3-21: progress stays for as long as its job is anywhere, a dead letter or scheduled, and goes when the job has left."""
     hands = Hands(db)
-    dead = bury(db, hands)
+    dead = make_dead(db, hands)
     later = one(db, "select tallybook.enqueue('q', 'work', run_at => %s)", now + DAY)
     left = one(db, "select tallybook.enqueue('q', 'work')")
     db.execute(

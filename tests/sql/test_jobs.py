@@ -152,7 +152,7 @@ class Shop:
             lease = uuid4()
             if self.db.execute("select from tallybook.job where id = %s", some[:1]).fetchone():
                 self.hands.one("select tallybook.claim_job(%s, %s, %s)", self.hands.worker, some[0], lease)
-                self.taken += [job for job in self.hands.leased(lease) if not job.cancelled and not job.postponed]
+                self.taken += [job for job in self.hands.claimed_jobs(lease) if not job.cancelled and not job.postponed]
             return
         done(self.db, verb, some)
 
@@ -196,7 +196,7 @@ def test_control_a_source_that_is_left_out_is_noticed(db: Connection) -> None:
     put(db)
     job = put(db)
     hands.one("select tallybook.claim_job(%s, %s, %s)", hands.worker, job, lease)
-    hands.complete(*hands.leased(lease))
+    hands.complete(*hands.claimed_jobs(lease))
     assert differences(db, states=["completed"]) == ""
     text = source("jobs")
     broken = text.replace("ids := ids || '{taken}'::text[]; mine", "mine")

@@ -95,7 +95,7 @@ def work(crowd: Crowd, number: int) -> None:
             held += hands.claim(source.randint(1, 8))
         free, busy = [], []
         for job in held:
-            (now,) = hands.leased(job.lease, job.id) or [None]
+            (now,) = hands.claimed_jobs(job.lease, job.id) or [None]
             assert now is not None
             if now.cancelled:
                 hands.say("cancel_running", now)

@@ -197,7 +197,7 @@ def _started_meanwhile(db: Connection, connect: Connect) -> tuple[set[str], list
     free = {called[job.id] for job in claimed if not job.changing}
     producer.execute("commit")
     (lease,) = {job.lease for job in claimed}
-    after = hands.leased(lease)
+    after = hands.claimed_jobs(lease)
     assert not any(job.changing for job in after)
     return free, [job.args["n"] for job in after if called[job.id] in names(CHANGED)]
 
@@ -249,7 +249,7 @@ def test_crowds_do_not_deadlock(db: Connection, connect: Connect) -> None:
     def work() -> None:
         hands = Hands(connect())
         while jobs := hands.claim(20):
-            while any(job.changing for job in hands.leased(jobs[0].lease)):
+            while any(job.changing for job in hands.claimed_jobs(jobs[0].lease)):
                 pass
             started.extend(job.id for job in jobs)
 

@@ -30,7 +30,7 @@ def child(db: Connection, *after: int, **more: Any) -> int:
     return found
 
 
-def settle(db: Connection, *parents: int) -> tuple[int, int, int, int]:
+def resolve(db: Connection, *parents: int) -> tuple[int, int, int, int]:
     """How many parents have ended, how many children were released, cancelled, busy."""
     row = db.execute(
         "select ended, released, cancelled, busy from tallybook.parents_resolve(%s)", (list(parents) or None,)
@@ -50,13 +50,13 @@ def test_a_job_waits_until_all_its_parents_have_completed(db: Connection, hands:
     one, two = put(db), put(db)
     last = child(db, one, two)
     assert job(db, last) == ("waiting", f"2 of its 2 parents have not ended: {one}, {two}")
-    assert settle(db) == (0, 0, 0, 0)
+    assert resolve(db) == (0, 0, 0, 0)
     first, second = hands.start()
     hands.complete(first)
-    assert settle(db) == (1, 0, 0, 0)
+    assert resolve(db) == (1, 0, 0, 0)
     assert job(db, last) == ("waiting", f"1 of its 2 parents have not ended: {two}")
     hands.complete(second)
-    assert settle(db) == (1, 1, 0, 0)
+    assert resolve(db) == (1, 1, 0, 0)
     assert job(db, last) == ("available", None)
     assert hands.run_all() == [last]
     assert db.execute("select count(*) from tallybook.parent").fetchone() == (0,)
@@ -72,15 +72,15 @@ def test_backoff_snooze_and_rescue_are_no_ends(db: Connection, hands: Hands) -> 
             assert hands.fail(attempt) == "available"
         elif end == "snooze":
             assert hands.say("snooze", attempt, "1 hour") == "scheduled"
-            assert settle(db) == (0, 0, 0, 0)
+            assert resolve(db) == (0, 0, 0, 0)
             db.execute("select tallybook.promote(at => clock_timestamp() + interval '2 h')")
         else:
             hands.rescued()
             hands = Hands(db)
-        assert settle(db) == (0, 0, 0, 0)
+        assert resolve(db) == (0, 0, 0, 0)
         assert states(db, waiter) == ["waiting"]
     hands.complete(*hands.start())
-    assert settle(db) == (1, 1, 0, 0)
+    assert resolve(db) == (1, 1, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ def test_a_parent_that_does_not_complete_cancels_its_children(db: Connection, ha
     elif end == "cancelled while it ran":
         (running,) = hands.start()
         db.execute("select tallybook.cancel(%s, 'why')", (parent,))
-        assert settle(db) == (0, 0, 0, 0)  # it may still complete
+        assert resolve(db) == (0, 0, 0, 0)  # it may still complete
         assert hands.say("cancel_running", running, "why") == "cancelled"
         what = "cancelled: why"
     else:
         db.execute("select tallybook.cancel(%s, 'why')", (parent,))
         what = "cancelled: why"
-    assert settle(db) == (3, 1, 2, 0)
+    assert resolve(db) == (3, 1, 2, 0)
     reason = f"its parent {parent} (t) is {what}"
     assert job(db, waiter, "state, reason, attempts") == ("cancelled", reason, 0)
     assert job(db, below) == ("cancelled", f"its parent {waiter} (child) is cancelled: {reason}"[:200])
@@ -128,10 +128,10 @@ def test_who_needs_no_success_waits_for_all(db: Connection, hands: Hands) -> Non
     hands.complete(a)
     hands.fail(b, final=True)
     hands.complete(c)
-    assert settle(db) == (3, 0, 0, 0)
+    assert resolve(db) == (3, 0, 0, 0)
     assert states(db, last) == ["waiting"]
     hands.fail(d, final=True)
-    assert settle(db) == (1, 1, 0, 0)
+    assert resolve(db) == (1, 1, 0, 0)
     (args,) = job(db, last, "args")
     assert (args["x"], [failed["job"] for failed in args["failed"]]) == (1, [jobs[3], jobs[1]])
 
@@ -143,7 +143,7 @@ def test_a_parent_that_has_ended_already(db: Connection, hands: Hands) -> None:
     with db.transaction():
         waiter = child(db, parent)
         assert states(db, waiter) == ["waiting"]
-    assert settle(db) == (1, 1, 0, 0)
+    assert resolve(db) == (1, 1, 0, 0)
 
 
 def test_parents_that_are_not_on_record_are_refused(db: Connection, connect: Connect) -> None:
@@ -173,7 +173,7 @@ def test_chains_and_diamonds(db: Connection, hands: Hands) -> None:
         for one in started:
             order.append(one.id)
             hands.complete(one)
-        settle(db)
+        resolve(db)
     assert order == [top, *sorted([left, right]), *chain]
 
 
@@ -183,7 +183,7 @@ def test_a_dead_parent_ends_a_whole_chain_by_one_call(db: Connection, hands: Han
     for _ in range(300):
         chain.append(child(db, chain[-1]))
     hands.fail(*hands.start(), final=True)
-    assert settle(db)[2] == 300
+    assert resolve(db)[2] == 300
     assert set(states(db, *chain[1:])) == {"cancelled"}
     assert hands.claim() == []
     assert db.execute("select count(*) from tallybook.waiting").fetchone() == (0,)
@@ -232,10 +232,10 @@ def test_cancel_and_retry_of_a_waiting_child(db: Connection, hands: Hands) -> No
     below = child(db, waiter)
     db.execute("select tallybook.cancel_many(task => 'child', args => '{}', states => array['waiting'], max_jobs => 1)")
     assert states(db, waiter, below) == ["cancelled", "waiting"]
-    assert settle(db) == (1, 0, 1, 0)
+    assert resolve(db) == (1, 0, 1, 0)
     assert states(db, below) == ["cancelled"]
     hands.complete(*hands.start())
-    assert settle(db) == (1, 1, 0, 0)  # into its lane, where the claim ends it
+    assert resolve(db) == (1, 1, 0, 0)  # into its lane, where the claim ends it
     assert states(db, waiter) == ["cancelled"]
     assert hands.start() == []
     assert db.execute("select tallybook.retry(%s)", (waiter,)).fetchone() == (2,)
@@ -250,9 +250,9 @@ def test_a_dead_parent_that_is_retried(db: Connection, hands: Hands) -> None:
     waiter = child(db, parent)
     hands.fail(*hands.start(), final=True)
     db.execute("select tallybook.retry(%s)", (parent,))
-    assert settle(db) == (0, 0, 0, 0)
+    assert resolve(db) == (0, 0, 0, 0)
     hands.fail(*hands.start(), final=True)
-    assert settle(db) == (1, 0, 1, 0)
+    assert resolve(db) == (1, 0, 1, 0)
     db.execute("select tallybook.retry(%s)", (parent,))
     assert hands.run_all() == [parent]
     assert states(db, waiter) == ["cancelled"]
@@ -272,7 +272,7 @@ def test_time_order_key_and_expiry_hold_afterwards(db: Connection, hands: Hands)
     hands.complete(*[one for one in started if one.id == parent])
     db.execute("select tallybook.rescue(), tallybook._release('k')")
     assert states(db, lined) == ["waiting"]
-    assert settle(db) == (3, 3, 0, 0)
+    assert resolve(db) == (3, 3, 0, 0)
     assert states(db, later, lined, expired) == ["scheduled", "available", "available"]
     assert hands.start() == []
     assert states(db, lined, expired) == ["waiting", "dead"]

@@ -31,7 +31,7 @@ def child(db: Connection, after: list[int], on_parent: str = "completed", **more
     return found
 
 
-def settle(db: Connection, *parents: int) -> tuple[int, int, int]:
+def resolve(db: Connection, *parents: int) -> tuple[int, int, int]:
     """How many children were released, cancelled, busy."""
     query = "select released, cancelled, busy from tallybook.parents_resolve(%s)"
     row = db.execute(query, (list(parents) or None,)).fetchone()
@@ -47,9 +47,9 @@ def both_end_at_once(db: Connection, connect: Connect) -> int:
     hands.complete(*hands.start())
     one, two = connect(), connect()
     with one.transaction(), two.transaction():
-        settle(one, parents[0])
-        settle(two, parents[1])
-    settle(db)
+        resolve(one, parents[0])
+        resolve(two, parents[1])
+    resolve(db)
     return waiter
 
 
@@ -59,13 +59,13 @@ def test_two_parents_that_are_settled_at_once(db: Connection, connect: Connect) 
 
 
 def test_without_the_lock_of_the_child_it_waits_for_ever(db: Connection, connect: Connect) -> None:
-    """Control: settle without the lock of the child's row marks both parents, and nobody sees that both have ended."""
+    """Control: parents_resolve without the lock of the child's row marks both parents, and nobody sees that both have ended."""
     without(db, *GUARD)
     assert states(db, both_end_at_once(db, connect)) == ["waiting"]
 
 
 def test_an_open_transaction_that_has_the_child_stops_nobody(db: Connection, connect: Connect) -> None:
-    """A user's transaction that cancels or changes a child and stays open delays that child alone; settle waits for none."""
+    """A user's transaction that cancels or changes a child and stays open delays that child alone; the service waits for none."""
     hands = Hands(db)
     parent, bad = put(db), put(db)
     changed = child(db, [parent], unique_key="u")
@@ -80,11 +80,11 @@ def test_an_open_transaction_that_has_the_child_stops_nobody(db: Connection, con
         with someone.transaction():
             someone.execute("select tallybook.cancel(%s, 'mine')", (cancelled,))
             db.execute("set statement_timeout = '2s'")
-            assert settle(db) == (1, 1, 2)
+            assert resolve(db) == (1, 1, 2)
             assert states(db, changed, cancelled, *others) == ["waiting", "waiting", "available", "cancelled"]
-            assert settle(db)[:2] == (0, 0)
-        assert settle(db) == (0, 1, 1)
-    assert settle(db) == (1, 0, 0)
+            assert resolve(db)[:2] == (0, 0)
+        assert resolve(db) == (0, 1, 1)
+    assert resolve(db) == (1, 0, 0)
     assert states(db, changed, cancelled) == ["available", "cancelled"]
     row = db.execute("select args, reason from tallybook.job where id = any (%s) order by id", ([changed, cancelled],))
     assert row.fetchall() == [({"new": 1}, None), ({}, "mine")]
@@ -161,9 +161,9 @@ class World:
             elif what == "rescue":
                 self.db.execute("select tallybook.rescue()")
             elif what == "parents_resolve":
-                settle(session)
+                resolve(session)
             elif what == "told" and self.recent:  # as the worker that has ended it
-                settle(session, self.recent.pop(0))
+                resolve(session, self.recent.pop(0))
             elif what == "child" and self.jobs:
                 young = self.jobs[-6:]
                 after = self.random.sample(young, self.random.randint(1, min(3, len(young))))
@@ -198,7 +198,7 @@ class World:
         for at in range(len(self.sessions)):
             self.commit(at)
         for _ in range(400):
-            settle(self.db)
+            resolve(self.db)
             self.start()
             while self.running:
                 self.hands.complete(self.running.pop())
@@ -225,7 +225,7 @@ class World:
 
 @pytest.mark.parametrize("seed", seeds(8))
 def test_random_interleavings(db: Connection, connect: Connect, seed: int) -> None:
-    """Whatever sessions enqueue, end, cancel, retry and settle beside one another: no child starts before its parents have ended,
+    """Whatever sessions enqueue, end, cancel, retry and resolve beside one another: no child starts before its parents have ended,
     none waits for ever, each comes into line once, and runs only if its parents ended as it needs them."""
     play(World(db, connect, seed))
 

@@ -127,13 +127,13 @@ VERBS = {
     "enqueue_many": "select tallybook.enqueue_many(:many)",
     "claim": "select tallybook.claim(:worker, '{mail}', '{10}', gen_random_uuid())",
     "claim_job": "select tallybook.claim_job(:worker, :available, gen_random_uuid())",
-    "leased": "select * from tallybook.claimed_jobs(:lease)",
+    "claimed_jobs": "select * from tallybook.claimed_jobs(:lease)",
     "complete_many": "select tallybook.complete_many(array_agg(:lease::uuid), array_agg(job_id), array_agg(attempt))"
     " from tallybook.claimed_jobs(:lease)",
     "complete_many with results": "select tallybook.complete_many(array_agg(:lease::uuid), array_agg(job_id), array_agg(attempt),"
     " array_agg('1'::text)) from tallybook.claimed_jobs(:lease)",
-    "leased with keys": "select * from tallybook.claimed_jobs(:third)",
-    "leased, one of them": "select * from tallybook.claimed_jobs(:third, :ordered)",
+    "claimed_jobs with keys": "select * from tallybook.claimed_jobs(:third)",
+    "claimed_jobs, one of them": "select * from tallybook.claimed_jobs(:third, :ordered)",
     "turn": (
         "select tallybook.order_admit(array_agg(:third::uuid), array_agg(job_id), array_agg(attempt))"
         " from tallybook.claimed_jobs(:third)"

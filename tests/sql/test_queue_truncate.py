@@ -97,7 +97,7 @@ def test_states_can_be_chosen_and_what_runs_can_be_told(db: Connection, hands: H
     assert states(db, line, later, mine) == ["cancelled"] * 3
     reasons = db.execute("select id, reason from tallybook.job where id in (%s, %s)", (later, mine)).fetchall()
     assert dict(reasons) == {later: "truncated", mine: "mine"}
-    assert hands.leased(running.lease)[0].cancelled
+    assert hands.claimed_jobs(running.lease)[0].cancelled
     hands.say("cancel_running", running)
     assert hands.one("select tallybook.retry(%s)", later) == 2
     assert hands.run_all() == [later], "a person may retry what was truncated"
@@ -118,7 +118,7 @@ def test_what_others_hold_stays_theirs(db: Connection, connect: Connect, hands: 
     other.commit()
     assert states(db, coming) == ["available"]
     assert truncate(db) == (2, 0, False)
-    (job,) = hands.leased(lease)  # type: ignore[arg-type]
+    (job,) = hands.claimed_jobs(lease)  # type: ignore[arg-type]
     hands.complete(job)
     assert states(db, taken, later, coming) == ["completed", "cancelled", "cancelled"]
 
@@ -355,7 +355,7 @@ def test_the_lanes_lock_keeps_claims_and_truncates_apart(db: Connection, connect
         hands.db.execute("commit")
         thread.join()
         assert said == ([1] if guarded else [3])
-        ends = [hands.say("complete", job) for job in hands.leased(lease)]  # type: ignore[arg-type]
+        ends = [hands.say("complete", job) for job in hands.claimed_jobs(lease)]  # type: ignore[arg-type]
         assert ends == ([True, True] if guarded else [False, False]), states(db, *jobs)
 
 

@@ -63,7 +63,7 @@ def claim(db: Connection, worker: int, queue: str = "q", n: int = 100, lease: UU
     return Claimed(lease, *row)
 
 
-def leased(db: Connection, claimed: Claimed) -> list[Attempt]:
+def claimed_jobs(db: Connection, claimed: Claimed) -> list[Attempt]:
     return cast(
         "list[Attempt]",
         db.execute("select job_id, attempt from tallybook.claimed_jobs(%s)", [claimed.lease]).fetchall(),
@@ -71,14 +71,14 @@ def leased(db: Connection, claimed: Claimed) -> list[Attempt]:
 
 
 def jobs_of(db: Connection, *claims: Claimed) -> list[int]:
-    return [job for claimed in claims for job, _ in leased(db, claimed)]
+    return [job for claimed in claims for job, _ in claimed_jobs(db, claimed)]
 
 
 def drain(db: Connection, queue: str = "q") -> list[int]:
     """Claim and complete all that is available; the jobs, in the order in which they were claimed."""
     worker, jobs = start_worker(db, queue), []
     while (claimed := claim(db, worker, queue)).claim_id is not None:
-        for job, attempt in leased(db, claimed):
+        for job, attempt in claimed_jobs(db, claimed):
             assert one(db, "select tallybook.complete(%s, %s, %s)", claimed.lease, job, attempt)
             jobs.append(job)
     return jobs
@@ -476,7 +476,7 @@ def test_fail_without_a_delay_answers_available(db: Connection) -> None:
     worker = start_worker(db)
     enqueue(db, n=2)
     claimed = claim(db, worker)
-    (first, _), (second, _) = leased(db, claimed)
+    (first, _), (second, _) = claimed_jobs(db, claimed)
     query = "select tallybook.fail(%s, %s, 1, '{}', %s)"
     assert one(db, query, claimed.lease, first, "0") == "available"
     assert one(db, query, claimed.lease, second, "1 hour") == "scheduled"

@@ -73,7 +73,7 @@ VERBS: dict[str, LiteralString] = {
     "claim": "select tallybook.claim((select worker from staged), '{q}', '{2}', gen_random_uuid())",
     "the same claim again": "select tallybook.claim((select worker from staged), '{q}', '{2}', (select lease from staged))",
     "claim_job": "select tallybook.claim_job((select worker from staged), (select queued from staged), gen_random_uuid())",
-    "leased": "select * from tallybook.claimed_jobs((select lease from staged))",
+    "claimed_jobs": "select * from tallybook.claimed_jobs((select lease from staged))",
     "complete all": "select tallybook.complete_many(array_fill(lease, '{3}'), jobs[1:3], '{1,1,1}') from staged",
     "complete one": "select tallybook.complete(lease, jobs[1], 1) from staged",
     "complete with a result": "select tallybook.complete_many(array[lease], jobs[1:1], '{1}', '{1}') from staged",
@@ -162,7 +162,7 @@ select tallybook.enqueue_many(array_fill('q'::text, '{20000}'), array_fill('work
                               array_fill('{}'::text, '{20000}'))"""
 MOST = 90  # pages; all that is to come are 100 more
 OF_TEN: dict[str, LiteralString] = {
-    "leased": "select * from tallybook.claimed_jobs((select lease from ten limit 1))",
+    "claimed_jobs": "select * from tallybook.claimed_jobs((select lease from ten limit 1))",
     "complete": "select tallybook.complete_many(array_agg(lease), array_agg(job_id), array_agg(attempt)) from ten",
     "rescue": "select tallybook._open_attempts((select worker from ten limit 1), 0)",
 }
@@ -210,4 +210,4 @@ def test_control_without_the_limit_all_jobs_of_a_transaction_are_read(db: Connec
     db.execute(ENQUEUE_BIG)
     db.execute(cast("LiteralString", text.replace(limit, "")))
     _claim_ten(db)
-    assert _pages(db, OF_TEN["leased"]) > MOST
+    assert _pages(db, OF_TEN["claimed_jobs"]) > MOST

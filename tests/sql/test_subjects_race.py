@@ -364,7 +364,7 @@ def test_control(dsn: str, name: str) -> None:
 
 
 def _forgotten_while_leased(db: Db, connect: Connect, dsn: str) -> list[bool]:
-    """What leased says of two jobs, of which the second is forgotten after its statement began and before it is looked at."""
+    """What claimed_jobs says of two jobs, of which the second is forgotten after its statement began and before it is looked at."""
     hands = Hands(db)
     first, _ = push(db, "a")
     push(db, "b")
@@ -385,7 +385,7 @@ def _forgotten_while_leased(db: Db, connect: Connect, dsn: str) -> list[bool]:
     thread = threading.Thread(target=look)
     thread.start()
     waits = "select from pg_locks where pid = %s and not granted"
-    wait_until(lambda: db.execute(waits, (worker.info.backend_pid,)).fetchone() is not None, "leased waits")
+    wait_until(lambda: db.execute(waits, (worker.info.backend_pid,)).fetchone() is not None, "claimed_jobs waits")
     forgetter.execute("commit")
     gate.execute("select pg_advisory_unlock(99)")
     thread.join()
@@ -393,12 +393,12 @@ def _forgotten_while_leased(db: Db, connect: Connect, dsn: str) -> list[bool]:
 
 
 def test_a_forget_that_commits_while_a_worker_looks(db: Db, connect: Connect, dsn: str) -> None:
-    """A forgotten subject does not start, also when the forget commits between leased's snapshot and its look at that job."""
+    """A forgotten subject does not start, also when the forget commits between claimed_jobs' snapshot and its look at that job."""
     assert _forgotten_while_leased(db, connect, dsn) == [False, True]
 
 
 def test_control_without_the_newer_look(db: Db, connect: Connect, dsn: str) -> None:
-    """Control: with the tombstones of leased's own snapshot alone, the forgotten subject starts."""
+    """Control: with the tombstones of claimed_jobs' own snapshot alone, the forgotten subject starts."""
     without(dsn, "claimed_jobs", ("or (a.k).cancelled", ""))
     assert _forgotten_while_leased(db, connect, dsn) == [False, False]
 
@@ -508,7 +508,7 @@ def test_nobody_waits_for_an_open_upsert_but_the_same_subject(db: Db, connect: C
     pending = next(job for job in jobs.values() if job.changing)
     assert len(jobs) == 2
     other.execute("commit")
-    (again,) = hands.leased(pending.lease, pending.id)
+    (again,) = hands.claimed_jobs(pending.lease, pending.id)
     assert (again.changing, again.args) == (False, {"n": 1})
 
 

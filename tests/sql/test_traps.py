@@ -59,7 +59,7 @@ def claim(db: Connection, worker: int, queues: str | list[str] = "q", n: int = 1
     return None
 
 
-def leased(db: Connection, lease: UUID | None) -> list[int]:
+def claimed_jobs(db: Connection, lease: UUID | None) -> list[int]:
     if lease is None:
         return []
     return [job for (job,) in db.execute("select job_id from tallybook.claimed_jobs(%s)", [lease]).fetchall()]
@@ -163,7 +163,7 @@ def test_enqueue_claim_enqueue_in_one_transaction(db: Connection) -> None:
     before = enqueue(db)
     with db.transaction():
         mine = enqueue(db)
-        taken = leased(db, claim(db, worker))
+        taken = claimed_jobs(db, claim(db, worker))
         mine += enqueue(db)
     assert taken == before
     assert drain(db) == mine
@@ -174,8 +174,8 @@ def test_two_claims_and_an_enqueue_in_one_transaction(db: Connection) -> None:
     worker = start_worker(db)
     before = enqueue(db, n=3)
     with db.transaction():
-        taken = leased(db, claim(db, worker, n=2))
-        taken += leased(db, claim(db, worker, n=2))
+        taken = claimed_jobs(db, claim(db, worker, n=2))
+        taken += claimed_jobs(db, claim(db, worker, n=2))
         mine = enqueue(db)
         assert claim(db, worker) is None
     assert taken == before
@@ -189,7 +189,7 @@ def test_two_claims_around_other_producers(db: Connection, connect: Any) -> None
     taken: list[int] = []
     with db.transaction():
         for _ in range(4):
-            taken += leased(db, claim(db, worker))
+            taken += claimed_jobs(db, claim(db, worker))
             jobs += enqueue(db) + enqueue(other)
     taken += drain(db)
     assert sorted(taken) == sorted(jobs)
@@ -242,7 +242,7 @@ def test_a_frozen_client_holds_up_no_claim(db: Connection, quick: Any) -> None:
         "the server to wait for the frozen client",
     )
     assert advisory_locks(db, frozen) == 0
-    assert leased(other, claim(other, worker)) == late
+    assert claimed_jobs(other, claim(other, worker)) == late
     frozen.pgconn.finish()
 
 
@@ -325,7 +325,7 @@ def test_claimers_over_two_queues_do_not_deadlock(db: Connection, connect: Any) 
     def work(conn: Connection, queues: list[str]) -> None:
         worker = start_worker(conn, queues)
         while lease := claim(conn, worker, queues, 3):
-            batch = leased(conn, lease)
+            batch = claimed_jobs(conn, lease)
             assert complete(conn, lease, batch) == []
             found.extend(batch)
 
@@ -364,7 +364,7 @@ def test_an_open_cancel_of_an_available_job_holds_up_nobody(db: Connection, quic
     business.execute("begin")
     assert one(business, "select tallybook.cancel(%s)", jobs[0]) == "cancelled"
     lease = claim(other, worker)
-    assert leased(other, lease) == jobs
+    assert claimed_jobs(other, lease) == jobs
     assert complete(other, lease, jobs[:2]) == []
     assert one(other, "select tallybook.fail(%s, %s, 1, '{}')", lease, jobs[2]) == "scheduled"
     business.execute("commit")
@@ -382,7 +382,7 @@ def test_a_prepared_cancel_holds_up_nobody(db: Connection, quick: Any) -> None:
     assert one(business, "select tallybook.cancel(%s)", jobs[1]) == "cancelled"
     business.execute("prepare transaction 'cancels'")
     assert complete(other, lease, jobs[:1]) == []
-    assert leased(other, claim(other, worker)) == jobs[1:]
+    assert claimed_jobs(other, claim(other, worker)) == jobs[1:]
     business.execute("commit prepared 'cancels'")
 
 
@@ -413,7 +413,7 @@ def test_an_open_cancel_of_a_job_that_is_claimed_by_id_holds_up_no_claim(db: Con
         )
         wait_until(lambda: waiting.done() or waits_for_lock(db, by_id), "the claim by id to end, or to wait")
         try:
-            assert leased(other, claim(other, worker, n=2)) == jobs[:2]
+            assert claimed_jobs(other, claim(other, worker, n=2)) == jobs[:2]
         finally:
             business.execute("rollback")
             waiting.result(timeout=20)
@@ -426,7 +426,7 @@ def test_an_open_cancel_of_a_job_that_was_claimed_by_id_holds_up_no_claim(db: Co
     assert one(db, "select tallybook.claim_job(%s, %s, gen_random_uuid())", worker, jobs[0])
     business.execute("begin")
     assert one(business, "select tallybook.cancel(%s)", jobs[0]) == "cancelling"
-    assert leased(other, claim(other, worker)) == jobs[1:]
+    assert claimed_jobs(other, claim(other, worker)) == jobs[1:]
     business.execute("commit")
 
 
@@ -509,7 +509,7 @@ def test_a_twin_lane_does_not_starve(db: Connection, quick: Any) -> None:
     taken: list[int] = []
     for _ in range(4):
         enqueue(db, n=3)
-        taken += leased(db, claim(db, worker, n=1))
+        taken += claimed_jobs(db, claim(db, worker, n=1))
     assert twin in taken
 
 
@@ -800,7 +800,7 @@ def test_an_attempt_has_one_end_across_partitions(db: Connection) -> None:
         jobs += enqueue(db)
         if len(jobs) % 2 == 0:
             lease = claim(db, worker)
-            leases.update(dict.fromkeys(leased(db, lease), lease))
+            leases.update(dict.fromkeys(claimed_jobs(db, lease), lease))
     xids = [int(xid) for (xid,) in db.execute("select xid from tallybook.entry order by xid").fetchall()]
     split(db, [xids[3], xids[6] + 1, xids[9]])
     for n, job in enumerate(jobs):

@@ -25,8 +25,8 @@ def hands(db: Connection) -> Hands:
 
 
 def again(hands: Hands, job: Job) -> Job:
-    """What leased says of it now."""
-    (now,) = hands.leased(job.lease, job.id)
+    """What claimed_jobs says of it now."""
+    (now,) = hands.claimed_jobs(job.lease, job.id)
     return now
 
 
@@ -224,7 +224,7 @@ def test_a_raised_priority_counts_for_the_next_attempt_at_the_latest(db: Connect
 
 
 def test_a_claimed_job_waits_for_the_producer_that_changes_it(db: Connection, hands: Hands, connect: Connect) -> None:
-    """busy until the producer's commit, then the new args; leased asked for one job tells of that one."""
+    """busy until the producer's commit, then the new args; claimed_jobs asked for one job tells of that one."""
     other, job = put(db, args={"n": 0}), put(db, unique_key="k", args={"n": 1})
     producer = connect(autocommit=False)
     assert put(producer, args={"n": 2}, **REPLACE) == job

@@ -74,16 +74,16 @@ def test_side_table_with_foreign_keys(db: Connection) -> None:
 
 
 def test_side_table_is_joined_by_people_and_workers(db: Connection) -> None:
-    """S1-09: the business columns are joined to tallybook.job, and to what a worker has leased."""
+    """S1-09: the business columns are joined to tallybook.job, and to what a worker has claimed."""
     jobs = assets(db)
     on_view = "select a.symbol, j.state from asset_job s join assets a on a.id = s.asset_id join tallybook.job j on j.id = s.job_id"
     assert db.execute(on_view + " order by 1").fetchall() == [("AAPL", "available"), ("MSFT", "available")]
     lease = claim(db, start(db, "prices"), "prices")
-    leased = (
+    statement = (
         "select l.job_id, l.attempt, a.symbol, a.data_type from tallybook.claimed_jobs(%s) l"
         " join asset_job s on s.job_id = l.job_id join assets a on a.id = s.asset_id order by 1"
     )
-    assert db.execute(leased, [lease]).fetchall() == [(jobs[0], 1, "AAPL", "stock"), (jobs[1], 1, "MSFT", "stock")]
+    assert db.execute(statement, [lease]).fetchall() == [(jobs[0], 1, "AAPL", "stock"), (jobs[1], 1, "MSFT", "stock")]
     assert db.execute(on_view + " order by 1").fetchall() == [("AAPL", "running"), ("MSFT", "running")]
 
 
@@ -280,7 +280,7 @@ def test_claims_go_by_priority_then_order(db: Connection) -> None:
     second += one(db, many)
     first = [one(db, "select tallybook.enqueue('mail', 'send', priority => 1)") for _ in range(2)]
     worker, order = start(db), []
-    while jobs := leased(db, claim(db, worker, limit=1)):
+    while jobs := claimed_jobs(db, claim(db, worker, limit=1)):
         order += jobs
     assert order == first + second
 
@@ -295,7 +295,7 @@ def test_two_claimers_take_each_job_once(db: Connection, connect: Callable[..., 
 
     def work(conn: Connection) -> None:
         worker = start(conn)
-        while jobs := leased(conn, claim(conn, worker, limit=7)):
+        while jobs := claimed_jobs(conn, claim(conn, worker, limit=7)):
             taken.extend(jobs)
 
     conns = [connect() for _ in range(4)]
@@ -304,7 +304,7 @@ def test_two_claimers_take_each_job_once(db: Connection, connect: Callable[..., 
 
 
 def test_a_claim_gives_whole_and_current_rows(db: Connection) -> None:
-    """S3-09: what is leased is the whole job with the attempt's own numbers, after a failure too."""
+    """S3-09: what is claimed is the whole job with the attempt's own numbers, after a failure too."""
     job = one(
         db,
         "select tallybook.enqueue('mail', 'send', '{\"n\": 1}', headers => '{\"trace\": \"x\"}',"
@@ -343,7 +343,7 @@ def test_only_what_is_due_is_claimed(db: Connection) -> None:
     for at, due in ((now, []), (now + 1.5 * DAY, [later]), (now + 3 * DAY, [job])):
         promoted, next_run_at = row(db, "select promoted, next_run_at from tallybook.promote(at => %s)", [at])
         assert promoted == len(due)
-        assert leased(db, claim(db, worker)) == due
+        assert claimed_jobs(db, claim(db, worker)) == due
         assert (next_run_at is None) == (due == [job])
 
 
@@ -356,7 +356,7 @@ def test_promoted_jobs_go_by_time_then_fewer_failures(db: Connection) -> None:
         one(db, "select tallybook.enqueue('mail', 'send', run_at => %s)", now + timedelta(hours=h)) for h in (3, 2, 1)
     ]
     one(db, "select promoted from tallybook.promote(at => %s)", now + DAY)
-    assert leased(db, claim(db, worker)) == [ids[2], failed, ids[1], ids[0]]
+    assert claimed_jobs(db, claim(db, worker)) == [ids[2], failed, ids[1], ids[0]]
 
 
 def test_exactly_one_claims_a_job_by_its_id(db: Connection, connect: Callable[..., Connection]) -> None:
@@ -373,7 +373,7 @@ def test_exactly_one_claims_a_job_by_its_id(db: Connection, connect: Callable[..
 
     in_threads([partial(work, conn) for conn in conns])
     assert sorted(won) == [False] * 7 + [True]
-    assert leased(db, claim(db, start(db))) == [other]
+    assert claimed_jobs(db, claim(db, start(db))) == [other]
     assert see(db, "state, attempts, started_at is not null", f"id = {job}") == [("running", 1, True)]
 
 
@@ -425,7 +425,7 @@ def test_out_of_attempts_is_dead(db: Connection) -> None:
     results = [fail_once(db, worker, job, n) for n in (1, 2, 3)]
     assert results == ["available", "available", "dead"]
     assert see(db, "state, attempts, failures, args, reason") == [("dead", 3, 3, {"n": 1}, "failed")]
-    assert leased(db, claim(db, worker)) == []
+    assert claimed_jobs(db, claim(db, worker)) == []
 
 
 def test_the_limit_is_the_jobs_then_the_tasks_then_five(db: Connection) -> None:
@@ -562,7 +562,7 @@ def test_a_cancel_outlives_the_attempt_it_met(db: Connection, end: str) -> None:
             *(["0"] if end == "snooze" else []),
         )
     assert see(db, "state") == [("cancelled",)]
-    assert leased(db, claim(db, start(db, tasks=["send"]))) == []
+    assert claimed_jobs(db, claim(db, start(db, tasks=["send"]))) == []
     assert see(db, "state") == [("cancelled",)]
 
 
@@ -593,9 +593,9 @@ def test_a_cancelled_job_can_be_retried(db: Connection) -> None:
     assert one(db, "select tallybook.retry(%s)", job) == 2
     assert see(db, "state, attempts") == [("available", 0)]
     one(db, "select tallybook.cancel(%s)", job)
-    assert leased(db, claim(db, worker)) == []
+    assert claimed_jobs(db, claim(db, worker)) == []
     assert one(db, "select tallybook.retry(%s)", job) == 3
-    assert leased(db, claim(db, worker)) == [job]
+    assert claimed_jobs(db, claim(db, worker)) == [job]
     assert see(db, "state, attempts") == [("running", 1)]
 
 
@@ -606,7 +606,7 @@ def test_a_scheduled_job_that_was_cancelled_can_be_retried(db: Connection) -> No
     assert one(db, "select tallybook.retry(%s)", job) == 1
     assert see(db, "state") == [("scheduled",)]
     one(db, "select promoted from tallybook.promote(at => now() + interval '2 h')")
-    assert leased(db, claim(db, start(db))) == [job]
+    assert claimed_jobs(db, claim(db, start(db))) == [job]
 
 
 def test_a_job_whose_cancel_outlived_its_attempt_can_be_retried(db: Connection) -> None:
@@ -632,7 +632,7 @@ def test_an_open_retry_holds_up_no_claim(db: Connection, connect: Callable[..., 
     person.execute("begin")
     one(person, "select tallybook.retry(%s)", job)
     db.execute("set lock_timeout = '2 s'")  # a wait would last until the retry's transaction ends
-    assert leased(db, claim(db, worker)) == [other]
+    assert claimed_jobs(db, claim(db, worker)) == [other]
     person.execute("rollback")
 
 
@@ -643,9 +643,9 @@ def test_a_paused_queue_is_not_claimed(db: Connection) -> None:
     """S5-11: pause and resume say whether they changed something; a paused queue takes jobs and gives none."""
     job, worker = one(db, "select tallybook.enqueue('mail', 'send')"), start(db)
     assert [one(db, "select tallybook.pause('mail')") for _ in range(2)] == [True, False]
-    assert leased(db, claim(db, worker)) == []
+    assert claimed_jobs(db, claim(db, worker)) == []
     assert [one(db, "select tallybook.resume('mail')") for _ in range(2)] == [True, False]
-    assert leased(db, claim(db, worker)) == [job]
+    assert claimed_jobs(db, claim(db, worker)) == [job]
 
 
 # Bad input.
@@ -780,7 +780,7 @@ def claim(conn: Connection, worker: int, queue: str = "mail", *, limit: int = 10
     return lease
 
 
-def leased(conn: Connection, lease: uuid.UUID) -> list[int]:
+def claimed_jobs(conn: Connection, lease: uuid.UUID) -> list[int]:
     return [job for (job,) in conn.execute("select job_id from tallybook.claimed_jobs(%s)", [lease])]
 
 

@@ -236,7 +236,7 @@ def test_past_its_expiry(db: Connection, hands: Hands) -> None:
 
 
 def test_waits_for_its_parents(db: Connection, hands: Hands) -> None:
-    """Which of its parents are open; ended, settle is to come; settled, it should start."""
+    """Which of its parents are open; ended, parents_resolve is to come; resolved, it should start."""
     one_, two = put(db), put(db)
     child = one(db, "select tallybook.enqueue_after('q', 't', after => %s)", [one_, two])
     first, second = hands.start()
@@ -327,7 +327,7 @@ def test_a_breaker(db: Connection, hands: Hands) -> None:
 
 
 def test_its_turn_among_the_keys(db: Connection, hands: Hands) -> None:
-    """A fair key's turn: how many of the key are before it, how many are in line; dealt, it stands in line."""
+    """A fair key's turn: how many of the key are before it, how many are in line; released, it stands in line."""
     jobs = [put(db, options=Jsonb({"fair_key": "a"})) for _ in range(3)]
     ((state, code, details),) = why(db, jobs[2])
     assert (state, code, details) == ("waiting", "fair_key", {"key": "a", "before": 2, "in_line": 0})

@@ -37,8 +37,8 @@ create table zombies (lost int);
 CHECKS = dict(
     re.findall(r"-- name: (.*?)\n(.*?);\n", (Path(__file__).parent / "crowd_checks.sql").read_text("utf-8"), re.DOTALL)
 )
-# Looked at while all of them run. A cancel frees the key at once, also where a claim on its way does not see it: leased
-# tells the worker then.
+# Looked at while all of them run. A cancel frees the key at once, also where a claim on its way does not see it:
+# claimed_jobs tells the worker then.
 TWO_HOLDERS = """
     select format('key %s of %s: %s', j.unique_key, j.task, array_agg(j.id)) from tallybook.job j
      where j.unique_key is not null and j.state in ('scheduled', 'retrying', 'available', 'running')

@@ -210,7 +210,7 @@ def _crashed(lane: Lane) -> Lane:
 
 
 def interval(lane: Lane, claim: Claim) -> tuple[Entry, ...]:
-    """What `leased` reads for this claim, whenever it reads it."""
+    """What `claimed_jobs` reads for this claim, whenever it reads it."""
     between = (e for e in lane.visible() if claim.came_from < e <= claim.pos)
     if claim.closed:
         return tuple(e for e in between if e[0] in claim.closed)

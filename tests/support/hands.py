@@ -1,4 +1,4 @@
-"""A worker made of SQL alone, which does what a worker in any language has to do: claim, leased, turn, start, end."""
+"""A worker made of SQL alone, which does what a worker in any language has to do: claim, claimed_jobs, admit, start, end."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class Hands:
             if row[0] is None:
                 return []
             if row[1]:
-                return self.leased(lease)
+                return self.claimed_jobs(lease)
 
-    def leased(self, lease: UUID, job: int | None = None) -> list[Job]:
+    def claimed_jobs(self, lease: UUID, job: int | None = None) -> list[Job]:
         rows = self.db.execute(
             "select job_id, attempt, args, blocked_by, order_key from tallybook.claimed_jobs(%s, %s)",
             (lease, job),

@@ -37,7 +37,7 @@ class Rules:
     gate: bool = True
     """Rescue waits until no claim of that worker is on its way."""
     looks_again: bool = True
-    """`leased` looks for cancels once more after the claim has committed."""
+    """`claimed_jobs` looks for cancels once more after the claim has committed."""
     one_outcome: bool = True
     """The first end of an attempt stands. Else: the last one."""
     durable_ends: bool = True
@@ -147,7 +147,7 @@ def steps(rules: Rules, world: World) -> Iterator[Step[World]]:
         yield from _faults(rules, world._replace(faults=world.faults - 1))
 
 
-# A claim: the worker's gate, the lane, a look, an asynchronous commit; leased, in a statement of its own, after that.
+# A claim: the worker's gate, the lane, a look, an asynchronous commit; claimed_jobs, in a statement of its own, after that.
 
 
 def _claims(rules: Rules, world: World, who: int, p: Process) -> Iterator[Step[World]]:

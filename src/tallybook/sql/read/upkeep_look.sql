@@ -67,7 +67,7 @@ begin
      then due := due || 'concurrency_release'::text; end if;
 
   -- Of the newest 10,000 numbers only: all of waiting may be dead rows. What is older is known to the workers that
-  -- deal, and looked for by each that starts, and every minute.
+  -- run fair_release, and looked for by each that starts, and every minute.
   if 'fair_release' = any (v_second) and exists (
        select from tallybook.lane l where l.part = 'fair' and exists (
          select from tallybook.waiting w where w.lane_id = l.lane_id and w.fair_key is not null

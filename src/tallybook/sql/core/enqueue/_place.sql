@@ -5,7 +5,7 @@
 -- queue: straight in the line, which holds 200 of these, a few hundred that are retried at once would keep all other
 -- keys out.
 --   queue  the name of the lane's queue, if the caller has it
--- Reads lane; writes scheduled, waiting, or entry order_line when it comes new.
+-- Reads lane; writes scheduled, waiting or entry, and order_line for a job that comes into line for the first time.
 create or replace function tallybook._place(e tallybook.entry, p_run_at timestamptz, p_at timestamptz,
   p_queue text default null, p_fair boolean default false) returns void
 language plpgsql as $$

@@ -46,7 +46,7 @@ begin
            f.task, f.told_args,
            f.headers, f.unique_key, coalesce(f.run_at, p_at), f.errors, f.expires_at, f.key, f.told_options
       from freed f where not f.later and not f.fair
-  ), fair as (  -- the row that is deleted above comes anew: its turn among the keys of its queue comes later, see deal
+  ), fair as (  -- the row that is deleted above comes anew: its turn by its fair key comes later (fair_release)
     insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes,
                                    max_attempts, task, args,
                                    headers, unique_key, errors, expires_at, options, fair_key, fair_seq)

@@ -1,4 +1,4 @@
--- _why_waiting(...): what a job in waiting waits for: a place of a limit, a breaker, its turn by a key, its parents.
+-- _why_waiting(...): what a job in waiting waits for: a permit, a breaker, its turn by a key, its parents.
 -- For why; part of its answer.
 create or replace function tallybook._why_waiting(p_job_id bigint, p_lane_id int, p_task text, p_order_key text,
   p_fair_key text, p_fair_seq bigint, p_options jsonb, p_at timestamptz, out reason text, out explanation text,
