@@ -1,4 +1,4 @@
--- _parent_ended(job_id): wakes who runs parents_resolve, where a job waits for this one: it has just been cancelled, or died.
+-- _parent_ended(job_id): wakes parents_resolve where a job waits for this one, which has been cancelled or has died.
 --
 -- Only for these rare ends. One that completes is told by its worker, or found by a look: see parents_resolve.
 create or replace function tallybook._parent_ended(p_job_id bigint) returns void
