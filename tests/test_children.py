@@ -286,12 +286,12 @@ def test_a_child_without_the_kernels_help_ends_as_well(tmp_path: Path, monkeypat
 
 
 MAIN = """
-import asyncio, os, sys
-from tallybook import App
+import asyncio, datetime, os, sys
+from tallybook import App, Constant
 
 app = App("script", dsn=sys.argv[1])
 
-@app.task(process=True)
+@app.task(process=True, retry=Constant(datetime.timedelta(hours=1)))
 def leave(path: str) -> None:
     with open(path, "w") as file:
         file.write(f"{__name__} {os.getpid() != int(sys.argv[2])}")

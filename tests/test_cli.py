@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from click.testing import CliRunner, Result
 from psycopg.conninfo import make_conninfo
 
 from support.cli import Command
-from tallybook import App
+from tallybook import App, Constant
 from tallybook._cli import cli
 from tallybook._cli.errors import short
 from tallybook._cli.text import clean, json_safe
@@ -202,7 +203,7 @@ def test_every_state_with_one_query(run: Run, dsn: str) -> None:
         with psycopg.connect(dsn) as conn:
             seen.extend(conn.execute("select state from tallybook.job where task = 'looks'").fetchall())
 
-    @app.task
+    @app.task(retry=Constant(timedelta(hours=1)))
     def fails() -> None:
         raise ValueError("no such address")
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from support.hands import Hands, put
 from support.shop import Shop, moved
-from tallybook import App, Counts, Difference
+from tallybook import App, Constant, Counts, Difference
 from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument
 from tallybook.testing import drain
@@ -40,7 +40,7 @@ def app() -> App:
     @made.task(queue="mail")
     def send(n: int) -> None: ...
 
-    @made.task(queue="mail", max_attempts=2)
+    @made.task(queue="mail", max_attempts=2, retry=Constant(timedelta(hours=1)))
     def breaks() -> None:
         raise ValueError("no luck")
 

@@ -45,11 +45,13 @@ if __name__ == "__main__":
 """
 MORE_JOBS = """
 import contextlib
+from datetime import timedelta
 from asgiref.sync import sync_to_async
 from django.db import connection
 from django_tasks import task
 from shop.jobs import app
 from shop.models import Order
+from tallybook import Constant
 
 def _spoil():
     with contextlib.suppress(Exception), connection.cursor() as cursor:
@@ -71,7 +73,7 @@ async def aspoil() -> None:
 async def acount() -> int:
     return await Order.objects.acount()
 
-@task(max_attempts=2, retry="1 h")
+@task(max_attempts=2, retry=Constant(timedelta(hours=1)))
 def flaky(numbers):
     raise ConnectionResetError(numbers)
 

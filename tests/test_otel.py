@@ -294,12 +294,12 @@ async def test_each_end_marks_its_span(app: App, dsn: str, db: Any, seen: Teleme
                 return Dead("hopeless")
         return how
 
-    @app.task
+    @app.task(retry=Constant(timedelta(hours=1)))
     def in_thread(how: str) -> None:
         assert trace.get_current_span().get_span_context().is_valid
         raise KeyError(how)
 
-    @app.task(atomic=True)
+    @app.task(atomic=True, retry=Constant(timedelta(hours=1)))
     async def atomic(conn: AsyncConnection[Any], how: str) -> None:
         if how == "raise":
             raise ValueError(how)

@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 
 from support.callers import ASYNC, SYNC, AsyncCaller, Caller, asyncpg_options
-from tallybook import App
+from tallybook import App, Constant
 from tallybook.errors import ConnectionNotSupported, InvalidArgument, PayloadError, UnknownJob, UnknownQueue
 
 pytestmark = pytest.mark.anyio
@@ -282,7 +282,7 @@ async def test_pipeline_in_the_handlers_transaction(dsn: str, db: Any) -> None:
     own = App("own", dsn=dsn)
     db.execute("create table page (id int, body text)")
 
-    @own.task
+    @own.task(retry=Constant(timedelta(hours=1)))
     async def fetch(page: int) -> None:
         async with await psycopg.AsyncConnection.connect(dsn) as conn:
             await conn.execute("insert into page values (%s, 'text')", [page])

@@ -88,7 +88,7 @@ def test_a_missing_extra_is_one_clear_error(
     monkeypatch.delattr("tallybook.tasks._transport", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     (put,) = app.enqueue_many_sync(db, [job])
-    drain(app, dsn=dsn)
+    drain(app, dsn=dsn, max_jobs=1)
     found = app.get_sync(db, put)
     assert found.state == "retrying" and f"pip install 'tallybook[{extra}]'" in (found.last_error or "")
 
