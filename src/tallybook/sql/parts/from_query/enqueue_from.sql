@@ -30,9 +30,8 @@ begin
   v_query := tallybook._query_text(query);
   v_columns := tallybook._query_columns(v_query);
   -- Numbered in the query's order, since that is the order of the jobs; then by key, in which the keys are taken.
-  for r in execute format('select s.* from (select row_number() over () as place, %s from (%s%s) q) s order by s.key, '
-                          's.place',
-                          v_columns, v_query, E'\n') loop
+  for r in execute format('select s.* from (select row_number() over () as place, %s from (%s%s) q) s '
+                          'order by s.key, s.place', v_columns, v_query, E'\n') loop
     v_n := v_n + 1; v_bytes := v_bytes + pg_column_size(r.args);
     v_places[v_n] := r.place; v_keys[v_n] := r.key; v_args[v_n] := r.args; v_run_ats[v_n] := r.run_at;
     v_priorities[v_n] := coalesce(r.priority, priority);
