@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -104,13 +105,52 @@ def _fresh_name(kind: str) -> str:
     return f"tallybook_{kind}_{secrets.token_hex(6)}"
 
 
-def _drop(server: Databases, name: str, dsn: str) -> None:
-    """Drop a test's database; a transaction that the test left prepared in it would keep it there."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        left = conn.execute("select gid from pg_prepared_xacts where database = current_database()").fetchall()
-        for (gid,) in left:
-            conn.execute(sql.SQL("rollback prepared {}").format(sql.Literal(gid)))
-    server.drop_database(name)
+class Aside:
+    """Makes and drops the tests' databases in a thread beside them: a test finds its own ready, and waits for no drop."""
+
+    def __init__(self, server: Databases, template: str) -> None:
+        self._server, self._template = server, template
+        self._thread = ThreadPoolExecutor(1)
+        self._next = self._thread.submit(self._make)
+        self._drops: list[Future[None]] = []
+
+    def take(self) -> tuple[str, str]:
+        """A fresh database with Tallybook installed: its name and conninfo."""
+        made, self._next = self._next.result(), self._thread.submit(self._make)
+        return made
+
+    def give(self, name: str, dsn: str) -> None:
+        """Drop it; what went wrong with an earlier one is raised here."""
+        self._drops.append(self._thread.submit(self._drop, name, dsn))
+        while len(self._drops) > 1 and self._drops[0].done():
+            self._drops.pop(0).result()
+
+    def close(self) -> None:
+        """Drop what is left."""
+        self.give(*self._next.result())
+        self._thread.shutdown()
+        for drop in self._drops:
+            drop.result()
+
+    def _make(self) -> tuple[str, str]:
+        name = _fresh_name("test")
+        return name, self._server.create_database(name, self._template)
+
+    def _drop(self, name: str, dsn: str) -> None:
+        """A transaction that the test left prepared in it would keep it there."""
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            left = conn.execute("select gid from pg_prepared_xacts where database = current_database()").fetchall()
+            for (gid,) in left:
+                conn.execute(sql.SQL("rollback prepared {}").format(sql.Literal(gid)))
+        self._server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def aside(server: Databases, template: str) -> Iterator[Aside]:
+    """Where tests get their databases."""
+    made = Aside(server, template)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")
@@ -128,21 +168,20 @@ def template(server: Databases) -> Iterator[str]:
 
 
 @pytest.fixture
-def empty_dsn(server: Databases) -> Iterator[str]:
+def empty_dsn(server: Databases, aside: Aside) -> Iterator[str]:
     """A fresh database without the schema: its conninfo."""
     name = _fresh_name("empty")
     dsn = server.create_database(name)
     yield _through(dsn)
-    _drop(server, name, dsn)
+    aside.give(name, dsn)
 
 
 @pytest.fixture
-def dsn(server: Databases, template: str) -> Iterator[str]:
+def dsn(aside: Aside) -> Iterator[str]:
     """A fresh database with Tallybook installed: its conninfo."""
-    name = _fresh_name("test")
-    dsn = server.create_database(name, template)
+    name, dsn = aside.take()
     yield _through(dsn)
-    _drop(server, name, dsn)
+    aside.give(name, dsn)
 
 
 @pytest.fixture
