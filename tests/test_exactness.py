@@ -46,7 +46,7 @@ def test_every_committed_job_ends_exactly_once_for_long(dsn: str) -> None:
 @pytest.mark.direct("kills processes and waits for the end of their sessions")
 def test_control_a_claim_that_ignores_holes_loses_jobs(dsn: str, db: Connection) -> None:
     """Negative control: with the holes emptied, the same run finds lost jobs."""
-    replace_in(db, "_take", "h.lo := v_old_hi;", "h.holes := '{}'; h.closed := '{}'; h.lo := v_old_hi;")
+    replace_in(db, "_window", "h.lo := v_old_hi;", "h.holes := '{}'; h.closed := '{}'; h.lo := v_old_hi;")
     run = Crowd(dsn, SEED, seconds=0.5, producers=1, claimers=2).run()
     assert kinds(run.findings) >= {"lost", "an attempt without outcome"}
 
@@ -57,7 +57,7 @@ def test_control_an_end_without_the_fence_ends_twice(dsn: str, db: Connection) -
     """Negative control: with the outcome's unique index dropped, the same run finds attempts that ended twice."""
     for name in ("brief", "default", "long"):
         db.execute(f'drop index tallybook."an attempt of {name} ends once"')
-    for function in ("_end", "rescue", "_skip"):
+    for function in ("_end", "_lose", "_skip"):
         replace_in(db, function, "on conflict do nothing", "")
     run = Crowd(dsn, SEED, seconds=0.5, producers=1, claimers=2).run()
     assert "an attempt with two outcomes" in kinds(run.findings)

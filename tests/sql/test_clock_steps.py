@@ -207,7 +207,9 @@ def test_a_worker_that_beats_keeps_its_jobs(db: Connection, step: timedelta) -> 
 
 def test_control_a_third_of_the_lease_robs_a_worker_that_beats(db: Connection) -> None:
     """Control: where the silence of a step forward counts, a worker that beats loses its job."""
-    without(db, "rescue", "when w.gone_at - w.seen_at > 2 * v_lease and not v_free then greatest(grace, v_lease)")
+    without(
+        db, "_worker_fate", "when w.gone_at - w.seen_at > 2 * p_lease and not v_free then greatest(p_grace, p_lease)"
+    )
     with pytest.raises(AssertionError):
         test_a_worker_that_beats_keeps_its_jobs(db, HOUR)
 
