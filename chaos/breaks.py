@@ -35,7 +35,7 @@ def _holes(conn: psycopg.Connection[Any]) -> None:
     """The cursor forgets which transactions were running when its window was opened."""
     _replace(
         conn,
-        "_take",
+        "_window",
         "if h.holes <> '{}' or pg_snapshot_xmin(s) <> pg_snapshot_xmax(s) or v_own is not null then",
         "if false then",
     )

@@ -419,7 +419,7 @@ def _without(dsn: str, function: str, change: Callable[[str], str]) -> None:
 def test_control_without_holes_jobs_are_lost(dsn: str) -> None:
     """Control: a claim that ignores transactions still running loses jobs, and the checker says so."""
     fence = "if h.holes <> '{}' or pg_snapshot_xmin(s) <> pg_snapshot_xmax(s) or v_own is not null then"
-    _without(dsn, "_take", lambda text: text.replace(fence, "if false then"))
+    _without(dsn, "_window", lambda text: text.replace(fence, "if false then"))
     scenario = TWO["a commit that comes late"]
     found, _ = play(dsn, scenario, interleavings(scenario.lengths))
     assert any("lost" in wrong for wrong in found)

@@ -9,14 +9,14 @@ create or replace function tallybook._take(p_lane_id int, p_retention "char", p_
   out claim_id bigint, out jobs int)
 language plpgsql as $$
 declare
-  h tallybook.claim; s pg_snapshot; v_own xid8; v_old_hi xid8; v_from_xid xid8; v_from_seq bigint;
+  h tallybook.claim; v_from_xid xid8; v_from_seq bigint;
   v_xids xid8[]; v_seqs bigint[]; v_ids bigint[]; v_skipped bigint[]; v_holes xid8[]; k int;
 begin
   jobs := 0;
   select c.* into h from tallybook.claim c
    where c.lane_id = p_lane_id and c.retention = p_retention order by c.number desc limit 1;
   if not found then
-    h.number := 0; h.lo := p_born; h.hi := p_born; h.holes := '{}'; h.closed := '{}';
+    h.lane_id := p_lane_id; h.number := 0; h.lo := p_born; h.hi := p_born; h.holes := '{}'; h.closed := '{}';
     h.pos_xid := p_born; h.pos_seq := 0; h.claimed := 0;
   end if;
   for turn in 1..64 loop
@@ -50,24 +50,7 @@ begin
                  order by e.xid, e.seq limit p_max) e;
       end if;
       exit when v_ids is not null or opened = 1;
-      -- A new window. The caller's own transaction is never listed as running: it is always a hole.
-      s := pg_current_snapshot(); v_own := pg_current_xact_id_if_assigned();
-      if pg_snapshot_xmax(s) < h.hi then
-        raise exception 'the cursor of lane % is of another cluster', p_lane_id
-          using errcode = 'TB004', detail = format('It stands at transaction %s, this cluster is at %s.', h.hi,
-                                                   pg_snapshot_xmax(s)),
-                hint = 'This database was restored or moved: its lanes have to be rebased.';
-      end if;
-      v_old_hi := h.hi;
-      if h.holes <> '{}' or pg_snapshot_xmin(s) <> pg_snapshot_xmax(s) or v_own is not null then
-        h.closed := array(select x from unnest(h.holes) x where pg_visible_in_snapshot(x, s) and x is distinct
-                          from v_own order by x);
-        h.holes := array(select x from unnest(h.holes) x where not pg_visible_in_snapshot(x, s) or x = v_own
-                          union all select x from pg_snapshot_xip(s) x where x >= v_old_hi
-                          union all select v_own where v_own >= v_old_hi and v_own < pg_snapshot_xmax(s));
-      end if;
-      h.lo := v_old_hi; h.hi := pg_snapshot_xmax(s); h.pos_seq := 0;
-      h.pos_xid := case when h.closed <> '{}' then h.closed[1] else h.lo end;
+      h := tallybook._window(h);
     end loop;
     exit when v_ids is null;
 
@@ -96,4 +79,31 @@ begin
     jobs := jobs + k;
     exit when k > 0 or p_error is not null;  -- else all of the batch was skipped: go on behind it
   end loop;
+end $$;
+
+-- _window(cursor): the cursor of a lane at the begin of a new window: all transactions from the end of the last one up
+-- to those that are not known yet. The former holes that have ended by now are closed, and come first.
+-- Errors: TB004 the cursor is of another cluster.
+create or replace function tallybook._window(h tallybook.claim) returns tallybook.claim
+language plpgsql as $$
+declare
+  -- The caller's own transaction is never listed as running: it is always a hole.
+  s pg_snapshot := pg_current_snapshot(); v_own xid8 := pg_current_xact_id_if_assigned(); v_old_hi xid8 := h.hi;
+begin
+  if pg_snapshot_xmax(s) < h.hi then
+    raise exception 'the cursor of lane % is of another cluster', h.lane_id
+      using errcode = 'TB004', detail = format('It stands at transaction %s, this cluster is at %s.', h.hi,
+                                               pg_snapshot_xmax(s)),
+            hint = 'This database was restored or moved: its lanes have to be rebased.';
+  end if;
+  if h.holes <> '{}' or pg_snapshot_xmin(s) <> pg_snapshot_xmax(s) or v_own is not null then
+    h.closed := array(select x from unnest(h.holes) x where pg_visible_in_snapshot(x, s) and x is distinct
+                      from v_own order by x);
+    h.holes := array(select x from unnest(h.holes) x where not pg_visible_in_snapshot(x, s) or x = v_own
+                      union all select x from pg_snapshot_xip(s) x where x >= v_old_hi
+                      union all select v_own where v_own >= v_old_hi and v_own < pg_snapshot_xmax(s));
+  end if;
+  h.lo := v_old_hi; h.hi := pg_snapshot_xmax(s); h.pos_seq := 0;
+  h.pos_xid := case when h.closed <> '{}' then h.closed[1] else h.lo end;
+  return h;
 end $$;
