@@ -29,32 +29,8 @@ begin
       raise exception 'there is no job %', retry.job_id using errcode = 'TB002',
         detail = coalesce(tallybook._pruned_hint(retry.job_id), '');
     end if;
-    select o.state into v_state from tallybook.outcome o
-     where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq;
-    if v_state is distinct from 'cancelled' then
-      -- Cancelled, and no claim has come by. In scheduled the intent is taken back; in line it stays with its attempt,
-      -- which whoever meets it ends, and the job gets another one. No lane is locked: this transaction may stay open.
-      perform from tallybook.scheduled s where s.job_id = retry.job_id for update;
-      perform from tallybook.waiting s where s.job_id = retry.job_id for update;
-      v_back := tallybook._behind(retry.job_id) is not null
-        and exists (select from tallybook.tombstone t where t.job_id = retry.job_id and t.cancelled and not t.once);
-      if not v_back and v_state is null and e.job_id is not null then
-        update tallybook.tombstone t set once = true
-         where t.job_id = e.job_id and t.attempt <= e.attempt and t.cancelled and not t.once
-           and not tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
-           and not exists (select from tallybook.tombstone k where k.job_id = e.job_id and k.attempt = e.attempt
-                           and k.taken);
-        if found then
-          insert into tallybook.tombstone (job_id, attempt, cancelled, once, created_at)
-            values (e.job_id, e.attempt, true, true, retry.at)
-          on conflict on constraint tombstone_pkey do nothing;  -- the cancel was said to an earlier attempt
-          v_state := 'cancelled';
-        else  -- a claim has met it while we waited, perhaps
-          select o.state into v_state from tallybook.outcome o
-           where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq;
-        end if;
-      end if;
-    end if;
+    v_state := tallybook._uncancelled(retry.job_id, e, retry.at);
+    v_back := coalesce(v_state = 'back', false);
     if not v_back and (v_state is distinct from 'cancelled' or tallybook._behind(retry.job_id) is not null) then
       raise exception 'job % is not dead or cancelled', retry.job_id
         using errcode = 'TB005', detail = format('It is %s.',
@@ -96,6 +72,43 @@ begin
   e.failures := 0; e.crashes := 0;
   perform tallybook._again(e, retry.at, retry.at, true);
   return e.attempt + 1;
+end $$;
+
+-- _uncancelled(job_id, entry, at): what retry finds of a job that is no dead letter; entry: its newest attempt.
+--
+-- The state of that attempt, null while it has none; cancelled also where it was to end so, and stays so: the job gets
+-- another attempt; back: it is scheduled or waiting, was cancelled there, and goes on there.
+-- In scheduled the intent is taken back; in line it stays with its attempt, which whoever meets it ends. No lane is
+-- locked: this transaction may stay open.
+create or replace function tallybook._uncancelled(p_job_id bigint, e tallybook.entry, p_at timestamptz) returns text
+language plpgsql as $$
+declare
+  v_state text;
+begin
+  select o.state into v_state from tallybook.outcome o
+   where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq;
+  if v_state = 'cancelled' then return v_state; end if;
+  perform from tallybook.scheduled s where s.job_id = p_job_id for update;
+  perform from tallybook.waiting s where s.job_id = p_job_id for update;
+  if tallybook._behind(p_job_id) is not null
+     and exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.cancelled and not t.once) then
+    return 'back';
+  end if;
+  if v_state is not null or e.job_id is null then return v_state; end if;
+  update tallybook.tombstone t set once = true
+   where t.job_id = e.job_id and t.attempt <= e.attempt and t.cancelled and not t.once
+     and not tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
+     and not exists (select from tallybook.tombstone k where k.job_id = e.job_id and k.attempt = e.attempt
+                     and k.taken);
+  if found then
+    insert into tallybook.tombstone (job_id, attempt, cancelled, once, created_at)
+      values (e.job_id, e.attempt, true, true, p_at)
+    on conflict on constraint tombstone_pkey do nothing;  -- the cancel was said to an earlier attempt
+    return 'cancelled';
+  end if;
+  select o.state into v_state from tallybook.outcome o  -- a claim has met it while we waited, perhaps
+   where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq;
+  return v_state;
 end $$;
 
 -- _behind(job_id): the next attempt of a job that is scheduled or waiting; null: it is neither.
