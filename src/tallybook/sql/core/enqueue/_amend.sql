@@ -16,7 +16,7 @@ returns boolean language plpgsql
 -- profile: lookup
 as $$
 declare
-  s record; e record; v_lane int;
+  e record;
 begin
   if p_on_conflict = 'raise_priority' and p_priority is null then p_priority := 2; end if;
   if not p_queued then
@@ -26,34 +26,7 @@ begin
     end if;
     perform tallybook._start_waits(p_job_id, p_task);
   end if;
-  select x.lane_id, l.queue, l.priority, l.part into s
-    from tallybook.scheduled x join tallybook.lane l on l.lane_id = x.lane_id where x.job_id = p_job_id for update of x;
-  if not found then
-    select x.lane_id, l.queue, l.priority, l.part into s
-      from tallybook.waiting x join tallybook.lane l on l.lane_id = x.lane_id where x.job_id = p_job_id for update of x;
-  end if;
-  if found then  -- changed where it is
-    p_args := case when p_on_conflict = 'replace_args' then p_args end;
-    p_run_at := case when p_on_conflict = 'push_run_at' then p_run_at end;
-    if p_on_conflict = 'raise_priority' and p_priority < s.priority then
-      select n.lane_id into v_lane from tallybook._lane(s.queue, p_priority, s.part) n;
-    end if;
-    if p_args is null and p_run_at is null and v_lane is null then return true; end if;
-    update tallybook.scheduled x
-       set args = coalesce(p_args, x.args), run_at = coalesce(p_run_at, x.run_at),
-           lane_id = coalesce(v_lane, x.lane_id),
-           options = case when p_args is null then x.options else tallybook._versioned(x.options, p_version) end
-     where x.job_id = p_job_id;
-    if found and p_run_at < p_at + interval '10 s' then perform tallybook._wake(' promote'); end if;
-    update tallybook.waiting x
-       set args = coalesce(p_args, x.args), run_at = coalesce(p_run_at, x.run_at),
-           lane_id = coalesce(v_lane, x.lane_id),
-           options = case when p_args is null then x.options else tallybook._versioned(x.options, p_version) end
-     where x.job_id = p_job_id;
-    update tallybook.amendment a
-       set args = coalesce(p_args, a.args), version = case when p_args is null then a.version else p_version end,
-           run_at = case when p_run_at is null then a.run_at end, xid = default
-     where a.job_id = p_job_id and (p_args is not null or p_run_at is not null and a.run_at is not null);
+  if tallybook._amend_aside(p_job_id, p_on_conflict, p_args, p_priority, p_run_at, p_version, p_at) then
     return true;
   end if;
   select x.lane_id, l.priority, tallybook._cursor_passed(x.lane_id, x.retention, x.xid, x.seq)
@@ -92,6 +65,45 @@ begin
         priority = least(excluded.priority, a.priority), run_at = coalesce(excluded.run_at, a.run_at),
         xid = excluded.xid;
   if p_on_conflict <> 'replace_args' then perform tallybook._wake(' promote'); end if;
+  return true;
+end $$;
+
+-- _amend_aside(job_id, on_conflict, args, priority, run_at, version, at): _amend of a job that is scheduled or waiting.
+-- False: it is neither.
+create or replace function tallybook._amend_aside(p_job_id bigint, p_on_conflict text, p_args jsonb, p_priority int,
+  p_run_at timestamptz, p_version jsonb, p_at timestamptz) returns boolean
+language plpgsql as $$
+declare
+  s record; v_lane int;
+begin
+  select x.lane_id, l.queue, l.priority, l.part into s
+    from tallybook.scheduled x join tallybook.lane l on l.lane_id = x.lane_id where x.job_id = p_job_id for update of x;
+  if not found then
+    select x.lane_id, l.queue, l.priority, l.part into s
+      from tallybook.waiting x join tallybook.lane l on l.lane_id = x.lane_id where x.job_id = p_job_id for update of x;
+  end if;
+  if not found then return false; end if;
+  p_args := case when p_on_conflict = 'replace_args' then p_args end;
+  p_run_at := case when p_on_conflict = 'push_run_at' then p_run_at end;
+  if p_on_conflict = 'raise_priority' and p_priority < s.priority then
+    select n.lane_id into v_lane from tallybook._lane(s.queue, p_priority, s.part) n;
+  end if;
+  if p_args is null and p_run_at is null and v_lane is null then return true; end if;
+  update tallybook.scheduled x
+     set args = coalesce(p_args, x.args), run_at = coalesce(p_run_at, x.run_at),
+         lane_id = coalesce(v_lane, x.lane_id),
+         options = case when p_args is null then x.options else tallybook._versioned(x.options, p_version) end
+   where x.job_id = p_job_id;
+  if found and p_run_at < p_at + interval '10 s' then perform tallybook._wake(' promote'); end if;
+  update tallybook.waiting x
+     set args = coalesce(p_args, x.args), run_at = coalesce(p_run_at, x.run_at),
+         lane_id = coalesce(v_lane, x.lane_id),
+         options = case when p_args is null then x.options else tallybook._versioned(x.options, p_version) end
+   where x.job_id = p_job_id;
+  update tallybook.amendment a
+     set args = coalesce(p_args, a.args), version = case when p_args is null then a.version else p_version end,
+         run_at = case when p_run_at is null then a.run_at end, xid = default
+   where a.job_id = p_job_id and (p_args is not null or p_run_at is not null and a.run_at is not null);
   return true;
 end $$;
 
