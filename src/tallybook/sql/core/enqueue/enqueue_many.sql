@@ -16,35 +16,18 @@ declare
   v_now timestamptz := at;
   v_n int := cardinality(tasks);
   v_lanes int[]; v_retentions "char"[];
-  v_bad int; v_soon boolean; v record; v_fair boolean := false;
+  v record; v_fair boolean;
 begin
   job_ids := '{}'; created := '{}';
-  if v_n is null or cardinality(queues) <> v_n or cardinality(args) <> v_n or cardinality(run_ats) <> v_n
-     or cardinality(priorities) <> v_n or cardinality(unique_keys) <> v_n or cardinality(max_attempts) <> v_n
-     or cardinality(headers) <> v_n or cardinality(on_conflicts) <> v_n or cardinality(unique_whiles) <> v_n
-     or cardinality(order_keys) <> v_n or cardinality(expires_ats) <> v_n or cardinality(options) <> v_n then
+  if v_n is null or v_n <> any (array[
+       cardinality(queues), cardinality(args), cardinality(run_ats), cardinality(priorities), cardinality(unique_keys),
+       cardinality(max_attempts), cardinality(headers), cardinality(on_conflicts), cardinality(unique_whiles),
+       cardinality(order_keys), cardinality(expires_ats), cardinality(options)]) then
     raise exception 'the arrays of enqueue_many have different lengths' using errcode = 'TB005';
   end if;
   if v_n = 0 then return; end if;
-  select f.n into v_bad from unnest(tasks, args, max_attempts, headers) with ordinality as f(task, args, max_attempts,
-      headers, n)
-   where f.task is null or f.task ~ '[[:cntrl:]]|^\s|\s$' or f.task = '' or octet_length(f.task) > 200 or f.args is null
-      or left(f.args, 1) <> '{' or octet_length(f.args) > 1000000
-      or f.max_attempts not between 1 and 32767 or octet_length(f.headers) > 8000
-      or left(f.headers, 1) <> '{' limit 1;
-  if found then
-    raise exception 'job % of the batch does not fit', v_bad using errcode = 'TB005',
-      hint = 'A task name has 1 to 200 bytes; args are one JSON object of at most 1,000,000 bytes; headers have at '
-             'most 8,000.';
-  end if;
-  if headers is not null then
-    perform tallybook._check_links(h::jsonb -> 'links') from unnest(headers) h where h like '%"links"%'
-            and h::jsonb ? 'links';
-  end if;
-  if order_keys is not null or expires_ats is not null or options is not null then
-    perform tallybook._check_options(f.k, f.x, f.o::jsonb) from unnest(order_keys, expires_ats, options) f(k, x, o);
-    v_fair := exists (select from unnest(options) o where o::jsonb ? 'fair_key');
-  end if;
+  perform tallybook._check_many(tasks, args, max_attempts, headers, order_keys, expires_ats, options);
+  v_fair := exists (select from unnest(options) o where o::jsonb ? 'fair_key');
   job_ids := array(select nextval('tallybook.job_id') from generate_series(1, v_n));
   created := array_fill(true, array[v_n]);
 
@@ -66,20 +49,7 @@ begin
     end loop;
   end if;
 
-  -- One look-up a lane, not one a job.
-  if (select count(*) from (select distinct * from unnest(queues, priorities)) d) = 1 then
-    select array_fill(l.lane_id, array[v_n]), array_fill(l.retention, array[v_n]) into v_lanes, v_retentions
-      from tallybook._lane(queues[1], coalesce(priorities[1], 2), '') l;
-  else
-    with lanes as materialized (
-      select d.queue, d.priority, l.* from (select distinct f.queue, coalesce(f.priority, 2)
-                                            from unnest(queues, priorities) f(queue, priority))
-        as d(queue, priority), tallybook._lane(d.queue, d.priority, '') l)
-    select array_agg(l.lane_id order by f.n), array_agg(l.retention order by f.n) into v_lanes, v_retentions
-      from unnest(queues, priorities) with ordinality f(queue, priority, n)
-      join lanes l on l.queue = f.queue and l.priority = coalesce(f.priority, 2);
-  end if;
-
+  select * into v_lanes, v_retentions from tallybook._lanes(queues, priorities);
   insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
                                task, args, headers,
                                expires_at, order_key, options)

@@ -24,11 +24,11 @@ declare
   v_holder bigint; v_wake boolean := false;
 begin
   job_ids := '{}'; created := '{}';
-  if v_n is null or cardinality(queues) <> v_n or cardinality(args) <> v_n or cardinality(run_ats) <> v_n
-     or cardinality(priorities) <> v_n or cardinality(unique_keys) <> v_n or cardinality(max_attempts) <> v_n
-     or cardinality(headers) <> v_n or cardinality(on_conflicts) <> v_n or cardinality(unique_whiles) <> v_n
-     or cardinality(order_keys) <> v_n or cardinality(expires_ats) <> v_n or cardinality(options) <> v_n
-     or cardinality(afters) <> v_n or cardinality(on_parents) <> v_n or cardinality(failed_as) <> v_n then
+  if v_n is null or v_n <> any (array[
+       cardinality(queues), cardinality(args), cardinality(run_ats), cardinality(priorities), cardinality(unique_keys),
+       cardinality(max_attempts), cardinality(headers), cardinality(on_conflicts), cardinality(unique_whiles),
+       cardinality(order_keys), cardinality(expires_ats), cardinality(options), cardinality(afters),
+       cardinality(on_parents), cardinality(failed_as)]) then
     raise exception 'the arrays of fan_out have different lengths' using errcode = 'TB005';
   end if;
   if v_n = 0 then return; end if;

@@ -36,12 +36,7 @@ begin
            order by u.subject collate "C", case when p_upsert then -u.n else u.n end) f;
   v_n := cardinality(v_subjects);
   if v_n is null then return; end if;
-  with lanes as materialized (
-    select d.priority, l.lane_id, l.retention from (select distinct coalesce(u, 2)
-                                                    from unnest(v_priorities) u) d(priority),
-           tallybook._lane(p_queue, d.priority, '') l)
-  select array_agg(l.lane_id order by f.n), array_agg(l.retention order by f.n) into v_lanes, v_retentions
-    from unnest(v_priorities) with ordinality f(priority, n) join lanes l on l.priority = coalesce(f.priority, 2);
+  select * into v_lanes, v_retentions from tallybook._lanes(array_fill(p_queue, array[v_n]), v_priorities);
   v_kinds := array_fill('?'::"char", array[v_n]);
   v_jobs := array_fill(null::bigint, array[v_n]);
   v_reports := array_fill(null::text, array[v_n]);
