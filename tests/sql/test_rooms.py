@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 from support.rooms import MADE, SQL, named, room, texts
@@ -28,6 +29,7 @@ SEAMS = {
     "rebase": "the start of a worker: nobody meets the cursor of another cluster",
 }
 """What the core calls in parts, and when."""
+FUNCTIONS = re.compile(r"^create or replace function tallybook\.(\w+)", re.MULTILINE)
 EXCEPTIONS = Path(__file__).parent / "rooms.txt"
 
 
@@ -106,6 +108,18 @@ def test_every_file_of_tables_is_installed() -> None:
     for path in texts():
         if "/tables" in path:
             assert text.count((SQL / path).read_text("utf-8").rstrip()) == 1, path
+
+
+def test_no_function_is_longer_than_a_reader_can_hold() -> None:
+    """Without comments and empty lines a function of the core has at most 70 lines, another one 120."""
+    long = {}
+    for path, text in texts().items():
+        begins = [match.start() for match in FUNCTIONS.finditer(text)]
+        for begin, end in pairwise([*begins, len(text)]):
+            lines = sum(1 for line in text[begin:end].splitlines() if line.strip())
+            if lines > (70 if room(path) == "core" else 120):
+                long[FUNCTIONS.match(text, begin)[1]] = lines  # type: ignore[index]
+    assert long.keys() == {"_subjects_put"}, f"lines of each: {long}"  # the exception, which is to go
 
 
 def test_settings_of_the_planner_are_profiles() -> None:

@@ -23,8 +23,7 @@ create or replace function tallybook.jobs(queue text default null, task text def
 returns table (id bigint, queue_name text, task_name text, state text, priority int, attempts int, failures int,
   max_attempts int,
   enqueued_at timestamptz, run_at timestamptz, started_at timestamptz, ended_at timestamptz, worker text, summary text,
-  reason text,
-  last_error text, subject text, unique_key text, progress float4, cursor text, looked_to timestamptz)
+  reason text, last_error text, subject text, unique_key text, progress float4, cursor text, looked_to timestamptz)
 language plpgsql stable
 -- profile: nested
 as $$

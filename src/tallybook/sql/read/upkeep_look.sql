@@ -22,8 +22,7 @@ declare
   v_old text[]; v_second text[]; v_parts text[]; v_waiting boolean := exists (select from tallybook.waiting w
       where w.order_key is not null);
 begin
-  select array_agg(s.name), array_agg(s.every),
-         coalesce(array_agg(s.name) filter (where s.last_run_at is null
+  select array_agg(s.name), array_agg(s.every), coalesce(array_agg(s.name) filter (where s.last_run_at is null
                                             or s.last_run_at < at - greatest(s.every, interval '1 min')), '{}'),
          coalesce(array_agg(s.name) filter (where s.last_run_at is null or s.last_run_at < at - s.every), '{}'),
          coalesce(array_agg(s.name) filter (where s.last_run_at is null

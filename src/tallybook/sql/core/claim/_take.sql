@@ -57,8 +57,7 @@ begin
     -- 2. What of it was cancelled, or taken by id, in a transaction that has committed.
     k := cardinality(v_ids);
     v_from_xid := h.pos_xid; v_from_seq := h.pos_seq;
-    h.pos_xid := v_xids[k]; h.pos_seq := v_seqs[k];
-    v_skipped := '{}';
+    h.pos_xid := v_xids[k]; h.pos_seq := v_seqs[k]; v_skipped := '{}';
     if p_error is not null then  -- truncated: whatever nobody has taken ends here, and is handed to nobody
       select t.ended, t.skipped into jobs, v_skipped from tallybook._truncate_line(p_lane_id, p_retention, v_xids,
           v_seqs, p_error, p_at) t;

@@ -67,16 +67,13 @@ begin
     delete from tallybook.tombstone t where t.job_id = claim_job.job_id and t.attempt = e.attempt;
     return false;
   end if;
-  select c.* into h from (select 1) one left join lateral (
-    select k.* from tallybook.claim k where k.lane_id = e.lane_id and k.retention = e.retention order by k.number desc
-           limit 1) c on true;
+  select c.* into h from (select 1) one left join lateral (select k.* from tallybook.claim k
+    where k.lane_id = e.lane_id and k.retention = e.retention order by k.number desc limit 1) c on true;
   insert into tallybook.claim (id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, one_xid, one_seq, claimed,
-                               claimed_at,
-                               lease, lane_id, worker_id, jobs, retention, holes, closed)
+                               claimed_at, lease, lane_id, worker_id, jobs, retention, holes, closed)
   select nextval('tallybook.claim_id'), coalesce(h.number, 0) + 1, coalesce(h.lo, l.born), coalesce(h.hi, l.born),
          coalesce(h.pos_xid, l.born), coalesce(h.pos_seq, 0), coalesce(h.pos_xid, l.born), coalesce(h.pos_seq, 0),
-         e.xid, e.seq,
-         coalesce(h.claimed, 0) + 1, claim_job.at, lease, e.lane_id, worker, 1, e.retention,
+         e.xid, e.seq, coalesce(h.claimed, 0) + 1, claim_job.at, lease, e.lane_id, worker, 1, e.retention,
          coalesce(h.holes, '{}'), coalesce(h.closed, '{}')
     from tallybook.lane l where l.lane_id = e.lane_id;
   return true;

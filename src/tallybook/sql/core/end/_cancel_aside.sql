@@ -26,8 +26,7 @@ begin
     delete from tallybook.waiting w using unnest(p_ids) i(id) where w.job_id = i.id returning w.*
   ), gone as materialized (
     select s.job_id, s.enqueued_at, s.lane_id, s.attempt, s.failures, s.crashes, s.max_attempts, s.task, s.args,
-           s.headers, s.unique_key,
-           s.run_at, s.errors, s.expires_at, s.order_key, s.options from was_scheduled s
+           s.headers, s.unique_key, s.run_at, s.errors, s.expires_at, s.order_key, s.options from was_scheduled s
     union all
     select w.job_id, w.enqueued_at, w.lane_id, w.attempt, w.failures, w.crashes, w.max_attempts, w.task, w.args,
            w.headers, w.unique_key,
@@ -45,8 +44,7 @@ begin
       from gone g, lateral (select x.retention from tallybook.lane x where x.lane_id = g.lane_id limit 1) l
   ), put as (
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
-                                 task, args, headers,
-                                 unique_key, run_at, errors, expires_at, order_key, options)
+                                 task, args, headers, unique_key, run_at, errors, expires_at, order_key, options)
     select n.seq, n.job_id, n.enqueued_at, n.lane_id, n.attempt, n.retention, n.failures, n.crashes, n.max_attempts,
            n.task, n.args, n.headers,
            n.unique_key, n.run_at, n.errors, n.expires_at, n.order_key, n.options from lined n

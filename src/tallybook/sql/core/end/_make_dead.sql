@@ -9,11 +9,9 @@ declare
   t tallybook.task := tallybook._task_of(e.task);
 begin
   insert into tallybook.dead (job_id, died_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, reason,
-                              task, args,
-                              headers, unique_key, errors, expires_at, order_key, options)
+                              task, args, headers, unique_key, errors, expires_at, order_key, options)
   values (e.job_id, p_at, e.enqueued_at, e.lane_id, e.attempt, e.failures, e.crashes, e.max_attempts, p_reason, e.task,
-          e.args,
-          e.headers, e.unique_key, e.errors, e.expires_at, e.order_key, e.options);
+          e.args, e.headers, e.unique_key, e.errors, e.expires_at, e.order_key, e.options);
   if e.options ? 'subject' then
     perform tallybook._subject_ended(e, case p_reason when 'killed' then 'killed'
                                      else 'dead' end, p_at, e.failures, e.errors -> -1);

@@ -107,8 +107,7 @@ begin
   if d.options ? 'subject' then
     update tallybook.subject_job j
        set ended_as = null, ended_at = null, last_at = null, priority = null, iterations = null, attempts = null,
-           failures = null,
-           queue = null, args = null, error = null
+           failures = null, queue = null, args = null, error = null
      where j.task = d.task and j.subject = d.unique_key and j.job_id = d.job_id;
   end if;
   return true;

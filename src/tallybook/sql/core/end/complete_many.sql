@@ -53,9 +53,8 @@ language plpgsql
 -- profile: batch
 as $$
 declare
-  c record; f record; v_leases uuid[]; v_ids bigint[] := p_job_ids; v_tries int[] := p_attempts;
+  c record; f record; v_leases uuid[]; v_ids bigint[] := p_job_ids; v_tries int[] := p_attempts; v_few uuid[] := '{}';
   v_xids xid8[] := '{}'; v_seqs bigint[] := '{}'; v_jobs bigint[] := '{}'; v_classes "char"[] := '{}';
-  v_few uuid[] := '{}';
 begin
   for c in select d.lease, d.n, count(*) over () > 1 as others, k.*
              from (select l as lease, count(*) as n from unnest(p_leases) l group by l) d left join lateral (
@@ -82,16 +81,15 @@ begin
                  and e.xid <= c.pos_xid and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)
                  and e.xid <> all (c.holes) and e.seq <> all (c.skipped)
                order by e.xid, e.seq limit c.jobs) e  -- the limit: see claimed_jobs
-            join (select u.job_id, u.attempt from unnest(v_ids, v_tries) u(job_id, attempt)) u on u.job_id = e.job_id
-                 and u.attempt = e.attempt
-            order by e.job_id) e;
+            join (select u.job_id, u.attempt from unnest(v_ids, v_tries) u(job_id, attempt)) u
+              on u.job_id = e.job_id and u.attempt = e.attempt order by e.job_id) e;
     if f.task <> f.other or f.ordered > 0 then  -- which of them are which has to be known
       v_few := v_few || c.lease;
       continue;
     end if;
     continue when f.n = 0;
-    v_xids := v_xids || f.xids; v_seqs := v_seqs || f.seqs; v_jobs := v_jobs || f.jobs; v_classes := v_classes
-      || array_fill(c.retention, array[f.n::int]);
+    v_xids := v_xids || f.xids; v_seqs := v_seqs || f.seqs; v_jobs := v_jobs || f.jobs;
+    v_classes := v_classes || array_fill(c.retention, array[f.n::int]);
     insert into tallybook.tally (lane_id, n, attempts, what, took, waited, task)
     values (c.lane_id, f.n, f.attempts, 'completed', tallybook._bucket(c.claimed_at, p_at),
             tallybook._bucket(case when isfinite(f.first) and isfinite(f.last)
@@ -108,17 +106,16 @@ begin
         from (select h.lane_id, h.attempt, h.task, tallybook._bucket(h.claimed_at, p_at) as took,
                      tallybook._bucket(h.ready_at, h.claimed_at) as waited from h) k
        group by k.lane_id, k.task, k.took, k.waited)
-    select v_xids || coalesce(array_agg(h.xid), '{}'), v_seqs || coalesce(array_agg(h.seq), '{}'), v_jobs
-           || coalesce(array_agg(h.job_id), '{}'),
-           v_classes || coalesce(array_agg(h.retention), '{}'),
+    select v_xids || coalesce(array_agg(h.xid), '{}'), v_seqs || coalesce(array_agg(h.seq), '{}'),
+           v_jobs || coalesce(array_agg(h.job_id), '{}'), v_classes || coalesce(array_agg(h.retention), '{}'),
            array_agg(h.job_id) filter (where h.order_key is not null),
            array_agg(h.order_key) filter (where h.order_key is not null)
       into v_xids, v_seqs, v_jobs, v_classes, ordered, keys
       from h;
   end if;
   insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state)
-  select u.xid, u.seq, p_at, u.class, 'completed' from unnest(v_xids, v_seqs, v_jobs, v_classes) u(xid, seq, job, class)
-         order by u.job;
+  select u.xid, u.seq, p_at, u.class, 'completed'
+    from unnest(v_xids, v_seqs, v_jobs, v_classes) u(xid, seq, job, class) order by u.job;
   get diagnostics n = row_count;
 end $$;
 

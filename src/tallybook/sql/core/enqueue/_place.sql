@@ -12,8 +12,7 @@ language plpgsql as $$
 begin
   if p_run_at > p_at then
     insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
-                                     task,
-                                     args, headers, unique_key, errors, expires_at, order_key, options)
+                                     task, args, headers, unique_key, errors, expires_at, order_key, options)
     values (e.job_id, p_run_at, e.enqueued_at, e.lane_id, e.attempt, e.failures, e.crashes, e.max_attempts, e.task,
             e.args, e.headers, e.unique_key, e.errors, e.expires_at, e.order_key, e.options);
     if p_run_at < p_at + interval '10 s' then perform tallybook._wake(' promote'); end if;

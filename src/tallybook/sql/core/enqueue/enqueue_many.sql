@@ -13,10 +13,7 @@ create or replace function tallybook.enqueue_many(queues text[], tasks text[], a
   options text[] default null, at timestamptz default clock_timestamp(), out job_ids bigint[], out created boolean[])
 language plpgsql as $$
 declare
-  v_now timestamptz := at;
-  v_n int := cardinality(tasks);
-  v_lanes int[]; v_retentions "char"[];
-  v record; v_fair boolean;
+  v_n int := cardinality(tasks); v_lanes int[]; v_retentions "char"[]; v record; v_fair boolean;
 begin
   job_ids := '{}'; created := '{}';
   if v_n is null or v_n <> any (array[
@@ -25,7 +22,6 @@ begin
        cardinality(order_keys), cardinality(expires_ats), cardinality(options)]) then
     raise exception 'the arrays of enqueue_many have different lengths' using errcode = 'TB005';
   end if;
-  if v_n = 0 then return; end if;
   perform tallybook._check_many(tasks, args, max_attempts, headers, order_keys, expires_ats, options);
   v_fair := exists (select from unnest(options) o where o::jsonb ? 'fair_key');
   job_ids := array(select nextval('tallybook.job_id') from generate_series(1, v_n));
@@ -33,64 +29,50 @@ begin
 
   if unique_keys is not null then
     for v in select f.* from unnest(job_ids, queues, tasks, args, run_ats, priorities, unique_keys, max_attempts,
-                                    headers,
-                                    on_conflicts, unique_whiles, order_keys, expires_ats, options)
+                                    headers, on_conflicts, unique_whiles, order_keys, expires_ats, options)
                with ordinality as f(id, queue, task, args, run_at, priority, key, max_attempts, headers,
                                     on_conflict, unique_while, order_key, expires_at, options, n)
               where f.key is not null order by f.task, f.key, f.n loop
       job_ids[v.n] := tallybook._claim_key(v.task, v.key, v.id, coalesce(v.unique_while, 'running'),
                         coalesce(v.on_conflict, 'skip'), v.args::jsonb, coalesce(v.priority, 2), v.run_at,
-                        v.options::jsonb -> 'version', v_now);
+                        v.options::jsonb -> 'version', at);
       created[v.n] := job_ids[v.n] = v.id;
       if created[v.n] then
         perform tallybook._put(v.id, v.queue, v.task, v.args::jsonb, v.run_at, coalesce(v.priority, 2), v.key,
-                               v.max_attempts, v.headers::jsonb, v_now, v.order_key, v.expires_at, v.options::jsonb);
+                               v.max_attempts, v.headers::jsonb, at, v.order_key, v.expires_at, v.options::jsonb);
       end if;
     end loop;
   end if;
 
   select * into v_lanes, v_retentions from tallybook._lanes(queues, priorities);
   insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
-                               task, args, headers,
-                               expires_at, order_key, options)
-  select f.id, f.id, v_now, f.lane, 1, f.retention, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb,
+                               task, args, headers, expires_at, order_key, options)
+  select f.id, f.id, at, f.lane, 1, f.retention, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb,
          f.expires_at, f.order_key, f.options::jsonb
     from unnest(job_ids, v_lanes, v_retentions, tasks, args, run_ats, unique_keys, max_attempts, headers, expires_ats,
-                order_keys, options)
-      as f(id, lane, retention, task, args, run_at, key, max_attempts, headers, expires_at, order_key, options)
-   where f.key is null and (f.run_at is null or f.run_at <= v_now)
+           order_keys, options) f(id, lane, retention, task, args, run_at, key, max_attempts, headers, expires_at,
+                                  order_key, options)
+   where f.key is null and (f.run_at is null or f.run_at <= at)
          and (not v_fair or (f.options::jsonb ? 'fair_key') is not true);
-  if v_fair then  -- their turn among the keys of their queue comes later, see fair_release
-    insert into tallybook.waiting (job_id, waits_since, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
-                                   task, args, headers,
-                                   expires_at, options, fair_key, fair_seq)
-    select f.id, v_now, v_now, l.fair_id, 1, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb,
-           f.expires_at, f.options::jsonb,
-           f.options::jsonb ->> 'fair_key', f.id
-      from unnest(job_ids, v_lanes, tasks, args, run_ats, unique_keys, max_attempts, headers, expires_ats, options)
-        as f(id, lane, task, args, run_at, key, max_attempts, headers, expires_at, options)
-      join (select d.id, tallybook._lane_beside(d.id, 'fair')
-            from (select distinct u from unnest(v_lanes) u) d(id)) l(id, fair_id) on l.id = f.lane
-     where f.key is null and (f.run_at is null or f.run_at <= v_now) and f.options::jsonb ? 'fair_key';
-    if found then perform tallybook._wake(' fair_release'); end if;
+  if v_fair then
+    perform tallybook._put_fair(job_ids, v_lanes, tasks, args, run_ats, unique_keys, max_attempts, headers, expires_ats,
+                                options, at);
   end if;
   if order_keys is not null then
     insert into tallybook.order_line (key, seq, job_id)
-    select f.order_key, f.id, f.id from unnest(job_ids, run_ats, unique_keys, order_keys) as f(id, run_at, key,
-        order_key)
-     where f.order_key is not null and f.key is null and (f.run_at is null or f.run_at <= v_now);
+    select f.order_key, f.id, f.id
+      from unnest(job_ids, run_ats, unique_keys, order_keys) f(id, run_at, key, order_key)
+     where f.order_key is not null and f.key is null and (f.run_at is null or f.run_at <= at);
   end if;
   if run_ats is not null then
     insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
-                                     task, args, headers,
-                                     expires_at, order_key, options)
-    select f.id, f.run_at, v_now, f.lane, 1, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb,
+                                     task, args, headers, expires_at, order_key, options)
+    select f.id, f.run_at, at, f.lane, 1, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb,
            f.expires_at, f.order_key, f.options::jsonb
       from unnest(job_ids, v_lanes, tasks, args, run_ats, unique_keys, max_attempts, headers, expires_ats, order_keys,
-                  options)
-        as f(id, lane, task, args, run_at, key, max_attempts, headers, expires_at, order_key, options)
-     where f.key is null and f.run_at > v_now;
-    if exists (select from unnest(run_ats) r where r > v_now and r < v_now + interval '10 s') then
+                  options) f(id, lane, task, args, run_at, key, max_attempts, headers, expires_at, order_key, options)
+     where f.key is null and f.run_at > at;
+    if exists (select from unnest(run_ats) r where r > at and r < at + interval '10 s') then
       perform tallybook._wake(' promote');
     end if;
   end if;

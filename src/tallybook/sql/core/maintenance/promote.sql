@@ -56,13 +56,11 @@ begin
              order by g.run_at, g.failures, g.job_id) o
   ), put as (
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
-                                 task, args,
-                                 headers, unique_key, run_at, errors, expires_at, order_key, options)
+                                 task, args, headers, unique_key, run_at, errors, expires_at, order_key, options)
     select p.seq, p.job_id, p.enqueued_at, case when p.options ? 'fair_key'
            then tallybook._lane_beside(p.lane_id, 'turn') else p.lane_id end,
            p.attempt, p.retention, p.failures, p.crashes, p.max_attempts, p.task, p.args,
-           p.headers, p.unique_key, p.run_at, p.errors,
-           p.expires_at, p.order_key, p.options
+           p.headers, p.unique_key, p.run_at, p.errors, p.expires_at, p.order_key, p.options
       from lined p where not p.fair
   ), fair as (  -- their turn among the keys of their queue comes later, see fair_release
     insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes,

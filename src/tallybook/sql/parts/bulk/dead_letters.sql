@@ -21,8 +21,7 @@ declare
 begin
   return query
   select (k.d).job_id, (k.d).died_at, l.queue, (k.d).task, (k.d).reason, (k.d).failures::int, (k.d).crashes::int,
-         (k.d).attempt, (k.d).enqueued_at,
-         (k.d).args, tallybook.summary((k.d).task, (k.d).args), (k.d).errors -> -1
+         (k.d).attempt, (k.d).enqueued_at, (k.d).args, tallybook.summary((k.d).task, (k.d).args), (k.d).errors -> -1
     from (select x as d from tallybook.dead x
            where (x.died_at, x.job_id) < (coalesce(dead_letters.before, 'infinity'),
                                           coalesce(dead_letters.before_id, 0))
@@ -30,8 +29,7 @@ begin
            order by x.died_at desc, x.job_id desc limit dead_letters.max_looked) k
     cross join lateral (select n.queue from tallybook.lane n where n.lane_id = (k.d).lane_id limit 1) l
    where tallybook._dead_matches(k.d, l.queue, dead_letters.queue, dead_letters.task, dead_letters.reason,
-                                 dead_letters.text,
-                                 dead_letters.args, dead_letters.since)
+                                 dead_letters.text, dead_letters.args, dead_letters.since)
    order by (k.d).died_at desc, (k.d).job_id desc limit dead_letters.max_jobs;
   get diagnostics v_found = row_count;
   if v_found < dead_letters.max_jobs and dead_letters.max_looked is not null then

@@ -50,11 +50,9 @@ language sql as $$
     on conflict do nothing returning entry_xid, entry_seq, state
   ), put as (
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
-                                 task, args,
-                                 headers, unique_key, run_at, errors, expires_at, order_key, options)
+                                 task, args, headers, unique_key, run_at, errors, expires_at, order_key, options)
     select nextval('tallybook.job_id'), f.job_id, f.enqueued_at, f.to_lane, f.attempt + 1, f.to_retention, f.failures,
-           f.crashes,
-           f.max_attempts, f.task, f.args, f.headers, f.unique_key, f.run_at,
+           f.crashes, f.max_attempts, f.task, f.args, f.headers, f.unique_key, f.run_at,
            case when f.fate = 'lost' then tallybook._errors(f.errors, f.error) else f.errors end,
            f.expires_at, f.order_key, f.options
       from (select f.* from fate f join ended d on d.entry_xid = f.xid and d.entry_seq = f.seq

@@ -58,9 +58,8 @@ begin
   select f.begins, (n.scheduled - coalesce(sum(f.scheduled) over later, 0))::bigint,
          (n.retrying - coalesce(sum(f.retrying) over later, 0))::bigint,
          (n.waiting - coalesce(sum(f.waiting) over later, 0))::bigint,
-         (n.open - coalesce(sum(f.open) over later, 0))::bigint,
-         (n.dead - coalesce(sum(f.dead) over later, 0))::bigint, f.completed::bigint, f.failed::bigint,
-         f.cancelled::bigint, f.died::bigint
+         (n.open - coalesce(sum(f.open) over later, 0))::bigint, (n.dead - coalesce(sum(f.dead) over later, 0))::bigint,
+         f.completed::bigint, f.failed::bigint, f.cancelled::bigint, f.died::bigint
     from flows f cross join now n
   window later as (order by f.begins desc rows between unbounded preceding and 1 preceding)
    order by f.begins;

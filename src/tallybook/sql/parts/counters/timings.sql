@@ -26,8 +26,7 @@ begin
            sum(b.n) over (partition by b.queue, b.task, b.what) as whole
       from b window w as (partition by b.queue, b.task, b.what order by b.bucket)
   )
-  select c.queue, c.task, max(c.whole)::bigint,
-         min(c.ms) filter (where c.what = 'waited' and c.upto >= 0.50 * c.whole),
+  select c.queue, c.task, max(c.whole)::bigint, min(c.ms) filter (where c.what = 'waited' and c.upto >= 0.50 * c.whole),
          min(c.ms) filter (where c.what = 'waited' and c.upto >= 0.95 * c.whole),
          min(c.ms) filter (where c.what = 'waited' and c.upto >= 0.99 * c.whole),
          min(c.ms) filter (where c.what = 'took' and c.upto >= 0.50 * c.whole),

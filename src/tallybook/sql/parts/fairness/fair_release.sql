@@ -211,19 +211,15 @@ begin
       from (select g.* from gone g order by array_position(v_jobs, g.job_id)) o
   ), put as (
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
-                                 task, args,
-                                 headers, unique_key, run_at, errors, expires_at, options)
+                                 task, args, headers, unique_key, run_at, errors, expires_at, options)
     select n.seq, n.job_id, n.enqueued_at, p_lane_id, n.attempt, p_retention, n.failures, n.crashes, n.max_attempts,
-           n.task, n.args,
-           n.headers, n.unique_key, n.run_at, n.errors, n.expires_at, n.options
+           n.task, n.args, n.headers, n.unique_key, n.run_at, n.errors, n.expires_at, n.options
       from lined n where not n.later
   ), put_later as (  -- pushed to a later time while it waited
     insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
-                                     task, args,
-                                     headers, unique_key, errors, expires_at, options)
+                                     task, args, headers, unique_key, errors, expires_at, options)
     select n.job_id, n.run_at, n.enqueued_at, p_lane_id, n.attempt, n.failures, n.crashes, n.max_attempts, n.task,
-           n.args,
-           n.headers, n.unique_key, n.errors, n.expires_at, n.options
+           n.args, n.headers, n.unique_key, n.errors, n.expires_at, n.options
       from lined n where n.later
   )
   select count(*), coalesce(bool_or(n.later), false) into released, v_later from lined n;

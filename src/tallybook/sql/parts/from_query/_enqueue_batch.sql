@@ -71,8 +71,7 @@ begin
   if v_lanes is null then return 0; end if;
   if p_options ? 'fair_key' then
     insert into tallybook.waiting (job_id, waits_since, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
-                                   task, args, headers,
-                                   unique_key, options, fair_key, fair_seq)
+                                   task, args, headers, unique_key, options, fair_key, fair_seq)
     select f.id, p_at, p_at, l.fair_id, 1, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options,
            p_options ->> 'fair_key', f.id
       from unnest(v_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
@@ -81,8 +80,7 @@ begin
      where (f.ours or f.key is null) and (f.run_at is null or f.run_at <= p_at);
   else
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
-                                 task, args, headers,
-                                 unique_key, options)
+                                 task, args, headers, unique_key, options)
     select f.id, f.id, p_at, l.id, 1, l.retention, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options
       from unnest(v_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
       join unnest(v_distinct, v_lanes, v_retentions) l(priority, id, retention) on l.priority = f.priority
@@ -90,8 +88,7 @@ begin
   end if;
   get diagnostics v_now = row_count;
   insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task,
-                                   args, headers,
-                                   unique_key, options)
+                                   args, headers, unique_key, options)
   select f.id, f.run_at, p_at, l.id, 1, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options
     from unnest(v_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
     join unnest(v_distinct, v_lanes, v_retentions) l(priority, id, retention) on l.priority = f.priority

@@ -37,16 +37,14 @@ begin
     v_priorities[v_n] := coalesce(r.priority, priority);
     if v_n = 100000 or v_bytes > 16000000 then
       created := created + tallybook._enqueue_batch(queue, task, v_places, v_keys, v_args, v_run_ats, v_priorities,
-                                                    max_attempts,
-                                                    headers, options, at);
+                                                    max_attempts, headers, options, at);
       seen := seen + v_n; v_n := 0; v_bytes := 0;
       v_places := null; v_keys := null; v_args := null; v_run_ats := null; v_priorities := null;
     end if;
   end loop;
   if v_n > 0 then
     created := created + tallybook._enqueue_batch(queue, task, v_places, v_keys, v_args, v_run_ats, v_priorities,
-                                                  max_attempts,
-                                                  headers, options, at);
+                                                  max_attempts, headers, options, at);
     seen := seen + v_n;
   end if;
 end $$;

@@ -232,11 +232,9 @@ begin
     v_moved := coalesce(v_moved, false);
     continue when not pg_try_advisory_xact_lock(1413565441, v_lane);
     insert into tallybook.claim (id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, one_xid, one_seq, claimed,
-                                 claimed_at,
-                                 lane_id, jobs, retention, holes, closed)
+                                 claimed_at, lane_id, jobs, retention, holes, closed)
     select nextval('tallybook.claim_id'), c.number + 1, c.lo, c.hi, c.pos_xid, c.pos_seq, c.pos_xid, c.pos_seq, '0', 0,
-           c.claimed,
-           c.claimed_at, c.lane_id, 0, c.retention, c.holes, c.closed
+           c.claimed, c.claimed_at, c.lane_id, 0, c.retention, c.holes, c.closed
       from (select k.* from tallybook.claim k where k.lane_id = v_lane and k.retention = p_code order by k.number desc
             limit 1) c
      where c.xid >= p_lower and c.xid < p_upper;

@@ -30,8 +30,7 @@ begin
   effect := 0;
   -- Into arrays: no query may be open on what is changed.
   select array_agg(f.name order by f.name), array_agg(f.code order by f.name),
-         jsonb_agg(to_jsonb(f.parents::oid[]::bigint[]) order by f.name),
-         array_agg(f.keep order by f.name)
+         jsonb_agg(to_jsonb(f.parents::oid[]::bigint[]) order by f.name), array_agg(f.keep order by f.name)
     into v_names, v_codes, v_parents, v_keeps from tallybook._families() f;
   <<pieces>>
   for n in 1..cardinality(v_names) loop

@@ -37,8 +37,7 @@ begin
     insert into tallybook.tally (lane_id, n, attempts, what, task)
     select g.lane_id, count(*), sum(g.attempt), 'snoozed', g.task from gone g group by g.lane_id, g.task)
   insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task,
-                                   args,
-                                   headers, unique_key, errors, expires_at, order_key, options)
+                                   args, headers, unique_key, errors, expires_at, order_key, options)
   select e.job_id, e.until, e.enqueued_at, coalesce(t.turn_lane, e.lane_id), e.attempt + 1, e.failures, e.crashes,
          e.max_attempts, e.task, e.args, e.headers, e.unique_key, e.errors, e.expires_at, e.order_key,
          coalesce(e.options, '{}') || jsonb_build_object('turn', e.behind)

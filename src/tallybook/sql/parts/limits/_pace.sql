@@ -42,8 +42,7 @@ begin
     select p.*, p.mine and p.base + p.place * p.gap <= p_at + c_early + interval '30 ms' as passes from placed p
   ), per_key as materialized (
     select p.key, min(p.gap) as gap, count(*) filter (where p.passes) as passing,
-           count(*) filter (where not p.passes) as held,
-           min(p.base) as base, min(p.paced_to) as paced_to
+           count(*) filter (where not p.passes) as held, min(p.base) as base, min(p.paced_to) as paced_to
       from passed p where p.mine group by p.key
   ), noted as (
     update tallybook.rate_state s

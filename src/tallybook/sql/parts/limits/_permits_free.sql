@@ -54,8 +54,7 @@ begin
     insert into tallybook.breaker_state as s (name, state, failed_at, changed_at, open_until)
     values (v.name, v.state, v.failed_at, v.changed_at, v.open_until)
     on conflict (name) do update set state = excluded.state, failed_at = excluded.failed_at,
-       changed_at = excluded.changed_at,
-       open_until = excluded.open_until;
+       changed_at = excluded.changed_at, open_until = excluded.open_until;
   end if;
   probing := v.state = 'half-open'; barred := v.state <> 'closed';
   free := case v.state when 'open' then 0 when 'half-open' then least(free, 1 - v_probes) else free end;

@@ -40,8 +40,7 @@ begin
              order by g.enqueued_at, g.job_id) o
   ), put as (
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
-                                 task, args,
-                                 headers, unique_key, run_at, errors, expires_at, order_key, options)
+                                 task, args, headers, unique_key, run_at, errors, expires_at, order_key, options)
     select f.seq, f.job_id, f.enqueued_at, f.lane_id, f.attempt, f.retention, f.failures, f.crashes, f.max_attempts,
            f.task, f.told_args,
            f.headers, f.unique_key, coalesce(f.run_at, p_at), f.errors, f.expires_at, f.key, f.told_options
@@ -56,11 +55,9 @@ begin
       from freed f where f.fair
   ), put_later as (
     insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
-                                     task, args,
-                                     headers, unique_key, errors, expires_at, order_key, options)
+                                     task, args, headers, unique_key, errors, expires_at, order_key, options)
     select f.job_id, f.run_at, f.enqueued_at, f.lane_id, f.attempt, f.failures, f.crashes, f.max_attempts, f.task,
-           f.told_args,
-           f.headers, f.unique_key, f.errors, f.expires_at, f.key, f.told_options
+           f.told_args, f.headers, f.unique_key, f.errors, f.expires_at, f.key, f.told_options
       from freed f where f.later
   ), ordered as (
     insert into tallybook.order_line (key, seq, job_id) select f.key, f.seq, f.job_id from freed f

@@ -28,8 +28,7 @@ begin
   end if;
   if after = '{}' then
     return tallybook.enqueue(queue, task, args, run_at, priority, unique_key, max_attempts, headers, on_conflict,
-                             unique_while, order_key,
-                             expires_at, options, at);
+                             unique_while, order_key, expires_at, options, at);
   end if;
   select f.job_ids into v_ids
     from tallybook.fan_out(queues => array[queue], tasks => array[task], args => array[args::text],

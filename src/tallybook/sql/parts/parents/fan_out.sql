@@ -61,8 +61,7 @@ begin
                                                                     || '{"followed": true}')::text
                                   else f.option end order by f.n) as o
               from unnest(queues, tasks, args, run_ats, priorities, unique_keys, max_attempts, headers, on_conflicts,
-                          unique_whiles, order_keys,
-                          expires_ats, options, afters) with ordinality
+                          unique_whiles, order_keys, expires_ats, options, afters) with ordinality
                      f(queue, task, args, run_at, priority, key, attempts, header, conflict, while, order_key,
                        expires_at, option, after, n)
              where coalesce(f.after, '{}') = '{}') g,
@@ -77,11 +76,9 @@ begin
 
   for r in select f.*, coalesce(f.priority, 2) as lane_priority
              from unnest(queues, tasks, args, run_ats, priorities, unique_keys, max_attempts, headers, on_conflicts,
-                         unique_whiles, order_keys,
-                         expires_ats, options, afters, on_parents, failed_as) with ordinality
+                         unique_whiles, order_keys, expires_ats, options, afters, on_parents, failed_as) with ordinality
                     f(queue, task, args, run_at, priority, key, max_attempts, headers, on_conflict, unique_while,
-                      order_key, expires_at, options,
-                      after, on_parent, failed_as, n)
+                      order_key, expires_at, options, after, on_parent, failed_as, n)
             where coalesce(f.after, '{}') <> '{}' order by f.n loop
     perform tallybook._check_name('task name', r.task, 200);
     perform tallybook._check_args(r.args::jsonb, r.headers::jsonb);

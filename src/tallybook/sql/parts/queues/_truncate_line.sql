@@ -28,8 +28,7 @@ begin
     select m.xid, m.seq, m.job_id, p_at, p_retention, 'cancelled', p_error from met m order by m.job_id
   ), counted as (select m.task, count(*) as n, sum(m.attempt) as attempts from met m group by m.task)
   select (select coalesce(sum(c.n), 0) from counted c), (select array_agg(c.task) from counted c),
-         (select array_agg(c.n) from counted c),
-         (select array_agg(c.attempts) from counted c),
+         (select array_agg(c.n) from counted c), (select array_agg(c.attempts) from counted c),
          (select array_agg(m.job_id) from met m where m.order_key is not null),
          (select array_agg(distinct m.order_key) from met m where m.order_key is not null),
          v_parents and exists (select from met m join tallybook.parent p on p.parent_id = m.job_id

@@ -91,8 +91,7 @@ begin
                                     cron, every,
                                     query, tz, jitter, missed, catch_up, overlap, since, due_at, created_at, changed_at)
     values (p.name, p.source, p.app, p.task, p.queue, p.args, p.priority, p.max_attempts, p.headers, p.options, p.cron,
-            p.every,
-            p.query, p.tz, p.jitter, p.missed, p.catch_up, p.overlap, p_at, p_at, p_at, p_at)
+            p.every, p.query, p.tz, p.jitter, p.missed, p.catch_up, p.overlap, p_at, p_at, p_at, p_at)
     on conflict do nothing;
     if found then
       perform tallybook._wake(' schedule');
@@ -109,8 +108,7 @@ begin
          options = p.options, cron = p.cron, every = p.every, query = p.query, tz = p.tz, jitter = p.jitter,
          missed = p.missed,
          catch_up = p.catch_up, overlap = p.overlap, revision = pg_current_xact_id(), changed_at = p_at,
-         since = case when v_moved then p_at else k.since end,
-         tick = case when not v_moved then k.tick end,
+         since = case when v_moved then p_at else k.since end, tick = case when not v_moved then k.tick end,
          due_at = case when not v_moved then k.due_at when k.paused_at is null then p_at end,
          problem = case when not v_moved then k.problem end
    where k.name = p.name;

@@ -101,8 +101,7 @@ begin
     end if;
     update tallybook.subject_job j
        set job_id = e.job_id, ended_as = null, ended_at = null, last_at = null, priority = null, iterations = null,
-           attempts = null,
-           failures = null, queue = null, args = null, error = null
+           attempts = null, failures = null, queue = null, args = null, error = null
      where j.task = e.task and j.subject = e.unique_key;
     return;
   end loop;

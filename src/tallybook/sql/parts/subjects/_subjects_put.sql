@@ -27,8 +27,7 @@ begin
                                     p_headers, p_options);
   -- Of those of one name the first counts for a push, the last for an upsert.
   select array_agg(f.n), array_agg(f.subject), array_agg(f.args), array_agg(f.run_at), array_agg(f.priority),
-         array_agg(f.headers),
-         array_agg(f.options)
+         array_agg(f.headers), array_agg(f.options)
     into v_places, v_subjects, v_args, v_run_ats, v_priorities, v_headers, v_options
     from (select distinct on (u.subject collate "C") u.*
             from unnest(p_subjects, p_args, p_run_ats, p_priorities, p_headers, p_options) with ordinality
@@ -124,8 +123,7 @@ begin
                  or c.old_max is distinct from c.max_attempts as changed
           from (select q.n, o.job_id, o.enqueued_at, o.attempt, o.failures, o.crashes, o.task,
                        q.args::jsonb as args, o.args as old_args, coalesce(q.run_at, o.run_at) as run_at,
-                       o.run_at as old_run_at,
-                       coalesce(q.headers::jsonb, o.headers) as headers,
+                       o.run_at as old_run_at, coalesce(q.headers::jsonb, o.headers) as headers,
                        coalesce(p_max_attempts, o.max_attempts)::smallint as max_attempts, o.max_attempts as old_max,
                        tallybook._subject_options(o.options, q.options::jsonb) as options, o.options as old_options,
                        o.lane_id as old_lane,
@@ -138,16 +136,13 @@ begin
         -- They are there, and locked: this finds each by its key. An update that is joined to them could read the whole
         -- of scheduled instead, for a planner that takes it for empty.
         insert into tallybook.scheduled as s (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes,
-                                              max_attempts, task, args,
-                                              headers, options)
+                                              max_attempts, task, args, headers, options)
         select x.job_id, x.run_at, x.enqueued_at, x.lane_id, x.attempt, x.failures, x.crashes, x.max_attempts, x.task,
-               x.args, x.headers,
-               x.options
+               x.args, x.headers, x.options
           from new x where x.changed order by x.job_id
         on conflict on constraint scheduled_pkey do update
           set args = excluded.args, run_at = excluded.run_at, lane_id = excluded.lane_id,
-              max_attempts = excluded.max_attempts,
-              options = excluded.options, headers = excluded.headers)
+              max_attempts = excluded.max_attempts, options = excluded.options, headers = excluded.headers)
       select array_agg(case when x.n is null then u.kind else 'd' end order by u.n),
              array_agg(case when x.n is null then u.report when x.changed then 'updated' else 'unchanged' end
                        order by u.n),
@@ -174,19 +169,16 @@ begin
   -- What is new is put in.
   if v_kinds && '{c,v}' then
     insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
-                                     task, args, headers,
-                                     unique_key, options)
+                                     task, args, headers, unique_key, options)
     select u.job, u.run_at, p_at, u.lane, 1, 0, 0, p_max_attempts, p_task, u.args::jsonb, u.headers::jsonb, u.subject,
            coalesce(u.options::jsonb, '{}') || jsonb_build_object('subject', coalesce(u.carry, '{"iterations": 0}'))
       from unnest(v_kinds, v_jobs, v_subjects, v_args, v_run_ats, v_lanes, v_headers, v_options, v_carry)
              u(kind, job, subject, args, run_at, lane, headers, options, carry)
      where u.kind in ('c', 'v') and u.run_at > p_at;
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
-                                 task, args,
-                                 headers, unique_key, run_at, options)
+                                 task, args, headers, unique_key, run_at, options)
     select nextval('tallybook.job_id'), o.job, p_at, o.lane, 1, o.retention, 0, 0, p_max_attempts, p_task,
-           o.args::jsonb, o.headers::jsonb,
-           o.subject, o.run_at, coalesce(o.options::jsonb, '{}')
+           o.args::jsonb, o.headers::jsonb, o.subject, o.run_at, coalesce(o.options::jsonb, '{}')
            || jsonb_build_object('subject', coalesce(o.carry, '{"iterations": 0}'))
       from (select u.*
               from unnest(v_places, v_kinds, v_jobs, v_subjects, v_args, v_run_ats, v_lanes, v_retentions, v_headers,

@@ -17,6 +17,5 @@ create or replace function tallybook.subject_push(queue text, task text, subject
 language sql as $$
   select p.job_id, p.report = 'created'
     from tallybook._subjects_put(false, queue, task, array[subject], array[args::text], array[run_at], array[priority],
-                                 max_attempts,
-                                 array[headers::text], array[options::text], at) p
+                                 max_attempts, array[headers::text], array[options::text], at) p
 $$;

@@ -22,6 +22,5 @@ create or replace function tallybook.subject_upsert(queue text, task text, subje
 language sql as $$
   select p.job_id, p.report, p.old_run_at, p.new_run_at
     from tallybook._subjects_put(true, queue, task, array[subject], array[args::text], array[run_at], array[priority],
-                                 max_attempts,
-                                 array[headers::text], array[options::text], at) p
+                                 max_attempts, array[headers::text], array[options::text], at) p
 $$;

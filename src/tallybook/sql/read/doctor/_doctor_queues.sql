@@ -14,8 +14,7 @@ begin
   if not tallybook._is_foreign_cluster(true) then  -- else no cursor means anything: see cluster
     select coalesce(jsonb_agg(jsonb_build_object('queue', n.queue, 'part', n.part, 'oldest', n.oldest, 'ago',
                                                  tallybook._ago(p_at - n.oldest),
-                      'paused', q.paused_at is not null,
-                      'served', exists (select from tallybook.worker w
+                      'paused', q.paused_at is not null, 'served', exists (select from tallybook.worker w
                                          where w.ended_at is null and w.seen_at >= p_at - w.lease
                                                and n.queue = any (w.queues)
                                            and (n.part = '' or n.part = any (w.parts)))) order by n.oldest, n.queue,

@@ -6,8 +6,7 @@ create or replace view tallybook.error as
 select o.ended_at, l.queue, e.task, case when e.options ? 'subject'
        then e.unique_key end as subject, o.job_id, e.attempt,
        o.state::text as state, o.error ->> 'type' as type, o.error ->> 'message' as message,
-       o.error -> 'details' as details,
-       o.error ->> 'ref_id' as ref_id, o.error
+       o.error -> 'details' as details, o.error ->> 'ref_id' as ref_id, o.error
   from (select f.* from tallybook.outcome f where f.state = 'failed'
         union all select f.* from tallybook.outcome f where f.state = 'dead'
         union all select f.* from tallybook.outcome f where f.state = 'lost') o

@@ -29,8 +29,7 @@ select w.job_id, l.queue, w.task, case when t.cancelled then 'cancelled' else 'w
            w.attempt),
        w.failures::int, w.crashes::int, w.max_attempts::int, case when w.options ? 'subject' then null
        else w.unique_key end, w.enqueued_at, w.run_at,
-       null, null, null, null,
-       coalesce(t.reason, case when w.options ? 'held' then
+       null, null, null, null, coalesce(t.reason, case when w.options ? 'held' then
                                  case when exists (select from tallybook.breaker_state b
                                                    where b.name = w.options ->> 'held' and b.state <> 'closed')
                                       then format('the breaker of %s is open', to_json(w.options ->> 'held'))
@@ -68,12 +67,9 @@ union all
 select e.job_id, l.queue, e.task,
        case when o.state is not null then o.state::text when c.lease is not null then 'running'
             when t.cancelled then 'cancelled' else 'available' end,
-       l.priority::int,
-       g.args,
-       e.headers, e.attempt,
+       l.priority::int, g.args, e.headers, e.attempt,
        e.attempt - (c.lease is null)::int - tallybook._unstarted_attempts(e.job_id, e.attempt),
-       e.failures::int, e.crashes::int,
-       e.max_attempts::int, case when e.options ? 'subject' then null
+       e.failures::int, e.crashes::int, e.max_attempts::int, case when e.options ? 'subject' then null
        else e.unique_key end, e.enqueued_at, coalesce(e.run_at, e.enqueued_at),
        c.claimed_at, o.ended_at, c.worker_id, w.name,
        coalesce(o.error ->> 'message', t.reason), e.errors -> -1 ->> 'message', e.errors,

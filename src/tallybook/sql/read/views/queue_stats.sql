@@ -5,10 +5,9 @@
 -- rights: operator, reader, metrics
 create or replace view tallybook.queue_stats as
 select q.name as queue, coalesce(c.scheduled, 0) as scheduled, coalesce(c.retrying, 0) as retrying,
-       coalesce(c.waiting, 0) as waiting,
-       coalesce(c.available, 0) as available, coalesce(c.running, 0) as running, coalesce(c.dead, 0) as dead,
-       coalesce(c.completed, 0) as completed,
-       coalesce(c.failed, 0) as failed, coalesce(c.cancelled, 0) as cancelled, coalesce(c.unserved, 0) as unserved,
+       coalesce(c.waiting, 0) as waiting, coalesce(c.available, 0) as available, coalesce(c.running, 0) as running,
+       coalesce(c.dead, 0) as dead, coalesce(c.completed, 0) as completed, coalesce(c.failed, 0) as failed,
+       coalesce(c.cancelled, 0) as cancelled, coalesce(c.unserved, 0) as unserved,
        case when c.available > 0 then tallybook._oldest(q.name) end as oldest, q.paused_at, q.paused_by
   from tallybook.queues q
   left join (select l.queue, sum(n.n) filter (where n.what = 'scheduled')::bigint as scheduled,

@@ -113,8 +113,7 @@ begin
     reason := 'concurrency_limit'; details := jsonb_build_object('key', p_key, 'most', v_most, 'held', v_held, 'jobs',
                                                                  v_jobs);
     explanation := format('The permits of the limit %s are taken: %s of %s, by job %s%s.', to_json(p_key), v_held,
-                          v_most,
-                          array_to_string(v_jobs, ', '), case when v_held > 10 then ', ...' else '' end);
+                          v_most, array_to_string(v_jobs, ', '), case when v_held > 10 then ', ...' else '' end);
   end if;
 end $$;
 

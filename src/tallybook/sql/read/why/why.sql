@@ -159,8 +159,7 @@ begin
                         tallybook._moment(p_claimed_at), p_attempt)
     || coalesce(': ' || round((g.done * 100)::numeric) || ' %', '') || '.';
   details := jsonb_strip_nulls(jsonb_build_object('worker', k.name, 'worker_id', p_worker, 'since', p_claimed_at,
-                                                  'attempt', p_attempt,
-                                                  'progress', g.done, 'message', g.message));
+                                                  'attempt', p_attempt, 'progress', g.done, 'message', g.message));
   return next;
   if k.id is null or k.ended_at is not null or k.gone_at is not null or k.seen_at < p_at - k.lease then
     reason := 'worker_silent';

@@ -10,8 +10,7 @@ select j.task, j.subject, j.job_id, coalesce(j.queue, n.queue) as queue, coalesc
        coalesce(j.priority, n.priority) as priority, coalesce(j.args, n.args) as args,
        coalesce(j.iterations, (n.options #>> '{subject,iterations}')::int) as iterations,
        coalesce(j.failures, n.failures) as failures, coalesce(j.attempts, n.attempts) as attempts,
-       n.run_at as next_run_at,
-       coalesce(j.last_at, (n.options #>> '{subject,last_at}')::timestamptz) as last_at,
+       n.run_at as next_run_at, coalesce(j.last_at, (n.options #>> '{subject,last_at}')::timestamptz) as last_at,
        coalesce(j.error, n.error) ->> 'message' as last_error, coalesce(j.error, n.error) as error, j.made_at,
        j.ended_at
   from tallybook.subject_job j
