@@ -438,8 +438,13 @@ def _opposite(connect: Connect, names: list[str], rounds: int, *, fresh: bool) -
 
 BACKWARDS = "case when current_setting('application_name') = 'two' then -{0} else {0} end"
 UNORDERED = {
-    "new": ("where u.kind = 'n' order by u.subject collate \"C\"", f"where u.kind = 'n' order by {BACKWARDS.format('length(u.subject)')}"),  # noqa: E501
-    "planned": ("from want w order by w.job) q", f"from want w order by {BACKWARDS.format('w.job')}) q"),
+    "new": ("_subjects_put", (
+        "where u.kind = 'n' order by u.subject collate \"C\"",
+        f"where u.kind = 'n' order by {BACKWARDS.format('length(u.subject)')}",
+    )),
+    "planned": ("_subjects_change", (
+        "from want w order by w.job) q", f"from want w order by {BACKWARDS.format('w.job')}) q"
+    )),
 }  # fmt: skip
 
 
@@ -462,7 +467,7 @@ def test_control_batches_in_orders_of_their_own(db: Db, connect: Connect, dsn: s
     names = ["x" * n for n in range(1, 400)]
     if kind == "planned":
         many(db, "subject_push_many", names, run_ats=[clock(db, "1 h")] * len(names))
-    without(dsn, "_subjects_put", UNORDERED[kind])
+    without(dsn, *UNORDERED[kind])
     assert _opposite(connect, names, 60, fresh=kind == "new") > 0
 
 
@@ -539,7 +544,7 @@ def test_a_change_that_meets_a_worker_that_stops(db: Db, connect: Connect, last:
 
 def test_control_a_change_that_is_not_absorbed(db: Db, connect: Connect, dsn: str) -> None:
     """Control: when the older change stays beside the planned job, it undoes the newer one."""
-    without(dsn, "_subjects_put", ("perform tallybook._subject_absorb(r.job) where v_special;", ""))
+    without(dsn, "_subjects_look", ("perform tallybook._subject_absorb(r.job) where v_special;", ""))
     hands = _changed_as_it_is_given_back(db, connect)
     upsert(db, "a", args={"n": 3})
     assert start_one(hands, "2 h").args == {"n": 2}
