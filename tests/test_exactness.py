@@ -57,7 +57,7 @@ def test_control_an_end_without_the_fence_ends_twice(dsn: str, db: Connection) -
     """Negative control: with the outcome's unique index dropped, the same run finds attempts that ended twice."""
     for name in ("brief", "default", "long"):
         db.execute(f'drop index tallybook."an attempt of {name} ends once"')
-    for function in ("_end", "_lose", "_skip"):
+    for function in ("_end", "_rescue_attempts", "_skip"):
         replace_in(db, function, "on conflict do nothing", "")
     run = Crowd(dsn, SEED, seconds=0.5, producers=1, claimers=2).run()
     assert "an attempt with two outcomes" in kinds(run.findings)

@@ -320,7 +320,7 @@ def test_jobs_that_go_on_at_once_do_not_keep_others_out(db: Connection) -> None:
 
 def test_jobs_that_go_straight_to_the_line_keep_others_out(db: Connection) -> None:
     """The control: where what was snoozed goes straight to the line, it is always full."""
-    without(db, "_again", "p_at, null, p_fair)", "p_at, null, false)")
+    without(db, "_next_attempt", "p_at, null, p_fair)", "p_at, null, false)")
     other, seen = snoozing(db)
     assert other not in seen
 

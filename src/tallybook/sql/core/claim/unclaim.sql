@@ -11,6 +11,6 @@ declare
   e tallybook.entry := tallybook._end(lease, job_id, attempt, 'moved', null, unclaim.at);
 begin
   if e.job_id is null then return 'refused'; end if;
-  perform tallybook._again(e, at + delay, at);
+  perform tallybook._next_attempt(e, at + delay, at);
   return case when delay > interval '0' then 'scheduled' else 'available' end;
 end $$;

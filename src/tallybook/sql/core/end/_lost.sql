@@ -15,6 +15,6 @@ begin
     perform tallybook._make_dead(e, 'crashed', p_at);
     return 'dead';
   end if;
-  perform tallybook._again(e, p_at + p_delay, p_at);
+  perform tallybook._next_attempt(e, p_at + p_delay, p_at);
   return case when p_delay > interval '0' then 'scheduled' else 'available' end;
 end $$;

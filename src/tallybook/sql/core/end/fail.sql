@@ -50,6 +50,6 @@ begin
     perform tallybook._make_dead(e, 'failed', fail.at);
     return 'dead';
   end if;
-  perform tallybook._again(e, fail.at + coalesce(retry_in, tallybook.backoff(v_failures)), fail.at, true);
+  perform tallybook._next_attempt(e, fail.at + coalesce(retry_in, tallybook.backoff(v_failures)), fail.at, true);
   return case when retry_in <= interval '0' then 'available' else 'scheduled' end;
 end $$;

@@ -31,7 +31,7 @@ begin
   if p_run_at > p_at and e.order_key is not null then  -- it lines up again when it is due
     delete from tallybook.order_line n where n.job_id = e.job_id;
   end if;
-  perform tallybook._again(e, p_run_at, p_at);
+  perform tallybook._next_attempt(e, p_run_at, p_at);
   if p_run_at > p_at and e.order_key is not null then perform tallybook._release(e.order_key, e.job_id, p_at); end if;
 end $$;
 

@@ -70,7 +70,7 @@ begin
   e := tallybook._amended(e, retry.at);
   e.expires_at := null;  -- a person wants it run now
   e.failures := 0; e.crashes := 0;
-  perform tallybook._again(e, retry.at, retry.at, true);
+  perform tallybook._next_attempt(e, retry.at, retry.at, true);
   return e.attempt + 1;
 end $$;
 

@@ -10,6 +10,6 @@ declare
   e tallybook.entry := tallybook._end(lease, job_id, attempt, 'snoozed', null, snooze.at);
 begin
   if e.job_id is null then return 'refused'; end if;
-  perform tallybook._again(e, at + delay, at, true);
+  perform tallybook._next_attempt(e, at + delay, at, true);
   return case when delay > interval '0' then 'scheduled' else 'available' end;
 end $$;

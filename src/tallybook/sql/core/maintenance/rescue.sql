@@ -50,7 +50,7 @@ begin
     perform from tallybook.worker k where k.id = w.id and k.ended_at is null
             and k.seen_at = w.seen_at for update skip locked;
     continue when not found;
-    select x.* into l from tallybook._lose(w, max_crashes, at) x;
+    select x.* into l from tallybook._rescue_attempts(w, max_crashes, at) x;
     lost := lost + l.lost;
     if not l.rest then update tallybook.worker k set ended_at = rescue.at where k.id = w.id; end if;
   end loop;

@@ -57,5 +57,5 @@ declare
 begin
   if e.job_id is null then return; end if;
   e.options := coalesce(e.options, '{}') || jsonb_build_object('turn', p_name);
-  perform tallybook._again(e, p_run_at, p_at);
+  perform tallybook._next_attempt(e, p_run_at, p_at);
 end $$;

@@ -24,6 +24,6 @@ begin
   e.options := jsonb_set(e.options, '{subject,from}', to_jsonb(e.attempt));
   delete from tallybook.progress p where p.job_id = e.job_id;
   e.failures := 0; e.crashes := 0; e.errors := null;
-  perform tallybook._again(e, v_run_at, at);
+  perform tallybook._next_attempt(e, v_run_at, at);
   return case when v_run_at > at then 'scheduled' else 'available' end;
 end $$;

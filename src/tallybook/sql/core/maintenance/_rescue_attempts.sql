@@ -1,7 +1,8 @@
--- _lose(worker, max_crashes, at): end the open attempts of a dead worker as lost, each with what follows. Returns lost,
--- how many; rest: some could not be ended now. Called by rescue, behind the worker's gate and with its lock timeout.
-create or replace function tallybook._lose(w tallybook.worker, p_max_crashes int, p_at timestamptz, out lost int,
-  out rest boolean)
+-- _rescue_attempts(worker, max_crashes, at): end the open attempts of a dead worker as lost, each with what follows.
+-- Returns lost, how many; rest: some could not be ended now. Called by rescue, behind the worker's gate and with its
+-- lock timeout.
+create or replace function tallybook._rescue_attempts(w tallybook.worker, p_max_crashes int, p_at timestamptz,
+  out lost int, out rest boolean)
 language plpgsql as $$
 declare
   c record; e tallybook.entry; v_error jsonb;
