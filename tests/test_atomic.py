@@ -401,7 +401,7 @@ async def test_what_a_job_has_set_is_gone_for_the_next(app: App, dsn: str, db: A
     found: list[Any] = []
     look = (
         "select pg_backend_pid(), coalesce(current_setting('app.tenant', true), ''),"
-        " (select count(*) from pg_locks where locktype = 'advisory' and objid = 77)"
+        " (select count(*) from pg_locks where locktype = 'advisory' and objid = 77 and pid = pg_backend_pid())"
     )
     leave = "select set_config('app.tenant', 'acme', false), pg_advisory_lock(77)"
 

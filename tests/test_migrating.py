@@ -29,6 +29,9 @@ NEXT = f"{NEWEST + 1:04d}_next.sql"
 # What the next release could bring: a column in the ledger and one in the ledger of keys, and works_from as it was.
 TEXT = "alter table tallybook.entry add column anything int;\nalter table tallybook.unique_key add column anything int;"
 
+HERE = " and database = (select oid from pg_database where datname = current_database())"
+"""Each test has a database of its own, copied from one: its tables have the numbers of all others'."""
+
 
 @pytest.fixture
 def next_release(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -110,7 +113,7 @@ def test_without_the_guard_producers_wait_as_long_as_the_transaction(
     holder.execute("select tallybook.enqueue('default', 'held')")
     migration = Migration(dsn)
     migration.start()
-    waiting = "select from pg_locks where relation = 'tallybook.entry'::regclass and not granted"
+    waiting = "select from pg_locks where relation = 'tallybook.entry'::regclass and not granted" + HERE
     wait_until(lambda: db.execute(waiting).fetchall(), "ALTER TABLE waits")
     producer = connect()
     producer.execute("set statement_timeout = '3s'")
@@ -187,7 +190,7 @@ def test_migrate_says_whom_it_lets_by(dsn: str, db: Any, connect: Any, next_rele
     holder.execute("select tallybook.enqueue('default', 'held')")
     with ThreadPoolExecutor(1) as pool:
         command = pool.submit(CliRunner().invoke, cli, ["migrate", "--dsn", dsn])
-        blocked = "select from pg_locks where not granted and relation is not null"
+        blocked = "select from pg_locks where not granted and relation is not null" + HERE
         wait_until(lambda: db.execute(blocked).fetchall(), "it waits")
         wait_until(lambda: not db.execute(blocked).fetchall(), "it has let it by")
         wait_until(lambda: db.execute(blocked).fetchall(), "it tries again, so it has said who it was")
@@ -334,7 +337,7 @@ def test_a_call_that_is_inside_a_function_that_is_replaced_ends_as_usual(dsn: st
         caller = connect()
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(lambda: caller.execute("select said from tallybook.verb('!')").fetchone())
-            waits = "select from pg_locks where relation = 'tallybook.queue'::regclass and not granted"
+            waits = "select from pg_locks where relation = 'tallybook.queue'::regclass and not granted" + HERE
             wait_until(lambda: db.execute(waits).fetchall(), "the caller is inside")
             holder.execute(change)  # type: ignore[arg-type]
             holder.execute(new)

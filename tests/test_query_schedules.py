@@ -258,7 +258,10 @@ async def test_a_lost_connection_is_no_fate(db: Connection, dsn: str, connect: C
     async with clock(dsn) as made:
         (running,) = await made.start_queries(at=NOON + MINUTE)
         await eventually(lambda: waiting(db), "the query waits for the table")
-        db.execute("select pg_terminate_backend(pid) from pg_locks where not granted and database is not null")
+        db.execute(
+            "select pg_terminate_backend(pid) from pg_locks where not granted and relation = 'slow'::regclass"
+            " and database = (select oid from pg_database where datname = current_database())"
+        )
         assert await running == 0
         held.rollback()
         assert fires(db, "slow") == []
@@ -282,7 +285,8 @@ def hold(db: Connection, connect: Callable[..., Connection]) -> Connection:
 
 def waiting(db: Connection) -> bool:
     row = db.execute(
-        "select exists (select from pg_locks where not granted and relation = 'slow'::regclass)"
+        "select exists (select from pg_locks where not granted and relation = 'slow'::regclass"
+        " and database = (select oid from pg_database where datname = current_database()))"
     ).fetchone()
     return row == (True,)
 

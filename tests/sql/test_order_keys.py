@@ -363,7 +363,9 @@ def test_the_locks_of_thousands_of_keys_fit(db: Connection, hands: Hands) -> Non
     db.execute("truncate tallybook.order_turn")  # as if all of them had ended
     db.autocommit = False
     db.execute(LOOK)
-    held = hands.one("select count(*) from pg_locks where locktype = 'advisory' and classid = 1413565448")
+    held = hands.one(
+        "select count(*) from pg_locks where locktype = 'advisory' and classid = 1413565448 and pid = pg_backend_pid()"
+    )
     back = hands.one("select count(*) from tallybook.waiting")
     db.commit()
     assert (held, back) == (100, 200)
