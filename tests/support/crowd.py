@@ -52,6 +52,10 @@ COMPLETE = """
     select tallybook.complete_many(array_agg(%(lease)s::uuid), array_agg(job_id), array_agg(attempt))
       from tallybook.claimed_jobs(%(lease)s) where blocked_by is null having count(*) > 0"""
 
+BUSY = """
+    select application_name, state, wait_event_type, wait_event, now() - query_start, pg_blocking_pids(pid), pid, query
+      from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"""
+
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
@@ -127,8 +131,14 @@ class Crowd:
         for (role, _), process in self.processes.items():
             process.send_signal(signal.SIGKILL if role == "claimer" else signal.SIGTERM)
         for (role, number), process in self.processes.items():
-            if process.wait(20) != (-signal.SIGKILL if role == "claimer" else 0):
-                findings.append(f"a process that failed: {role} {number}, its error is above")
+            try:
+                if process.wait(20) != (-signal.SIGKILL if role == "claimer" else 0):
+                    findings.append(f"a process that failed: {role} {number}, its error is above")
+            except subprocess.TimeoutExpired:
+                findings += [
+                    f"a process that does not stop: {role} {number}, beside: {row}" for row in conn.execute(BUSY)
+                ]
+                process.kill()
         sessions = "select count(*) from pg_stat_activity where application_name = %s"
         wait_until(
             lambda: conn.execute(sessions, [f"crowd {conn.info.dbname}"]).fetchone() == (0,),

@@ -409,7 +409,9 @@ ROLES: dict[str, Callable[[str, random.Random, int], Any]] = {
 
 
 def main(role: str, dsn: str, seed: str, number: str) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    # Not by a handler: it runs between two steps of this thread, which may be inside stop.wait() with the event's lock.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=lambda: (signal.sigwait({signal.SIGTERM}), stop.set()), daemon=True).start()
     actor = ROLES[role](dsn, random.Random(f"{seed}/{role}/{number}"), int(number))
     while not stop.is_set():
         actor.turn()
