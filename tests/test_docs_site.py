@@ -87,6 +87,13 @@ def test_the_arguments_of_a_function_are_a_table() -> None:
     assert [word for word in words if word not in re.findall(r"\w+", made)] == []
 
 
+def test_the_rights_are_one_sentence() -> None:
+    """Who may use a function or a view stands below its text, also where the line in the file goes on in the next."""
+    view = "\n".join(reference.sql_part(reference.SQL / "read" / "views" / "attempt.sql")).replace("\\", "")
+    assert re.search(r"\nWho has rights: operator; reader \(job_id, .*, worker_id, worker\)\.\n", view)
+    assert "\nWho has rights: worker.\n" in reference.pages()["sql-functions.md"]
+
+
 def test_plain_text_stays_plain() -> None:
     """What a head says with signs that mean something in Markdown or HTML is shown with these signs."""
     assert reference.prose("a_b * <c> [d] `e` f|g") == r"a\_b \* \<c> \[d\] \`e\` f\|g"

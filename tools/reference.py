@@ -97,13 +97,17 @@ def sql_page(title: str, about: str, files: list[Path]) -> str:
 def sql_part(file: Path) -> Iterator[str]:
     """One file of SQL: its name, how it is called, its text; what is indented, a list of arguments or words, is a table."""
     first, *rest = head(file)
+    rights = next((n for n, line in enumerate(rest) if line.startswith("rights: ")), len(rest))
+    rest, said = rest[:rights], " ".join(line.strip() for line in rest[rights:])
     call, _, summary = first.partition(": ")
     yield from (f"## {file.stem}", "", f"**`{call}`**: {prose(summary)}")
     for indented, lines in groupby(rest, lambda line: line.startswith("  ")):
         if indented:
             yield from ("", *listing(list(lines)), "")
         else:
-            yield from (prose(line) if line[:8] != "rights: " else f"\nrights: {prose(line[8:])}." for line in lines)
+            yield from map(prose, lines)
+    if said:
+        yield from ("", f"Who has rights: {prose(said.removeprefix('rights: '))}.")
     yield ""
 
 

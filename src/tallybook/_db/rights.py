@@ -13,13 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-__all__ = ["SAID", "function"]
+__all__ = ["function"]
 
-SAID = re.compile(
-    r"^-- rights: (.+(?:\n--   .+)*)\ncreate or replace (function|view) tallybook\.(\w+)",
-    re.MULTILINE,
-)
-"""What a line says, which of the two it is about, and its name."""
+# What a line says, which of the two it is about, and its name.
+_SAID = re.compile(r"^-- rights: (.+(?:\n--   .+)*)\ncreate or replace (function|view) tallybook\.(\w+)", re.MULTILINE)
 _HEAD = """\
 -- _rights(): who may use what where there are roles, one row each; made from the lines `-- rights:` of all files.
 --
@@ -36,7 +33,7 @@ _TAIL = "\n) v(kind, name, roles, columns) $$;\n"
 
 def function(texts: list[str]) -> str:
     """The function tallybook._rights() with what the lines of these files say."""
-    rows = [row for text in texts for line, what, name in SAID.findall(text) for row in _rows(line, what, name)]
+    rows = [row for text in texts for line, what, name in _SAID.findall(text) for row in _rows(line, what, name)]
     return _HEAD + ",\n".join(sorted(rows)) + _TAIL
 
 
