@@ -153,7 +153,7 @@ def python(folder: Path, dsn: str, *arguments: str, **environment: str) -> str:
         env={**clean, "TALLYBOOK_DSN": dsn, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

