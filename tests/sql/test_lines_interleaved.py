@@ -319,7 +319,7 @@ CONTROLS: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
     "a start that does not look for producers": (
         "a producer and a worker",
-        "_amend",
+        "_amendment_state",
         ("busy := not (pg_try_advisory_lock(1413565447, hashint8(p_job_id)) and", "busy := false and not ("),
     ),
 }
@@ -343,7 +343,7 @@ def test_a_crowd_in_every_order(dsn: str, name: str) -> None:
 def test_control_of_a_crowd(dsn: str) -> None:
     """Control: with no probe of the task's lock, work that was promised is missed."""
     _crowded(dsn)
-    _without(dsn, "_amend", ("or p_crowd and not (", "or false and not ("))
+    _without(dsn, "_amendment_state", ("or p_crowd and not (", "or false and not ("))
     assert play(dsn, SCENARIOS["a producer and a worker"])[0]
 
 

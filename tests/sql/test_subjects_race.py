@@ -316,7 +316,7 @@ def without(dsn: str, function: str, *changes: tuple[str, str]) -> None:
 CONTROLS: dict[str, tuple[Any, ...]] = {
     "a start that does not look for producers": (
         "an upsert and a claim",
-        "_amend",
+        "_amendment_state",
         ("k.busy := not (pg_try_advisory_lock", "k.busy := false and not (pg_try_advisory_lock"),
     ),
     "an upsert that does not look whether it runs": (
@@ -334,7 +334,7 @@ CONTROLS: dict[str, tuple[Any, ...]] = {
         "retried and made anew",
         "_subject_end",
         ("j.subject = e.unique_key for update;", "j.subject = e.unique_key;"),
-        ("     where j.task = e.task and j.subject = e.unique_key;\n    return;", "     where false;\n    return;"),
+        ("perform tallybook._subject_lives(e.task, e.unique_key, v_other, e.job_id);", "null;"),
     ),
 }  # fmt: skip
 
@@ -346,7 +346,7 @@ def test_a_crowd_and_a_claim(dsn: str, probed: bool) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(f"alter database {conn.info.dbname} set tallybook.jobs_locked = '1000'")  # type: ignore[arg-type]
     if not probed:
-        without(dsn, "_amend", ("or p_crowd and not (", "or false and not ("))
+        without(dsn, "_amendment_state", ("or p_crowd and not (", "or false and not ("))
     assert bool(play(dsn, SCENARIOS["an upsert and a claim"])[0]) is not probed
 
 
@@ -369,7 +369,7 @@ def _forgotten_while_leased(db: Db, connect: Connect, dsn: str) -> list[bool]:
     first, _ = push(db, "a")
     push(db, "b")
     stop = f"if p_job_id = {first} then perform pg_advisory_lock(99), pg_advisory_unlock(99); end if;"
-    without(dsn, "_amend", ("  k.busy := not (pg_try", f"  {stop}\n  k.busy := not (pg_try"))
+    without(dsn, "_amendment_state", ("  k.busy := not (pg_try", f"  {stop}\n  k.busy := not (pg_try"))
     gate, forgetter, worker = connect(), connect(), connect()
     gate.execute("select pg_advisory_lock(99)")
     forgetter.execute("begin")

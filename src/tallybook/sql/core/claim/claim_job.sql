@@ -31,9 +31,7 @@ begin
   if found then
     e := tallybook._entry_of(to_jsonb(v_due));
     insert into tallybook.entry values (e.*);
-    perform tallybook._line_up(e.order_key, e.job_id)
-      where e.order_key is not null and not tallybook._has_turn(e.order_key, e.job_id)
-        and not exists (select from tallybook.order_line n where n.job_id = e.job_id);
+    perform tallybook._line_up_many(array[e.order_key], array[e.job_id], array[e.seq]) where e.order_key is not null;
   end if;
   select x.* into e from tallybook.entry x where x.job_id = claim_job.job_id order by x.attempt desc limit 1;
   if not found then

@@ -15,7 +15,7 @@
 -- max_attempts null: what the task says. run_at null: it was to run at once.
 -- job: only this one of them. Of a job that is not changing nothing can change any more that a producer was told.
 -- No rows where no claim has that lease: it took nothing, or a crash of the server has taken it back.
--- Reads claim, entry, tombstone, rate_limit, concurrency_limit, breaker_rule; for jobs with a unique key amendment.
+-- Reads claim, entry, tombstone; for jobs with a unique key amendment; see _has_limits.
 -- The limit is what the claim has counted: a scan does not end at a row's second column, so without it each claim of a
 -- big transaction would read all of that transaction's jobs that are still to come.
 -- rights: worker
@@ -31,9 +31,7 @@ language plpgsql
 as $$
 declare
   c tallybook.claim; v_queue text; v_priority int; v_dead boolean := exists (select from tallybook.tombstone);
-  v_wide boolean := exists (select from tallybook.rate_limit r where r.name like 'queue:%' or r.name like 'task:%')
-    or exists (select from tallybook.concurrency_limit r where r.name like 'queue:%' or r.name like 'task:%')
-    or exists (select from tallybook.breaker_rule r where r.name like 'queue:%' or r.name like 'task:%');
+  v_wide boolean := tallybook._has_limits(true);
 begin
   select k.* into c from tallybook.claim k where k.lease = claimed_jobs.lease;
   if not found then return; end if;

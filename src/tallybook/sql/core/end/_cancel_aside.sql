@@ -4,8 +4,7 @@
 -- They never were in line: the entry comes with its outcome, and a tombstone keeps it out of the line until a cursor
 -- has passed it, a truncate's or a claim's. What a person has cancelled before keeps the person's reason. A person may
 -- retry any of them.
--- Writes entry, outcome, tombstone; deletes from scheduled, waiting, parent, concurrency_line, order_line; see
--- _release.
+-- Writes entry, outcome, tombstone; deletes from scheduled, waiting; see _leave_parents, _leave_limits, _leave_lines.
 create or replace function tallybook._cancel_aside(p_ids bigint[], p_error jsonb, p_at timestamptz) returns int
 language plpgsql
 -- profile: nested
@@ -31,10 +30,8 @@ begin
     select w.job_id, w.enqueued_at, w.lane_id, w.attempt, w.failures, w.crashes, w.max_attempts, w.task, w.args,
            w.headers, w.unique_key,
            w.run_at, w.errors, w.expires_at, coalesce(w.order_key, w.options #>> '{parents,order_key}'),
-           w.options - 'held' || case when not w.options ? 'parents' then '{}' else (
-             select jsonb_build_object('parents', jsonb_build_object('ended', count(p.ended_as), 'failed',
-                                                                     count(p.failure)))
-               from tallybook.parent p where p.child_id = w.job_id) end
+           case when w.options ? 'parents' then tallybook._parents_said(w.job_id, w.options)
+                else w.options - 'held' end
       from was_waiting w
   ), lined as materialized (
     select g.*, nextval('tallybook.job_id') as seq, l.retention, (
@@ -67,11 +64,7 @@ begin
   -- The outcome says it now; the tombstone only keeps the entry out of the line.
   update tallybook.tombstone t set cancelled = false from unnest(p_ids) i(id) where t.job_id = i.id and t.taken
     and t.cancelled;
-  delete from tallybook.parent p using unnest(p_ids) i(id) where p.child_id = i.id;
-  delete from tallybook.concurrency_line n using unnest(p_ids) i(id) where n.job_id = i.id;
+  perform tallybook._leave_parents(p_ids), tallybook._leave_limits(p_ids);
   if v_ordered is not null then perform tallybook._leave_lines(v_ordered, v_keys, p_at); end if;
-  if exists (select from unnest(p_ids) i(id) join tallybook.parent p on p.parent_id = i.id and p.ended_as is null) then
-    perform tallybook._wake(' parents_resolve');
-  end if;
   return v_n;
 end $$;

@@ -27,10 +27,6 @@ language sql immutable as $$
                                                                   else 0::smallint end
 $$;
 
--- _bucket_ms(bucket): the upper end of a bucket, in milliseconds.
-create or replace function tallybook._bucket_ms(p_bucket int) returns float8
-language sql immutable as $$ select 2.0::float8 ^ (p_bucket / 4.0::float8) $$;
-
 -- _count_moved(): the trigger of scheduled, waiting and dead: what comes into them, leaves them, or changes its lane.
 create or replace function tallybook._count_moved() returns trigger
 language plpgsql

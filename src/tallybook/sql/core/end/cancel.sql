@@ -104,11 +104,6 @@ begin
   values (e.xid, e.seq, e.job_id, p_at, e.retention, 'cancelled',
           case when p_reason is not null then jsonb_build_object('message', p_reason) end);
   perform tallybook._tally(array[e.lane_id], array[e.task], array['cancelled'], array[1], array[e.attempt]);
-  if d.options ? 'subject' then
-    update tallybook.subject_job j
-       set ended_as = null, ended_at = null, last_at = null, priority = null, iterations = null, attempts = null,
-           failures = null, queue = null, args = null, error = null
-     where j.task = d.task and j.subject = d.unique_key and j.job_id = d.job_id;
-  end if;
+  if d.options ? 'subject' then perform tallybook._subject_lives(d.task, d.unique_key, d.job_id); end if;
   return true;
 end $$;

@@ -34,8 +34,7 @@ begin
     v_ended := tallybook._complete_again(leases, job_ids, attempts, null, at);
   end;
   if v_keys is not null then perform tallybook._release_of(v_ordered, v_keys, at); end if;
-  if v_special and exists (select from tallybook.subject_job)
-     then perform tallybook._subjects_completed(job_ids); end if;
+  if v_special then perform tallybook._subjects_completed(job_ids); end if;
   if v_n = cardinality(job_ids) then return '{}'; end if;
   return array(select j from unnest(job_ids) j where j <> all (coalesce(v_ended, '{}')));
 end $$;
@@ -173,7 +172,7 @@ begin
    where (select o.state from tallybook.outcome o  -- one at a time: a join reads the whole index
            where o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq limit 1) = 'completed';
   if v_keys is not null then perform tallybook._release_of(v_ordered, v_keys, v_now); end if;
-  if exists (select from tallybook.subject_job) then perform tallybook._subjects_completed(v_ended); end if;
+  perform tallybook._subjects_completed(v_ended);
   return v_ended;
 end $$;
 

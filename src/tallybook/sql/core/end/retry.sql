@@ -33,9 +33,8 @@ begin
     v_back := coalesce(v_state = 'back', false);
     if not v_back and (v_state is distinct from 'cancelled' or tallybook._behind(retry.job_id) is not null) then
       raise exception 'job % is not dead or cancelled', retry.job_id
-        using errcode = 'TB005', detail = format('It is %s.',
-                                                 coalesce((select j.state from tallybook.job j
-                                                           where j.id = retry.job_id), 'unknown'));
+        using errcode = 'TB005', detail = case v_state when 'completed' then 'It is completed.'
+                                          else 'It has not ended.' end;
     end if;
   end if;
   if v_back then
@@ -60,12 +59,7 @@ begin
   delete from tallybook.tombstone t where t.job_id = retry.job_id and not t.taken and not t.once;
   update tallybook.tombstone t set cancelled = false where t.job_id = retry.job_id and t.cancelled and not t.once;
   -- A new place: whoever saw it dead or cancelled may be taking the old one away at this moment.
-  if e.order_key is not null then
-    delete from tallybook.order_line n
-     where (n.key, n.seq) in (select x.key, x.seq from tallybook.order_line x
-                              where x.job_id = retry.job_id for update skip locked);
-    perform tallybook._line_up(e.order_key, e.job_id);
-  end if;
+  if e.order_key is not null then perform tallybook._line_up(e.order_key, e.job_id); end if;
   if v_back then return tallybook._behind(retry.job_id); end if;
   e := tallybook._amended(e, retry.at);
   e.expires_at := null;  -- a person wants it run now

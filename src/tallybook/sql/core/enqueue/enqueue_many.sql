@@ -59,10 +59,9 @@ begin
                                 options, at);
   end if;
   if order_keys is not null then
-    insert into tallybook.order_line (key, seq, job_id)
-    select f.order_key, f.id, f.id
-      from unnest(job_ids, run_ats, unique_keys, order_keys) f(id, run_at, key, order_key)
-     where f.order_key is not null and f.key is null and (f.run_at is null or f.run_at <= at);
+    perform tallybook._line_up_many(array_agg(f.order_key), array_agg(f.id), array_agg(f.id), true)
+       from unnest(job_ids, run_ats, unique_keys, order_keys) f(id, run_at, key, order_key)
+      where f.order_key is not null and f.key is null and (f.run_at is null or f.run_at <= at);
   end if;
   if run_ats is not null then
     insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,

@@ -21,6 +21,7 @@ language plpgsql
 as $$
 declare
   v_queues text[]; v_ids bigint[]; v_limited boolean; v_last timestamptz; v_fair boolean;
+  v_keys text[]; v_ordered bigint[]; v_seqs bigint[];
 begin
   if promote.after > at + interval '10 s' then promote.after := null; end if;  -- the clock has stepped back
   if as_service and not tallybook._service_claim('promote', at) then
@@ -70,14 +71,13 @@ begin
            p.failures, p.crashes, p.max_attempts,
            p.task, p.args, p.headers, p.unique_key, p.errors, p.expires_at, p.options, p.options ->> 'fair_key', p.seq
       from lined p where p.fair
-  ), ordered as (
-    insert into tallybook.order_line (key, seq, job_id)
-    select p.order_key, p.seq, p.job_id from lined p
-     where p.order_key is not null and not tallybook._has_turn(p.order_key, p.job_id)
-       and not exists (select from tallybook.order_line n where n.job_id = p.job_id)
   )
-  select count(*), array_agg(distinct p.queue) filter (where not p.fair), bool_or(p.fair) into promoted, v_queues,
-         v_fair from lined p;
+  select count(*), array_agg(distinct p.queue) filter (where not p.fair), bool_or(p.fair),
+         array_agg(p.order_key) filter (where p.order_key is not null),
+         array_agg(p.job_id) filter (where p.order_key is not null),
+         array_agg(p.seq) filter (where p.order_key is not null)
+    into promoted, v_queues, v_fair, v_keys, v_ordered, v_seqs from lined p;
+  if v_keys is not null then perform tallybook._line_up_many(v_keys, v_ordered, v_seqs); end if;
   last_run_at := v_last;
   perform tallybook._wake(q) from unnest(v_queues) q;
   if v_fair then perform tallybook._wake(' fair_release'); end if;

@@ -34,3 +34,7 @@ begin
          min(c.ms) filter (where c.what = 'took' and c.upto >= 0.99 * c.whole)
     from c group by c.queue, c.task;
 end $$;
+
+-- _bucket_ms(bucket): the upper end of a bucket, in milliseconds.
+create or replace function tallybook._bucket_ms(p_bucket int) returns float8
+language sql immutable as $$ select 2.0::float8 ^ (p_bucket / 4.0::float8) $$;

@@ -31,10 +31,13 @@ language sql immutable as $$
          else interval '0' end
 $$;
 
--- _has_limits(): whether there is a rule of any kind.
-create or replace function tallybook._has_limits() returns boolean
+-- _has_limits(wide): whether there is a rule of any kind; wide: one for all jobs of a queue or of a task.
+create or replace function tallybook._has_limits(p_wide boolean default false) returns boolean
 language plpgsql stable as $$
+declare
+  v_wide text[] := '{queue:%,task:%}';
 begin
-  return exists (select from tallybook.rate_limit) or exists (select from tallybook.concurrency_limit)
-         or exists (select from tallybook.breaker_rule);
+  return exists (select from tallybook.rate_limit r where not p_wide or r.name like any (v_wide))
+         or exists (select from tallybook.concurrency_limit r where not p_wide or r.name like any (v_wide))
+         or exists (select from tallybook.breaker_rule r where not p_wide or r.name like any (v_wide));
 end $$;

@@ -8,9 +8,7 @@ returns setof tallybook._limited_job language plpgsql stable
 set enable_memoize = off  -- each row is looked up once: there is nothing to remember
 as $$
 declare
-  v_wide boolean := exists (select from tallybook.rate_limit r where r.name like 'queue:%' or r.name like 'task:%')
-    or exists (select from tallybook.concurrency_limit r where r.name like 'queue:%' or r.name like 'task:%')
-    or exists (select from tallybook.breaker_rule r where r.name like 'queue:%' or r.name like 'task:%');
+  v_wide boolean := tallybook._has_limits(true);
 begin
   return query
   select f.lease, k.job_id, k.attempt, k.lane_id, k.retention, k.xid, k.seq, l.priority::int,

@@ -103,11 +103,29 @@ begin
   end loop;
 end $$;
 
--- _line_up(order_key, job_id, seq): give a job that comes into line its place: the last one, or that of its entry.
+-- _line_up(order_key, job_id, seq): give a job that comes into line its place: that of its entry, or the last one. Then
+-- it gives up the place that it has, unless somebody is taking that away.
 create or replace function tallybook._line_up(p_key text, p_job_id bigint, p_seq bigint default null) returns void
 language sql as $$
+  delete from tallybook.order_line n
+   where (n.key, n.seq) in (select x.key, x.seq from tallybook.order_line x
+                             where p_seq is null and x.job_id = p_job_id for update skip locked);
   insert into tallybook.order_line (key, seq, job_id)
     values (p_key, coalesce(p_seq, nextval('tallybook.job_id')), p_job_id)
+$$;
+
+-- _line_up_many(order_keys, job_ids, seqs, new): the same for many, at the places of their entries. Not new: a job that
+-- was there before keeps its turn or its place, if it has one.
+create or replace function tallybook._line_up_many(p_keys text[], p_job_ids bigint[], p_seqs bigint[],
+  p_new boolean default false) returns void
+language sql
+-- profile: nested
+as $$
+  insert into tallybook.order_line (key, seq, job_id)
+  select u.key, u.seq, u.job_id from unnest(p_keys, p_job_ids, p_seqs) u(key, job_id, seq)
+   where u.key is not null
+     and (p_new or not tallybook._has_turn(u.key, u.job_id)
+                   and not exists (select from tallybook.order_line n where n.job_id = u.job_id))
 $$;
 
 -- _has_turn(order_key, job_id): whether it is this job's turn.

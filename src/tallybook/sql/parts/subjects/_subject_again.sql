@@ -31,10 +31,8 @@ begin
     return;
   end if;
   job_id := nextval('tallybook.job_id');
-  update tallybook.subject_job x
-     set job_id = _subject_again.job_id, made_at = case when p_revive then x.made_at
-         else p_at end, ended_at = null, ended_as = null,
-         last_at = null, priority = null, iterations = null, attempts = null, failures = null, queue = null,
-         args = null, error = null
-   where x.task = p_task and x.subject = p_subject;
+  perform tallybook._subject_lives(p_task, p_subject, p_job_id, _subject_again.job_id);
+  if not p_revive then
+    update tallybook.subject_job x set made_at = p_at where x.task = p_task and x.subject = p_subject;
+  end if;
 end $$;

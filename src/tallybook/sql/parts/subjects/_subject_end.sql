@@ -54,6 +54,17 @@ language sql as $$
    where j.task = e.task and j.subject = e.unique_key and j.job_id = e.job_id and l.lane_id = e.lane_id
 $$;
 
+-- _subject_lives(task, subject, job_id, new): forget how a subject has ended: it lives on in this job, or in a new one;
+-- or its end says nothing, as that of a cancelled job. Nothing, where the name has been given to another job since.
+create or replace function tallybook._subject_lives(p_task text, p_subject text, p_job_id bigint,
+  p_new bigint default null) returns void
+language sql as $$
+  update tallybook.subject_job j
+     set job_id = coalesce(p_new, p_job_id), ended_as = null, ended_at = null, last_at = null, priority = null,
+         iterations = null, attempts = null, failures = null, queue = null, args = null, error = null
+   where j.task = p_task and j.subject = p_subject and j.job_id = p_job_id
+$$;
+
 -- _subjects_completed(job_ids): the same for those of these jobs that are subjects' and were completed by a plain
 -- complete.
 create or replace function tallybook._subjects_completed(p_job_ids bigint[]) returns void
@@ -61,6 +72,7 @@ language plpgsql as $$
 declare
   v_id bigint; e tallybook.entry; v_at timestamptz;
 begin
+  if not exists (select from tallybook.subject_job) then return; end if;
   -- One at a time: the index of (task, subject) would give the order as well, and all of them.
   for v_id in select j.job_id from unnest(p_job_ids) u(id) cross join lateral (
                 select k.job_id, k.task, k.subject from tallybook.subject_job k
@@ -99,10 +111,7 @@ begin
           using errcode = 'TB005', hint = 'Forget that subject first, or leave this job.';
       end if;
     end if;
-    update tallybook.subject_job j
-       set job_id = e.job_id, ended_as = null, ended_at = null, last_at = null, priority = null, iterations = null,
-           attempts = null, failures = null, queue = null, args = null, error = null
-     where j.task = e.task and j.subject = e.unique_key;
+    perform tallybook._subject_lives(e.task, e.unique_key, v_other, e.job_id);
     return;
   end loop;
 end $$;

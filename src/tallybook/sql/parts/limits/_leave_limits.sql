@@ -1,0 +1,8 @@
+-- _leave_limits(job_ids): these jobs have ended while they waited: they wait for no permit any more. Deletes from
+-- concurrency_line.
+create or replace function tallybook._leave_limits(p_ids bigint[]) returns void
+language sql
+-- profile: nested
+as $$
+  delete from tallybook.concurrency_line n using unnest(p_ids) i(id) where n.job_id = i.id
+$$;

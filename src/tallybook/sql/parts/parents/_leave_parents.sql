@@ -1,0 +1,24 @@
+-- _leave_parents(job_ids): these jobs have ended while they waited, or before they were due: they wait for no parents
+-- any more, and whoever waits for them is looked for soon. Deletes from parent.
+create or replace function tallybook._leave_parents(p_ids bigint[]) returns void
+language plpgsql
+-- profile: nested
+as $$
+begin
+  delete from tallybook.parent p using unnest(p_ids) i(id) where p.child_id = i.id;
+  if exists (select from unnest(p_ids) i(id) join tallybook.parent p on p.parent_id = i.id and p.ended_as is null) then
+    perform tallybook._wake(' parents_resolve');
+  end if;
+end $$;
+
+-- _parents_said(job_id, options): the options of a job that waits for parents, as it is kept once it does not: with how
+-- many of them had ended and failed.
+create or replace function tallybook._parents_said(p_job_id bigint, p_options jsonb) returns jsonb
+language plpgsql stable
+-- profile: lookup
+as $$
+begin
+  return p_options - 'held' || (
+    select jsonb_build_object('parents', jsonb_build_object('ended', count(p.ended_as), 'failed', count(p.failure)))
+      from tallybook.parent p where p.child_id = p_job_id);
+end $$;
