@@ -28,7 +28,7 @@ from support.shop import Shop
 from tallybook._db.migrate import migrate
 from tallybook.embedded import Server, temporary_server
 
-# How long an example takes says how busy the machine is. All else is as Hypothesis has it: under CI the same examples each time.
+# How long an example takes says how busy the machine is. All else is as Hypothesis has it.
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
 

@@ -653,7 +653,7 @@ def test_control_a_cut_behind_what_was_written_is_seen(db: Connection) -> None:
 
 
 def test_no_producer_and_no_claim_fails_beside_cuts(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S3-20: while ranges are cut again and again beside producers and a claimer each job runs once, and lies in its range."""
+    """S3-20: while ranges are cut again and again beside producers and a claimer each job runs once, in its range."""
     in_steps(db)
     more = True
 

@@ -300,7 +300,7 @@ def test_top_knows_holes(db: Connection, connect: Connect, hands: Hands) -> None
 
 
 def pages(db: Connection, query: str) -> int:
-    """How many pages a statement touches, the least of some runs: autovacuum and other databases have it planned anew."""
+    """How many pages a statement touches, the least of some runs: autovacuum has it planned anew."""
     plans = [one(db, f"explain (analyze, buffers, format json) {query}")[0]["Plan"] for _ in range(5)]
     return int(min(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] for plan in plans))
 

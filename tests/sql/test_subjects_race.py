@@ -407,7 +407,7 @@ def test_control_without_the_newer_look(db: Db, connect: Connect, dsn: str) -> N
 
 
 def _opposite(db: Db, connect: Connect, names: list[str], rounds: int, *, fresh: bool) -> int:
-    """Two batches of the same subjects: a third session has the one in the middle until both wait. How many deadlocks."""
+    """Two batches of the same subjects; a third session has the middle one until both wait. How many deadlocks."""
     deadlocks = 0
     conns, third = [connect(application_name=name) for name in ("one", "two")], connect(autocommit=False)
     for turn in range(rounds):
