@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+import hypothesis
 import psycopg
 import pytest
 from psycopg import sql
@@ -26,6 +27,10 @@ from support.clusters import cluster
 from support.shop import Shop
 from tallybook._db.migrate import migrate
 from tallybook.embedded import Server, temporary_server
+
+# How long an example takes says how busy the machine is. All else is as Hypothesis has it.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
 
 SETTINGS = {"max_prepared_transactions": "20", "max_connections": "200"}
 Connection = psycopg.Connection[tuple[Any, ...]]

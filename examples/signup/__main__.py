@@ -80,7 +80,7 @@ def main() -> int:
         words = (MANAGE, "tallybook", "worker", "--stop-timeout", "3 s", "--name")
         stage.process("first", *words, "first", env=env)
 
-        with httpx2.Client(base_url=web) as site:
+        with httpx2.Client(base_url=web, timeout=60) as site:
             site.get("/").raise_for_status()
             welcomed = sign_up(site, range(PEOPLE // 2))
             stage.say(f"{welcomed} have signed up at {web}, half by one SQL statement, half by a model in atomic()")
@@ -104,7 +104,7 @@ def main() -> int:
             stage.until(stage.is_idle, "the new release does what has waited for it")
             stage.say("a worker of the next release has done them")
 
-        mailbox = httpx2.get(f"http://127.0.0.1:{mail}/mailbox").json()
+        mailbox = httpx2.get(f"http://127.0.0.1:{mail}/mailbox", timeout=60).json()
         if SERVE:
             stage.say(f"look at {web}/ and at psql '{stage.dsn}': the queries are in README.md")
         return stage.end(account(stage, welcomed, mailbox))

@@ -88,7 +88,7 @@ def test_two_ends_of_one_attempt_meet(db: Connection, connect: Callable[..., Con
         "the second waits for the first",
     )
     first.execute(end)  # type: ignore[call-overload]
-    waiting.join(10)
+    waiting.join(60)
     assert said == [end == "rollback"]
     assert one(db, ENDED, LEASE, job, 1) == ("failed" if end == "commit" else "completed")
 

@@ -612,7 +612,7 @@ def quick(connect: Any) -> Connection:
     conn: Connection = connect()
     conn.execute("set synchronous_commit = off")
     conn.execute("set jit = off")
-    conn.execute("set statement_timeout = '10 s'")
+    conn.execute("set statement_timeout = '60 s'")
     return conn
 
 

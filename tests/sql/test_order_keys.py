@@ -68,11 +68,12 @@ def test_a_batch_keeps_its_order(db: Connection, hands: Hands) -> None:
 
 def test_a_scheduled_job_comes_into_line_when_it_is_promoted(db: Connection, hands: Hands) -> None:
     """Until it is due it holds up nobody; then it is the last."""
-    late = put(db, order_key="k", run_at=hands.one("select clock_timestamp() + interval '0.3 s'"))
+    late = put(db, order_key="k", run_at=hands.one("select clock_timestamp() + interval '1 h'"))
     first, second = (put(db, order_key="k") for _ in range(2))
     (started,) = hands.start()
     assert started.id == first
-    wait_until(lambda: hands.one("select promoted from tallybook.promote()"), "it is due")
+    db.execute("update tallybook.scheduled set run_at = clock_timestamp()")
+    assert hands.one("select promoted from tallybook.promote()") == 1
     third = put(db, order_key="k")
     hands.complete(started)
     assert hands.run_all() == [second, late, third]
@@ -258,12 +259,10 @@ def test_an_open_transaction_that_completed_a_job_stops_no_worker(
     handler = connect(autocommit=False)
     handler.execute("select tallybook.complete(%s, %s, 1)", (running.lease, running.id))
     assert hands.turn(others) == ([], jobs[1:])
-    db.execute("set statement_timeout = '2s'")
-    began = time.monotonic()
+    db.execute("set statement_timeout = '20s'")  # a wait would last until the handler's transaction ends
     hands.one("select tallybook.cancel(%s)", cancelled)
     assert hands.say("cancel_running", others[0]) == "cancelled"
     assert hands.say("expire", others[1]) == "dead"
-    assert time.monotonic() - began < 1
     assert hands.turn(others[2:], patient=False) == ([], [])
     assert states(db, cancelled, dead, left) == ["cancelled", "dead", "waiting"]
     put(db, order_key="another")
@@ -386,7 +385,7 @@ def test_two_flushes_that_end_jobs_of_the_same_keys_do_not_deadlock(db: Connecti
         with hands.db.transaction():
             for job in jobs:
                 said.append(hands.say("cancel_running", job))
-                barrier.wait(10)
+                barrier.wait(60)
 
     barrier = threading.Barrier(2)
     threads = [threading.Thread(target=flush, args=(h, jobs, barrier)) for h, jobs in ((one, first), (two, second))]

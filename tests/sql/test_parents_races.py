@@ -79,7 +79,7 @@ def test_an_open_transaction_that_has_the_child_stops_nobody(db: Connection, con
         child(user, [parent], unique_key="u", on_conflict="replace_args", args='{"new": 1}')
         with someone.transaction():
             someone.execute("select tallybook.cancel(%s, 'mine')", (cancelled,))
-            db.execute("set statement_timeout = '2s'")
+            db.execute("set statement_timeout = '20s'")
             assert resolve(db) == (1, 1, 2)
             assert states(db, changed, cancelled, *others) == ["waiting", "waiting", "available", "cancelled"]
             assert resolve(db)[:2] == (0, 0)

@@ -343,7 +343,7 @@ def test_a_cancel_of_a_crashed_job_comes_to_an_end(db: Connection) -> None:
     db.execute("update tallybook.worker set seen_at = '-infinity'")
     assert one(db, "select lost from tallybook.rescue(max_crashes => 1)") == 1
     assert one(db, "select reason from tallybook.dead where job_id = %s", job) == "crashed"
-    db.execute("set statement_timeout = '2s'")
+    db.execute("set statement_timeout = '20s'")
     assert cancel(db, job) == "cancelled"
     assert one(db, "select not exists (select from tallybook.tombstone where cancelled)")
 

@@ -235,11 +235,12 @@ def test_a_dead_process_gives_its_subject_back(db: Connection) -> None:
     first = Hands(db)
     push(db, "a")
     attempt = start_one(first)
-    lost = "select lost from tallybook.rescue(at => clock_timestamp() + %s)"
-    for ahead in ("20 s", "29 s"):
-        assert first.one(lost, timedelta(seconds=int(ahead.split()[0]))) == 0
+    lost = "select lost from tallybook.rescue(at => %s)"
+    heard = first.one("select seen_at from tallybook.worker where id = %s", first.worker)
+    for seconds in (20, 29):
+        assert first.one(lost, heard + timedelta(seconds=seconds)) == 0
         assert state(db, "a") == "active"
-    assert first.one(lost, timedelta(seconds=31)) == 1
+    assert first.one(lost, heard + timedelta(seconds=31)) == 1
     assert (state(db, "a"), seen(db)["failures"], seen(db)["attempts"]) == ("pending", 0, 1)
     again = start_one(Hands(db))
     assert (again.id, again.attempt, seen(db)["attempts"]) == (attempt.id, attempt.attempt + 1, 2)

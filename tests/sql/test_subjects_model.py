@@ -427,7 +427,7 @@ class Documents(RuleBasedStateMachine):
 @pytest.fixture
 def quick(connect: Any) -> Connection:
     conn: Connection = connect()
-    for setting in ("synchronous_commit = off", "jit = off", "statement_timeout = '10 s'"):
+    for setting in ("synchronous_commit = off", "jit = off", "statement_timeout = '60 s'"):
         conn.execute(f"set {setting}")  # type: ignore[arg-type]
     return conn
 

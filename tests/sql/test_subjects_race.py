@@ -406,17 +406,15 @@ def test_control_without_the_newer_look(db: Db, connect: Connect, dsn: str) -> N
 # --- batches --------------------------------------------------------------------------------------------------------
 
 
-def _opposite(connect: Connect, names: list[str], rounds: int, *, fresh: bool) -> int:
-    """Two batches of the same subjects at once, again and again: how many deadlocks."""
+def _opposite(db: Db, connect: Connect, names: list[str], rounds: int, *, fresh: bool) -> int:
+    """Two batches of the same subjects; a third session has the middle one until both wait. How many deadlocks."""
     deadlocks = 0
-    conns = [connect(application_name=name) for name in ("one", "two")]
+    conns, third = [connect(application_name=name) for name in ("one", "two")], connect(autocommit=False)
     for turn in range(rounds):
         batch = [f"{turn} {name}" for name in names] if fresh else names
-        barrier = threading.Barrier(2)
         failed: list[psycopg.Error] = []
 
-        def run(conn: Db, mine: list[str], args: str, barrier: threading.Barrier = barrier) -> None:
-            barrier.wait()
+        def run(conn: Db, mine: list[str], args: str) -> None:
             try:
                 many(conn, "subject_upsert_many", mine, args=[args] * len(mine))
             except psycopg.errors.DeadlockDetected as error:
@@ -426,8 +424,13 @@ def _opposite(connect: Connect, names: list[str], rounds: int, *, fresh: bool) -
             threading.Thread(target=run, args=(conns[0], batch, f'{{"n": {turn}}}')),
             threading.Thread(target=run, args=(conns[1], batch[::-1], f'{{"m": {turn}}}')),
         ]
+        upsert(third, batch[len(batch) // 2], args={"third": turn})
         for thread in threads:
             thread.start()
+        waits = "select bool_and(cardinality(pg_blocking_pids(pid)) > 0) from unnest(%s::int[]) pid"
+        pids = [conn.info.backend_pid for conn in conns]
+        wait_until(lambda: db.execute(waits, (pids,)).fetchone() == (True,), "both wait")  # noqa: B023
+        third.rollback()
         for thread in threads:
             thread.join()
         deadlocks += len(failed)
@@ -454,7 +457,7 @@ def test_batches_do_not_deadlock(db: Db, connect: Connect, kind: str) -> None:
     names = ["x" * n for n in range(1, 400)]
     if kind == "planned":
         many(db, "subject_push_many", names, run_ats=[clock(db, "1 h")] * len(names))
-    assert _opposite(connect, names, 4, fresh=kind == "new") == 0
+    assert _opposite(db, connect, names, 4, fresh=kind == "new") == 0
     jobs = db.execute("select count(*), count(distinct unique_key) from (select unique_key from tallybook.scheduled"
                       " union all select unique_key from tallybook.entry) j").fetchone()  # fmt: skip
     assert jobs == ((4 if kind == "new" else 1) * 399,) * 2
@@ -468,7 +471,7 @@ def test_control_batches_in_orders_of_their_own(db: Db, connect: Connect, dsn: s
     if kind == "planned":
         many(db, "subject_push_many", names, run_ats=[clock(db, "1 h")] * len(names))
     without(dsn, *UNORDERED[kind])
-    assert _opposite(connect, names, 60, fresh=kind == "new") > 0
+    assert _opposite(db, connect, names, 1, fresh=kind == "new") > 0
 
 
 def test_the_old_time_is_exact(db: Db, connect: Connect) -> None:

@@ -335,7 +335,7 @@ def test_a_move_does_not_wait_for_a_transaction_that_has_cancelled_the_job(db: C
         put(db, unique_key=key, priority=1, on_conflict="raise_priority")
     person = connect(autocommit=False)
     person.execute("select tallybook.cancel(%s)", (jobs[1],))
-    db.execute("set statement_timeout = '2s'")
+    db.execute("set statement_timeout = '20s'")
     for _ in range(20):
         db.execute("select tallybook.promote()")
     row = db.execute(

@@ -581,7 +581,7 @@ def test_a_cancel_that_meets_a_claim_by_id_is_not_lost(db: Connection, connect: 
         "the cancel has met the claim",
     )
     claimer.execute("commit")
-    waiting.join(10)
+    waiting.join(60)
     assert said == ["cancelling"]
     assert db.execute("select job_id from tallybook.renew(%s, 0, %s)", [worker, [job]]).fetchall() == [(job,)]
 

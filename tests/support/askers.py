@@ -121,6 +121,6 @@ def two_at_once(db: Connection, connect: Any, key: str, *, known: bool = True) -
         asking = pool.submit(second.ask, claims[1], T)
         wait_until(lambda: asking.done() or one(db, waits) > 0, "it waits, or not")
         first.db.commit()
-        asking.result(10)
+        asking.result(60)
         second.db.commit()
     return askers

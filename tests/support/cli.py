@@ -51,14 +51,14 @@ class Command:
             return self.output.count(text) >= times
 
         try:
-            wait_until(said, f"{text!r} in the output", seconds=40)
+            wait_until(said, f"{text!r} in the output", seconds=60)
         except AssertionError as error:
             raise AssertionError(f"{error}; it wrote:\n{self.output}") from None
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def ended(self, seconds: float = 40) -> int:
+    def ended(self, seconds: float = 60) -> int:
         """Wait for its end; its exit code."""
         try:
             return self.process.wait(seconds)

@@ -27,7 +27,7 @@ Step: TypeAlias = LiteralString | Callable[[Connection, Any], Awaitable[object]]
 Schedule: TypeAlias = tuple[int, ...]
 
 _QUICK = 0.004  # seconds: almost every step that does not wait for a lock has answered by then
-_LIMIT = 20.0  # seconds: PostgreSQL itself ends a deadlock after one
+_LIMIT = 60.0  # seconds: PostgreSQL itself ends a deadlock after one
 _WAITS = """
 select pid from pg_stat_activity
  where pid = any (%s) and wait_event_type = 'Lock' and pg_blocking_pids(pid) <> '{}'"""

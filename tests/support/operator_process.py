@@ -74,7 +74,7 @@ def serving(dsn: str, keys: Path, broken: str = "", *, log: Path | None = None) 
         finally:
             process.terminate()
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise AssertionError("it does not end") from None

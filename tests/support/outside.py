@@ -138,6 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128  # who does not fit is only heard a second later, or never within its time-out
 
     def handle_error(self, *args: Any) -> None:
         pass  # a caller that has read enough hangs up

@@ -62,7 +62,7 @@ class Pooler:
             self._process = subprocess.Popen(command, user=account.uid, group=account.gid, extra_groups=[])
         else:
             self._process = subprocess.Popen(command)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.__exit__()

@@ -69,7 +69,7 @@ def worked_off(new: Shop, *, count: int = 1) -> list[str]:
         wait_until(
             lambda: one(new.db, "select count(*) from tallybook.worker where ended_at is null"), "a worker is there"
         )
-        wait_until(lambda: one(new.db, OPEN) == 0, f"all jobs have ended: {open_jobs(new)}", seconds=30)
+        wait_until(lambda: one(new.db, OPEN) == 0, f"all jobs have ended: {open_jobs(new)}", seconds=90)
         for worker in started:
             worker.signal(signal.SIGTERM)
         assert [worker.ends() for worker in started] == [0] * count

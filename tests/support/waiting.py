@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], what: str, *, seconds: float = 30.0) -> T:
+def wait_until(condition: Callable[[], T], what: str, *, seconds: float = 60.0) -> T:
     """Return the first true value of `condition`, looked at every 10 ms; AssertionError naming `what` at the limit."""
     deadline = time.monotonic() + seconds
     while True:

@@ -94,7 +94,7 @@ class WorkerProcess:
         """Send it a signal."""
         self.process.send_signal(number)
 
-    def ends(self, seconds: float = 30.0) -> int:
+    def ends(self, seconds: float = 60.0) -> int:
         """Wait until it has ended: its exit code."""
         try:
             return self.process.wait(seconds)

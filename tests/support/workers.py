@@ -38,13 +38,13 @@ async def working(app: App, dsn: str, queues: Any = None, **options: Any) -> Asy
     finally:
         if not worker.claimer.stopping.is_set():
             worker.stop()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await asyncio.gather(life, return_exceptions=True)
     if error := life.exception():
         raise error
 
 
-async def eventually(condition: Callable[[], T], what: str, *, seconds: float = 30.0) -> T:
+async def eventually(condition: Callable[[], T], what: str, *, seconds: float = 60.0) -> T:
     """`wait_until` for a coroutine: the first true value of `condition`; AssertionError naming `what` at the limit."""
     deadline = time.monotonic() + seconds
     while True:
@@ -65,11 +65,11 @@ class Jobs:
     def __call__(self, job: Any) -> JobInfo:
         return self.app.get_sync(self.db, job)
 
-    async def ends(self, *jobs: Any, seconds: float = 30.0) -> list[JobInfo]:
+    async def ends(self, *jobs: Any, seconds: float = 60.0) -> list[JobInfo]:
         """Wait until all of them are completed, cancelled or dead."""
         return [await self.becomes(job, "completed", "cancelled", "dead", seconds=seconds) for job in jobs]
 
-    async def becomes(self, job: Any, *states: str, seconds: float = 30.0) -> JobInfo:
+    async def becomes(self, job: Any, *states: str, seconds: float = 60.0) -> JobInfo:
         """Wait until the job is in one of these states."""
         await eventually(lambda: self(job).state in states, f"{self(job)} is {' or '.join(states)}", seconds=seconds)
         return self(job)

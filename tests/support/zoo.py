@@ -333,7 +333,7 @@ class ZooWorker:
         """All that it has logged."""
         return "".join(self.lines)
 
-    def ends(self, seconds: float = 30.0) -> int:
+    def ends(self, seconds: float = 60.0) -> int:
         """Wait until it has ended: its exit code."""
         return self.process.wait(seconds)
 

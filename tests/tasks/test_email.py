@@ -201,7 +201,7 @@ def test_a_server_that_says_nothing_is_left(app: App, dsn: str, db: Any, held: b
         listener.bind(("127.0.0.1", 0))
         if held:
             listener.listen()
-        serving(app, mail(listener.getsockname()[1], timeout="300 ms"))
+        serving(app, mail(listener.getsockname()[1], timeout="300 ms" if held else "30 s"))
         job = LATER.enqueue_sync(db, "mail", "ada@example.org", "s", "t")
         drain(app, dsn=dsn)
         found = app.get_sync(db, job)

@@ -192,17 +192,17 @@ def test_the_whole_run_loses_nothing() -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG", "PYTEST_"))}
     done = subprocess.run(
         [sys.executable, "-m", "examples.form_submissions"], cwd=HERE.parents[1], env={**env, "SHORT": "1"},
-        capture_output=True, text=True, timeout=180, check=False,
+        capture_output=True, text=True, timeout=290, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("form_submissions: ")
     assert done.stdout.endswith("retried, 0 lost\n")
     assert "after 5, 10, 20, 40, 80 minutes" in done.stdout and "done twice: 0" in done.stdout
-    p50, by_deadline = (
-        re.search(what, done.stdout) for what in (r"answered in p50 (\d+) ms", r"(\d+) calls were ended")
-    )
-    assert p50 and by_deadline, done.stdout
-    assert int(p50[1]) <= 300
+    figures = r"answered in p50 (\d+) ms", r"save nothing in p50 (\d+) ms", r"(\d+) calls were ended"
+    p50, nothing, by_deadline = (re.search(what, done.stdout) for what in figures)
+    assert p50 and nothing and by_deadline, done.stdout
+    # A machine on which no request is quick is as many times slower with this one.
+    assert int(p50[1]) <= max(300, 5 * int(nothing[1]))
     assert int(by_deadline[1]) > 0, "some servers are silent for longer than the deadline"
 
 

@@ -313,7 +313,7 @@ def test_the_whole_run_loses_nothing() -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG", "PYTEST_"))}
     done = subprocess.run(
         [sys.executable, "-m", "examples.price_feed"], cwd=HERE.parents[1], env={**env, "SHORT": "1"},
-        capture_output=True, text=True, timeout=180, check=False,
+        capture_output=True, text=True, timeout=290, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("price_feed: ")
