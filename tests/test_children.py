@@ -176,7 +176,8 @@ async def test_a_process_that_dies_is_a_crash_of_its_job_alone(
 async def test_a_job_that_crashes_three_processes_is_dead(dsn: str, db: Any, jobs: Jobs) -> None:
     """P8 F24: after three processes that died with it a job is dead with reason crashed; no failure is counted."""
     async with working(zoo.app, dsn):
-        (info,) = await jobs.ends(zoo.exits.enqueue_sync(db, 1))
+        # Three processes start, with pauses between them.
+        (info,) = await jobs.ends(zoo.exits.enqueue_sync(db, 1), seconds=80)
     assert (info.state, info.reason, info.crashes, info.failures, info.attempts) == ("dead", "crashed", 3, 0, 3)
     assert [error["type"] for error in info.errors or []] == ["ProcessDied"] * 3
 
@@ -201,7 +202,7 @@ async def test_a_deadline_kills_the_process_and_what_it_started(dsn: str, db: An
         await eventually(lambda: is_gone(pid) and is_gone(started), "both are gone")
         assert worker.runner.still_abandoned == 0
         assert worker.book.free == {"default": 10}
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40  # the program would have slept for a minute
     assert (error["type"], error["message"]) == ("TimeoutError", "deadline of 1 s passed")
 
 
