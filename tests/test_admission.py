@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from support.hands import put
-from support.workers import Jobs, eventually, working
+from support.workers import Jobs, eventually, given_up, working
 from tallybook import App, Context
 
 pytestmark = pytest.mark.anyio
@@ -101,8 +101,7 @@ async def test_a_worker_that_was_given_up_starts_no_held_job(
     async with working(app, dsn, "q=3") as worker:
         await eventually(lambda: worker.claimer.admission.waiting, "it is held")
         first = worker.heartbeat.worker_id if worker.heartbeat else 0
-        db.execute("update tallybook.worker set seen_at = '-infinity' where id = %s", (first,))
-        db.execute("select tallybook.rescue(only_worker => %s)", (first,))
+        await given_up(db, first)
         await eventually(lambda: worker.heartbeat and worker.heartbeat.worker_id != first, "it is back")
         await eventually(lambda: worker.claimer.admission.waiting, "it has claimed the job again")
         assert worker.book.free["q"] == 2

@@ -233,14 +233,14 @@ def test_a_worker_that_is_used_up_ends_by_itself(dsn: str, db: Any) -> None:
 
 def test_a_handler_that_swallows_everything_does_not_keep_the_process(dsn: str, db: Any) -> None:
     """F43: after the second SIGTERM the process ends although an async handler ignores every cancel."""
-    with zoo.zoo(dsn, abort_timeout=0.3, stop_timeout=5.0) as worker:
+    with zoo.zoo(dsn, abort_timeout=0.3, stop_timeout=90.0) as worker:
         job = zoo.swallows_for_ever.enqueue_sync(db)
         wait_until(lambda: state(db, job).state == "running", "it runs")
         began = time.monotonic()
         worker.process.send_signal(signal.SIGTERM)
         wait_until(lambda: "stopping" in worker.said, "the first signal has arrived")
         worker.process.send_signal(signal.SIGTERM)
-        assert worker.ends(10) == 0
-        assert time.monotonic() - began < 8
+        assert worker.ends(40) == 0
+        assert time.monotonic() - began < 80  # the first signal alone would have left it its time to stop
     info = state(db, job)
     assert (info.state, info.failures, info.crashes) == ("available", 0, 0)

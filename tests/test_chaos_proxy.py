@@ -55,7 +55,7 @@ async def within(seconds: float, answer: Answer) -> bool:
 
 
 async def seen(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -80,14 +80,20 @@ async def test_without_a_fault_it_is_not_noticed(dsn: str) -> None:
 async def test_delay(dsn: str) -> None:
     """Both directions are late: a round trip takes twice as long."""
     async with through(dsn) as (proxy, conn):
+
+        async def quickest(trips: int) -> float:
+            """Of so many round trips, for a busy machine makes any of them slow."""
+            took = []
+            for _ in range(trips):
+                started = time.monotonic()
+                await conn.execute("select 1")
+                took.append(time.monotonic() - started)
+            return min(took)
+
         proxy.delay(0.1)
-        started = time.monotonic()
-        await conn.execute("select 1")
-        assert 0.2 <= time.monotonic() - started < 2
+        assert 0.2 <= await quickest(3) < 2
         proxy.heal()
-        started = time.monotonic()
-        await conn.execute("select 1")
-        assert time.monotonic() - started < 0.1
+        assert await quickest(50) < 0.1
 
 
 @pytest.mark.parametrize("to_server", [True, False])
@@ -97,10 +103,13 @@ async def test_blackhole_delivers_late(dsn: str, db: Any, to_server: bool) -> No
     async with through(dsn) as (proxy, conn):
         proxy.blackhole(to_server=to_server, to_client=not to_server)
         answer = asked(conn, "insert into t values (1)")
+        done = "select count(*) from t"
+        if not to_server:
+            await seen(lambda: db.execute(done).fetchone() == (1,))
         assert not await within(0.3, answer)
-        assert db.execute("select count(*) from t").fetchone() == (0 if to_server else 1,)
+        assert db.execute(done).fetchone() == (0 if to_server else 1,)
         proxy.heal()
-        assert await within(5, answer)
+        assert await within(30, answer)
         assert (await answer).rowcount == 1
 
 
@@ -121,7 +130,7 @@ async def test_blackhole_is_given_up_by_the_clients_kernel(dsn: str, db: Any) ->
 
 async def test_half_open_stays_dead(dsn: str) -> None:
     """F11: a half-open connection hears nothing any more, healed or not, until its kernel finds out; new ones work."""
-    async with through(dsn, unacked=None, keepalive=1.0) as (proxy, conn):
+    async with through(dsn, unacked=None, keepalive=3.0) as (proxy, conn):
         proxy.half_open()
         answer = asked(conn, "select 1")
         assert not await within(0.2, answer)

@@ -176,7 +176,8 @@ async def test_a_process_that_dies_is_a_crash_of_its_job_alone(
 async def test_a_job_that_crashes_three_processes_is_dead(dsn: str, db: Any, jobs: Jobs) -> None:
     """P8 F24: after three processes that died with it a job is dead with reason crashed; no failure is counted."""
     async with working(zoo.app, dsn):
-        (info,) = await jobs.ends(zoo.exits.enqueue_sync(db, 1))
+        # Three processes start, with pauses between them.
+        (info,) = await jobs.ends(zoo.exits.enqueue_sync(db, 1), seconds=80)
     assert (info.state, info.reason, info.crashes, info.failures, info.attempts) == ("dead", "crashed", 3, 0, 3)
     assert [error["type"] for error in info.errors or []] == ["ProcessDied"] * 3
 
@@ -201,13 +202,13 @@ async def test_a_deadline_kills_the_process_and_what_it_started(dsn: str, db: An
         await eventually(lambda: is_gone(pid) and is_gone(started), "both are gone")
         assert worker.runner.still_abandoned == 0
         assert worker.book.free == {"default": 10}
-    assert time.monotonic() - began < 10
-    assert (error["type"], error["message"]) == ("TimeoutError", "deadline of 300 ms passed")
+    assert time.monotonic() - began < 40  # the program would have slept for a minute
+    assert (error["type"], error["message"]) == ("TimeoutError", "deadline of 1 s passed")
 
 
 async def test_cancel_is_told_and_then_kills(dsn: str, db: Any, jobs: Jobs, tmp_path: Path) -> None:
     """F45: a cancelled job's handler sees ctx.cancelled; one that goes on is killed after the grace: both are cancelled."""
-    async with working(zoo.app, dsn, abort_timeout=timedelta(seconds=0.5)) as worker:
+    async with working(zoo.app, dsn, abort_timeout=timedelta(seconds=2)) as worker:
         paths = tmp_path / "listens", tmp_path / "deaf"
         put = zoo.listens.enqueue_sync(db, str(paths[0])), zoo.deaf.enqueue_sync(db, str(paths[1]))
         for path in paths:
@@ -282,7 +283,7 @@ def test_a_child_without_the_kernels_help_ends_as_well(tmp_path: Path, monkeypat
         assert receive(ours) == {"kind": "started"}
         assert number_in(path) == child.pid
         ours.close()
-        assert child.wait(5) == 1
+        assert child.wait(30) == 1
 
 
 MAIN = """

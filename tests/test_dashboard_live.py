@@ -22,7 +22,9 @@ from tallybook.web import dashboard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.direct("counts the sessions of the dashboard")]
 
-SESSIONS = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+SESSIONS = """
+select count(*) from pg_stat_activity
+ where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"""
 
 
 class Viewer:

@@ -262,7 +262,7 @@ async def test_it_works_in_django_by_its_sessions(tmp_path: Any, dsn: str, db: A
             ("eve", False, False),
             ("", False, False),
         ):
-            async with httpx2.AsyncClient(base_url=base) as http:
+            async with httpx2.AsyncClient(base_url=base, timeout=30) as http:
                 assert (await http.get("/")).text == "the host"
                 if name:
                     assert (await http.get(f"/enter?name={name}")).text == "in"

@@ -21,6 +21,8 @@ from tallybook import App, Constant, Context, JobInfo, Snooze
 pytestmark = pytest.mark.anyio
 
 SOON = timedelta(seconds=0.2)
+LONG_ENOUGH = timedelta(seconds=1)
+"""For a connection that has to be made before the handler can begin."""
 GRACE = {"abort_timeout": timedelta(seconds=0.3)}
 LATER = Constant(timedelta(hours=1))
 
@@ -345,7 +347,7 @@ async def test_a_deadline_rolls_an_atomic_task_back(
     """S4-19 P4: at its deadline an atomic task's transaction is rolled back, abandoned or not; no connection is left in one."""
     db.execute("create table effect (n int)")
 
-    @app.task(atomic=True, timeout=SOON, retry=LATER)
+    @app.task(atomic=True, timeout=LONG_ENOUGH, retry=LATER)
     async def slow(tx: psycopg.AsyncConnection, swallows: bool) -> None:
         await tx.execute("insert into effect values (1)")
         while True:
@@ -355,7 +357,7 @@ async def test_a_deadline_rolls_an_atomic_task_back(
                 if not swallows:
                     raise
 
-    @app.task(atomic=True, timeout=SOON, retry=LATER)
+    @app.task(atomic=True, timeout=LONG_ENOUGH, retry=LATER)
     def slow_in_thread(tx: psycopg.Connection) -> None:
         tx.execute("insert into effect values (1)")
         tx.execute("select pg_sleep(60)")

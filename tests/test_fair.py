@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.workers import eventually, working
+from support.workers import SLEEPY, eventually, working
 from tallybook import App
 from tallybook.errors import ConfigError
 
@@ -73,7 +73,7 @@ async def test_a_tenants_jobs_do_not_hold_up_another_tenants(app: App, dsn: str,
 @anyio
 @pytest.mark.direct("a worker behind a pooler is not woken: it polls")
 async def test_a_waiting_worker_starts_a_fair_job_at_once(app: App, dsn: str, db: Any) -> None:
-    """A producer wakes the service, and that the worker: no poll in between."""
+    """A producer wakes the service, and that the worker: six jobs start sooner than looks or polls would find them."""
     started: list[float] = []
 
     @app.task(fair_key="{tenant}")
@@ -81,13 +81,13 @@ async def test_a_waiting_worker_starts_a_fair_job_at_once(app: App, dsn: str, db
         started.append(time.monotonic())
 
     took = []
-    async with working(app, dsn):
+    async with working(app, dsn, **SLEEPY):
         for n in range(6):
             begin = time.monotonic()
             export.enqueue_sync(db, f"t{n}")
             await eventually(lambda n=n: len(started) == n + 1, "it has started")
             took.append(started[-1] - begin)
-    assert sorted(took)[2] < 0.3, took
+    assert sum(took) < 4, took  # a look finds most of them only after two seconds
 
 
 @anyio

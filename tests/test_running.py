@@ -139,7 +139,8 @@ async def test_the_connections_of_a_worker(app: App, dsn: str, db: Any) -> None:
 
     def there() -> int:
         row = db.execute(
-            "select count(*) from pg_stat_activity where application_name = 'tallybook counted'"
+            "select count(*) from pg_stat_activity"
+            " where application_name = 'tallybook counted' and datname = current_database()"
         ).fetchone()
         return int(row[0])
 

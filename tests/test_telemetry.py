@@ -119,7 +119,8 @@ async def test_metrics_are_what_has_happened(app: App, dsn: str, db: Any, jobs: 
     good.with_(queue="other").enqueue_sync(db)
     async with working(app, dsn, "default=3", metrics_port=0, **SLEEPY) as worker:
         await jobs.ends(*put)
-        await eventually(lambda: not worker.book.running and not worker.finisher.waiting, "it is idle")
+        await eventually(lambda: not worker.book.running, "it is idle")
+        await worker.finisher.drained()  # and has counted all that it has ended
         status, text = await page(worker, "/metrics")
         found = parsed(text)
         ended = {end: n for end, n in worker.finisher.counts.items() if n}

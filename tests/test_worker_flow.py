@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.workers import SLEEPY, Jobs, eventually, working
+from support.workers import SLEEPY, Jobs, eventually, given_up, working
 from tallybook import App, Context
 
 pytestmark = pytest.mark.anyio
@@ -327,8 +327,8 @@ async def test_an_attempt_that_was_lost_does_not_hide_the_next(app: App, dsn: st
     async with working(app, dsn, **SLEEPY) as worker:
         job = stubborn.enqueue_sync(db)
         await eventually(lambda: began == [1], "it runs")
-        db.execute("update tallybook.worker set seen_at = '-infinity'")
-        db.execute("select tallybook.rescue(only_worker => id) from tallybook.worker")
+        assert worker.heartbeat is not None
+        await given_up(db, worker.heartbeat.worker_id)
         await eventually(lambda: began == [1, 2], "it runs again")
         gates[1].set()
         await eventually(lambda: over == [1], "the lost attempt is over")

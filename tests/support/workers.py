@@ -55,6 +55,21 @@ async def eventually(condition: Callable[[], T], what: str, *, seconds: float = 
         await asyncio.sleep(0.01)
 
 
+async def given_up(db: Any, worker: int) -> None:
+    """Let it be taken for dead, although it lives; not while a claim of its is on its way, for then rescue passes it by."""
+
+    def is_so() -> bool:
+        with db.transaction():  # or a beat comes between
+            db.execute(
+                "update tallybook.worker set seen_at = '-infinity' where id = %s and ended_at is null", (worker,)
+            )
+            db.execute("select tallybook.rescue(only_worker => %s)", (worker,))
+        row = db.execute("select ended_at is not null from tallybook.worker where id = %s", (worker,)).fetchone()
+        return bool(row[0])
+
+    await eventually(is_so, f"worker {worker} is given up")
+
+
 class Jobs:
     """What became of jobs, read on the test's own connection."""
 

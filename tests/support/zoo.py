@@ -134,7 +134,7 @@ def is_modest(path: str) -> None:
     Path(path).write_text(str(os.getpid()))
 
 
-@app.task(process=True, retry=LATER, timeout="300 ms")
+@app.task(process=True, retry=LATER, timeout="1 s")
 def spins(path: str, child: bool = False) -> None:
     """An endless loop; with a program of its own that sleeps beside it."""
     started = subprocess.Popen(["sleep", "60"]) if child else None
