@@ -15,17 +15,11 @@ from psycopg.conninfo import conninfo_to_dict
 
 from chaos.proxy import Proxy, Upstream
 from chaos.wire import Requests, is_ready
+from support.proxy import upstream
 
 pytestmark = pytest.mark.anyio
 
 Answer = asyncio.Future[Any]
-
-
-def upstream(dsn: str) -> Callable[[], Upstream]:
-    """Where the server of this DSN listens, as the proxy wants it."""
-    parts = conninfo_to_dict(dsn)
-    host, port = str(parts["host"]), int(parts.get("port") or 5432)
-    return lambda: f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, port)
 
 
 @asynccontextmanager

@@ -12,8 +12,11 @@ from typing import Any
 import click.testing
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
+from chaos.proxy import Proxy
 from support import zoo
+from support.proxy import upstream
 from support.workers import Jobs, eventually, working
 from tallybook import App, Context, RateInfo, Snooze
 from tallybook._cli import cli
@@ -53,6 +56,29 @@ async def test_handlers_start_at_their_turn(app: App, dsn: str, db: Any) -> None
         await eventually(lambda: len(starts) == 25, "25 calls")
     assert all(later - first >= 1.0 for first, later in zip(starts, starts[10:], strict=False))
     assert rows(db, "select distinct name from tallybook.rate_call") == [("api:acme",)]
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["before the handler", "in the handler"])
+@anyio
+async def test_jobs_start_where_answers_take_longer_than_a_start_may_be_late(
+    app: App, dsn: str, db: Any, jobs: Jobs, inside: bool
+) -> None:
+    """S1-18: a server that is 25 ms away, of a window of a second: each job starts, at its turn."""
+    app.rate_limit("api", 100, per="1 s")
+
+    @app.task(limits=() if inside else ("api",))
+    async def call(ctx: Context) -> None:
+        if inside:
+            await ctx.limit("api")
+
+    put = app.enqueue_many_sync(db, [call.job() for _ in range(5)])
+    async with Proxy(upstream(dsn)) as proxy:
+        proxy.delay(0.025)
+        away = make_conninfo(dsn, host="127.0.0.1", port=proxy.port)
+        async with working(app, away):
+            infos = await jobs.ends(*put)
+    assert {info.state for info in infos} == {"completed"}
+    assert rows(db, "select count(*) from tallybook.rate_call") == [(5,)]
 
 
 @anyio

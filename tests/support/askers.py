@@ -38,6 +38,8 @@ class Asker:
     db: Connection
     queue: str = "q"
     started: list[tuple[int, datetime]] = field(default_factory=list)
+    late: dict[int, timedelta] = field(default_factory=dict)
+    """By how much a start may be late."""
     held: dict[int, tuple[UUID, int]] = field(default_factory=dict)
     unknown: list[tuple[int, str]] = field(default_factory=list)
 
@@ -67,10 +69,11 @@ class Asker:
         """Which of these start, in this order."""
         given = "".join(f", {name} => {value}" for name, value in more.items())
         leases, ids, attempts = ([job[n] for job in jobs] for n in range(3))
-        query = f"select job_id, starts_in, unknown from tallybook.limit_take(%s, %s, %s, %s, at => %s{given})"  # noqa: S608
+        query = f"select job_id, starts_in, unknown, late from tallybook.limit_take(%s, %s, %s, %s, at => %s{given})"  # noqa: S608
         rows = self.db.execute(cast("Any", query), (leases, ids, attempts, names, at)).fetchall()
-        self.unknown += [(job, name) for job, _, name in rows if name is not None]
-        starts = [(job, at + starts_in * S) for job, starts_in, name in rows if name is None]
+        self.unknown += [(job, name) for job, _, name, _ in rows if name is not None]
+        starts = [(job, at + starts_in * S) for job, starts_in, name, _ in rows if name is None]
+        self.late.update({job: late * S for job, _, name, late in rows if name is None})
         self.started += starts
         self.held.update({job: (lease, attempt) for lease, job, attempt, _ in jobs})
         return [job for job, _ in starts]

@@ -12,10 +12,18 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+
+def upstream(dsn: str) -> Callable[[], str | tuple[str, int]]:
+    """Where the server of this DSN listens, as chaos.proxy wants it."""
+    parts = conninfo_to_dict(dsn)
+    host, port = str(parts["host"]), int(parts.get("port") or 5432)
+    return lambda: f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, port)
 
 
 class Proxy:

@@ -15,6 +15,7 @@ from typing import Any
 from tallybook._worker.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
 from tallybook._worker.runner import Runner
+from tallybook._worker.settings import FAR_AHEAD
 from tallybook._worker.suspects import Suspects
 from tallybook.errors import QueueUnavailable
 
@@ -26,8 +27,8 @@ _ENDS = {"cancelled": "cancel", "dead": "expire", "available": "postpone"}
 _ANOTHERS = ("ended", None, None, None, None, None, None)
 # Then a job whose line is being moved by a transaction that stays open is put aside: it would only hold a slot.
 _PATIENCE = 1.0
-# So many seconds a start that a limit lets through is put ahead at most, where answers are slow to come.
-_FAR_AHEAD = 0.3
+# So many seconds a start that a limit lets through is put ahead at most, where this process was too busy to start it.
+_BUSY_AHEAD = 0.3
 # Each key of one question is a lock of the server's, whose table of them has room for some thousands.
 _LARGEST_QUESTION = 100
 
@@ -148,7 +149,7 @@ class Admission:
                 loop.call_later(starts_in, self._on_time, job, asked + starts_in + late)
         if any(row[4] is not None for row in rows):
             # What the answers took lately, so that a start is not over before its answer is here.
-            self._ahead = min(max(0.8 * self._ahead, 1.5 * (loop.time() - asked) - 0.01, 0.0), _FAR_AHEAD)
+            self._ahead = min(max(0.8 * self._ahead, 1.5 * (loop.time() - asked) - 0.01, 0.0), FAR_AHEAD)
         self._start(start)
         return left
 
@@ -181,7 +182,7 @@ class Admission:
     def _miss(self, job: Running) -> None:
         assert job.latest is not None
         late = asyncio.get_running_loop().time() - job.latest
-        self._ahead = min(max(self._ahead, 2 * late), _FAR_AHEAD)
+        self._ahead = max(self._ahead, min(2 * late, _BUSY_AHEAD))
         self._missed.append(job)
         if len(self._missed) == 1:  # the first of those that are late in this turn of the loop asks for all
             self._follow(self._ask_again())

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tallybook._app import App
 
 SLOTS = 10
+# A start that a limit lets through is put ahead by what the answers take, and may be late by as much, up to so many seconds.
+FAR_AHEAD = 1.0
 LOOPBACK = "127.0.0.1"
 
 

@@ -15,6 +15,7 @@ from tallybook._model.options import check_limits
 from tallybook._model.outcome import Outcome
 from tallybook._model.payload import encode
 from tallybook._worker.jobs import Running
+from tallybook._worker.settings import FAR_AHEAD
 from tallybook.errors import ConfigError, LeaseLost
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ _PROGRESS = "select tallybook.progress(%s::uuid, %s::bigint, %s::int, %s::real, 
 _CHECKPOINT = "select tallybook.checkpoint(%s::uuid, %s::bigint, %s::int, %s::jsonb)"
 _LIMIT = (
     "select starts_in, unknown, late, permits"
-    " from tallybook.limit_take(array[%s::uuid], array[%s::bigint], array[%s::int], %s::text[], missed => %s)"
+    " from tallybook.limit_take(array[%s::uuid], array[%s::bigint], array[%s::int], %s::text[], missed => %s,"
+    " ahead => make_interval(secs => %s))"
 )
 _PUSH = "select tallybook.rate_limit_push(%s::text, clock_timestamp() + %s::interval)"
 _CHECKPOINT_OF = "select tallybook.checkpoint_of(%s::bigint)::text"
@@ -80,12 +82,12 @@ class Verbs:
     async def limit(self, job: Running, keys: tuple[str, ...]) -> None:
         """A call of each key, at its moment; Postponed where that is not near, and then the attempt is over."""
         loop = asyncio.get_running_loop()
-        asked, missed = loop.time(), False
+        asked, missed, ahead = loop.time(), False, 0.0
 
         async def ask(conn: Any) -> Any:
             nonlocal asked
             asked = loop.time()  # not before the connection is there
-            cursor = await conn.execute(_LIMIT, (job.lease.lease, job.job_id, job.attempt, list(keys), missed))
+            cursor = await conn.execute(_LIMIT, (job.lease.lease, job.job_id, job.attempt, list(keys), missed, ahead))
             return await cursor.fetchone()
 
         check_limits(keys)
@@ -94,6 +96,7 @@ class Verbs:
             if found is None:
                 raise Postponed(keys)
             starts_in, unknown, late, permits = found
+            ahead = min(1.5 * (loop.time() - asked), FAR_AHEAD)  # where answers are slow, the start may be as late
             if permits:
                 job.holds(keys)
             if unknown is not None:

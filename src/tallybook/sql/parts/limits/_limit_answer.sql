@@ -71,9 +71,9 @@ begin
   if p_was is not null then  -- it has been counted: all who come after it start later
     k.next_at := k.next_at + (p_start_at - p_was);
   elsif p_passes then
-    k.granted := k.granted + 1;
-    k.next_at := greatest(k.next_at, p_start_at - (k.burst - 1) * k.gap) + k.gap
-                 + case when k.granted % k.every = 0 then k.late else interval '0' end;
+    k.granted := k.granted + 1; k.lag := greatest(k.lag, k.late);
+    k.next_at := greatest(k.next_at, p_start_at - (k.burst - 1) * k.gap) + k.gap;
+    if k.granted % k.every = 0 then k.next_at := k.next_at + k.lag; k.lag := '0'; end if;
   elsif p_front then
     k.front_at := p_start_at + k.step;
   else

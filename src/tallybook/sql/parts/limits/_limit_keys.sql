@@ -1,9 +1,11 @@
--- _limit_keys(names, newcomers, at): where these keys stand, those that have a rule or had one; their rows are locked,
+-- _limit_keys(names, newcomers, ahead, at): where these keys stand, those that have a rule or had one; their rows are locked,
 -- in the order of the names, to the end of the transaction.
 --   newcomers  somebody asks who has not waited: where do those end who wait?
+--   ahead      how long the caller needs from asking to starting: its starts may be late by as much, up to 1 s
 -- Jobs that wait for a permit are let go on first. Reads the rules, scheduled, tombstone; writes rate_state, see
 -- _let_in.
-create or replace function tallybook._limit_keys(p_names text[], p_newcomers boolean, p_at timestamptz)
+create or replace function tallybook._limit_keys(p_names text[], p_newcomers boolean, p_ahead interval,
+  p_at timestamptz)
 returns tallybook._limit_key[] language plpgsql
 -- profile: nested
 set enable_memoize = off  -- each row is looked up once: there is nothing to remember
@@ -15,11 +17,11 @@ declare
 begin
   loop
     select array_agg(row(s.name, s.next_at, s.front_at, s.granted, null, r.per / (r.calls - r.burst + 1),
-                         tallybook._step(r.calls, r.per, r.burst), greatest(interval '20 ms',
-                             least(r.per / 100, interval '1 s')),
+                         tallybook._step(r.calls, r.per, r.burst),
+                         greatest(interval '20 ms', least(greatest(r.per / 100, p_ahead), interval '1 s')), s.lag,
                          r.burst, r.calls - r.burst + 1, null, null, null, null)::tallybook._limit_key)
       into v_keys
-      from (select s.name, s.next_at, s.front_at, s.granted from tallybook.rate_state s
+      from (select s.name, s.next_at, s.front_at, s.granted, s.lag from tallybook.rate_state s
              where s.name = any (p_names) order by s.name for update) s
       left join lateral (
         select r.per, r.calls, r.burst from tallybook.rate_limit r where r.name in (s.name, split_part(s.name, ':', 1))

@@ -2,7 +2,8 @@
 --
 -- starts_in   seconds from now: start it then, not earlier, and not later by more than late. At most ahead and 0.15 s
 --             more
--- late        20 ms; of longer windows the hundredth part, up to 1 s. Whoever comes later asks again, with missed
+-- late        20 ms; of longer windows the hundredth part, and for who is far away as much as ahead, up to 1 s. Whoever
+--             comes later asks again, with missed
 -- unknown     instead of both: there is no limit of this name; nothing has happened to the job
 -- permits     it holds a permit of a concurrency limit: say concurrency_release() with the limits' names when it has
 --             ended
@@ -17,7 +18,7 @@
 --   at        the time; for tests
 -- The rules (see rate_limit_set): starts of one key are a gap apart, the window divided by the calls; a burst of b
 -- takes b at once and stretches the gap so that no window has more than its calls. Every so many calls the gap is
--- longer by late, so that starts that come so late cannot make one too many.
+-- longer by the longest late since the last such gap, so that starts that come so late cannot make one too many.
 -- Who comes first goes first: what waits is in line, with its turn as run_at, and a newcomer goes behind it, unless its
 -- priority is below 2. What came back in vain, because of an outage or a push, keeps ahead of newcomers. A permit is
 -- held until the attempt has an outcome, whoever writes it, so there are never more than the limit says; who waits for
@@ -46,7 +47,7 @@ begin
   v_jobs := array(select x from tallybook._limited_jobs(leases, job_ids, attempts, names) x);
   if v_jobs = '{}' then return; end if;
   v_keys := tallybook._limit_keys(array(select distinct n from unnest(v_jobs) x, unnest(x.limits) n order by n),
-                                  (select bool_or(not x.front) from unnest(v_jobs) x), limit_take.at);
+                                  (select bool_or(not x.front) from unnest(v_jobs) x), ahead, limit_take.at);
   v_names := array(select x.name from unnest(v_keys) x);
   foreach v_job in array v_jobs loop
     job_id := v_job.job_id; starts_in := null; unknown := null; permits := false; v_of := '{}'; v_late := null;
@@ -92,7 +93,7 @@ begin
     end if;
   end loop;
 
-  update tallybook.rate_state s set next_at = u.next_at, front_at = u.front_at, granted = u.granted
+  update tallybook.rate_state s set next_at = u.next_at, front_at = u.front_at, granted = u.granted, lag = u.lag
     from unnest(v_keys) u
    where s.name = u.name and (s.next_at, s.front_at, s.granted) is distinct from (u.next_at, u.front_at, u.granted);
   insert into tallybook.rate_call (called_at, job_id, attempt, name)

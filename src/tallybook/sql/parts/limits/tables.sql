@@ -98,13 +98,16 @@ create table tallybook.rate_state (
   pushed_to   timestamptz,
   granted     bigint not null,
   promised_at timestamptz not null default '-infinity',
-  paced_to    timestamptz not null default '-infinity'
+  paced_to    timestamptz not null default '-infinity',
+  lag         interval not null default '0'
 ) with (fillfactor = 50);
 comment on column tallybook.rate_state.front_at is 'Behind the last that came back to its turn in vain.';
 comment on column tallybook.rate_state.promised_at is
   'Which start the next one gets that promote lets come back: not more of them come than can start.';
 comment on column tallybook.rate_state.paced_to is
   'Behind the last that was late for its turn and was given a new one.';
+comment on column tallybook.rate_state.lag is
+  'By how much a start since the last longer gap may be late: the next longer gap is longer by that.';
 comment on table tallybook.rate_state is
   'Where each key of a rate limit stands: next_at is when its next call may start.';
 
@@ -135,9 +138,10 @@ create type tallybook._limit_key as (
   tail_at  timestamptz,  -- behind the last that waits
   gap      interval,     -- between two starts
   step     interval,     -- the same, as estimated for those who wait
-  late     interval,     -- a start is late by at most so much
+  late     interval,     -- a start of this question is late by at most so much
+  lag      interval,     -- the same of all since the last longer gap
   burst    int,
-  every    int,          -- so many calls make one gap longer by late
+  every    int,          -- so many calls make one gap longer by lag
   free     int,
   probing  boolean,
   barred   boolean,
