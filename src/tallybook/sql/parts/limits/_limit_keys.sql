@@ -1,5 +1,5 @@
--- _limit_keys(names, newcomers, ahead, at): where these keys stand, those that have a rule or had one; their rows are locked,
--- in the order of the names, to the end of the transaction.
+-- _limit_keys(names, newcomers, ahead, at): where these keys stand, those that have a rule or had one; their rows are
+-- locked, in the order of the names, to the end of the transaction.
 --   newcomers  somebody asks who has not waited: where do those end who wait?
 --   ahead      how long the caller needs from asking to starting: its starts may be late by as much, up to 1 s
 -- Jobs that wait for a permit are let go on first. Reads the rules, scheduled, tombstone; writes rate_state, see
