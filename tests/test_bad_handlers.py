@@ -114,7 +114,7 @@ def test_the_same_with_two_workers(dsn: str, db: Any, several: int) -> None:
     calls[5:5], calls[15:15] = [zoo.poison.job()], [zoo.poison.job()]
     put = zoo.app.enqueue_many_sync(db, calls)
     with restarted(dsn, queues={"default": 8}) as one, restarted(dsn, queues={"default": 8}) as two:
-        wait_until(lambda: one.look() or two.look() or over(db, put), "all have ended", seconds=100)
+        wait_until(lambda: one.look() or two.look() or over(db, put), "all have ended", seconds=250)
     infos = [state(db, job) for job in put]
     assert Counter((job.task, job.state, job.reason) for job in infos) == {
         ("poison", "dead", "crashed"): 2,
