@@ -96,7 +96,7 @@ def test_the_rights_are_one_sentence() -> None:
 
 def test_plain_text_stays_plain() -> None:
     """What a head says with signs that mean something in Markdown or HTML is shown with these signs."""
-    assert reference.prose("a_b * <c> [d] `e` f|g") == r"a\_b \* \<c> \[d\] \`e\` f\|g"
+    assert reference.prose("a_b * <c> [d] `e` f|g") == r"a\_b \* &lt;c> \[d\] \`e\` f\|g"
 
 
 @pytest.fixture

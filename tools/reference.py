@@ -126,7 +126,7 @@ def listing(lines: list[str]) -> list[str]:
 
 def prose(line: str) -> str:
     """A line of plain text, in which nothing is meant as Markdown or HTML."""
-    return re.sub(r"([\\`*_\[\]<|])", r"\\\1", line)
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", line).replace("<", "&lt;")
 
 
 # The command line

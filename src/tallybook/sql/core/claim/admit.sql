@@ -1,12 +1,11 @@
 -- admit(leases, job_ids, attempts, blocked_by, ...): may these claimed jobs start? For those of which claimed_jobs says
--- blocked_by. One row for each that is still the caller's:
+-- blocked_by. One row for each that is still the caller's, with a verdict:
 --
---   verdict  start    after starts_in seconds, and not later than late seconds after that (null: whenever)
---            wait     ask again soon; said: for what it waits, as blocked_by
---            ended    this attempt is over; said: what it is now, cancelled, dead, scheduled, available or waiting, or
---                     refused
---                     where the right to it was lost
---            unknown  said: the name of a limit that has no rule; nothing has happened to the job
+--   start    after starts_in seconds, and not later than late seconds after that (null: whenever)
+--   wait     ask again soon; said: for what it waits, as blocked_by
+--   ended    this attempt is over; said: what it is now, cancelled, dead, scheduled, available or waiting, or refused
+--            where the right to it was lost
+--   unknown  said: the name of a limit that has no rule; nothing has happened to the job
 -- permits: it holds a permit of a concurrency limit: say concurrency_release() with the limits' names when it has
 -- ended.
 -- args, options: as they are now, where they were read. A job of which nothing is said is another's by now.
