@@ -57,6 +57,16 @@ def test_only_so_many_run_and_the_others_wait(db: Connection) -> None:
     ]
 
 
+def test_who_has_a_permit_starts_when_it_can(db: Connection) -> None:
+    """S1-18: a permit has no moment: its job may start an hour late, but for one that a rate limit holds, too."""
+    limit(db)
+    db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
+    (plain,), (paced,) = put(db, "customer:1"), put(db, "customer:2", "api")
+    asker = Asker(db)
+    assert asker.look(T) == [plain, paced]
+    assert asker.late == {plain: HOUR, paced: 20 * MS}
+
+
 def test_an_end_lets_the_next_go_on(db: Connection) -> None:
     """S1-18: each completion frees one permit, taken by priority, then as they came; no attempt is counted."""
     limit(db)

@@ -18,7 +18,8 @@ begin
   loop
     select array_agg(row(s.name, s.next_at, s.front_at, s.granted, null, r.per / (r.calls - r.burst + 1),
                          tallybook._step(r.calls, r.per, r.burst),
-                         greatest(interval '20 ms', least(greatest(r.per / 100, p_ahead), interval '1 s')), s.lag,
+                         case when r.per is not null then
+                           greatest(interval '20 ms', least(greatest(r.per / 100, p_ahead), interval '1 s')) end, s.lag,
                          r.burst, r.calls - r.burst + 1, null, null, null, null)::tallybook._limit_key)
       into v_keys
       from (select s.name, s.next_at, s.front_at, s.granted, s.lag from tallybook.rate_state s
