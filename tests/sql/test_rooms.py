@@ -17,7 +17,7 @@ SEAMS = {
     "_enqueue_on_dead": "a death: the job that its task names for that",
     "_has_limits": "a claim, and a start that comes to its turn: whether there is a limit to ask",
     "_leave_limits": "the end of jobs that wait: for a permit, no more",
-    "_leave_lines": "the end of jobs that wait or are scheduled: who is behind them in the lines of their order keys",
+    "_leave_lines": "an end, or a later time, before a job's turn: who is behind it in the line of its order key",
     "_leave_parents": "the end of jobs that wait or are scheduled: those that wait for them look for it soon",
     "_limits_clock_back": "the server's clock has stepped back: turns and breakers",
     "_line_up": "a job that comes into line: its place among those with its order key",

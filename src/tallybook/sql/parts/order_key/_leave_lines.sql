@@ -1,4 +1,5 @@
--- _leave_lines(job_ids, order_keys, at): these jobs have ended before their turn; whoever is behind them goes on.
+-- _leave_lines(job_ids, order_keys, at): these jobs have ended, or were put off, before their turn; whoever is behind
+-- them goes on.
 -- Nothing is waited for: it may run under a lane's lock. 200 keys a call, for their locks are kept to the commit.
 create or replace function tallybook._leave_lines(p_job_ids bigint[], p_keys text[], p_at timestamptz) returns void
 language plpgsql
