@@ -198,10 +198,25 @@ def connect(dsn: str) -> Iterator[Connect]:
             if POOLER:  # it would not know a statement that was prepared on another session
                 kwargs.setdefault("prepare_threshold", None)
             conn = psycopg.connect(dsn, **{"autocommit": True, **kwargs})
-            stack.callback(conn.close)
+            stack.callback(_close, conn)
             return conn
 
         yield open_one
+
+
+def _close(conn: Connection) -> None:
+    """Close it; first cancel what a thread of the test still asks there, and wait until it is out.
+
+    A connection that is closed beneath a thread leaves that thread reading from a socket number that the next connection
+    gets: it takes the server's greeting from it, and the next test waits for that in vain.
+    """
+    if not conn.lock.acquire(blocking=False):
+        conn.cancel_safe(timeout=30)
+        assert conn.lock.acquire(timeout=30), "a thread of the test still uses the connection"
+    try:
+        conn.close()
+    finally:
+        conn.lock.release()
 
 
 @pytest.fixture
