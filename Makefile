@@ -6,13 +6,14 @@ READY  := $(VENV)/.ready
 
 EXAMPLES := form_submissions harvester portfolio_jobs price_feed signup
 
-.PHONY: help setup demo examples docs test test-all check acceptance bench bench-ab bench-peers chaos clean
+.PHONY: help setup demo examples docs test test-all matrix check acceptance bench bench-ab bench-peers chaos clean
 help:
 	@echo 'make setup       the environment in .venv, with all that development needs'
 	@echo 'make demo        the main job, for real, on an embedded PostgreSQL (DEMO_INPUT=file.csv for your own rows)'
 	@echo 'make example-NAME  one of $(EXAMPLES); SERVE=1 keeps it up, SHORT=1 is quick'
 	@echo 'make test        every test that is not marked slow, on PostgreSQL 18'
 	@echo 'make test-all    every test on PostgreSQL 18; those that depend on the server on 16, 15 and through PgBouncer too'
+	@echo 'make matrix      every test on every PostgreSQL that is there and through PgBouncer; well over an hour'
 	@echo 'make check       ruff, mypy --strict, import-linter'
 	@echo 'make acceptance  every row of the mission with the tests that show it'
 	@echo 'make bench       figures; BENCH=cost|enqueue|drain|claimers|latency|pinned|idle|outage|poison|rescue|schedule|scheduled|pinned_scheduled|upsert|query|roles|limit|concurrency|fair|counters|history|why|pages|lists, SCALE=0.1 for a short run'
@@ -46,6 +47,9 @@ test: $(READY)
 
 test-all: $(READY)
 	@$(BIN)/python tools/run_tests.py --all
+
+matrix: $(READY)
+	@$(BIN)/python tools/run_tests.py --matrix
 
 check: $(READY)
 	@$(BIN)/ruff check .
