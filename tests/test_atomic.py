@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from support.atomic_kinds import KINDS, TABLE, Then, psycopg_async, psycopg_plain
 from support.callers import django_alias
+from support.waiting import wait_until
 from support.workers import Jobs, eventually, working
 from tallybook import App, Cancel, Context, Dead, Snooze, Task
 from tallybook.errors import ConfigError, NotSupported, SignatureError
@@ -176,7 +177,8 @@ def robbed(dsn: str) -> Then:
             return
         with psycopg.connect(dsn) as other:  # one transaction, or the worker's own rescue comes between
             other.execute("update tallybook.worker set seen_at = '-infinity' where ended_at is null")
-            assert other.execute("select lost from tallybook.rescue() where lost = 1").fetchall()
+            lost = "select lost from tallybook.rescue() where lost = 1"
+            wait_until(lambda: other.execute(lost).fetchall(), "no claim of the worker is in flight")
 
     return then
 

@@ -12,7 +12,7 @@ import pytest
 
 from support.atomic_kinds import TABLE, psycopg_async
 from support.broken import without
-from support.workers import Jobs, eventually, working
+from support.workers import Jobs, eventually, given_up, working
 from tallybook import App, Complete, Constant, Context, Drop, Kill, Reject, Reschedule, Snooze
 from tallybook._db.transactions import AsyncPsycopg, Begun
 from tallybook.errors import LeaseLost, NotSupported
@@ -242,8 +242,7 @@ async def test_a_completion_of_a_lost_attempt_is_refused(app: App, dsn: str, db:
         job = work.enqueue_sync(db)
         await jobs.becomes(job, "running")
         await eventually(lambda: worker.book.running, "it runs")
-        db.execute("update tallybook.worker set seen_at = '-infinity'")
-        db.execute("select tallybook.rescue()")
+        await given_up(db, worker.heartbeat.worker_id)
         go_on.set()
         await eventually(lambda: worker.finisher.counts["refused"] == 1, "its end is refused")
     assert (told, attempts(db)) == ([(job.id, 1)], [])

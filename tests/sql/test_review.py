@@ -379,6 +379,7 @@ def test_promote_keeps_the_order(db: Connection, analyzed: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.direct("compares what one session reads with what it has read before")
 @pytest.mark.parametrize("newest", [True, False])
 @pytest.mark.parametrize("holes", ["no holes", "a hole that was drained", "a hole that has ended", "a hole"])
 def test_an_idle_claim_reads_nothing_of_a_big_open_enqueue(
