@@ -56,7 +56,7 @@ def _furnish(conn: psycopg.Connection[Any]) -> None:
     async def noop() -> None: ...
 
     for n in range(200):
-        app.schedule_set_sync(conn, f"nightly-{n}", noop.job(), cron="0 3 * * *")
+        app.schedules.set(f"nightly-{n}", noop.job(), cron="0 3 * * *").sync(conn)
     conn.execute("select tallybook.enqueue('default', 'rare', '{\"to\": \"x\"}')")
 
 

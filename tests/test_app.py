@@ -316,7 +316,7 @@ def test_enqueue_many_keeps_the_order(app: App, db: Any) -> None:
         many.append((charge if n % 11 == 0 else bound).job(n, note='{"} \\'))
     report = app.enqueue_many_sync(db, many)
     for n, job in enumerate(report):
-        info = app.get_sync(db, job)
+        info = app.get(job).sync(db)
         plain = n % 11 == 0
         assert info.args == {"order_id": n, "note": '{"} \\'}
         assert (info.queue, info.priority) == (("default", 2) if plain else (f"q{n % 3}", n % 4))
@@ -341,17 +341,17 @@ def test_job_ids_are_checked(app: App, db: Any) -> None:
     """A job id may be a Job; what no id can be never reaches the server."""
     charge = keyed(app)
     job = charge.enqueue_sync(db, 1)
-    assert app.get_sync(db, job) == app.get_sync(db, job.id)
+    assert app.get(job).sync(db) == app.get(job.id).sync(db)
     wrong: Any
     for wrong in ("1", None, True, 1.0):
         with pytest.raises(InvalidArgument, match="whole number"):
-            app.get_sync(db, wrong)
+            app.get(wrong).sync(db)
     for unknown in (0, -1, 1 << 63, 999):
         with pytest.raises(UnknownJob, match=str(unknown)) as caught:
-            app.get_sync(db, unknown)
+            app.get(unknown).sync(db)
         assert caught.value.job == unknown
     with pytest.raises(InvalidArgument, match="NUL"):
-        app.cancel_sync(db, job, "a\0b")
+        app.cancel(job, "a\0b").sync(db)
 
 
 def test_hooks_are_registered(app: App) -> None:
@@ -369,7 +369,7 @@ def test_hooks_are_registered(app: App) -> None:
     def in_thread(ctx: Context) -> Iterator[None]:
         yield
 
-    assert (app.lifespans, app.arounds, app.thread_arounds) == ([clients], [around], [in_thread])
+    assert (app._lifespans, app._arounds, app._thread_arounds) == ([clients], [around], [in_thread])
     wrong: Any
 
     async def no_yield(ctx: Context) -> None: ...
@@ -398,13 +398,13 @@ async def test_the_apps_own_connections(dsn: str, db: Any) -> None:
             "select application_name from pg_stat_activity where datname = current_database()"
         ).fetchall()
         assert names.count(("tallybook shop",)) in range(1, 5)
-        assert await app.cancel(app, jobs[0]) == "cancelled"
+        assert await app.cancel(jobs[0]) == "cancelled"
         with pytest.raises(UnknownJob):
-            await app.cancel(app, 999)
-        assert (await app.get(app, jobs[1])).state == "available"
+            await app.cancel(999)
+        assert (await app.get(jobs[1])).state == "available"
     assert len({job.id for job in jobs}) == 30
     assert jobs[-1] == Job(jobs[-2].id, created=False)
-    assert (await app.get(app, jobs[-1])).state == "available"
+    assert (await app.get(jobs[-1])).state == "available"
 
 
 async def test_where_the_dsn_comes_from(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ async def test_writes_follow_up_jobs_and_the_end_commit_together(
 
     def look(tx: Any, ctx: Context) -> str:
         with psycopg.connect(dsn, autocommit=True) as other:
-            seen.append((effects(other), followers(other), app.get_sync(other, ctx.job_id).state))
+            seen.append((effects(other), followers(other), app.get(ctx.job_id).sync(other).state))
         return None
 
     work = declare(app, look)
@@ -314,7 +314,7 @@ async def test_a_cancel_rolls_back(app: App, dsn: str, db: Any, jobs: Jobs) -> N
         )
         await eventually(lambda: db.execute(sleeping).fetchone()[0], "all run")
         for job in put:
-            app.cancel_sync(db, job, "not wanted")
+            app.cancel(job, "not wanted").sync(db)
         ended = await jobs.ends(*put)
         assert [(info.state, info.reason) for info in ended] == [("cancelled", "not wanted")] * 3
         await eventually(lambda: worker.book.free == {"default": 10}, "the slots are free")

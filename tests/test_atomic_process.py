@@ -51,7 +51,7 @@ def test_a_worker_that_dies_at_commit(workers: Workers, where: str) -> None:
     if where == "before":
         second.append(workers.start())
     wait_until(lambda: row(workers.db, QUEUED) == (0,), "the job has ended")
-    info = app.get_sync(workers.db, job)
+    info = app.get(job).sync(workers.db)
     assert (info.state, info.attempts) == ("completed", 2 if second else 1)
     assert workers.db.execute("select job_id, attempt from effect").fetchall() == [(job.id, info.attempts)]
     assert row(workers.db, WRONG) == RIGHT

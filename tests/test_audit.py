@@ -121,19 +121,19 @@ async def test_audits_in_pages(app: App, db: Any, dsn: str) -> None:
     """S2-12: audits lists newest first, page by page, of one actor or one action, both ways."""
     for n in range(5):
         sync.run(db, audit.add("ada" if n % 2 else "key-1", "web", f"verb{n % 3}", {"n": n}, {"done": True}))
-    rows = app.audits_sync(db, max_rows=2)
+    rows = app.audit.list(max_rows=2).sync(db)
     assert [row.target["n"] for row in rows] == [4, 3]
-    assert [row.target["n"] for row in app.audits_sync(db, before=rows[-1].id)] == [2, 1, 0]
-    assert [row.target["n"] for row in app.audits_sync(db, actor="ada")] == [3, 1]
-    assert [row.target["n"] for row in app.audits_sync(db, action="verb0")] == [3, 0]
-    assert [row.target["n"] for row in app.audits_sync(db, actor="ada", action="verb0")] == [3]
+    assert [row.target["n"] for row in app.audit.list(before=rows[-1].id).sync(db)] == [2, 1, 0]
+    assert [row.target["n"] for row in app.audit.list(actor="ada").sync(db)] == [3, 1]
+    assert [row.target["n"] for row in app.audit.list(action="verb0").sync(db)] == [3, 0]
+    assert [row.target["n"] for row in app.audit.list(actor="ada", action="verb0").sync(db)] == [3]
     assert rows[0].done == {"done": True} and rows[0].via == "web"
     app.dsn = dsn
-    assert await app.audits(app, max_rows=2) == rows
+    assert await app.audit.list(max_rows=2) == rows
     with pytest.raises(ConfigError, match="max_rows"):
-        app.audits_sync(db, max_rows=0)
+        app.audit.list(max_rows=0).sync(db)
     with pytest.raises(ConfigError, match="actor"):
-        app.audits_sync(db, actor="a\0b")
+        app.audit.list(actor="a\0b").sync(db)
 
 
 @pytest.mark.parametrize("which", [{}, {"actor": "a7"}, {"action": "v3"}])

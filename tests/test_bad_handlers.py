@@ -29,7 +29,7 @@ NEIGHBOURS = 20
 
 
 def state(db: Any, job: Any) -> JobInfo:
-    return zoo.app.get_sync(db, job)
+    return zoo.app.get(job).sync(db)
 
 
 def ended(

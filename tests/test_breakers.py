@@ -40,14 +40,14 @@ async def test_a_provider_that_is_down_is_left_alone(app: App, dsn: str, db: Any
         rest = app.enqueue_many_sync(db, [call.job("acme", n) for n in range(2, 22)])
         await eventually(lambda: {jobs(job).state for job in rest} == {"waiting"}, "they wait")
         assert jobs(rest[0]).reason == 'the breaker of "provider:acme" is open'
-        (key,) = [key for key in app.breakers_sync(db) if key.name == "provider:acme"]
+        (key,) = [key for key in app.breakers.list().sync(db) if key.name == "provider:acme"]
         assert (key.rule, key.state, key.waiting, key.failed_in_window) == ("provider", "open", 20, 2)
         assert calls == [0, 1]
         down = False
-        app.breaker_open_sync(db, "provider:acme", timedelta(0))  # its hour is over
+        app.breakers.open("provider:acme", timedelta(0)).sync(db)  # its hour is over
         await eventually(lambda: {jobs(job).state for job in rest} == {"completed"}, "all have run")
     assert calls == list(range(22)), "the first of them alone, as a probe, then the others as they came"
-    (key,) = [key for key in app.breakers_sync(db) if key.name == "provider:acme"]
+    (key,) = [key for key in app.breakers.list().sync(db) if key.name == "provider:acme"]
     assert (key.state, key.waiting, key.open_until) == ("closed", 0, None)
 
 
@@ -62,12 +62,12 @@ async def test_closing_it_by_hand_is_heard_at_once(app: App, dsn: str, db: Any) 
         began.append(1)
 
     async with working(app, dsn):
-        await eventually(lambda: len(app.breakers_sync(db)) == 1, "the worker has put it on record")
-        until = await app.breaker_open(app, "queue:default", "1 day")
-        assert (await app.breakers(app))[0].open_until == until
+        await eventually(lambda: len(app.breakers.list().sync(db)) == 1, "the worker has put it on record")
+        until = await app.breakers.open("queue:default", "1 day")
+        assert (await app.breakers.list())[0].open_until == until
         job = work.enqueue_sync(db)
         await eventually(lambda: jobs(job).state == "waiting", "it waits")
-        assert await app.breaker_close(app, "queue:default") is True
+        assert await app.breakers.close("queue:default") is True
         await eventually(lambda: began == [1], "it has run")
 
 
@@ -79,7 +79,7 @@ def test_by_hand(dsn: str, db: Any, app: App) -> None:
 
     assert run("list").output == "no breakers\n"
     assert run("set", "provider", "5", "1min", "30s").output == "breaker 'provider' is created\n"
-    assert app.breaker_set_sync(db, "provider:acme", 2, per="1 min", open_for="5 min") == "created"
+    assert app.breakers.set("provider:acme", 2, per="1 min", open_for="5 min").sync(db) == "created"
     assert run("open", "provider:acme", "2h").output.startswith("the breaker of 'provider:acme' is open until ")
     shown = run("list").output.splitlines()
     assert shown[1].split()[:8] == ["provider", "5", "per", "1", "min,", "for", "30", "s"]
@@ -88,15 +88,15 @@ def test_by_hand(dsn: str, db: Any, app: App) -> None:
     assert (first["per"], first["state"], second["open_for"], second["state"]) == (60.0, "closed", 300.0, "open")
     assert run("close", "provider:acme").output == "the breaker of 'provider:acme' is closed\n"
     assert run("close", "provider:acme").output == "the breaker of 'provider:acme' is closed, as it was\n"
-    assert app.breaker_close_sync(db, "provider:acme") is False
+    assert app.breakers.close("provider:acme").sync(db) is False
     assert run("drop", "provider").output == "breaker 'provider' is removed\n"
     missing = run("drop", "provider")
     assert (missing.exit_code, missing.output) == (1, "there is no breaker 'provider'\n")
-    assert app.breaker_drop_sync(db, "provider:acme") is True
+    assert app.breakers.drop("provider:acme").sync(db) is True
     assert run("set", "provider", "0", "1min", "30s").exit_code == 2
     assert run("open", "provder").exit_code != 0
     with pytest.raises(InvalidArgument, match="there is no breaker provder"):
-        app.breaker_open_sync(db, "provder")
+        app.breakers.open("provder").sync(db)
     with pytest.raises(ConfigError, match="from 1 to 1000"):
         app.breaker("a", 0, per="1 s", open_for="1 s")
     with pytest.raises(ConfigError, match="from 1 s to 366 days"):

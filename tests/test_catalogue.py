@@ -164,7 +164,7 @@ def test_a_task_with_any_arguments_may_name_any() -> None:
     @app.task(summary="{anything}")
     async def f(**rest: int) -> None: ...
 
-    app.check_tasks()
+    app._check_tasks()
 
 
 def test_summaries_are_shown_wherever_jobs_are_listed(dsn: str, db: Any) -> None:
@@ -305,7 +305,7 @@ def test_how_a_task_is_run_is_on_record() -> None:
     """S2-15: deadline, process, memory and the rest of what a task declares about its execution are in the catalogue."""
     app = App("shop")
     app.task(timeout="30 s", process=True, memory="512 MB", env=("TALLYBOOK_DSN",))(_counted)
-    (one,) = app.catalogue()
+    (one,) = app._catalogue()
     said = one["definition"]
     found = (said["timeout"], said["process"], said["memory"], said["env"])
     assert found == ("30 s", True, 512 << 20, ["TALLYBOOK_DSN"])

@@ -214,7 +214,7 @@ async def test_cancel_is_told_and_then_kills(dsn: str, db: Any, jobs: Jobs, tmp_
         for path in paths:
             await eventually(path.exists, f"{path.name} runs")
         for job in put:
-            zoo.app.cancel_sync(db, job, "enough")
+            zoo.app.cancel(job, "enough").sync(db)
         completed = await jobs.becomes(put[0], "completed")
         cancelled = await jobs.becomes(put[1], "cancelled")
         await eventually(lambda: is_gone(number_in(paths[1])), "the deaf one is killed")
@@ -243,7 +243,7 @@ def test_children_end_with_a_worker_that_is_killed(dsn: str, db: Any, tmp_path: 
         job = zoo.deaf.enqueue_sync(db, str(path)) if busy else zoo.where.enqueue_sync(db, str(path))
         pid = number_in(path)
         if not busy:
-            wait_until(lambda: zoo.app.get_sync(db, job).state == "completed", "it has ended")
+            wait_until(lambda: zoo.app.get(job).sync(db).state == "completed", "it has ended")
         assert not is_gone(pid)
         worker.process.send_signal(signal.SIGKILL)
         wait_until(lambda: is_gone(pid), "the child is gone")
@@ -311,7 +311,7 @@ def test_a_script_can_be_its_own_app(dsn: str, db: Any, tmp_path: Path, guarded:
         [sys.executable, str(script), dsn, "0"], capture_output=True, text=True, timeout=60, check=False,
         env={**os.environ, "PYTHONPATH": str(zoo.ROOT / "src")},
     )  # fmt: skip
-    info: JobInfo = zoo.app.get_sync(db, job)
+    info: JobInfo = zoo.app.get(job).sync(db)
     if guarded:
         assert (run.returncode, info.state) == (0, "completed"), run.stderr
         assert (tmp_path / "left").read_text() == "__mp_main__ True"

@@ -158,7 +158,7 @@ def test_list_show_errors_and_forget(run: Run, dsn: str, db: Any) -> None:
         ]
 
     for n, name in enumerate(("asset:0", "asset:1", "page:2")):
-        refresh.subject(name).push_sync(db, n)
+        refresh.subject(name).push(n).sync(db)
     drain(app, dsn=dsn)
     listed = json.loads(run("list", "--json").output)
     assert [(row["subject"], row["state"], row["iterations"], row["failures"]) for row in listed] == [

@@ -192,7 +192,7 @@ def test_a_worker_in_the_web_server_runs_jobs_and_warns(app: App, db: Any, caplo
     with caplog.at_level(logging.WARNING, "tallybook.web"), TestClient(FastAPI(lifespan=lifespan(app, worker=True))):
         assert "for development only" in caplog.text
         job = app.tasks["welcome"].enqueue_sync(db, 1)
-        wait_until(lambda: app.state_sync(db, job) == "completed", "the job is run", seconds=60)
+        wait_until(lambda: app.jobs.state(job).sync(db) == "completed", "the job is run", seconds=60)
     assert db.execute("select count(*) from tallybook.worker where ended_at is null").fetchone() == (0,)
 
 
@@ -335,7 +335,7 @@ def test_wrong_uses_of_the_flask_extension_are_said(app: App, dsn: str, db: Any)
     Tallybook(app)
     job = app.tasks["welcome"].enqueue_sync(db, 1)
     drain(app, dsn=dsn)
-    assert "call init_app" in (app.get_sync(db, job).last_error or "")
+    assert "call init_app" in (app.get(job).sync(db).last_error or "")
 
 
 USES_FLASK = """
@@ -345,7 +345,7 @@ from tallybook.testing import drain
 client = create_app(GREETING="hello").test_client()
 print(client.post("/users", data={"id": "7"}).json)
 drain(app)
-print(client.get("/jobs/1").json, app.result_sync(1))
+print(client.get("/jobs/1").json, app.result(1).sync())
 """
 
 
@@ -418,5 +418,5 @@ def test_the_sqlalchemy_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
     assert project(tmp_path, "docs/sqlalchemy.md") == ["models.py", "signup.py"]
     there = url(dsn).render_as_string(hide_password=False)
     assert python(tmp_path, dsn, "signup.py", DATABASE_URL=there) == "job 1\n"
-    code = "from signup import app; from tallybook.testing import drain; drain(app); print(app.result_sync(1))"
+    code = "from signup import app; from tallybook.testing import drain; drain(app); print(app.result(1).sync())"
     assert python(tmp_path, dsn, "-c", code, DATABASE_URL=there) == "welcome, ada@example.org\n"

@@ -79,7 +79,7 @@ async def test_the_counters_in_python(worked: App, dsn: str, db: Connection) -> 
     """S3-14, S3-33: counts, throughput, timings, levels, completed_since: states, totals, rates, percentiles, series."""
     app = worked
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
-        found = {(one.queue, one.task): one for one in await app.counts(conn)}
+        found = {(one.queue, one.task): one for one in await app.counts.list().on(conn)}
         numbers = {key: {name: getattr(one, name) for name in NUMBERS} for key, one in found.items()}
         assert numbers == {
             ("mail", "send"): counted(completed=3),
@@ -88,54 +88,54 @@ async def test_the_counters_in_python(worked: App, dsn: str, db: Connection) -> 
         }
         assert [found["mail", task].open for task in ("send", "breaks")] == [0, 1]
         midnight = datetime.now(UTC) - timedelta(hours=1)
-        assert await app.completed_since(conn, midnight) == {("mail", "send"): 3}
-        per_task = {one.task: one for one in await app.throughput(conn, "5 min")}
+        assert await app.counts.completed_since(midnight).on(conn) == {("mail", "send"): 3}
+        per_task = {one.task: one for one in await app.counts.throughput("5 min").on(conn)}
         assert (per_task["send"].came, per_task["send"].completed_per_s, per_task["breaks"].failed) == (3, 0.01, 1)
-        (times,) = await app.timings(conn)
+        (times,) = await app.counts.timings().on(conn)
         assert times.jobs == 3 and 0 < times.took_p50 <= times.took_p99 and 0 < times.waited_p50 <= times.waited_p95
-        *_, now = await app.levels(conn, since=timedelta(minutes=5), queue="mail")
+        *_, now = await app.counts.levels(since=timedelta(minutes=5), queue="mail").on(conn)
         assert (now.open, now.retrying, now.begins.second) == (0, 1, 0)
-        assert sum(one.completed for one in await app.levels(conn, since="5 min")) == 3
-        assert await app.verify(conn) == []
-        assert await app.recount(conn) > 0
-    assert {(one.queue, one.task): one for one in app.counts_sync(db)} == found
-    assert app.verify_sync(db) == [] and app.recount_sync(db) > 0
-    assert app.completed_since_sync(db, midnight) == {("mail", "send"): 3}
-    assert sum(one.completed for one in app.levels_sync(db)) == 3
-    assert [one.jobs for one in app.timings_sync(db)] == [3]
-    assert {one.task for one in app.throughput_sync(db)} >= {"send", "breaks"}
+        assert sum(one.completed for one in await app.counts.levels(since="5 min").on(conn)) == 3
+        assert await app.counts.verify().on(conn) == []
+        assert await app.counts.recount().on(conn) > 0
+    assert {(one.queue, one.task): one for one in app.counts.list().sync(db)} == found
+    assert app.counts.verify().sync(db) == [] and app.counts.recount().sync(db) > 0
+    assert app.counts.completed_since(midnight).sync(db) == {("mail", "send"): 3}
+    assert sum(one.completed for one in app.counts.levels().sync(db)) == 3
+    assert [one.jobs for one in app.counts.timings().sync(db)] == [3]
+    assert {one.task for one in app.counts.throughput().sync(db)} >= {"send", "breaks"}
 
 
 @pytest.mark.anyio
 async def test_events_of_your_own(app: App, dsn: str, db: Connection) -> None:
     """S3-16, S3-33: count_event counts in the caller's transaction, on a connection of the caller's, and down too."""
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
-        await app.count_event(conn, "invoice.sent", 3)
+        await app.events.count("invoice.sent", 3).on(conn)
         async with conn.transaction(force_rollback=True):
-            await app.count_event(conn, "invoice.sent")
-        await app.count_event(conn, "invoice.sent", -1)
-        assert await app.event_counts(conn) == {"invoice.sent": 2}
-        (step,) = await app.event_series(conn, "invoice.sent", since="10 min", step="1 h")
+            await app.events.count("invoice.sent").on(conn)
+        await app.events.count("invoice.sent", -1).on(conn)
+        assert await app.events.list().on(conn) == {"invoice.sent": 2}
+        (step,) = await app.events.series("invoice.sent", since="10 min", step="1 h").on(conn)
         assert step[1] == 2 and step[0].minute == 0
-    app.count_event_sync(db, "paid")
-    assert app.event_counts_sync(db) == {"invoice.sent": 2, "paid": 1}
-    assert [n for _, n in app.event_series_sync(db, "paid")] == [1]
-    assert (app.series_keep_sync(db, 60, "7 days"), app.series_keep_sync(db, 60, "7 days")) == (True, False)
+    app.events.count("paid").sync(db)
+    assert app.events.list().sync(db) == {"invoice.sent": 2, "paid": 1}
+    assert [n for _, n in app.events.series("paid").sync(db)] == [1]
+    assert (app.counts.keep(60, "7 days").sync(db), app.counts.keep(60, "7 days").sync(db)) == (True, False)
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
-        assert await app.series_keep(conn, 60, "2 days") is True
+        assert await app.counts.keep(60, "2 days").on(conn) is True
 
 
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda app, db: app.count_event_sync(db, ""), ConfigError),
-        (lambda app, db: app.count_event_sync(db, "e", 0), InvalidArgument),
-        (lambda app, db: app.count_event_sync(db, "e", True), InvalidArgument),
-        (lambda app, db: app.completed_since_sync(db, datetime(2026, 1, 1)), InvalidArgument),
-        (lambda app, db: app.levels_sync(db, step="soon"), ConfigError),
-        (lambda app, db: app.levels_sync(db, step="90 s"), InvalidArgument),
-        (lambda app, db: app.throughput_sync(db, timedelta(0)), InvalidArgument),
-        (lambda app, db: app.series_keep_sync(db, 61, "1 h"), InvalidArgument),
+        (lambda app, db: app.events.count("").sync(db), ConfigError),
+        (lambda app, db: app.events.count("e", 0).sync(db), InvalidArgument),
+        (lambda app, db: app.events.count("e", True).sync(db), InvalidArgument),
+        (lambda app, db: app.counts.completed_since(datetime(2026, 1, 1)).sync(db), InvalidArgument),
+        (lambda app, db: app.counts.levels(step="soon").sync(db), ConfigError),
+        (lambda app, db: app.counts.levels(step="90 s").sync(db), InvalidArgument),
+        (lambda app, db: app.counts.throughput(timedelta(0)).sync(db), InvalidArgument),
+        (lambda app, db: app.counts.keep(61, "1 h").sync(db), InvalidArgument),
     ],
 )
 def test_what_does_not_fit(app: App, db: Connection, call: Any, error: type[Exception]) -> None:

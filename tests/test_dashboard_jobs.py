@@ -155,7 +155,7 @@ async def test_hostile_text_is_text_and_secrets_are_dots(app: App, db: Any, dsn:
     )
     job = bound.enqueue_sync(db, HOSTILE, SECRET).id
     good = app.tasks["note"].enqueue_sync(db, HOSTILE).id
-    app.tasks["feed"].subject(HOSTILE).push_sync(db, HOSTILE)
+    app.tasks["feed"].subject(HOSTILE).push(HOSTILE).sync(db)
     await drain_async(app, dsn=dsn)
     app.tasks["charge"].with_(queue="slow", delay="1 hour").enqueue_sync(db, HOSTILE)
     said = quote(HOSTILE)
@@ -433,7 +433,7 @@ async def test_a_deadlock_on_the_way_is_told_with_what_was_done(
 async def test_who_may_only_look_changes_nothing(app: App, db: Any, dsn: str) -> None:
     """A read-only dashboard has no form that changes something and refuses each; so does any without the session's token."""
     job = (await dead_ones(app, db, dsn, "ada"))[0]
-    app.tasks["feed"].with_(delay="1 hour").subject("a").push_sync(db, "a")
+    app.tasks["feed"].with_(delay="1 hour").subject("a").push("a").sync(db)
     noun = {"/job": ("retry", "cancel", "drop"), "/dead": ("retry", "drop"), "/jobs": ("retry", "cancel", "drop")}
     noun["/subject"] = ("forget", "move", "retry", "cancel")
     paths = [f"{first}/{verb}" for first, verbs in noun.items() for verb in verbs]
@@ -465,10 +465,10 @@ async def test_subjects(app: App, db: Any, dsn: str) -> None:
     """S1-26: which subjects have stopped, and why; one is rescheduled, cancelled, forgotten or revived, each with one audit row."""
     feed = app.tasks["feed"]
     for name in ("odd:1", "gone:2"):
-        feed.subject(name).push_sync(db, name)
+        feed.subject(name).push(name).sync(db)
     await drain_async(app, dsn=dsn)
     for n in range(3):
-        feed.with_(delay="1 hour").subject(f"live:{n}").push_sync(db, f"live:{n}")
+        feed.with_(delay="1 hour").subject(f"live:{n}").push(f"live:{n}").sync(db)
 
     def listed(page: Page) -> list[str]:
         return [link.split("name=")[1] for link in page.links if "/subject?" in link]
@@ -514,16 +514,16 @@ def test_a_planned_subject_is_moved_and_no_other(app: App, db: Any) -> None:
     """subject_move changes the time of a planned subject and nothing else; what is in line, or not there, is left."""
     feed = app.tasks["feed"]
     there = feed.with_(delay="1 hour", priority=1, max_attempts=7).subject("a")
-    there.push_sync(db, "x")
-    feed.subject("b").push_sync(db, "y")
+    there.push("x").sync(db)
+    feed.subject("b").push("y").sync(db)
     ask = "select to_jsonb(s) - 'run_at', s.run_at from tallybook.scheduled s"
     before, _ = db.execute(ask).fetchone()
     at = datetime(2031, 1, 1, tzinfo=UTC)
-    assert there.move_sync(db, at) == "moved"
+    assert there.move(at).sync(db) == "moved"
     assert db.execute(ask).fetchone() == (before, at)
-    assert [feed.subject(name).move_sync(db, at) for name in ("b", "c")] == ["pending", "unknown"]
+    assert [feed.subject(name).move(at).sync(db) for name in ("b", "c")] == ["pending", "unknown"]
     with pytest.raises(ConfigError, match="not an aware datetime"):
-        there.move_sync(db, at.replace(tzinfo=None))
+        there.move(at.replace(tzinfo=None)).sync(db)
     with pytest.raises(psycopg.errors.Error, match="moved to a time"):
         db.execute("select tallybook.subject_move('feed', 'a', 'infinity')")
 

@@ -144,7 +144,7 @@ ACTIONS = {
 
 
 async def staged(app: App) -> None:
-    await app.schedule_set(app, "s", app.tasks["send"].job("ada"), every="1 hour")
+    await app.schedules.set("s", app.tasks["send"].job("ada"), every="1 hour")
     await app.providers.set("acme", kind="market-data")
     await app.providers.route("equity", "acme", symbol="GOLD")
 
@@ -161,23 +161,23 @@ async def test_each_action_is_done_and_on_record_once(app: App, seen: Seen, db: 
     done = [row[3] for row in audits(db)]
     assert done[0]["what"] == "enqueued" and done[1] == {"paused": True} and done[2] == {"resumed": True}
     assert all(list(one.values()) != [False] for one in done), done
-    assert await app.schedule_list(app) == [] and await app.breakers(app) == []
-    assert not (await app.providers.load()) and [r.keep for r in await app.retentions(app) if r.name == "dead"] == [
+    assert await app.schedules.list() == [] and await app.breakers.list() == []
+    assert not (await app.providers.load()) and [r.keep for r in await app.history.list() if r.name == "dead"] == [
         timedelta(days=12)
     ]
-    assert [s.every for s in await app.services(app) if s.name == "rescue"] == [timedelta(seconds=7)]
+    assert [s.every for s in await app.services.list() if s.name == "rescue"] == [timedelta(seconds=7)]
 
 
 async def test_a_read_only_dashboard_changes_nothing(app: App, dsn: str, db: Any) -> None:
     """S2-09: where nobody may operate there is no form on any page, and every action is refused and leaves no trace."""
     await staged(app)
-    before = await app.schedule_list(app)
+    before = await app.schedules.list()
     async with seeing(app, dsn, read_only=True) as reader:
         for path in (*PAGES, "/schedule?name=s"):
             assert 'method="post"' not in await reader.page(path)
         for path, form in ACTIONS.items():
             await reader.act(path, 403, **form)
-    assert audits(db) == [] and await app.schedule_list(app) == before
+    assert audits(db) == [] and await app.schedules.list() == before
 
 
 async def test_what_was_so_already_is_not_on_record(app: App, seen: Seen, db: Any) -> None:
@@ -240,7 +240,7 @@ async def test_what_cannot_be_is_told_and_leaves_nothing(
 
 async def test_every_fire_of_a_schedule_is_seen(app: App, seen: Seen, db: Any) -> None:
     """S2-16: what ran, was skipped by overlap, was missed and failed is on the page with its job, its state and its reason."""
-    await app.schedule_set(app, "report", app.tasks["send"].job("ada", api_key=CANARY), every="1 hour")
+    await app.schedules.set("report", app.tasks["send"].job("ada", api_key=CANARY), every="1 hour")
     assert "put in job" in await seen.act("/schedule/run", name="report")
     assert "was skipped" in await seen.act("/schedule/run", name="report")
     for hours, what, reason, ticks in ((2, "failed", f"no such table {EVIL}", None), (3, "missed", None, 4)):
@@ -266,7 +266,7 @@ async def test_fires_go_in_pages_that_look_at_a_bounded_number(
 ) -> None:
     """S2-16: page after page shows each fire once; a filter looks at so many ticks, says how far, and goes on from there."""
     monkeypatch.setattr(schedule_pages, "_LOOK", 70)
-    await app.schedule_set(app, "often", app.tasks["send"].job("ada"), every="1 s")
+    await app.schedules.set("often", app.tasks["send"].job("ada"), every="1 s")
     db.execute(
         "insert into tallybook.fire (schedule, tick, fired_at, what, reason)"
         " select 'often', %s::timestamptz + n * interval '1 s', %s, case n when 3 then 'failed' else 'skipped' end, 'overlap'"
@@ -403,11 +403,11 @@ def test_the_lag_is_the_longest_wait_since_it_was_asked() -> None:
 async def test_limits_show_each_key_that_is_in_use(app: App, seen: Seen, db: Any) -> None:
     """S2-09: limits show rules and the keys in use with what waits; idle keys are left out and pages go through all names."""
     app.rate_limit("acme", 8, per="1 min")
-    await app.concurrency_limit_set(app, "customer", 2)
-    await app.rate_limit_set(app, "acme", 8, per="1 min")
-    await app.breaker_set(app, "provider", 5, per="1 min", open_for="30 s")
-    await app.rate_limit_push(app, "acme:<b>x</b>", datetime.now(UTC) + timedelta(hours=1))
-    await app.breaker_open(app, "provider:acme", "2 h")
+    await app.concurrency_limits.set("customer", 2)
+    await app.rate_limits.set("acme", 8, per="1 min")
+    await app.breakers.set("provider", 5, per="1 min", open_for="30 s")
+    await app.rate_limits.push("acme:<b>x</b>", datetime.now(UTC) + timedelta(hours=1))
+    await app.breakers.open("provider:acme", "2 h")
     db.execute(
         "insert into tallybook.concurrency_line (seq, job_id, priority, name) values (1, 9999, 2, 'provider:acme')"
     )

@@ -258,7 +258,7 @@ async def test_a_cancel_by_a_person_is_not_a_timeout(app: App, dsn: str, db: Any
     job = slow.enqueue_sync(db)
     async with working(app, dsn):
         await jobs.becomes(job, "running")
-        app.cancel_sync(db, job, "enough")
+        app.cancel(job, "enough").sync(db)
         info = await jobs.becomes(job, "cancelled")
     assert info.failures == 0
 

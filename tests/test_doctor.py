@@ -650,7 +650,7 @@ async def test_in_python(dsn: str, db: Connection) -> None:
     """`app.doctor()` is the list of findings, with and without an event loop; `good` tells what needs nobody."""
     app = App("shop", dsn=dsn)
     put(db)
-    for found in (await app.doctor(), app.doctor_sync(verify=True)):
+    for found in (await app.doctor.run(), app.doctor.run(verify=True).sync()):
         named = by_name(found)
         assert not named["unserved_queues"].good and named["workers"].good and named["cluster"].good
         assert conninfo_to_dict(dsn)["dbname"] in named["connection"].finding

@@ -88,7 +88,7 @@ def test_a_worker_follows_a_failover(pair: Pair) -> None:
         for n in range(300):
             put.append(rest.enqueue_sync(app, n))
         first = rest.with_(queue="lonely").enqueue_sync(app, 0)
-        wait_until(lambda: app.get_sync(db, first).state == "completed", "the lonely one works")
+        wait_until(lambda: app.get(first).sync(db).state == "completed", "the lonely one works")
         pair.primary.kill()
         with psycopg.connect(pair.standby.dsn("shop"), autocommit=True) as conn:
             conn.execute("select pg_promote()")
@@ -97,13 +97,13 @@ def test_a_worker_follows_a_failover(pair: Pair) -> None:
             workers.db = lonely.db = db
             later = [rest.enqueue_sync(app, n) for n in range(1000, 1020)]
             alone = rest.with_(queue="lonely").enqueue_sync(app, 1)
-            wait_until(lambda: app.get_sync(db, later[0]).state == "completed", "it goes on")
+            wait_until(lambda: app.get(later[0]).sync(db).state == "completed", "it goes on")
             took = time.monotonic() - promoted
             for job in [*put, *later]:
-                wait_until(lambda job=job: app.get_sync(db, job).state == "completed", f"{job} ends", seconds=30)  # type: ignore[misc]
+                wait_until(lambda job=job: app.get(job).sync(db).state == "completed", f"{job} ends", seconds=30)  # type: ignore[misc]
             ends = "select count(*), count(distinct (entry_xid, entry_seq)) from tallybook.outcome where state = 'completed'"
             assert db.execute(ends).fetchone() == (321, 321)
-            assert app.get_sync(db, alone).state == "available"
+            assert app.get(alone).sync(db).state == "available"
             assert worker.process.poll() is None
             print(f"went on {took:.1f} s after the promotion")
             assert took < 10

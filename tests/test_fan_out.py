@@ -59,8 +59,8 @@ def test_one_submission_fans_out(dsn: str, db: Any) -> None:
     jobs = [email.job("a@b.c"), email.job("d@e.f"), sms.job("1"), step.job(1), flaky.job()]
     with db.transaction():
         report = app.enqueue_many_sync(db, jobs, then=summary.job(7))
-    assert [app.get_sync(db, job).task for job in report] == ["email", "email", "sms", "step", "flaky", "summary"]
-    assert app.get_sync(db, report[-1]).state == "waiting"
+    assert [app.get(job).sync(db).task for job in report] == ["email", "email", "sms", "step", "flaky", "summary"]
+    assert app.get(report[-1]).sync(db).state == "waiting"
     assert drain(app, dsn=dsn).completed == 6
     assert RAN[-1] == ("summary", 7, [])
     assert sorted(map(str, RAN[:-1])) == sorted(
@@ -77,8 +77,8 @@ def test_the_follow_up_is_told_what_failed(dsn: str, db: Any) -> None:
         8,
         [{"job": text.id, "task": "sms", "state": "dead", "reason": "failed", "message": "no such number"}],
     )
-    assert app.get_sync(db, last).options["parents"] == {"ended": 2, "failed": 1}  # type: ignore[index]
-    assert app.get_sync(db, mail).state == "completed"
+    assert app.get(last).sync(db).options["parents"] == {"ended": 2, "failed": 1}  # type: ignore[index]
+    assert app.get(mail).sync(db).state == "completed"
 
 
 def test_a_follow_up_that_needs_all(dsn: str, db: Any) -> None:
@@ -86,7 +86,7 @@ def test_a_follow_up_that_needs_all(dsn: str, db: Any) -> None:
     then = summary.with_(on_parent="completed").job(9)
     _, text, last = app.enqueue_many_sync(db, [step.job(1), sms.job("0")], then=then)
     drain(app, dsn=dsn)
-    found = app.get_sync(db, last)
+    found = app.get(last).sync(db)
     assert (found.state, found.reason) == ("cancelled", f"its parent {text.id} (sms) is dead: no such number")
 
 
@@ -105,8 +105,8 @@ def test_a_diamond_in_any_order(dsn: str, db: Any) -> None:
     left, right = step.with_(after=top).job(2), step.with_(after=[top]).job(3)
     bottom = step.with_(after=(left, right)).job(4)
     report = app.enqueue_many_sync(db, [bottom, right, top, left])
-    assert [app.get_sync(db, job).args["n"] for job in report] == [4, 3, 1, 2]
-    assert [app.get_sync(db, job).state for job in report] == ["waiting", "waiting", "available", "waiting"]
+    assert [app.get(job).sync(db).args["n"] for job in report] == [4, 3, 1, 2]
+    assert [app.get(job).sync(db).state for job in report] == ["waiting", "waiting", "available", "waiting"]
     drain(app, dsn=dsn)
     assert (RAN[0], sorted(RAN[1:3]), RAN[3]) == (1, [2, 3], 4)
 
@@ -118,7 +118,7 @@ def test_after_jobs_of_earlier_calls(dsn: str, db: Any) -> None:
     third = step.with_(after=second, delay=timedelta(0)).enqueue_sync(db, 3)
     drain(app, dsn=dsn)
     assert RAN == [1, 2, 3]
-    assert app.get_sync(db, third).state == "completed"
+    assert app.get(third).sync(db).state == "completed"
 
 
 def test_a_chain_longer_than_the_stack(db: Any) -> None:
@@ -159,9 +159,9 @@ def test_mistakes_are_found_before_anything_is_sent(db: Any) -> None:
     with pytest.raises(UnknownJob):
         step.with_(after=4711).enqueue_sync(db, 1)
     with pytest.raises(ConfigError, match="wait for no others"):
-        app.schedule_set_sync(db, "s", step.with_(after=1).job(1), cron="* * * * *")
+        app.schedules.set("s", step.with_(after=1).job(1), cron="* * * * *").sync(db)
     with pytest.raises(ConfigError, match="after"):
-        step.with_(after=1).subject("x").push_sync(db, 1)
+        step.with_(after=1).subject("x").push(1).sync(db)
     assert db.execute("select count(*) from tallybook.job").fetchone() == (0,)
 
 
@@ -191,7 +191,7 @@ async def test_a_parent_that_nobody_marked(dsn: str, db: Any) -> None:
         (found,) = await jobs.ends(below)
         assert found.state == "completed"
         stays = step.with_(after=first).enqueue_sync(db, 4)
-        app.cancel_sync(db, first, "not today")
+        app.cancel(first, "not today").sync(db)
         (found,) = await jobs.ends(stays)
         assert (found.state, found.reason) == ("cancelled", f"its parent {first.id} (step) is cancelled: not today")
 
@@ -208,7 +208,7 @@ def test_a_worker_that_is_killed_holds_up_no_child(dsn: str, db: Any) -> None:
         first.signal(signal.SIGKILL)
         workers.open_gate()
         workers.start()
-        wait_until(lambda: shop.get_sync(db, last).state == "completed", "the follow-up has run")
+        wait_until(lambda: shop.get(last).sync(db).state == "completed", "the follow-up has run")
         assert len(workers.ran(parts[0])) == 2
         assert len(workers.ran(last)) == 1
 
@@ -224,6 +224,6 @@ def test_an_end_that_nobody_has_told(dsn: str, db: Any) -> None:
         other.execute(
             "select tallybook.complete(%s::uuid, job_id, attempt) from tallybook.claimed_jobs(%s::uuid)", (lease, lease)
         )
-    assert app.get_sync(db, last).state == "waiting"
+    assert app.get(last).sync(db).state == "waiting"
     drain(app, dsn=dsn)
-    assert app.get_sync(db, last).state == "completed"
+    assert app.get(last).sync(db).state == "completed"

@@ -258,29 +258,29 @@ async def test_every_question_in_python(db: Connection, dsn: str, kind: str) -> 
     app = App("shop", dsn=dsn)
     async with app.open():
         for job in map(int, JOBS):
-            found = await app.get(app, job)
+            found = await app.get(job)
             assert found.args
-            await app.why(app, job)
-            await app.trace(app, job=job)
+            await app.jobs.why(job)
+            await app.jobs.trace(job=job)
         for ask in (
-            app.jobs,
-            app.dead_letters,
-            app.queues,
-            app.counts,
-            app.subjects,
-            app.services,
-            app.schedule_list,
-            app.concurrency,
-            app.rates,
-            app.retentions,
-            app.breakers,
-            app.audits,
-            app.event_counts,
-            app.levels,
-            app.throughput,
-            app.timings,
+            app.jobs.list,
+            app.dead.list,
+            app.queues.list,
+            app.counts.list,
+            app.subjects.list,
+            app.services.list,
+            app.schedules.list,
+            app.concurrency_limits.list,
+            app.rate_limits.list,
+            app.history.list,
+            app.breakers.list,
+            app.audit.list,
+            app.events.list,
+            app.counts.levels,
+            app.counts.throughput,
+            app.counts.timings,
         ):
-            await ask(app)  # type: ignore[operator]
+            await ask()  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(

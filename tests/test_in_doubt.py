@@ -155,7 +155,7 @@ async def test_a_handler_that_chooses_the_moment(app: App, dsn: str, db: Any, jo
         async with await psycopg.AsyncConnection.connect(dsn) as conn:
             await conn.execute("insert into effect values (%s, %s)", (ctx.job_id, ctx.attempt))
             await ctx.complete(conn)
-            seen.append(app.get_sync(db, ctx.job_id).state)
+            seen.append(app.get(ctx.job_id).sync(db).state)
         if then == "raise":
             raise ValueError("after the commit")
         return Snooze(timedelta(hours=1)) if then == "snooze" else None
@@ -268,16 +268,16 @@ async def test_a_subject_is_rescheduled_in_its_handlers_own_transaction(app: App
         async with await psycopg.AsyncConnection.connect(dsn) as conn:
             await conn.execute("insert into effect values (%s, %s)", (ctx.job_id, ctx.attempt))
             await ctx.end(conn, ends[how])
-            seen.append(app.get_sync(db, ctx.job_id).state)
+            seen.append(app.get(ctx.job_id).sync(db).state)
         if how == "late":
             raise ValueError("after the commit")
 
-    app.push_many_sync(db, [crawl.subject(how).job(how) for how in ends])
+    app.subjects.push_many([crawl.subject(how).job(how) for how in ends]).sync(db)
     async with working(app, dsn) as worker:
         await eventually(lambda: len(attempts(db)) == 7, "all have ended, one of them twice")
         await eventually(lambda: worker.book.free == {"default": 10} and not worker.book.leases, "the worker knows")
         counted = {name: n for name, n in worker.finisher.counts.items() if n}
-    found = {how: crawl.subject(how).get_sync(db) for how in ends}
+    found = {how: crawl.subject(how).get().sync(db) for how in ends}
     states = {how: info and (info.state, info.iterations, info.failures) for how, info in found.items()}
     assert states == {
         "later": ("planned", 1, 0), "done": ("completed", 1, 0), "gone": None, "never": ("killed", 1, 0),
@@ -300,11 +300,11 @@ async def test_an_iteration_whose_end_was_rolled_back_has_failed(app: App, dsn: 
                 await conn.rollback()
 
     subject = crawl.subject("a")
-    subject.push_sync(db)
+    subject.push().sync(db)
     async with working(app, dsn) as worker:
         await eventually(lambda: attempts(db) == [2], "the second attempt has committed")
         await eventually(lambda: worker.finisher.counts["scheduled"] == 1, "its end is known")
-    info = subject.get_sync(db)
+    info = subject.get().sync(db)
     assert info is not None and (info.state, info.iterations) == ("planned", 1)
     failed = db.execute("select message from tallybook.error where task = 'crawl'").fetchall()
     assert len(failed) == 1 and "ctx.end is not committed" in failed[0][0]
@@ -322,7 +322,7 @@ async def test_what_cannot_be_ended_so_is_refused(app: App, dsn: str, db: Any, j
             except NotSupported as error:
                 refused.append(str(error))
 
-    work.subject("a").push_sync(db, "reject")
+    work.subject("a").push("reject").sync(db)
     async with working(app, dsn):
         (ended,) = await jobs.ends(work.enqueue_sync(db, "plain"))
         await eventually(lambda: refused, "the other one has run, too")

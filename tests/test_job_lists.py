@@ -36,10 +36,10 @@ async def test_open_jobs_of_one_type(app: App, db: Any) -> None:
     jobs = [note.enqueue_sync(db, str(n)).id for n in range(5)]
     breaks.enqueue_sync(db, 1)
     states = ["available", "running", "scheduled", "waiting"]
-    page = await app.jobs(app, task="note", states=states, max_jobs=3)
+    page = await app.jobs.list(task="note", states=states, max_jobs=3)
     assert [job.id for job in page.jobs] == jobs[:1:-1]
     assert {(job.task, job.queue, job.state) for job in page.jobs} == {("note", "mail", "available")}
-    rest = app.jobs_sync(db, task="note", states=states, after=page.next)
+    rest = app.jobs.list(task="note", states=states, after=page.next).sync(db)
     assert ([job.id for job in rest.jobs], rest.next, rest.looked_to) == (jobs[1::-1], None, None)
 
 
@@ -48,40 +48,40 @@ async def test_dead_letters_are_retried_and_dropped_by_what_was_listed(app: App,
     breaks = app.tasks["breaks"]
     first, second, other = (breaks.enqueue_sync(db, n, why).id for n, why in enumerate(("Card 1", "Card 2", "x")))
     await drain_async(app, dsn=dsn)
-    page = await app.jobs(app, states=["dead"], error="card")
+    page = await app.jobs.list(states=["dead"], error="card")
     assert [(job.id, job.task, job.last_error, job.attempts) for job in page.jobs] == [
         (second, "breaks", "Card 2", 1),
         (first, "breaks", "Card 1", 1),
     ]
     assert all(job.enqueued_at <= job.ended_at for job in page.jobs if job.ended_at)
-    assert [letter.job for letter in await app.dead_letters(app, text="card")] == [second, first]
-    said = await app.retry_jobs(app, [job.id for job in page.jobs] + [second])
+    assert [letter.job for letter in await app.dead.list(text="card")] == [second, first]
+    said = await app.jobs.retry([job.id for job in page.jobs] + [second])
     assert [(one.job, one.done, one.detail, one.changed) for one in said] == [
         (first, "retried", "attempt 2", True),
         (second, "retried", "attempt 2", True),
     ]
-    said = await app.drop_jobs(app, [first, other])
+    said = await app.jobs.drop([first, other])
     assert [(one.job, one.done, one.changed) for one in said] == [(first, "refused", False), (other, "dropped", True)]
-    assert [one.done for one in await app.cancel_jobs(app, [first, second], "enough")] == ["cancelled", "cancelled"]
-    assert [one.done for one in app.retry_jobs_sync(db, [first])] == ["retried"]
-    assert [one.done for one in app.cancel_jobs_sync(db, [first])] == ["cancelled"]
-    assert [one.done for one in app.drop_jobs_sync(db, [first])] == ["refused"]
+    assert [one.done for one in await app.jobs.cancel([first, second], "enough")] == ["cancelled", "cancelled"]
+    assert [one.done for one in app.jobs.retry([first]).sync(db)] == ["retried"]
+    assert [one.done for one in app.jobs.cancel([first]).sync(db)] == ["cancelled"]
+    assert [one.done for one in app.jobs.drop([first]).sync(db)] == ["refused"]
 
 
 async def test_bad_input(app: App) -> None:
     """What cannot be meant gets a clear error before anything is asked."""
     with pytest.raises(ConfigError, match="are some of scheduled, retrying"):
-        await app.jobs(app, states=["failed"])
+        await app.jobs.list(states=["failed"])
     with pytest.raises(ConfigError, match="from 1 to 1000"):
-        await app.jobs(app, max_jobs=1001)
+        await app.jobs.list(max_jobs=1001)
     with pytest.raises(InvalidArgument, match="is no cursor"):
-        await app.jobs(app, after="here")
+        await app.jobs.list(after="here")
     with pytest.raises(InvalidArgument, match="of a list with other filters"):
-        await app.jobs(app, states=["available"], after="i12")
+        await app.jobs.list(states=["available"], after="i12")
     with pytest.raises(ConfigError, match="at most 1000 ids"):
-        await app.retry_jobs(app, range(1, 1002))
+        await app.jobs.retry(range(1, 1002))
     with pytest.raises(UnknownJob):
-        await app.cancel_jobs(app, [0])
+        await app.jobs.cancel([0])
 
 
 def run(dsn: str, *words: str) -> tuple[str, str]:
@@ -121,29 +121,29 @@ async def test_which_subjects_have_stopped_and_why(app: App, db: Any, dsn: str) 
         return {"killed": Kill("delisted"), "done": Complete(), "lives": Reschedule("+1 week")}[what]
 
     for name in ("a:breaks", "b:lives", "b:killed", "c:done", "d:breaks"):
-        refresh.subject(name).push_sync(db, name[2:])
+        refresh.subject(name).push(name[2:]).sync(db)
         await drain_async(app, dsn=dsn)
     stopped = ["completed", "killed", "dead"]
-    page = await app.subjects(app, states=stopped, max_subjects=3)
+    page = await app.subjects.list(states=stopped, max_subjects=3)
     assert [(one.subject, one.state, one.last_error, one.ended_at is not None) for one in page.subjects] == [
         ("d:breaks", "dead", "no price", True),
         ("c:done", "completed", None, True),
         ("b:killed", "killed", "delisted", True),
     ]
-    rest = app.subjects_sync(db, states=stopped, after=page.next)
+    rest = app.subjects.list(states=stopped, after=page.next).sync(db)
     assert ([one.subject for one in rest.subjects], rest.next) == (["a:breaks"], None)
-    assert [one.subject for one in (await app.subjects(app, states=["dead"], prefix="d")).subjects] == ["d:breaks"]
+    assert [one.subject for one in (await app.subjects.list(states=["dead"], prefix="d")).subjects] == ["d:breaks"]
 
     names, after = [], None
     for _ in range(3):
-        page = await app.subjects(app, task="refresh", after=after, max_subjects=2)
+        page = await app.subjects.list(task="refresh", after=after, max_subjects=2)
         names += [one.subject for one in page.subjects]
         after = page.next
     assert (names, after) == (["a:breaks", "b:killed", "b:lives", "c:done", "d:breaks"], None)
-    assert [one.subject for one in (await app.subjects(app, states=["planned", "dead"])).subjects] == [
+    assert [one.subject for one in (await app.subjects.list(states=["planned", "dead"])).subjects] == [
         "a:breaks", "b:lives", "d:breaks",
     ]  # fmt: skip
-    assert (await app.subjects(app, task="other")).subjects == []
+    assert (await app.subjects.list(task="other")).subjects == []
     result = CliRunner().invoke(cli, ["subject", "list", "--state", "dead", "--state", "killed", "--dsn", dsn])
     assert [line.split()[1:3] for line in result.stdout.splitlines()[-3:]] == [
         ["d:breaks", "dead"],
@@ -152,6 +152,6 @@ async def test_which_subjects_have_stopped_and_why(app: App, db: Any, dsn: str) 
     ], result.output
     assert "no price" in result.stdout
     with pytest.raises(ConfigError, match="are some of planned"):
-        await app.subjects(app, states=["failed"])
+        await app.subjects.list(states=["failed"])
     with pytest.raises(InvalidArgument, match="is no cursor of this list"):
-        await app.subjects(app, states=stopped, after='["refresh", "a:breaks"]')
+        await app.subjects.list(states=stopped, after='["refresh", "a:breaks"]')

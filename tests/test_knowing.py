@@ -42,14 +42,14 @@ def run(*words: str, dsn: str, code: int = 0) -> str:
 async def test_a_program_asks_why(app: App, db: Any) -> None:
     """Issue 6, 4: app.why says in codes, sentences and details why a job does not run, with and without an event loop."""
     job = app.tasks["review"].with_(delay=timedelta(hours=1)).enqueue_sync(db)
-    late, nobody = app.why_sync(db, job)
+    late, nobody = app.jobs.why(job).sync(db)
     assert isinstance(late, Reason)
     assert (late.state, late.reason, nobody.reason) == ("scheduled", "not_due", "no_worker")
     assert "until" in late.details and late.explanation.startswith("It is not due before")
-    assert await app.why(app, job.id) == [late, nobody]
-    assert [reason.reason for reason in app.why_sync(db, 4711)] == ["unknown"]
+    assert await app.jobs.why(job.id) == [late, nobody]
+    assert [reason.reason for reason in app.jobs.why(4711).sync(db)] == ["unknown"]
     with pytest.raises(UnknownJob):
-        app.why_sync(db, 0)
+        app.jobs.why(0).sync(db)
 
 
 async def test_a_program_follows_links(app: App, db: Any) -> None:
@@ -61,24 +61,24 @@ async def test_a_program_follows_links(app: App, db: Any) -> None:
     child = tell.with_(after=first, links=links, headers={"trace": "x"}).enqueue_sync(db, 3)
     failing = review.with_(links=links, unique="k", max_attempts=1).enqueue_sync(db, -1)
     await app.drain(max_jobs=10)
-    events = await app.trace(app, links={"submission": 42})
+    events = await app.jobs.trace(links={"submission": 42})
     assert all(isinstance(event, TraceEvent) for event in events)
     assert {event.job for event in events} == {first.id, both[0].id, child.id, failing.id}
     assert {event.queue for event in events} == {"default", "mail"}
     assert [event.at for event in events] == sorted(event.at for event in events)
-    (dead,) = app.trace_sync(db, job=failing, newest_first=True, max_events=1)
+    (dead,) = app.jobs.trace(job=failing, newest_first=True, max_events=1).sync(db)
     assert dead.event == "dead" and dead.error is not None and dead.error["message"] == "no such page"
-    assert [event.event for event in app.trace_sync(db, unique="k")] == ["enqueued", "started", "dead"]
-    info = app.get_sync(db, child)
+    assert [event.event for event in app.jobs.trace(unique="k").sync(db)] == ["enqueued", "started", "dead"]
+    info = app.get(child).sync(db)
     assert (info.links, info.headers) == ({"submission": "42", "form": "a"}, {"trace": "x", "links": info.links})
-    assert app.get_sync(db, both[1]).links is None
+    assert app.get(both[1]).sync(db).links is None
 
 
 async def test_a_program_follows_a_subject(app: App, db: Any) -> None:
     """S3-35: the jobs of one subject, in order, with the args of each step."""
-    app.tasks["review"].subject("doc:7").upsert_sync(db, 1)
+    app.tasks["review"].subject("doc:7").upsert(1).sync(db)
     await app.drain(max_jobs=5)
-    events = app.trace_sync(db, subject="doc:7")
+    events = app.jobs.trace(subject="doc:7").sync(db)
     assert [event.event for event in events][:2] == ["enqueued", "started"]
     assert events[0].details == {"args": {"n": 1}}
 
@@ -102,17 +102,17 @@ async def test_links_are_checked_before_anything_is_sent(app: App, links: Any, s
     with pytest.raises(ConfigError, match=said):
         app.tasks["review"].with_(links=links)
     with pytest.raises(ConfigError, match=said):
-        app.trace_sync(app, links=links)
+        app.jobs.trace(links=links).sync()
 
 
 async def test_what_cannot_be_followed_is_refused(app: App) -> None:
     """Nothing, two things, a number out of range, and links as a header."""
     with pytest.raises(InvalidArgument, match="one thing"):
-        app.trace_sync(app)
+        app.jobs.trace().sync()
     with pytest.raises(InvalidArgument, match="one thing"):
-        app.trace_sync(app, subject="s", unique="k")
+        app.jobs.trace(subject="s", unique="k").sync()
     with pytest.raises(ConfigError, match="max_events"):
-        app.trace_sync(app, subject="s", max_events=0)
+        app.jobs.trace(subject="s", max_events=0).sync()
     with pytest.raises(ConfigError, match="option of their own"):
         app.tasks["review"].with_(headers={"links": {"a": 1}})
 
@@ -138,7 +138,7 @@ async def test_a_person_follows_a_thing(app: App, dsn: str, db: Any) -> None:
     """S3-35, S4-02: `tallybook trace` by link, key, subject and job, and `tallybook job list --link`."""
     linked = app.tasks["review"].with_(links={"submission": 42}, unique="k").enqueue_sync(db, 1)
     app.tasks["review"].enqueue_sync(db, 2)
-    app.tasks["tell"].subject("doc").upsert_sync(db, 3)
+    app.tasks["tell"].subject("doc").upsert(3).sync(db)
     await app.drain(max_jobs=10)
     lines = run("trace", "--link", "submission=42", dsn=dsn).splitlines()
     assert [line.split()[6] for line in lines[1:]] == ["enqueued", "started", "completed"]

@@ -102,7 +102,7 @@ def test_a_death_tells_once_and_again_after_a_retry(dsn: str, db: Any) -> None:
     drain(app, dsn=dsn)
     drain(app, dsn=dsn)
     assert len(MAILS) == 1
-    app.retry_sync(db, job)
+    app.retry(job).sync(db)
     drain(app, dsn=dsn)
     assert len(MAILS) == 2
 
@@ -220,7 +220,7 @@ def declared(**options: Any) -> App:
 @pytest.mark.parametrize("name", ["good", "with_context"])
 def test_what_on_dead_may_name(name: str) -> None:
     """S1-25: a task of the app with exactly the five args, with or without a Context."""
-    declared(on_dead=name).check_tasks()
+    declared(on_dead=name)._check_tasks()
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ async def test_a_conflict_of_keys_ends_as_the_call_says(app: App, dsn: str, db: 
     assert (pushed.id, pushed.created) == (first.id, False)
     note.enqueue_sync(db, "meanwhile")
     await drain_async(app, dsn=dsn)
-    found = await app.get(app, first)
+    found = await app.get(first)
     assert (found.state, found.priority, found.args, ran) == ("scheduled", 1, {"what": "second"}, ["meanwhile"])
     travel(dsn, HOUR)
     await drain_async(app, dsn=dsn)
@@ -121,11 +121,11 @@ async def test_a_job_that_did_not_start_in_time_is_dead(app: App, dsn: str, db: 
     late = app.tasks["note"].with_(expires_at=datetime.now(UTC) - timedelta(seconds=1)).enqueue_sync(db, "late")
     app.tasks["note"].with_(expires_at=datetime.now(UTC) + HOUR).enqueue_sync(db, "in time")
     await drain_async(app, dsn=dsn)
-    found = await app.get(app, late)
+    found = await app.get(late)
     assert (found.state, found.reason, found.attempts, found.failures, ran) == ("dead", "expired", 0, 0, ["in time"])
     with pytest.raises(JobDied, match="Expired"):
         await app.result(late)
-    await app.retry(app, late)
+    await app.retry(late)
     await drain_async(app, dsn=dsn)
     assert ran == ["in time", "late"]
 
@@ -137,22 +137,22 @@ async def test_dead_letters_are_listed_retried_and_dropped_by_filter(
     breaks = app.tasks["breaks"]
     jobs = [breaks.enqueue_sync(db, user, why=f"Timeout {user}") for user in range(4)]
     await drain_async(app, dsn=dsn)
-    letters = await app.dead_letters(app)
+    letters = await app.dead.list()
     assert [letter.job for letter in letters] == [job.id for job in reversed(jobs)]
     newest = letters[0]
     assert (newest.task, newest.queue, newest.reason, newest.failures) == ("breaks", "charges", "failed", 1)
     assert newest.error is not None and newest.error["message"] == "Timeout 3" and newest.args["user"] == 3
-    assert [one.job for one in app.dead_letters_sync(app, text="timeout 2")] == [jobs[2].id]
-    assert [one.job for one in await app.dead_letters(app, before=letters[1].died_at)] == [jobs[1].id, jobs[0].id]
-    assert await app.dead_letters(app, reason="crashed") == []
-    done = await app.retry_dead(app, args={"user": 1})
+    assert [one.job for one in app.dead.list(text="timeout 2").sync()] == [jobs[2].id]
+    assert [one.job for one in await app.dead.list(before=letters[1].died_at)] == [jobs[1].id, jobs[0].id]
+    assert await app.dead.list(reason="crashed") == []
+    done = await app.dead.retry(args={"user": 1})
     assert (done.retried, done.refused) == (1, 0)
-    assert await app.drop_dead(app, jobs[2]) and not await app.drop_dead(app, jobs[2])
-    assert await app.drop_dead_many(app, task="breaks") == 2
-    assert await app.dead_letters(app) == []
-    assert (await app.get(app, jobs[1])).state == "available"
+    assert await app.dead.drop(jobs[2]) and not await app.dead.drop(jobs[2])
+    assert await app.dead.drop_matching(task="breaks") == 2
+    assert await app.dead.list() == []
+    assert (await app.get(jobs[1])).state == "available"
     with pytest.raises(ConfigError, match="reason"):
-        await app.dead_letters(app, reason="tired")
+        await app.dead.list(reason="tired")
 
 
 async def test_jobs_are_cancelled_by_key_and_by_filter(app: App, dsn: str, db: Any, ran: list[Any]) -> None:
@@ -163,11 +163,11 @@ async def test_jobs_are_cancelled_by_key_and_by_filter(app: App, dsn: str, db: A
         note.with_(**options).enqueue_sync(db, {"customer": 1})
         note.with_(unique=f"{state}:2", **options).enqueue_sync(db, {"customer": 2})
     with pytest.raises(InvalidArgument, match="needs a filter"):
-        await app.cancel_many(app)
-    done = await app.cancel_many(app, task="note", args={"what": {"customer": 1}}, reason="left")
+        await app.jobs.cancel_matching()
+    done = await app.jobs.cancel_matching(task="note", args={"what": {"customer": 1}}, reason="left")
     assert (done.cancelled, done.cancelling) == (2, 0)
-    assert app.cancel_many_sync(db, unique="scheduled:2").cancelled == 1
-    assert (await app.cancel_many(app, queue="default", states=["scheduled"])).cancelled == 0
+    assert app.jobs.cancel_matching(unique="scheduled:2").sync(db).cancelled == 1
+    assert (await app.jobs.cancel_matching(queue="default", states=["scheduled"])).cancelled == 0
     await drain_async(app, dsn=dsn)
     assert ran == [{"customer": 2}]
 

@@ -198,11 +198,11 @@ async def test_each_way_to_put_in_carries_the_trace(app: App, dsn: str, db: Any,
         batch = seen.span("send")  # of two queues
         assert batch.attributes is not None and batch.attributes["messaging.batch.message_count"] == 4
         assert "messaging.destination.name" not in batch.attributes
-        pushed = await one.subject("s:1").push(conn, 1)
+        pushed = await one.subject("s:1").push(1).on(conn)
         assert headers(pushed.job_id) == {last()}
-        more = await app.push_many(conn, [one.subject(f"s:{n}").job(n) for n in (2, 3)])
+        more = await app.subjects.push_many([one.subject(f"s:{n}").job(n) for n in (2, 3)]).on(conn)
         assert headers(*(report.job_id for report in more)) == {last()}
-        appended = await one.append(conn, 1)
+        appended = await one.append(1).on(conn)
         assert headers(appended.job_id) == {last()}
     rows = one.with_(after=job).enqueue_sync(db, 5)
     assert headers(rows.id) == {last()}
@@ -218,16 +218,16 @@ def test_an_upsert_takes_no_headers_away(app: App, db: Any, seen: Telemetry) -> 
         pass
 
     later = refresh.with_(delay="1 hour")
-    pushed = refresh.with_(delay="1 hour", links={"asset": 7}).subject("a").push_sync(db, 1)
+    pushed = refresh.with_(delay="1 hour", links={"asset": 7}).subject("a").push(1).sync(db)
 
     def headers() -> Any:
         return db.execute("select headers from tallybook.job where id = %s", (pushed.job_id,)).fetchone()[0]
 
     before = headers()
     assert before["links"] == {"asset": "7"}
-    assert later.subject("a").upsert_sync(db, 2).report == "updated"
+    assert later.subject("a").upsert(2).sync(db).report == "updated"
     assert headers() == before
-    refresh.with_(delay="1 hour", links={"asset": 8}).subject("a").upsert_sync(db, 3)
+    refresh.with_(delay="1 hour", links={"asset": 8}).subject("a").upsert(3).sync(db)
     assert headers()["links"] == {"asset": "8"}
     assert traced_by(headers()) == id_of(seen.spans("send default")[-1])
 
@@ -321,7 +321,7 @@ async def test_each_end_marks_its_span(app: App, dsn: str, db: Any, seen: Teleme
     atomic.enqueue_sync(db, "raise")
     atomic.enqueue_sync(db, "complete")
     itself.enqueue_sync(db)
-    iterate.subject("s").push_sync(db)
+    iterate.subject("s").push().sync(db)
     await drain_async(app, dsn=dsn, queues=["default"])
 
     def told(span: ReadableSpan) -> tuple[Any, ...]:
@@ -365,7 +365,7 @@ def test_attempts_keep_the_trace(app: App, dsn: str, db: Any, jobs: Jobs, seen: 
         travel(dsn, timedelta(minutes=2))
         drain(app, dsn=dsn)
     assert jobs(job).state == "dead"
-    app.retry_sync(db, job.id)
+    app.retry(job.id).sync(db)
     drain(app, dsn=dsn)
     assert jobs(job).state == "completed"
     spans = seen.spans("process default")
@@ -438,7 +438,7 @@ async def test_an_aborted_handler_ends_its_span(app: App, dsn: str, db: Any, job
     async with working(app, dsn, stop_timeout=timedelta(0), abort_timeout=timedelta(seconds=1)):
         await running.acquire()
         await running.acquire()
-        app.cancel_sync(db, first.id)
+        app.cancel(first.id).sync(db)
         await jobs.ends(first)
     ends = sorted(str((span.attributes or {})["tallybook.end"]) for span in seen.spans("process default"))
     assert ends == ["cancelled", "snoozed"]
@@ -538,8 +538,8 @@ async def test_gauges_say_what_is_in_the_database(
 
 async def test_gauges_without_a_database(app: App, seen: Telemetry, caplog: pytest.LogCaptureFixture) -> None:
     """A database that does not answer makes no series and no exception, and is logged once."""
-    assert app.tracing is not None
-    app.tracing.opened("host=127.0.0.1 port=1", "w")
+    assert app._tracing is not None
+    app._tracing.opened("host=127.0.0.1 port=1", "w")
     for _ in range(2):
         assert await asyncio.to_thread(seen.points, "tallybook.jobs") == []
     assert caplog.text.count("the database does not answer") == 1
@@ -596,7 +596,7 @@ def test_ready_made_tasks_are_traced(app: App, db: Any) -> None:
     second.enqueue_sync(db)
     assert len(seen.spans("send default")) == 2
     uninstrument(app)
-    assert shelf.tracing is later.tracing is None
+    assert shelf._tracing is later._tracing is None
 
 
 def test_wrong_use_is_refused(app: App) -> None:

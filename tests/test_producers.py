@@ -100,16 +100,16 @@ def test_sync_verbs(caller: Caller, look: Any) -> None:
     jobs = app.enqueue_many_sync(caller.conn, (call for call in calls))
     assert [job.created for job in jobs] == [True, True, False]
     assert jobs[1].id == jobs[2].id
-    info = app.get_sync(caller.conn, jobs[0])
+    info = app.get(jobs[0]).sync(caller.conn)
     assert (info.state, info.run_at, info.priority, info.queue) == ("scheduled", AT, 0, "mail")
     assert (info.headers, info.args, info.max_attempts) == ({"t": WORDS}, {"user_id": 1}, None)
-    assert app.cancel_sync(caller.conn, jobs[0], WORDS) == "cancelled"
+    assert app.cancel(jobs[0], WORDS).sync(caller.conn) == "cancelled"
     with pytest.raises(UnknownJob, match="there is no job 999") as caught, caller.savepoint():
-        app.cancel_sync(caller.conn, 999)
+        app.cancel(999).sync(caller.conn)
     assert caught.value.sqlstate == "TB002"
     assert isinstance(caught.value.__cause__, Exception)
     with pytest.raises(InvalidArgument), caller.savepoint():
-        app.retry_sync(caller.conn, jobs[1])
+        app.retry(jobs[1]).sync(caller.conn)
     caller.commit()
     assert len(ids(look)) == 2
 
@@ -155,17 +155,17 @@ async def test_async_verbs(factory: Any, look: Any) -> None:
     async with factory() as caller:
         jobs = await app.enqueue_many(caller.conn, calls)
         assert [job.created for job in jobs] == [True, True, False]
-        info = await app.get(caller.conn, jobs[0])
+        info = await app.get(jobs[0]).on(caller.conn)
         assert (info.state, info.run_at, info.priority, info.queue) == ("scheduled", AT, 0, "mail")
         assert (info.headers, info.args) == ({"t": WORDS}, {"user_id": 1})
-        assert await app.cancel(caller.conn, jobs[0], WORDS) == "cancelled"
+        assert await app.cancel(jobs[0], WORDS).on(caller.conn) == "cancelled"
         with pytest.raises(UnknownJob, match="there is no job 999") as caught:
             async with caller.savepoint():
-                await app.cancel(caller.conn, 999)
+                await app.cancel(999).on(caller.conn)
         assert caught.value.sqlstate == "TB002"
         with pytest.raises(InvalidArgument, match=f"job {jobs[1].id} is not dead") as refused:
             async with caller.savepoint():
-                await app.retry(caller.conn, jobs[1])
+                await app.retry(jobs[1]).on(caller.conn)
         assert refused.value.detail
         await caller.commit()
     assert len(ids(look)) == 2
@@ -270,7 +270,7 @@ async def test_key_is_free_after_the_end(dsn: str, db: Any) -> None:
         first = refresh.enqueue_sync(db, asset)
         assert refresh.enqueue_sync(db, asset).created is False
         await own.drain()
-        assert own.get_sync(db, first).state == state
+        assert own.get(first).sync(db).state == state
         again = refresh.enqueue_sync(db, asset)
         assert again.created
         assert again.id != first.id
@@ -327,7 +327,7 @@ async def test_wrong_connections_are_named(dsn: str) -> None:
             send_welcome.enqueue_sync(cursor, 1)
     async with await psycopg.AsyncConnection.connect(dsn) as aconn:
         with pytest.raises(ConnectionNotSupported, match=r"this one to cancel\(\)"):
-            app.cancel_sync(aconn, 1)
+            app.cancel(1).sync(aconn)
     for wrong in (42, None, object(), dsn, "nowhere"):
         with pytest.raises(ConnectionNotSupported, match="psycopg Connection"):
             send_welcome.enqueue_sync(wrong, 1)
@@ -374,4 +374,4 @@ def test_queue_verbs_name_the_queue(db: Any) -> None:
     send_welcome.enqueue_sync(db, 1)
     assert [sync.run(db, calls.pause("mail", "me")) for _ in range(2)] == [True, False]
     assert [sync.run(db, calls.resume("mail")) for _ in range(2)] == [True, False]
-    assert timedelta(0) <= datetime.now(UTC) - app.get_sync(db, ids(db)[0]).enqueued_at < timedelta(minutes=5)
+    assert timedelta(0) <= datetime.now(UTC) - app.get(ids(db)[0]).sync(db).enqueued_at < timedelta(minutes=5)

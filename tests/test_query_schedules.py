@@ -416,13 +416,13 @@ async def test_declared_in_code(db: Connection, dsn: str) -> None:
     app.schedule("stale", refresh.with_(priority=7), query=f"\n{STALE}\n", cron="* * * * *")
     async with working(app, dsn, {"prices": 2}):
         await eventually(lambda: db.execute("select from tallybook.schedule").fetchone() is not None, "it is on record")
-    (found,) = await app.schedule_list(app)
+    (found,) = await app.schedules.list()
     assert (found.source, found.query, found.queue, found.priority, found.args) == ("code", STALE, "prices", 7, {})
-    fired = await app.schedule_run(app, "stale")
+    fired = await app.schedules.run("stale")
     assert (fired.what, fired.jobs, fired.job_id) == ("enqueued", 3, None)
     assert db.execute("select distinct options -> 'version' from tallybook.job").fetchall() == [(2,)]
-    assert (await app.schedule_run(app, "stale")).jobs == 0
-    assert len(await app.schedule_next(app, "stale", 3)) == 3
+    assert (await app.schedules.run("stale")).jobs == 0
+    assert len(await app.schedules.next("stale", 3)) == 3
 
 
 async def test_put_from_python(db: Connection, dsn: str) -> None:
@@ -432,12 +432,12 @@ async def test_put_from_python(db: Connection, dsn: str) -> None:
     @app.task
     async def refresh(n: int) -> None: ...
 
-    assert await app.schedule_set(app, "stale", refresh, query=STALE, every="10 min") == "created"
-    assert app.schedule_set_sync(db, "stale", refresh, query=STALE, every="10 min") == "unchanged"
-    assert app.schedule_set_sync(db, "stale", refresh, query=STALE + " limit 2", every="10 min") == "changed"
-    assert app.schedule_run_sync(db, "stale").jobs == 2
+    assert await app.schedules.set("stale", refresh, query=STALE, every="10 min") == "created"
+    assert app.schedules.set("stale", refresh, query=STALE, every="10 min").sync(db) == "unchanged"
+    assert app.schedules.set("stale", refresh, query=STALE + " limit 2", every="10 min").sync(db) == "changed"
+    assert app.schedules.run("stale").sync(db).jobs == 2
     with pytest.raises(InvalidArgument, match="kye"):
-        app.schedule_set_sync(db, "stale", refresh, query="select 1 as kye, '{}'::jsonb as args", every="10 min")
+        app.schedules.set("stale", refresh, query="select 1 as kye, '{}'::jsonb as args", every="10 min").sync(db)
 
 
 async def test_what_is_no_query_schedule_is_refused() -> None:

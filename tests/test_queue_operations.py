@@ -39,15 +39,15 @@ def run(*words: str, dsn: str, code: int = 0, typed: str | None = None) -> str:
 @anyio
 async def test_settings_in_python(app: App, db: Any) -> None:
     """S3-36: queue_set makes and changes a queue, queues lists them, with and without an event loop."""
-    assert await app.queue_set(app, "mail", retention="brief", max_attempts=3, by="ada") == "created"
-    assert app.queue_set_sync(db, "mail", max_attempts=3) == "unchanged"
-    assert app.queue_set_sync(db, "mail", max_attempts=0) == "changed"
-    (queue,) = await app.queues(app)
+    assert await app.queues.set("mail", retention="brief", max_attempts=3, by="ada") == "created"
+    assert app.queues.set("mail", max_attempts=3).sync(db) == "unchanged"
+    assert app.queues.set("mail", max_attempts=0).sync(db) == "changed"
+    (queue,) = await app.queues.list()
     assert (queue.name, queue.retention, queue.max_attempts, queue.changed_by) == ("mail", "brief", None, db.info.user)
     with pytest.raises(ConfigError, match="brief, default or long"):
-        await app.queue_set(db, "mail", retention="ever")
+        await app.queues.set("mail", retention="ever").on(db)
     with pytest.raises(ConfigError, match="whole number"):
-        app.queue_set_sync(db, "mail", max_attempts=True)
+        app.queues.set("mail", max_attempts=True).sync(db)
 
 
 @anyio
@@ -56,29 +56,29 @@ async def test_truncate_top_and_drop_in_python(app: App, db: Any) -> None:
     send = app.tasks["send"]
     jobs = app.enqueue_many_sync(db, [send.job(n) for n in range(5)])
     later = send.with_(delay=timedelta(hours=1)).enqueue_sync(db, 7)
-    page = await app.queue_top(app, "mail", max_jobs=4)
+    page = await app.queues.top("mail", max_jobs=4)
     assert [job.id for job in page] == [job.id for job in jobs[:4]]
-    rest = app.queue_top_sync(db, "mail", after=page[-1].place)
+    rest = app.queues.top("mail", after=page[-1].place).sync(db)
     assert [(job.position, job.id, job.state) for job in rest] == [
         (5, jobs[4].id, "available"),
         (6, later.id, "scheduled"),
     ]
     with pytest.raises(InvalidArgument, match="6 open jobs"):
-        app.queue_drop_sync(db, "mail")
+        app.queues.drop("mail").sync(db)
     heard: list[int] = []
-    done = await app.queue_truncate(app, "mail", on_batch=heard.append)
+    done = await app.queues.truncate("mail", on_batch=heard.append)
     assert (done.cancelled, done.cancelling, done.busy, sum(heard)) == (6, 0, False, 6)
-    assert (await app.get(app, later)).reason == "truncated"
-    assert await app.queue_drop(app, "mail", truncate=True) is True
-    assert app.queue_drop_sync(db, "mail", truncate=True) is False
+    assert (await app.get(later)).reason == "truncated"
+    assert await app.queues.drop("mail", truncate=True) is True
+    assert app.queues.drop("mail", truncate=True).sync(db) is False
     with pytest.raises(UnknownQueue):
-        app.queue_truncate_sync(db, "mail")
+        app.queues.truncate("mail").sync(db)
 
 
 @anyio
 async def test_a_queues_default_of_attempts_counts_in_a_worker(app: App, dsn: str, db: Any) -> None:
     """S3-36: where neither the job nor its task says it, the queue says after how many failures a job is dead."""
-    app.queue_set_sync(db, "mail", max_attempts=1)
+    app.queues.set("mail", max_attempts=1).sync(db)
     jobs = Jobs(app, db)
     async with working(app, dsn, queues={"mail": 5}):
         job = app.tasks["send"].enqueue_sync(db, -1)
@@ -93,12 +93,12 @@ async def test_pause_and_resume_reach_a_worker(app: App, dsn: str, db: Any) -> N
     async with working(app, dsn, queues={"mail": 5, "other": 5}):
         first = send.enqueue_sync(db, 1)
         await eventually(lambda: jobs(first).state == "completed", "it runs")
-        assert app.pause_sync(db, "mail", by="ada") is True
+        assert app.queues.pause("mail", by="ada").sync(db) is True
         held = [send.enqueue_sync(db, n) for n in range(3)]
         beside = send.with_(queue="other").enqueue_sync(db, 9)
         await eventually(lambda: jobs(beside).state == "completed", "the other queue goes on")
         assert {jobs(job).state for job in held} == {"available"}
-        assert await app.resume(app, "mail") is True
+        assert await app.queues.resume("mail") is True
         await eventually(lambda: {jobs(job).state for job in held} == {"completed"}, "they run")
 
 

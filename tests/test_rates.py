@@ -113,8 +113,8 @@ async def test_a_handler_takes_a_slot_or_ends_as_a_snooze(app: App, dsn: str, db
 @anyio
 async def test_an_atomic_task_and_one_in_a_process_are_put_off_too(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S1-18: over the limit, an atomic task's writes are rolled back, and a process of its own ends; no failure is counted."""
-    app.rate_limit_set_sync(db, "provider", 1, per="1 hour")
-    app.rate_limit_push_sync(db, "provider:acme", datetime.now(UTC) + HOUR)
+    app.rate_limits.set("provider", 1, per="1 hour").sync(db)
+    app.rate_limits.push("provider:acme", datetime.now(UTC) + HOUR).sync(db)
     db.execute("create table written (n int)")
 
     @app.task(atomic=True)
@@ -122,7 +122,7 @@ async def test_an_atomic_task_and_one_in_a_process_are_put_off_too(app: App, dsn
         await tx.execute("insert into written values (1)")
         await ctx.limit("provider:acme")
 
-    app.rate_limit_set_sync(db, "other", 1, per="1 s")
+    app.rate_limits.set("other", 1, per="1 s").sync(db)
     limited = app.task(process=True)(zoo.limited)
     both = [write.enqueue_sync(db).id, limited.enqueue_sync(db).id]
     async with working(app, dsn):
@@ -152,7 +152,7 @@ async def test_a_provider_that_says_429_is_left_alone(app: App, dsn: str, db: An
         put_off = "select run_at > now() + interval '59 min' from tallybook.scheduled where job_id = %s"
         await eventually(lambda: db.execute(put_off, [job]).fetchone() == (True,), "the second attempt is put off")
     assert calls == [job]
-    (rate,) = [rate for rate in app.rates_sync(db) if rate.name == "provider:acme"]
+    (rate,) = [rate for rate in app.rate_limits.list().sync(db) if rate.name == "provider:acme"]
     assert rate.pushed_to is not None and rate.pushed_to - datetime.now(UTC) > timedelta(minutes=59)
     assert (rate.waiting, rate.rule) == (1, "provider")
 
@@ -182,7 +182,7 @@ async def test_limits_in_code_come_change_and_go(app: App, dsn: str, db: Any) ->
     """S1-18: a worker's start puts the app's limits on record, changes and removes them; a person's stays as it is."""
     app.rate_limit("provider", 8, per="1 min")
     app.rate_limit("mail", 5, per="1 s", burst=2)
-    app.rate_limit_set_sync(db, "mail", 1, per="1 s")
+    app.rate_limits.set("mail", 1, per="1 s").sync(db)
     async with working(app, dsn):
         pass
     query = "select name, calls, burst, in_code from tallybook.rate_limit order by name"
@@ -200,7 +200,7 @@ async def test_limits_in_code_come_change_and_go(app: App, dsn: str, db: Any) ->
 @anyio
 async def test_drain_puts_off_what_a_limit_holds(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S1-18: drain does not wait for a turn; what is over the limit is for a later one."""
-    app.rate_limit_set_sync(db, "api", 1, per="1 hour")
+    app.rate_limits.set("api", 1, per="1 hour").sync(db)
 
     @app.task(limits=("api",))
     async def call() -> None: ...
@@ -253,17 +253,17 @@ async def test_the_verbs_in_python(app: App, dsn: str) -> None:
     """S1-18: put, push, list and drop, awaited, on a connection of the app's own."""
     app.dsn = dsn
     async with app.open():
-        assert await app.rate_limit_set(app, "api", 30, per=timedelta(minutes=1), burst=5) == "created"
+        assert await app.rate_limits.set("api", 30, per=timedelta(minutes=1), burst=5) == "created"
         until = datetime(2031, 1, 1, tzinfo=UTC)
-        assert await app.rate_limit_push(app, "api:acme", until) == until
+        assert await app.rate_limits.push("api:acme", until) == until
         with pytest.raises(InvalidArgument, match="there is no rate limit"):
-            await app.rate_limit_push(app, "other", until)
+            await app.rate_limits.push("other", until)
         with pytest.raises(ConfigError, match="aware"):
-            await app.rate_limit_push(app, "api", datetime(2031, 1, 1))
-        broad, key = await app.rates(app)
+            await app.rate_limits.push("api", datetime(2031, 1, 1))
+        broad, key = await app.rate_limits.list()
         assert broad == RateInfo(name="api", rule="api", calls=30, per=timedelta(minutes=1), burst=5)
         assert (key.name, key.rule, key.next_call_at, key.pushed_to) == ("api:acme", "api", until, until)
-        assert (await app.rate_limit_drop(app, "api"), await app.rate_limit_drop(app, "api")) == (True, False)
+        assert (await app.rate_limits.drop("api"), await app.rate_limits.drop("api")) == (True, False)
 
 
 def test_the_command_line(dsn: str, db: Any) -> None:
@@ -313,7 +313,7 @@ async def test_no_more_than_the_limit_run_at_once(app: App, dsn: str, db: Any, j
         assert most == 3
         assert sorted(order) == list(range(30))
         one.stop()
-    (key,) = [key for key in app.concurrency_sync(db) if key.name == "customer:42"]
+    (key,) = [key for key in app.concurrency_limits.list().sync(db) if key.name == "customer:42"]
     assert (key.rule, key.most, key.waiting) == ("customer", 3, 0)
 
 
@@ -346,11 +346,11 @@ def test_concurrency_limits_by_hand(dsn: str, db: Any, app: App) -> None:
         return click.testing.CliRunner().invoke(cli, ["limit", *words], env={"TALLYBOOK_DSN": dsn})
 
     assert run("at-once", "customer", "2").output == "concurrency limit 'customer' is created\n"
-    assert app.concurrency_limit_set_sync(db, "customer:7", 5) == "created"
+    assert app.concurrency_limits.set("customer:7", 5).sync(db) == "created"
     assert ["customer:7", "5", "0", "0"] in [line.split() for line in run("list").output.splitlines()]
     assert run("drop", "customer").output == "concurrency limit 'customer' is removed\n"
-    assert app.concurrency_limit_drop_sync(db, "customer") is False
-    assert [(one.name, one.most) for one in app.concurrency_sync(db)] == [("customer:7", 5)]
+    assert app.concurrency_limits.drop("customer").sync(db) is False
+    assert [(one.name, one.most) for one in app.concurrency_limits.list().sync(db)] == [("customer:7", 5)]
     with pytest.raises(ConfigError, match="from 1 to 10000"):
         app.concurrency_limit("a", 0)
     app.concurrency_limit("a", 1)

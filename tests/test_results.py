@@ -47,7 +47,7 @@ async def test_a_result_is_kept_and_comes_back_as_annotated(app: App, dsn: str, 
     job, none, kept_back = quote.enqueue_sync(db, "INFY"), nothing.enqueue_sync(db), secret.enqueue_sync(db)
     await drain_async(app, dsn=dsn)
     assert await app.result(job) == Price(284750, datetime(2026, 1, 2, tzinfo=UTC))
-    assert App("elsewhere", dsn=dsn).result_sync(job) == {"amount": 284750, "at": "2026-01-02T00:00:00+00:00"}
+    assert App("elsewhere", dsn=dsn).result(job).sync() == {"amount": 284750, "at": "2026-01-02T00:00:00+00:00"}
     assert await app.result(none) is None and await app.result(kept_back) is None
     assert db.execute("select result from tallybook.job where id = %s", (job.id,)).fetchone()[0]["amount"] == 284750
     assert db.execute("select count(*) from tallybook.outcome where result is not null").fetchone() == (1,)
@@ -98,7 +98,7 @@ async def test_who_waits_is_told_why_there_is_no_result(app: App, dsn: str, db: 
     for how in ("large", "strange"):  # its work is done: it completed, and is not run again for its result
         with pytest.raises(ResultMissing, match="its result was not kept"):
             await app.result(jobs[how])
-        assert (await app.get(app, jobs[how])).state == "completed"
+        assert (await app.get(jobs[how])).state == "completed"
     with pytest.raises(UnknownJob):
         await app.result(4711)
     with db.transaction():
@@ -127,7 +127,7 @@ async def test_progress_is_on_view_and_a_checkpoint_survives_a_retry(app: App, d
 
     job = import_rows.enqueue_sync(db, 4)
     await drain_async(app, dsn=dsn)
-    found = await app.get(app, job)
+    found = await app.get(job)
     assert began == [0, 2]
     assert (found.state, found.progress, found.progress_message, found.result) == ("completed", 1.0, "row 4 of 4", 4)
 
@@ -152,7 +152,7 @@ async def test_a_plain_handler_says_the_same_from_its_thread(app: App, dsn: str,
     job = plain.enqueue_sync(db)
     wrong.enqueue_sync(db)
     await drain_async(app, dsn=dsn)
-    assert (await app.get(app, job)).progress == 0.5
+    assert (await app.get(job)).progress == 0.5
     assert "await" in str(told[0])
 
 

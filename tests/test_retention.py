@@ -34,7 +34,7 @@ async def test_a_worker_prunes(app: App, dsn: str, db: Any) -> None:
     @app.task
     async def note(n: int) -> None: ...
 
-    app.service_every_sync(db, "prune", "100 ms")
+    app.services.set("prune", "100 ms").sync(db)
     db.execute("select tallybook.enqueue('default', 'note', jsonb_build_object('n', n)) from generate_series(1, 20) n")
     async with working(app, dsn):
         await eventually(
@@ -61,25 +61,25 @@ async def test_a_worker_prunes(app: App, dsn: str, db: Any) -> None:
         )
     assert db.execute("select entries from tallybook.pruned").fetchall() == [(20,)]
     with pytest.raises(UnknownJob, match=r"no job|unknown job"):
-        app.cancel_sync(db, 3)
+        app.cancel(3).sync(db)
 
 
 def test_retention_in_python(app: App, db: Any) -> None:
     """S3-21: how long what is kept is listed and changed in Python, and what cannot be is refused."""
-    kept = {one.name: one.keep for one in app.retentions_sync(db)}
+    kept = {one.name: one.keep for one in app.history.list().sync(db)}
     assert kept == {
         "brief": timedelta(hours=1), "default": timedelta(days=7), "long": timedelta(days=90),
         "dead": timedelta(days=30), "fires": timedelta(days=90), "audit": timedelta(days=90),
     }  # fmt: skip
-    assert app.retention_sync(db, "brief", "2 h") is True
-    assert app.retention_sync(db, "brief", timedelta(hours=2)) is False
-    assert isinstance(app.retentions_sync(db)[0], RetentionInfo)
+    assert app.history.set("brief", "2 h").sync(db) is True
+    assert app.history.set("brief", timedelta(hours=2)).sync(db) is False
+    assert isinstance(app.history.list().sync(db)[0], RetentionInfo)
     with pytest.raises(InvalidArgument, match="no retention class"):
-        app.retention_sync(db, "short", "2 h")
+        app.history.set("short", "2 h").sync(db)
     with pytest.raises(InvalidArgument, match="cannot be kept"):
-        app.retention_sync(db, "brief", "1 s")
+        app.history.set("brief", "1 s").sync(db)
     with pytest.raises(ConfigError):
-        app.retention_sync(db, "brief", "soon")
+        app.history.set("brief", "soon").sync(db)
 
 
 @anyio
@@ -87,12 +87,12 @@ async def test_held_ranges_in_python(app: App, db: Any, dsn: str) -> None:
     """S3-21: what holds a range is told in Python and on the command line."""
     db.execute("select tallybook.enqueue('q', 'work')")
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
-        assert await app.held_ranges(conn) == []
+        assert await app.history.held().on(conn) == []
     db.execute(
         "insert into tallybook.history_range (leaf, files, quiet_since, open, held)"
         " values ('entry_default_1', '{}', now() - interval '8 days', 1, 'open jobs')"
     )
-    (held,) = app.held_ranges_sync(db)
+    (held,) = app.history.held().sync(db)
     assert isinstance(held, HeldRange)
     assert (held.name, held.lower, held.open_jobs, held.why) == ("default", 0, 1, "open jobs")
     assert held.due_at is not None

@@ -126,9 +126,9 @@ async def test_a_policy_that_is_not_declared_stops_the_worker_at_its_start(app: 
         await app.run_worker(dsn=dsn, install_signals=False)
     assert db.execute("select state, attempts from tallybook.job").fetchall() == [("available", 0)]
     with pytest.raises(ConfigError, match="It has 'patient', 'standard'"):
-        app.policy("x")
+        app._policy("x")
     with pytest.raises(ConfigError, match="It has none"):
-        App("empty").policy("x")
+        App("empty")._policy("x")
 
 
 def test_wrong_declarations_of_policies(app: App) -> None:
@@ -148,7 +148,7 @@ def test_wrong_declarations_of_policies(app: App) -> None:
         with pytest.raises(ConfigError) as caught:
             app.task(**option)(lambda: None)
         assert caught.value.option in option
-    assert list(app.retry_policies) == ["standard"]
+    assert list(app._retry_policies) == ["standard"]
 
 
 async def test_a_function_decides(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
@@ -239,7 +239,7 @@ async def test_the_choice_of_a_call_holds_for_all_its_attempts(app: App, dsn: st
         travel(dsn, minutes * MINUTE)
         await drain_async(app, dsn=dsn)
     assert jobs(job).state == "dead"
-    app.retry_sync(db, job)
+    app.retry(job).sync(db)
     await drain_async(app, dsn=dsn)
     assert waits(jobs(job)) == 7 * MINUTE
 

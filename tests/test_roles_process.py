@@ -128,11 +128,11 @@ async def test_drain_and_rescue_as_the_worker_role(at: House) -> None:
 
     for n in (1, 2, 3):
         job = await work.enqueue(app, n)
-    assert await app.state(app, job) == "available"
+    assert await app.jobs.state(job) == "available"
     with pytest.raises(UnknownJob):
-        await app.state(app, 4711)
+        await app.jobs.state(4711)
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        await app.get(app, job)
+        await app.get(job)
     worker = at.as_("worker")
     worker.execute("select tallybook.worker_start('dead', '{default}', array[%s])", [work.name])
     taken = worker.execute("select jobs from tallybook.claim(1, '{default}', '{1}', gen_random_uuid())").fetchone()

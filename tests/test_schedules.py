@@ -45,9 +45,9 @@ async def test_the_job_of_a_fire(dsn: str, db: Any) -> None:
 
     described = report.with_(priority=1, max_attempts=3, headers={"trace": "x"}, retry="patient")
     app.retry_policy("patient", lambda failures: None)
-    app.schedule_set_sync(db, "report-de", described.job("de"), every="10 min")
-    fired = app.schedule_run_sync(db, "report-de")
-    job = app.get_sync(db, fired.job_id)
+    app.schedules.set("report-de", described.job("de"), every="10 min").sync(db)
+    fired = app.schedules.run("report-de").sync(db)
+    job = app.get(fired.job_id).sync(db)
     assert (job.queue, job.priority, job.max_attempts, job.args) == ("reports", 1, 3, {"lang": "de"})
     assert job.options["retry"] == "patient"
     await report.enqueue(app, "en")
@@ -220,15 +220,15 @@ async def test_run_now_of_what_is_not_there(dsn: str, db: Any, connect: Any) -> 
     """S2-13: an unknown schedule is UnknownSchedule, an old snapshot is refused; a paused one runs when a person says so."""
     app = App("shop", dsn=dsn)
     with pytest.raises(UnknownSchedule, match="there is no schedule"):
-        app.schedule_run_sync(db, "s")
+        app.schedules.run("s").sync(db)
     put(db, "s", at=NOON)
     with connect(autocommit=False) as conn:
         conn.execute("set transaction isolation level repeatable read")
         with pytest.raises(WrongIsolationLevel):
-            app.schedule_run_sync(conn, "s")
-    app.schedule_pause_sync(db, "s")
-    assert (await app.schedule_run(app, "s")).what == "enqueued"
-    assert (await app.schedule_run(app, "s")).reason == "overlap"
+            app.schedules.run("s").sync(conn)
+    app.schedules.pause("s").sync(db)
+    assert (await app.schedules.run("s")).what == "enqueued"
+    assert (await app.schedules.run("s")).reason == "overlap"
 
 
 # Missed ticks

@@ -104,7 +104,7 @@ async def test_a_name_has_one_owner(dsn: str, db: Any, caplog: pytest.LogCapture
     assert "app 'shop' declares it, and it belongs to the database" in caplog.text
     assert "app 'other' declares it, and it belongs to app 'shop'" in caplog.text
     with pytest.raises(InvalidArgument, match='schedule "mine" is declared in the code of app "shop"'):
-        app.schedule_set_sync(db, "mine", app.tasks["t"].job(), every="5 min")
+        app.schedules.set("mine", app.tasks["t"].job(), every="5 min").sync(db)
 
 
 # What goes wrong
@@ -222,7 +222,7 @@ async def test_workers_fire_to_the_moment(dsn: str, db: Any) -> None:
     app.schedule("sweep", sweep.job(), cron="* * * * * *", tz="Europe/Berlin", overlap=True)
     async with working(app, dsn), working(app, dsn):
         await eventually(lambda: len({tick for tick, _ in seen}) >= 3, "three ticks")
-        app.schedule_pause_sync(db, "sweep")
+        app.schedules.pause("sweep").sync(db)
         await eventually(lambda: len(seen) == len(fires(db)), "all that was fired has run")
     ticks = [tick for tick, _ in seen]
     assert len(ticks) == len(set(ticks))
@@ -242,7 +242,7 @@ async def test_a_worker_is_told_of_a_new_schedule(dsn: str, db: Any) -> None:
         await eventually(
             lambda: one(db, "select last_run_at is not null from tallybook.service where name = 'schedules'"), "a look"
         )
-        app.schedule_set_sync(db, "s", app.task(name="t")(_nothing).job(), every="1 s")
+        app.schedules.set("s", app.task(name="t")(_nothing).job(), every="1 s").sync(db)
         await eventually(lambda: fires(db, "s"), "its first fire")
 
 
@@ -284,28 +284,30 @@ async def test_what_the_app_tells_of_its_schedules(dsn: str, db: Any) -> None:
     @app.task(queue="q")
     async def t(n: int) -> None: ...
 
-    assert await app.schedule_set(app, "s", t.job(1), cron="0 6 * * *", tz="Europe/Berlin", jitter="5 min") == "created"
-    assert app.schedule_set_sync(db, "s", t.job(1), cron="0 6 * * *", tz="Europe/Berlin", jitter="5 min") == "unchanged"
-    (found,) = await app.schedule_list(app)
+    assert await app.schedules.set("s", t.job(1), cron="0 6 * * *", tz="Europe/Berlin", jitter="5 min") == "created"
+    assert (
+        app.schedules.set("s", t.job(1), cron="0 6 * * *", tz="Europe/Berlin", jitter="5 min").sync(db) == "unchanged"
+    )
+    (found,) = await app.schedules.list()
     assert (found.rule, found.jitter, found.source, found.args) == (
         "0 6 * * * Europe/Berlin",
         5 * MINUTE,
         "database",
         {"n": 1},
     )
-    ticks = await app.schedule_next(app, "s", 3)
+    ticks = await app.schedules.next("s", 3)
     assert [b - a for a, b in pairwise(ticks)][-1] in (timedelta(hours=n) for n in (23, 24, 25))
-    assert ticks == app.schedule_next_sync(db, "s", 3)
-    await app.schedule_run(app, "s")
-    await app.schedule_run(app, "s")
-    told = [(fire.what, fire.reason, fire.job_state) for fire in await app.schedule_fires(app, "s")]
+    assert ticks == app.schedules.next("s", 3).sync(db)
+    await app.schedules.run("s")
+    await app.schedules.run("s")
+    told = [(fire.what, fire.reason, fire.job_state) for fire in await app.schedules.fires("s")]
     assert told == [("skipped", "overlap", None), ("enqueued", None, "available")]
     await Jobs(app, db).app.drain()
-    assert [fire.job_state for fire in app.schedule_fires_sync(db, "s", max_fires=2)] == [None, "completed"]
-    (found,) = app.schedule_list_sync(db)
+    assert [fire.job_state for fire in app.schedules.fires("s", max_fires=2).sync(db)] == [None, "completed"]
+    (found,) = app.schedules.list().sync(db)
     assert (found.fired_count, found.skipped_count, found.last_what) == (1, 1, "skipped")
-    assert await app.schedule_pause(app, "s") is True and app.schedule_pause_sync(db, "s") is False
-    assert app.schedule_resume_sync(db, "s") is True and await app.schedule_resume(app, "s") is False
-    assert await app.schedule_drop(app, "s") is True and app.schedule_drop_sync(db, "s") is False
+    assert await app.schedules.pause("s") is True and app.schedules.pause("s").sync(db) is False
+    assert app.schedules.resume("s").sync(db) is True and await app.schedules.resume("s") is False
+    assert await app.schedules.drop("s") is True and app.schedules.drop("s").sync(db) is False
     with pytest.raises(UnknownSchedule):
-        await app.schedule_next(app, "s")
+        await app.schedules.next("s")

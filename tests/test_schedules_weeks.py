@@ -117,7 +117,7 @@ async def test_a_week_across_a_change(dsn: str, db: Any, week: str) -> None:
 
 def _started(dsn: str, app: App) -> Clock:
     links = Link(dsn, "clock"), Link(dsn, "clock")
-    return Clock(*links, app=app.name, declared=app.declared_schedules)
+    return Clock(*links, app=app.name, declared=app._declared_schedules)
 
 
 async def _dies(dsn: str, clock: Clock, at: datetime) -> None:

@@ -60,7 +60,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., click.testing.Result]:
 
 
 def info(app: App, db: Any, name: str) -> ServiceInfo:
-    return next(one for one in app.services_sync(db) if one.name == name)
+    return next(one for one in app.services.list().sync(db) if one.name == name)
 
 
 # Two workers
@@ -141,7 +141,7 @@ async def test_drain_promotes_while_a_worker_does(
 async def test_a_new_interval_reaches_a_running_worker(app: App, dsn: str, db: Any) -> None:
     """S3-32: an interval that is changed while a worker runs holds from its next look on, without a restart."""
     for name in ("promote", "rescue", "rebase"):
-        app.service_every_sync(db, name, "1 hour")
+        app.services.set(name, "1 hour").sync(db)
     async with working(app, dsn, rescue_look=timedelta(hours=1)) as worker:
         looks = 0
         look = worker.services.look
@@ -152,7 +152,7 @@ async def test_a_new_interval_reaches_a_running_worker(app: App, dsn: str, db: A
             looks += 1
 
         worker.services.look = counted  # type: ignore[method-assign]
-        app.service_every_sync(db, "rebase", "100 ms")
+        app.services.set("rebase", "100 ms").sync(db)
         # Ten looks take a second once it knows; before that each of them comes four seconds after the last one or later.
         await eventually(lambda: worker.rebaser.every == 0.1, "it has learned")
         before = looks
@@ -165,7 +165,7 @@ async def test_rescue_looks_as_often_as_its_service_says_unless_the_worker_was_t
     app: App, dsn: str, db: Any
 ) -> None:
     """The option rescue_look of one worker goes before the service's interval; without it the service's holds."""
-    app.service_every_sync(db, "rescue", "200 ms")
+    app.services.set("rescue", "200 ms").sync(db)
     async with working(app, dsn, rescue_look=None) as one, working(app, dsn, rescue_look=50 * S) as other:
         await eventually(lambda: one.rescuer.every == other.rescuer.every == 0.2, "both have looked")
         assert all(0.1 <= one.rescuer.pause(100) <= 0.2 for _ in range(20))
@@ -318,7 +318,7 @@ async def test_a_suspect_is_looked_at_twice(
 def test_services_in_python(app: App, db: Any) -> None:
     """S3-31 S3-32: services lists them with their last run; service_every changes how often, and refuses what cannot be."""
     db.execute("select tallybook.promote(as_service => true)")
-    names = [one.name for one in app.services_sync(db)]
+    names = [one.name for one in app.services.list().sync(db)]
     assert names == sorted(names) and {"fair_release", "concurrency_release", "promote", "rebase", "rescue"} <= set(
         names
     )
@@ -326,23 +326,23 @@ def test_services_in_python(app: App, db: Any) -> None:
     assert (promote.every, promote.last_effect) == (5 * S, 0)
     assert promote.last_run_at is not None and promote.last_took is not None
     assert (rescue.last_run_at, rescue.last_took, rescue.last_effect) == (None, None, None)
-    assert app.service_every_sync(db, "rescue", "10 s")
-    assert not app.service_every_sync(db, "rescue", timedelta(seconds=10))
+    assert app.services.set("rescue", "10 s").sync(db)
+    assert not app.services.set("rescue", timedelta(seconds=10)).sync(db)
     assert info(app, db, "rescue").every == 10 * S
     with pytest.raises(InvalidArgument, match='there is no service "rescued"'):
-        app.service_every_sync(db, "rescued", "10 s")
+        app.services.set("rescued", "10 s").sync(db)
     with pytest.raises(InvalidArgument, match="cannot run every"):
-        app.service_every_sync(db, "rescue", "2 days")
+        app.services.set("rescue", "2 days").sync(db)
     with pytest.raises(ConfigError, match="every"):
-        app.service_every_sync(db, "rescue", "often")
+        app.services.set("rescue", "often").sync(db)
 
 
 @anyio
 async def test_services_in_async_python(app: App, dsn: str) -> None:
     """The same verbs for coroutines, given the App."""
     app.dsn = dsn
-    assert await app.service_every(app, "promote", S)
-    assert next(one for one in await app.services(app) if one.name == "promote").every == S
+    assert await app.services.set("promote", S)
+    assert next(one for one in await app.services.list() if one.name == "promote").every == S
 
 
 def test_services_on_the_command_line(run: Any, dsn: str, db: Any) -> None:

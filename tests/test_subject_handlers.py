@@ -67,12 +67,12 @@ class Shop:
 
     @property
     def info(self) -> SubjectInfo:
-        info = self.asset.get_sync(self.db)
+        info = self.asset.get().sync(self.db)
         assert info is not None
         return info
 
     def job(self) -> Any:
-        return self.app.get_sync(self.db, self.info.job_id)
+        return self.app.get(self.info.job_id).sync(self.db)
 
     def errors(self) -> list[tuple[Any, ...]]:
         statement = "select subject, message, details, ref_id from tallybook.error order by ended_at"
@@ -105,7 +105,7 @@ def near(at: datetime | None, delay: timedelta) -> bool:
 @pytest.mark.parametrize("when", ["+1 week", WEEK, "instant"], ids=str)
 def test_reschedule_goes_on_under_the_same_name(shop: Shop, when: Any, raised: bool) -> None:
     """S3-07 S3-27 S3-40: one more iteration, no failure, planned for then, the same job; also '+1 week'."""
-    put = shop.asset.push_sync(shop.db, 42)
+    put = shop.asset.push(42).sync(shop.db)
     outcome = Reschedule(datetime.now(UTC) + WEEK if when == "instant" else when)
     report = shop.run([outcome] if raised else outcome)
     assert (report.processed, report.retrying) == (1, 1)
@@ -123,7 +123,7 @@ def test_reschedule_goes_on_under_the_same_name(shop: Shop, when: Any, raised: b
 
 def test_an_instant_that_is_past_is_now(shop: Shop) -> None:
     """S3-27: rescheduled to a past date, it is in line at once."""
-    shop.asset.push_sync(shop.db, 42)
+    shop.asset.push(42).sync(shop.db)
     shop.run(Reschedule(datetime(2020, 1, 1, tzinfo=UTC)), Reschedule(timedelta(0)), Complete())
     assert (shop.info.state, shop.info.iterations) == ("completed", 3)
 
@@ -131,14 +131,14 @@ def test_an_instant_that_is_past_is_now(shop: Shop) -> None:
 @pytest.mark.parametrize("outcome", [None, Complete(), [Complete()], 7], ids=repr)
 def test_complete_keeps_the_name(shop: Shop, outcome: Any) -> None:
     """S3-07 S3-28: a handler that returns, or completes, keeps the subject: a push does nothing, an upsert begins again."""
-    put = shop.asset.push_sync(shop.db, 42)
+    put = shop.asset.push(42).sync(shop.db)
     assert shop.run(outcome).completed == 1
     assert (shop.info.state, shop.info.iterations, shop.info.next_run_at) == ("completed", 1, None)
-    assert shop.app.result_sync(put.job_id, shop.db) == (7 if outcome == 7 else None)
-    again = shop.asset.push_sync(shop.db, 43)
+    assert shop.app.result(put.job_id).sync(shop.db) == (7 if outcome == 7 else None)
+    again = shop.asset.push(43).sync(shop.db)
     assert (again.report, again.job_id) == ("unchanged", put.job_id)
     assert shop.run().processed == 0
-    assert shop.asset.upsert_sync(shop.db, 44).report == "updated"
+    assert shop.asset.upsert(44).sync(shop.db).report == "updated"
     shop.run(Complete())
     assert shop.args[-1] == {"asset_id": 44, "page": 0}
     assert shop.info.iterations == 2
@@ -146,10 +146,10 @@ def test_complete_keeps_the_name(shop: Shop, outcome: Any) -> None:
 
 def test_drop_forgets_the_name(shop: Shop) -> None:
     """S3-28: what is dropped is forgotten: the next push makes a new subject, whose iterations begin at 0."""
-    put = shop.asset.push_sync(shop.db, 42)
+    put = shop.asset.push(42).sync(shop.db)
     assert shop.run(Drop()).completed == 1
-    assert shop.asset.get_sync(shop.db) is None
-    again = shop.asset.push_sync(shop.db, 42)
+    assert shop.asset.get().sync(shop.db) is None
+    again = shop.asset.push(42).sync(shop.db)
     assert again.created and again.job_id != put.job_id
     shop.run(Reschedule("+1 week"))
     assert shop.info.iterations == 1
@@ -157,17 +157,17 @@ def test_drop_forgets_the_name(shop: Shop) -> None:
 
 def test_kill_buries_and_keeps_the_name(shop: Shop) -> None:
     """S3-28: killed: a dead letter with its reason and the args that were given, on which neither push nor upsert acts."""
-    put = shop.asset.push_sync(shop.db, 42)
+    put = shop.asset.push(42).sync(shop.db)
     assert shop.run(Kill("no such asset", args={"asset_id": 42, "page": 9})).dead == 1
     assert (shop.info.state, shop.info.args) == ("killed", {"asset_id": 42, "page": 9})
-    (letter,) = shop.app.dead_letters_sync(shop.db)
+    (letter,) = shop.app.dead.list().sync(shop.db)
     assert (letter.job, letter.reason) == (put.job_id, "killed")
     assert letter.error is not None and letter.error["message"] == "no such asset"
-    assert shop.asset.push_sync(shop.db, 42).report == "unchanged"
-    assert shop.asset.upsert_sync(shop.db, 42).report == "dead"
+    assert shop.asset.push(42).sync(shop.db).report == "unchanged"
+    assert shop.asset.upsert(42).sync(shop.db).report == "dead"
     with pytest.raises(JobDied, match="no such asset"):
-        shop.app.result_sync(put.job_id, shop.db)
-    shop.app.retry_sync(shop.db, put.job_id)
+        shop.app.result(put.job_id).sync(shop.db)
+    shop.app.retry(put.job_id).sync(shop.db)
     shop.run(Reschedule("+1 week"))
     assert (shop.info.state, shop.args[-1]["page"]) == ("planned", 9)
 
@@ -175,7 +175,7 @@ def test_kill_buries_and_keeps_the_name(shop: Shop) -> None:
 @pytest.mark.parametrize("raised", [False, True], ids=["returned", "raised"])
 def test_reject_is_a_failure_on_record(shop: Shop, raised: bool) -> None:
     """S3-29 S3-30: a reject is tried again, with message, details and reference in the log of errors."""
-    shop.asset.push_sync(shop.db, 42)
+    shop.asset.push(42).sync(shop.db)
     reject = Reject("502", {"url": "x"}, ref_id="req-1", retry_in="10 min")
     assert shop.run([reject] if raised else reject).retrying == 1
     info = shop.info
@@ -189,7 +189,7 @@ def test_reject_is_a_failure_on_record(shop: Shop, raised: bool) -> None:
 
 def test_details_that_are_no_json_are_kept_as_text(shop: Shop) -> None:
     """S3-29: a reject stays a reject whatever its details are."""
-    shop.asset.push_sync(shop.db, 42)
+    shop.asset.push(42).sync(shop.db)
     shop.run(Reject("no", {"at": object()}), Complete())
     ((_, message, details, _),) = shop.errors()
     assert message == "no" and details.startswith("{'at': <object")
@@ -197,7 +197,7 @@ def test_details_that_are_no_json_are_kept_as_text(shop: Shop) -> None:
 
 def test_dead_after_its_tolerance_and_a_reschedule_begins_anew(shop: Shop) -> None:
     """S3-04 S3-29 S3-31 S3-40: failures in a row count, an unhandled error is one; the third of three makes it dead."""
-    shop.asset.push_sync(shop.db, 42)
+    shop.asset.push(42).sync(shop.db)
     shop.run(
         [ValueError("one")],
         Reject("two"),
@@ -224,25 +224,25 @@ def test_a_policy_says_when_a_reject_is_tried_again(dsn: str, db: Any) -> None:
         return Reject(message)
 
     for message in ("later", "never"):
-        refresh.subject(message).push_sync(db, message)
+        refresh.subject(message).push(message).sync(db)
     drain(app, dsn=dsn)
-    later, never = (refresh.subject(name).get_sync(db) for name in ("later", "never"))
+    later, never = (refresh.subject(name).get().sync(db) for name in ("later", "never"))
     assert later is not None and near(later.next_run_at, timedelta(minutes=7))
     assert never is not None and never.state == "dead"
 
 
 def test_the_ends_of_ordinary_jobs_keep_their_meaning(shop: Shop) -> None:
     """A snooze is no iteration, a Dead is dead at once, and what is cancelled frees its name."""
-    shop.asset.push_sync(shop.db, 42)
+    shop.asset.push(42).sync(shop.db)
     shop.run(Snooze(timedelta(hours=1)))
     assert (shop.info.state, shop.info.iterations, shop.info.failures) == ("planned", 0, 0)
     travel(shop.dsn, timedelta(hours=1))
     shop.run(Dead("for good"))
     assert (shop.info.state, shop.info.iterations) == ("dead", 0)
     other = shop.refresh.subject("other")
-    other.push_sync(shop.db, 1)
+    other.push(1).sync(shop.db)
     shop.run(Cancel("not wanted"))
-    assert other.push_sync(shop.db, 1).report == "created"
+    assert other.push(1).sync(shop.db).report == "created"
 
 
 # New args
@@ -250,7 +250,7 @@ def test_the_ends_of_ordinary_jobs_keep_their_meaning(shop: Shop) -> None:
 
 def test_new_args_are_those_of_the_next_iteration(shop: Shop) -> None:
     """S3-27 S3-28: reschedule and complete take new args along."""
-    shop.asset.push_sync(shop.db, 42)
+    shop.asset.push(42).sync(shop.db)
     shop.run(
         Reschedule(timedelta(0), args={"asset_id": 42, "page": 1}),
         Reschedule(timedelta(0)),
@@ -271,7 +271,7 @@ def test_new_args_are_those_of_the_next_iteration(shop: Shop) -> None:
 )
 def test_new_args_that_do_not_fit_fail_where_they_are_given(shop: Shop, args: dict[str, Any], error: str) -> None:
     """What the next iteration could not read is refused now: dead at once, with the args that it had."""
-    shop.asset.push_sync(shop.db, 42)
+    shop.asset.push(42).sync(shop.db)
     shop.run(Reschedule("+1 week", args=args))
     assert (shop.info.state, shop.info.args) == ("dead", {"asset_id": 42})
     assert error in shop.job().last_error
@@ -307,7 +307,7 @@ def test_old_args_are_upgraded_in_the_flow(dsn: str, db: Any) -> None:
     one, two, seen = versions(dsn)
     old = one.tasks["refresh"]
     for name, n in (("stored", 1), ("in memory", 2)):
-        old.subject(name).push_sync(db, n)
+        old.subject(name).push(n).sync(db)
     drain(one, dsn=dsn)
     travel(dsn, WEEK)
     drain(two, dsn=dsn)
@@ -323,11 +323,11 @@ def test_old_args_are_upgraded_in_the_flow(dsn: str, db: Any) -> None:
     drain(two, dsn=dsn)
     assert sorted(seen) == [("v1", 2), ("v2", 1, "USD")]
     new = two.tasks["refresh"].subject("in memory")
-    assert new.upsert_sync(db, 3, "EUR").report == "updated"
+    assert new.upsert(3, "EUR").sync(db).report == "updated"
     travel(dsn, WEEK)
     drain(two, dsn=dsn)
     assert seen[-1] == ("v2", 3, "EUR") or seen[-2] == ("v2", 3, "EUR")
-    info = new.get_sync(db)
+    info = new.get().sync(db)
     assert info is not None and info.iterations == 4
 
 
@@ -350,7 +350,7 @@ def test_an_ordinary_job_cannot_go_on_under_a_name(shop: Shop, outcome: Any, sta
     """What only a subject can do makes an ordinary job dead, with an error that says why; the rest means what it says."""
     job = shop.refresh.with_(max_attempts=1).enqueue_sync(shop.db, 42)
     shop.run(outcome)
-    info = shop.app.get_sync(shop.db, job)
+    info = shop.app.get(job).sync(shop.db)
     assert (info.state, info.attempts, shop.seen) == (state, 1, [None])
     assert (error or "") in (info.last_error or "")
     if error and "no subject" in error:
@@ -373,29 +373,29 @@ async def test_an_active_subject_is_never_touched(dsn: str, db: Any) -> None:
         return Reschedule("+1 week")
 
     asset = refresh.subject(NAME)
-    put = await asset.push(app, 42)
+    put = await asset.push(42)
     async with working(app, dsn):
         await eventually(lambda: seen == [42], "it runs")
         reports = [
-            await refresh.with_(delay="1 hour").subject(NAME).upsert(app, 43),
-            *await app.upsert_many(app, [asset.job(44), refresh.subject("other").job(1)]),
-            await asset.push(app, 45),
+            await refresh.with_(delay="1 hour").subject(NAME).upsert(43),
+            *await app.subjects.upsert_many([asset.job(44), refresh.subject("other").job(1)]),
+            await asset.push(45),
         ]
         assert [report.report for report in reports] == ["active", "active", "created", "unchanged"]
         assert {report.job_id for report in reports if report.subject == NAME} == {put.job_id}
-        info = await asset.get(app)
+        info = await asset.get()
         assert info is not None and (info.state, info.args) == ("active", {"asset_id": 42})
         may_end.set()
         await eventually(lambda: _state(asset, db) == "planned", "it has ended")
-    info = await asset.get(app)
+    info = await asset.get()
     assert info is not None
     assert (info.args, info.iterations) == ({"asset_id": 42}, 1)
     assert near(info.next_run_at, WEEK)
-    assert (await asset.upsert(app, 43)).report == "updated"
+    assert (await asset.upsert(43)).report == "updated"
 
 
 def _state(asset: Any, db: Any) -> str | None:
-    info = asset.get_sync(db)
+    info = asset.get().sync(db)
     return None if info is None else info.state
 
 
@@ -410,7 +410,7 @@ async def test_a_worker_is_awake_when_an_iteration_is_due(dsn: str, db: Any) -> 
         seen.append(ctx.subject.iterations)
         return Reschedule("200 ms") if len(seen) < 4 else Complete()
 
-    await refresh.subject(NAME).push(app)
+    await refresh.subject(NAME).push()
     async with working(app, dsn):
         await eventually(lambda: seen == [0, 1, 2, 3], "four iterations")
 
@@ -421,14 +421,14 @@ def test_a_subject_whose_worker_died_runs_again(dsn: str, db: Any) -> None:
     with Workers(dsn, db) as workers:
         first = workers.start()
         asset = hold.subject(NAME)
-        job = asset.push_sync(db, 1)
+        job = asset.push(1).sync(db)
         wait_until(lambda: len(_ran(db, job.job_id)) == 1, "it runs")
         first.signal(signal.SIGKILL)
         second = workers.start()
         wait_until(lambda: len(_ran(db, job.job_id)) == 2, "it runs again")
         workers.open_gate()
         wait_until(lambda: _state(asset, db) == "completed", "it is completed")
-    info = asset.get_sync(db)
+    info = asset.get().sync(db)
     assert info is not None
     assert (info.iterations, info.failures) == (1, 0)
     assert _ran(db, job.job_id) == [(1, first.name), (2, second.name)]
@@ -445,11 +445,11 @@ async def test_outcomes_come_out_of_processes(dsn: str, db: Any) -> None:
     jobs = Jobs(zoo.app, db)
     kinds = ("reschedule", "complete", "drop", "kill", "reject", "misfit", "unstorable")
     async with working(zoo.app, dsn):
-        put = {kind: zoo.iterates.subject(kind).push_sync(db, kind) for kind in kinds}
+        put = {kind: zoo.iterates.subject(kind).push(kind).sync(db) for kind in kinds}
         await eventually(
             lambda: all(_ended(jobs, report.job_id) for report in put.values()), "all have ended", seconds=30
         )
-    infos = {kind: zoo.iterates.subject(kind).get_sync(db) for kind in kinds}
+    infos = {kind: zoo.iterates.subject(kind).get().sync(db) for kind in kinds}
     assert {kind: info and info.state for kind, info in infos.items()} == {
         "reschedule": "planned", "complete": "completed", "drop": None, "kill": "killed", "reject": "planned",
         "misfit": "dead", "unstorable": "dead",
@@ -482,14 +482,14 @@ def forwarding(dsn: str, outcome: Any, *, plain: bool = False) -> tuple[App, Tas
 
         @app.task(queue="fetch", atomic=True, max_attempts=2)
         def fetch(tx: psycopg.Connection[Any], url: str) -> Any:
-            parse.subject(url).upsert_sync(tx, url, size=3)
+            parse.subject(url).upsert(url, size=3).sync(tx)
             return _says(outcome)()
 
         return app, fetch, parse
 
     @app.task(queue="fetch", atomic=True, max_attempts=2)
     async def fetch_async(tx: psycopg.AsyncConnection[Any], url: str) -> Any:
-        await parse.subject(url).upsert(tx, url, size=3)
+        await parse.subject(url).upsert(url, size=3).on(tx)
         return _says(outcome)()
 
     return app, fetch_async, parse
@@ -518,11 +518,11 @@ def test_a_document_is_forwarded_with_the_end_of_its_iteration(
     """S3-40: what an atomic handler puts in and the end of its iteration are one transaction; raised, it undoes the rest."""
     app, fetch, parse = forwarding(dsn, outcome, plain=plain)
     page, url = fetch.subject("https://example.org"), "https://example.org"
-    page.push_sync(db, url)
+    page.push(url).sync(db)
     drain(app, dsn=dsn, queues={"fetch": 1})
-    found = page.get_sync(db)
+    found = page.get().sync(db)
     assert (found and found.state) == state
-    next_one = parse.subject(url).get_sync(db)
+    next_one = parse.subject(url).get().sync(db)
     assert (next_one is not None) == forwarded
     if forwarded:
         assert next_one is not None and (next_one.queue, next_one.args) == ("parse", {"url": url, "size": 3})
@@ -533,6 +533,6 @@ def test_an_ordinary_atomic_job_that_reschedules_leaves_nothing(dsn: str, db: An
     app, fetch, parse = forwarding(dsn, Reschedule("+1 week"))
     job = fetch.enqueue_sync(db, "u")
     drain(app, dsn=dsn, queues={"fetch": 1})
-    info = app.get_sync(db, job)
+    info = app.get(job).sync(db)
     assert (info.state, info.attempts) == ("dead", 1)
-    assert parse.subject("u").get_sync(db) is None
+    assert parse.subject("u").get().sync(db) is None

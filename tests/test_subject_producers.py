@@ -73,17 +73,17 @@ def said(reports: list[SubjectReport]) -> list[tuple[str, str, datetime | None, 
 def test_sync_verbs_are_part_of_the_transaction(caller: Caller, look: Any) -> None:
     """S3-02 S3-23 S3-25: push, upsert, get and forget, inside the caller's transaction, on every synchronous connection."""
     subject = refresh.with_(run_at=AT, headers={"t": NAME}, max_attempts=7).subject(NAME)
-    subject.push_sync(caller.conn, 42)
+    subject.push(42).sync(caller.conn)
     assert names(look) == []
     caller.rollback()
-    assert subject.get_sync(caller.conn) is None
-    first, second = subject.push_sync(caller.conn, 42, note=NAME), subject.push_sync(caller.conn, 43)
+    assert subject.get().sync(caller.conn) is None
+    first, second = subject.push(42, note=NAME).sync(caller.conn), subject.push(43).sync(caller.conn)
     assert (first.created, second.created, first.job_id) == (True, False, second.job_id)
     later = refresh.with_(run_at=AT + timedelta(days=1)).subject(NAME)
-    assert said([later.upsert_sync(caller.conn, 44)]) == [(NAME, "updated", AT, AT + timedelta(days=1))]
-    assert later.upsert_sync(caller.conn, 44).report == "unchanged"
+    assert said([later.upsert(44).sync(caller.conn)]) == [(NAME, "updated", AT, AT + timedelta(days=1))]
+    assert later.upsert(44).sync(caller.conn).report == "unchanged"
     caller.commit()
-    info = subject.get_sync(look)
+    info = subject.get().sync(look)
     assert info is not None
     assert (info.task, info.subject, info.queue, info.state, info.args) == (
         "refresh",
@@ -93,9 +93,9 @@ def test_sync_verbs_are_part_of_the_transaction(caller: Caller, look: Any) -> No
         {"asset_id": 44},
     )
     assert (info.next_run_at, info.iterations, info.priority) == (AT + timedelta(days=1), 0, 3)
-    job = app.get_sync(look, info.job_id)
+    job = app.get(info.job_id).sync(look)
     assert (job.headers, job.max_attempts, job.subject) == ({"t": NAME}, 7, NAME)
-    assert [subject.forget_sync(caller.conn) for _ in range(2)] == ["forgotten", "unknown"]
+    assert [subject.forget().sync(caller.conn) for _ in range(2)] == ["forgotten", "unknown"]
     caller.commit()
     assert names(look) == []
 
@@ -104,7 +104,7 @@ def test_sync_bulk_forms_report_every_row(caller: Caller, look: Any) -> None:
     """S3-11 S3-12 S3-13: created, updated, unchanged, in the order given, over several tasks and queues in one statement."""
     one, two = refresh.with_(run_at=AT), refresh.with_(run_at=AT, queue="slow", priority=9)
     rows = [one.subject("b").job(1), other.subject("b").job(2), two.subject(NAME).job(3), one.subject("a").job(4)]
-    made = app.upsert_many_sync(caller.conn, (row for row in rows))
+    made = app.subjects.upsert_many(row for row in rows).sync(caller.conn)
     assert [(report.subject, report.report) for report in made] == [
         ("b", "created"), ("b", "created"), (NAME, "created"), ("a", "created"),
     ]  # fmt: skip
@@ -114,10 +114,10 @@ def test_sync_bulk_forms_report_every_row(caller: Caller, look: Any) -> None:
         one.subject("b").job(1),
         one.subject("c").job(5),
     ]
-    assert said(app.upsert_many_sync(caller.conn, moved)) == [
+    assert said(app.subjects.upsert_many(moved).sync(caller.conn)) == [
         ("a", "updated", AT, AT + timedelta(hours=1)), ("b", "unchanged", AT, AT), ("c", "created", None, AT),
     ]  # fmt: skip
-    pushed = app.push_many_sync(caller.conn, [one.subject("a").job(9), one.subject("d").job(9)])
+    pushed = app.subjects.push_many([one.subject("a").job(9), one.subject("d").job(9)]).sync(caller.conn)
     assert [report.report for report in pushed] == ["unchanged", "created"]
     caller.commit()
     found = look.execute(
@@ -134,20 +134,20 @@ async def test_async_verbs_are_part_of_the_transaction(factory: Any, look: Any) 
     caller: AsyncCaller
     subject = refresh.with_(run_at=AT).subject(NAME)
     async with factory() as caller:
-        await subject.push(caller.conn, 1)
+        await subject.push(1).on(caller.conn)
         await caller.rollback()
     assert names(look) == []
     async with factory() as caller:
-        assert (await subject.push(caller.conn, 1)).created
-        assert said([await subject.upsert(caller.conn, 2)]) == [(NAME, "updated", AT, AT)]
-        appended = await refresh.append(caller.conn, 3)
-        reports = await app.upsert_many(caller.conn, [subject.job(2), other.subject("x").job(4)])
+        assert (await subject.push(1).on(caller.conn)).created
+        assert said([await subject.upsert(2).on(caller.conn)]) == [(NAME, "updated", AT, AT)]
+        appended = await refresh.append(3).on(caller.conn)
+        reports = await app.subjects.upsert_many([subject.job(2), other.subject("x").job(4)]).on(caller.conn)
         assert [report.report for report in reports] == ["unchanged", "created"]
-        (kept,) = await app.push_many(caller.conn, [subject.job(5)])
+        (kept,) = await app.subjects.push_many([subject.job(5)]).on(caller.conn)
         assert kept.report == "unchanged"
-        info = await subject.get(caller.conn)
+        info = await subject.get().on(caller.conn)
         assert info is not None and info.args == {"asset_id": 2}
-        assert await other.subject("x").forget(caller.conn) == "forgotten"
+        assert await other.subject("x").forget().on(caller.conn) == "forgotten"
         await caller.commit()
     assert sorted(names(look)) == sorted([NAME, appended.subject])
 
@@ -156,29 +156,31 @@ async def test_the_app_is_a_connection(shared: str, look: Any) -> None:
     """Where no connection is at hand the App takes one of its own, and commits at once."""
     own = App("prices", dsn=shared)
     tasks = own.task(name="refresh")(refresh.fn)
-    assert (await tasks.subject("a").push(own, 1)).created
-    assert tasks.subject("a").push_sync(own, 1).report == "unchanged"
-    assert [row.report for row in await own.push_many(own, [tasks.subject(n).job(1) for n in "ab"])] == [
+    assert (await tasks.subject("a").push(1).on(own)).created
+    assert tasks.subject("a").push(1).sync(own).report == "unchanged"
+    assert [row.report for row in await own.subjects.push_many([tasks.subject(n).job(1) for n in "ab"])] == [
         "unchanged",
         "created",
     ]
-    assert await own.upsert_many(own, []) == own.push_many_sync(own, []) == []
+    assert await own.subjects.upsert_many([]) == own.subjects.push_many([]).sync() == []
     assert names(look) == ["a", "b"]
 
 
 def test_append_makes_a_name_that_nobody_has(shared: str, look: Any) -> None:
     """S3-24: appended ones are pending at once, first in first out, each under a name of its own."""
-    reports = [refresh.append_sync(look, n) for n in range(3)]
+    reports = [refresh.append(n).sync(look) for n in range(3)]
     assert len({report.subject for report in reports}) == 3
     assert [report.report for report in reports] == ["created"] * 3
-    infos = [refresh.subject(report.subject).get_sync(look) for report in reports]
+    infos = [refresh.subject(report.subject).get().sync(look) for report in reports]
     assert [info and (info.state, info.args["asset_id"]) for info in infos] == [("pending", n) for n in range(3)]
 
 
 def test_a_delay_counts_by_the_servers_clock(look: Any) -> None:
     """S3-22: with a future time planned, without one pending; the delay of one row is not that of another."""
     soon, later = refresh.with_(delay="1 hour"), refresh.with_(delay=timedelta(days=2))
-    app.push_many_sync(look, [soon.subject("a").job(1), refresh.subject("b").job(2), later.subject("c").job(3)])
+    app.subjects.push_many([soon.subject("a").job(1), refresh.subject("b").job(2), later.subject("c").job(3)]).sync(
+        look
+    )
     found = look.execute(
         "select subject, state, round(extract(epoch from next_run_at - clock_timestamp()) / 3600) from tallybook.subject order by 1"
     ).fetchall()
@@ -188,8 +190,8 @@ def test_a_delay_counts_by_the_servers_clock(look: Any) -> None:
 def test_options_travel_with_the_subject(look: Any) -> None:
     """A retry policy and the version of the args are in the row, beside what makes it a subject."""
     versioned = App("prices").task(name="refresh", version=2)(refresh.fn)
-    versioned.with_(retry=Constant(timedelta(minutes=1))).subject("a").push_sync(look, 1)
-    app.push_many_sync(look, [versioned.subject("b").job(1)])
+    versioned.with_(retry=Constant(timedelta(minutes=1))).subject("a").push(1).sync(look)
+    app.subjects.push_many([versioned.subject("b").job(1)]).sync(look)
     rows = look.execute(
         "select s.subject, j.options - 'subject', j.options -> 'subject' ->> 'iterations'"
         "  from tallybook.subject s join tallybook.job j on j.id = s.job_id order by 1"
@@ -211,11 +213,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_sent() -> None:
         with pytest.raises(ConfigError, match="a subject has none"):
             task.subject("a")
     with pytest.raises(ConfigError, match="what is appended runs at once"):
-        refresh.with_(delay="1 s").append_sync(object(), 1)
+        refresh.with_(delay="1 s").append(1).sync(object())
     with pytest.raises(SignatureError):
-        refresh.subject("a").push_sync(object(), 1, colour="red")  # type: ignore[call-arg]
+        refresh.subject("a").push(1, colour="red").sync(object())  # type: ignore[call-arg]
     with pytest.raises(PayloadError):
         refresh.subject("a").job(object())  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=r"subject 1 is of type JobCall. Describe it by task.subject\(name\).job"):
-        app.upsert_many_sync(object(), [refresh.subject("a").job(1), refresh.job(1)])  # type: ignore[list-item]
+        app.subjects.upsert_many([refresh.subject("a").job(1), refresh.job(1)]).sync(object())  # type: ignore[list-item]
     keyed.with_(unique=False).subject("a").job(1)

@@ -142,10 +142,10 @@ def test_travel_lets_jobs_expire(dsn: str, db: Any) -> None:
     in_line = send_welcome.with_(expires_at=at).enqueue_sync(db, 1)
     later = send_welcome.with_(expires_at=at, delay=timedelta(minutes=30)).enqueue_sync(db, 2)
     travel(dsn, timedelta(minutes=59))
-    assert app.get_sync(db, in_line).expires_at == at - timedelta(minutes=59)
+    assert app.get(in_line).sync(db).expires_at == at - timedelta(minutes=59)
     travel(dsn, timedelta(minutes=2))
     assert drain(app, dsn=dsn).dead == 2
-    assert {app.get_sync(db, job).reason for job in (in_line, later)} == {"expired"}
+    assert {app.get(job).sync(db).reason for job in (in_line, later)} == {"expired"}
 
 
 def test_travel_reaches_what_was_pushed(dsn: str, db: Any) -> None:
@@ -207,8 +207,8 @@ def test_travel_reaches_what_was_pushed_back(dsn: str, db: Any) -> None:
     @calling.task(limits=("provider",))
     async def call() -> None: ...
 
-    calling.rate_limit_set_sync(db, "provider", 60, per="1 min")
-    calling.rate_limit_push_sync(db, "provider", datetime.now(UTC) + HOUR)
+    calling.rate_limits.set("provider", 60, per="1 min").sync(db)
+    calling.rate_limits.push("provider", datetime.now(UTC) + HOUR).sync(db)
     call.enqueue_sync(db)
     travel(dsn, timedelta(minutes=59))
     assert drain(calling, dsn=dsn).completed == 0
@@ -225,7 +225,7 @@ def test_travel_reaches_breakers(dsn: str, db: Any) -> None:
         if fails:
             raise ConnectionError("down")
 
-    calling.breaker_set_sync(db, "provider", 2, per="1 min", open_for="1 hour")
+    calling.breakers.set("provider", 2, per="1 min", open_for="1 hour").sync(db)
     for _ in range(2):  # never two within a minute
         call.enqueue_sync(db, True)
         assert drain(calling, dsn=dsn).dead == 1

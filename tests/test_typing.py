@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 RIGHT = """
+import asyncio
 from datetime import timedelta
 from typing import Any
 import psycopg
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
-from tallybook import App, Constant, Context, Drop, Job, JobCall, Reschedule
+from tallybook import App, Constant, Context, DeadLetter, Drop, Job, JobCall, Reschedule
 from tallybook.tasks import email, http, webhook
 from tallybook import Subject, SubjectCall, SubjectInfo, SubjectReport, Task
 
@@ -57,21 +58,23 @@ def book(tx: Session, ctx: Context, invoice_id: int) -> int: return 1
 @app.task(atomic=True)
 async def close(tx: AsyncSession) -> None: ...
 
-async def use_atomic(conn: object, ctx: Context, tx: psycopg.AsyncConnection[Any], session: Session) -> None:
+async def use_atomic(
+    conn: psycopg.AsyncConnection[Any], plain: Session, ctx: Context, tx: psycopg.AsyncConnection[Any], session: Session
+) -> None:
     job: Job = await pay.enqueue(conn, 42, note="x")
-    job = book.with_(priority=1).enqueue_sync(conn, 42)
+    job = book.with_(priority=1).enqueue_sync(plain, 42)
     job = await close.enqueue(conn)
     text: str = await pay(tx, 42)
     number: int = book(session, ctx, 42)
     one: Task[..., Any] = pay
     await ctx.complete(conn)
-    ctx.complete_sync(conn)
+    ctx.complete_sync(plain)
     await ctx.end(conn, Reschedule("+1 week"))
-    ctx.end_sync(conn, Drop())
+    ctx.end_sync(plain, Drop())
 
-async def use(conn: object, ctx: Context) -> None:
+async def use(conn: psycopg.AsyncConnection[Any], plain: psycopg.Connection[Any], ctx: Context) -> None:
     job: Job = await send.enqueue(conn, 42, lang="de")
-    job = send.enqueue_sync(conn, user_id=42)
+    job = send.enqueue_sync(plain, user_id=42)
     job = await send.with_(delay="5 min", unique="u:42").enqueue(conn, 42)
     job = await sync_orders.enqueue(app, "2030")
     job = report.enqueue_sync("default")
@@ -82,10 +85,25 @@ async def use(conn: object, ctx: Context) -> None:
     number: float = charge(7)
     await sync_orders(ctx, "2030")
     data: bytes = report(ctx)
-    state: str = await app.cancel(conn, job, "why")
+    state: str = await app.cancel(job, "why").on(conn)
     known: dict[str, Task[..., Any]] = app.tasks
     one: Task[..., Any] = report
     ids: list[int] = [job.id for job in jobs]
+
+async def use_forms(session: Session, later: AsyncSession, plain: psycopg.Connection[Any]) -> None:
+    paused: bool = await app.queues.pause("mail", by="ada")
+    paused = await app.queues.pause("mail").on(later)
+    paused = app.queues.pause("mail").sync()
+    paused = app.queues.pause("mail").sync(session)
+    paused = app.queues.pause("mail").sync("default")
+    both: tuple[bool, bool] = await asyncio.gather(app.queues.pause("a"), app.queues.resume("b"))
+    running: asyncio.Task[bool] = asyncio.create_task(app.queues.pause("mail"))
+    truncated: int = (await app.queues.truncate("mail")).cancelled
+    truncated = app.queues.truncate("mail").sync(plain).cancelled
+    letters: list[DeadLetter] = await app.dead.list(task="send", text="timeout")
+    text: str = await app.result(await send.enqueue(app, 42))
+    number: float = app.result(charge.enqueue_sync(app, 7)).sync()
+    anything: int = await app.result(4711)
 
 @app.task
 async def refresh(ctx: Context, asset_id: int, *, page: int = 0) -> Reschedule | Drop | None:
@@ -94,22 +112,22 @@ async def refresh(ctx: Context, asset_id: int, *, page: int = 0) -> Reschedule |
         return Drop()
     return Reschedule("+1 week", args={"asset_id": asset_id, "page": page + 1})
 
-async def use_subjects(conn: object) -> None:
+async def use_subjects(conn: psycopg.AsyncConnection[Any], plain: psycopg.Connection[Any]) -> None:
     one = refresh.subject("asset:42")
-    report: SubjectReport = await one.push(conn, 42, page=1)
-    report = one.push_sync(conn, asset_id=42)
-    report = await refresh.with_(delay="5 min").subject("asset:42").upsert(conn, 42)
-    report = await refresh.append(conn, 42)
-    report = pay.subject("invoice:42").push_sync(conn, 42, note="x")
+    report: SubjectReport = await one.push(42, page=1)
+    report = one.push(asset_id=42).sync(plain)
+    report = await refresh.with_(delay="5 min").subject("asset:42").upsert(42).on(conn)
+    report = await refresh.append(42)
+    report = pay.subject("invoice:42").push(42, note="x").sync()
     call: SubjectCall = one.job(42)
-    reports: list[SubjectReport] = await app.upsert_many(conn, [call, charge.subject("x").job(7)])
-    info: SubjectInfo | None = one.get_sync(conn)
-    forgotten: str = await one.forget(conn)
+    reports: list[SubjectReport] = await app.subjects.upsert_many([call, charge.subject("x").job(7)]).on(conn)
+    info: SubjectInfo | None = one.get().sync()
+    forgotten: str = await one.forget()
 
-async def use_ready_made(conn: object, ctx: Context) -> None:
+async def use_ready_made(conn: psycopg.AsyncConnection[Any], plain: psycopg.Connection[Any], ctx: Context) -> None:
     app.include(webhook, email, http)
     job: Job = await webhook.enqueue(conn, "acme", {"type": "paid"}, idempotency_key="7", headers={"X-Form": "7"})
-    job = webhook.with_(queue="out").enqueue_sync(conn, provider="acme", text="{}")
+    job = webhook.with_(queue="out").enqueue_sync(plain, provider="acme", text="{}")
     call: JobCall = email.job("mail", ["ada@example.org"], "Hello", html="<b>Hello</b>")
     call = http.job(url="https://example.org/", expect=[404])
     result: dict[str, Any] = await app.result(job)
@@ -117,6 +135,15 @@ async def use_ready_made(conn: object, ctx: Context) -> None:
 """
 
 WRONG = """
+def wrong_forms(conn: psycopg.AsyncConnection[Any], plain: psycopg.Connection[Any], session: Session) -> None:
+    app.queues.pause("mail").sync(conn)  # an async connection, without an event loop
+    app.queues.pause("mail").on(plain)  # a plain one, with an event loop
+    send.enqueue_sync(conn, 42)  # an async connection
+    app.enqueue_many_sync(conn, [])  # an async connection
+    paused: str = app.queues.pause("mail").sync(plain)  # it is a bool
+    job: Job[int] = charge.enqueue_sync(session, 7)  # its result is a float
+    app.dead.list(colour="red")  # unknown filter
+    app.jobs.list(limit=3)  # unknown option
 send.enqueue_sync(app, "42")  # wrong type
 send.enqueue_sync(app)  # missing
 send.enqueue_sync(app, 42, language="de")  # unknown argument
@@ -138,12 +165,12 @@ book.job(object(), 42)  # neither its transaction nor its Context is an argument
 pay(object(), 42)  # a direct call needs a transaction of the right kind
 app.task(atomic=3)  # neither True nor an alias
 refresh.subject(42)  # a name is a text
-refresh.subject("a").push_sync(app, "42")  # wrong type
-refresh.subject("a").upsert_sync(app)  # missing
+refresh.subject("a").push("42")  # wrong type
+refresh.subject("a").upsert()  # missing
 refresh.subject("a").job(42, colour="red")  # unknown argument
-refresh.with_(priority=1).subject("a").push_sync(app, "42")  # wrong type behind with_
-refresh.append_sync(app, "42")  # wrong type
-app.upsert_many_sync(app, [refresh.job(42)])  # a job is no subject
+refresh.with_(priority=1).subject("a").push("42")  # wrong type behind with_
+refresh.append("42")  # wrong type
+app.subjects.upsert_many([refresh.job(42)])  # a job is no subject
 webhook.job({"type": "paid"})  # a provider is a name
 email.job("mail", "ada@example.org", text="no subject")  # missing
 http.job("rates", header={})  # unknown argument

@@ -91,11 +91,11 @@ def test_newer_args_are_left_to_newer_workers(dsn: str, db: Any) -> None:
     done = drain(first(), dsn=dsn)
     assert (done.moved, done.processed) == (1, 0)
     assert drain(first(), dsn=dsn).moved == 0  # it does not walk there again
-    found = first().get_sync(db, job)
+    found = first().get(job).sync(db)
     assert (found.state, found.attempts, found.failures, found.unserved) == ("available", 0, 0, True)
     assert drain(third(), dsn=dsn).completed == 1
     assert SEEN == [("v3", "a", "de")]
-    assert third().get_sync(db, job).attempts == 1
+    assert third().get(job).sync(db).attempts == 1
 
 
 def test_a_job_of_a_task_and_version_that_nobody_knows_waits_for_its_worker(dsn: str, db: Any) -> None:
@@ -127,13 +127,13 @@ def test_an_upgrade_that_fails_makes_the_job_dead_and_a_person_retries_it(dsn: s
         SEEN.append(address)
 
     send.upgrade(1)(lambda args: {"address": str(args["whom"])})
-    mended.retry_sync(db, letter.job)
+    mended.retry(letter.job).sync(db)
     assert drain(mended, dsn=dsn).completed == 1
     assert SEEN == ["1"]
 
 
 def app_dead(db: Any) -> Any:
-    return App("shop").dead_letters_sync(db)
+    return App("shop").dead.list().sync(db)
 
 
 @pytest.mark.parametrize("returned", [None, [1], {"address": object()}, {"address": float("nan")}, {1: 2}])
@@ -273,7 +273,7 @@ def test_results_of_an_alias_are_read_by_its_task(dsn: str, db: Any) -> None:
 
     (job,) = db.execute("select tallybook.enqueue('default', 'old')").fetchone()
     drain(app, dsn=dsn)
-    assert app.result_sync(job, db) == (1, 2)
+    assert app.result(job).sync(db) == (1, 2)
 
 
 @pytest.mark.parametrize(("name", "aliases"), [("send", ()), ("post", ()), ("new", ("send",)), ("new", ("x", "post"))])
@@ -282,7 +282,7 @@ def test_a_name_belongs_to_one_task(name: str, aliases: tuple[str, ...]) -> None
     app = third(alias=("post",))
     with pytest.raises(DuplicateTask):
         app.task(name=name, aliases=aliases)(lambda_free)
-    assert set(app.names) == {"send", "post"}
+    assert set(app._names) == {"send", "post"}
 
 
 @pytest.mark.parametrize("aliases", ["old", ("",), ("a", "a"), ("mine",), 5, (None,)])

@@ -115,7 +115,7 @@ async def test_a_running_job_is_told_at_once_that_it_is_cancelled(
     async with working(app, dsn, **SLEEPY, **slow_beat):
         one, other = handlers.hold.enqueue_sync(db), handlers.hold.enqueue_sync(db)
         await eventually(lambda: len(handlers.started) == 2, "both run")
-        assert app.cancel_sync(db, one, "not wanted") == "cancelling"
+        assert app.cancel(one, "not wanted").sync(db) == "cancelling"
         (ended,) = await jobs.ends(one)
         assert (ended.state, ended.reason, ended.failures) == ("cancelled", "not wanted", 0)
         assert (handlers.told, jobs(other).state) == (["cancelled"], "running")
@@ -128,7 +128,7 @@ async def test_a_cancelled_job_never_starts(app: App, dsn: str, db: Any, jobs: J
     first = handlers.hold.enqueue_sync(db)
     late = handlers.hold.with_(delay=SHORT).enqueue_sync(db)
     last = handlers.note.enqueue_sync(db)
-    assert [app.cancel_sync(db, job) for job in (first, late)] == ["cancelled", "cancelled"]
+    assert [app.cancel(job).sync(db) for job in (first, late)] == ["cancelled", "cancelled"]
     async with working(app, dsn):
         await jobs.ends(last)
         await eventually(lambda: not db.execute("select from tallybook.scheduled").fetchall(), "it was promoted")
@@ -171,7 +171,7 @@ async def test_a_handler_may_refuse_to_be_cancelled(app: App, dsn: str, db: Any,
         job = stubborn.enqueue_sync(db)
         await jobs.becomes(job, "running")
         await eventually(lambda: worker.book.running, "it runs")
-        app.cancel_sync(db, job)
+        app.cancel(job).sync(db)
         assert (await jobs.ends(job))[0].state == "completed"
         await eventually(lambda: worker.book.free == {"default": 10}, "its slot is free")
 
@@ -195,7 +195,7 @@ async def test_a_plain_handler_keeps_its_job_until_it_returns(app: App, dsn: str
         job = slow.with_(unique="one").enqueue_sync(db)
         await jobs.becomes(job, "running")
         await eventually(lambda: worker.book.running, "it runs")
-        app.cancel_sync(db, job)
+        app.cancel(job).sync(db)
         await eventually(told.is_set, "the handler sees ctx.cancelled")
         try:
             assert jobs(job).state == "running"

@@ -30,7 +30,7 @@ def workers(dsn: str, db: Any) -> Iterator[Workers]:
 
 
 def state(workers: Workers, job: Any) -> JobInfo:
-    return app.get_sync(workers.db, job)
+    return app.get(job).sync(workers.db)
 
 
 def ended(workers: Workers, *jobs: Any, seconds: float = 15.0) -> list[JobInfo]:
@@ -85,7 +85,7 @@ def _asleep(workers: Workers) -> bool:
     try:
         wait_until(lambda: state(workers, job).state != "available", "", seconds=0.5)
     except AssertionError:
-        app.cancel_sync(workers.db, job)
+        app.cancel(job).sync(workers.db)
         return True
     return False
 

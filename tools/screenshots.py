@@ -99,7 +99,7 @@ async def fill(dsn: str) -> None:
             await send_welcome.with_(delay=timedelta(hours=n + 1)).enqueue(conn, f"later{n}@example.org")
         for n in range(25):
             url = f"https://example.org/feeds/{n}/catalogue.xml"
-            await fetch_feed.subject(url).push(conn, url=url)
+            await fetch_feed.subject(url).push(url=url).on(conn)
         app.dsn = dsn
         await app.drain(queues={"mail": 20, "stock": 20, "import": 5, "feeds": 4})
         for month in ("2026-08", "2026-09", "2026-10"):
@@ -108,15 +108,17 @@ async def fill(dsn: str) -> None:
         await send_welcome.with_(after=first, queue=LONG).enqueue(conn, "ada@example.org")
         for n in range(40):
             await send_welcome.with_(queue="newsletter").enqueue(conn, f"reader{n}@example.org")
-        await app.pause(conn, "newsletter", by="ada")
-        await app.schedule_set(
-            conn, "stock-count", reserve.job("978-0-14-000001", 1), cron="0 3 * * mon", tz="Asia/Kolkata"
+        await app.queues.pause("newsletter", by="ada").on(conn)
+        await app.schedules.set(
+            "stock-count", reserve.job("978-0-14-000001", 1), cron="0 3 * * mon", tz="Asia/Kolkata"
+        ).on(conn)
+        await app.schedules.set("prices-of-yesterday", import_file.job("/imports/daily.csv"), cron="30 5 * * *").on(
+            conn
         )
-        await app.schedule_set(conn, "prices-of-yesterday", import_file.job("/imports/daily.csv"), cron="30 5 * * *")
-        await app.schedule_pause(conn, "prices-of-yesterday", "bob")
-        await app.breaker_set(conn, "payment-provider", 5, per="1 min", open_for="30 s")
-        await app.breaker_open(conn, "payment-provider", "20 min")
-        await app.concurrency_limit_set(conn, f"queue:{LONG}", 2)
+        await app.schedules.pause("prices-of-yesterday", "bob").on(conn)
+        await app.breakers.set("payment-provider", 5, per="1 min", open_for="30 s").on(conn)
+        await app.breakers.open("payment-provider", "20 min").on(conn)
+        await app.concurrency_limits.set(f"queue:{LONG}", 2).on(conn)
         for name, kind in (("acme", "market-data"), ("mailgate", "smtp"), ("warehouse", "webhook")):
             await app.providers.set(name, kind=kind, settings={"base_url": f"https://{name}.example"}, conn=conn)
         await app.providers.route("price", "acme", conn=conn)

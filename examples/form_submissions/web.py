@@ -90,11 +90,11 @@ TABLE = text("""select task, state, jobs, oldest, newest, average_attempts from 
 @api.get("/", response_class=HTMLResponse, dependencies=[Depends(admin)])
 async def statistics(request: Request, session: Transaction) -> Any:
     """How many operations are in which state, how many were done today, and the newest submissions."""
-    counted = [one for one in await app.counts(session) if one.queue == "integrations"]
+    counted = [one for one in await app.counts.list().on(session) if one.queue == "integrations"]
     totals = {name: sum(getattr(one, name) for one in counted) for name in
               ("available", "running", "retrying", "dead", "completed")}  # fmt: skip
     midnight = datetime.combine(datetime.now().astimezone().date(), time()).astimezone()
-    today = sum((await app.completed_since(session, midnight)).values())
+    today = sum((await app.counts.completed_since(midnight).on(session)).values())
     newest = (await session.scalars(select(Submission).order_by(Submission.id.desc()).limit(20))).all()
     table = (await session.execute(TABLE)).mappings().all()
     return pages.TemplateResponse(
@@ -109,7 +109,7 @@ async def status(request: Request, session: Transaction, number: int) -> Any:
     if saved is None:
         raise HTTPException(404, "there is no such submission")
     operations = (await session.execute(STATUS, {"id": number})).mappings().all()
-    events = await app.trace(session, links={"submission": number})
+    events = await app.jobs.trace(links={"submission": number}).on(session)
     found = await session.scalar(text("select company from enrichment where submission = :id"), {"id": number})
     shown = {"saved": saved, "operations": operations, "events": events, "company": found}
     return pages.TemplateResponse(request, "submission.html", shown)
@@ -118,7 +118,7 @@ async def status(request: Request, session: Transaction, number: int) -> Any:
 @api.get("/dead", response_class=HTMLResponse, dependencies=[Depends(admin)])
 async def dead(request: Request, session: Transaction, task: str | None = None) -> Any:
     """The operations that no attempt is left for, newest first; of one kind by ?task=."""
-    letters = await app.dead_letters(session, task=task, max_jobs=50)
+    letters = await app.dead.list(task=task, max_jobs=50).on(session)
     return pages.TemplateResponse(request, "dead.html", {"letters": letters})
 
 
@@ -128,7 +128,7 @@ async def act(session: Transaction, job: int, verb: str) -> RedirectResponse:
     if verb not in ("retry", "cancel"):
         raise HTTPException(404)
     try:
-        await (app.retry(session, job) if verb == "retry" else app.drop_dead(session, job))
+        await (app.retry(job).on(session) if verb == "retry" else app.dead.drop(job).on(session))
     except UnknownJob as error:
         raise HTTPException(404, str(error)) from error
     except TallybookError as error:  # somebody else was quicker

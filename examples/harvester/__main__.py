@@ -43,7 +43,7 @@ class Progress:
     def counted(self) -> Mapping[str, int]:
         """The figures of the queue `pages`, all tasks together."""
         states = ("available", "running", "retrying", "scheduled", "dead", "snoozed", "completed", "failed")
-        found = [one for one in app.counts_sync(self.stage.db) if one.queue == "pages"]
+        found = [one for one in app.counts.list().sync(self.stage.db) if one.queue == "pages"]
         return {name: sum(getattr(one, name) for one in found) for name in states}
 
     def look(self) -> Mapping[str, int]:
@@ -80,7 +80,7 @@ def main() -> int:
 
         old = [f"/page/{n}" for n in BOOKMARKS]
         made = stage.one(_OLD, old, [json.dumps({"page": n}) for n in BOOKMARKS])
-        visit.subject("/page/1").push_sync(stage.db, "/page/1")
+        visit.subject("/page/1").push("/page/1").sync(stage.db)
         stage.say(f"{made} bookmarks of the release before, args of version 1, and the home of a site of {PAGES} pages")
         for name in ("one", "two"):
             start(stage, name, port)
@@ -122,7 +122,7 @@ def start(stage: Stage, name: str, port: int) -> None:
 
 
 def items_open(stage: Stage) -> int:
-    return sum(one.open for one in app.counts_sync(stage.db) if one.queue == "items")
+    return sum(one.open for one in app.counts.list().sync(stage.db) if one.queue == "items")
 
 
 def show(stage: Stage) -> None:

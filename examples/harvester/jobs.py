@@ -55,8 +55,8 @@ async def visit(ctx: Context, url: str, found_on: str = "", etag: str = "") -> K
     again = timedelta(seconds=int(MAX_AGE.findall(answer.headers["Cache-Control"])[0]))
     async with ctx.state.pool.connection() as conn:
         await conn.execute(SEEN, (url, ctx.subject.iterations, seen, answer.status_code == 200, ctx.worker))
-        await app.push_many(conn, pages)  # those that are known already are left alone
-        await app.upsert_many(conn, items)
+        await app.subjects.push_many(pages).on(conn)  # those that are known already are left alone
+        await app.subjects.upsert_many(items).on(conn)
         await ctx.end(conn, Reschedule(again, args={"url": url, "found_on": found_on, "etag": seen}))
     ctx.state.known |= links  # it is committed
     return None

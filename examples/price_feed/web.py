@@ -83,7 +83,7 @@ async def stopped(request: Request, conn: Transaction) -> Any:
 async def retry(conn: Transaction, job: int) -> RedirectResponse:
     """Try a dead job again, at once: with the provider that its asset is routed to now."""
     try:
-        await app.retry(conn, job)
+        await app.retry(job).on(conn)
     except UnknownJob as error:
         raise HTTPException(404, str(error)) from error
     except TallybookError as error:  # somebody else was quicker

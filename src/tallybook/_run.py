@@ -1,28 +1,17 @@
-"""Where a verb runs: on the caller's connection, or on one of the App's own; and how jobs are put in, traced or not."""
+"""How jobs are put in, traced or not."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from tallybook._db import aio, sync
 from tallybook._db.calls import Call
-from tallybook._db.source import Source
+from tallybook._db.verb import run, run_sync
 from tallybook._model.tracing import Tracing, What
 
-__all__ = ["run", "run_sync", "send", "send_sync"]
+__all__ = ["send", "send_sync"]
 
 T = TypeVar("T")
-
-
-async def run(conn: object, call: Call[T]) -> T:
-    """The result of `call` on the caller's connection, or on one of the App's own."""
-    return await (conn._run(call) if isinstance(conn, Source) else aio.run(conn, call))
-
-
-def run_sync(conn: object, call: Call[T]) -> T:
-    """The same on a synchronous connection."""
-    return conn._run_sync(call) if isinstance(conn, Source) else sync.run(conn, call)
 
 
 def send(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 
 from tallybook._db import calls
 from tallybook._db.kinds import transaction_kind
+from tallybook._db.verb import AsyncConn, SyncConn
 from tallybook._model.after import Parent, checked_after
 from tallybook._model.backoff import DEFAULT, Backoff, Retry, as_policy
 from tallybook._model.contract import Contract, Upgrade
@@ -34,9 +35,8 @@ from tallybook._model.options import Options, Unique, check_name
 from tallybook._model.payload import compile_decoder, encode
 from tallybook._model.plain import Unfit
 from tallybook._model.signature import ArgsModel
-from tallybook._model.tracing import Tracing
 from tallybook._model.why import checked_links
-from tallybook._run import run, run_sync, send, send_sync
+from tallybook._run import send, send_sync
 from tallybook._subject import HasSubjects
 from tallybook.errors import ConfigError, PayloadError, SignatureError
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tallybook._app import App
     from tallybook._worker.context import Context
 
-__all__ = ["AtomicContextTask", "AtomicTask", "BoundTask", "ContextTask", "Task", "run", "run_sync"]
+__all__ = ["AtomicContextTask", "AtomicTask", "BoundTask", "ContextTask", "Task"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -98,7 +98,9 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         self.atomic = _checked_atomic(atomic)
         self.args = ArgsModel(fn, task=self.name, is_special=_is_given, check_specials=self._check_given)
         # What the task declares is looked up when an attempt fails; in the row there is only what a job asked for.
-        self._bound: BoundTask[P] = BoundTask(self, replace(options, max_attempts=None, version=self.contract.version))
+        self._bound: BoundTask[P, R_co] = BoundTask(
+            self, replace(options, max_attempts=None, version=self.contract.version)
+        )
 
     def of_app(self, app: App) -> Task[P, R_co]:
         """The same task in another app, whose retry policies, providers and on_dead are then asked."""
@@ -128,7 +130,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
     @property
     def retry(self) -> Backoff:
         """Its retry policy. ConfigError where the task names one that the app has not declared (yet)."""
-        return self._retry if self.retry_name is None else self.app.policy(self.retry_name, task=self.name)
+        return self._retry if self.retry_name is None else self.app._policy(self.retry_name, task=self.name)
 
     def upgrade(self, version: int) -> Callable[[U], U]:
         """Declare what makes args of the next version of args of `version`: a plain function of a dict, returning one.
@@ -215,7 +217,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         except Unfit as error:
             raise PayloadError(error.path, error.reason, task=self.name, what="result", verb="read") from None
 
-    async def enqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> Job:
+    async def enqueue(self, conn: AsyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
         """Put one job in, in `conn`'s transaction: workers see it when that commits, never if it rolls back.
 
         `conn` is a psycopg AsyncConnection, an asyncpg connection, a SQLAlchemy AsyncSession or AsyncConnection; or the
@@ -224,9 +226,9 @@ class Task(HasSubjects[P], Generic[P, R_co]):
 
             job = await send_welcome.enqueue(conn, 42, lang="de")
         """
-        return await send(self.app.tracing, conn, self._bound.job(*args, **kwargs), calls.enqueue)
+        return await send(self.app._tracing, conn, self._bound.job(*args, **kwargs), calls.enqueue)
 
-    def enqueue_sync(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> Job:
+    def enqueue_sync(self, conn: SyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
         """Put one job in, in `conn`'s transaction, like `enqueue`, without an event loop.
 
         `conn` is a psycopg Connection, a SQLAlchemy Session or Connection, a Django connection or its alias; or the
@@ -234,7 +236,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
 
             job = send_welcome.enqueue_sync(session, 42, lang="de")
         """
-        return send_sync(self.app.tracing, conn, self._bound.job(*args, **kwargs), calls.enqueue)
+        return send_sync(self.app._tracing, conn, self._bound.job(*args, **kwargs), calls.enqueue)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
         """Describe a job, checked and encoded, to be put in by `app.enqueue_many`. SignatureError, PayloadError.
@@ -263,7 +265,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         on_parent: Literal["completed", "any"] | None = None,
         limits: tuple[str, ...] | None = None,
         fair_key: str | None = None,
-    ) -> BoundTask[P]:
+    ) -> BoundTask[P, R_co]:
         """The task with options for its next jobs; None leaves what the task declares. ConfigError for a wrong value.
 
         `run_at` is aware; `delay` (a timedelta, or text like "5 min") counts from the enqueue, by the server's clock.
@@ -277,7 +279,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         (aware) no attempt starts: the job is dead then, with the reason expired.
         It waits until all jobs of `after` have ended: what an enqueue returned, ids, or `task.job(...)` of the same
         `enqueue_many`. If one is cancelled or dead, it is cancelled, unless `on_parent` is "any": see docs/fan-out.md.
-        `links` say which rows of yours the job belongs to, at most 10: {"submission": 42}. `app.trace` finds it by them.
+        `links` say which rows of yours the job belongs to, at most 10: {"submission": 42}. `app.jobs.trace` finds it by them.
         `retry` is an Exponential, Constant or Linear, or the name of a policy of the app's; code does not travel in a row.
         `limits` are the keys of the limits that hold the job, like "provider:acme"; `{name}` in one stands for that argument.
         Jobs with a `fair_key` take turns with those of the other keys of their queue, one of each key at a time, however many each
@@ -309,42 +311,37 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         """Describe the jobs of a query, whose rows have their args and keys."""
         return self._bound.job_of_rows()
 
-    def _with_options(self) -> BoundTask[P]:
+    def _with_options(self) -> BoundTask[P, R_co]:
         return self._bound
 
     def __repr__(self) -> str:
         return f"<Task {self.name} of {self.app.name}>"
 
 
-class BoundTask(HasSubjects[P]):
+class BoundTask(HasSubjects[P], Generic[P, R_co]):
     """A task with options for its next jobs, made by `task.with_(...)`; it can be kept and used many times."""
 
-    __slots__ = ("_app", "_args", "_keyed", "name", "options")
+    __slots__ = ("_args", "_keyed", "app", "name", "options")
 
-    def __init__(self, owner: Task[P, Any], options: Options) -> None:
+    def __init__(self, owner: Task[P, R_co], options: Options) -> None:
         self.options = options
-        self._app = owner.app
+        self.app = owner.app
         self.name = owner.name
         self._args = owner.args
         self._keyed = options.unique is not None and options.unique is not False
 
-    @property
-    def tracing(self) -> Tracing | None:
-        """Who traces the App."""
-        return self._app.tracing
-
-    async def enqueue(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> Job:
+    async def enqueue(self, conn: AsyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
         """Put one job in, in `conn`'s transaction; see Task.enqueue."""
-        return await send(self._app.tracing, conn, self.job(*args, **kwargs), self._app.putting)
+        return await send(self.app._tracing, conn, self.job(*args, **kwargs), self.app._putting)
 
-    def enqueue_sync(self, conn: object, /, *args: P.args, **kwargs: P.kwargs) -> Job:
+    def enqueue_sync(self, conn: SyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
         """Put one job in, in `conn`'s transaction; see Task.enqueue_sync."""
-        return send_sync(self._app.tracing, conn, self.job(*args, **kwargs), self._app.putting)
+        return send_sync(self.app._tracing, conn, self.job(*args, **kwargs), self.app._putting)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
         """Describe a job with these options; see Task.job."""
         if isinstance(self.options.retry, str):
-            self._app.policy(self.options.retry)  # a slip of the pen is found here, not when the job fails
+            self.app._policy(self.options.retry)  # a slip of the pen is found here, not when the job fails
         bound = self._args.bind(args, kwargs)
         text = encode(bound, task=self.name)
         options = self._keys_filled(text) if self.options.limits or self.options.fair_key else self.options
@@ -373,13 +370,13 @@ class BoundTask(HasSubjects[P]):
 
         return re.sub(r"\{(\w+)\}", value, key)
 
-    def _with_options(self) -> BoundTask[P]:
+    def _with_options(self) -> BoundTask[P, R_co]:
         return self
 
     def job_of_rows(self) -> JobCall:
         """Describe the jobs of a query, whose rows have their args and keys. ConfigError for an option that they cannot have."""
         if isinstance(self.options.retry, str):
-            self._app.policy(self.options.retry)
+            self.app._policy(self.options.retry)
         if self._keyed:
             hint = "Write task.with_(unique=False), and give the query a column key"
             raise ConfigError("unique", self.options.unique, "the rows of the query say the keys", hint=hint)

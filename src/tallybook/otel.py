@@ -53,11 +53,11 @@ def instrument(
     tracer = trace.get_tracer("tallybook", version, tracer_provider)
     meter = metrics.get_meter("tallybook", version, meter_provider)
     found = Traces(tracer, Metrics(meter), propagator or propagate.get_global_textmap(), parent=parent)
-    for each in (app, *app.included):
-        each.tracing = found
+    for each in (app, *app._included):
+        each._tracing = found
 
 
 def uninstrument(app: App) -> None:
     """Trace nothing more; workers that run already go on with it until they end."""
-    for each in (app, *app.included):
-        each.tracing = None
+    for each in (app, *app._included):
+        each._tracing = None

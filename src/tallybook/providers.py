@@ -20,11 +20,11 @@ from tallybook import _provider_steps as steps
 from tallybook._db import providers as calls
 from tallybook._db.calls import Call
 from tallybook._db.source import Source
+from tallybook._db.verb import run, run_sync
 from tallybook._model.provider import Provider
 from tallybook._model.secret import Secret
 from tallybook._provider_keys import KeySource
 from tallybook._provider_steps import Rotation, Steps, Tested
-from tallybook._run import run, run_sync
 from tallybook.errors import InvalidArgument
 
 __all__ = ["Provider", "Providers", "Rotation", "Secret", "Tested"]

@@ -35,9 +35,10 @@ from tallybook._app import App
 from tallybook._db import calls
 from tallybook._db.calls import Call
 from tallybook._db.migrate import migrate
+from tallybook._db.verb import AsyncConn, SyncConn, run, run_sync
 from tallybook._model.job import JobInfo
 from tallybook._model.payload import encode
-from tallybook._task import Task, run, run_sync
+from tallybook._task import Task
 from tallybook._worker import DrainReport
 from tallybook.errors import InvalidArgument
 
@@ -196,7 +197,7 @@ def _queues(app: App) -> list[str]:
     return sorted(used | {task.queue for task in app.tasks.values()} | {"default"})
 
 
-def assert_enqueued(conn: object, task: Task[..., Any] | str, /, **args: object) -> JobInfo:
+def assert_enqueued(conn: SyncConn, task: Task[..., Any] | str, /, **args: object) -> JobInfo:
     """Check that a job of this task waits or runs, with at least these args; the newest such job.
 
     `conn` is what `enqueue_sync` takes, and sees what its transaction sees: a job that is not committed yet, too. Also
@@ -213,7 +214,7 @@ def assert_enqueued(conn: object, task: Task[..., Any] | str, /, **args: object)
         return _found(run_sync(own, call), task, args, lambda job_id: run_sync(own, calls.get(job_id)))
 
 
-def assert_not_enqueued(conn: object, task: Task[..., Any] | str, /, **args: object) -> None:
+def assert_not_enqueued(conn: SyncConn, task: Task[..., Any] | str, /, **args: object) -> None:
     """Check that no job of this task waits or runs with these args; see assert_enqueued.
 
     assert_not_enqueued(conn, send_welcome, user_id=42)
@@ -226,7 +227,7 @@ def assert_not_enqueued(conn: object, task: Task[..., Any] | str, /, **args: obj
         _absent(run_sync(own, call), task, args)
 
 
-async def assert_enqueued_async(conn: object, task: Task[..., Any] | str, /, **args: object) -> JobInfo:
+async def assert_enqueued_async(conn: AsyncConn, task: Task[..., Any] | str, /, **args: object) -> JobInfo:
     """Check that a job of this task waits or runs; assert_enqueued for what `enqueue` takes as connection.
 
     job = await assert_enqueued_async(conn, send_welcome, user_id=42)
@@ -236,7 +237,7 @@ async def assert_enqueued_async(conn: object, task: Task[..., Any] | str, /, **a
     return await run(conn, calls.get(job_id))
 
 
-async def assert_not_enqueued_async(conn: object, task: Task[..., Any] | str, /, **args: object) -> None:
+async def assert_not_enqueued_async(conn: AsyncConn, task: Task[..., Any] | str, /, **args: object) -> None:
     """Check that no job of this task waits or runs with these args; see assert_enqueued_async.
 
     await assert_not_enqueued_async(conn, send_welcome, user_id=42)

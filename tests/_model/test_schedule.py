@@ -147,4 +147,4 @@ def test_a_scheduled_task_needs_no_args() -> None:
     async def report(lang: str) -> None: ...
 
     with pytest.raises(ConfigError, match=r"app\.schedule\('report', report\.job"):
-        app.check_tasks()
+        app._check_tasks()

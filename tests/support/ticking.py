@@ -27,7 +27,7 @@ async def clocks(dsn: str, *apps: App | None) -> AsyncIterator[list[Clock]]:
     made = []
     for app in apps:
         links = Link(dsn, "clock"), Link(dsn, "clock")
-        made.append(Clock(*links, app=app.name, declared=app.declared_schedules) if app else Clock(*links))
+        made.append(Clock(*links, app=app.name, declared=app._declared_schedules) if app else Clock(*links))
     try:
         yield made
     finally:

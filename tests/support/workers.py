@@ -78,7 +78,7 @@ class Jobs:
         self.db = db
 
     def __call__(self, job: Any) -> JobInfo:
-        return self.app.get_sync(self.db, job)
+        return self.app.get(job).sync(self.db)
 
     async def ends(self, *jobs: Any, seconds: float = 60.0) -> list[JobInfo]:
         """Wait until all of them are completed, cancelled or dead."""

@@ -27,7 +27,7 @@ def run(app: App, dsn: str, db: Any) -> Callable[..., JobInfo]:
 
     def run(job: Any) -> JobInfo:
         drain(app, dsn=dsn, queues=["default", "out"])
-        return app.get_sync(db, job)
+        return app.get(job).sync(db)
 
     return run
 

@@ -76,13 +76,13 @@ def test_the_message_id_is_the_same_at_every_attempt(app: App, dsn: str, db: Any
         states = []
         for _ in range(3):
             drain(app, dsn=dsn)
-            states.append(app.get_sync(db, first).state)
+            states.append(app.get(first).sync(db).state)
             travel(dsn, DAY)
         assert states == ["retrying", "retrying", "completed"]
         travel(dsn, 10 * DAY)
         second = LATER.enqueue_sync(db, "mail", "ada@example.org", "Hello", "text")
         drain(app, dsn=dsn)
-        assert app.get_sync(db, second).state == app.get_sync(db, keyed).state == "completed"
+        assert app.get(second).sync(db).state == app.get(keyed).sync(db).state == "completed"
         ids = [str(read(envelope)["message-id"]) for envelope in mailbox.messages]
         assert len(ids) == 4 and ids[0] == ids[1] and len(set(ids)) == 3
         assert ids[0].startswith(f"<job-{first.id}.") and ids[0].endswith("@example.org>")
@@ -96,9 +96,9 @@ def test_what_the_server_says_makes_of_the_job(app: App, dsn: str, db: Any) -> N
         dead = LATER.enqueue_sync(db, "mail", "never@example.org", "s", "t")
         some = LATER.enqueue_sync(db, "mail", ["never@example.org", "ada@example.org"], "some", "t")
         drain(app, dsn=dsn)
-        found = app.get_sync(db, dead)
+        found = app.get(dead).sync(db)
         assert found.state == "dead" and "never@example.org: 550 no such user" in (found.last_error or "")
-        result = app.get_sync(db, some).result
+        result = app.get(some).sync(db).result
         assert (result["accepted"], result["refused"]) == (
             ["ada@example.org"],
             {"never@example.org": "550 no such user"},
@@ -106,7 +106,7 @@ def test_what_the_server_says_makes_of_the_job(app: App, dsn: str, db: Any) -> N
         mailbox.data = ["554 spam"]
         spam = LATER.enqueue_sync(db, "mail", "ada@example.org", "s", "t")
         drain(app, dsn=dsn)
-        assert app.get_sync(db, spam).state == "dead" and "554 spam" in (app.get_sync(db, spam).last_error or "")
+        assert app.get(spam).sync(db).state == "dead" and "554 spam" in (app.get(spam).sync(db).last_error or "")
 
 
 def test_who_has_the_message_does_not_get_it_again(app: App, dsn: str, db: Any) -> None:
@@ -117,11 +117,11 @@ def test_who_has_the_message_does_not_get_it_again(app: App, dsn: str, db: Any) 
         to = ["ada@example.org", "later@example.org", "never@example.org"]
         job = LATER.enqueue_sync(db, "mail", to, "s", "t")
         drain(app, dsn=dsn)
-        found = app.get_sync(db, job)
+        found = app.get(job).sync(db)
         assert found.state == "retrying" and "later@example.org: 450 greylisted" in (found.last_error or "")
         travel(dsn, DAY)
         drain(app, dsn=dsn)
-        found = app.get_sync(db, job)
+        found = app.get(job).sync(db)
         assert [envelope.rcpt_tos for envelope in mailbox.messages] == [["ada@example.org"], ["later@example.org"]]
         assert found.state == "completed" and sorted(found.result["accepted"]) == to[:2]
         assert found.result["refused"] == {"never@example.org": "550 no"}
@@ -161,12 +161,12 @@ def test_nothing_is_smuggled_into_a_header(app: App, dsn: str, db: Any) -> None:
         jobs = [LATER.enqueue_sync(db, "mail", **{**plain, **given}) for given, _ in WRONG]
         drain(app, dsn=dsn)
         for job, (given, words) in zip(jobs, WRONG, strict=True):
-            found = app.get_sync(db, job)
+            found = app.get(job).sync(db)
             assert found.state == "dead" and words in (found.last_error or ""), (given, found.state, found.last_error)
         assert mailbox.messages == []
         control = LATER.enqueue_sync(db, "mail", **plain)  # in the text all that is only text
         drain(app, dsn=dsn)
-        assert app.get_sync(db, control).state == "completed"
+        assert app.get(control).sync(db).state == "completed"
         assert [envelope.rcpt_tos for envelope in mailbox.messages] == [["ada@example.org"]]
 
 
@@ -188,7 +188,7 @@ def test_the_password_goes_only_over_tls(app: App, dsn: str, db: Any, names: Any
             serving(app, made)
             job = LATER.enqueue_sync(db, "mail", "ada@example.org", "s", "t")
             drain(app, dsn=dsn)
-            found = app.get_sync(db, job)
+            found = app.get(job).sync(db)
             assert (found.state, words in (found.last_error or "")) == (state, True), found.last_error
             assert "p4ssword" not in str(found)
         assert len(mailbox.messages) == 1 and plain.messages == []
@@ -204,7 +204,7 @@ def test_a_server_that_says_nothing_is_left(app: App, dsn: str, db: Any, held: b
         serving(app, mail(listener.getsockname()[1], timeout="300 ms" if held else "30 s"))
         job = LATER.enqueue_sync(db, "mail", "ada@example.org", "s", "t")
         drain(app, dsn=dsn)
-        found = app.get_sync(db, job)
+        found = app.get(job).sync(db)
         assert found.state == "retrying" and ("within 0.3 s" if held else "SMTPConnectError") in (
             found.last_error or ""
         )

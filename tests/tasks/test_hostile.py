@@ -135,7 +135,7 @@ def test_every_way_to_write_the_inside_is_refused(app: App, run: Run, db: Any) -
     put = {host: CALL.enqueue_sync(db, url=f"http://{host}:1/") for host in HOSTS.split()}
     run(put["127.1"])  # drains: all of them
     for host, job in put.items():
-        found = app.get_sync(db, job)
+        found = app.get(job).sync(db)
         assert found.state == "dead" and "has an address that is" in (found.last_error or ""), host
 
 

@@ -85,7 +85,7 @@ def test_what_is_sent_and_what_comes_back(app: App, dsn: str, db: Any, endpoint:
         http.enqueue_sync(db, "rates", path="/lie"),
     ]
     drain(app, dsn=dsn)
-    results = [app.get_sync(db, job).result for job in jobs]
+    results = [app.get(job).sync(db).result for job in jobs]
     assert [{key: result.get(key) for key in ("json", "text", "base64") if key in result} for result in results] == [
         {"text": "café"}, {"base64": base64.b64encode(b"\x00\xff").decode()}, {}, {}, {"text": "{no"},
     ]  # fmt: skip
@@ -134,7 +134,7 @@ def test_calls_that_fail_for_good_or_for_now(app: App, dsn: str, db: Any, endpoi
     jobs.append(LATER.enqueue_sync(db, url="file:///etc/passwd"))
     drain(app, dsn=dsn)
     for job, (given, state, words) in zip(jobs, cases, strict=True):
-        found = app.get_sync(db, job)
+        found = app.get(job).sync(db)
         assert (found.state, words in (found.last_error or "")) == (state, True), (given, found.last_error)
 
 

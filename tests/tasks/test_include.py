@@ -64,11 +64,11 @@ async def test_an_included_task_has_the_app_and_its_policies(dsn: str, db: Any) 
 
     app.include(shared)
     with pytest.raises(ConfigError, match="no retry policy"):
-        app.check_policies()
+        app._check_policies()
     app.retry_policy("patient", Constant(timedelta(hours=5)))
     job = await shared.enqueue(app, 3)
     await drain_async(app)
-    assert seen == [(app, 3)] and app.get_sync(db, job).state == "retrying"
+    assert seen == [(app, 3)] and app.get(job).sync(db).state == "retrying"
     assert shared.app is library
 
 
@@ -89,7 +89,7 @@ def test_a_missing_extra_is_one_clear_error(
     monkeypatch.setitem(sys.modules, package, None)
     (put,) = app.enqueue_many_sync(db, [job])
     drain(app, dsn=dsn, max_jobs=1)
-    found = app.get_sync(db, put)
+    found = app.get(put).sync(db)
     assert found.state == "retrying" and f"pip install 'tallybook[{extra}]'" in (found.last_error or "")
 
 

@@ -73,7 +73,7 @@ def test_a_call_to_the_inside_is_refused(app: App, dsn: str, db: Any, names: dic
         jobs += [http.enqueue_sync(db, url=url) for url in urls.values()]
         drain(app, dsn=dsn)
         for job in jobs:
-            found = app.get_sync(db, job)
+            found = app.get(job).sync(db)
             assert found.state == "dead" and "loopback" in (found.last_error or "")
             assert (found.errors or [])[-1]["type"] == "tallybook.errors.AddressRefused"
         assert inside.got == []
@@ -81,7 +81,7 @@ def test_a_call_to_the_inside_is_refused(app: App, dsn: str, db: Any, names: dic
             webhook.enqueue_sync(db, f"own {host}", {}) for host in INSIDE
         ]  # the control: allowed, the same arrives
         drain(app, dsn=dsn)
-        assert {app.get_sync(db, job).state for job in jobs} == {"completed"} and len(inside.got) == len(INSIDE)
+        assert {app.get(job).sync(db).state for job in jobs} == {"completed"} and len(inside.got) == len(INSIDE)
 
 
 def test_without_the_check_the_inside_is_called(

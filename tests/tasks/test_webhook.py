@@ -95,7 +95,7 @@ def test_every_attempt_has_the_same_id(app: App, dsn: str, db: Any, endpoint: Ht
     for _ in range(3):
         drain(app, dsn=dsn)
         travel(dsn, DAY)
-    assert app.get_sync(db, job).state == "completed"
+    assert app.get(job).sync(db).state == "completed"
     assert {got.headers["webhook-id"] for got in endpoint.got} == {key or f"job_{job.id}"} and len(endpoint.got) == 3
     assert {got.body for got in endpoint.got} == {endpoint.got[0].body}
     for got in endpoint.got:
@@ -122,17 +122,17 @@ def test_gone_stops_the_endpoint(app: App, dsn: str, db: Any, endpoint: HttpServ
     endpoint.reply(Reply(410, body=b"no such hook"), Reply())
     first = LATER.enqueue_sync(db, "acme", BODY)
     drain(app, dsn=dsn)
-    found = app.get_sync(db, first)
+    found = app.get(first).sync(db)
     assert found.state == "dead" and "status 410: no such hook" in (found.last_error or "")
     assert not registry.known["acme"].active
     later = LATER.enqueue_sync(db, "acme", BODY)
     drain(app, dsn=dsn)
-    found = app.get_sync(db, later)
+    found = app.get(later).sync(db)
     assert found.state == "retrying" and "is not active" in (found.last_error or "") and len(endpoint.got) == 1
     asyncio.run(registry.set("acme", active=True))  # the control: it was that alone which kept it
     travel(dsn, DAY)
     drain(app, dsn=dsn)
-    assert app.get_sync(db, later).state == "completed" and len(endpoint.got) == 2
+    assert app.get(later).sync(db).state == "completed" and len(endpoint.got) == 2
 
 
 def test_gone_at_a_former_url_stops_nothing(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
@@ -146,12 +146,12 @@ def test_gone_at_a_former_url_stops_nothing(app: App, dsn: str, db: Any, endpoin
     endpoint.reply(gone, Reply())
     job = LATER.enqueue_sync(db, "acme", BODY)
     drain(app, dsn=dsn)
-    found = app.get_sync(db, job)
+    found = app.get(job).sync(db)
     assert found.state == "retrying" and "a url that the provider has no more" in (found.last_error or "")
     assert registry.known["acme"].active
     travel(dsn, DAY)
     drain(app, dsn=dsn)
-    assert app.get_sync(db, job).state == "completed" and endpoint.got[1].path == "/new"
+    assert app.get(job).sync(db).state == "completed" and endpoint.got[1].path == "/new"
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -197,7 +197,7 @@ def test_what_a_status_makes_of_the_job(app: App, dsn: str, db: Any, endpoint: H
     drain(app, dsn=dsn)
     for state, listed in STATUSES.items():
         for status in listed:
-            found = app.get_sync(db, jobs[status])
+            found = app.get(jobs[status]).sync(db)
             assert found.state == state, status
             said = None if state == "completed" else f"webhook to provider '{status}': status {status}: words"
             assert found.last_error == said
@@ -260,9 +260,9 @@ def test_args_that_cannot_be_sent_are_dead(app: App, dsn: str, db: Any, endpoint
     plain = LATER.enqueue_sync(db, "acme", BODY, headers={"X-Form": "7"})
     drain(app, dsn=dsn)
     for job, words in zip(jobs, [*(words for _, words in WRONG_ARGS), "neither body nor text"], strict=True):
-        found = app.get_sync(db, job)
+        found = app.get(job).sync(db)
         assert found.state == "dead" and words in (found.last_error or ""), words
-    assert app.get_sync(db, plain).state == "completed"
+    assert app.get(plain).sync(db).state == "completed"
     assert [got.headers["x-form"] for got in endpoint.got] == ["7"]
 
 
@@ -291,8 +291,8 @@ def test_a_provider_that_is_wrong_is_tried_again(app: App, dsn: str, db: Any, en
     unsigned = LATER.enqueue_sync(db, "unknown", BODY)
     drain(app, dsn=dsn)
     for at, (job, (_, words)) in enumerate(zip(jobs, WRONG_PROVIDERS, strict=True)):
-        found = app.get_sync(db, job)
+        found = app.get(job).sync(db)
         assert found.state == "retrying" and words in (found.last_error or ""), found.last_error
         assert f"provider 'acme-{at}'" in (found.last_error or "")
         assert "word@" not in str(found.errors) and "c2hv" not in str(found.errors)
-    assert app.get_sync(db, unsigned).state == "retrying" and endpoint.got == []
+    assert app.get(unsigned).sync(db).state == "retrying" and endpoint.got == []

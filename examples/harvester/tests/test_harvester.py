@@ -37,7 +37,7 @@ class Harvest:
 
     def push(self, page: int) -> str:
         """Before all others, so that `read_first` reads no more than this one."""
-        return visit.with_(priority=1).subject(f"/page/{page}").push_sync(self.db, f"/page/{page}").report
+        return visit.with_(priority=1).subject(f"/page/{page}").push(f"/page/{page}").sync(self.db).report
 
     def read_first(self) -> None:
         """One page, its retries included; what it leads to stays in line."""
@@ -52,7 +52,7 @@ class Harvest:
             travel(self.dsn, timedelta(seconds=5))
 
     def retrying(self) -> int:
-        return sum(one.retrying for one in app.counts_sync(self.db))
+        return sum(one.retrying for one in app.counts.list().sync(self.db))
 
     def rows(self, query: str, *values: object) -> list[Any]:
         return self.db.execute(query.encode(), values).fetchall()
@@ -102,7 +102,7 @@ def test_every_page_is_read_once_a_round_and_every_item_checked(small: Harvest) 
     small.read()
     readable = small.site.readable
     assert len(small.rows("select distinct url from visit where iteration = 0")) == len(readable) > 100
-    planned = next(one for one in app.counts_sync(small.db) if one.queue == "items").scheduled
+    planned = next(one for one in app.counts.list().sync(small.db) if one.queue == "items").scheduled
     items = {item for page in readable for item in small.site.items(page, 1)}
     mentions = sum(len(small.site.items(page, 1)) for page in readable)
     assert planned == len(items) < mentions, "an item that many pages name is one subject, and waits for its hour"
@@ -133,7 +133,7 @@ def test_what_was_read_before_is_asked_for_by_its_edition(small: Harvest) -> Non
     page = next(n for n in sorted(small.site.readable) if small.site.is_leaf(n))
     small.push(page)
     small.read_first()
-    info = visit.subject(f"/page/{page}").get_sync(small.db)
+    info = visit.subject(f"/page/{page}").get().sync(small.db)
     assert info is not None and info.args["etag"] == small.site.etag(page, 1)
     assert (info.state, info.iterations) == ("planned", 1)
     travel(small.dsn, 7 * DAY)
@@ -153,7 +153,7 @@ def test_five_failures_in_a_row_stop_a_page_and_a_push_does_not_bring_it_back(la
     for page in (broken, gone):
         large.push(page)
     large.read()
-    stopped = app.subjects_sync(large.db, task="visit", states=["killed", "dead"]).subjects
+    stopped = app.subjects.list(task="visit", states=["killed", "dead"]).sync(large.db).subjects
     assert {(one.subject, one.state, one.failures, one.last_error) for one in stopped} == {
         (f"/page/{broken}", "dead", 5, "status 500"),
         (f"/page/{gone}", "killed", 0, "there is no such page any more"),
@@ -170,9 +170,9 @@ def test_a_page_that_fails_twice_is_read_and_its_failures_start_anew(large: Harv
     page = next(n for n in sorted(large.site.readable) if large.site.failures(n, 1) == 2 and large.site.is_leaf(n))
     large.push(page)
     large.read_first()
-    info = visit.subject(f"/page/{page}").get_sync(large.db)
+    info = visit.subject(f"/page/{page}").get().sync(large.db)
     assert info is not None and (info.state, info.failures, info.iterations) == ("planned", 0, 1)
-    told = [event.event for event in app.trace_sync(large.db, subject=f"/page/{page}", task="visit")]
+    told = [event.event for event in app.jobs.trace(subject=f"/page/{page}", task="visit").sync(large.db)]
     assert told == ["enqueued", *["started", "failed"] * 2, "started", "snoozed", "scheduled"]
 
 
@@ -184,7 +184,7 @@ def test_args_of_the_release_before_are_upgraded_in_the_flow(large: Harvest) -> 
         "select tallybook.subject_push('pages', 'visit', %s, %s)", (name, psycopg.types.json.Jsonb({"page": page}))
     )
     large.read_first()
-    info = visit.subject(name).get_sync(large.db)
+    info = visit.subject(name).get().sync(large.db)
     assert info is not None and info.args == {"url": name, "found_on": "", "etag": large.site.etag(page, 1)}
 
 
@@ -192,13 +192,13 @@ def test_args_of_the_release_before_are_upgraded_in_the_flow(large: Harvest) -> 
 def test_a_page_that_names_an_item_changes_what_is_planned(large: Harvest) -> None:
     """S3-13 S3-25: the newest mention counts, and the report says from when to when the check has moved."""
     soon = price.with_(delay="1 hour")
-    (first,) = app.upsert_many_sync(large.db, [soon.subject("item:7").job(7, 100, "/page/1")])
-    (second,) = app.upsert_many_sync(large.db, [soon.subject("item:7").job(7, 250, "/page/2")])
+    (first,) = app.subjects.upsert_many([soon.subject("item:7").job(7, 100, "/page/1")]).sync(large.db)
+    (second,) = app.subjects.upsert_many([soon.subject("item:7").job(7, 250, "/page/2")]).sync(large.db)
     assert (first.report, second.report, second.old_run_at) == ("created", "updated", first.new_run_at)
     travel(large.dsn, 2 * HOUR)
     large.read()
     assert large.rows("select id, cents, url, checks from item") == [(7, 250, "/page/2", 1)]
-    (third,) = app.upsert_many_sync(large.db, [soon.subject("item:7").job(7, 300, "/page/1")])
+    (third,) = app.subjects.upsert_many([soon.subject("item:7").job(7, 300, "/page/1")]).sync(large.db)
     assert third.report == "updated", "its name was kept, and it begins again"
 
 

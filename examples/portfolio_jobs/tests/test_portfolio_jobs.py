@@ -97,10 +97,10 @@ def test_what_the_clock_does_is_one_table(db: Any, monkeypatch: pytest.MonkeyPat
     listed = "select name, every, fired_count from tallybook.schedules order by name"
     drain(app)
     assert [name for name, _, _ in rows(db, listed)] == sorted(SCHEDULES)
-    assert {task.retry for task in app.tasks.values()} == {app.policy("standard")}
-    app.schedule_run_sync(db, "quotes")
-    monkeypatch.delitem(app.declared, "statements")
-    monkeypatch.delitem(app.declared, "quotes")
+    assert {task.retry for task in app.tasks.values()} == {app._policy("standard")}
+    app.schedules.run("quotes").sync(db)
+    monkeypatch.delitem(app._declared, "statements")
+    monkeypatch.delitem(app._declared, "quotes")
     app.schedule("quotes", refresh_quotes.job(), every="1 s")
     drain(app)
     assert ("quotes", timedelta(seconds=1), 1) in rows(db, listed)
@@ -127,7 +127,7 @@ def test_a_market_that_closes_twice_a_day_values_each_portfolio_once(db: Any, ma
     one, *others, empty = (number for (number,) in rows(db, query))
     assert one == 1
     drain(app)
-    fired = app.schedule_run_sync(db, "close-frankfurt")
+    fired = app.schedules.run("close-frankfurt").sync(db)
     try_all(db)
     assert fired.what == "enqueued" and rows(db, "select state from tallybook.job where id = %s", fired.job_id) == [
         ("completed",)
@@ -135,12 +135,12 @@ def test_a_market_that_closes_twice_a_day_values_each_portfolio_once(db: Any, ma
     valued = rows(db, "select portfolio, amount, valued_at from valuation order by 1")
     assert [number for number, _, _ in valued] == others
     market.mended = True
-    app.schedule_run_sync(db, "close-frankfurt")
+    app.schedules.run("close-frankfurt").sync(db)
     try_all(db)
     assert rows(db, "select portfolio, amount, valued_at from valuation order by 1")[1:] == valued
     ((letter,),) = rows(db, "select id from tallybook.job where state = 'dead'")
     before = rows(db, "select * from valuation")
-    app.retry_sync(db, letter)
+    app.retry(letter).sync(db)
     try_all(db)
     assert rows(db, STATE, letter) == [("completed",)] and rows(db, "select * from valuation") == before
     wrong = played.wrong_valuations(
@@ -157,13 +157,13 @@ def test_each_valuation_has_one_statement(db: Any, market: World) -> None:
     put(db, 1, 2)
     drain(app)
     for _ in range(2):
-        app.schedule_run_sync(db, "statements")
+        app.schedules.run("statements").sync(db)
         drain(app)
         found = rows(db, "select portfolio, day from statement")
         assert played.wrong_statements([(1, DAY, 0), (2, DAY, 0)], found, market.mails) == []
     put(db, 3)
     drain(app)
-    app.schedule_run_sync(db, "statements")
+    app.schedules.run("statements").sync(db)
     drain(app)
     assert rows(db, "select portfolio from statement order by id")[2:] == [(3,)]
 
@@ -191,11 +191,11 @@ def test_two_at_once_are_seen_outside(
 ) -> None:
     """S2-02 S2-06 S2-14: the market is asked by one at a time, unless the schedule opts out: the control of the run's account."""
     market.quotes_take = 3.0 if overlap else 0.3  # time for the second to come
-    monkeypatch.delitem(app.declared, "quotes")
+    monkeypatch.delitem(app._declared, "quotes")
     app.schedule("quotes", refresh_quotes.job(), every="15 min", overlap=overlap)
     drain(app)
     for _ in range(2):
-        app.schedule_run_sync(db, "quotes")
+        app.schedules.run("quotes").sync(db)
     drain(app)
     assert market.most_quoting == at_once
 
@@ -270,8 +270,8 @@ def test_pages(db: Any, client: FlaskClient) -> None:
     assert "No worker has put one on record" in client.get("/").text
     put(db, 1)
     drain(app)
-    app.schedule_run_sync(db, "quotes")
-    app.schedule_run_sync(db, "quotes")
+    app.schedules.run("quotes").sync(db)
+    app.schedules.run("quotes").sync(db)
     page = client.get("/").text
     assert "30 15 * * MON-FRI Asia/Tokyo" in page and "skipped: overlap" in page and str(DAY) in page
     assert str(DAY) in client.get("/portfolios/1").text

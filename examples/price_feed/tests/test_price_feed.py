@@ -130,7 +130,7 @@ def test_a_stale_price_is_shown_and_renewed(client: Any, db: Any, world: World) 
 def test_a_person_goes_before_the_minute(client: Any, db: Any) -> None:
     """S1-07: a look at what the minute has put in already raises that job's priority, and adds none."""
     hold(db, "RELIANCE.NS", currency="INR")
-    assert app.schedule_run_sync(db, "wanted-prices").what == "enqueued"
+    assert app.schedules.run("wanted-prices").sync(db).what == "enqueued"
     assert lined_up(db) == [("RELIANCE.NS", "available", 2)]
     client.get("/holdings/ada")
     db.execute("select tallybook.promote()")  # what workers do all the time: it takes its new place
@@ -168,7 +168,7 @@ def test_the_minute_wants_what_is_missing_or_looked_at(db: Any) -> None:
         if viewed is not NEVER:
             db.execute("update asset set viewed_at = now() - %s where id = %s", (viewed, asset))
     for _ in range(2):
-        app.schedule_run_sync(db, "wanted-prices")
+        app.schedules.run("wanted-prices").sync(db)
         assert lined_up(db) == [(symbol, "available", 2) for symbol in sorted(CASES) if CASES[symbol][3]]
 
 
@@ -190,7 +190,7 @@ def test_what_cannot_be_fetched_is_dead_after_three_attempts_and_the_admin_is_to
     assert body == {"assetId": asset, "symbol": "SIVB", "retries": 3, "error": error, "job": job}
     assert list(world.mails.values()) == [1]
 
-    app.schedule_run_sync(db, "wanted-prices")
+    app.schedules.run("wanted-prices").sync(db)
     assert "we look into it" in client.get("/holdings/ada").text
     assert lined_up(db) == []  # neither the minute nor a look puts it in again
 
@@ -218,7 +218,7 @@ def test_what_cannot_be_fetched_is_dead_after_three_attempts_and_the_admin_is_to
 def test_a_job_whose_route_is_gone_is_cancelled(db: Any, world: World) -> None:
     """S1-16: no active route when it runs: it is cancelled, is no failure, and nobody is asked."""
     hold(db, "AAPL")
-    app.schedule_run_sync(db, "wanted-prices")
+    app.schedules.run("wanted-prices").sync(db)
     asyncio.run(app.providers.route("stock", "twelvedata", active=False))
     work(db, world)
     found = db.execute("select state, failures, reason from tallybook.job where task = 'fetch_price'").fetchone()
@@ -233,8 +233,8 @@ def test_no_provider_sees_more_than_its_calls(db: Any, world: World, calls: int)
     for code in FUNDS[:10]:
         hold(db, code, "fund", "INR")
     if calls != 8:  # one that a person has put stays, whatever the code says
-        app.rate_limit_set_sync(db, "provider", calls, per="1 min")
-    app.schedule_run_sync(db, "wanted-prices")
+        app.rate_limits.set("provider", calls, per="1 min").sync(db)
+    app.schedules.run("wanted-prices").sync(db)
     drain(app, dsn=app.conninfo())
     assert (len(world.calls["mfapi"]) == 1) == (calls == 8)
     work(db, world)

@@ -39,7 +39,7 @@ class PipelineTest(TransactionTestCase):
 
     def tearDown(self) -> None:
         for queue in ("default", "mail"):  # Django empties its own tables only
-            app.queue_truncate_sync("default", queue)
+            app.queues.truncate(queue).sync("default")
 
     def steps(self) -> list[str]:
         return list(Step.objects.order_by("id").values_list("name", flat=True))

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from tallybook._app.schedules import preview
 from tallybook._cli.common import (
     DURATION,
     Conn,
@@ -32,7 +33,6 @@ from tallybook._model.job import JobCall
 from tallybook._model.options import Options, check_name
 from tallybook._model.payload import encode
 from tallybook._model.schedule import MISSED, Timing, check_query
-from tallybook._schedules import preview
 from tallybook.errors import UnknownSchedule
 
 __all__ = ["schedule"]

@@ -63,11 +63,11 @@ def list_(target: str | None, dsn: str | None, as_json: bool) -> None:
 def _found(target: str | None, dsn: str | None) -> list[dict[str, Any]]:
     if target is not None:
         app = load_app(target)
-        app.check_policies()
-        app.check_tasks()
+        app._check_policies()
+        app._check_tasks()
         return [
             {"aliases": [], **one, "on_dead": one.get("on_dead_task"), "workers": None, "registered_at": None}
-            for one in app.catalogue()
+            for one in app._catalogue()
         ]
     with connect(dsn) as conn:
         return [loads(row[0]) for row in conn.execute(_LIST).fetchall()]

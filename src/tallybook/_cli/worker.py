@@ -129,8 +129,8 @@ def _check(app: App) -> None:
     for task in app.tasks.values():
         _ = task.wants_context  # SignatureError now, not at its first job
         children.check(task)
-    app.check_policies()
-    app.check_tasks()
+    app._check_policies()
+    app._check_tasks()
 
 
 async def _run(app: App, dsn: str, settings: WorkerSettings) -> int:

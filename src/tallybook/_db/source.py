@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tallybook._db.calls import Call
+from tallybook._model.tracing import Tracing
 from tallybook.errors import ConfigError, QueueUnavailable, SchemaMissing
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class Source:
     def __init__(self, name: str, dsn: str | None) -> None:
         self.name = name
         self.dsn = dsn
+        self._tracing: Tracing | None = None
+        """Set by `tallybook.otel.instrument`."""
         self._pool: AsyncConnectionPool[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0

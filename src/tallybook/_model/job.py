@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from tallybook._model.options import Options
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
 
 __all__ = ["Cancelled", "DeadLetter", "Job", "JobCall", "JobInfo", "Retried"]
 
@@ -24,11 +33,11 @@ class JobCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Job(Generic[R_co]):
     """What an enqueue reports: the job's id, and whether this call put it in.
 
     `created` is False where a unique key already had a live job; `id` is then that job's. The job exists for others
-    once the caller's transaction commits.
+    once the caller's transaction commits. Type checkers see in `Job[R]` what its handler returns, for `app.result`.
     """
 
     id: int
@@ -91,7 +100,7 @@ class JobInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A job that is dead, as `app.dead_letters` lists it."""
+    """A job that is dead, as `app.dead.list` lists it."""
 
     job: int
     died_at: datetime

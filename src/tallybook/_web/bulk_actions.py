@@ -54,11 +54,11 @@ class Verb:
 VERBS = {
     one.name: one
     for one in (
-        Verb("retry", ("dead", "cancelled"), lambda app, conn, ids, _: app.retry_jobs(conn, ids), False,
+        Verb("retry", ("dead", "cancelled"), lambda app, conn, ids, _: app.jobs.retry(ids).on(conn), False,
              "Each gets another attempt, at once."),
-        Verb("cancel", _OPEN, lambda app, conn, ids, why: app.cancel_jobs(conn, ids, why), True,
+        Verb("cancel", _OPEN, lambda app, conn, ids, why: app.jobs.cancel(ids, why).on(conn), True,
              "None of them will start; those that run are told to stop."),
-        Verb("drop", ("dead",), lambda app, conn, ids, _: app.drop_jobs(conn, ids), True,
+        Verb("drop", ("dead",), lambda app, conn, ids, _: app.jobs.drop(ids).on(conn), True,
              "Their dead letters are thrown away: they cannot be retried any more."),
     )
 }  # fmt: skip

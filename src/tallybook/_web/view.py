@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from tallybook._db import audit
-from tallybook._run import run
+from tallybook._db.verb import run
 from tallybook._web.database import IN_THE_WAY, READ_TIMEOUT, Conn
 from tallybook._web.gate import Visit
 from tallybook.errors import TallybookError

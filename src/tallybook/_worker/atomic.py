@@ -259,7 +259,7 @@ class Atomic:
         from tallybook._db.sqlalchemy_sessions import AsyncSessions, Sessions
 
         library = AsyncSessions if kind.startswith("async") else Sessions
-        return library(dsn, name, self._app.sessions, connection=kind.endswith("connection"))
+        return library(dsn, name, self._app._sessions, connection=kind.endswith("connection"))
 
 
 class _Interrupt:

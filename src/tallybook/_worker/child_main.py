@@ -188,8 +188,8 @@ class _Child:
             running.guard.deadline = datetime.now(UTC) + timedelta(seconds=message["timeout"])
         context = contextvars.copy_context()
         context.run(current_job.set, running)
-        if message.get("carried") and found.task is not None and found.task.app.tracing is not None:
-            context.run(found.task.app.tracing.enter, message["carried"])
+        if message.get("carried") and found.task is not None and found.task.app._tracing is not None:
+            context.run(found.task.app._tracing.enter, message["carried"])
         self._running = running
         if self._told:
             running.cancel_reason = ""
@@ -251,7 +251,7 @@ def _then(error: BaseException, running: Running, found: _Found) -> dict[str, An
     try:
         if found.task is None:
             raise errors.ConfigError("retry", said, "not declared here")
-        _ = found.task.retry if said is None else isinstance(said, str) and found.task.app.policy(said)
+        _ = found.task.retry if said is None else isinstance(said, str) and found.task.app._policy(said)
     except errors.ConfigError:  # a policy by a name that the module of the task does not declare: the worker knows it
         if is_final(error, found.task.no_retry if found.task is not None else ()):
             return {"then": {"delay": None, "final": True, "problem": None}}

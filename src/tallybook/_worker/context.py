@@ -14,6 +14,7 @@ from tallybook._db import aio, sync
 from tallybook._db.calls import Call, instant
 from tallybook._db.ends import complete
 from tallybook._db.subject_ends import SubjectEnd
+from tallybook._db.verb import AsyncConn, SyncConn
 from tallybook._model.payload import encode
 from tallybook._model.subject import Subject, subject_of
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
@@ -196,7 +197,7 @@ class Context:
             raise NotSupported("ctx.providers here", hint=hint)
         return found  # type: ignore[no-any-return]
 
-    async def complete(self, conn: object, *, result: object = None) -> None:
+    async def complete(self, conn: AsyncConn, *, result: object = None) -> None:
         """End this attempt as completed in `conn`'s transaction, together with what else is written there.
 
         For a handler that is not atomic and chooses the moment; commit soon, and before it returns. `conn` is as in
@@ -212,13 +213,13 @@ class Context:
         if not await aio.run(conn, call):
             raise LeaseLost(job.job_id, job.attempt)
 
-    def complete_sync(self, conn: object, *, result: object = None) -> None:
+    def complete_sync(self, conn: SyncConn, *, result: object = None) -> None:
         """End this attempt as completed in `conn`'s transaction; complete for plain handlers."""
         job, call = self._completing(result)
         if not sync.run(conn, call):
             raise LeaseLost(job.job_id, job.attempt)
 
-    async def end(self, conn: object, outcome: SubjectOutcome) -> None:
+    async def end(self, conn: AsyncConn, outcome: SubjectOutcome) -> None:
         """End this iteration of a subject in `conn`'s transaction: Reschedule, Complete, Drop or Kill, see docs/subjects.md.
 
         What complete is for an ordinary job, with the same rules: commit soon, and before the handler returns; LeaseLost
@@ -226,14 +227,14 @@ class Context:
         an ordinary job, SignatureError and PayloadError for new args that are none of the task's.
 
             async with conn.transaction():
-                await app.push_many(conn, [crawl.subject(url).job(url) for url in links])
+                await app.subjects.push_many([crawl.subject(url).job(url) for url in links]).on(conn)
                 await ctx.end(conn, Reschedule("+1 week"))
         """
         job, call = self._ending(outcome)
         if await aio.run(conn, call) == "refused":
             raise LeaseLost(job.job_id, job.attempt)
 
-    def end_sync(self, conn: object, outcome: SubjectOutcome) -> None:
+    def end_sync(self, conn: SyncConn, outcome: SubjectOutcome) -> None:
         """End this iteration of a subject in `conn`'s transaction; end for plain handlers."""
         job, call = self._ending(outcome)
         if sync.run(conn, call) == "refused":
@@ -253,7 +254,7 @@ class Context:
             )
         if self.subject is None:
             raise NotASubject(job.job_id, f"ctx.end with {name}")
-        end = end_of(job, self.app.names[job.task_name], outcome)
+        end = end_of(job, self.app._names[job.task_name], outcome)
         if not isinstance(end, SubjectEnd):
             end = SubjectEnd("complete", ())
         job.in_doubt, job.own_end = True, end

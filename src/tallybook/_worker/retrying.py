@@ -46,7 +46,7 @@ def _policy(job: Running, known: Task[Any, Any]) -> tuple[Backoff, str | None]:
     if said is None:
         return known.retry, None
     try:
-        return (known.app.policy(said) if isinstance(said, str) else from_json(said)), None
+        return (known.app._policy(said) if isinstance(said, str) else from_json(said)), None
     except ConfigError as error:  # any program may have written the row
         problem = f"the retry policy that the job asks for is not used: {error}"
         log.error("%s %s: %s", known.name, job.job_id, problem)

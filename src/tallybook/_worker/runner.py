@@ -149,7 +149,7 @@ class Runner:
         """How many handlers did not end after their deadline and the grace."""
         self.state = SimpleNamespace()
         self.aborting = False
-        self.tracing = app.tracing
+        self.tracing = app._tracing
         self._run = self._one if self.tracing is None else self._traced
 
     async def open(self) -> None:
@@ -160,7 +160,7 @@ class Runner:
         self._verbs.providers = self._app.providers
         self._lifespan.enter_context(self._app.providers.through(self._verbs.ask))
         context = Context(self.state, verbs=self._verbs)
-        for hook in self._app.lifespans:
+        for hook in self._app._lifespans:
             await self._lifespan.enter_async_context(asynccontextmanager(hook)(context))
 
     async def close(self) -> None:
@@ -172,7 +172,7 @@ class Runner:
     def start(self, jobs: list[Running]) -> None:
         """Start these jobs; each has its slot already."""
         for job in jobs:
-            known = self._app.names.get(job.task_name)
+            known = self._app._names.get(job.task_name)
             if known is None or (job.options and is_newer(job.options, known)):
                 what = f"task {job.task_name!r}" if known is None else f"such version of the args of {job.task_name!r}"
                 log.info("job %s: no %s here, put aside for a worker that knows it", job.job_id, what)
@@ -188,7 +188,7 @@ class Runner:
 
     def cannot_start(self, job: Running, error: dict[str, Any]) -> None:
         """Fail an attempt that has not started, by its task's own limit of attempts."""
-        known = self._app.names.get(job.task_name)
+        known = self._app._names.get(job.task_name)
         limit = None if known is None else known.max_attempts
         self._finisher.fail(job, {**error, "worker": self._worker_name}, delay=None, limit=limit, final=False)
 
@@ -217,7 +217,7 @@ class Runner:
 
     def isolated(self, job: Running) -> bool:
         """Whether what this job does to its process it does to no other job."""
-        known = self._app.names.get(job.task_name)
+        known = self._app._names.get(job.task_name)
         return known is not None and known.execution.process
 
     @property
@@ -247,7 +247,7 @@ class Runner:
 
     def _overdue(self, job: Running) -> None:
         """Neither the cancel nor the grace has ended this attempt: it is failed, and its handler abandoned."""
-        known = self._app.names[job.task_name]
+        known = self._app._names[job.task_name]
         if self._book.running.get(job.job_id) is not job or known.execution.timeout is None:
             return
         self.abandoned += 1
@@ -401,13 +401,13 @@ class Runner:
         context.run(current_job.set, job)
         fn = self._atomic.wrap(job, known) if known.atomic else known.fn
         in_thread = not known.is_async and not known.execution.process
-        if known.wants_context or self._app.arounds or (in_thread and self._app.thread_arounds):
+        if known.wants_context or self._app._arounds or (in_thread and self._app._thread_arounds):
             ctx = Context(self.state, job, self._verbs, atomic=bool(known.atomic))
             if known.wants_context:
                 positional = [ctx, *positional]
-            if in_thread and self._app.thread_arounds:
-                fn = _surrounded(fn, self._app.thread_arounds, ctx)
-            if self._app.arounds:
+            if in_thread and self._app._thread_arounds:
+                fn = _surrounded(fn, self._app._thread_arounds, ctx)
+            if self._app._arounds:
                 return await _stepped(self._around(job, ctx, known, fn, positional, named), context)
         if known.is_async:
             coroutine = fn(*positional, **named)
@@ -435,7 +435,7 @@ class Runner:
         named: dict[str, Any],
     ) -> Any:
         async with AsyncExitStack() as hooks:
-            for hook in self._app.arounds:
+            for hook in self._app._arounds:
                 await hooks.enter_async_context(asynccontextmanager(hook)(ctx))
             if known.is_async:
                 return await fn(*positional, **named)

@@ -127,4 +127,4 @@ def parse_queues(queues: Mapping[str, int] | Iterable[str] | str | None) -> dict
 
 def app_queues(app: App) -> list[str]:
     """Every queue that the app or its tasks name, and default: what is served unless something else is said."""
-    return sorted({"default", *app.also_serves, *(task.queue for task in app.tasks.values())})
+    return sorted({"default", *app._also_serves, *(task.queue for task in app.tasks.values())})

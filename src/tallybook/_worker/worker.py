@@ -112,7 +112,7 @@ class Worker:
             self.upkeep,
             Link(dsn, settings.name),
             app=app.name,
-            declared=app.declared_schedules,
+            declared=app._declared_schedules,
             on_fired=self._wake,
         )
         self.heartbeat: Heartbeat | None = None
@@ -149,8 +149,8 @@ class Worker:
             idle_queues=self.claimer.idle_queues,
             on_looked=self.claimer.looked,
         )
-        app.check_policies()
-        app.check_tasks()
+        app._check_policies()
+        app._check_tasks()
         self.watchdog: Watchdog | None = None
         self.telemetry = Telemetry(settings, dsn, self) if settings.metrics_port is not None else None
         self.worn_out = False
@@ -236,13 +236,13 @@ class Worker:
         self.heartbeat = Heartbeat(
             self._session_dsn if session else self.dsn,
             self.settings,
-            list(self._app.names),
+            list(self._app._names),
             self.book,
             session=session,
             on_cancel=lambda *said: loop.call_soon_threadsafe(self.runner.cancel, *said),
             on_given_up=lambda worker_id: loop.call_soon_threadsafe(self._given_up, worker_id),
             on_schema=lambda error: loop.call_soon_threadsafe(self._schema_changed, error),
-            catalogue=self._app.catalogue(),
+            catalogue=self._app._catalogue(),
             expected=self._expected,
             lag=lambda: self.watchdog.lag() if self.watchdog else None,
         )
@@ -257,7 +257,7 @@ class Worker:
             self._expected = migrate.check(conn).expected
             self._warn_of_twins(conn)
             said = rates.registered(
-                self._app.rate_limits.values(), self._app.concurrency_limits.values(), self._app.breaker_rules.values()
+                self._app._rate_rules.values(), self._app._concurrency_rules.values(), self._app._breaker_rules.values()
             )
             conn.execute(rates.REGISTER, (self._app.name, said))
             known = [row[0] for row in conn.execute("select name from tallybook.queues")]
@@ -269,9 +269,9 @@ class Worker:
 
     def _warn_of_twins(self, conn: psycopg.Connection[Any]) -> None:
         """Two apps with one task name would run each other's jobs on one queue; the catalogue has one entry for both."""
-        for name, app, queue in conn.execute(_TWINS, (self._app.name, list(self._app.names))).fetchall():
+        for name, app, queue in conn.execute(_TWINS, (self._app.name, list(self._app._names))).fetchall():
             both = " It has the same queue there: each runs jobs that are meant for the other." * (
-                queue == self._app.names[name].queue
+                queue == self._app._names[name].queue
             )
             log.warning(
                 "task %r is on record as one of app %r, not of app %r.%s Give one of them another name, unless the app was renamed",

@@ -48,7 +48,7 @@ _JOB_EXAMPLE = {
 
 
 async def _get(ask: Ask, conn: Conn) -> dict[str, Any]:
-    found = await ask.app.get(conn, ask["job"])
+    found = await ask.app.get(ask["job"]).on(conn)
     ask.reach(found.queue)
     return _shown(found, admin=ask.admin)
 
@@ -63,8 +63,8 @@ def _shown(found: JobInfo, *, admin: bool) -> dict[str, Any]:
 
 
 async def _why(ask: Ask, conn: Conn) -> dict[str, Any]:
-    ask.reach((await ask.app.get(conn, ask["job"])).queue)
-    return {"reasons": [_reason(one, admin=ask.admin) for one in await ask.app.why(conn, ask["job"])]}
+    ask.reach((await ask.app.get(ask["job"]).on(conn)).queue)
+    return {"reasons": [_reason(one, admin=ask.admin) for one in await ask.app.jobs.why(ask["job"]).on(conn)]}
 
 
 # The explanations of these have the error's message in them, or what somebody has written.
@@ -124,7 +124,7 @@ async def _enqueue(ask: Ask, conn: Conn) -> Changed:
     on_conflict = ask.get("on_conflict", "skip")
     if not job.created and on_conflict != "skip" and ask.key.queues is not None:
         # A unique key is that of a task, so the job that has it, and was changed, may be in any queue.
-        ask.reach((await ask.app.get(conn, job.id)).queue)
+        ask.reach((await ask.app.get(job.id).on(conn)).queue)
     answer = {"job": job.id, "created": job.created}
     if not job.created and on_conflict == "skip":
         return Changed(answer)
@@ -159,9 +159,9 @@ def _described(ask: Ask) -> JobCall:
 
 async def _retry(ask: Ask, conn: Conn) -> Changed:
     if ask.key.queues is not None:
-        ask.reach((await ask.app.get(conn, ask["job"])).queue)
+        ask.reach((await ask.app.get(ask["job"]).on(conn)).queue)
     try:
-        attempt = await ask.app.retry(conn, ask["job"])
+        attempt = await ask.app.retry(ask["job"]).on(conn)
     except InvalidArgument as error:
         raise Problem(409, "conflict", str(error).removesuffix(".")) from error
     answer = {"job": ask["job"], "attempt": attempt}
@@ -169,9 +169,9 @@ async def _retry(ask: Ask, conn: Conn) -> Changed:
 
 
 async def _cancel(ask: Ask, conn: Conn) -> Changed:
-    before = await ask.app.get(conn, ask["job"])
+    before = await ask.app.get(ask["job"]).on(conn)
     ask.reach(before.queue)
-    state = await ask.app.cancel(conn, ask["job"], ask.get("reason"))
+    state = await ask.app.cancel(ask["job"], ask.get("reason")).on(conn)
     answer = {"job": ask["job"], "state": state}
     if state not in ("cancelled", "cancelling") or before.state == "cancelled":
         return Changed(answer)

@@ -18,7 +18,7 @@ _QUEUE = Name(name="queue", about="The queue's name.", required=True, most=64, e
 
 
 async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
-    return {"queues": [plain(one) for one in await ask.app.queues(conn) if ask.key.reaches(one.name)]}
+    return {"queues": [plain(one) for one in await ask.app.queues.list().on(conn) if ask.key.reaches(one.name)]}
 
 
 async def _counts(ask: Ask, conn: Conn) -> dict[str, Any]:
@@ -27,7 +27,7 @@ async def _counts(ask: Ask, conn: Conn) -> dict[str, Any]:
         ask.reach(queue)
     found = [
         plain(one)
-        for one in await ask.app.counts(conn)
+        for one in await ask.app.counts.list().on(conn)
         if ask.key.reaches(one.queue) and queue in (None, one.queue) and task in (None, one.task)
     ]
     return {"counts": found}

@@ -22,7 +22,7 @@ _INFO = record(
 
 
 async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
-    found = [one for one in await ask.app.schedule_list(conn) if ask.key.reaches(one.queue)]
+    found = [one for one in await ask.app.schedules.list().on(conn) if ask.key.reaches(one.queue)]
     return {"schedules": [{name: plain(getattr(one, name)) for name in _INFO["required"]} for one in found]}
 
 
@@ -33,7 +33,7 @@ async def _reach(ask: Ask, conn: Conn) -> None:
 
 async def _run(ask: Ask, conn: Conn) -> Changed:
     await _reach(ask, conn)
-    fired = await ask.app.schedule_run(conn, ask["schedule"])
+    fired = await ask.app.schedules.run(ask["schedule"]).on(conn)
     # Again, now that nobody else changes it: it may have been given another queue between the two. Nothing is left then.
     await _reach(ask, conn)
     done = {"what": fired.what, "job": fired.job_id, "jobs": fired.jobs}

@@ -37,13 +37,12 @@ def _shown(row: dict[str, Any], key: Key) -> dict[str, Any]:
 
 
 async def _audits(ask: Ask, conn: Conn) -> dict[str, Any]:
-    found = await ask.app.audits(
-        conn,
+    found = await ask.app.audit.list(
         actor=ask.get("actor"),
         action=ask.get("action"),
         before=ask.get("before"),
         max_rows=ask.get("max_rows", 50),
-    )
+    ).on(conn)
     return {"audits": [plain(row) for row in found]}
 
 

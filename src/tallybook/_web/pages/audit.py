@@ -23,7 +23,9 @@ async def audit(view: View) -> Response:
     actor, action, before = view.asked("actor"), view.asked("action"), view.asked("before")
     last = int(before) if before.isascii() and before.isdecimal() and len(before) < 19 else None
     async with view.read() as conn:
-        found = await view.app.audits(conn, actor=actor or None, action=action or None, before=last, max_rows=_PAGE + 1)
+        found = await view.app.audit.list(
+            actor=actor or None, action=action or None, before=last, max_rows=_PAGE + 1
+        ).on(conn)
     shown = [(row, _words(row.target), _words(row.done)) for row in found[:_PAGE]]
     more = found[_PAGE - 1].id if len(found) > _PAGE else None
     return view.render("audit.html", rows=shown, actor=actor, action=action, before=last, more=more)

@@ -91,11 +91,11 @@ async def standing(app: App, conn: Conn, job: int) -> Standing:
     """Read it; a job that there is not may have left a history."""
     info: JobInfo | None
     try:
-        info = await app.get(conn, job)
+        info = await app.get(job).on(conn)
     except UnknownJob:
         info = None
-    reasons = await app.why(conn, job)
-    found = await app.trace(conn, job=job, max_events=_MOST_EVENTS, newest_first=True)
+    reasons = await app.jobs.why(job).on(conn)
+    found = await app.jobs.trace(job=job, max_events=_MOST_EVENTS, newest_first=True).on(conn)
     return Standing(job, info, reasons, events_of(found), await rows(conn, _ATTEMPTS, job))
 
 
@@ -158,9 +158,9 @@ async def trace(view: View) -> Response:
             raise InvalidArgument("A trace follows one thing: a link, a subject or a unique key.")
         if given:
             async with view.read() as conn:
-                found = await view.app.trace(
-                    conn, **given, task=text_of("task", task), max_events=most, newest_first=True
-                )
+                found = await view.app.jobs.trace(
+                    **given, task=text_of("task", task), max_events=most, newest_first=True
+                ).on(conn)
             events = events_of(found)
     except TallybookError as error:
         problem = str(error)
@@ -190,7 +190,7 @@ def reason_of(act: Act) -> str | None:
 async def retry(act: Act) -> str:
     """Give a dead or cancelled job another attempt."""
     wanted = _job(act)
-    attempt = await act.app.retry(act.conn, wanted)
+    attempt = await act.app.retry(wanted).on(act.conn)
     await act.audit("job.retry", {"job": wanted}, {"attempt": attempt})
     return f"Job {wanted} gets attempt {attempt}."
 
@@ -199,8 +199,8 @@ async def retry(act: Act) -> str:
 async def cancel(act: Act) -> str:
     """Say that a job shall not run."""
     wanted, reason = _job(act), reason_of(act)
-    before = await act.app.state(act.conn, wanted)
-    state = await act.app.cancel(act.conn, wanted, reason)
+    before = await act.app.jobs.state(wanted).on(act.conn)
+    state = await act.app.cancel(wanted, reason).on(act.conn)
     if state not in ("cancelled", "cancelling") or before == "cancelled":
         act.nothing()
         return f"Job {wanted} is {state} already: nothing was changed."
@@ -214,7 +214,7 @@ async def cancel(act: Act) -> str:
 async def drop(act: Act) -> str:
     """Throw a dead letter away."""
     wanted = _job(act)
-    if not await act.app.drop_dead(act.conn, wanted):
+    if not await act.app.dead.drop(wanted).on(act.conn):
         act.nothing()
         return f"Job {wanted} is no dead letter: nothing was changed."
     await act.audit("job.drop", {"job": wanted}, {"dropped": True})

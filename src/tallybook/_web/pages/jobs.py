@@ -55,9 +55,9 @@ async def jobs(view: View) -> Response:
     try:
         said = _filter(asked)
         async with view.read() as conn:
-            page = await view.app.jobs(
-                conn, **said, after=text_of("after", view.asked("after")), max_jobs=_PAGE, max_looked=_LOOKED
-            )
+            page = await view.app.jobs.list(
+                **said, after=text_of("after", view.asked("after")), max_jobs=_PAGE, max_looked=_LOOKED
+            ).on(conn)
         lines, after = page.jobs, page.next
         if len(lines) < _PAGE:
             looked_to = page.looked_to
@@ -81,9 +81,9 @@ async def preview(view: View) -> Response:
     if said["states"]:
         with bulk_actions.looking(view, found):
             async with view.read() as conn:
-                page = await view.app.jobs(
-                    conn, **said, after=text_of("after", view.asked("after")), max_jobs=found.room, max_looked=_LOOKED
-                )
+                page = await view.app.jobs.list(
+                    **said, after=text_of("after", view.asked("after")), max_jobs=found.room, max_looked=_LOOKED
+                ).on(conn)
             after, found.looked_to = page.next, page.looked_to
             found.ids = [one.id for one in page.jobs]
             found.states.update(one.state for one in page.jobs)

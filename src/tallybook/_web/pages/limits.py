@@ -67,7 +67,7 @@ def _whole(act: Act, field: str) -> int:
 async def concurrency_set(act: Act) -> str:
     """Make or change a concurrency limit."""
     name, most = act.form("name"), _whole(act, "most")
-    done = await act.app.concurrency_limit_set(act.conn, name, most)
+    done = await act.app.concurrency_limits.set(name, most).on(act.conn)
     await act.audit("concurrency_limit.set", {"limit": name, "most": most}, {"limit": done}, changed=done)
     return f"Concurrency limit {name} is {done}: at most {most} at once."
 
@@ -76,7 +76,7 @@ async def concurrency_set(act: Act) -> str:
 async def concurrency_drop(act: Act) -> str:
     """Remove a concurrency limit."""
     name = act.form("name")
-    done = await act.app.concurrency_limit_drop(act.conn, name)
+    done = await act.app.concurrency_limits.drop(name).on(act.conn)
     await act.audit("concurrency_limit.drop", {"limit": name}, {"dropped": done}, changed=done)
     return f"Concurrency limit {name} is dropped." if done else f"There is no concurrency limit {name}."
 
@@ -86,7 +86,7 @@ async def rate_set(act: Act) -> str:
     """Make or change a rate limit."""
     name, calls, per = act.form("name"), _whole(act, "calls"), act.form("per")
     burst = _whole(act, "burst") if act.form("burst") else 1
-    done = await act.app.rate_limit_set(act.conn, name, calls, per=per, burst=burst)
+    done = await act.app.rate_limits.set(name, calls, per=per, burst=burst).on(act.conn)
     target = {"limit": name, "calls": calls, "per": per, "burst": burst}
     await act.audit("rate_limit.set", target, {"limit": done}, changed=done)
     return f"Rate limit {name} is {done}: {calls} in {per}."
@@ -96,7 +96,7 @@ async def rate_set(act: Act) -> str:
 async def rate_drop(act: Act) -> str:
     """Remove a rate limit."""
     name = act.form("name")
-    done = await act.app.rate_limit_drop(act.conn, name)
+    done = await act.app.rate_limits.drop(name).on(act.conn)
     await act.audit("rate_limit.drop", {"limit": name}, {"dropped": done}, changed=done)
     return f"Rate limit {name} is dropped." if done else f"There is no rate limit {name}."
 
@@ -109,7 +109,7 @@ async def rate_push(act: Act) -> str:
         until = datetime.now(UTC) + parse_duration(wait, option="wait")
     except OverflowError:
         raise InvalidArgument(f"{wait!r} is too long") from None
-    starts = await act.app.rate_limit_push(act.conn, name, until)
+    starts = await act.app.rate_limits.push(name, until).on(act.conn)
     await act.audit("rate_limit.push", {"limit": name, "wait": wait}, {"next_call_at": starts.isoformat()})
     return f"No call of {name} starts before {starts:%Y-%m-%d %H:%M:%S} UTC."
 
@@ -118,7 +118,7 @@ async def rate_push(act: Act) -> str:
 async def breaker_set(act: Act) -> str:
     """Make or change a breaker."""
     name, failures, per, open_for = act.form("name"), _whole(act, "failures"), act.form("per"), act.form("open_for")
-    done = await act.app.breaker_set(act.conn, name, failures, per=per, open_for=open_for)
+    done = await act.app.breakers.set(name, failures, per=per, open_for=open_for).on(act.conn)
     target = {"breaker": name, "failures": failures, "per": per, "open_for": open_for}
     await act.audit("breaker.set", target, {"breaker": done}, changed=done)
     return f"Breaker {name} is {done}: {failures} failures in {per} open it for {open_for}."
@@ -128,7 +128,7 @@ async def breaker_set(act: Act) -> str:
 async def breaker_drop(act: Act) -> str:
     """Remove a breaker."""
     name = act.form("name")
-    done = await act.app.breaker_drop(act.conn, name)
+    done = await act.app.breakers.drop(name).on(act.conn)
     await act.audit("breaker.drop", {"breaker": name}, {"dropped": done}, changed=done)
     return f"Breaker {name} is dropped." if done else f"There is no breaker {name}."
 
@@ -137,7 +137,7 @@ async def breaker_drop(act: Act) -> str:
 async def breaker_open(act: Act) -> str:
     """Open a key's breaker by hand."""
     name, duration = act.form("name"), act.form("duration")
-    until = await act.app.breaker_open(act.conn, name, duration or None)
+    until = await act.app.breakers.open(name, duration or None).on(act.conn)
     await act.audit("breaker.open", {"breaker": name, "duration": duration or None}, {"open_until": until.isoformat()})
     return f"Breaker {name} is open until {until:%Y-%m-%d %H:%M:%S} UTC."
 
@@ -146,6 +146,6 @@ async def breaker_open(act: Act) -> str:
 async def breaker_close(act: Act) -> str:
     """Close a key's breaker by hand."""
     name = act.form("name")
-    done = await act.app.breaker_close(act.conn, name)
+    done = await act.app.breakers.close(name).on(act.conn)
     await act.audit("breaker.close", {"breaker": name}, {"closed": done})
     return f"Breaker {name} is closed." if done else f"Breaker {name} was closed already."

@@ -126,9 +126,9 @@ async def series(view: View) -> Response:
     _, seconds, step = _SPANS.get(view.asked("span"), _SPANS["15m"])
     queue = view.asked("queue") or None
     async with view.read() as conn:
-        levels = await view.app.levels(
-            conn, step=timedelta(seconds=step), since=timedelta(seconds=seconds), queue=queue
-        )
+        levels = await view.app.counts.levels(
+            step=timedelta(seconds=step), since=timedelta(seconds=seconds), queue=queue
+        ).on(conn)
     levels = levels[:-1] or levels  # the step that is not over would look like a fall
     columns = {
         "at": [one.begins.timestamp() for one in levels], "completed": [one.completed / step for one in levels],

@@ -7,11 +7,11 @@ from typing import Any
 
 from starlette.responses import Response
 
+from tallybook._app.queues import BATCH
 from tallybook._db import queues as calls
 from tallybook._db import rates as calls_of_limits
+from tallybook._db.verb import run
 from tallybook._model.queue import QueueInfo
-from tallybook._queues import BATCH
-from tallybook._run import run
 from tallybook._web.database import Conn
 from tallybook._web.view import Act, Pages, View
 from tallybook.errors import InvalidArgument, UnknownQueue
@@ -96,7 +96,7 @@ async def _oldest(conn: Conn, queues: list[dict[str, Any]]) -> dict[str, Any]:
 async def _rates(view: View, conn: Conn) -> dict[str, float]:
     """Completed a second in the last minute, by queue."""
     sums: dict[str, float] = {}
-    for one in await view.app.throughput(conn):
+    for one in await view.app.counts.throughput().on(conn):
         sums[one.queue] = sums.get(one.queue, 0.0) + one.completed_per_s
     return sums
 
@@ -110,8 +110,8 @@ async def queue(view: View) -> Response:
         stats = await rows(conn, _STATS, name)
         status = await rows(conn, _STATUS, name)
         workers = await rows(conn, _WORKERS, name)
-        top = await view.app.queue_top(conn, name, max_jobs=20)
-        timings = [one for one in await view.app.timings(conn) if one.queue == name]
+        top = await view.app.queues.top(name, max_jobs=20).on(conn)
+        timings = [one for one in await view.app.counts.timings().on(conn) if one.queue == name]
         rates = (await _rates(view, conn)).get(name)
         limits = await run(conn, calls_of_limits.concurrency(f"queue:{name}"))
         paces = await run(conn, calls_of_limits.rates(f"queue:{name}"))
@@ -132,7 +132,7 @@ async def _info(conn: Conn, name: str) -> QueueInfo:
 async def pause(act: Act) -> str:
     """Let no more jobs start."""
     name = act.form("name")
-    done = await act.app.pause(act.conn, name, by=act.user)
+    done = await act.app.queues.pause(name, by=act.user).on(act.conn)
     await act.audit("queue.pause", {"queue": name}, {"paused": done}, changed=done)
     return f"Queue {name} is paused." if done else f"Queue {name} was paused already."
 
@@ -141,7 +141,7 @@ async def pause(act: Act) -> str:
 async def resume(act: Act) -> str:
     """Let it run again."""
     name = act.form("name")
-    done = await act.app.resume(act.conn, name, by=act.user)
+    done = await act.app.queues.resume(name, by=act.user).on(act.conn)
     await act.audit("queue.resume", {"queue": name}, {"resumed": done}, changed=done)
     return f"Queue {name} runs again." if done else f"Queue {name} was not paused."
 
@@ -157,7 +157,7 @@ async def set_(act: Act) -> str:
         "max_attempts": int(attempts) if attempts else 0,
         "notify": act.form("notify") == "on",
     }
-    done = await act.app.queue_set(act.conn, name, **said, by=act.user)
+    done = await act.app.queues.set(name, **said, by=act.user).on(act.conn)
     await act.audit("queue.set", {"queue": name, **said}, {"queue": done}, changed=done)
     return f"The settings of queue {name} are kept."
 
@@ -189,7 +189,7 @@ async def truncate(act: Act) -> str:
 async def drop(act: Act) -> str:
     """Forget a queue that nobody uses."""
     name = act.form("name")
-    done = await act.app.queue_drop(act.conn, name, by=act.user)
+    done = await act.app.queues.drop(name, by=act.user).on(act.conn)
     await act.audit("queue.drop", {"queue": name}, {"dropped": done}, changed=done)
     act.go("/queues")
     return f"Queue {name} is dropped." if done else f"There is no queue {name}."

@@ -131,7 +131,7 @@ def _moment(text: str) -> datetime:
 async def run_now(act: Act) -> str:
     """Fire it now, with the guard against overlap that its ticks have."""
     name = act.form("name")
-    fired = await act.app.schedule_run(act.conn, name)
+    fired = await act.app.schedules.run(name).on(act.conn)
     done = {"what": fired.what, "job": fired.job_id, "jobs": fired.jobs}
     await act.audit("schedule.run", {"schedule": name}, done)
     if fired.what == "skipped":
@@ -147,7 +147,7 @@ async def run_now(act: Act) -> str:
 async def pause(act: Act) -> str:
     """Fire no more ticks."""
     name = act.form("name")
-    done = await act.app.schedule_pause(act.conn, name, act.user)
+    done = await act.app.schedules.pause(name, act.user).on(act.conn)
     await act.audit("schedule.pause", {"schedule": name}, {"paused": done}, changed=done)
     return f"Schedule {name} is paused." if done else f"Schedule {name} was paused already."
 
@@ -156,7 +156,7 @@ async def pause(act: Act) -> str:
 async def resume(act: Act) -> str:
     """Fire its ticks again, from the next one on."""
     name = act.form("name")
-    done = await act.app.schedule_resume(act.conn, name)
+    done = await act.app.schedules.resume(name).on(act.conn)
     await act.audit("schedule.resume", {"schedule": name}, {"resumed": done}, changed=done)
     return f"Schedule {name} ticks again." if done else f"Schedule {name} was not paused."
 
@@ -165,7 +165,7 @@ async def resume(act: Act) -> str:
 async def drop(act: Act) -> str:
     """Remove it; its jobs go on, its fires stay on record."""
     name = act.form("name")
-    done = await act.app.schedule_drop(act.conn, name)
+    done = await act.app.schedules.drop(name).on(act.conn)
     await act.audit("schedule.drop", {"schedule": name}, {"dropped": done}, changed=done)
     act.go("/schedules")
     return f"Schedule {name} is dropped." if done else f"There is no schedule {name}."

@@ -8,8 +8,8 @@ from typing import Any
 from starlette.responses import Response
 
 from tallybook._db import subjects as calls
+from tallybook._db.verb import run
 from tallybook._model.durations import parse_duration
-from tallybook._run import run
 from tallybook._web.asked import text_of
 from tallybook._web.database import Conn
 from tallybook._web.error_view import error_view
@@ -98,9 +98,9 @@ async def subject(view: View) -> Response:
         async with view.read() as conn:
             one = await rows(conn, _ONE, wanted["task"], wanted["subject"])
             found = one[0] if one else None
-            events = await view.app.trace(
-                conn, subject=wanted["subject"], task=wanted["task"], max_events=200, newest_first=True
-            )
+            events = await view.app.jobs.trace(
+                subject=wanted["subject"], task=wanted["task"], max_events=200, newest_first=True
+            ).on(conn)
     error = error_view(found["error"]) if found and found["error"] else None
     return view.render(
         "subject.html",
@@ -176,7 +176,7 @@ async def retry(act: Act) -> str:
     """Give one that is dead or was killed another attempt: it lives again."""
     task, name = _subject(act)
     job = await _job_of(act, task, name)
-    attempt = await act.app.retry(act.conn, job)
+    attempt = await act.app.retry(job).on(act.conn)
     await act.audit("subject.retry", {"task": task, "subject": name, "job": job}, {"attempt": attempt})
     return "It lives again, and runs at once."
 
@@ -186,7 +186,7 @@ async def cancel(act: Act) -> str:
     """Cancel its job: there is no such subject then, until it is pushed anew."""
     task, name = _subject(act)
     job, reason = await _job_of(act, task, name), reason_of(act)
-    state = await act.app.cancel(act.conn, job, reason)
+    state = await act.app.cancel(job, reason).on(act.conn)
     if state not in ("cancelled", "cancelling"):
         act.nothing()
         return f"Its job is {state} already: nothing was changed."

@@ -91,9 +91,9 @@ async def upkeep(view: View) -> Response:
     looking = asyncio.create_task(_findings(view))
     try:
         async with view.read() as conn:
-            services = await view.app.services(conn)
-            retentions = await view.app.retentions(conn)
-            held = await view.app.held_ranges(conn)
+            services = await view.app.services.list().on(conn)
+            retentions = await view.app.history.list().on(conn)
+            held = await view.app.history.held().on(conn)
             schema = (await rows(conn, _SCHEMA))[0]
     finally:
         found = await looking
@@ -124,7 +124,7 @@ async def _findings(view: View) -> dict[str, Any]:
 async def service(act: Act) -> str:
     """How often a service is looked after at least."""
     name, every = act.form("name"), act.form("every")
-    done = await act.app.service_every(act.conn, name, every)
+    done = await act.app.services.set(name, every).on(act.conn)
     await act.audit("service.every", {"service": name, "every": every}, {"changed": done}, changed=done)
     return f"Service {name} is looked after every {every} now." if done else f"Service {name} was so already."
 
@@ -133,6 +133,6 @@ async def service(act: Act) -> str:
 async def retention(act: Act) -> str:
     """How long something is kept."""
     name, keep = act.form("name"), act.form("keep")
-    done = await act.app.retention(act.conn, name, keep)
+    done = await act.app.history.set(name, keep).on(act.conn)
     await act.audit("retention.set", {"retention": name, "keep": keep}, {"changed": done}, changed=done)
     return f"What is of class {name} is kept for {keep} now." if done else f"Class {name} was so already."

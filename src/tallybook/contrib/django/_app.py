@@ -48,7 +48,7 @@ class App(tallybook.App):
             self._used.update(connections.all(initialized_only=True))
 
     async def _fresh_on_loop(self, ctx: Context) -> AsyncIterator[None]:
-        if not ctx.app.names[ctx.task].is_async:
+        if not ctx.app._names[ctx.task].is_async:
             yield
             return
         close = sync_to_async(close_old_connections)  # in the one thread in which the ORM's async methods run

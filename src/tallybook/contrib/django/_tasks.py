@@ -131,7 +131,7 @@ class _Run:
 
     def _is_last(self, error: Exception) -> bool:
         job = self._context._job()
-        known = self._context.app.names[self._context.task]
+        known = self._context.app._names[self._context.task]
         limit = job.max_attempts or known.max_attempts or _MAX_ATTEMPTS
         return job.failures + 1 >= limit or after_failure(job, known, error).final
 

@@ -30,7 +30,7 @@ def _served() -> tallybook.App:
     except ImportError:  # neither Django 6 nor django-tasks
         return found
     found.include(*_tasks.declared.values())
-    found.also_serves |= _tasks.queues()
+    found._also_serves |= _tasks.queues()
     return found
 
 

@@ -33,7 +33,7 @@ def check(app: App) -> None:
             _check_summary(task)
         if task.contract.on_dead is not None:
             _check_on_dead(app, task)
-    app.declared_schedules()
+    app._declared_schedules()
 
 
 def _check_summary(task: Task[..., Any]) -> None:
@@ -48,9 +48,9 @@ def _check_summary(task: Task[..., Any]) -> None:
 def _check_on_dead(app: App, task: Task[..., Any]) -> None:
     named = task.contract.on_dead or ""
     option = f"on_dead of task {task.name!r}"
-    follower = app.names.get(named)
+    follower = app._names.get(named)
     if follower is None:
-        near = get_close_matches(named, app.names, 1)
+        near = get_close_matches(named, app._names, 1)
         hint = f"Did you mean {near[0]!r}?" if near else "Import the module that defines it"
         raise ConfigError(option, named, f"app {app.name!r} has no task of that name", hint=hint)
     if follower is task:
@@ -72,7 +72,7 @@ def catalogue(app: App) -> list[dict[str, Any]]:
     """One entry a task, as worker_start takes them."""
     found = []
     for task in sorted(app.tasks.values(), key=lambda task: task.name):
-        follower = app.names.get(task.contract.on_dead or "")
+        follower = app._names.get(task.contract.on_dead or "")
         entry = {
             "name": task.name,
             "app": app.name,

@@ -1,4 +1,4 @@
-"""The App: the tasks of one program, what surrounds their jobs, and the verbs that need no task.
+"""The App: the tasks of one program, what surrounds their jobs, the daily verbs, and the nouns that have the others.
 
 Making one and declaring tasks opens no connection, reads no setting and resolves no annotation.
 """
@@ -6,42 +6,39 @@ Making one and declaring tasks opens no connection, reads no setting and resolve
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from tallybook._audit import Audits
-from tallybook._breakers import Breakers
-from tallybook._catalogue import catalogue, check
-from tallybook._counting import Counting
-from tallybook._db import fan_out
+from tallybook._app.breakers import Breakers
+from tallybook._app.catalogue import catalogue, check
+from tallybook._app.counts import Counts, Events
+from tallybook._app.history import Audit, Doctor, History, Services
+from tallybook._app.jobs import Dead, Jobs, checked_reason, job_id
+from tallybook._app.limits import ConcurrencyLimits, RateLimits
+from tallybook._app.queues import Queues
+from tallybook._app.results import patience, wait
+from tallybook._app.schedules import Declared, Schedules, declared_task, scheduled_job
+from tallybook._app.subjects import Subjects
+from tallybook._db import calls, fan_out, schedules
 from tallybook._db.calls import Call
 from tallybook._db.source import Source
-from tallybook._doctor import Doctor
-from tallybook._jobs import Jobs
-from tallybook._limits import Limits
+from tallybook._db.verb import AsyncConn, SyncConn, Verb
 from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
 from tallybook._model.breaker import BreakerRule
 from tallybook._model.contract import Contract
 from tallybook._model.execution import Execution
-from tallybook._model.job import Job, JobCall
+from tallybook._model.job import Job, JobCall, JobInfo
 from tallybook._model.no_retry import NoRetry, checked
 from tallybook._model.options import Options, check_name
 from tallybook._model.rate import ConcurrencyRule, RateRule
-from tallybook._model.schedule import Timing
-from tallybook._model.tracing import Tracing
-from tallybook._operations import Operations
-from tallybook._queues import Queues
-from tallybook._retention import Retentions
+from tallybook._model.schedule import Timing, check_query, described
 from tallybook._run import send, send_sync
-from tallybook._schedules import Declared, Schedules
-from tallybook._service_operations import ServiceOperations
-from tallybook._subject import SubjectVerbs
-from tallybook._task import AtomicContextTask, AtomicTask, ContextTask, Task
-from tallybook._why import Why
+from tallybook._task import AtomicContextTask, AtomicTask, BoundTask, ContextTask, Task
 from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
 from tallybook.providers import Providers
 
@@ -49,7 +46,7 @@ if TYPE_CHECKING:
     from tallybook._worker import DrainReport, WorkerReport
     from tallybook._worker.context import Context
 
-__all__ = ["App", "Task"]
+__all__ = ["App"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,22 +73,7 @@ class _AtomicDecorator(Protocol):
     def __call__(self, fn: Callable[Concatenate[Tx, P], R], /) -> AtomicTask[Tx, P, R]: ...
 
 
-class App(
-    SubjectVerbs,
-    Operations,
-    Jobs,
-    Why,
-    Counting,
-    Schedules,
-    Limits,
-    Breakers,
-    ServiceOperations,
-    Doctor,
-    Queues,
-    Retentions,
-    Audits,
-    Source,
-):
+class App(Source):
     """The tasks of one program under one name. No connection, no work at import.
 
     `dsn` is used where no connection is at hand; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.
@@ -112,33 +94,45 @@ class App(
         session: Callable[[], Any] | tuple[Callable[[], Any], ...] = (),
     ) -> None:
         super().__init__(name, dsn)
-        self.sessions = session if isinstance(session, tuple) else (session,)
-        for maker in self.sessions:
+        self._sessions = session if isinstance(session, tuple) else (session,)
+        for maker in self._sessions:
             if not callable(maker):
                 raise ConfigError("session", maker, "not a sessionmaker", hint="Write session=sessionmaker(engine)")
         self.tasks: dict[str, Task[..., Any]] = {}
-        self.names: dict[str, Task[..., Any]] = {}
+        self._names: dict[str, Task[..., Any]] = {}
         """Every name that its jobs may carry: those of the tasks and their aliases."""
-        self.lifespans: list[Callable[[Any], AsyncIterator[Any]]] = []
-        self.arounds: list[Callable[[Any], AsyncIterator[Any]]] = []
-        self.thread_arounds: list[Callable[[Any], Iterator[Any]]] = []
+        self._lifespans: list[Callable[[Any], AsyncIterator[Any]]] = []
+        self._arounds: list[Callable[[Any], AsyncIterator[Any]]] = []
+        self._thread_arounds: list[Callable[[Any], Iterator[Any]]] = []
         """Those that run in the thread of a plain handler."""
-        self.also_serves: set[str] = set()
+        self._also_serves: set[str] = set()
         """Queues that a worker serves besides those that its tasks name, unless it is told which."""
-        self.retry_policies: dict[str, Backoff] = {}
-        self.rate_limits: dict[str, RateRule] = {}
+        self._retry_policies: dict[str, Backoff] = {}
+        self._rate_rules: dict[str, RateRule] = {}
         """The rate limits that its code declares."""
-        self.concurrency_limits: dict[str, ConcurrencyRule] = {}
+        self._concurrency_rules: dict[str, ConcurrencyRule] = {}
         """The concurrency limits that its code declares."""
-        self.breaker_rules: dict[str, BreakerRule] = {}
+        self._breaker_rules: dict[str, BreakerRule] = {}
         """The circuit breakers that its code declares."""
-        self.declared: dict[str, Declared] = {}
+        self._declared: dict[str, Declared] = {}
         """The schedules that its code declares."""
+        self.audit = Audit(self)
+        self.breakers = Breakers(self)
+        self.concurrency_limits = ConcurrencyLimits(self)
+        self.counts = Counts(self)
+        self.dead = Dead(self)
+        self.doctor = Doctor(self)
+        self.events = Events(self)
+        self.history = History(self)
+        self.jobs = Jobs(self)
         self.providers = Providers(self)
         """Whom jobs call, with their secrets."""
-        self.tracing: Tracing | None = None
-        """Set by `tallybook.otel.instrument`."""
-        self.included: list[App] = []
+        self.queues = Queues(self)
+        self.rate_limits = RateLimits(self)
+        self.schedules = Schedules(self)
+        self.services = Services(self)
+        self.subjects = Subjects(self)
+        self._included: list[App] = []
         """The apps whose tasks it serves, too: what is put in by these tasks is traced as its own."""
 
     @overload
@@ -300,7 +294,7 @@ class App(
             )
             self._declare(declared)
             if timing is not None:
-                self._schedule_task(declared, timing)
+                self._declare_schedule(declared.name, declared_task(declared, timing))
             return declared
 
         return declare if fn is None else declare(fn)
@@ -318,19 +312,19 @@ class App(
                 hint = "from tallybook.tasks import webhook; app.include(webhook)"
                 raise ConfigError("include", task, "not a task", hint=hint)
             self._declare(task.of_app(self))
-            if task.app not in self.included:
-                self.included.append(task.app)
-            task.app.tracing = task.app.tracing or self.tracing
+            if task.app not in self._included:
+                self._included.append(task.app)
+            task.app._tracing = task.app._tracing or self._tracing
 
     def _declare(self, declared: Task[..., Any]) -> Task[..., Any]:
         names = (declared.name, *declared.contract.aliases)
         if declared.name in names[1:]:
             raise ConfigError("aliases", declared.contract.aliases, f"{declared.name!r} is the task's own name")
         for name in names:
-            if name in self.names:
-                raise DuplicateTask(name, _place(self.names[name].fn), _place(declared.fn))
+            if name in self._names:
+                raise DuplicateTask(name, _place(self._names[name].fn), _place(declared.fn))
         self.tasks[declared.name] = declared
-        self.names.update(dict.fromkeys(names, declared))
+        self._names.update(dict.fromkeys(names, declared))
         return declared
 
     def _follower(self, on_dead: object) -> str | None:
@@ -351,32 +345,32 @@ class App(
             app.retry_policy("patient", Exponential(timedelta(minutes=5)))
         """
         check_name("retry_policy", name, 64)
-        if name in self.retry_policies:
+        if name in self._retry_policies:
             raise ConfigError("retry_policy", name, "declared twice", hint="Give one of them another name")
-        self.retry_policies[name] = found = as_policy(policy, option=f"retry_policy {name!r}")
+        self._retry_policies[name] = found = as_policy(policy, option=f"retry_policy {name!r}")
         return found
 
-    def policy(self, name: str, *, task: str | None = None) -> Backoff:
+    def _policy(self, name: str, *, task: str | None = None) -> Backoff:
         """The retry policy that `retry_policy` has declared under this name. ConfigError: there is none."""
-        found = self.retry_policies.get(name)
+        found = self._retry_policies.get(name)
         if found is not None:
             return found
-        near = get_close_matches(name, self.retry_policies, 3)
-        known = " or ".join(map(repr, near)) or ", ".join(map(repr, sorted(self.retry_policies)))
+        near = get_close_matches(name, self._retry_policies, 3)
+        known = " or ".join(map(repr, near)) or ", ".join(map(repr, sorted(self._retry_policies)))
         hint = f"Did you mean {known}?" if near else f"It has {known or 'none'}; declare it by app.retry_policy(...)"
         option = "retry" if task is None else f"retry of task {task!r}"
         raise ConfigError(option, name, f"app {self.name!r} has no retry policy of that name", hint=hint)
 
-    def check_policies(self) -> None:
+    def _check_policies(self) -> None:
         """ConfigError unless every policy that a task names is declared: what a worker asks when it starts."""
         for task in self.tasks.values():
             _ = task.retry
 
-    def check_tasks(self) -> None:
+    def _check_tasks(self) -> None:
         """ConfigError unless summaries, upgrades and on_dead of all tasks fit: what a worker asks when it starts."""
         check(self)
 
-    def catalogue(self) -> list[dict[str, Any]]:
+    def _catalogue(self) -> list[dict[str, Any]]:
         """What each task is, as `tallybook task list` shows it and as workers put it on record."""
         return catalogue(self)
 
@@ -390,7 +384,7 @@ class App(
                 async with httpx.AsyncClient() as ctx.state.http:
                     yield
         """
-        self.lifespans.append(_hook("lifespan", fn))
+        self._lifespans.append(_hook("lifespan", fn))
         return fn
 
     def around_job(self, fn: Around) -> Around:
@@ -406,12 +400,155 @@ class App(
                     yield
         """
         if inspect.isgeneratorfunction(fn):
-            self.thread_arounds.append(_takes_context("around_job", fn))
+            self._thread_arounds.append(_takes_context("around_job", fn))
         else:
-            self.arounds.append(_hook("around_job", fn))
+            self._arounds.append(_hook("around_job", fn))
         return fn
 
-    async def enqueue_many(self, conn: object, jobs: Iterable[JobCall], *, then: JobCall | None = None) -> list[Job]:
+    def schedule(
+        self,
+        name: str,
+        job: JobCall | Task[..., Any] | BoundTask[..., Any],
+        *,
+        cron: str | None = None,
+        every: timedelta | str | None = None,
+        query: str | None = None,
+        tz: str | None = None,
+        jitter: timedelta | str | None = None,
+        missed: str = "once",
+        catch_up: int = 100,
+        overlap: bool = False,
+    ) -> None:
+        """Declare a schedule in code, where a task has several or one with args; `@app.task(schedule=...)` is the short form.
+
+        Workers put it on record when they start, change it where it differs, and remove it when it has left the code.
+        `cron` has 5 fields, or 6 with seconds first, names (MON, JAN, @daily) included, in the zone `tz` ("UTC" by default);
+        `every` is an interval, whose ticks are the multiples of its length since 1970 (UTC). `jitter` fires each tick up to
+        so much later. `missed` says what becomes of ticks that are found more than 60 s late: "once" fires the latest,
+        "skip" none, "all" the latest `catch_up` (1 to 1000), one after the other. While the job of a fire has not ended for
+        good the next tick is skipped, unless `overlap` is True. Raises ExpressionError and ConfigError.
+
+            app.schedule("report-de", report.job("de"), cron="0 6 * * MON-FRI", tz="Europe/Berlin")
+
+        With a `query` each tick puts in one job for each of its rows, but for those whose key an open job has: one SELECT with a
+        column `args` (jsonb), and `key`, `run_at` and `priority` where needed. It is given the task, or `task.with_(...)`,
+        instead of a job. Workers run it, with their rights; what it fails with is on record as the fate of the tick.
+
+            app.schedule("stale", refresh.with_(priority=3), query="select id as key, ...", cron="* * * * *")
+        """
+        if query is not None:
+            query = check_query(query)
+        job = scheduled_job(job, query)
+        timing = Timing.checked(
+            cron=cron, every=every, tz=tz, jitter=jitter, missed=missed, catch_up=catch_up, overlap=overlap
+        )
+        described(name, job)
+        self._declare_schedule(name, Declared(timing, lambda: job, query))
+
+    def _declare_schedule(self, name: str, declared: Declared) -> None:
+        check_name("schedule", name, 200)
+        if name in self._declared:
+            raise ConfigError("schedule", name, "declared twice", hint="Give one of them another name")
+        self._declared[name] = declared
+
+    def _declared_schedules(self) -> list[dict[str, Any]]:
+        """What each schedule in code is, as workers put it on record. ConfigError for one whose job cannot be described."""
+        return [
+            schedules.definition(name, found.job(), found.timing, found.query)
+            for name, found in sorted(self._declared.items())
+        ]
+
+    def rate_limit(self, name: str, calls: int, *, per: timedelta | str, burst: int = 1) -> None:
+        """Declare a rate limit: at most `calls` in any window of `per`, over all workers and restarts.
+
+        Of the jobs that name it (`limits=("provider:acme",)`), or whose handlers call `ctx.limit("provider:acme")`, each key
+        `NAME:...` is held by itself. The name "queue:mail" holds all jobs of a queue, "task:send_welcome" all of a task.
+        They start one after the other, `per / calls` apart; with a `burst` so many start at once where there was room.
+        Workers put it on record at their start, change it where it differs, and remove it when it has left the code. ConfigError.
+
+            app.rate_limit("provider", 8, per="1 min")
+        """
+        rule = RateRule.checked(name, calls, per, burst)
+        if name in self._rate_rules:
+            raise ConfigError("rate_limit", name, "declared twice", hint="Give one of them another name")
+        self._rate_rules[name] = rule
+
+    def concurrency_limit(self, name: str, most: int) -> None:
+        """Declare a concurrency limit: at most `most` jobs of a key run at once, over all workers.
+
+        Names are those of `rate_limit`; a name may have a rule of both kinds. What is over it waits (state waiting) and goes on, by
+        priority, then as it came, when one that runs has ended or its worker has died. ConfigError.
+
+            app.concurrency_limit("customer", 2)
+        """
+        rule = ConcurrencyRule(name, most)
+        if name in self._concurrency_rules:
+            raise ConfigError("concurrency_limit", name, "declared twice", hint="Give one of them another name")
+        self._concurrency_rules[name] = rule
+
+    def breaker(self, name: str, failures: int, *, per: timedelta | str, open_for: timedelta | str) -> None:
+        """Declare a circuit breaker: after `failures` of a key within `per` its jobs wait for `open_for`.
+
+        Then one job is let through as a probe: if it completes the others go on, and if it fails they wait once more. Names are
+        those of `rate_limit`; a name may have rules of all kinds. ConfigError.
+
+            app.breaker("provider", 5, per="1 min", open_for="30 s")
+        """
+        rule = BreakerRule.checked(name, failures, per, open_for)
+        if name in self._breaker_rules:
+            raise ConfigError("breaker", name, "declared twice", hint="Give one of them another name")
+        self._breaker_rules[name] = rule
+
+    def get(self, job: int | Job) -> Verb[JobInfo]:
+        """Read one job as it is now. Raises UnknownJob.
+
+        (await app.get(job)).state
+        """
+        return Verb(self, calls.get(job_id(job)))
+
+    def cancel(self, job: int | Job, reason: str | None = None) -> Verb[str]:
+        """Say that a job shall not run; what that means for it: "cancelled", "cancelling" if it runs, or how it ended.
+
+        A dead letter ends as cancelled, with its errors, and leaves the dead letters. Raises UnknownJob.
+
+            state = await app.cancel(job.id, "the order was withdrawn").on(conn)
+        """
+        return Verb(self, calls.cancel(job_id(job), checked_reason(reason)))
+
+    def retry(self, job: int | Job) -> Verb[int]:
+        """Give a dead or cancelled job another attempt, at once; the number of that attempt.
+
+        Raises UnknownJob, and InvalidArgument for a job in another state or whose unique key another job has now.
+
+            attempt = await app.retry(4711)
+        """
+        return Verb(self, calls.retry(job_id(job)))
+
+    @overload
+    def result(
+        self, job: Job[Coroutine[Any, Any, R]], *, timeout: timedelta | str | None = timedelta(seconds=10)
+    ) -> Verb[R]: ...
+    @overload
+    def result(self, job: Job[R], *, timeout: timedelta | str | None = timedelta(seconds=10)) -> Verb[R]: ...
+    @overload
+    def result(self, job: int, *, timeout: timedelta | str | None = timedelta(seconds=10)) -> Verb[Any]: ...
+
+    def result(self, job: int | Job, *, timeout: timedelta | str | None = timedelta(seconds=10)) -> Verb[Any]:
+        """Wait until a job has ended and return what its handler returned; None waits for ever.
+
+        The value has the type of the handler's return annotation where this App knows the task, else JSON's own types.
+        Looks again every 10 ms at first, then less often, on one of the App's own connections, or `.on(conn)`, which is not in
+        a transaction. UnknownJob: there is none, or the transaction that enqueued it has not committed. ResultTimeout: it
+        has not ended in time (it goes on). JobDied, JobCancelled: there will be no result. ResultMissing: it completed, and
+        its result could not be kept.
+
+            text = await app.result(job, timeout=timedelta(seconds=10))
+        """
+        return Verb(self, partial(wait, job_id(job), patience(timeout), self._names), "result")
+
+    async def enqueue_many(
+        self, conn: AsyncConn | App, jobs: Iterable[JobCall], *, then: JobCall | None = None
+    ) -> list[Job]:
         """Put many jobs in, of any tasks, by one statement in `conn`'s transaction; one Job each, in their order.
 
         All are checked before anything is sent. `conn` is as in Task.enqueue, the App itself included. `then` is a
@@ -421,24 +558,26 @@ class App(
             report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
         """
         listed = with_follow_up(_listed(jobs), then)
-        return await send(self.tracing, conn, listed, self.putting_many) if listed else []
+        return await send(self._tracing, conn, listed, self._putting_many) if listed else []
 
-    def enqueue_many_sync(self, conn: object, jobs: Iterable[JobCall], *, then: JobCall | None = None) -> list[Job]:
+    def enqueue_many_sync(
+        self, conn: SyncConn | App, jobs: Iterable[JobCall], *, then: JobCall | None = None
+    ) -> list[Job]:
         """Put many jobs in; enqueue_many without an event loop."""
         listed = with_follow_up(_listed(jobs), then)
-        return send_sync(self.tracing, conn, listed, self.putting_many) if listed else []
+        return send_sync(self._tracing, conn, listed, self._putting_many) if listed else []
 
-    def putting(self, job: JobCall) -> Call[Job]:
+    def _putting(self, job: JobCall) -> Call[Job]:
         """The verb that puts in one job, which may wait for others."""
-        return fan_out.enqueue(job, self.takes_failed)
+        return fan_out.enqueue(job, self._takes_failed)
 
-    def putting_many(self, jobs: list[JobCall]) -> Call[list[Job]]:
+    def _putting_many(self, jobs: list[JobCall]) -> Call[list[Job]]:
         """The verb that puts in many, of which some may wait for others."""
-        return fan_out.fan_out(jobs, self.takes_failed)
+        return fan_out.fan_out(jobs, self._takes_failed)
 
-    def takes_failed(self, task: str) -> bool:
+    def _takes_failed(self, task: str) -> bool:
         """Whether jobs of this task are told, by a parameter `failed`, which of the jobs that they waited for did not complete."""
-        known = self.names.get(task)
+        known = self._names.get(task)
         return known is not None and fan_out.FAILED in known.args.names
 
     async def run_worker(

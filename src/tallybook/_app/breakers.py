@@ -1,0 +1,46 @@
+"""app.breakers: the verbs that steer circuit breakers, those of the code and those of the database."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from tallybook._db import breakers
+from tallybook._db.verb import ListOf, Noun, Verb
+from tallybook._model.breaker import BreakerInfo, BreakerRule
+
+__all__ = ["Breakers"]
+
+
+class Breakers(Noun):
+    """The circuit breakers of the app's database. `app.breaker(...)` declares one in code."""
+
+    def list(self) -> Verb[ListOf[BreakerInfo]]:
+        """List the keys of circuit breakers: their rule, their state, their failures, how many jobs wait.
+
+        for breaker in await app.breakers.list(): print(breaker.name, breaker.state)
+        """
+        return self._verb(breakers.breakers())
+
+    def set(self, name: str, failures: int, *, per: timedelta | str, open_for: timedelta | str) -> Verb[str]:
+        """Make or change a breaker that lives in the database; "created", "changed" or "unchanged". Options as in `app.breaker`.
+
+        await app.breakers.set("provider:acme", 3, per="1 min", open_for="5 min")
+        """
+        return self._verb(breakers.set_(BreakerRule.checked(name, failures, per, open_for)))
+
+    def drop(self, name: str) -> Verb[bool]:
+        """Remove a breaker; False: there is none. Who waits for it goes on; jobs fail that name it where it has no other rule."""
+        return self._verb(breakers.drop(name))
+
+    def open(self, name: str, duration: timedelta | str | None = None) -> Verb[datetime]:
+        """Open the breaker of a key by hand: no job of it starts before the instant that is returned; then a probe does.
+
+        `duration` is what the rule says, unless it is given. SqlError TB005: there is no such breaker.
+
+            await app.breakers.open("provider:acme", "2 h")
+        """
+        return self._verb(breakers.open_(name, duration))
+
+    def close(self, name: str) -> Verb[bool]:
+        """Close the breaker of a key by hand; its jobs go on, and its failures are forgotten. False: it was closed."""
+        return self._verb(breakers.close(name))

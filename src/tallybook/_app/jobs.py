@@ -1,0 +1,209 @@
+"""app.jobs and app.dead: what an operator, a page or a script says of jobs and of dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TypedDict, Unpack
+
+from tallybook._db import calls, filters, why
+from tallybook._db import jobs as many
+from tallybook._db.filters import DeadFilter
+from tallybook._db.jobs import LOOKED, JobFilter
+from tallybook._db.verb import ListOf, Noun, Verb
+from tallybook._model.job import Cancelled, DeadLetter, Job, Retried
+from tallybook._model.lists import JobDone, JobPage
+from tallybook._model.options import text_problem
+from tallybook._model.why import Reason, TraceEvent
+from tallybook.errors import InvalidArgument, UnknownJob
+
+__all__ = ["Dead", "DeadWhich", "Jobs", "checked_reason", "job_id"]
+
+
+class Jobs(Noun):
+    """The jobs of the app's database."""
+
+    def list(
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        states: Sequence[str] | None = None,
+        links: Mapping[str, object] | None = None,
+        error: str | None = None,
+        unserved: bool = False,
+        since: datetime | None = None,
+        before: datetime | None = None,
+        after: str | None = None,
+        max_jobs: int = 50,
+        max_looked: int = LOOKED,
+    ) -> Verb[JobPage]:
+        """List the jobs that match all that is given, newest first, at most `max_jobs` (1 to 1000) of them.
+
+        `states` are some of scheduled, retrying, waiting, available, running, completed, cancelled, dead; `error` is contained
+        in the last error's type or message, whatever the case; `since` and `before` bound when they were enqueued.
+        A page is quick however much history there is: where few jobs match, it ends after `max_looked` rows (1000 to a
+        million) with what it has found, and says by `looked_to` how far it has come. `after`: the `next` of a page.
+
+            page = await app.jobs.list(task="charge", states=["dead"], error="timeout")
+            for job in page.jobs: ...
+            page = await app.jobs.list(task="charge", states=["dead"], error="timeout", after=page.next)
+        """
+        which = JobFilter(
+            queue=queue, task=task, states=states, links=links, error=error, unserved=unserved, since=since,
+            before=before,
+        )  # fmt: skip
+        return self._verb(many.jobs(which, after=after, max_jobs=max_jobs, max_looked=max_looked))
+
+    def state(self, job: int | Job) -> Verb[str]:
+        """The state of one job, and nothing else of it: all that a producer's role may read. Raises UnknownJob.
+
+        await app.jobs.state(job)
+        """
+        return self._verb(calls.state(job_id(job)))
+
+    def why(self, job: int | Job) -> Verb[ListOf[Reason]]:
+        """Tell why a job does not run, or what has become of it: one or more reasons, in the order in which to solve them.
+
+        A job that there is not, or not any more, has the reason "unknown"; one that nothing holds "should_start".
+
+            for reason in await app.jobs.why(job): print(reason.explanation)
+        """
+        return self._verb(why.why(job_id(job)))
+
+    def trace(
+        self,
+        *,
+        subject: str | None = None,
+        unique: str | None = None,
+        links: Mapping[str, object] | None = None,
+        job: int | Job | None = None,
+        task: str | None = None,
+        max_events: int = 1000,
+        newest_first: bool = False,
+    ) -> Verb[ListOf[TraceEvent]]:
+        """List all that happened for a subject, a unique key, links or one job, across queues, in order of time.
+
+        Of `subject`, `unique`, `links` and `job` give one; `task` keeps to jobs of one task. `max_events`: the newest so many.
+        What has left the history is not in it.
+
+            for event in await app.jobs.trace(links={"submission": 42}): print(event.at, event.event)
+        """
+        call = why.trace(
+            subject=subject, unique=unique, links=links, job=None if job is None else job_id(job), task=task,
+            max_events=max_events, newest_first=newest_first,
+        )  # fmt: skip
+        return self._verb(call)
+
+    def retry(self, ids: Iterable[int | Job]) -> Verb[ListOf[JobDone]]:
+        """Give each of these jobs, up to 1000, another attempt at once; what became of each, the lowest id first.
+
+        One that is not dead or cancelled any more is refused and keeps no other from it.
+
+            done = await app.jobs.retry([job.id for job in page.jobs])
+        """
+        return self._verb(many.retry_jobs(map(job_id, ids)))
+
+    def cancel(self, ids: Iterable[int | Job], reason: str | None = None) -> Verb[ListOf[JobDone]]:
+        """Say of each of these jobs, up to 1000, that it shall not run; what became of each, the lowest id first.
+
+        One that has ended meanwhile is refused and keeps no other from it.
+
+            done = await app.jobs.cancel([4711, 4712], "the order was withdrawn")
+        """
+        return self._verb(many.cancel_jobs(map(job_id, ids), reason))
+
+    def cancel_matching(
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        unique: str | None = None,
+        order_key: str | None = None,
+        args: Mapping[str, object] | None = None,
+        states: Sequence[str] | None = None,
+        reason: str | None = None,
+        max_jobs: int = 10_000,
+    ) -> Verb[Cancelled]:
+        """Cancel every open job that matches all that is given, at most `max_jobs`; one filter is needed.
+
+        `args` matches jobs whose args contain these; `states` are some of scheduled, waiting, available, running.
+
+            await app.jobs.cancel_matching(task="sync_orders", args={"customer": 42}, reason="customer left")
+        """
+        call = filters.cancel_many(
+            queue=queue, task=task, unique=unique, order_key=order_key, args=args,
+            states=None if states is None else tuple(states), reason=reason, max_jobs=max_jobs,
+        )  # fmt: skip
+        return self._verb(call)
+
+    def drop(self, ids: Iterable[int | Job]) -> Verb[ListOf[JobDone]]:
+        """Throw these dead letters, up to 1000, away; what became of each, the lowest id first.
+
+        done = await app.jobs.drop([4711, 4712])
+        """
+        return self._verb(many.drop_jobs(map(job_id, ids)))
+
+
+class DeadWhich(TypedDict, total=False):
+    """Which dead letters; what is not said matches all."""
+
+    queue: str | None
+    task: str | None
+    reason: str | None
+    """failed, crashed, expired or killed."""
+    text: str | None
+    """What the last error's type or message contains, whatever the case."""
+    args: Mapping[str, object] | None
+    """What their args contain."""
+    since: datetime | None
+    """When they died, at the earliest."""
+    before: datetime | None
+    """When they died, before this: the last one's `died_at`, to read on."""
+
+
+class Dead(Noun):
+    """The dead letters: jobs that have used up their attempts."""
+
+    def list(self, *, max_jobs: int = 50, **which: Unpack[DeadWhich]) -> Verb[ListOf[DeadLetter]]:
+        """List the dead letters that match, newest first, at most `max_jobs`.
+
+        By `queue`, `task`, `reason` (failed, crashed, expired or killed), `text` (contained in the last error's type or
+        message, whatever the case), `args`, and when they died, `since` and `before`: pass the last one's `died_at` as
+        `before` to read on.
+
+            for letter in await app.dead.list(task="charge", text="timeout"): ...
+        """
+        return self._verb(filters.dead_letters(DeadFilter(**which), max_jobs))
+
+    def retry(self, *, max_jobs: int = 10_000, **which: Unpack[DeadWhich]) -> Verb[Retried]:
+        """Give every dead letter that matches another attempt, oldest first; filters as in `list`.
+
+        await app.dead.retry(task="charge", since=outage_began)
+        """
+        return self._verb(filters.retry_dead(DeadFilter(**which), max_jobs))
+
+    def drop(self, job: int | Job) -> Verb[bool]:
+        """Throw one dead letter away; False: there is none. What is left of the job is its history."""
+        return self._verb(filters.drop_dead(job_id(job)))
+
+    def drop_matching(self, *, max_jobs: int = 10_000, **which: Unpack[DeadWhich]) -> Verb[int]:
+        """Throw away every dead letter that matches, oldest first; how many. Filters as in `list`."""
+        return self._verb(filters.drop_dead_many(DeadFilter(**which), max_jobs))
+
+
+def job_id(job: int | Job) -> int:
+    """The id of what a caller names a job by. UnknownJob for a number that no job can have."""
+    found = job.id if isinstance(job, Job) else job
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise InvalidArgument(f"a job id is a whole number, not of type {type(found).__name__}")
+    if not 0 < found < 1 << 63:
+        raise UnknownJob(found)
+    return found
+
+
+def checked_reason(reason: str | None) -> str | None:
+    """A reason that the database can keep. InvalidArgument."""
+    if reason is not None and (problem := text_problem(reason)):
+        raise InvalidArgument(f"the reason {problem}")
+    return reason

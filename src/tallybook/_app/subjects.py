@@ -1,0 +1,82 @@
+"""app.subjects: many subjects at once, and the list of them; one subject is `task.subject(name)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from tallybook._db import subjects
+from tallybook._db.calls import Call
+from tallybook._db.verb import ListOf, Noun, Steps, Verb, traced
+from tallybook._model.subject import SubjectCall, SubjectPage, SubjectReport
+from tallybook.errors import InvalidArgument
+
+__all__ = ["Subjects"]
+
+
+class Subjects(Noun):
+    """The subjects of the app's database: jobs with a name that live on."""
+
+    def list(
+        self,
+        *,
+        task: str | None = None,
+        queue: str | None = None,
+        states: Sequence[str] | None = None,
+        prefix: str | None = None,
+        after: str | None = None,
+        max_subjects: int = 50,
+    ) -> Verb[SubjectPage]:
+        """List the subjects that match all that is given, by task and name, at most `max_subjects` (1 to 1000).
+
+        `states` are some of planned, pending, active, completed, killed, dead. Where only the last three are asked for, they
+        are those that have stopped: the last one to stop first, and why by `state` and `last_error`. `after`: the `next` of a page.
+
+            stopped = await app.subjects.list(task="refresh", states=["killed", "dead"])
+        """
+        call = subjects.listed(
+            task=task, queue=queue, states=states, prefix=prefix, after=after, max_subjects=max_subjects
+        )
+        return self._verb(call)
+
+    def push_many(self, calls: Iterable[SubjectCall]) -> Verb[ListOf[SubjectReport]]:
+        """Make those of these subjects that there are not, by one statement; one report each, in their order.
+
+        `report` is created or unchanged, or says how the one that is there is.
+
+            await app.subjects.push_many(refresh.subject(f"asset:{n}").job(n) for n in ids)
+        """
+        return self._many("push_many", calls, subjects.push_many)
+
+    def upsert_many(self, calls: Iterable[SubjectCall]) -> Verb[ListOf[SubjectReport]]:
+        """Make or change these subjects, by one statement; one report each, in their order.
+
+        What runs is not touched. A thousand at a time is a good size. `report` as in TaskSubject.upsert.
+
+            reports = await app.subjects.upsert_many(refresh.subject(f"asset:{n}").job(n) for n in ids)
+        """
+        return self._many("upsert_many", calls, subjects.upsert_many, keeps=True)
+
+    def _many(
+        self,
+        name: str,
+        calls: Iterable[SubjectCall],
+        verb: Callable[[ListOf[SubjectCall]], Call[ListOf[SubjectReport]]],
+        *,
+        keeps: bool = False,
+    ) -> Verb[ListOf[SubjectReport]]:
+        listed = _listed(calls)
+        return self._verb(traced(self._app._tracing, listed, verb, keeps=keeps) if listed else _nothing, name)
+
+
+def _nothing() -> Steps[list[SubjectReport]]:
+    yield from ()
+    return []
+
+
+def _listed(calls: Iterable[SubjectCall]) -> list[SubjectCall]:
+    listed = list(calls)
+    for at, call in enumerate(listed):
+        if type(call) is not SubjectCall:
+            hint = "Describe it by task.subject(name).job(...)"
+            raise InvalidArgument(f"subject {at} is of type {type(call).__name__}", hint=hint)
+    return listed

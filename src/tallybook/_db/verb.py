@@ -1,0 +1,243 @@
+"""A verb as a value: one function and one docstring, awaited, put on a connection, or run without an event loop.
+
+await app.queues.pause("mail")             in a short transaction of the app's own
+await app.queues.pause("mail").on(conn)    inside the caller's transaction
+app.queues.pause("mail").sync()            without an event loop
+app.queues.pause("mail").sync(conn)        the same inside the caller's transaction
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from tallybook._db import aio, sync
+from tallybook._db.calls import Call
+from tallybook._db.source import Source
+from tallybook._model.tracing import Tracing, What
+from tallybook.errors import InvalidArgument
+
+__all__ = [
+    "AsyncConn",
+    "Beside",
+    "ListOf",
+    "Noun",
+    "Pause",
+    "Plain",
+    "Steps",
+    "SyncConn",
+    "Verb",
+    "run",
+    "run_sync",
+    "traced",
+]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+ListOf: TypeAlias = list[T]
+"""A list, in a class that has a verb of that name."""
+
+
+class Rows(Protocol):
+    """What a synchronous connection's `execute` returns; a coroutine is none."""
+
+    def fetchone(self) -> Any: ...
+
+
+class Plain(Protocol):
+    """A psycopg Connection, a SQLAlchemy Session or Connection."""
+
+    def execute(self, statement: Any, /) -> Rows: ...
+
+
+class AsyncConn(Protocol):
+    """A psycopg AsyncConnection, an asyncpg connection, a SQLAlchemy AsyncSession or AsyncConnection."""
+
+    def execute(self, statement: Any, /) -> Coroutine[Any, Any, Any]: ...
+
+
+class Wrapped(Protocol):
+    """A Django connection, as far as nothing else looks like it."""
+
+    vendor: Any
+
+    def close_if_unusable_or_obsolete(self) -> Any: ...
+
+
+SyncConn: TypeAlias = Plain | Wrapped | str
+"""A connection without an event loop; a text is the alias of one of Django's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A step of a verb: so many seconds of nothing."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A step of a verb that opens a connection of its own: a plain function, run in a thread where there is an event loop."""
+
+    look: Callable[[], Any]
+
+
+Steps: TypeAlias = "Generator[Call[Any] | Pause | Beside, Any, T]"
+
+
+class Verb(Coroutine[Any, Any, T_co], Generic[T_co]):
+    """Something to do, that nobody has done yet: await it, put it `.on(conn)`, or run it by `.sync()`; once.
+
+    One that is dropped without any of these warns, as a coroutine does.
+    """
+
+    __slots__ = ("_app", "_coroutine", "_made", "_name")
+
+    def __init__(self, app: Source, made: Call[T_co] | Callable[[], Steps[T_co]], name: str = "") -> None:
+        self._app = app
+        self._name = name or (made.verb if isinstance(made, Call) else "a verb")
+        self._made: Call[T_co] | Callable[[], Steps[T_co]] | None = made
+        self._coroutine: Coroutine[Any, Any, T_co] | None = None
+
+    def on(self, conn: AsyncConn | Source) -> Coroutine[Any, Any, T_co]:
+        """Do it on this connection, inside its transaction. ConnectionNotSupported for an object that is none."""
+        made = self._take()
+        return run(conn, made) if isinstance(made, Call) else _drive(conn, made())
+
+    def sync(self, conn: SyncConn | Source | None = None) -> T_co:
+        """Do it without an event loop: on this connection, inside its transaction, or on one of the app's own."""
+        made, where = self._take(), self._app if conn is None else conn
+        return run_sync(where, made) if isinstance(made, Call) else _drive_sync(where, made())
+
+    def _take(self) -> Call[T_co] | Callable[[], Steps[T_co]]:
+        made, self._made = self._made, None
+        if made is None:
+            raise RuntimeError(f"cannot reuse {self._name}: it was awaited or run already")
+        return made
+
+    def _started(self) -> Coroutine[Any, Any, T_co]:
+        if self._coroutine is None:
+            self._coroutine = self.on(self._app)
+        return self._coroutine
+
+    def __await__(self) -> Generator[Any, Any, T_co]:
+        return self.on(self._app).__await__()
+
+    def send(self, value: Any, /) -> Any:
+        """As a coroutine's."""
+        return self._started().send(value)
+
+    def throw(self, typ: Any, value: Any = None, traceback: Any = None, /) -> Any:
+        """As a coroutine's."""
+        return self._started().throw(typ if value is None else value)
+
+    def close(self) -> None:
+        """As a coroutine's: it will not be done."""
+        self._made = None
+        if self._coroutine is not None:
+            self._coroutine.close()
+
+    def __del__(self) -> None:
+        if self._made is not None:
+            text = f"{self._name} was never awaited; nor was it put .on(conn) or run by .sync()"
+            warnings.warn(text, RuntimeWarning, stacklevel=2, source=self)
+
+    def __repr__(self) -> str:
+        return f"<{self._name}, {'done' if self._made is None else 'not done yet'}>"
+
+
+class Noun:
+    """What an app's verbs are about: app.queues, app.dead. It holds the app, and nothing else."""
+
+    __slots__ = ("_app",)
+
+    def __init__(self, app: Source) -> None:
+        self._app = app
+
+    def _verb(self, made: Call[T] | Callable[[], Steps[T]], name: str = "") -> Verb[T]:
+        return Verb(self._app, made, name)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._app.name}>"
+
+
+def run(conn: Any, call: Call[T]) -> Coroutine[Any, Any, T]:
+    """The result of `call` on the caller's connection, or on one of the app's own."""
+    return conn._run(call) if isinstance(conn, Source) else aio.run(conn, call)
+
+
+def run_sync(conn: Any, call: Call[T]) -> T:
+    """The same on a synchronous connection."""
+    return conn._run_sync(call) if isinstance(conn, Source) else sync.run(conn, call)
+
+
+def traced(
+    tracing: Tracing | None, what: What, verb: Callable[[What], Call[T]], *, keeps: bool = False
+) -> Call[T] | Callable[[], Steps[T]]:
+    """What puts this in by a verb, with a trace around it where the app is traced. `keeps` as in Tracing.sending."""
+    return verb(what) if tracing is None else partial(_traced, tracing, what, verb, keeps)
+
+
+def _traced(tracing: Tracing, what: What, verb: Callable[[What], Call[T]], keeps: bool) -> Steps[T]:
+    with tracing.sending(what, keeps=keeps) as sending:
+        reports = yield verb(sending.what)
+        sending.sent(reports)
+    found: T = reports
+    return found
+
+
+async def _drive(conn: Any, steps: Steps[T]) -> T:
+    async def step(asked: Call[Any] | Pause | Beside) -> Any:
+        if isinstance(asked, Call):
+            return await run(conn, asked)
+        return await (
+            asyncio.sleep(asked.seconds) if isinstance(asked, Pause) else asyncio.to_thread(_own(conn, asked))
+        )
+
+    try:
+        asked = next(steps)
+        while True:
+            try:
+                answer = await step(asked)
+            except BaseException as error:
+                asked = steps.throw(error)
+            else:
+                asked = steps.send(answer)
+    except StopIteration as end:
+        found: T = end.value
+        return found
+
+
+def _drive_sync(conn: Any, steps: Steps[T]) -> T:
+    def step(asked: Call[Any] | Pause | Beside) -> Any:
+        if isinstance(asked, Call):
+            return run_sync(conn, asked)
+        return time.sleep(asked.seconds) if isinstance(asked, Pause) else _own(conn, asked)()
+
+    try:
+        asked = next(steps)
+        while True:
+            try:
+                answer = step(asked)
+            except BaseException as error:
+                asked = steps.throw(error)
+            else:
+                asked = steps.send(answer)
+    except StopIteration as end:
+        found: T = end.value
+        return found
+
+
+def _own(conn: Any, asked: Beside) -> Callable[[], Any]:
+    if not isinstance(conn, Source):
+        raise InvalidArgument(
+            "this looks on a connection of its own", hint="Await it, or say .sync() without a connection"
+        )
+    return asked.look

@@ -1,0 +1,132 @@
+"""A verb is a value that is awaited, put on a connection, or run without an event loop; and an App shows few names."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import psycopg
+import pytest
+
+from tallybook import App
+from tallybook.errors import ConnectionNotSupported, InvalidArgument, UnknownQueue
+
+pytestmark = pytest.mark.anyio
+
+VERBS = (
+    "task include lifespan around_job retry_policy schedule rate_limit concurrency_limit breaker open run_worker drain"
+    " enqueue_many enqueue_many_sync get result cancel retry conninfo"
+)
+NOUNS = (
+    "audit breakers concurrency_limits counts dead doctor events history jobs providers queues rate_limits schedules"
+    " services subjects"
+)
+
+
+@pytest.fixture
+def shop(dsn: str) -> App:
+    """An app with a task in the queue mail."""
+    app = App("shop", dsn=dsn)
+
+    @app.task(queue="mail")
+    async def send(user_id: int) -> None: ...
+
+    return app
+
+
+def put(app: App, n: int = 1) -> list[int]:
+    """So many jobs of it."""
+    return [job.id for job in app.enqueue_many_sync(app, [app.tasks["send"].job(at) for at in range(n)])]
+
+
+def test_an_app_shows_few_names() -> None:
+    """dir(App) has at most 40 names, of them at most 22 verbs: those that people need daily."""
+    shown = {name for name in dir(App("x")) if not name.startswith("_")}
+    assert shown == {*VERBS.split(), *NOUNS.split(), "name", "dsn", "tasks"}
+    assert len(shown) <= 40
+    assert len(VERBS.split()) <= 22
+
+
+def test_each_noun_is_what_the_command_line_calls_it(shop: App) -> None:
+    """A noun shows verbs only, and says whose it is."""
+    for name in set(NOUNS.split()) - {"providers"}:
+        noun = getattr(shop, name)
+        assert all(callable(getattr(noun, verb)) for verb in dir(noun) if not verb.startswith("_"))
+        assert "shop" in repr(noun)
+
+
+async def test_a_verb_is_awaited_gathered_or_made_a_task(shop: App) -> None:
+    """What is awaited runs in a short transaction of the app's own; gather and create_task take it as they take a coroutine."""
+    put(shop)
+    assert await shop.queues.pause("mail", by="ada")
+    assert not await asyncio.create_task(shop.queues.pause("mail"))
+    assert await asyncio.gather(shop.queues.resume("mail"), shop.queues.set("slow")) == [True, "created"]
+
+
+async def test_a_verb_of_the_callers_transaction(shop: App, dsn: str) -> None:
+    """On a connection it is part of that transaction: it leaves with it."""
+    put(shop)
+    async with await psycopg.AsyncConnection.connect(dsn) as conn:
+        assert await shop.queues.pause("mail").on(conn)
+        await conn.rollback()
+    assert [queue.paused_by for queue in await shop.queues.list()] == [None]
+
+
+def test_a_verb_without_an_event_loop(shop: App, db: psycopg.Connection[Any]) -> None:
+    """sync() is a transaction of its own, sync(conn) part of the caller's."""
+    (job,) = put(shop)
+    assert shop.cancel(job, "withdrawn").sync(db) == "cancelled"
+    assert shop.jobs.state(job).sync() == "cancelled"
+
+
+async def test_verbs_of_several_statements_have_all_forms(shop: App, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Truncate in batches says the same when awaited, put on a connection, and run without an event loop."""
+    monkeypatch.setattr("tallybook._app.queues.BATCH", 2)
+    batches: list[int] = []
+    put(shop, 5)
+    assert (await shop.queues.truncate("mail", on_batch=batches.append)).cancelled == 5
+    put(shop, 5)
+    async with await psycopg.AsyncConnection.connect(dsn) as conn:
+        assert (await shop.queues.truncate("mail", on_batch=batches.append).on(conn)).cancelled == 5
+        await conn.commit()
+    put(shop, 5)
+    assert shop.queues.truncate("mail", on_batch=batches.append).sync().cancelled == 5
+    assert [cancelled for cancelled in batches if cancelled] == [2, 2, 1] * 3
+
+
+async def test_an_error_of_a_later_statement_reaches_the_caller(shop: App) -> None:
+    """What a statement of a verb of several raises is raised where the verb was awaited."""
+    with pytest.raises(UnknownQueue):
+        await shop.queues.truncate("nobody")
+    with pytest.raises(UnknownQueue):
+        shop.queues.truncate("nobody").sync()
+
+
+def test_a_verb_that_nobody_runs_warns(shop: App) -> None:
+    """One that is dropped without a form warns, by its name, as a coroutine does."""
+    with pytest.warns(RuntimeWarning, match=r"pause was never awaited"):
+        shop.queues.pause("mail")
+        gc.collect()
+
+
+async def test_a_verb_is_used_once(shop: App) -> None:
+    """As a coroutine: the second use is an error and does nothing."""
+    put(shop)
+    verb = shop.queues.pause("mail")
+    assert await verb
+    with pytest.raises(RuntimeError, match="reuse"):
+        await verb
+
+
+async def test_a_connection_of_the_other_kind_is_refused(shop: App, db: psycopg.Connection[Any], dsn: str) -> None:
+    """A plain connection is no place for .on(), an async one none for .sync(); what it says names the right form."""
+    put(shop)
+    with pytest.raises(ConnectionNotSupported):
+        await shop.queues.pause("mail").on(db)  # type: ignore[arg-type]
+    async with await psycopg.AsyncConnection.connect(dsn) as conn:
+        with pytest.raises(ConnectionNotSupported):
+            shop.queues.pause("mail").sync(conn)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="connection of its own"):
+            await shop.doctor.run().on(conn)
+    assert {found.name for found in await shop.doctor.run()} == {found.name for found in shop.doctor.run().sync()}
