@@ -16,6 +16,7 @@ from support.dashboard import (
     visiting,
 )
 from support.dashboard_app import HOSTILE, SECRET
+from tallybook._app.counts import Counts
 
 pytestmark = pytest.mark.anyio
 
@@ -92,7 +93,7 @@ async def test_an_error_of_ours_tells_nothing(make: Make, monkeypatch: pytest.Mo
     async def breaks(*given: Any, **options: Any) -> None:
         raise RuntimeError(SECRET)
 
-    monkeypatch.setattr(site.app, "throughput", breaks)
+    monkeypatch.setattr(Counts, "throughput", breaks)
     async with visiting(site) as visitor:
         answer = await visitor.get("/queues")
         assert answer.status == 500 and SECRET not in answer.text and "Its log says" in answer.text

@@ -22,6 +22,8 @@ from support.commits import DIES_AT_COMMIT
 from support.operator_client import OTHER, SECRET, Client, client, headers
 from support.operator_process import serving
 from tallybook import App
+from tallybook._app.queues import Queues
+from tallybook._app.schedules import Schedules
 from tallybook._cli import cli
 from tallybook._model.operator_text import canonical
 from tallybook._web.api import openapi, serve
@@ -553,13 +555,13 @@ async def test_a_schedule_that_is_given_another_queue_meanwhile_is_not_run(
     """S2-12: a schedule that leaves the key's queues between the look and the run is not run, and leaves no job and no row."""
     put = "select tallybook.schedule_set('s', 'work', '{}', every => '1 day', queue => %s)"
     db.execute(put, ["mail"])
-    run = App.schedule_run
+    run = Schedules.run
 
-    async def late(self: App, conn: Any, name: str) -> Any:
+    def late(self: Schedules, name: str) -> Any:
         db.execute(put, ["pay"])
-        return await run(self, conn, name)
+        return run(self, name)
 
-    monkeypatch.setattr(App, "schedule_run", late)
+    monkeypatch.setattr(Schedules, "run", late)
     assert codes(await call.by("mailer", THIRD)("POST", "/schedules/s/run")) == (403, "queue")
     assert db.execute("select count(*) from tallybook.job where task = 'work'").fetchone()[0] == 0
     assert db.execute("select count(*) from tallybook.audits").fetchone()[0] == 0
@@ -696,10 +698,10 @@ async def test_a_defect_shows_nothing(
 ) -> None:
     """What should not happen is a 500 without its words, which are in the log."""
 
-    async def broken(*_: Any) -> Any:
+    def broken(*_: Any) -> Any:
         raise RuntimeError("password is hunter2")
 
-    monkeypatch.setattr(App, "queues", broken)
+    monkeypatch.setattr(Queues, "list", broken)
     answer = await call("GET", "/queues")
     assert codes(answer) == (500, "failed") and "hunter2" not in answer.text
     assert "hunter2" in caplog.text

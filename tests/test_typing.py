@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 RIGHT = """
 import asyncio
@@ -192,9 +197,20 @@ def mypy(folder: Path, source: str) -> tuple[dict[int, str], str]:
     return lines, done.stdout + done.stderr
 
 
-def test_right_calls_pass_and_wrong_calls_fail(tmp_path: Path) -> None:
-    """S4-21: a call is checked against the task's own signature, the Context apart; right ones pass mypy --strict."""
-    errors, output = mypy(tmp_path, RIGHT + WRONG)
+def pyright(folder: Path, source: str) -> tuple[dict[int, str], str]:
+    """The same by pyright."""
+    (folder / "shop.py").write_text(source)
+    (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard", "include": ["shop.py"]}')
+    command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, "--outputjson"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    found = [one for one in json.loads(done.stdout)["generalDiagnostics"] if one["severity"] == "error"]
+    return {one["range"]["start"]["line"] + 1: one["message"] for one in found}, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("checker", [mypy, pyright])
+def test_right_calls_pass_and_wrong_calls_fail(tmp_path: Path, checker: Callable[..., Any]) -> None:
+    """S4-21: a call is checked against the task's own signature, the Context apart; right ones pass, in all three forms."""
+    errors, output = checker(tmp_path, RIGHT + WRONG)
     start = RIGHT.count("\n") + 1
     expected = {start + n for n, line in enumerate(WRONG.splitlines()) if "#" in line}
     assert set(errors) == expected, output

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from tallybook import App
-from tallybook.errors import ConnectionNotSupported, InvalidArgument, UnknownQueue
+from tallybook.errors import ConnectionNotSupported, InvalidArgument, NotSupported, SignatureError, UnknownQueue
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +37,8 @@ def shop(dsn: str) -> App:
 
 def put(app: App, n: int = 1) -> list[int]:
     """So many jobs of it."""
-    return [job.id for job in app.enqueue_many_sync(app, [app.tasks["send"].job(at) for at in range(n)])]
+    with psycopg.connect(app.conninfo()) as conn:
+        return [job.id for job in app.enqueue_many_sync(conn, [app.tasks["send"].job(at) for at in range(n)])]
 
 
 def test_an_app_shows_few_names() -> None:
@@ -91,7 +92,8 @@ async def test_verbs_of_several_statements_have_all_forms(shop: App, dsn: str, m
         assert (await shop.queues.truncate("mail", on_batch=batches.append).on(conn)).cancelled == 5
         await conn.commit()
     put(shop, 5)
-    assert shop.queues.truncate("mail", on_batch=batches.append).sync().cancelled == 5
+    done = await asyncio.to_thread(lambda: shop.queues.truncate("mail", on_batch=batches.append).sync())
+    assert done.cancelled == 5
     assert [cancelled for cancelled in batches if cancelled] == [2, 2, 1] * 3
 
 
@@ -100,7 +102,7 @@ async def test_an_error_of_a_later_statement_reaches_the_caller(shop: App) -> No
     with pytest.raises(UnknownQueue):
         await shop.queues.truncate("nobody")
     with pytest.raises(UnknownQueue):
-        shop.queues.truncate("nobody").sync()
+        await asyncio.to_thread(lambda: shop.queues.truncate("nobody").sync())
 
 
 def test_a_verb_that_nobody_runs_warns(shop: App) -> None:
@@ -129,4 +131,51 @@ async def test_a_connection_of_the_other_kind_is_refused(shop: App, db: psycopg.
             shop.queues.pause("mail").sync(conn)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="connection of its own"):
             await shop.doctor.run().on(conn)
-    assert {found.name for found in await shop.doctor.run()} == {found.name for found in shop.doctor.run().sync()}
+    plain = await asyncio.to_thread(lambda: shop.doctor.run().sync())
+    assert [found.name for found in await shop.doctor.run()] == [found.name for found in plain]
+
+
+def test_an_enqueue_where_no_loop_runs_names_the_other_one(shop: App) -> None:
+    """What would never be awaited is an error at once, and says enqueue_sync."""
+    with pytest.raises(NotSupported, match="enqueue_sync"):
+        shop.tasks["send"].enqueue(shop, 42)
+    with pytest.raises(NotSupported, match="enqueue_sync"):
+        shop.tasks["send"].with_(priority=1).enqueue(shop, 42)
+
+
+async def test_a_sync_verb_of_the_apps_own_inside_a_loop_says_await(shop: App, db: psycopg.Connection[Any]) -> None:
+    """It would stop everything else in the loop. On a connection of the caller's it is the caller's own choice."""
+    with pytest.raises(NotSupported, match=r"[Aa]wait"):
+        shop.tasks["send"].enqueue_sync(shop, 42)
+    with pytest.raises(NotSupported, match=r"[Aa]wait"):
+        shop.queues.list().sync()
+    assert shop.tasks["send"].enqueue_sync(db, 42).created
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"), [("delay", "enqueue"), ("apply_async", "enqueue"), ("defer", "enqueue"), ("configure", "with_")]
+)
+def test_the_words_of_other_queues_name_ours(shop: App, word: str, ours: str) -> None:
+    """What somebody types who comes from Celery or Procrastinate is an AttributeError that says the word here."""
+    for task in (shop.tasks["send"], shop.tasks["send"].with_(priority=1)):
+        with pytest.raises(AttributeError, match=rf"{word}.*{ours}"):
+            getattr(task, word)
+        with pytest.raises(AttributeError, match="colour"):
+            _ = task.colour
+
+
+@pytest.mark.parametrize(("word", "ours"), [("countdown", "delay"), ("eta", "run_at"), ("max_retries", "max_attempts")])
+def test_the_options_of_other_queues_name_ours(shop: App, word: str, ours: str) -> None:
+    """Given to with_ or among the args, an option of theirs is an error that says the one that is meant."""
+    with pytest.raises(TypeError, match=rf"{word}.*with_\({ours}="):
+        shop.tasks["send"].with_(**{word: 5})
+    with pytest.raises(SignatureError, match=rf"{word}.*with_\({ours}="):
+        shop.tasks["send"].job(42, **{word: 5})
+
+
+async def test_a_missing_connection_is_named(shop: App) -> None:
+    """Where the first argument is no connection and the rest does not fit, the error asks for the connection."""
+    with pytest.raises(ConnectionNotSupported, match="as connection"):
+        await shop.tasks["send"].enqueue(42)  # type: ignore[arg-type]
+    with pytest.raises(ConnectionNotSupported, match="as connection"):
+        shop.tasks["send"].enqueue_sync(42)  # type: ignore[arg-type]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from tallybook._db.calls import Call
 from tallybook._db.verb import run, run_sync
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 def send(
     tracing: Tracing | None, conn: object, what: What, verb: Callable[[What], Call[T]], *, keeps: bool = False
-) -> Awaitable[T]:
+) -> Coroutine[Any, Any, T]:
     """Put this in by a verb: run, with a trace around it where the App is traced. `keeps` as in Tracing.sending."""
     return run(conn, verb(what)) if tracing is None else _traced(tracing, conn, what, verb, keeps)
 

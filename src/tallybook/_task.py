@@ -16,19 +16,21 @@ import inspect
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, TypeVar, cast
 
 from tallybook._db import calls
-from tallybook._db.kinds import transaction_kind
+from tallybook._db.kinds import kind_of, refused, transaction_kind
+from tallybook._db.source import Source, demand_loop
 from tallybook._db.verb import AsyncConn, SyncConn
 from tallybook._model.after import Parent, checked_after
 from tallybook._model.backoff import DEFAULT, Backoff, Retry, as_policy
 from tallybook._model.contract import Contract, Upgrade
 from tallybook._model.execution import PLAIN, Execution
 from tallybook._model.job import Job, JobCall
+from tallybook._model.mistakes import METHODS, as_option
 from tallybook._model.no_retry import NoRetry
 from tallybook._model.no_retry import checked as _classes
 from tallybook._model.options import Options, Unique, check_name
@@ -54,7 +56,20 @@ OnConflict = Literal["skip", "raise", "replace_args", "raise_priority", "push_ru
 Tx = TypeVar("Tx")
 
 
-class Task(HasSubjects[P], Generic[P, R_co]):
+class _Near:
+    """Names the right word where another queue's is said."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            ours = METHODS.get(name)
+            hint = "" if ours is None else f". Here it is .{ours}" if ours[0] != "(" else f". Here it is {ours}"
+            raise AttributeError(f"{type(self).__name__!r} has no {name!r}{hint}", name=name, obj=self)
+
+
+class Task(_Near, HasSubjects[P], Generic[P, R_co]):
     """A function that jobs run, made by `@app.task`. Calling it calls the function, nothing else.
 
     `name` is in every row of its jobs and is the contract with SQL producers and with older releases of the program.
@@ -217,16 +232,17 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         except Unfit as error:
             raise PayloadError(error.path, error.reason, task=self.name, what="result", verb="read") from None
 
-    async def enqueue(self, conn: AsyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
+    def enqueue(self, conn: AsyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
         """Put one job in, in `conn`'s transaction: workers see it when that commits, never if it rolls back.
 
         `conn` is a psycopg AsyncConnection, an asyncpg connection, a SQLAlchemy AsyncSession or AsyncConnection; or the
         App, which uses a connection of its own and commits at once. Raises SignatureError and PayloadError before
-        anything is sent, ConnectionNotSupported for any other object.
+        anything is sent, ConnectionNotSupported for any other object, and NotSupported where no event loop runs.
 
             job = await send_welcome.enqueue(conn, 42, lang="de")
         """
-        return await send(self.app._tracing, conn, self._bound.job(*args, **kwargs), calls.enqueue)
+        demand_loop("enqueue")
+        return send(self.app._tracing, conn, self._bound._job_on(conn, args, kwargs, sync=False), calls.enqueue)
 
     def enqueue_sync(self, conn: SyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
         """Put one job in, in `conn`'s transaction, like `enqueue`, without an event loop.
@@ -236,7 +252,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
 
             job = send_welcome.enqueue_sync(session, 42, lang="de")
         """
-        return send_sync(self.app._tracing, conn, self._bound.job(*args, **kwargs), calls.enqueue)
+        return send_sync(self.app._tracing, conn, self._bound._job_on(conn, args, kwargs, sync=True), calls.enqueue)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
         """Describe a job, checked and encoded, to be put in by `app.enqueue_many`. SignatureError, PayloadError.
@@ -265,6 +281,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         on_parent: Literal["completed", "any"] | None = None,
         limits: tuple[str, ...] | None = None,
         fair_key: str | None = None,
+        **unknown: Never,
     ) -> BoundTask[P, R_co]:
         """The task with options for its next jobs; None leaves what the task declares. ConfigError for a wrong value.
 
@@ -287,6 +304,8 @@ class Task(HasSubjects[P], Generic[P, R_co]):
 
             await send_welcome.with_(delay="5 min", unique="u:42").enqueue(conn, 42)
         """
+        for name in unknown:
+            raise TypeError(f"with_() has no option {name!r}. {as_option(name) or 'help(Task.with_) lists them'}")
         given = {
             "run_at": run_at,
             "delay": delay,
@@ -318,7 +337,7 @@ class Task(HasSubjects[P], Generic[P, R_co]):
         return f"<Task {self.name} of {self.app.name}>"
 
 
-class BoundTask(HasSubjects[P], Generic[P, R_co]):
+class BoundTask(_Near, HasSubjects[P], Generic[P, R_co]):
     """A task with options for its next jobs, made by `task.with_(...)`; it can be kept and used many times."""
 
     __slots__ = ("_args", "_keyed", "app", "name", "options")
@@ -330,13 +349,23 @@ class BoundTask(HasSubjects[P], Generic[P, R_co]):
         self._args = owner.args
         self._keyed = options.unique is not None and options.unique is not False
 
-    async def enqueue(self, conn: AsyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
+    def enqueue(self, conn: AsyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
         """Put one job in, in `conn`'s transaction; see Task.enqueue."""
-        return await send(self.app._tracing, conn, self.job(*args, **kwargs), self.app._putting)
+        demand_loop("enqueue")
+        return send(self.app._tracing, conn, self._job_on(conn, args, kwargs, sync=False), self.app._putting)
 
     def enqueue_sync(self, conn: SyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
         """Put one job in, in `conn`'s transaction; see Task.enqueue_sync."""
-        return send_sync(self.app._tracing, conn, self.job(*args, **kwargs), self.app._putting)
+        return send_sync(self.app._tracing, conn, self._job_on(conn, args, kwargs, sync=True), self.app._putting)
+
+    def _job_on(self, conn: object, args: Any, kwargs: Any, *, sync: bool) -> JobCall:
+        """As `job`; where the call does not fit since no connection was given, the error says so."""
+        try:
+            return self.job(*args, **kwargs)
+        except SignatureError:
+            if kind_of(conn) or isinstance(conn, Source):
+                raise
+            raise refused(conn, "enqueue", sync=sync) from None
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
         """Describe a job with these options; see Task.job."""

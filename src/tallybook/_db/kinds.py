@@ -58,15 +58,19 @@ def transaction_kind(annotation: object) -> str:
 
 def refused(conn: object, verb: str, *, sync: bool, postgres: bool = True) -> ConnectionNotSupported:
     """The error for an object that `verb`, or its `_sync` form, cannot use."""
-    kind, accepted, other = kind_of(conn), *((_SYNC, verb) if sync else (_ASYNC, f"{verb}_sync"))
+    kind, accepted = kind_of(conn), _SYNC if sync else _ASYNC
+    if verb.startswith("enqueue"):
+        other = f"{verb}()" if sync else f"{verb}_sync()"
+    else:
+        other = ".on(conn)" if sync else ".sync(conn)"
     if not postgres:
         return ConnectionNotSupported(conn, f"one to PostgreSQL: {accepted}")
     if kind == "pool":
         return ConnectionNotSupported(conn, f"one connection out of it: {accepted}")
     if kind == "django alias":
-        return ConnectionNotSupported(conn, accepted if sync else f"{accepted}; a Django alias goes to {other}()")
+        return ConnectionNotSupported(conn, accepted if sync else f"{accepted}; a Django alias goes to {other}")
     if kind.startswith("async") == sync and kind:
-        return ConnectionNotSupported(conn, f"this one to {other}(), or here {accepted}")
+        return ConnectionNotSupported(conn, f"this one to {other}, or here {accepted}")
     return ConnectionNotSupported(conn, accepted)
 
 

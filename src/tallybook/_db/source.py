@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tallybook._db.calls import Call
 from tallybook._model.tracing import Tracing
-from tallybook.errors import ConfigError, QueueUnavailable, SchemaMissing
+from tallybook.errors import ConfigError, NotSupported, QueueUnavailable, SchemaMissing
 
 if TYPE_CHECKING:
     import psycopg
     from psycopg_pool import AsyncConnectionPool
 
-__all__ = ["Source"]
+__all__ = ["Source", "demand_loop"]
 
 T = TypeVar("T")
 
@@ -118,6 +118,11 @@ class Source:
             raise SchemaMissing(_database(conninfo)) from error
 
     def _run_sync(self, call: Call[T]) -> T:
+        if _in_loop():
+            hint = "Await it here: `await ....enqueue(app, ...)`; the other verbs without `.sync()`"
+            raise NotSupported(
+                f"{call.verb} without an event loop, on a connection of the app's, inside one", hint=hint
+            )
         from psycopg.errors import InvalidSchemaName
 
         from tallybook._db import exactly_once
@@ -178,6 +183,21 @@ class Source:
             raise QueueUnavailable(dsn_for_people(conninfo), _reason(error)) from error
         with conn:
             yield conn
+
+
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def demand_loop(verb: str) -> None:
+    """NotSupported where no event loop runs: what is returned would never be awaited."""
+    if not _in_loop():
+        hint = f"Write .{verb}_sync(...), or await it in an async function"
+        raise NotSupported(f"{verb} was called where no event loop runs", hint=hint)
 
 
 def _reason(error: Exception) -> str:

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tallybook._model.decoder import Convert, compile_decoder
+from tallybook._model.mistakes import as_option
 from tallybook._model.plain import Unfit
 from tallybook.errors import PayloadError, SignatureError
 
@@ -283,7 +284,8 @@ class ArgsModel:
             if name in given:
                 return f"argument {name!r} is given twice, by position and by name{takes}"
             if name not in plan.by_name and not plan.open:
-                return f"unexpected argument {name!r}{takes}"
+                hint = as_option(name)
+                return f"unexpected argument {name!r}{takes}{'' if hint is None else f'. {hint}'}"
         missing = plan.required - given - set(kwargs)
         names = [name for name in dict.fromkeys((*plan.by_position, *sorted(plan.by_name))) if name in missing]
         return f"missing {', '.join(map(repr, names))}{takes}"

@@ -1,0 +1,25 @@
+"""The words of other queues, for the errors that name ours."""
+
+from __future__ import annotations
+
+__all__ = ["METHODS", "OPTIONS", "as_option"]
+
+METHODS = dict.fromkeys(
+    ("delay", "apply_async", "defer", "defer_async", "send", "kiq", "enqueue_async", "perform_async", "si", "s"),
+    "enqueue(conn, ...), or .enqueue_sync(conn, ...) without an event loop",
+) | {"apply": "(...): a task is called as the function that it is", "configure": "with_(...)", "signature": "job(...)"}
+"""What other queues' tasks have, and what to write instead."""
+
+OPTIONS = {
+    "countdown": "delay", "schedule_in": "delay", "defer_by": "delay", "eta": "run_at", "schedule_at": "run_at",
+    "scheduled_at": "run_at", "at": "run_at", "expires": "expires_at", "expires_in": "expires_at", "lock": "order_key",
+    "queueing_lock": "unique", "unique_key": "unique", "dedupe_key": "unique", "max_retries": "max_attempts",
+    "retries": "max_attempts", "queue_name": "queue",
+}  # fmt: skip
+"""Options of theirs, and ours."""
+
+
+def as_option(name: str) -> str | None:
+    """What to write for an option of another queue; None for any other word."""
+    ours = OPTIONS.get(name)
+    return None if ours is None else f"Options of a job are said by with_: with_({ours}=...)"
