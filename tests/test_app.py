@@ -411,14 +411,14 @@ async def test_where_the_dsn_comes_from(dsn: str, monkeypatch: pytest.MonkeyPatc
     """App(dsn=...), then TALLYBOOK_DSN, then libpq's own variables; a URL as SQLAlchemy writes it is understood."""
     charge = keyed(App("shop"))
     monkeypatch.setenv("TALLYBOOK_DSN", dsn)
-    assert charge.enqueue_sync(charge.app, 1).created
+    assert (await asyncio.to_thread(charge.enqueue_sync, charge.app, 1)).created
     monkeypatch.delenv("TALLYBOOK_DSN")
     given = psycopg.conninfo.conninfo_to_dict(dsn)
     for name, variable in [("host", "PGHOST"), ("port", "PGPORT"), ("user", "PGUSER"), ("dbname", "PGDATABASE")]:
         if given.get(name):
             monkeypatch.setenv(variable, str(given[name]))
     if not given.get("password"):
-        assert not charge.enqueue_sync(charge.app, 1).created
+        assert not (await asyncio.to_thread(charge.enqueue_sync, charge.app, 1)).created
     assert "host=db " in App("x", dsn="postgresql+asyncpg://me@db/shop").conninfo()
 
 
@@ -431,11 +431,11 @@ async def test_what_can_go_wrong_with_own_connections(empty_dsn: str) -> None:
             await attempt
         assert "hunter2" not in str(caught.value)
     with pytest.raises(QueueUnavailable):
-        charge.enqueue_sync(gone, 1)
+        await asyncio.to_thread(charge.enqueue_sync, gone, 1)
     with pytest.raises(SchemaMissing, match="tallybook migrate"):
-        charge.enqueue_sync(App("shop", dsn=empty_dsn), 1)
+        await asyncio.to_thread(charge.enqueue_sync, App("shop", dsn=empty_dsn), 1)
     with pytest.raises(ConfigError) as broken:
-        charge.enqueue_sync(App("shop", dsn="postgresql//me:hunter2@db/shop"), 1)
+        await asyncio.to_thread(charge.enqueue_sync, App("shop", dsn="postgresql//me:hunter2@db/shop"), 1)
     assert "hunter2" not in str(broken.value)
     assert broken.value.__cause__ is None
 

@@ -90,7 +90,7 @@ async def test_an_error_of_ours_tells_nothing(make: Make, monkeypatch: pytest.Mo
     """S4-09: a page that fails is a page with a sentence and its headers; what went wrong is in the log only."""
     site = make(read_only=False)
 
-    async def breaks(*given: Any, **options: Any) -> None:
+    def breaks(*given: Any, **options: Any) -> None:
         raise RuntimeError(SECRET)
 
     monkeypatch.setattr(Counts, "throughput", breaks)

@@ -231,7 +231,7 @@ async def test_a_full_disk_is_an_unavailable_queue_to_who_enqueues(
     with pytest.raises(QueueUnavailable, match="could not extend file"):
         await app._run(call)
     with pytest.raises(QueueUnavailable, match="could not extend file"):
-        app._run_sync(call)
+        await asyncio.to_thread(app._run_sync, call)
 
 
 @pytest.mark.slow

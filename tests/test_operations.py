@@ -142,7 +142,7 @@ async def test_dead_letters_are_listed_retried_and_dropped_by_filter(
     newest = letters[0]
     assert (newest.task, newest.queue, newest.reason, newest.failures) == ("breaks", "charges", "failed", 1)
     assert newest.error is not None and newest.error["message"] == "Timeout 3" and newest.args["user"] == 3
-    assert [one.job for one in app.dead.list(text="timeout 2").sync()] == [jobs[2].id]
+    assert [one.job for one in app.dead.list(text="timeout 2").sync(db)] == [jobs[2].id]
     assert [one.job for one in await app.dead.list(before=letters[1].died_at)] == [jobs[1].id, jobs[0].id]
     assert await app.dead.list(reason="crashed") == []
     done = await app.dead.retry(args={"user": 1})

@@ -619,9 +619,9 @@ async def hello(n: int) -> None: pass
 def plain(n: int) -> None: pass
 async def main():
     await hello.enqueue(app, 1)
-    plain.enqueue_sync(app, 1)
+    await asyncio.to_thread(plain.enqueue_sync, app, 1)
     await app.enqueue_many(app, [hello.job(2)])
-    await hello.subject("s").push(app, 1)
+    await hello.subject("s").push(1)
     print((await app.drain()).completed, *(name for name in sys.modules if "opentelemetry" in name or "_otel" in name))
 asyncio.run(main())
 {more}

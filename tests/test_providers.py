@@ -151,7 +151,7 @@ async def test_routes_choose_the_provider(app: App) -> None:
     found = [await providers.resolve("equity", symbol) for symbol in ("RELIANCE", "INFY", None)]
     assert [one and one.secrets["api_key"].reveal() for one in found] == ["beta", "acme", "acme"]
     assert await providers.route("equity", "beta", symbol="RELIANCE", active=False) == "changed"
-    found = [await asyncio.to_thread(providers.resolve_sync, "equity", "RELIANCE"), providers.resolve_sync("bond")]
+    found = [await asyncio.to_thread(providers.resolve_sync, *asked) for asked in (("equity", "RELIANCE"), ("bond",))]
     assert [one and one.name for one in found] == ["acme", None]
     assert await providers.drop_route("equity", symbol="RELIANCE") and not await providers.drop_route(
         "equity", symbol="X"
@@ -177,7 +177,7 @@ async def test_what_was_read_is_kept_for_five_seconds(app: App, db: Any) -> None
     clock.now += 0.2
     assert (await providers.get("acme")).kind == "two" and await providers.resolve("equity") is None
     await providers.set("acme", kind="three")
-    assert providers.get_sync("acme").kind == "three"
+    assert (await asyncio.to_thread(providers.get_sync, "acme")).kind == "three"
 
 
 async def test_a_change_while_it_is_read_is_not_kept(app: App) -> None:

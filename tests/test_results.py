@@ -47,7 +47,7 @@ async def test_a_result_is_kept_and_comes_back_as_annotated(app: App, dsn: str, 
     job, none, kept_back = quote.enqueue_sync(db, "INFY"), nothing.enqueue_sync(db), secret.enqueue_sync(db)
     await drain_async(app, dsn=dsn)
     assert await app.result(job) == Price(284750, datetime(2026, 1, 2, tzinfo=UTC))
-    assert App("elsewhere", dsn=dsn).result(job).sync() == {"amount": 284750, "at": "2026-01-02T00:00:00+00:00"}
+    assert await App("elsewhere", dsn=dsn).result(job.id) == {"amount": 284750, "at": "2026-01-02T00:00:00+00:00"}
     assert await app.result(none) is None and await app.result(kept_back) is None
     assert db.execute("select result from tallybook.job where id = %s", (job.id,)).fetchone()[0]["amount"] == 284750
     assert db.execute("select count(*) from tallybook.outcome where result is not null").fetchone() == (1,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -156,8 +157,9 @@ async def test_the_app_is_a_connection(shared: str, look: Any) -> None:
     """Where no connection is at hand the App takes one of its own, and commits at once."""
     own = App("prices", dsn=shared)
     tasks = own.task(name="refresh")(refresh.fn)
-    assert (await tasks.subject("a").push(1).on(own)).created
-    assert tasks.subject("a").push(1).sync(own).report == "unchanged"
+    assert (await tasks.subject("a").push(1)).created
+    again = await asyncio.to_thread(tasks.subject("a").push(1).sync)
+    assert again.report == "unchanged"
     assert [row.report for row in await own.subjects.push_many([tasks.subject(n).job(1) for n in "ab"])] == [
         "unchanged",
         "created",

@@ -36,7 +36,14 @@ MODULES = {
 }
 """Page and module."""
 
+NOUNS = (
+    "jobs.Jobs", "jobs.Dead", "queues.Queues", "schedules.Schedules", "subjects.Subjects", "limits.RateLimits",
+    "limits.ConcurrencyLimits", "breakers.Breakers", "counts.Counts", "counts.Events", "history.History", "history.Services",
+    "history.Audit", "history.Doctor",
+)  # fmt: skip
+
 ELSEWHERE = {
+    "tallybook": (*(f"tallybook._app.{noun}" for noun in NOUNS), "tallybook._db.verb.Verb"),
     "tallybook.contrib.django": ("tallybook.contrib.django._app.App", "tallybook.contrib.django._backend.Backend"),
 }
 """Public names that a module gives on demand only, where a reader of its source does not find them."""

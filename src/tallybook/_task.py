@@ -22,6 +22,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, TypeVar, cast
 
 from tallybook._db import calls
+from tallybook._db.calls import Call
 from tallybook._db.kinds import kind_of, refused, transaction_kind
 from tallybook._db.source import Source, demand_loop
 from tallybook._db.verb import AsyncConn, SyncConn
@@ -242,7 +243,7 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
             job = await send_welcome.enqueue(conn, 42, lang="de")
         """
         demand_loop("enqueue")
-        return send(self.app._tracing, conn, self._bound._job_on(conn, args, kwargs, sync=False), calls.enqueue)
+        return self._bound._enqueue(conn, args, kwargs, calls.enqueue)
 
     def enqueue_sync(self, conn: SyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
         """Put one job in, in `conn`'s transaction, like `enqueue`, without an event loop.
@@ -352,11 +353,14 @@ class BoundTask(_Near, HasSubjects[P], Generic[P, R_co]):
     def enqueue(self, conn: AsyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
         """Put one job in, in `conn`'s transaction; see Task.enqueue."""
         demand_loop("enqueue")
-        return send(self.app._tracing, conn, self._job_on(conn, args, kwargs, sync=False), self.app._putting)
+        return self._enqueue(conn, args, kwargs, self.app._putting)
 
     def enqueue_sync(self, conn: SyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
         """Put one job in, in `conn`'s transaction; see Task.enqueue_sync."""
         return send_sync(self.app._tracing, conn, self._job_on(conn, args, kwargs, sync=True), self.app._putting)
+
+    async def _enqueue(self, conn: object, args: Any, kwargs: Any, verb: Callable[[JobCall], Call[Job]]) -> Job[R_co]:
+        return await send(self.app._tracing, conn, self._job_on(conn, args, kwargs, sync=False), verb)
 
     def _job_on(self, conn: object, args: Any, kwargs: Any, *, sync: bool) -> JobCall:
         """As `job`; where the call does not fit since no connection was given, the error says so."""

@@ -119,9 +119,9 @@ class Source:
 
     def _run_sync(self, call: Call[T]) -> T:
         if _in_loop():
-            hint = "Await it here: `await ....enqueue(app, ...)`; the other verbs without `.sync()`"
+            hint = "Await it: `await task.enqueue(app, ...)`, another verb without its .sync()"
             raise NotSupported(
-                f"{call.verb} without an event loop, on a connection of the app's, inside one", hint=hint
+                f"waiting for {call.verb} inside a running event loop, which stands still then,", hint=hint
             )
         from psycopg.errors import InvalidSchemaName
 
