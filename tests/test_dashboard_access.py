@@ -26,9 +26,9 @@ from support.dashboard_app import SECRET
 from tallybook import App
 from tallybook._cli import cli
 from tallybook._cli.web import _listening
-from tallybook._web import users as people
-from tallybook._web.session import LONGEST, Session
 from tallybook.errors import ConfigError
+from tallybook.extra.dashboard import users as people
+from tallybook.extra.dashboard.session import LONGEST, Session
 from tallybook.web import Site, User, dashboard
 
 pytestmark = pytest.mark.anyio

@@ -29,7 +29,7 @@ from support.dashboard import JOBS, NO_PAGES, PASSWORD, covers, routes, users_fi
 from support.dashboard_app import HOSTILE, IMG, LONG, QUEUE, SECRET, app, furnish
 from support.hands import Hands, put
 from support.waiting import wait_until
-from tallybook._web.gate import CSP
+from tallybook.extra.dashboard.gate import CSP
 from tallybook.web import dashboard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

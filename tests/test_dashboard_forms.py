@@ -22,7 +22,7 @@ from support.dashboard import (
 )
 from support.dashboard_app import IMG, SECRET, furnish
 from support.dashboard_app import app as furnished_app
-from tallybook._web.redact import DOTS, redact
+from tallybook.extra.dashboard.redact import DOTS, redact
 from tallybook.web import Site
 
 pytestmark = pytest.mark.anyio

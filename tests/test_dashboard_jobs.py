@@ -16,8 +16,8 @@ import psycopg
 import pytest
 
 from tallybook import App, Kill
-from tallybook._web import database
 from tallybook.errors import ConfigError
+from tallybook.extra.dashboard import database
 from tallybook.testing import drain_async
 from tallybook.web import dashboard
 
@@ -326,7 +326,7 @@ async def test_a_preview_looks_further_until_it_has_found_all(
     app: App, db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     """S4-09: a preview is there at once with what it has found, and counts on by pieces; then it can be done, to all of these."""
-    monkeypatch.setattr("tallybook._web.bulk_actions.PIECE", 2)
+    monkeypatch.setattr("tallybook.extra.dashboard.bulk_actions.PIECE", 2)
     if verb == "cancel":
         jobs, address = [app.tasks["note"].enqueue_sync(db, str(n)).id for n in range(5)], "/jobs/preview?verb=cancel"
     else:
@@ -357,7 +357,7 @@ async def test_a_look_that_fails_leaves_what_the_ones_before_have_found(
     app: App, db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     """S4-09: where a further look of a preview ends in an error the page says so, and the button is for what was found."""
-    monkeypatch.setattr("tallybook._web.bulk_actions.PIECE", 2)
+    monkeypatch.setattr("tallybook.extra.dashboard.bulk_actions.PIECE", 2)
     limits = database._LIMITS.replace("'2s'", "'20ms'")
     monkeypatch.setattr(database, "_LIMITS", limits)
     noun, table = ("jobs", "lane") if verb == "cancel" else ("dead", "dead")
@@ -395,7 +395,7 @@ async def test_a_long_filter_does_not_keep_from_what_it_has_found(app: App, db: 
 
 async def test_many_are_done_in_batches(app: App, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done to many goes in transactions of a few, each with its own row of the audit; what one of them left stays."""
-    monkeypatch.setattr("tallybook._web.bulk_actions.BATCH", 2)
+    monkeypatch.setattr("tallybook.extra.dashboard.bulk_actions.BATCH", 2)
     jobs = [app.tasks["note"].enqueue_sync(db, str(n)).id for n in range(5)]
     async with visiting(app) as visitor:
         page = await visitor.send(await visitor.get("/jobs/preview?verb=cancel"), "/jobs/cancel")
@@ -417,7 +417,7 @@ async def test_a_deadlock_on_the_way_is_told_with_what_was_done(
     app: App, db: Any, monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:
     """What the server gives up for a deadlock leaves nothing of its batch; the person is told, with what was done before."""
-    monkeypatch.setattr("tallybook._web.bulk_actions.BATCH", 2)
+    monkeypatch.setattr("tallybook.extra.dashboard.bulk_actions.BATCH", 2)
     for n in range(5):
         app.tasks["note"].enqueue_sync(db, str(n))
     db.execute(_IN_THE_WAY.format(batches))

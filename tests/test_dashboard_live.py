@@ -14,10 +14,10 @@ import pytest
 
 from support.workers import eventually
 from tallybook import App
-from tallybook._web import live as module
-from tallybook._web.database import Database
-from tallybook._web.live import Live, TooManyViewers
 from tallybook.embedded import temporary_server
+from tallybook.extra.dashboard import live as module
+from tallybook.extra.dashboard.database import Database
+from tallybook.extra.dashboard.live import Live, TooManyViewers
 from tallybook.web import dashboard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.direct("counts the sessions of the dashboard")]

@@ -17,9 +17,9 @@ import psycopg
 import pytest
 
 from support.waiting import wait_until
-from tallybook.demo import app as demo_app
-from tallybook.demo.receiver import verdict
-from tallybook.demo.rows import MOST, SHIPPED, InputError, read
+from tallybook.extra.demo import app as demo_app
+from tallybook.extra.demo.receiver import verdict
+from tallybook.extra.demo.rows import MOST, SHIPPED, InputError, read
 
 Connection = psycopg.Connection[tuple[object, ...]]
 
@@ -34,7 +34,7 @@ class Demo:
     """A run of the demo: what it said, and whatever it started."""
 
     def __init__(self, **env: str) -> None:
-        program = "from tallybook.demo import run; raise SystemExit(run())"
+        program = "from tallybook.extra.demo import run; raise SystemExit(run())"
         self.process = subprocess.Popen(
             [sys.executable, "-c", program],
             env={**os.environ, **env},

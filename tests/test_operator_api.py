@@ -11,7 +11,7 @@ from psycopg.types.json import Jsonb
 from support.hands import Hands, Job
 from support.operator_client import OTHER, SECRET, Client, client
 from tallybook import App
-from tallybook._web.api.routes import OPERATIONS
+from tallybook.extra.operator.routes import OPERATIONS
 from tallybook.web import Key, operator_api
 
 pytestmark = pytest.mark.anyio

@@ -15,10 +15,10 @@ import pytest
 from support.cli import Command
 from support.operator_client import SECRET
 from support.operator_process import serving
-from tallybook._web.api import openapi
-from tallybook._web.api.keys import SCOPES
-from tallybook._web.api.problems import CODES
-from tallybook._web.api.routes import OPERATIONS
+from tallybook.extra.operator import openapi
+from tallybook.extra.operator.keys import SCOPES
+from tallybook.extra.operator.problems import CODES
+from tallybook.extra.operator.routes import OPERATIONS
 from tallybook.web import read_keys
 from test_docs import ROOT, blocks, section, table, text
 

@@ -26,11 +26,10 @@ from tallybook._app.queues import Queues
 from tallybook._app.schedules import Schedules
 from tallybook._cli import cli
 from tallybook._model.operator_text import canonical
-from tallybook._web.api import openapi, serve
-from tallybook._web.api.routes import OPERATIONS
-from tallybook._web.api.signing import sent_path
 from tallybook.errors import ConfigError, QueueUnavailable
-from tallybook.operator import signed_headers
+from tallybook.extra.operator import openapi, serve, signed_headers
+from tallybook.extra.operator.routes import OPERATIONS
+from tallybook.extra.operator.signing import sent_path
 from tallybook.web import Key, OperatorApi, operator_api
 
 pytestmark = pytest.mark.anyio
@@ -191,7 +190,7 @@ async def test_without_the_comparison_an_altered_request_would_be_served(
     api: OperatorApi, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: with a comparison that is always content the same altered request changes something."""
-    monkeypatch.setattr("tallybook._web.api.signing.hmac.compare_digest", lambda a, b: True)
+    monkeypatch.setattr("tallybook.extra.operator.signing.hmac.compare_digest", lambda a, b: True)
     request = {"method": "POST", "path": PAUSE, "headers": headers("POST", PAUSE), "body": b"{}"}
     request["headers"]["Content-Type"] = "application/json"
     assert (await raw(api, request))[0] == 200
@@ -227,7 +226,7 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> OperatorApi:
     def asked(*_: Any) -> Any:
         raise QueueUnavailable("a test", "it was asked")
 
-    monkeypatch.setattr("tallybook._web.database.Database.act", asked)
+    monkeypatch.setattr("tallybook.extra.dashboard.database.Database.act", asked)
     return operator_api(App("shop"), keys=[Key("ops", SECRET, ("admin",))])
 
 
@@ -431,7 +430,7 @@ async def test_an_unknown_key_is_compared_like_a_known_one(call: Client, monkeyp
         compared += 1
         return compare(one, other)
 
-    monkeypatch.setattr("tallybook._web.api.signing.hmac.compare_digest", counted)
+    monkeypatch.setattr("tallybook.extra.operator.signing.hmac.compare_digest", counted)
     unknown = await call.by("nobody", SECRET)("GET", "/queues")
     wrong = await call.by("ops", OTHER)("GET", "/queues")
     assert codes(unknown) == codes(wrong) == (401, "signature")
@@ -446,7 +445,7 @@ async def test_a_key_does_what_its_scopes_allow(scope: str, monkeypatch: pytest.
     def asked(*_: Any) -> Any:
         raise QueueUnavailable("a test", "it was asked")
 
-    monkeypatch.setattr("tallybook._web.database.Database.act", asked)
+    monkeypatch.setattr("tallybook.extra.dashboard.database.Database.act", asked)
     api = operator_api(App("shop"), keys=[Key("ops", SECRET, (scope,))])
     async with client(api) as call:
         for operation in OPERATIONS:

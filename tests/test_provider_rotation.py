@@ -12,12 +12,12 @@ import pytest
 
 from support.workers import SLEEPY, eventually, working
 from tallybook import App, Context, Secret
-from tallybook import _provider_steps as steps
 from tallybook._db import sync
 from tallybook._db.calls import Call
 from tallybook._model.keyring import new_key
-from tallybook._provider_keys import KeySource
-from tallybook.providers import Providers
+from tallybook.extra.providers import Providers
+from tallybook.extra.providers import steps
+from tallybook.extra.providers.keys import KeySource
 
 pytestmark = pytest.mark.anyio
 K1, K2 = new_key("k1"), new_key("k2")

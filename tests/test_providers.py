@@ -11,7 +11,7 @@ from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, Cancel, Context, Provider, Secret
 from tallybook._model.keyring import new_key
 from tallybook.errors import ConfigError, InvalidArgument, NotSupported, SecretError, UnknownProvider
-from tallybook.providers import Providers
+from tallybook.extra.providers import Providers
 
 pytestmark = pytest.mark.anyio
 CANARY = "sk-canary-4711"
@@ -190,7 +190,7 @@ async def test_a_change_while_it_is_read_is_not_kept(app: App) -> None:
 
 
 def _then(generation: int, providers: Providers) -> Any:
-    from tallybook import _provider_steps as steps
+    from tallybook.extra.providers import steps
 
     found = yield from steps.get("acme", providers._keys)
     providers.forget()

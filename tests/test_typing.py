@@ -20,7 +20,7 @@ import psycopg
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from tallybook import App, Constant, Context, DeadLetter, Drop, Job, JobCall, Reschedule
-from tallybook.tasks import email, http, webhook
+from tallybook.extra.tasks import email, http, webhook
 from tallybook import Subject, SubjectCall, SubjectInfo, SubjectReport, Task
 
 app = App("shop", dsn="host=db")

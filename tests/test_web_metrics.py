@@ -15,9 +15,9 @@ from starlette.applications import Starlette
 from support.roles import house
 from tallybook import App
 from tallybook._db import numbers as _numbers
-from tallybook._web.database import Database
-from tallybook._web.metrics import health_routes, metrics_route
 from tallybook.errors import ConfigError
+from tallybook.extra.dashboard.database import Database
+from tallybook.extra.dashboard.metrics import health_routes, metrics_route
 
 pytestmark = pytest.mark.anyio
 TOKEN = "s3cr3t-of-the-scraper"

@@ -13,7 +13,7 @@ import httpx2
 from examples.form_submissions.world import Visitors, World, account, providers
 from examples.stage import SHORT, Stage, free_port
 from tallybook._model.keyring import new_key
-from tallybook.tasks import new_signing_secret
+from tallybook.extra.tasks import new_signing_secret
 from tallybook.testing import travel
 
 HERE = "examples.form_submissions"

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from examples.form_submissions.models import Form, Submission, sessions
 from tallybook import App, Context, Exponential, JobCall
-from tallybook.tasks import email, webhook
+from tallybook.extra.tasks import email, webhook
 
 app = App("forms", session=sessions)
 app.include(webhook, email)

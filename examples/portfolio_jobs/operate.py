@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 
-from tallybook.operator import signed_headers
+from tallybook.extra.operator import signed_headers
 
 
 class Operator:

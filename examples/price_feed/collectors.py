@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx2
 
 from examples.price_feed.money import PriceRefused
-from tallybook.providers import Provider
+from tallybook.extra.providers import Provider
 
 
 class Busy(Exception):

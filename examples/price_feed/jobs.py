@@ -15,7 +15,7 @@ from psycopg_pool import AsyncConnectionPool
 from examples.price_feed.collectors import Busy, ask
 from examples.price_feed.money import PriceRefused, minor_units
 from tallybook import App, Cancel, Constant, Context, JobCall, Snooze
-from tallybook.tasks import email
+from tallybook.extra.tasks import email
 
 app = App("prices")
 app.include(email)

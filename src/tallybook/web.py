@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from tallybook.errors import ConfigError
 
 try:
-    from tallybook._web.access import Access, Authenticate
-    from tallybook._web.api.keys import Key, read_keys
-    from tallybook._web.api.serve import OperatorApi, operator_api
-    from tallybook._web.mount import mounted
-    from tallybook._web.site import Site
-    from tallybook._web.users import User, read_users
+    from tallybook.extra.dashboard.access import Access, Authenticate
+    from tallybook.extra.dashboard.mount import mounted
+    from tallybook.extra.dashboard.site import Site
+    from tallybook.extra.dashboard.users import User, read_users
+    from tallybook.extra.operator.keys import Key, read_keys
+    from tallybook.extra.operator.serve import OperatorApi, operator_api
 except ImportError as error:  # pragma: no cover - told to people
     raise ImportError(f"{error}. Install it with: pip install 'tallybook[web]'") from error
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from tallybook import App, Constant, Context, Dead
-from tallybook.providers import Provider
+from tallybook.extra.providers import Provider
 
 app = App("canary")
 

@@ -16,9 +16,9 @@ import httpx2
 from psycopg import sql
 from starlette.routing import Route
 
-from tallybook._web.gate import CSP
-from tallybook._web.session import Session
-from tallybook._web.users import hashed
+from tallybook.extra.dashboard.gate import CSP
+from tallybook.extra.dashboard.session import Session
+from tallybook.extra.dashboard.users import hashed
 from tallybook.web import Site
 
 HERE = ("127.0.0.1", 50_000)

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def _broken(what: str) -> None:
-    from tallybook._web.api import queues, serve
+    from tallybook.extra.operator import queues, serve
 
     async def wrong(*_: Any) -> dict[str, Any]:
         return {"queues": [{"name": 7}]}

@@ -10,7 +10,7 @@ import pytest
 
 from support.outside import HttpServer, http_server
 from tallybook import App, JobInfo
-from tallybook.tasks import email, http, webhook
+from tallybook.extra.tasks import email, http, webhook
 from tallybook.testing import drain
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from support.outside import certificate, provider, serving, smtp_server
 from tallybook import App, Constant, JobInfo
-from tallybook.tasks import email
+from tallybook.extra.tasks import email
 from tallybook.testing import drain, travel
 
 Run = Callable[..., JobInfo]

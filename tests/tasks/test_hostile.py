@@ -14,9 +14,9 @@ from support.outside import LOOPBACK, HttpServer, Reply, provider, serving
 from tallybook import App, Constant, Context, JobInfo
 from tallybook._model.secret import STARS
 from tallybook.errors import CallFailed
-from tallybook.tasks import email, http, new_signing_secret, webhook
-from tallybook.tasks._outbound import Call
-from tallybook.tasks._smtp import Server
+from tallybook.extra.tasks import email, http, new_signing_secret, webhook
+from tallybook.extra.tasks._outbound import Call
+from tallybook.extra.tasks._smtp import Server
 from tallybook.testing import drain
 
 Run = Callable[..., JobInfo]

@@ -12,7 +12,7 @@ import pytest
 from support.outside import HttpServer, provider, serving, smtp_server
 from tallybook import App, Constant, Context
 from tallybook.errors import ConfigError, DuplicateTask
-from tallybook.tasks import email, http, new_signing_secret, webhook
+from tallybook.extra.tasks import email, http, new_signing_secret, webhook
 from tallybook.testing import drain, drain_async
 
 pytestmark = pytest.mark.anyio
@@ -84,8 +84,8 @@ def test_a_missing_extra_is_one_clear_error(
 ) -> None:
     """S4-06: without its library the job fails with what to install, and goes on once that is done."""
     serving(app, provider("mail", host="127.0.0.1", port=9, tls="none", **{"from": "shop@example.org"}))
-    monkeypatch.delitem(sys.modules, "tallybook.tasks._transport", raising=False)
-    monkeypatch.delattr("tallybook.tasks._transport", raising=False)
+    monkeypatch.delitem(sys.modules, "tallybook.extra.tasks._transport", raising=False)
+    monkeypatch.delattr("tallybook.extra.tasks._transport", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     (put,) = app.enqueue_many_sync(db, [job])
     drain(app, dsn=dsn, max_jobs=1)

@@ -14,8 +14,8 @@ import pytest
 
 from support.outside import HttpServer, Reply, certificate, http_server, provider, serving, two_http_servers
 from tallybook import App, Constant, JobInfo
-from tallybook.tasks import _address, _transport, http, new_signing_secret, webhook
-from tallybook.tasks._address import Allowed, problem
+from tallybook.extra.tasks import _address, _transport, http, new_signing_secret, webhook
+from tallybook.extra.tasks._address import Allowed, problem
 from tallybook.testing import drain
 
 Run = Callable[..., JobInfo]

@@ -16,7 +16,7 @@ from support.outside import LOOPBACK, HttpServer, Reply, provider, serving
 from tallybook import App, Constant, JobInfo
 from tallybook._model.keyring import new_key
 from tallybook._model.secret import Secret
-from tallybook.tasks import new_signing_secret, webhook
+from tallybook.extra.tasks import new_signing_secret, webhook
 from tallybook.testing import drain, travel
 
 Run = Callable[..., JobInfo]

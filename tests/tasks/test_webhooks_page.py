@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 from standardwebhooks import Webhook
 
 from support.outside import HttpServer, smtp_server
-from tallybook.tasks import email, http, new_signing_secret, webhook
+from tallybook.extra.tasks import email, http, new_signing_secret, webhook
 from test_docs import ROOT, blocks, project, python, section, statements, table, words
 
 PAGE = "docs/webhooks.md"
@@ -66,7 +66,7 @@ def test_the_args_on_the_page_are_those_of_the_tasks() -> None:
 
 def test_the_settings_on_the_page_are_those_that_are_read() -> None:
     """docs/webhooks.md lists every setting of a provider that the code asks for, and no other."""
-    folder = ROOT / "src/tallybook/tasks"
+    folder = ROOT / "src/tallybook/extra/tasks"
     pattern = re.compile(
         r'(?:settings\.get\(|text_setting\(\w+, |text_setting\(\s*provider, )"(\w+)"|"(\w+)" (?:not )?in provider\.settings'
     )

@@ -37,10 +37,10 @@ from tallybook._model.no_retry import NoRetry, checked
 from tallybook._model.options import Options, check_name
 from tallybook._model.rate import ConcurrencyRule, RateRule
 from tallybook._model.schedule import Timing, check_query, described
-from tallybook._run import send, send_sync
 from tallybook._task import AtomicContextTask, AtomicTask, BoundTask, ContextTask, Task
+from tallybook._task.run import send, send_sync
 from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
-from tallybook.providers import Providers
+from tallybook.extra.providers import Providers
 
 if TYPE_CHECKING:
     from tallybook._worker import DrainReport, WorkerReport
@@ -309,7 +309,7 @@ class App(Source):
         """
         for task in tasks:
             if not isinstance(task, Task):
-                hint = "from tallybook.tasks import webhook; app.include(webhook)"
+                hint = "from tallybook.extra.tasks import webhook; app.include(webhook)"
                 raise ConfigError("include", task, "not a task", hint=hint)
             self._declare(task.of_app(self))
             if task.app not in self._included:

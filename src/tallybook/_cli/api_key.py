@@ -30,6 +30,6 @@ def new(name: str, scopes: tuple[str, ...], queues: tuple[str, ...]) -> None:
 
     (umask 077; tallybook api-key new deploy --scope read --scope operate >> keys.toml)
     """
-    from tallybook._web.api.keys import key_block
+    from tallybook.extra.operator.keys import key_block
 
     click.echo(key_block(name, scopes, queues), nl=False)

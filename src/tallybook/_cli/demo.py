@@ -24,7 +24,7 @@ def demo(input_: Path | None, plain: bool) -> None:
     Form submissions go out as webhooks, some of which fail; a worker is killed in the middle; what arrived is counted.
     """
     try:
-        from tallybook.demo import run
+        from tallybook.extra.demo import run
     except ImportError as error:
         raise Problem(f"the demo needs {error.name}", hint="pip install 'tallybook[demo]'") from error
     sys.exit(run(input_, plain=plain or None))

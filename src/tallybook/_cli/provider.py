@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import click
 
-from tallybook import _provider_steps as steps
 from tallybook._cli.common import (
     Conn,
     agreed,
@@ -32,9 +31,10 @@ from tallybook._db import sync
 from tallybook._db.providers import Listed
 from tallybook._model.keyring import new_key
 from tallybook._model.options import check_name
-from tallybook._provider_keys import KeySource
-from tallybook._provider_steps import Steps, Tested
 from tallybook.errors import UnknownProvider
+from tallybook.extra.providers import steps
+from tallybook.extra.providers.keys import KeySource
+from tallybook.extra.providers.steps import Steps, Tested
 
 __all__ = ["provider"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import click
 
 from tallybook._model.secret import Secret
-from tallybook._provider_steps import check_field
+from tallybook.extra.providers.steps import check_field
 
 __all__ = ["given", "nothing_else", "one_secret", "several"]
 

@@ -60,8 +60,8 @@ def web(
     try:
         import uvicorn
 
-        from tallybook._web.access import is_loopback
-        from tallybook._web.api.beside import Beside
+        from tallybook.extra.dashboard.access import is_loopback
+        from tallybook.extra.operator.beside import Beside
         from tallybook.web import dashboard, operator_api
     except ImportError as error:
         raise Problem(f"the dashboard needs more packages: {error}", hint=_INSTALL, exit_code=2) from error
@@ -139,7 +139,7 @@ def web_user(name: str, operate: bool) -> None:
     Append them to the file that `tallybook web --users` reads: `tallybook web-user ada >> users.toml; chmod 600 users.toml`
     """
     try:
-        from tallybook._web.users import hashed, is_name
+        from tallybook.extra.dashboard.users import hashed, is_name
     except ImportError as error:
         raise Problem(f"the dashboard needs more packages: {error}", hint=_INSTALL, exit_code=2) from error
     if not is_name(name):

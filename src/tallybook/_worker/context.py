@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tallybook._app import App
     from tallybook._worker.jobs import Running
     from tallybook._worker.verbs import Verbs
-    from tallybook.providers import Providers
+    from tallybook.extra.providers import Providers
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from tallybook.errors import ConfigError, LeaseLost
 
 if TYPE_CHECKING:
     from tallybook._app import App
-    from tallybook.providers import Providers
+    from tallybook.extra.providers import Providers
 
 T = TypeVar("T")
 

@@ -1,0 +1,505 @@
+"""A task: a function that stays one, and the verb that makes jobs of it.
+
+    send_welcome(42)                                     calls the function
+    await send_welcome.enqueue(conn, 42)                 puts a job in, in conn's transaction
+    await send_welcome.with_(delay="5 min").enqueue(conn, 42)
+    send_welcome.job(42)                                 describes a job, for app.enqueue_many
+
+Options of one job are given to `with_`, so that they never collide with the task's own arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import logging
+import re
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, TypeVar, cast
+
+from tallybook._db import calls
+from tallybook._db.calls import Call
+from tallybook._db.kinds import kind_of, refused, transaction_kind
+from tallybook._db.source import Source, demand_loop
+from tallybook._db.verb import AsyncConn, SyncConn
+from tallybook._model.after import Parent, checked_after
+from tallybook._model.backoff import DEFAULT, Backoff, Retry, as_policy
+from tallybook._model.contract import Contract, Upgrade
+from tallybook._model.execution import PLAIN, Execution
+from tallybook._model.job import Job, JobCall
+from tallybook._model.mistakes import METHODS, as_option
+from tallybook._model.no_retry import NoRetry
+from tallybook._model.no_retry import checked as _classes
+from tallybook._model.options import Options, Unique, check_name
+from tallybook._model.payload import compile_decoder, encode
+from tallybook._model.plain import Unfit
+from tallybook._model.signature import ArgsModel
+from tallybook._model.why import checked_links
+from tallybook._task.run import send, send_sync
+from tallybook._task.subject import HasSubjects
+from tallybook.errors import ConfigError, PayloadError, SignatureError
+
+if TYPE_CHECKING:
+    from tallybook._app import App
+    from tallybook._worker.context import Context
+
+__all__ = ["AtomicContextTask", "AtomicTask", "BoundTask", "ContextTask", "Task"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+U = TypeVar("U", bound=Upgrade)
+OnConflict = Literal["skip", "raise", "replace_args", "raise_priority", "push_run_at"]
+Tx = TypeVar("Tx")
+
+
+class _Near:
+    """Names the right word where another queue's is said."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            ours = METHODS.get(name)
+            hint = "" if ours is None else f". Here it is .{ours}" if ours[0] != "(" else f". Here it is {ours}"
+            raise AttributeError(f"{type(self).__name__!r} has no {name!r}{hint}", name=name, obj=self)
+
+
+class Task(_Near, HasSubjects[P], Generic[P, R_co]):
+    """A function that jobs run, made by `@app.task`. Calling it calls the function, nothing else.
+
+    `name` is in every row of its jobs and is the contract with SQL producers and with older releases of the program.
+    `fn` is the function, `is_async` whether it is a coroutine function; `queue`, `priority`, `max_attempts` (None: 5),
+    `retry_name` (where its retry policy is a named one), `no_retry`, `execution` (timeout, process, memory, env) are as
+    declared; `args` binds, and reads back, its arguments; `contract` has its version, aliases, summary and on_dead.
+    """
+
+    __wrapped__: Callable[..., Any]
+    __name__: str
+
+    def __init__(
+        self,
+        app: App,
+        fn: Callable[..., Any],
+        *,
+        name: str | None,
+        options: Options,
+        retry: Retry | str | None,
+        no_retry: NoRetry = (),
+        store_result: bool = True,
+        contract: Contract | None = None,
+        atomic: bool | str = False,
+        execution: Execution = PLAIN,
+    ) -> None:
+        self.store_result = store_result
+        self.contract = contract or Contract()
+        functools.update_wrapper(self, _checked(fn))
+        self.app = app
+        self.fn = fn
+        self.name = name if name is not None else _name_of(fn)
+        check_name("name", self.name, 200)
+        self.is_async = inspect.iscoroutinefunction(fn)
+        self.options = options
+        self.max_attempts = options.max_attempts
+        self.retry_name = retry if isinstance(retry, str) else None
+        self._retry = DEFAULT if retry is None or isinstance(retry, str) else as_policy(retry)
+        self.no_retry = _classes(no_retry)
+        self.execution = execution
+        self.guarded = execution is not PLAIN
+        self.atomic = _checked_atomic(atomic)
+        self.args = ArgsModel(fn, task=self.name, is_special=_is_given, check_specials=self._check_given)
+        # What the task declares is looked up when an attempt fails; in the row there is only what a job asked for.
+        self._bound: BoundTask[P, R_co] = BoundTask(
+            self, replace(options, max_attempts=None, version=self.contract.version)
+        )
+
+    def of_app(self, app: App) -> Task[P, R_co]:
+        """The same task in another app, whose retry policies, providers and on_dead are then asked."""
+        return Task(
+            app,
+            self.fn,
+            name=self.name,
+            options=self.options,
+            retry=self.retry_name or self._retry,
+            no_retry=self.no_retry,
+            store_result=self.store_result,
+            contract=self.contract,
+            atomic=self.atomic,
+            execution=self.execution,
+        )
+
+    @property
+    def queue(self) -> str:
+        """Where its jobs go unless `with_(queue=...)` says otherwise."""
+        return self.options.queue
+
+    @property
+    def priority(self) -> int:
+        """Of its jobs unless `with_(priority=...)` says otherwise; lower runs first."""
+        return self.options.priority
+
+    @property
+    def retry(self) -> Backoff:
+        """Its retry policy. ConfigError where the task names one that the app has not declared (yet)."""
+        return self._retry if self.retry_name is None else self.app._policy(self.retry_name, task=self.name)
+
+    def upgrade(self, version: int) -> Callable[[U], U]:
+        """Declare what makes args of the next version of args of `version`: a plain function of a dict, returning one.
+
+        It gets what was enqueued, as JSON values by name, and is called in memory when such a job runs; the row stays as
+        it is. Steps follow one another: from 1 to 2, from 2 to 3. What it raises makes the job dead. ConfigError for a
+        version that is not below the task's.
+
+            @send_welcome.upgrade(1)
+            def _(args: dict) -> dict:
+                return {"user_id": args["id"], "lang": "en"}
+        """
+
+        def declare(fn: U) -> U:
+            self.contract.add_upgrade(self.name, version, fn)
+            return fn
+
+        return declare
+
+    @functools.cached_property
+    def wants_context(self) -> bool:
+        """Whether its function takes a Context, first or after its transaction. SignatureError if it cannot be served."""
+        return any(map(_is_context, self.args.specials))
+
+    @functools.cached_property
+    def transaction(self) -> str:
+        """The kind of transaction that its function takes first, where it is atomic; else empty."""
+        return next(filter(None, map(transaction_kind, self.args.specials)), "")
+
+    def _check_given(self, annotations: Sequence[Any]) -> None:
+        kinds = ["Context" if _is_context(annotation) else transaction_kind(annotation) for annotation in annotations]
+        if not self.atomic:
+            if kinds not in ([], ["Context"]):
+                raise SignatureError(
+                    self.name, "it takes a transaction, or a Context twice; a transaction needs @app.task(atomic=True)"
+                )
+            return
+        kind = kinds[0] if kinds else ""
+        if kind in ("", "Context") or kinds[1:] not in ([], ["Context"]):
+            raise SignatureError(
+                self.name,
+                "an atomic task takes its transaction first, by the annotation: psycopg.AsyncConnection or Connection,"
+                " asyncpg.Connection, SQLAlchemy's Session or AsyncSession, or Django's BaseDatabaseWrapper;"
+                " then, if it likes, a Context",
+            )
+        if kind.startswith("async") != self.is_async:
+            takes = (
+                "an async one, so it has to be `async def`"
+                if kind.startswith("async")
+                else "a plain one, so no `async`"
+            )
+            raise SignatureError(self.name, f"its transaction is {takes}")
+        if isinstance(self.atomic, str) and kind != "django":
+            raise SignatureError(
+                self.name, f"atomic={self.atomic!r} names a database of Django's, and it takes another"
+            )
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Call the function here and now, as a unit test does; no job, no connection."""
+        result: R_co = self.fn(*args, **kwargs)
+        return result
+
+    def result_text(self, value: object) -> str | None:
+        """What of a handler's return value is kept: JSON text; "!" and why not; None where the task keeps none."""
+        if not self.store_result:
+            return None
+        try:
+            return encode(value, task=self.name, what="result")
+        except PayloadError as error:
+            logging.getLogger("tallybook.worker").warning("%s", error)
+            return f"!{error.reason} at {error.path}"
+
+    def read_result(self, found: Any) -> R_co:
+        """A kept result as the function's return annotation says; as plain JSON values where it cannot be read so."""
+        try:
+            returns = self.args.returns
+            read = None if returns is type(None) else compile_decoder(returns, task=self.name)
+        except SignatureError:
+            read = None
+        if found is None or read is None:
+            return cast("R_co", found)
+        try:
+            return cast("R_co", read(found))
+        except Unfit as error:
+            raise PayloadError(error.path, error.reason, task=self.name, what="result", verb="read") from None
+
+    def enqueue(self, conn: AsyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
+        """Put one job in, in `conn`'s transaction: workers see it when that commits, never if it rolls back.
+
+        `conn` is a psycopg AsyncConnection, an asyncpg connection, a SQLAlchemy AsyncSession or AsyncConnection; or the
+        App, which uses a connection of its own and commits at once. Raises SignatureError and PayloadError before
+        anything is sent, ConnectionNotSupported for any other object, and NotSupported where no event loop runs.
+
+            job = await send_welcome.enqueue(conn, 42, lang="de")
+        """
+        demand_loop("enqueue")
+        return self._bound._enqueue(conn, args, kwargs, calls.enqueue)
+
+    def enqueue_sync(self, conn: SyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
+        """Put one job in, in `conn`'s transaction, like `enqueue`, without an event loop.
+
+        `conn` is a psycopg Connection, a SQLAlchemy Session or Connection, a Django connection or its alias; or the
+        App, which opens a connection for it and commits at once.
+
+            job = send_welcome.enqueue_sync(session, 42, lang="de")
+        """
+        return send_sync(self.app._tracing, conn, self._bound._job_on(conn, args, kwargs, sync=True), calls.enqueue)
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
+        """Describe a job, checked and encoded, to be put in by `app.enqueue_many`. SignatureError, PayloadError.
+
+        report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
+        """
+        return self._bound.job(*args, **kwargs)
+
+    def with_(
+        self,
+        *,
+        run_at: datetime | None = None,
+        delay: timedelta | str | None = None,
+        priority: int | None = None,
+        queue: str | None = None,
+        unique: Unique | None = None,
+        max_attempts: int | None = None,
+        headers: Mapping[str, object] | None = None,
+        links: Mapping[str, str | int] | None = None,
+        on_conflict: OnConflict | None = None,
+        unique_while: Literal["running", "queued"] | None = None,
+        order_key: str | None = None,
+        expires_at: datetime | None = None,
+        retry: Backoff | str | None = None,
+        after: Parent | Iterable[Parent] | None = None,
+        on_parent: Literal["completed", "any"] | None = None,
+        limits: tuple[str, ...] | None = None,
+        fair_key: str | None = None,
+        **unknown: Never,
+    ) -> BoundTask[P, R_co]:
+        """The task with options for its next jobs; None leaves what the task declares. ConfigError for a wrong value.
+
+        `run_at` is aware; `delay` (a timedelta, or text like "5 min") counts from the enqueue, by the server's clock.
+        `priority` is 0 to 32767, lower runs first. `unique` is a key: as long as a job of this task that has it is not
+        ended, another is not put in, and `Job.created` is False. True derives the key from all args, a tuple of names
+        from these; False is none. A derived key is the SHA-256 of the args as Python encodes them, without defaults.
+        With `unique_while="queued"` it holds only until its job starts. `on_conflict` says what happens if a job has the
+        key: "skip", "raise" (KeyTaken), or, while that job has not started, a change to it: "replace_args",
+        "raise_priority" (if this call's runs earlier), "push_run_at" (to this call's time).
+        Of all jobs with one `order_key` one runs at a time, in the order in which they came into line. After `expires_at`
+        (aware) no attempt starts: the job is dead then, with the reason expired.
+        It waits until all jobs of `after` have ended: what an enqueue returned, ids, or `task.job(...)` of the same
+        `enqueue_many`. If one is cancelled or dead, it is cancelled, unless `on_parent` is "any": see docs/fan-out.md.
+        `links` say which rows of yours the job belongs to, at most 10: {"submission": 42}. `app.jobs.trace` finds it by them.
+        `retry` is an Exponential, Constant or Linear, or the name of a policy of the app's; code does not travel in a row.
+        `limits` are the keys of the limits that hold the job, like "provider:acme"; `{name}` in one stands for that argument.
+        Jobs with a `fair_key` take turns with those of the other keys of their queue, one of each key at a time, however many each
+        has: "tenant:42", or "tenant:{tenant}" for that argument.
+
+            await send_welcome.with_(delay="5 min", unique="u:42").enqueue(conn, 42)
+        """
+        for name in unknown:
+            raise TypeError(f"with_() has no option {name!r}. {as_option(name) or 'help(Task.with_) lists them'}")
+        given = {
+            "run_at": run_at,
+            "delay": delay,
+            "priority": priority,
+            "queue": queue,
+            "unique": unique,
+            "max_attempts": max_attempts,
+            "headers": _headers(self.name, headers, links),
+            "on_conflict": on_conflict,
+            "unique_while": unique_while,
+            "order_key": order_key,
+            "expires_at": expires_at,
+            "retry": retry,
+            "after": None if after is None else checked_after(after),
+            "on_parent": on_parent,
+            "limits": limits,
+            "fair_key": fair_key,
+        }
+        return BoundTask(self, self._bound.options.replaced(given))
+
+    def job_of_rows(self) -> JobCall:
+        """Describe the jobs of a query, whose rows have their args and keys."""
+        return self._bound.job_of_rows()
+
+    def _with_options(self) -> BoundTask[P, R_co]:
+        return self._bound
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name} of {self.app.name}>"
+
+
+class BoundTask(_Near, HasSubjects[P], Generic[P, R_co]):
+    """A task with options for its next jobs, made by `task.with_(...)`; it can be kept and used many times."""
+
+    __slots__ = ("_args", "_keyed", "app", "name", "options")
+
+    def __init__(self, owner: Task[P, R_co], options: Options) -> None:
+        self.options = options
+        self.app = owner.app
+        self.name = owner.name
+        self._args = owner.args
+        self._keyed = options.unique is not None and options.unique is not False
+
+    def enqueue(self, conn: AsyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
+        """Put one job in, in `conn`'s transaction; see Task.enqueue."""
+        demand_loop("enqueue")
+        return self._enqueue(conn, args, kwargs, self.app._putting)
+
+    def enqueue_sync(self, conn: SyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
+        """Put one job in, in `conn`'s transaction; see Task.enqueue_sync."""
+        return send_sync(self.app._tracing, conn, self._job_on(conn, args, kwargs, sync=True), self.app._putting)
+
+    async def _enqueue(self, conn: object, args: Any, kwargs: Any, verb: Callable[[JobCall], Call[Job]]) -> Job[R_co]:
+        return await send(self.app._tracing, conn, self._job_on(conn, args, kwargs, sync=False), verb)
+
+    def _job_on(self, conn: object, args: Any, kwargs: Any, *, sync: bool) -> JobCall:
+        """As `job`; where the call does not fit since no connection was given, the error says so."""
+        try:
+            return self.job(*args, **kwargs)
+        except SignatureError:
+            if kind_of(conn) or isinstance(conn, Source):
+                raise
+            raise refused(conn, "enqueue", sync=sync) from None
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
+        """Describe a job with these options; see Task.job."""
+        if isinstance(self.options.retry, str):
+            self.app._policy(self.options.retry)  # a slip of the pen is found here, not when the job fails
+        bound = self._args.bind(args, kwargs)
+        text = encode(bound, task=self.name)
+        options = self._keys_filled(text) if self.options.limits or self.options.fair_key else self.options
+        return JobCall(self.name, text, self._key(text) if self._keyed else None, options)
+
+    def _keys_filled(self, text: str) -> Options:
+        """The options with what the args make of the limits' keys and of the fair key."""
+        limits, fair = self.options.limits, self.options.fair_key
+        if not any("{" in key for key in (*limits, fair or "")):
+            return self.options
+        args = json.loads(text)
+        return replace(
+            self.options,
+            limits=tuple(self._filled("limits", key, args) for key in limits),
+            fair_key=fair and self._filled("fair_key", fair, args),
+        )
+
+    def _filled(self, option: str, key: str, args: Mapping[str, Any]) -> str:
+        def value(found: re.Match[str]) -> str:
+            self._check_names((found[1],), option)
+            given = args.get(found[1])
+            if isinstance(given, bool) or not isinstance(given, str | int):
+                reason = f"argument {found[1]!r} is no text and no whole number here"
+                raise ConfigError(option, key, reason, hint=f"Name the key by with_({option}=...)")
+            return str(given)
+
+        return re.sub(r"\{(\w+)\}", value, key)
+
+    def _with_options(self) -> BoundTask[P, R_co]:
+        return self
+
+    def job_of_rows(self) -> JobCall:
+        """Describe the jobs of a query, whose rows have their args and keys. ConfigError for an option that they cannot have."""
+        if isinstance(self.options.retry, str):
+            self.app._policy(self.options.retry)
+        if self._keyed:
+            hint = "Write task.with_(unique=False), and give the query a column key"
+            raise ConfigError("unique", self.options.unique, "the rows of the query say the keys", hint=hint)
+        return JobCall(self.name, "{}", None, self.options)
+
+    def _key(self, text: str) -> str:
+        unique = self.options.unique
+        if isinstance(unique, str):
+            return unique
+        args = json.loads(text)
+        if isinstance(unique, tuple):
+            self._check_names(unique)
+            args = {name: args[name] for name in unique if name in args}
+        canonical = json.dumps(args, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def _check_names(self, names: Sequence[str], option: str = "unique") -> None:
+        for name in names:
+            if name not in self._args.names:
+                known = ", ".join(sorted(self._args.names)) or "none"
+                reason = f"task {self.name!r} has no argument {name!r}"
+                raise ConfigError(option, names, reason, hint=f"It has {known}")
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name} with {self.options}>"
+
+
+if TYPE_CHECKING:
+
+    class ContextTask(Task[P, R_co]):
+        """A Task whose function takes a Context first: a direct call gives one, an enqueue does not."""
+
+        def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
+            """Call the function here and now, with a Context."""
+
+    class AtomicTask(Task[P, R_co], Generic[Tx, P, R_co]):
+        """A Task whose function takes its transaction first: a direct call gives one, an enqueue does not."""
+
+        def __call__(self, tx: Tx, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
+            """Call the function here and now, in a transaction of yours."""
+
+    class AtomicContextTask(Task[P, R_co], Generic[Tx, P, R_co]):
+        """A Task whose function takes its transaction and a Context."""
+
+        def __call__(self, tx: Tx, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
+            """Call the function here and now, in a transaction of yours and with a Context."""
+
+else:
+    ContextTask = AtomicTask = AtomicContextTask = Task
+
+
+def _is_context(annotation: Any) -> bool:
+    from tallybook._worker.context import Context
+
+    return annotation is Context
+
+
+def _is_given(annotation: Any) -> bool:
+    return _is_context(annotation) or transaction_kind(annotation) != ""
+
+
+def _checked_atomic(atomic: object) -> bool | str:
+    if isinstance(atomic, bool) or (isinstance(atomic, str) and atomic):
+        return atomic
+    raise ConfigError("atomic", atomic, "neither True nor False", hint="Or the alias of a Django database")
+
+
+def _headers(task: str, headers: Mapping[str, object] | None, links: Mapping[str, str | int] | None) -> str | None:
+    if headers is None and links is None:
+        return None
+    if headers is not None and not isinstance(headers, Mapping):
+        raise ConfigError("headers", headers, "not a mapping", hint="Write headers={'trace': '...'}")
+    said = dict(headers or {})
+    if "links" in said:
+        raise ConfigError("headers", "links", "are an option of their own", hint="Write links={'submission': 42}")
+    if links is not None:
+        said["links"] = checked_links(links)
+    return encode(said, task=task, max_bytes=8_000, what="headers")
+
+
+def _checked(fn: object) -> Callable[..., Any]:
+    if not inspect.isfunction(fn):
+        raise ConfigError("task", fn, "not a function", hint="Options go by name: @app.task(queue='mail')")
+    plain = inspect.unwrap(fn)
+    if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
+        raise ConfigError("task", fn, "a function with yield: nobody would run it to its end")
+    return fn
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    if fn.__name__ == "<lambda>":
+        raise ConfigError("name", fn.__name__, "a lambda has no name that a row could carry", hint="Give it name=...")
+    return fn.__name__

@@ -1,0 +1,87 @@
+"""Who may see, and who may act. Decided before any page runs."""
+
+from __future__ import annotations
+
+import inspect
+import ipaddress
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from starlette.requests import HTTPConnection
+
+from tallybook.extra.dashboard.session import Session
+from tallybook.extra.dashboard.users import User, Users
+
+__all__ = ["Access", "Authenticate", "is_loopback"]
+
+Authenticate = Callable[[HTTPConnection], User | Awaitable[User | None] | None]
+"""The host's own hook: who is this? None: nobody that may look."""
+
+_FORWARDED = (
+    "forwarded", "via", "x-forwarded", "x-real-", "x-client-ip", "x-cluster-client-ip", "x-original-", "x-envoy-",
+    "x-amzn-trace-id", "true-client-ip", "client-ip", "cf-", "fly-", "fastly-", "x-appengine-", "x-arr-", "x-azure-",
+)  # fmt: skip
+"""Headers of proxies begin so, in lower case."""
+_LONGEST_NAME = 200  # the audit takes no longer ones
+
+
+class Access:
+    """One of three: the host application's own hook; users with passwords; or nobody but this machine."""
+
+    def __init__(self, authenticate: Authenticate | None, users: Users | None, read_only: bool) -> None:
+        self._authenticate = authenticate
+        self.users = users
+        self.read_only = read_only
+        self.is_local = authenticate is None and users is None
+
+    async def user(self, request: HTTPConnection, session: Session) -> User | None:
+        """Who asks, if they may look at all."""
+        found: User | None
+        if self._authenticate is not None:
+            said = self._authenticate(request)
+            found = await said if inspect.isawaitable(said) else said
+            if found is not None and not isinstance(found, User):
+                raise TypeError(f"authenticate returned {type(found).__name__}, not a tallybook.web.User or None")
+            if found is not None and not (isinstance(found.name, str) and 1 <= len(found.name) <= _LONGEST_NAME):
+                raise TypeError(
+                    f"authenticate returned a User whose name is not a text of 1 to {_LONGEST_NAME} characters"
+                )
+        elif self.users is not None:
+            name, mark = session.get("user"), session.get("mark")
+            known = isinstance(name, str) and isinstance(mark, str) and session.is_young
+            found = self.users.known(name, mark) if known else None
+        else:
+            found = User("local", operate=True) if self._is_this_machine(request) else None
+        return replace(found, operate=False) if found and self.read_only else found
+
+    def _is_this_machine(self, request: HTTPConnection) -> bool:
+        """Asked from this machine, by a name of this machine, and not passed on by a proxy.
+
+        The name keeps out pages of other sites that have their own name point here. A proxy with the defaults of nginx puts the
+        name of this machine in the place of its own and adds nothing: it talks HTTP/1.0, which browsers do not, and
+        what a page of it sends says the name that the browser knows.
+        """
+        if request.client is None or not is_loopback(request.client.host):
+            return False
+        if any(name.startswith(_FORWARDED) for name in request.headers) or request.scope.get("http_version") == "1.0":
+            return False
+        origin = request.headers.get("origin", "null")
+        if origin != "null" and not is_loopback(_hostname(origin.partition("://")[2])):
+            return False
+        return is_loopback(_hostname(request.headers.get("host", "")))
+
+
+def _hostname(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] if ":" in host else host
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or an address is this machine's own."""
+    if host.lower() == "localhost" or host.lower().endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

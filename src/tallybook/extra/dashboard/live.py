@@ -1,0 +1,207 @@
+"""One poller feeds every viewer: it asks the database while somebody looks, once a second, and never otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from tallybook.errors import QueueUnavailable
+from tallybook.extra.dashboard.database import Conn, Database
+
+__all__ = ["MOST_TOPICS", "MOST_VIEWERS", "Live", "TooManyViewers"]
+
+log = logging.getLogger("tallybook.web")
+
+Ask = Callable[[Conn, str], Awaitable[str | None]]
+"""What a topic says now; the text is what follows the colon of its name ("job:42"), and is empty without one. None: nothing."""
+
+MOST_VIEWERS = 1000
+MOST_TOPICS = 500
+"""Different ones at a time, over all viewers: each is a question a second."""
+_BEAT = 15.0
+_HEALTH = "live"
+"""What every viewer gets besides: "ok", or "stale" while what it looks at cannot be read."""
+_RETRY = 3000
+_BREATH = 0.1  # seconds between two readings at least, however many come
+_SNAPSHOT = 1.0
+"""Seconds after which a reading goes on in a new transaction: many topics shall not keep the database from cleaning up."""
+_AGE = 600.0
+"""Seconds after which a viewer has to come again: who is not let in any more does not look on for ever."""
+_AGAIN = 100
+_BREAK = re.compile(r"\r\n|\r|\n")
+
+
+class TooManyViewers(Exception):
+    """This process feeds as many as it can."""
+
+
+@dataclass
+class _Said:
+    event: bytes
+    text: str
+    version: int
+
+
+class Live:
+    """Topics, their viewers, and the one task that asks."""
+
+    def __init__(self, database: Database, *, every: float = 1.0) -> None:
+        self._database = database
+        self._every = every
+        self._asks: dict[str, Ask] = {}
+        self._single: set[str] = set()
+        self._watched: Counter[str] = Counter()
+        self._said: dict[str, _Said] = {}
+        self._asked: set[str] = set()
+        self._failing: dict[str, str] = {}
+        self._news = asyncio.Event()
+        self._poller: asyncio.Task[None] | None = None
+        self._version = 0
+        self._wanted = asyncio.Event()
+        self.viewers = 0
+        self.polls = 0
+        """How often it has asked."""
+
+    def topic(self, name: str, ask: Ask, *, single: bool = False) -> None:
+        """Give a topic its question. `single`: there is one of it, without a colon: nobody gets it asked again by other names."""
+        self._asks[name] = ask
+        if single:
+            self._single.add(name)
+
+    def knows(self, topic: str) -> bool:
+        """Whether there is such a topic."""
+        name, colon, _ = topic.partition(":")
+        if name not in self._asks or (colon and name in self._single):
+            return False
+        return len(topic) <= 200 and topic.isprintable()
+
+    async def watch(self, topics: Iterable[str]) -> AsyncIterator[bytes]:
+        """The stream of one viewer, in the format of server-sent events. Raises TooManyViewers before the first one."""
+        wanted = [topic for topic in dict.fromkeys(topics) if self.knows(topic)]
+        new = sum(topic not in self._watched for topic in wanted)
+        if self.viewers >= MOST_VIEWERS or len(self._watched) + new > MOST_TOPICS:
+            raise TooManyViewers
+        return self._stream(wanted)
+
+    async def _stream(self, topics: list[str]) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _AGE
+        self.viewers += 1
+        self._watched.update(topics)
+        self._wanted.set()
+        if topics and (self._poller is None or self._poller.done()):
+            self._poller = asyncio.create_task(self._poll(), name="tallybook live")
+        seen: dict[str, int] = {}
+        health = b""
+        try:
+            yield f"retry: {_RETRY}\n\n".encode()
+            while loop.time() < until:
+                news = self._news  # before looking: what is said from here on wakes it
+                for topic in topics:
+                    if (said := self._said.get(topic)) and said.version > seen.get(topic, 0):
+                        seen[topic] = said.version
+                        yield said.event
+                if (now := self._health(topics)) and now != health:
+                    health = now
+                    yield health
+                try:
+                    async with asyncio.timeout(_BEAT):
+                        await news.wait()
+                except TimeoutError:
+                    yield b": still here\n\n"
+            yield f"retry: {_AGAIN}\n\n".encode()
+        finally:
+            self.viewers -= 1
+            self._watched.subtract(topics)
+            for topic in topics:
+                if self._watched[topic] <= 0:
+                    del self._watched[topic]
+                    self._forget(topic)  # who comes later shall not see how it was
+
+    def _forget(self, topic: str) -> None:
+        self._said.pop(topic, None)
+        self._asked.discard(topic)
+        self._failing.pop(topic, None)
+
+    def _health(self, topics: list[str]) -> bytes:
+        """What a viewer of these topics is told of them; nothing as long as they have not been asked for."""
+        if any(topic in self._failing for topic in topics):
+            return _event(_HEALTH, "stale")
+        return _event(_HEALTH, "ok") if all(topic in self._asked for topic in topics) else b""
+
+    async def _poll(self) -> None:
+        """Until nobody looks any more."""
+        loop = asyncio.get_running_loop()
+        while self._watched:
+            began = loop.time()
+            await self._ask_all()
+            news, self._news = self._news, asyncio.Event()
+            news.set()
+            await asyncio.sleep(min(self._every / 10, _BREATH))
+            # A newcomer's topic is asked for without waiting for the second to end.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self._every - (loop.time() - began))):
+                    while self._watched and all(topic in self._asked for topic in self._watched):
+                        self._wanted.clear()
+                        await self._wanted.wait()
+        self._said.clear()
+
+    async def _ask_all(self) -> None:
+        """One reading. A topic that fails spoils the transaction, so the others are asked for in the next one."""
+        self.polls += 1
+        left = list(self._watched)
+        loop = asyncio.get_running_loop()
+        while left:
+            topic = None
+            try:
+                async with self._database.read() as conn:
+                    until = loop.time() + _SNAPSHOT
+                    while left and (topic is None or loop.time() < until):
+                        topic = left.pop(0)
+                        await self._ask(conn, topic)
+            except Exception as error:
+                # Without a connection none of them can be asked.
+                for one in [topic, *left] if topic is None or isinstance(error, QueueUnavailable) else [topic]:
+                    if one is not None:
+                        self._fails(one, error)
+                if topic is None or isinstance(error, QueueUnavailable):
+                    return
+
+    async def _ask(self, conn: Conn, topic: str) -> None:
+        name, _, rest = topic.partition(":")
+        text = await self._asks[name](conn, rest)
+        if topic not in self._watched:
+            return  # its viewers have gone meanwhile
+        if self._failing.pop(topic, None) is not None:
+            log.info("the live view reads %s again", name)
+        self._asked.add(topic)
+        held = self._said.get(topic)
+        if text is not None and (held is None or held.text != text):
+            self._version += 1
+            self._said[topic] = _Said(_event(topic, text), text, self._version)
+
+    def _fails(self, topic: str, error: Exception) -> None:
+        """Told once, not every second."""
+        if topic not in self._watched:
+            return
+        if topic not in self._failing:
+            log.warning("the live view cannot read %s: %s", topic.partition(":")[0], type(error).__name__)
+        self._failing[topic] = type(error).__name__
+        self._asked.add(topic)
+
+    async def close(self) -> None:
+        """End the poller."""
+        if self._poller is not None:
+            self._poller.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._poller
+
+
+def _event(topic: str, text: str) -> bytes:
+    lines = "".join(f"data: {line}\n" for line in _BREAK.split(text))  # a bare CR ends a line, too
+    return f"event: {topic}\n{lines}\n".encode()

@@ -1,0 +1,105 @@
+"""The dashboard's pages for machines: /metrics for Prometheus, /healthz and /readyz for probes."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from tallybook._db.numbers import Asked, ask
+from tallybook._model.exposition import CONTENT_TYPE, Numbers, Shown, of_the_database, text
+from tallybook.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tallybook.extra.dashboard.database import Database
+
+__all__ = ["health_routes", "knows_token", "metrics_route"]
+
+_FEWEST = 16
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_READY = "select to_regclass('tallybook.entry') is not null"
+
+
+def metrics_route(
+    database: Database,
+    *,
+    path: str = "/metrics",
+    token: str | None = None,
+    admits: Callable[[Request], bool] | None = None,
+) -> Route:
+    """The database's numbers, as a worker's own /metrics shows them; asked for at most once a second, however many scrape.
+
+    Who sends `Authorization: Bearer TOKEN` gets them, and whom `admits` lets in, a session for instance; others get a 401.
+    With neither of the two it lets everybody in, and who may come is for whoever mounts it to say. A database that is away
+    is `tallybook_up 0`, with a 200. ConfigError for a token of fewer than 16 characters, or of others than a header can carry.
+
+        Starlette(routes=[metrics_route(database, token=os.environ["METRICS_TOKEN"])])
+    """
+    expected = None if token is None else _checked(token)
+    is_open = token is None and admits is None
+
+    async def answer() -> Numbers:
+        async with database.read() as conn:
+            return await ask(conn)
+
+    asked, shown = Asked(answer), Shown()
+
+    async def metrics(request: Request) -> Response:
+        known = expected is not None and knows_token(request, expected)
+        if not (known or is_open or (admits is not None and admits(request))):
+            return PlainTextResponse(
+                "a bearer token is needed\n", 401, {**_HEADERS, "WWW-Authenticate": 'Bearer realm="tallybook"'}
+            )
+        page = text(of_the_database(await asked.now(), shown))
+        return Response(page, headers={**_HEADERS, "Content-Type": CONTENT_TYPE})
+
+    return Route(path, metrics, methods=["GET"], name="metrics")
+
+
+def health_routes(database: Database) -> list[Route]:
+    """`/healthz`: 200 while the process answers. `/readyz`: 200 while the database does, and has Tallybook in it, else 503.
+
+    They ask at most once a second, say nothing that is worth a secret, and are for whoever can reach the port.
+    """
+
+    async def answer() -> bool:
+        async with database.read("1s") as conn:
+            row = await (await conn.execute(_READY)).fetchone()
+        return bool(row and row[0])
+
+    asked = Asked(answer)
+
+    async def healthz(request: Request) -> Response:
+        return PlainTextResponse("ok\n", headers=_HEADERS)
+
+    async def readyz(request: Request) -> Response:
+        found = await asked.now()
+        if found:
+            return PlainTextResponse("ok\n", headers=_HEADERS)
+        why = "no connection to the database" if found is None else "Tallybook is not installed in the database"
+        return PlainTextResponse(f"{why}\n", 503, _HEADERS)
+
+    return [
+        Route("/healthz", healthz, methods=["GET"], name="healthz"),
+        Route("/readyz", readyz, methods=["GET"], name="readyz"),
+    ]
+
+
+def knows_token(request: Request, token: str) -> bool:
+    """Whether it sends this bearer token. Takes as long for a wrong one, whatever of it is right."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+
+
+def _checked(token: str) -> str:
+    shown = "(not shown)"
+    if not isinstance(token, str) or len(token) < _FEWEST:
+        hint = 'Make one by python -c "import secrets; print(secrets.token_urlsafe(32))"'
+        raise ConfigError("token", shown, f"has {_FEWEST} characters at least", hint=hint)
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise ConfigError("token", shown, "has other characters than a header can carry")
+    return token

@@ -1,0 +1,134 @@
+"""Dead letters: newest first, filtered; retried or dropped one by one, some, or all that match."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from starlette.responses import Response
+
+from tallybook.errors import InvalidArgument, TallybookError
+from tallybook.extra.dashboard import bulk_actions
+from tallybook.extra.dashboard.asked import job_of, text_of, when_of
+from tallybook.extra.dashboard.bulk_actions import VERBS
+from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.error_view import error_view
+from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.view import Act, Pages, View
+
+__all__ = ["pages"]
+
+pages = Pages()
+
+_PAGE = 50
+_LOOKED = 20_000
+"""Dead letters that one page may pass over."""
+REASONS = ("failed", "crashed", "expired", "killed")
+_ASKED = ("queue", "task", "reason", "text", "since", "before")
+_LETTERS = """\
+select d.job_id as id, d.died_at, d.queue_name as queue, d.task_name as task, d.why as reason, d.failures, d.attempt, d.enqueued_at,
+       d.summary, d.last_error as error, d.why is null as mark
+  from tallybook.dead_letters(queue => %(queue)s::text, task => %(task)s::text, reason => %(reason)s::text, text => %(text)s::text,
+         since => %(since)s::timestamptz, before => %(before)s::timestamptz, before_id => %(before_id)s::bigint,
+         max_jobs => %(max_jobs)s::int, max_looked => %(max_looked)s::int) as d"""
+_IDS = _LETTERS.replace("d.last_error", "null").replace("d.summary", "null")
+
+
+def _filter(asked: dict[str, str]) -> dict[str, Any]:
+    if asked["reason"] and asked["reason"] not in REASONS:
+        raise InvalidArgument(f"reason is one of {', '.join(REASONS)}")
+    said: dict[str, Any] = {name: text_of(name, asked[name]) for name in ("queue", "task", "reason", "text")}
+    return said | {name: when_of(name, asked[name]) for name in ("since", "before")} | {"before_id": None}
+
+
+def _after(text: str) -> dict[str, Any]:
+    """Where a page goes on: behind the one that died then, with this id."""
+    at, _, job = text.rpartition("~")
+    try:
+        return {"before": datetime.fromisoformat(at), "before_id": job_of(job)} if text else {}
+    except ValueError:
+        raise InvalidArgument("This address does not say where the list goes on.") from None
+
+
+def _place(letter: dict[str, Any]) -> str:
+    return f"{letter['died_at'].isoformat()}~{letter['id']}"
+
+
+async def _letters(conn: Conn, query: str, **said: Any) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Those that were found, and the last that was looked at, if that ended the look."""
+    found = await rows(conn, query, **said)
+    mark = found.pop() if found and found[-1]["mark"] else None
+    return found, mark
+
+
+@pages.page("/dead")
+async def dead(view: View) -> Response:
+    """The list."""
+    asked = {name: view.asked(name) for name in _ASKED}
+    letters: list[dict[str, Any]] = []
+    problem, after, looked_to = None, None, None
+    try:
+        said = _filter(asked) | _after(view.asked("after"))
+        async with view.read() as conn:
+            letters, mark = await _letters(conn, _LETTERS, **said, max_jobs=_PAGE + 1, max_looked=_LOOKED)
+        if len(letters) > _PAGE:
+            letters = letters[:_PAGE]
+            after = _place(letters[-1])
+        elif mark is not None:
+            after, looked_to = _place(mark), mark["died_at"]
+        for one in letters:
+            one["error"] = error_view(one["error"] or {})
+    except TallybookError as error:
+        problem = str(error)
+    return view.render(
+        "dead.html", status=400 if problem else 200, letters=letters, asked=asked, reasons=REASONS, problem=problem,
+        after=after, looked_to=looked_to, first=not view.asked("after"),
+    )  # fmt: skip
+
+
+async def preview(view: View) -> Response:
+    """How many match, and some of them, before anything is done to them."""
+    verb = VERBS.get(view.asked("verb"))
+    if verb is None or "dead" not in verb.states:
+        raise InvalidArgument("A dead letter can be retried or dropped.")
+    asked, found, after = {name: view.asked(name) for name in _ASKED}, bulk_actions.begun(view, verb), None
+    filters = _filter(asked)
+    said = filters | _after(view.asked("after"))
+    letters: list[dict[str, Any]] = []
+    mark: dict[str, Any] | None = None
+    with bulk_actions.looking(view, found):
+        async with view.read() as conn:
+            letters, mark = await _letters(conn, _IDS, **said, max_jobs=found.room + 1, max_looked=_LOOKED)
+            if not found.looks:
+                found.sample, _ = await _letters(conn, _LETTERS, **said, max_jobs=10, max_looked=_LOOKED)
+    for one in found.sample:
+        one["error"], one["state"] = error_view(one["error"] or {}), "dead"
+    if len(letters) > found.room:
+        letters = letters[: found.room]
+        mark = letters[-1]
+    if mark is not None:
+        after, found.looked_to = _place(mark), mark["died_at"]
+    found.ids = [one["id"] for one in letters]
+    found.states["dead"] += len(letters)
+    # "2 hours" is to mean the same two hours at every look.
+    asked |= {name: filters[name].isoformat() for name in ("since", "before") if filters[name]}
+    back = view.url("/dead", **{name: view.asked(name) for name in _ASKED})
+    return bulk_actions.preview(
+        view, found, at="/dead/preview", to=f"/dead/{verb.name}", back=back, asked=asked, after=after
+    )
+
+
+pages.page("/dead/preview")(preview)
+pages.page("/dead/preview/further")(preview)
+
+
+@pages.action("/dead/retry", steps=True)
+async def retry(act: Act) -> str:
+    """Give those that the form names another attempt."""
+    return await bulk_actions.do(act, VERBS["retry"])
+
+
+@pages.action("/dead/drop", steps=True)
+async def drop(act: Act) -> str:
+    """Throw those away that the form names."""
+    return await bulk_actions.do(act, VERBS["drop"])

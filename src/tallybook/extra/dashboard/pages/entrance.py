@@ -1,0 +1,80 @@
+"""In and out: the login, for a dashboard that has users of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from tallybook.extra.dashboard.view import Pages, View, is_inside
+
+__all__ = ["pages"]
+
+pages = Pages()
+_AT_ONCE, _IN_LINE = 2, 20
+"""Passwords that are looked at, 0.1 s and 32 MB each, and those that may wait for it: more are sent away."""
+
+
+class _Line:
+    """One a site and event loop: who waits for a look at a password."""
+
+    def __init__(self) -> None:
+        self.turns = asyncio.Semaphore(_AT_ONCE)
+        self.waiting = 0
+
+
+@pages.page("/login")
+async def login(view: View) -> Response:
+    """The form; whoever is in already goes on."""
+    if view.site.access.users is None or view.visit.user is not None:
+        return RedirectResponse(view.url("/"), 303)
+    return view.render("login.html", problem=None, name="", next=view.asked("next"))
+
+
+async def enter(request: Request) -> Response:
+    """Name and password."""
+    view = View(request, request.app.state.site)
+    users = view.site.access.users
+    if users is None:
+        return RedirectResponse(view.url("/"), 303)
+    said = {key: values[0] for key, values in view.visit.form.items()}
+    name, onwards = said.get("name", "").strip()[:64], said.get("next", "")
+
+    def again(status: int, problem: str) -> Response:
+        return view.render("login.html", status=status, problem=problem, name=name, next=onwards)
+
+    line = _line(request)
+    if line.waiting >= _IN_LINE:
+        return again(429, "Too many people log in at this moment. Try again.")
+    if not users.may_try(name):
+        return again(429, "Too many tries for this name. Wait a minute.")
+    line.waiting += 1
+    try:
+        async with line.turns:
+            found = await asyncio.to_thread(users.login, name, said.get("password", ""))
+    finally:
+        line.waiting -= 1
+    if found is None:
+        return again(401, "Name and password do not fit.")
+    view.visit.session.login(found.user.name, found.mark)
+    return RedirectResponse(onwards if is_inside(onwards, view.visit.root) else view.url("/"), 303)
+
+
+def _line(request: Request) -> _Line:
+    state = request.app.state
+    if not hasattr(state, "line"):
+        state.line = _Line()
+    return cast(_Line, state.line)
+
+
+async def leave(request: Request) -> Response:
+    """End the session of this browser."""
+    view = View(request, request.app.state.site)
+    view.visit.session.renew()
+    return RedirectResponse(view.url("/login"), 303)
+
+
+pages.routes += [Route("/login", enter, methods=["POST"]), Route("/logout", leave, methods=["POST"])]

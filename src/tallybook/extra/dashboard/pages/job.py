@@ -1,0 +1,221 @@
+"""One job, live: what it is, what it did, why it waits; and the trace of a thing of the user's, over all its jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from starlette.responses import Response
+
+from tallybook._model.job import JobInfo
+from tallybook._model.why import Reason, TraceEvent
+from tallybook.errors import InvalidArgument, TallybookError, UnknownJob
+from tallybook.extra.dashboard.asked import job_of, links_of, number_of, text_of
+from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.error_view import ErrorView, error_view, error_views
+from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.view import Act, Pages, View
+
+if TYPE_CHECKING:
+    from tallybook._app import App
+    from tallybook.extra.dashboard.site import Site
+
+__all__ = ["Event", "events_of", "pages", "topics"]
+
+pages = Pages()
+
+_MOST_EVENTS = 200
+_ATTEMPTS = """\
+select a.attempt, a.state, a.worker, a.worker_id, a.started_at, a.ended_at from tallybook.attempt as a
+ where a.job_id = %s order by a.attempt desc limit 100"""
+_PARENTS = """\
+select p.parent_id as id, p.ended_as, tallybook.state(p.parent_id) as state from tallybook.parents as p
+ where p.child_id = %s order by p.place limit 50"""
+_CHILDREN = """\
+select p.child_id as id, tallybook.state(p.child_id) as state from tallybook.parents as p
+ where p.parent_id = %s and p.ended_as is null order by p.child_id limit 50"""
+
+
+@dataclass(slots=True)
+class Event:
+    """One event of a timeline, as the templates take it."""
+
+    at: datetime
+    job: int
+    queue: str
+    task: str
+    attempt: int
+    name: str
+    worker: str | None
+    took: timedelta | None = None
+    """Of what ends an attempt: since it was started."""
+    run_at: str | None = None
+    reason: str | None = None
+    details: dict[str, Any] | None = None
+    """What else there is."""
+    error: ErrorView | None = None
+
+
+def events_of(found: list[TraceEvent]) -> list[Event]:
+    """A trace for a page, in the order that it has, with how long each attempt took."""
+    started = {(one.job, one.attempt): one.at for one in found if one.event == "started"}
+    events = []
+    for one in found:
+        began = started.get((one.job, one.attempt)) if one.event not in ("started", "scheduled", "retried") else None
+        said = {key: value for key, value in (one.details or {}).items() if value is not None}
+        run_at, reason = said.pop("run_at", None), said.pop("reason", None)
+        event = Event(one.at, one.job, one.queue, one.task, one.attempt, one.event, one.worker)
+        event.took = one.at - began if began and one.worker else None
+        event.run_at = run_at if isinstance(run_at, str) else None
+        event.reason = None if reason is None else str(reason)
+        event.details, event.error = said or None, None if one.error is None else error_view(one.error)
+        events.append(event)
+    return events
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a job stands: what the live part of its page shows."""
+
+    id: int
+    info: JobInfo | None
+    """None: there is no such job, not any more perhaps."""
+    reasons: list[Reason]
+    events: list[Event]
+    attempts: list[dict[str, Any]]
+
+
+async def standing(app: App, conn: Conn, job: int) -> Standing:
+    """Read it; a job that there is not may have left a history."""
+    info: JobInfo | None
+    try:
+        info = await app.get(job).on(conn)
+    except UnknownJob:
+        info = None
+    reasons = await app.jobs.why(job).on(conn)
+    found = await app.jobs.trace(job=job, max_events=_MOST_EVENTS, newest_first=True).on(conn)
+    return Standing(job, info, reasons, events_of(found), await rows(conn, _ATTEMPTS, job))
+
+
+def topics(site: Site) -> None:
+    """What the page of one job shows live."""
+
+    async def job(conn: Conn, rest: str) -> str | None:
+        if (wanted := job_of(rest)) is None:
+            return None
+        try:
+            async with conn.transaction():  # an error of this one leaves the others their answers
+                found = await standing(site.app, conn, wanted)
+        except (TallybookError, psycopg.errors.InsufficientPrivilege):
+            return None
+        return site.fragment("job_live.html", now=found)
+
+    site.live.topic("job", job)
+
+
+@pages.page("/job/{id}")
+async def job(view: View) -> Response:
+    """All about one job."""
+    wanted = job_of(view.path["id"])
+    if wanted is None:
+        why = [Reason(state=None, reason="unknown", explanation=f"No job can have the id {view.path['id'][:40]}.")]
+        return view.render("job_gone.html", status=404, now=Standing(0, None, why, [], []))
+    parents: list[dict[str, Any]] = []
+    children: list[dict[str, Any]] = []
+    async with view.read() as conn:
+        now = await standing(view.app, conn, wanted)
+        if now.info is not None:
+            parents, children = await rows(conn, _PARENTS, wanted), await rows(conn, _CHILDREN, wanted)
+    if now.info is None:
+        return view.render("job_gone.html", status=200 if now.events else 404, now=now)
+    errors = error_views(now.info.errors)
+    return view.render("job.html", now=now, job=now.info, errors=errors, parents=parents, children=children)
+
+
+@pages.page("/trace")
+async def trace(view: View) -> Response:
+    """All that happened for links, a subject or a unique key, over all jobs and queues."""
+    link, subject, unique, task = (
+        view.asked_all("link"),
+        view.asked("subject"),
+        view.asked("unique"),
+        view.asked("task"),
+    )
+    asked: dict[str, Any] = {"link": link, "subject": subject, "unique": unique, "task": task}
+    problem, events, most = None, None, _MOST_EVENTS
+    try:
+        most = number_of("the number of events", view.asked("most"), 1, 5000, _MOST_EVENTS)
+        links = links_of(link)
+        given: dict[str, Any] = {
+            "links": links,
+            "subject": text_of("subject", subject),
+            "unique": text_of("unique key", unique),
+        }
+        given = {key: value for key, value in given.items() if value is not None}
+        if len(given) > 1:
+            raise InvalidArgument("A trace follows one thing: a link, a subject or a unique key.")
+        if given:
+            async with view.read() as conn:
+                found = await view.app.jobs.trace(
+                    **given, task=text_of("task", task), max_events=most, newest_first=True
+                ).on(conn)
+            events = events_of(found)
+    except TallybookError as error:
+        problem = str(error)
+    return view.render(
+        "trace.html",
+        status=400 if problem else 200,
+        events=events,
+        asked=asked,
+        problem=problem,
+        most=most,
+        larger=5000,
+    )
+
+
+def _job(act: Act) -> int:
+    if (found := job_of(act.form("job"))) is None:
+        raise InvalidArgument("The form names no job.")
+    return found
+
+
+def reason_of(act: Act) -> str | None:
+    """Why somebody cancels, as the form says."""
+    return text_of("the reason", act.form("reason"))
+
+
+@pages.action("/job/retry")
+async def retry(act: Act) -> str:
+    """Give a dead or cancelled job another attempt."""
+    wanted = _job(act)
+    attempt = await act.app.retry(wanted).on(act.conn)
+    await act.audit("job.retry", {"job": wanted}, {"attempt": attempt})
+    return f"Job {wanted} gets attempt {attempt}."
+
+
+@pages.action("/job/cancel")
+async def cancel(act: Act) -> str:
+    """Say that a job shall not run."""
+    wanted, reason = _job(act), reason_of(act)
+    before = await act.app.jobs.state(wanted).on(act.conn)
+    state = await act.app.cancel(wanted, reason).on(act.conn)
+    if state not in ("cancelled", "cancelling") or before == "cancelled":
+        act.nothing()
+        return f"Job {wanted} is {state} already: nothing was changed."
+    await act.audit("job.cancel", {"job": wanted} | ({"reason": reason} if reason else {}), {"state": state})
+    return (
+        f"Job {wanted} is cancelled." if state == "cancelled" else f"Job {wanted} runs: its worker is told to stop it."
+    )
+
+
+@pages.action("/job/drop")
+async def drop(act: Act) -> str:
+    """Throw a dead letter away."""
+    wanted = _job(act)
+    if not await act.app.dead.drop(wanted).on(act.conn):
+        act.nothing()
+        return f"Job {wanted} is no dead letter: nothing was changed."
+    await act.audit("job.drop", {"job": wanted}, {"dropped": True})
+    return f"The dead letter of job {wanted} is dropped. Its history stays until it is pruned."

@@ -1,0 +1,114 @@
+"""Jobs: a list by filter, in pages that look at a bounded number of rows; some of them, or all that match, changed at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from tallybook._db.jobs import STATES
+from tallybook._model.lists import JobLine
+from tallybook.errors import InvalidArgument, TallybookError
+from tallybook.extra.dashboard import bulk_actions
+from tallybook.extra.dashboard.asked import links_of, text_of, when_of
+from tallybook.extra.dashboard.bulk_actions import VERBS, Verb
+from tallybook.extra.dashboard.error_view import error_view
+from tallybook.extra.dashboard.view import Act, Pages, View
+
+__all__ = ["pages"]
+
+pages = Pages()
+
+_PAGE = 50
+_LOOKED = 20_000
+"""Rows of the ledger that one answer may pass over: the page is there at once, and one can look further."""
+_SAMPLE = 10
+
+
+def _asked(view: View) -> dict[str, Any]:
+    """The filter, as the address says it."""
+    said: dict[str, Any] = {
+        name: view.asked(name) for name in ("queue", "task", "error", "since", "before", "unserved")
+    }
+    return said | {"state": view.asked_all("state"), "link": view.asked_all("link")}
+
+
+def _filter(asked: dict[str, Any]) -> dict[str, Any]:
+    """The same, as the verb takes it."""
+    if unknown := [state for state in asked["state"] if state not in STATES]:
+        raise InvalidArgument(f"{unknown[0][:40]!r} is no state of a job: they are {', '.join(STATES)}")
+    said: dict[str, Any] = {name: text_of(name, asked[name]) for name in ("queue", "task", "error")}
+    said |= {name: when_of(name, asked[name]) for name in ("since", "before")}
+    return said | {
+        "states": asked["state"] or None,
+        "links": links_of(asked["link"]),
+        "unserved": bool(asked["unserved"]),
+    }
+
+
+@pages.page("/jobs")
+async def jobs(view: View) -> Response:
+    """The list."""
+    asked, first = _asked(view), not view.asked("after")
+    lines: list[JobLine] = []
+    problem, after, looked_to = None, None, None
+    try:
+        said = _filter(asked)
+        async with view.read() as conn:
+            page = await view.app.jobs.list(
+                **said, after=text_of("after", view.asked("after")), max_jobs=_PAGE, max_looked=_LOOKED
+            ).on(conn)
+        lines, after = page.jobs, page.next
+        if len(lines) < _PAGE:
+            looked_to = page.looked_to
+    except TallybookError as error:
+        problem = str(error)
+    can = {verb.name: any(one.state in verb.states for one in lines) for verb in VERBS.values()}
+    return view.render(
+        "jobs.html", status=400 if problem else 200, jobs=lines, asked=asked, states=STATES, problem=problem, after=after,
+        looked_to=looked_to, first=first, filtered=any(asked.values()), verbs=[verb for verb in VERBS.values() if can[verb.name]],
+    )  # fmt: skip
+
+
+async def preview(view: View) -> Response:
+    """How many match, by state, and some of them, before anything is done to them."""
+    verb = VERBS.get(view.asked("verb"))
+    if verb is None:
+        raise InvalidArgument(f"What can be done to jobs is {', '.join(VERBS)}.")
+    asked, found, after = _asked(view), bulk_actions.begun(view, verb), None
+    said = _filter(asked)
+    said["states"] = [state for state in verb.states if state in (said["states"] or STATES)]
+    if said["states"]:
+        with bulk_actions.looking(view, found):
+            async with view.read() as conn:
+                page = await view.app.jobs.list(
+                    **said, after=text_of("after", view.asked("after")), max_jobs=found.room, max_looked=_LOOKED
+                ).on(conn)
+            after, found.looked_to = page.next, page.looked_to
+            found.ids = [one.id for one in page.jobs]
+            found.states.update(one.state for one in page.jobs)
+            for one in page.jobs[:_SAMPLE]:
+                error = error_view({"message": one.last_error}) if one.last_error else None
+                named = {name: getattr(one, name) for name in ("id", "state", "task", "queue", "enqueued_at")}
+                found.sample.append(named | {"error": error})
+    # "2 hours" is to mean the same two hours at every look.
+    asked |= {name: said[name].isoformat() for name in ("since", "before") if said[name]}
+    return bulk_actions.preview(
+        view, found, at="/jobs/preview", to=f"/jobs/{verb.name}", back=view.url("/jobs", **_asked(view)), asked=asked, after=after
+    )  # fmt: skip
+
+
+pages.page("/jobs/preview")(preview)
+pages.page("/jobs/preview/further")(preview)
+
+
+def _doing(verb: Verb) -> None:
+    async def action(act: Act) -> str:
+        return await bulk_actions.do(act, verb)
+
+    action.__name__ = f"jobs_{verb.name}"
+    pages.action(f"/jobs/{verb.name}", steps=True)(action)
+
+
+for _verb in VERBS.values():
+    _doing(_verb)

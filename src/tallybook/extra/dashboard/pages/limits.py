@@ -1,0 +1,151 @@
+"""Limits: how many at once, how many in a time, breakers, and the keys that take turns; with what changes them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.responses import Response
+
+from tallybook._model.durations import parse_duration
+from tallybook.errors import InvalidArgument
+from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.view import Act, Pages, View
+
+__all__ = ["pages"]
+
+pages = Pages()
+
+_PAGE = 50
+_COUNTED = 1000
+"""What the database counts up to: so many is so many or more."""
+_CONCURRENCY = "select * from tallybook.concurrency_keys(from_name => %s, max_keys => %s) as k"
+_RATES = "select * from tallybook.rate_keys(from_name => %s, max_keys => %s) as k"
+_BREAKERS = "select * from tallybook.breaker_keys(from_name => %s, max_keys => %s) as k"
+_FAIR = "select * from tallybook.fair_keys(max_keys => %s) as k"
+_KINDS = {"c": _CONCURRENCY, "r": _RATES, "b": _BREAKERS}
+
+
+@pages.page("/limits")
+async def limits(view: View) -> Response:
+    """Every key with its rule, by name; each kind has pages of its own."""
+    starts = {kind: view.asked(kind) or view.asked("from") for kind in _KINDS}
+    found: dict[str, list[dict[str, Any]]] = {}
+    async with view.read() as conn:
+        for kind, query in _KINDS.items():
+            found[kind] = await rows(conn, query, starts[kind], _PAGE + 1)
+        fair = await rows(conn, _FAIR, _PAGE + 1)
+    following = {kind: _following(keys, kind) for kind, keys in found.items()}
+    return view.render(
+        "limits.html", concurrency=found["c"][:_PAGE], rates=found["r"][:_PAGE], breakers=found["b"][:_PAGE],
+        fair=fair[:_PAGE], more_fair=len(fair) > _PAGE, starts=starts, following=following, counted=_COUNTED,
+    )  # fmt: skip
+
+
+def _following(keys: list[dict[str, Any]], kind: str) -> str | None:
+    """The key that the next page begins with: one more than a page has, or the last that was looked at."""
+    if len(keys) > _PAGE:
+        return str(keys[_PAGE]["name"])
+    last = keys.pop() if keys and not _of_use(keys[-1], kind) else None
+    return None if last is None else str(last["name"])
+
+
+def _of_use(one: dict[str, Any], kind: str) -> bool:
+    of_kind = {"c": "held", "r": "calls_in_window", "b": "failed_in_window"}[kind]
+    used = one[of_kind] or one["waiting"] or one.get("pushed_to") or one.get("state", "closed") != "closed"
+    return bool(one["source"] is not None or used)
+
+
+def _whole(act: Act, field: str) -> int:
+    text = act.form(field)
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise InvalidArgument(f"{field} is a whole number, not {text[:50]!r}. Nothing was changed.")
+    return int(text)
+
+
+@pages.action("/limit/concurrency/set")
+async def concurrency_set(act: Act) -> str:
+    """Make or change a concurrency limit."""
+    name, most = act.form("name"), _whole(act, "most")
+    done = await act.app.concurrency_limits.set(name, most).on(act.conn)
+    await act.audit("concurrency_limit.set", {"limit": name, "most": most}, {"limit": done}, changed=done)
+    return f"Concurrency limit {name} is {done}: at most {most} at once."
+
+
+@pages.action("/limit/concurrency/drop")
+async def concurrency_drop(act: Act) -> str:
+    """Remove a concurrency limit."""
+    name = act.form("name")
+    done = await act.app.concurrency_limits.drop(name).on(act.conn)
+    await act.audit("concurrency_limit.drop", {"limit": name}, {"dropped": done}, changed=done)
+    return f"Concurrency limit {name} is dropped." if done else f"There is no concurrency limit {name}."
+
+
+@pages.action("/limit/rate/set")
+async def rate_set(act: Act) -> str:
+    """Make or change a rate limit."""
+    name, calls, per = act.form("name"), _whole(act, "calls"), act.form("per")
+    burst = _whole(act, "burst") if act.form("burst") else 1
+    done = await act.app.rate_limits.set(name, calls, per=per, burst=burst).on(act.conn)
+    target = {"limit": name, "calls": calls, "per": per, "burst": burst}
+    await act.audit("rate_limit.set", target, {"limit": done}, changed=done)
+    return f"Rate limit {name} is {done}: {calls} in {per}."
+
+
+@pages.action("/limit/rate/drop")
+async def rate_drop(act: Act) -> str:
+    """Remove a rate limit."""
+    name = act.form("name")
+    done = await act.app.rate_limits.drop(name).on(act.conn)
+    await act.audit("rate_limit.drop", {"limit": name}, {"dropped": done}, changed=done)
+    return f"Rate limit {name} is dropped." if done else f"There is no rate limit {name}."
+
+
+@pages.action("/limit/rate/push")
+async def rate_push(act: Act) -> str:
+    """Let no call of a key start for so long."""
+    name, wait = act.form("name"), act.form("wait")
+    try:
+        until = datetime.now(UTC) + parse_duration(wait, option="wait")
+    except OverflowError:
+        raise InvalidArgument(f"{wait!r} is too long") from None
+    starts = await act.app.rate_limits.push(name, until).on(act.conn)
+    await act.audit("rate_limit.push", {"limit": name, "wait": wait}, {"next_call_at": starts.isoformat()})
+    return f"No call of {name} starts before {starts:%Y-%m-%d %H:%M:%S} UTC."
+
+
+@pages.action("/limit/breaker/set")
+async def breaker_set(act: Act) -> str:
+    """Make or change a breaker."""
+    name, failures, per, open_for = act.form("name"), _whole(act, "failures"), act.form("per"), act.form("open_for")
+    done = await act.app.breakers.set(name, failures, per=per, open_for=open_for).on(act.conn)
+    target = {"breaker": name, "failures": failures, "per": per, "open_for": open_for}
+    await act.audit("breaker.set", target, {"breaker": done}, changed=done)
+    return f"Breaker {name} is {done}: {failures} failures in {per} open it for {open_for}."
+
+
+@pages.action("/limit/breaker/drop")
+async def breaker_drop(act: Act) -> str:
+    """Remove a breaker."""
+    name = act.form("name")
+    done = await act.app.breakers.drop(name).on(act.conn)
+    await act.audit("breaker.drop", {"breaker": name}, {"dropped": done}, changed=done)
+    return f"Breaker {name} is dropped." if done else f"There is no breaker {name}."
+
+
+@pages.action("/limit/breaker/open")
+async def breaker_open(act: Act) -> str:
+    """Open a key's breaker by hand."""
+    name, duration = act.form("name"), act.form("duration")
+    until = await act.app.breakers.open(name, duration or None).on(act.conn)
+    await act.audit("breaker.open", {"breaker": name, "duration": duration or None}, {"open_until": until.isoformat()})
+    return f"Breaker {name} is open until {until:%Y-%m-%d %H:%M:%S} UTC."
+
+
+@pages.action("/limit/breaker/close")
+async def breaker_close(act: Act) -> str:
+    """Close a key's breaker by hand."""
+    name = act.form("name")
+    done = await act.app.breakers.close(name).on(act.conn)
+    await act.audit("breaker.close", {"breaker": name}, {"closed": done})
+    return f"Breaker {name} is closed." if done else f"Breaker {name} was closed already."

@@ -1,0 +1,195 @@
+"""Queues: all of them with their numbers; one with its settings, what is next, and what can be done to it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.responses import Response
+
+from tallybook._app.queues import BATCH
+from tallybook._db import queues as calls
+from tallybook._db import rates as calls_of_limits
+from tallybook._db.verb import run
+from tallybook._model.queue import QueueInfo
+from tallybook.errors import InvalidArgument, UnknownQueue
+from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.view import Act, Pages, View
+
+__all__ = ["pages"]
+
+pages = Pages()
+
+_ORDERS = {
+    "name": "queue",
+    "available": "available",
+    "running": "running",
+    "scheduled": "scheduled",
+    "dead": "dead",
+    "oldest": "oldest",
+}
+_PAGE = 100
+_LONGEST = 20.0  # seconds that a request may go on beginning batches
+# Without `oldest`, which has to be looked for in every line: that is asked for those that are shown.
+_ALL = """\
+select s.queue, s.available, s.running, s.scheduled, s.retrying, s.waiting, s.dead, s.completed, s.unserved, s.paused_at
+  from tallybook.queue_stats as s"""
+_OLDEST = "select o.queue, o.oldest from tallybook._oldest_of(cast(%s as text[])) as o"
+_STATS = "select * from tallybook.queue_stats as s where s.queue = %s"
+_STATUS = """\
+select s.task, s.state, s.jobs, s.oldest, s.newest, s.average_attempts from tallybook._status_of(%s) as s
+ order by s.task, s.state limit 200"""
+_WORKERS = """\
+select w.id, w.name, nullif(w.seen_at, '-infinity') as seen_at,
+       w.seen_at < clock_timestamp() - w.lease as silent from tallybook.workers as w
+ where w.ended_at is null and %s = any (w.queues) order by w.name limit 50"""
+
+
+async def rows(conn: Conn, query: str, *values: Any, **named: Any) -> list[dict[str, Any]]:
+    """What a query of a page finds, as dicts."""
+    cursor = await conn.execute(query.encode(), named or values)
+    names = [column.name for column in cursor.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
+
+
+@pages.page("/queues")
+async def queues(view: View) -> Response:
+    """All queues, filtered by a part of the name, in an order of one's choice, a hundred a page."""
+    part, order = view.asked("q").lower(), view.asked("order", "available")
+    order = order if order in _ORDERS else "available"
+    async with view.read() as conn:
+        found = [one for one in await rows(conn, _ALL) if part in one["queue"].lower()]
+        if order == "oldest":
+            oldest = await _oldest(conn, found)
+            found.sort(key=lambda one: (one["queue"] not in oldest, oldest.get(one["queue"], 0), one["queue"]))
+        elif order == "name":
+            found.sort(key=lambda one: one["queue"])
+        else:
+            found.sort(key=lambda one: (-one[order], one["queue"]))
+        try:
+            start = max(0, int(view.asked("from", "0")))
+        except ValueError:
+            start = 0
+        page = found[start : start + _PAGE]
+        if order != "oldest":
+            oldest = await _oldest(conn, page)
+        rates = await _rates(view, conn)
+    return view.render(
+        "queues.html",
+        queues=page,
+        all=len(found),
+        start=start,
+        size=_PAGE,
+        part=view.asked("q"),
+        order=order,
+        rates=rates,
+        oldest=oldest,
+    )
+
+
+async def _oldest(conn: Conn, queues: list[dict[str, Any]]) -> dict[str, Any]:
+    """Since when the next job in line could run, of those that have one."""
+    names = [one["queue"] for one in queues if one["available"]]
+    return {one["queue"]: one["oldest"] for one in await rows(conn, _OLDEST, names)} if names else {}
+
+
+async def _rates(view: View, conn: Conn) -> dict[str, float]:
+    """Completed a second in the last minute, by queue."""
+    sums: dict[str, float] = {}
+    for one in await view.app.counts.throughput().on(conn):
+        sums[one.queue] = sums.get(one.queue, 0.0) + one.completed_per_s
+    return sums
+
+
+@pages.page("/queue")
+async def queue(view: View) -> Response:
+    """One queue."""
+    name = view.asked("name")
+    async with view.read() as conn:
+        info = await _info(conn, name)
+        stats = await rows(conn, _STATS, name)
+        status = await rows(conn, _STATUS, name)
+        workers = await rows(conn, _WORKERS, name)
+        top = await view.app.queues.top(name, max_jobs=20).on(conn)
+        timings = [one for one in await view.app.counts.timings().on(conn) if one.queue == name]
+        rates = (await _rates(view, conn)).get(name)
+        limits = await run(conn, calls_of_limits.concurrency(f"queue:{name}"))
+        paces = await run(conn, calls_of_limits.rates(f"queue:{name}"))
+    return view.render(
+        "queue.html", queue=info, stats=stats[0] if stats else None, by_task=status, workers=workers, top=top, timings=timings,
+        rate=rates, limits=limits, paces=paces,
+    )  # fmt: skip
+
+
+async def _info(conn: Conn, name: str) -> QueueInfo:
+    found = await run(conn, calls.queues(name))
+    if not found:
+        raise UnknownQueue(name)
+    return found[0]
+
+
+@pages.action("/queue/pause")
+async def pause(act: Act) -> str:
+    """Let no more jobs start."""
+    name = act.form("name")
+    done = await act.app.queues.pause(name, by=act.user).on(act.conn)
+    await act.audit("queue.pause", {"queue": name}, {"paused": done}, changed=done)
+    return f"Queue {name} is paused." if done else f"Queue {name} was paused already."
+
+
+@pages.action("/queue/resume")
+async def resume(act: Act) -> str:
+    """Let it run again."""
+    name = act.form("name")
+    done = await act.app.queues.resume(name, by=act.user).on(act.conn)
+    await act.audit("queue.resume", {"queue": name}, {"resumed": done}, changed=done)
+    return f"Queue {name} runs again." if done else f"Queue {name} was not paused."
+
+
+@pages.action("/queue/set")
+async def set_(act: Act) -> str:
+    """Its settings: retention class, default attempts, notify."""
+    name, attempts = act.form("name"), act.form("max_attempts")
+    if attempts and not (attempts.isascii() and attempts.isdecimal() and len(attempts) < 10):
+        raise InvalidArgument(f"max_attempts is a whole number, not {attempts[:50]!r}")
+    said: dict[str, Any] = {
+        "retention": act.form("retention") or None,
+        "max_attempts": int(attempts) if attempts else 0,
+        "notify": act.form("notify") == "on",
+    }
+    done = await act.app.queues.set(name, **said, by=act.user).on(act.conn)
+    await act.audit("queue.set", {"queue": name, **said}, {"queue": done}, changed=done)
+    return f"The settings of queue {name} are kept."
+
+
+@pages.action("/queue/truncate", steps=True)
+async def truncate(act: Act) -> str:
+    """Cancel what has not started, and, where that is said, tell what runs. A batch a transaction: no claim waits long."""
+    name = act.form("name")
+    if act.form("confirm") != name:
+        raise InvalidArgument("To empty a queue, write its name into the field. Nothing was changed.")
+    running, began = act.form("running") == "on", time.monotonic()
+    cancelled, cancelling, mark, remain = 0, 0, None, True
+    while remain and time.monotonic() - began < _LONGEST:
+        async with act.step() as conn:
+            batch = await run(
+                conn, calls.truncate(name, states=None, running=running, by=act.user, max_jobs=BATCH, mark=mark)
+            )
+            found = {"cancelled": batch.done.cancelled, "cancelling": batch.done.cancelling}
+            target = {"queue": name, "running": running}
+            await act.audit("queue.truncate", target, found, changed=any(found.values()))
+        mark, remain = batch.mark, batch.remain
+        cancelled, cancelling = cancelled + batch.done.cancelled, cancelling + batch.done.cancelling
+    more = f", {cancelling:,} were told to stop" if running else ""
+    rest = " There is more: empty it again." if remain else ""
+    return f"Queue {name}: {cancelled:,} jobs cancelled{more}.{rest}"
+
+
+@pages.action("/queue/drop")
+async def drop(act: Act) -> str:
+    """Forget a queue that nobody uses."""
+    name = act.form("name")
+    done = await act.app.queues.drop(name, by=act.user).on(act.conn)
+    await act.audit("queue.drop", {"queue": name}, {"dropped": done}, changed=done)
+    act.go("/queues")
+    return f"Queue {name} is dropped." if done else f"There is no queue {name}."

@@ -1,0 +1,171 @@
+"""Schedules: all of them with what became of their last tick; one with its next ticks and every fire that is kept."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+from starlette.responses import Response
+
+from tallybook._model.cron import rule
+from tallybook._model.schedule import rule_text
+from tallybook.errors import ConfigError, UnknownSchedule
+from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.view import Act, Pages, View
+
+__all__ = ["pages"]
+
+pages = Pages()
+
+_PAGE = 100
+_FIRES = 50
+_LOOK = 5000
+"""So many ticks a page of fires looks at, where only some of them are wanted: of a schedule by the second there are millions."""
+_WHAT = {"enqueued": "ran", "skipped": "skipped", "missed": "missed", "failed": "failed"}
+_NEXT = 8
+# Only what a reader's role may see; the rest is asked for by itself.
+_COLUMNS = """\
+s.name, s.source, s.app, s.task, s.queue, s.priority, s.cron, s.every, s.tz, s.missed,
+s.overlap, s.paused_at, s.paused_by, s.tick, s.due_at, s.fired_count, s.skipped_count, s.missed_count, s.failed_count"""
+_LIST = f"""\
+select {_COLUMNS}, {{by_query}} as by_query, f.tick as last_tick, f.what as last_what, f.job_id as last_job
+  from tallybook.schedules as s
+  left join lateral (
+    select k.tick, k.what, k.job_id from tallybook.fires as k where k.schedule = s.name order by k.tick desc limit 1) as f on true
+ where position(lower(%(part)s) in lower(s.name)) > 0 and s.name > %(after)s
+ order by s.name limit %(most)s"""  # noqa: S608 - columns of ours
+_ONE = f"select {_COLUMNS} from tallybook.schedules as s where s.name = %s"  # noqa: S608 - columns of ours
+_CARRIED = """\
+select s.args, s.headers, s.max_attempts, s.query, s.jitter, s.catch_up, s.problem, s.since, s.created_at, s.changed_at
+  from tallybook.schedules as s where s.name = %s"""
+_MAY_SEE = """\
+select has_column_privilege('tallybook.schedules', 'args', 'select')
+   and has_column_privilege('tallybook.fires', 'reason', 'select') as yes"""
+# The newest ticks first, by their key; of those looked at the ones that are wanted, and how far it came.
+_FIRES_OF = """\
+with looked as materialized (
+  select f.tick, f.fired_at, f.what, {reason} as reason, f.job_id, f.jobs, f.ticks from tallybook.fires as f
+   where f.schedule = %(name)s and f.tick < %(before)s order by f.tick desc limit %(look)s)
+select l.*, (select min(x.tick) from looked as x) as looked_to, (select count(*) from looked) as looked,
+       case when l.job_id is not null then tallybook.state(l.job_id) end as job_state
+  from (select null) as one left join (
+    select * from looked where %(what)s = '' or looked.what = %(what)s order by looked.tick desc limit %(most)s) as l on true
+ order by l.tick desc"""
+# Both walk along the key of fire, which a planner that has not counted its rows yet would read and sort as a whole.
+_WALK = "select set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)"
+_FAR = datetime(9999, 1, 1, tzinfo=UTC)
+
+
+@pages.page("/schedules")
+async def schedules(view: View) -> Response:
+    """All schedules, filtered by a part of the name, a hundred a page."""
+    part, after = view.asked("q"), view.asked("after")
+    async with view.read() as conn:
+        await conn.execute(_WALK)
+        may_see = (await rows(conn, _MAY_SEE))[0]["yes"]
+        query = _LIST.replace("{by_query}", "s.query is not null" if may_see else "false")
+        found = await rows(conn, query, part=part, after=after, most=_PAGE + 1)
+    return view.render(
+        "schedules.html", schedules=[_with_rule(one) for one in found[:_PAGE]], more=len(found) > _PAGE, part=part, after=after,
+        what=_WHAT,
+    )  # fmt: skip
+
+
+@pages.page("/schedule")
+async def schedule(view: View) -> Response:
+    """One schedule: what it is, its next ticks, and what became of those that are over."""
+    name, what = view.asked("name"), view.asked("what")
+    what = what if what in _WHAT else ""
+    before = _moment(view.asked("before"))
+    async with view.read() as conn:
+        await conn.execute(_WALK)
+        found = await rows(conn, _ONE, name)
+        if not found:
+            raise UnknownSchedule(name)
+        may_see = (await rows(conn, _MAY_SEE))[0]["yes"]
+        carried = (await rows(conn, _CARRIED, name))[0] if may_see else None
+        fires, looked_to = await _fires(conn, name, what, before, may_see)
+    more = fires[_FIRES - 1]["tick"] if len(fires) > _FIRES else looked_to
+    return view.render(
+        "schedule.html", schedule=_with_rule(found[0]), carried=carried, fires=fires[:_FIRES], more=more, looked_to=looked_to,
+        what=what, whats=_WHAT, before=before, next=_next(found[0]),
+    )  # fmt: skip
+
+
+async def _fires(
+    conn: Conn, name: str, what: str, before: datetime, may_see: bool
+) -> tuple[list[dict[str, Any]], datetime | None]:
+    """Its fires before a moment, one more than a page has, and up to where they were looked at if not at all."""
+    query = _FIRES_OF.replace("{reason}", "f.reason" if may_see else "cast(null as text)")
+    found = await rows(conn, query, name=name, before=before, what=what, look=_LOOK, most=_FIRES + 1)
+    looked_to = found[0]["looked_to"] if found[0]["looked"] == _LOOK else None
+    return [one for one in found if one["tick"] is not None], looked_to
+
+
+def _with_rule(one: dict[str, Any]) -> dict[str, Any]:
+    return one | {"rule": rule_text(one["cron"], one["every"], one["tz"])}
+
+
+def _next(one: dict[str, Any]) -> list[datetime]:
+    """Its next ticks, as if it were not paused."""
+    now = datetime.now(UTC)
+    try:
+        ticks = rule(one["cron"], one["every"], one["tz"])
+    except ConfigError:  # an expression that this machine cannot read: the problem on record says why
+        return []
+    first = one["tick"] if one["tick"] is not None and one["tick"] > now else ticks.after(now)
+    return [] if first is None else [first, *islice(ticks.following(first), _NEXT - 1)]
+
+
+def _moment(text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return _FAR
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+@pages.action("/schedule/run")
+async def run_now(act: Act) -> str:
+    """Fire it now, with the guard against overlap that its ticks have."""
+    name = act.form("name")
+    fired = await act.app.schedules.run(name).on(act.conn)
+    done = {"what": fired.what, "job": fired.job_id, "jobs": fired.jobs}
+    await act.audit("schedule.run", {"schedule": name}, done)
+    if fired.what == "skipped":
+        return f"Schedule {name} was skipped: the job of its last fire has not ended, or its query runs."
+    if fired.what == "failed":
+        return f"Schedule {name} failed; its newest fire says why."
+    return (
+        f"Schedule {name} put in job {fired.job_id}." if fired.job_id else f"Schedule {name} put in {fired.jobs} jobs."
+    )
+
+
+@pages.action("/schedule/pause")
+async def pause(act: Act) -> str:
+    """Fire no more ticks."""
+    name = act.form("name")
+    done = await act.app.schedules.pause(name, act.user).on(act.conn)
+    await act.audit("schedule.pause", {"schedule": name}, {"paused": done}, changed=done)
+    return f"Schedule {name} is paused." if done else f"Schedule {name} was paused already."
+
+
+@pages.action("/schedule/resume")
+async def resume(act: Act) -> str:
+    """Fire its ticks again, from the next one on."""
+    name = act.form("name")
+    done = await act.app.schedules.resume(name).on(act.conn)
+    await act.audit("schedule.resume", {"schedule": name}, {"resumed": done}, changed=done)
+    return f"Schedule {name} ticks again." if done else f"Schedule {name} was not paused."
+
+
+@pages.action("/schedule/drop")
+async def drop(act: Act) -> str:
+    """Remove it; its jobs go on, its fires stay on record."""
+    name = act.form("name")
+    done = await act.app.schedules.drop(name).on(act.conn)
+    await act.audit("schedule.drop", {"schedule": name}, {"dropped": done}, changed=done)
+    act.go("/schedules")
+    return f"Schedule {name} is dropped." if done else f"There is no schedule {name}."

@@ -1,0 +1,195 @@
+"""Subjects: jobs with a name that live on. All of them by task and name, those that have stopped and why, and one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from starlette.responses import Response
+
+from tallybook._db import subjects as calls
+from tallybook._db.verb import run
+from tallybook._model.durations import parse_duration
+from tallybook.errors import InvalidArgument, TallybookError
+from tallybook.extra.dashboard.asked import text_of
+from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.error_view import error_view
+from tallybook.extra.dashboard.pages.job import events_of, reason_of
+from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.view import Act, Pages, View
+
+__all__ = ["pages"]
+
+pages = Pages()
+
+STATES = ("planned", "pending", "active", "completed", "killed", "dead")
+_PAGE = 100
+_LOOKED = 500
+"""Subjects that one page may look at."""
+_COLUMNS = """\
+s.task, s.subject, s.job_id, s.queue, s.state, s.iterations, s.failures, s.attempts, s.next_run_at, s.last_at, s.ended_at,
+       s.last_error, s.error"""
+# The primary key gives the order; what else is asked for is looked for among so many from there on.
+_PLAN = "select set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true)"
+_LIST = f"""\
+select k.*, (%(state)s::text is null or k.state = %(state)s::text
+             or %(state)s::text = 'stopped' and k.state in ('completed', 'killed', 'dead'))
+         and (%(prefix)s::text is null or starts_with(k.subject, %(prefix)s::text)) as matches
+  from (select {_COLUMNS} from tallybook.subject as s
+         where (%(task)s::text is null or s.task = %(task)s::text)
+           and (s.task, s.subject) > (coalesce(%(after_task)s::text, ''), coalesce(%(after_name)s::text, ''))
+         order by s.task, s.subject limit %(looked)s) as k"""  # noqa: S608
+_ONE = f"""\
+select {_COLUMNS}, s.args, s.priority, s.made_at from tallybook.subject as s where s.task = %s and s.subject = %s"""  # noqa: S608
+
+
+@pages.page("/subjects")
+async def subjects(view: View) -> Response:
+    """The list, by task and name."""
+    asked = {name: view.asked(name) for name in ("task", "state", "prefix")}
+    place = (view.request.query_params.get("after_task"), view.request.query_params.get("after_name"))
+    found: list[dict[str, Any]] = []
+    problem, after, looked_to = None, None, None
+    try:
+        if asked["state"] and asked["state"] not in (*STATES, "stopped"):
+            raise InvalidArgument(f"state is one of stopped, {', '.join(STATES)}")
+        said: dict[str, Any] = {name: text_of(name, asked[name]) for name in asked}
+        if place[0] is not None and place[1] is not None:
+            said |= {"after_task": text_of("the page", place[0]), "after_name": text_of("the page", place[1])}
+        async with view.read() as conn:
+            found, after, looked_to = await _page(conn, said)
+        for one in found:
+            one["error"] = error_view(one["error"]) if one["error"] else None
+    except TallybookError as error:
+        problem = str(error)
+    return view.render(
+        "subjects.html", status=400 if problem else 200, subjects=found, asked=asked, states=("stopped", *STATES),
+        problem=problem, after=after, further=asked | (after or {}), looked_to=looked_to, first=place == (None, None),
+    )  # fmt: skip
+
+
+async def _page(
+    conn: Conn, said: dict[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, str] | None, dict[str, Any] | None]:
+    """Those that match; where the next page begins, if there is one; the last that was looked at, if that ended the look."""
+    await conn.execute(_PLAN)
+    most = _LOOKED if said["state"] or said["prefix"] else _PAGE + 1
+    looked = await rows(conn, _LIST, **{"after_task": None, "after_name": None, **said, "looked": most})
+    found = [one for one in looked if one["matches"]]
+    if len(found) > _PAGE:
+        found = found[:_PAGE]
+        return found, _place(found[-1]), None
+    if len(looked) == most:
+        return found, _place(looked[-1]), looked[-1]
+    return found, None, None
+
+
+def _place(one: dict[str, Any]) -> dict[str, str]:
+    return {"after_task": one["task"], "after_name": one["subject"]}
+
+
+@pages.page("/subject")
+async def subject(view: View) -> Response:
+    """One subject: how it stands, and all that its jobs did."""
+    task, name = view.asked("task"), view.request.query_params.get("name", "")
+    wanted = {"task": text_of("task", task), "subject": text_of("name", name)}
+    found, events = None, []
+    if wanted["task"] and wanted["subject"]:
+        async with view.read() as conn:
+            one = await rows(conn, _ONE, wanted["task"], wanted["subject"])
+            found = one[0] if one else None
+            events = await view.app.jobs.trace(
+                subject=wanted["subject"], task=wanted["task"], max_events=200, newest_first=True
+            ).on(conn)
+    error = error_view(found["error"]) if found and found["error"] else None
+    return view.render(
+        "subject.html",
+        status=200 if found or events else 404,
+        one=found,
+        task=task,
+        name=name,
+        events=events_of(events),
+        error=error,
+    )
+
+
+def _subject(act: Act) -> tuple[str, str]:
+    task, name = text_of("task", act.form("task")), text_of("name", (act.visit.form.get("name") or [""])[0])
+    if not task or not name:
+        raise InvalidArgument("The form names no subject.")
+    return task, name
+
+
+@pages.action("/subject/forget")
+async def forget(act: Act) -> str:
+    """Let its name be free: the next push makes a new one."""
+    task, name = _subject(act)
+    became = await run(act.conn, calls.forget(task, name))
+    if became != "forgotten":
+        act.nothing()
+        return (
+            "It runs, and was left alone: cancel its job first." if became == "active" else "There is no such subject."
+        )
+    await act.audit("subject.forget", {"task": task, "subject": name}, {"forgotten": True})
+    act.go("/subjects")
+    return "The subject is forgotten: the next push makes a new one."
+
+
+@pages.action("/subject/move")
+async def move(act: Act) -> str:
+    """Let a planned one run at another time."""
+    task, name = _subject(act)
+    run_at = _run_at(act.form("run_at"))
+    became = await run(act.conn, calls.move(task, name, run_at))
+    if became != "moved":
+        act.nothing()
+        return {
+            "unknown": "There is no such subject.", "pending": "It is in line already: it runs as soon as a worker takes it.",
+        }.get(became, f"It is {became}: only a planned one can be moved.")  # fmt: skip
+    await act.audit("subject.move", {"task": task, "subject": name, "run_at": run_at.isoformat()}, {"moved": True})
+    return f"It runs at {run_at:%Y-%m-%d %H:%M:%S} UTC."
+
+
+def _run_at(text: str) -> datetime:
+    """At once, in so long, or at an instant."""
+    try:
+        if not text or not (text[:4].isdecimal() and text[4:5] == "-"):
+            return datetime.now(UTC) + (
+                parse_duration(text.removeprefix("in "), option="run_at") if text else timedelta()
+            )
+        at = datetime.fromisoformat(text)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        said = f"{text[:60]!r} is no time: write in how long, like 2 hours, or 2026-01-31T09:00Z"
+        raise InvalidArgument(said) from None
+
+
+async def _job_of(act: Act, task: str, name: str) -> int:
+    found = await run(act.conn, calls.get(task, name))
+    if found is None:
+        raise InvalidArgument("There is no such subject.")
+    return found.job_id
+
+
+@pages.action("/subject/retry")
+async def retry(act: Act) -> str:
+    """Give one that is dead or was killed another attempt: it lives again."""
+    task, name = _subject(act)
+    job = await _job_of(act, task, name)
+    attempt = await act.app.retry(job).on(act.conn)
+    await act.audit("subject.retry", {"task": task, "subject": name, "job": job}, {"attempt": attempt})
+    return "It lives again, and runs at once."
+
+
+@pages.action("/subject/cancel")
+async def cancel(act: Act) -> str:
+    """Cancel its job: there is no such subject then, until it is pushed anew."""
+    task, name = _subject(act)
+    job, reason = await _job_of(act, task, name), reason_of(act)
+    state = await act.app.cancel(job, reason).on(act.conn)
+    if state not in ("cancelled", "cancelling"):
+        act.nothing()
+        return f"Its job is {state} already: nothing was changed."
+    target = {"task": task, "subject": name, "job": job} | ({"reason": reason} if reason else {})
+    await act.audit("subject.cancel", target, {"state": state})
+    return "Its job is cancelled." if state == "cancelled" else "Its job runs: its worker is told to stop it."

@@ -1,0 +1,102 @@
+"""Workers: those that live and those that ended last, live; one with what it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from tallybook._db import top
+from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.view import Pages, View
+
+if TYPE_CHECKING:
+    from tallybook.extra.dashboard.site import Site
+
+__all__ = ["pages", "topics"]
+
+pages = Pages()
+
+_MOST = 200
+_ENDED = 50
+_RUNS = 500
+# One that has been stopped was seen at -infinity, so that the others take what it left at once.
+_COLUMNS = """\
+w.id, w.name, w.queues, cardinality(w.tasks) as tasks, w.lease, w.started_at,
+nullif(w.seen_at, '-infinity') as seen_at, w.gone_at, w.ended_at, w.slots, w.version,
+extract(epoch from w.lag)::float8 as lag, w.memory, w.ended_at is null and w.seen_at < clock_timestamp() - w.lease as silent"""
+_ALIVE = f"select {_COLUMNS} from tallybook.workers as w where w.ended_at is null order by w.id limit %s"  # noqa: S608
+_OVER = f"select {_COLUMNS} from tallybook.workers as w where w.ended_at is not null order by w.id desc limit %s"  # noqa: S608
+_ONE = f"select {_COLUMNS}, w.tasks as names from tallybook.workers as w where w.id = %s"  # noqa: S608
+_RUNNING = """\
+select r.job_id, r.attempt, r.queue, r.task, r.started_at from tallybook.running(max_jobs => %s, of_worker => %s) as r"""
+
+
+class Workers:
+    """What the poller keeps from one look to the next."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._runs: top.Runs | None = None
+
+    async def read(self, conn: Conn) -> dict[str, Any]:
+        """How they stand at this moment."""
+        alive = await rows(conn, _ALIVE, _MOST + 1)
+        ended = await rows(conn, _OVER, _ENDED)
+        self._runs = await top.runs_async(conn, self._runs)
+        return {"workers": [with_slots(one) for one in alive[:_MOST]], "more": len(alive) > _MOST, "ended": ended,
+                "runs": self._runs.of_workers}  # fmt: skip
+
+    async def fragment(self, conn: Conn, _: str) -> str:
+        """The live part of the page."""
+        return self._site.fragment("workers_live.html", **await self.read(conn))
+
+
+def with_slots(one: dict[str, Any]) -> dict[str, Any]:
+    """Its slots by queue; None where it does not say them."""
+    slots = one["slots"]
+    return one | {
+        "by_queue": list(zip(one["queues"], slots or [None] * len(one["queues"]), strict=False)),
+        "total": None if slots is None else sum(slots),
+    }
+
+
+def topics(site: Site) -> None:
+    """What these pages show live."""
+    site.live.topic("workers", Workers(site).fragment, single=True)
+
+    async def one(conn: Conn, number: str) -> str | None:
+        found = await _worker(conn, number)
+        return None if found is None else site.fragment("worker_live.html", **found)
+
+    site.live.topic("worker", one)
+
+
+@pages.page("/workers")
+async def workers(view: View) -> Response:
+    """All that live, and the last that ended."""
+    async with view.read() as conn:
+        found = await Workers(view.site).read(conn)
+    return view.render("workers.html", **found)
+
+
+@pages.page("/worker")
+async def worker(view: View) -> Response:
+    """One worker."""
+    async with view.read() as conn:
+        found = await _worker(conn, view.asked("id"))
+    if found is None:
+        message = f"There is no worker {view.asked('id')[:20]!r}."
+        return view.render("error.html", status=404, title="Not this way", message=message, hint=None)
+    return view.render("worker.html", **found)
+
+
+async def _worker(conn: Conn, number: str) -> dict[str, Any] | None:
+    if not (number.isascii() and number.isdecimal() and len(number) < 10):
+        return None
+    found = await rows(conn, _ONE, int(number))
+    if not found:
+        return None
+    runs = await rows(conn, _RUNNING, _RUNS, int(number)) if found[0]["ended_at"] is None else []
+    return {"worker": with_slots(found[0]), "runs": runs, "most": _RUNS}

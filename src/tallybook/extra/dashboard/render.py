@@ -1,0 +1,119 @@
+"""Templates, and what they call: times, durations and numbers for people. Everything is escaped, always."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from tallybook._db.calls import instant as of_json
+from tallybook._model.durations import format_duration
+from tallybook.extra.dashboard.redact import redact, shown
+
+__all__ = ["environment", "plain_duration"]
+
+
+def environment() -> Environment:
+    """The templates of the dashboard. A name that a template does not get is an error, not an empty place."""
+    env = Environment(
+        loader=PackageLoader("tallybook.extra.dashboard", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    env.filters |= {
+        "when": when, "duration": duration, "number": number, "compact": compact, "shown": shown, "redact": redact, "query": query,
+        "rate": rate, "plain_duration": plain_duration, "moment": moment, "instant": instant, "size": size,
+    }  # fmt: skip
+    env.globals |= {"clock": lambda: datetime.now(UTC)}
+    return env
+
+
+def moment(text: str | datetime | None) -> datetime | None:
+    """A time as JSON has it."""
+    return of_json(text) if isinstance(text, str) else text
+
+
+def instant(text: object) -> datetime | None:
+    """A time out of JSON that anybody may have written; None for what is none."""
+    try:
+        at = datetime.fromisoformat(text) if isinstance(text, str) else None
+        return None if at is None else (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def when(at: datetime | None, empty: str = "–") -> Markup:
+    """A moment: the exact time on hover and for machines, and a text that the page keeps up to date."""
+    if at is None:
+        return escape(empty)
+    utc = at.astimezone(UTC)
+    return Markup('<time datetime="{}" title="{} UTC">{} UTC</time>').format(
+        utc.isoformat(), utc.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3], utc.strftime("%Y-%m-%d %H:%M:%S")
+    )
+
+
+def duration(value: timedelta | float | int | None, empty: str = "–") -> str:
+    """A duration as people say it: 350 ms, 2.5 s, 4 min 10 s, 3 h 20 min, 5 d 2 h. A number is seconds."""
+    if value is None:
+        return empty
+    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if seconds < 1:
+        return f"{sign}{seconds * 1000:.3g} ms" if seconds else "0 s"
+    if seconds < 60:
+        return f"{sign}{seconds:.3g} s"
+    whole = round(seconds)
+    for size, name, smaller, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{sign}{whole // size:,} {name}" + (f" {rest} {small}" if rest else "")
+    return f"{sign}{whole} s"
+
+
+def number(value: float | int | None, empty: str = "–") -> str:
+    """A number with a thin grouping of its thousands."""
+    if value is None:
+        return empty
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def compact(value: float | int | None) -> str:
+    """A number that must be short: 950, 12.3 k, 4.5 M."""
+    if value is None:
+        return "–"
+    for size, name in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1000 if name == 'k' else size):.3g} {name}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def size(value: int | None) -> str:
+    """Bytes for people: 90 MiB."""
+    if value is None:
+        return "–"
+    return f"{value / 2**20:,.0f} MiB" if value < 2**30 else f"{value / 2**30:,.1f} GiB"
+
+
+def rate(value: float | None) -> str:
+    """So many a second, or a minute where that says more."""
+    if value is None:
+        return "–"
+    if value == 0:
+        return "0/s"
+    return f"{compact(value)}/s" if value >= 1 else f"{value * 60:.3g}/min"
+
+
+def query(values: dict[str, Any], **changed: Any) -> str:
+    """The query string of these filters, with some changed; None and empty ones are left out."""
+    both = {**values, **changed}
+    return urlencode({key: value for key, value in both.items() if value not in (None, "", [], ())}, doseq=True)
+
+
+def plain_duration(value: timedelta | None) -> str:
+    """A duration as a form takes it: in PostgreSQL's words."""
+    return "" if value is None else format_duration(value)

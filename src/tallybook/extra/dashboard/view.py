@@ -1,0 +1,205 @@
+"""What a page is given: reading, answering, and one way to change something, with its row in the audit."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlencode
+
+import psycopg
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from tallybook._db import audit
+from tallybook._db.verb import run
+from tallybook.errors import TallybookError
+from tallybook.extra.dashboard.database import IN_THE_WAY, READ_TIMEOUT, Conn
+from tallybook.extra.dashboard.gate import Visit
+
+if TYPE_CHECKING:
+    from tallybook._app import App
+    from tallybook.extra.dashboard.site import Site
+
+__all__ = ["Act", "Pages", "View", "is_inside"]
+
+
+class View:
+    """One request for a page."""
+
+    def __init__(self, request: Request, site: Site) -> None:
+        self.request = request
+        self.site = site
+        self.app: App = site.app
+        self.visit: Visit = request.scope["tallybook"]
+        self.path: dict[str, Any] = request.path_params
+
+    @property
+    def user(self) -> str:
+        """The name of who looks."""
+        return self.visit.user.name if self.visit.user else ""
+
+    @property
+    def may_operate(self) -> bool:
+        """Whether the page shows what changes something."""
+        return bool(self.visit.user and self.visit.user.operate)
+
+    def read(self, timeout: str = READ_TIMEOUT) -> AbstractAsyncContextManager[Conn]:
+        """A connection that reads, all under one snapshot; it gives up after `timeout`."""
+        return self.site.database.read(timeout)
+
+    def asked(self, name: str, default: str = "") -> str:
+        """A parameter of the query, without blanks around it."""
+        return self.request.query_params.get(name, default).strip()
+
+    def asked_all(self, name: str) -> list[str]:
+        """All values of a parameter that can be given several times."""
+        return [value.strip() for value in self.request.query_params.getlist(name) if value.strip()]
+
+    def url(self, path: str, **query: Any) -> str:
+        """The address of a page, below where the dashboard is mounted; None and empty parameters are left out."""
+        said = {key: value for key, value in query.items() if value not in (None, "", [])}
+        return f"{self.visit.root}{path}" + (f"?{urlencode(said, doseq=True)}" if said else "")
+
+    def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+        """A page."""
+        return HTMLResponse(self.text(template, **values), status)
+
+    def text(self, template: str, **values: Any) -> str:
+        """The text of a template."""
+        notice = self.visit.session.pop("notice") if self.visit.session.get("notice") else None
+        return self.site.env.get_template(template).render(
+            url=self.url, root=self.visit.root, path=self.request.url.path.removeprefix(self.visit.root), user=self.user,
+            may_operate=self.may_operate, token=self.visit.session.token, notice=self.visit.notice or notice, site=self.site,
+            here=self.here, **values,
+        )  # fmt: skip
+
+    @property
+    def here(self) -> str:
+        """The address of this page, without the host."""
+        query = self.request.url.query
+        path = self.request.url.path
+        return f"{path}?{query}" if query else path
+
+
+class Act(View):
+    """One request that changes something: in one transaction, which carries its row of the audit."""
+
+    conn: Conn
+    """Inside the transaction."""
+    _audited = False
+    _next: str | None = None
+
+    @asynccontextmanager
+    async def step(self) -> AsyncIterator[Conn]:
+        """One transaction, which has to put on record what it does."""
+        async with self.site.database.act(self.request.url.path.removeprefix(self.visit.root)) as conn:
+            self.conn, self._audited = conn, False
+            yield conn
+            if not self._audited:
+                raise RuntimeError(f"{self.request.url.path} changed something without a word to the audit")
+
+    def form(self, name: str, default: str = "") -> str:
+        """A field of the form, without blanks around it."""
+        return (self.visit.form.get(name) or [default])[0].strip()
+
+    def form_all(self, name: str) -> list[str]:
+        """All values of a field that can be given several times."""
+        return self.visit.form.get(name, [])
+
+    def form_ids(self, name: str = "job") -> list[int]:
+        """Ids of jobs out of a form, at most 1,000. TallybookError for anything else."""
+        try:
+            found = [int(one) for one in dict.fromkeys(self.form_all(name)) if one.isdecimal() and len(one) < 19]
+        except ValueError:
+            found = []
+        return found[:1000]
+
+    async def audit(
+        self, action: str, target: dict[str, Any], done: dict[str, Any] | None = None, *, changed: bool | str = True
+    ) -> None:
+        """Put on record what was meant and what became of it. Never args, never secrets. Every action says it once.
+
+        `changed` is what its function has answered: where that is False, or "unchanged", there is nothing to put on record.
+        """
+        self._audited = True
+        if changed in (False, "unchanged"):
+            return
+        await run(self.conn, audit.add(self.user, "web", action, target, done or {}))
+
+    def go(self, path: str, **query: Any) -> None:
+        """Where to go afterwards, in place of where the form was."""
+        self._next = self.url(path, **query)
+
+    def nothing(self) -> None:
+        """Say that nothing was changed, so that there is nothing to put on record."""
+        self._audited = True
+
+    def after(self) -> str:
+        """Where to go on: only to a page of this dashboard."""
+        if self._next is not None:
+            return self._next
+        back = self.form("back")
+        return back if is_inside(back, self.visit.root) else self.url("/")
+
+
+def is_inside(address: str, root: str) -> bool:
+    """Whether an address that somebody has sent along is one of a page of this dashboard."""
+    path = unquote(address.partition("?")[0])
+    if not address.startswith(f"{root}/") or path.startswith("//") or "\\" in path or not address.isprintable():
+        return False
+    return not {".", ".."} & set(path.split("/"))
+
+
+_TOLD = (
+    psycopg.DataError,
+    psycopg.errors.QueryCanceled,
+    *IN_THE_WAY,
+    psycopg.errors.InsufficientPrivilege,
+)
+"""Errors of the database that somebody who acts is told where the form was."""
+Page = Callable[[View], Awaitable[Response]]
+Action = Callable[[Act], Awaitable[str]]
+
+
+class Pages:
+    """The pages and actions of one noun; `site.py` puts all of them together."""
+
+    def __init__(self) -> None:
+        self.routes: list[Route] = []
+
+    def page(self, path: str) -> Callable[[Page], Page]:
+        """A page that is only read: GET."""
+
+        def add(fn: Page) -> Page:
+            async def endpoint(request: Request) -> Response:
+                return await fn(View(request, request.app.state.site))
+
+            self.routes.append(Route(path, endpoint, methods=["GET"], name=fn.__name__))
+            return fn
+
+        return add
+
+    def action(self, path: str, *, steps: bool = False) -> Callable[[Action], Action]:
+        """What changes something: POST of a form. The function returns what to tell the person; it runs in one
+        transaction, or, with `steps`, in those that it begins itself by `act.step()`. An error of ours leaves nothing of the
+        transaction that it ended, and is told in the same place.
+        """
+
+        def add(fn: Action) -> Action:
+            async def endpoint(request: Request) -> Response:
+                act = Act(request, request.app.state.site)
+                try:
+                    async with nullcontext() if steps else act.step():
+                        said = await fn(act)
+                    kind = "done"
+                except (TallybookError, *_TOLD) as error:
+                    said, kind = act.site.explain(error)[1], "problem"
+                act.visit.session["notice"] = (kind, said[:500])
+                return RedirectResponse(act.after(), 303)
+
+            self.routes.append(Route(path, endpoint, methods=["POST"], name=fn.__name__))
+            return fn
+
+        return add

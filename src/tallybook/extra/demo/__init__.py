@@ -1,0 +1,98 @@
+"""`tallybook demo`: the main job, for real, in less than a minute, with faults on purpose.
+
+Form submissions are saved in a business table, each with its webhook delivery in the same transaction; two worker processes
+deliver them over HTTP to a receiver that fails some; one worker is killed with SIGKILL in the middle. Start reading at
+app.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+__all__ = ["run"]
+
+
+class _Interrupted(BaseException):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def run(input: Path | None = None, *, plain: bool | None = None) -> int:  # noqa: A002 - it is the option's name
+    """Run the demo to its end and return its exit status; its last line on standard output has the figures.
+
+    input  a CSV file with a header; None: the environment's DEMO_INPUT, or the 2,400 submissions that come along
+    plain  True: lines instead of the live display; None: lines unless standard output is a terminal
+    0: nothing was lost and all counts agree. 1: they do not, or it could not run. 2: the input is no good.
+    128 + n: stopped by signal n. What is wrong is said on standard error.
+    """
+    from tallybook.errors import TallybookError
+    from tallybook.extra.demo import rows
+
+    given = input or (Path(os.environ["DEMO_INPUT"]) if os.environ.get("DEMO_INPUT") else None)
+    try:
+        taken = rows.read(given or rows.SHIPPED)
+    except rows.InputError as error:
+        return _fail(2, str(error))
+    try:
+        with _interruptible():
+            return _play(taken, plain)
+    except _Interrupted as stopped:
+        return _fail(
+            128 + stopped.number, f"stopped by {signal.Signals(stopped.number).name}, everything is taken down"
+        )
+    except BrokenPipeError:  # nobody reads on, as in `make demo | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except TallybookError as error:
+        return _fail(1, str(error))
+
+
+def _play(taken: list[dict[str, str]], plain: bool | None) -> int:
+    from tallybook.extra.demo import rows, stage
+    from tallybook.extra.demo.display import chosen
+
+    with chosen(plain) as display:
+        if len(taken) == rows.MOST:
+            display.event(f"taking the first {rows.MOST} rows, so that this ends within a minute")
+        outcome = stage.play(taken, display)
+    print("\n".join(stage.summary(outcome)))
+    problems = outcome.figures.problems
+    for problem in problems:
+        print(f"demo: error: {problem}", file=sys.stderr)
+    print(outcome.figures.line, flush=True)
+    return 1 if problems else 0
+
+
+def _fail(status: int, text: str) -> int:
+    print(f"demo: error: {text}", file=sys.stderr, flush=True)
+    return status
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Signals are raised, once: the second Ctrl-C must not leave half of it standing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)
+        raise _Interrupted(number)
+
+    before = {number: signal.signal(number, interrupt) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

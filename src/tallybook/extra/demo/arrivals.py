@@ -1,0 +1,80 @@
+"""The submissions arrive: a few threads, as a web application has, each saves one after the other when its time has come.
+
+At a pace, because a queue that is filled at once measures a backlog and not how soon a job is picked up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import psycopg
+
+from tallybook.extra.demo.app import save
+from tallybook.extra.demo.rows import Row
+
+_THREADS = 4
+
+
+class Arrivals:
+    """Saves these rows within `seconds`, each with its job; or, on a slow machine, fewer of them: see `close`."""
+
+    def __init__(self, dsn: str, rows: Sequence[Row], *, seconds: float) -> None:
+        self._dsn = dsn
+        self._rows = rows
+        self._every = seconds / len(rows)
+        self._next = iter(range(len(rows)))
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(_THREADS)]
+        self._started = 0.0
+        self.jobs: list[int] = []
+        """The ids of the jobs that were enqueued and committed."""
+        self.took: list[float] = []
+        """How many seconds each save took, from the begin of the transaction to its commit."""
+        self.error: Exception | None = None
+
+    def start(self) -> None:
+        """The first one arrives now."""
+        self._started = time.monotonic()
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether all have arrived, or were given up."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def close(self) -> None:
+        """Take in no more."""
+        self._stop.set()
+
+    def stop(self) -> None:
+        """No more; returns when none is on its way."""
+        self.close()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(5)
+
+    def _run(self) -> None:
+        try:
+            with psycopg.connect(self._dsn, autocommit=True, application_name="tallybook demo web") as conn:
+                while (row := self._wait_for_one()) is not None:
+                    begun = time.monotonic()
+                    job = save(conn, row)
+                    self.took.append(time.monotonic() - begun)
+                    self.jobs.append(job.id)
+        except Exception as error:
+            self.error = error
+            self._stop.set()
+
+    def _wait_for_one(self) -> Row | None:
+        with self._lock:
+            at = next(self._next, None)
+        if at is None:
+            return None
+        due = self._started + at * self._every
+        if self._stop.wait(max(0.0, due - time.monotonic())):
+            return None
+        return self._rows[at]

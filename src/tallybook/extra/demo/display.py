@@ -1,0 +1,159 @@
+"""What a person sees while the demo runs: a live picture on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, Self
+
+from tallybook.extra.demo.figures import percentile
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass
+class Board:
+    """The state of the demo at one moment."""
+
+    planned: int
+    saved: int = 0
+    delivered: int = 0
+    refused: int = 0
+    """Requests that the receiver answered with a 500."""
+    states: Counter[str] = field(default_factory=Counter)
+    """Of the jobs that are not completed."""
+    workers: dict[str, str] = field(default_factory=dict)
+    """Name to what it is doing."""
+    pickup: Sequence[float] = ()
+    """The last few, in seconds, ordered."""
+
+    @property
+    def latency(self) -> str:
+        """In words."""
+        if not self.pickup:
+            return "-"
+        return f"p50 {percentile(self.pickup, 0.5) * 1000:.1f} ms, p99 {percentile(self.pickup, 0.99) * 1000:.1f} ms"
+
+
+class Display(Protocol):
+    """What the demo tells as it goes."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+    def event(self, text: str) -> None:
+        """Something happened."""
+
+    def show(self, board: Board) -> None:
+        """This is how things stand; called a few times a second."""
+
+
+class Plain:
+    """One line per event and one per second, with the seconds since the start."""
+
+    def __init__(self) -> None:
+        self._started = self._shown = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def event(self, text: str) -> None:
+        """Something happened."""
+        print(f"[{time.monotonic() - self._started:5.1f} s] {text}", flush=True)
+
+    def show(self, board: Board) -> None:
+        """One line, once a second."""
+        if time.monotonic() - self._shown < 1:
+            return
+        self._shown = time.monotonic()
+        self.event(
+            f"{board.saved:6} saved {board.delivered:6} delivered {board.states['running']:4} running"
+            f" {board.states['available']:4} available {board.states['retrying']:4} retrying"
+            f"   {board.refused} refused   pickup {board.latency}"
+        )
+
+
+class Live:
+    """Bars, counts and workers that change in place, under them the last events."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live as RichLive
+
+        self._started = time.monotonic()
+        self._events: list[str] = []
+        self._board: Board | None = None
+        self._live = RichLive(console=Console(), auto_refresh=False, vertical_overflow="visible")
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def event(self, text: str) -> None:
+        """Something happened."""
+        self._events.append(f"[dim]{time.monotonic() - self._started:5.1f} s[/]  {text}")
+        self._draw()
+
+    def show(self, board: Board) -> None:
+        """Draw it anew."""
+        self._board = board
+        self._draw()
+
+    def _draw(self) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
+        events = [Text.from_markup(text) for text in self._events[-12:]]
+        parts: list[RenderableType] = [Text("Tallybook, live", style="bold"), Text()]
+        if self._board:
+            parts += [_bars(self._board), Text(), _counts(self._board), Text()]
+        self._live.update(Group(*parts, *events, Text()), refresh=True)
+
+
+def _bars(board: Board) -> RenderableType:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    bars = (("submissions saved", board.saved, "cyan"), ("webhooks delivered", board.delivered, "green"))
+    for name, done, style in bars:
+        bar = ProgressBar(board.planned, done, width=44, complete_style=style, finished_style=style)
+        table.add_row(name, bar, f"{done} of {board.planned}")
+    return table
+
+
+_WORKERS = {"killed": "red", "works": "green"}
+
+
+def _counts(board: Board) -> RenderableType:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    states = [f"{state} [b]{board.states[state]}[/]" for state in ("available", "running", "retrying")]
+    table.add_row("jobs", "   ".join([*states, f"refused by the receiver [b]{board.refused}[/]"]))
+    table.add_row("pickup", board.latency)
+    workers = [f"{name} [{_WORKERS.get(what, 'yellow')}]{what}[/]" for name, what in board.workers.items()]
+    table.add_row("workers", "   ".join(workers))
+    return table
+
+
+def chosen(plain: bool | None) -> Display:
+    """The live one where a terminal shows it; None leaves the choice to what standard output is."""
+    if plain is None:
+        plain = not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb"
+    if not plain:
+        try:
+            return Live()
+        except ImportError:
+            pass
+    return Plain()

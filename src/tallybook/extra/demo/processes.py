@@ -1,0 +1,180 @@
+"""The demo's processes: started, watched, killed on purpose, and all gone at the end, however that comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import IO, Self
+
+from tallybook.errors import TallybookError
+from tallybook.extra.demo.receiver import SLOW
+
+_SECONDS_TO_STOP = 8.0
+
+
+class ProcessFailed(TallybookError):
+    """A process of the demo ended by itself; the text has the last lines that it wrote."""
+
+
+class Process:
+    """One Python module in a process of its own, in a session of its own: Ctrl-C is for the demo to handle.
+
+    Its standard input is a leash: it ends when we do, even by SIGKILL. Its standard error goes to a nameless file.
+    """
+
+    def __init__(self, name: str, module: str, *args: str, env: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.killed = False
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        # -P: a file named http.py in the current directory is none of our business.
+        self._popen = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
+        assert self._popen.stdin is not None and self._popen.stdout is not None
+        self.stdin, self.stdout = self._popen.stdin, self._popen.stdout
+
+    @property
+    def pid(self) -> int:
+        """Of the operating system."""
+        return self._popen.pid
+
+    def check(self) -> None:
+        """ProcessFailed if it has ended and nobody killed it."""
+        if not self.killed and (code := self._popen.poll()) is not None:
+            raise ProcessFailed(f"{self.name} ended by itself with status {code}", detail=self.last_words() or None)
+
+    def last_words(self) -> str:
+        """The end of what it wrote to standard error."""
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4000))
+        return "\n".join(self._errors.read().decode(errors="replace").splitlines()[-15:])
+
+    def freeze(self) -> None:
+        """Stop it where it is, so that it can be looked at."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to finish, to release anything or to say good-bye."""
+        self.killed = True
+        self._popen.kill()
+        self._popen.wait()
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM, and the end of its leash; returns at once."""
+        if self._popen.poll() is None:
+            self._popen.terminate()
+            self.thaw()
+        self.stdin.close()
+
+    def stop(self, until: float) -> None:
+        """Wait for its end until this instant of time.monotonic(), then make an end of it."""
+        try:
+            self._popen.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+
+    def close(self) -> None:
+        """Let go of its pipes and its file."""
+        for file in (self.stdin, self.stdout, self._errors):
+            file.close()
+
+
+class Processes:
+    """All of them; leaving the block stops what still runs."""
+
+    def __init__(self) -> None:
+        self._all: list[Process] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(*self._all)
+        for process in self._all:
+            process.close()
+
+    def start(self, name: str, module: str, *args: str, env: Mapping[str, str] | None = None) -> Process:
+        """Start one; see Process."""
+        process = Process(name, f"tallybook.demo.{module}", *args, env=env)
+        self._all.append(process)
+        return process
+
+    def check(self) -> None:
+        """ProcessFailed if one of them has ended by itself."""
+        for process in self._all:
+            process.check()
+
+    def stop(self, *processes: Process) -> None:
+        """Ask these to stop, all at once; after some seconds end them."""
+        until = time.monotonic() + _SECONDS_TO_STOP
+        for process in processes:
+            process.ask_to_stop()
+        for process in processes:
+            process.killed = True
+            process.stop(until)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What the receiver wrote down about one request."""
+
+    at: float
+    key: str
+    attempt: int
+    status: int
+    started_at: float
+    sha256: str
+
+    @property
+    def taken(self) -> bool:
+        """Whether the answer was 2xx."""
+        return 200 <= self.status < 300
+
+
+class ReceiverLog:
+    """The receiver's own account of what reached it, read from its standard output as it grows."""
+
+    def __init__(self, process: Process) -> None:
+        self.notes: list[Note] = []
+        self.taken: set[str] = set()
+        port = process.stdout.readline()
+        if not port:
+            process.stop(time.monotonic() + 1)
+            process.check()
+        self.url = f"http://127.0.0.1:{int(port)}/webhook"
+        self._reader = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
+        self._reader.start()
+
+    def _read(self, lines: IO[bytes]) -> None:
+        for line in lines:
+            note = Note(**json.loads(line))
+            self.notes.append(note)
+            if note.taken:
+                self.taken.add(note.key)
+
+    def wait(self) -> None:
+        """Until the receiver has ended and all that it wrote is here."""
+        self._reader.join(5)
+
+
+def start_receiver(processes: Processes, slow: float = SLOW) -> tuple[Process, ReceiverLog]:
+    """The receiver and its log, once it listens."""
+    process = processes.start("the receiver", "receiver", "--slow", f"{slow:.3f}")
+    return process, ReceiverLog(process)

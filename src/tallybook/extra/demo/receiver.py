@@ -1,0 +1,110 @@
+"""The customer's side of the demo: a real HTTP server that takes webhooks, in a process of its own.
+
+It is as unreliable as such servers are, on purpose: some requests get a 500, some answers take long. Which ones follows
+from the key and the attempt alone, so that every run is the same. What it took is on its standard output, one line of JSON
+per request, written before the answer is sent: that is what the demo counts. It ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import ClassVar
+
+FAILING = 0.08
+"""The share of keys whose first attempt gets a 500; a quarter of them fails a second time."""
+SLOW = 0.2
+"""The share of requests that are answered after 30 to 200 ms."""
+
+
+def verdict(key: str, attempt: int, slow: float = SLOW) -> tuple[int, float]:
+    """The status of the answer, and how many seconds it takes."""
+    fate = _draw(key)
+    failures = 0 if fate >= FAILING else 1 if fate >= FAILING / 4 else 2
+    speed = _draw(f"{key}/{attempt}")
+    seconds = 0.03 + 0.17 * speed / slow if speed < slow else 0.0
+    return (500 if attempt <= failures else 200), seconds
+
+
+def _draw(text: str) -> float:
+    """A number in [0, 1) that looks random and depends on the text only."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
+
+
+class Webhook(BaseHTTPRequestHandler):
+    """Takes one webhook per request, many per connection."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    slow: ClassVar[float] = SLOW
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        key, attempt = self.headers.get("Idempotency-Key", ""), int(self.headers.get("Attempt") or 0)
+        status, seconds = verdict(key, attempt, self.slow)
+        try:
+            json.loads(body)
+        except ValueError:
+            status = 400
+        time.sleep(seconds)
+        self._note(key, attempt, status, body)
+        try:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        except OSError:  # the worker was killed in the meantime
+            self.close_connection = True
+
+    def _note(self, key: str, attempt: int, status: int, body: bytes) -> None:
+        note = {
+            "at": time.time(),
+            "key": key,
+            "attempt": attempt,
+            "status": status,
+            "started_at": float(self.headers.get("Started-At") or 0),
+            "sha256": hashlib.sha256(body).hexdigest(),
+        }
+        # One write of less than a pipe's atomic size: lines of several threads do not mix.
+        os.write(sys.stdout.fileno(), json.dumps(note).encode() + b"\n")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
+        """Nothing: the note is the log."""
+
+
+class Receiver(ThreadingHTTPServer):
+    """On a free port of the loopback interface."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def server_bind(self) -> None:
+        """Without HTTPServer's look-up of its own name, which takes seconds where there is no name server."""
+        TCPServer.server_bind(self)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A connection that a killed worker left behind is nothing to report."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+def main() -> None:
+    """Print the port, then take webhooks until standard input ends."""
+    parser = argparse.ArgumentParser(prog="python -m tallybook.extra.demo.receiver")
+    parser.add_argument("--slow", type=float, default=SLOW, help="share of the answers that take 30 to 200 ms")
+    Webhook.slow = parser.parse_args().slow
+    with Receiver(("127.0.0.1", 0), Webhook) as server:
+        os.write(sys.stdout.fileno(), f"{server.server_address[1]}\n".encode())
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        while os.read(0, 1024):
+            pass
+
+
+if __name__ == "__main__":
+    main()

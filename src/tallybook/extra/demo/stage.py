@@ -1,0 +1,308 @@
+"""The course of the demo: a server, a receiver, two workers, a stream of submissions, and a SIGKILL in the middle."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import psycopg
+
+from tallybook._db.migrate import migrate
+from tallybook.embedded import temporary_server
+from tallybook.errors import TallybookError
+from tallybook.extra.demo import app as demo_app
+from tallybook.extra.demo.arrivals import Arrivals
+from tallybook.extra.demo.display import Board, Display
+from tallybook.extra.demo.figures import Figures, measure, percentile
+from tallybook.extra.demo.processes import Process, Processes, start_receiver
+from tallybook.extra.demo.receiver import SLOW
+from tallybook.extra.demo.rows import Row
+
+RATE = 200.0
+"""Submissions a second, unless there are few or very many."""
+SHORTEST, LONGEST = 2.5, 20.0
+"""How many seconds they arrive for."""
+_AT_MOST = 27.0
+"""A machine that is slower than that takes no more of them."""
+_DELIVERED_BY = 40.0
+"""What does not look as if it were delivered by then is not taken in either."""
+_DEADLINE = 48.0
+"""When the demo gives up, whatever is missing."""
+_KILL_AT = 0.4
+_TICK = 0.1
+
+_LOOK = """select id, state, worker, crashes, extract(epoch from enqueued_at)::float8, args ->> 'submission_id'
+             from tallybook.job where id = any(%s::bigint[])"""
+_LIVE = "select count(*) from tallybook.worker where ended_at is null"
+
+QUERIES = (
+    "select state, count(*) from tallybook.job group by state",
+    "select worker, state, count(*) from tallybook.attempt group by worker, state order by worker, state",
+    "select id, attempts, crashes, last_error from tallybook.job where attempts > 1 order by attempts desc, id limit 3",
+)
+"""What a newcomer may try; shown with this run's answers."""
+
+
+class StageError(TallybookError):
+    """The demo cannot go on."""
+
+
+class Seen(NamedTuple):
+    """One row of the view tallybook.job."""
+
+    id: int
+    state: str
+    worker: str | None
+    crashes: int
+    enqueued_at: float
+    submission: str
+
+
+@dataclass
+class Kill:
+    """What is known about the worker that was killed."""
+
+    worker: str
+    at: float
+    held: set[int]
+    rescued: set[int]
+    rescued_after: float = 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the demo ended with."""
+
+    figures: Figures
+    kill: Kill | None
+    saved_after: Sequence[float]
+    """Seconds that each save took, ordered."""
+    answers: Sequence[tuple[str, list[str], list[tuple[Any, ...]]]]
+    """Each of QUERIES with its columns and rows."""
+    refused: int
+
+
+def play(rows: Sequence[Row], display: Display) -> Outcome:
+    """Set up, run, measure, take down. What goes wrong is raised; an interrupt takes it all down as well."""
+    with ExitStack() as stack:
+        display.event("starting an embedded PostgreSQL, which is gone again at the end")
+        server = stack.enter_context(temporary_server(durable=True))
+        dsn = server.create_database("demo")
+        # Never prepared: a plan made while the tables are empty would stay when they are full.
+        conn = stack.enter_context(psycopg.connect(dsn, autocommit=True, prepare_threshold=None))
+        migrate(conn)
+        conn.execute(demo_app.TABLE)
+        display.event(f"PostgreSQL {server.version} is up, the schema tallybook and the table submission are in it")
+        processes = stack.enter_context(Processes())
+        stage = _Stage(conn, dsn, rows, processes, display)
+        stack.callback(stage.arrivals.stop)
+        return stage.run()
+
+
+class _Stage:
+    def __init__(
+        self, conn: psycopg.Connection[Any], dsn: str, rows: Sequence[Row], processes: Processes, display: Display
+    ) -> None:
+        self._conn = conn
+        self._dsn = dsn
+        self._processes = processes
+        self._display = display
+        self._seconds = min(max(len(rows) / RATE, SHORTEST), LONGEST)
+        # Of few submissions hardly any would be under way when the worker is killed: their receiver is slower.
+        rate = len(rows) / self._seconds
+        self._receiver, self._log = start_receiver(processes, min(max(SLOW, 6 / (0.115 * rate)), 0.9))
+        self.arrivals = Arrivals(dsn, rows, seconds=self._seconds)
+        self._board = Board(len(rows))
+        self._workers: dict[str, Process] = {}
+        self._kill: Kill | None = None
+        self._looked_at = 0
+        self._open: dict[int, Seen | None] = {}
+        self._started = 0.0
+        self._starts: dict[str, float] = {}
+        self._notes_read = 0
+        self._pickup: deque[float] = deque(maxlen=500)
+
+    def run(self) -> Outcome:
+        self._started = time.monotonic()
+        deadline = self._started + _DEADLINE
+        self._display.event(f"a receiver listens on {self._log.url}; it fails some on purpose, and some take long")
+        for name in ("worker A", "worker B"):
+            self._start_worker(name)
+        self._wait_for(lambda: self._conn.execute(_LIVE).fetchone() == (2,), "both workers are up", deadline)
+        self._display.event("worker A and worker B are up")
+        rate = self._board.planned / self._seconds
+        self._display.event(f"{self._board.planned} form submissions arrive, {rate:.0f} a second")
+        self.arrivals.start()
+        while not self._over():
+            if time.monotonic() > deadline:
+                self._display.event(f"giving up: not done after {_DEADLINE:.0f} s")
+                break
+            began = time.monotonic()
+            self._tick()
+            # Looking must not become the load: at most a third of the time.
+            time.sleep(max(_TICK, 2 * (time.monotonic() - began)))
+        return self._end()
+
+    def _start_worker(self, name: str) -> None:
+        env = {"TALLYBOOK_DSN": self._dsn, "WEBHOOK_URL": self._log.url}
+        self._workers[name] = self._processes.start(name, "worker", name, env=env)
+        self._board.workers[name] = "starts"
+
+    def _wait_for(self, condition: Callable[[], bool], what: str, deadline: float) -> None:
+        while not condition():
+            self._processes.check()
+            if time.monotonic() > deadline:
+                raise StageError(f"not within {_DEADLINE:.0f} s: {what}")
+            time.sleep(0.05)
+
+    def _over(self) -> bool:
+        return self.arrivals.over and not self._open and self._kill is not None
+
+    def _tick(self) -> None:
+        self._processes.check()
+        if self.arrivals.error:
+            raise self.arrivals.error
+        self._look()
+        self._mind_the_time()
+        if self._kill is None:
+            self._maybe_kill()
+        elif not self._kill.rescued_after:
+            self._follow_rescue(self._kill)
+        self._update_board()
+        self._display.show(self._board)
+
+    def _look(self) -> None:
+        """Read the open jobs by their ids: index look-ups, however long the history is."""
+        over = self.arrivals.over
+        new = self.arrivals.jobs[self._looked_at :]
+        self._looked_at += len(new)
+        self._open.update(dict.fromkeys(new))
+        for row in self._conn.execute(_LOOK, [list(self._open)]).fetchall():
+            seen = Seen(*row)
+            self._starts.setdefault(f"submission-{seen.submission}", seen.enqueued_at)
+            if self._kill and seen.id in self._kill.held and seen.crashes:
+                self._kill.rescued.add(seen.id)
+            if seen.state in ("completed", "cancelled", "dead"):
+                del self._open[seen.id]
+            else:
+                self._open[seen.id] = seen
+        if over and self._looked_at < len(self.arrivals.jobs):
+            self._look()
+
+    def _mind_the_time(self) -> None:
+        """Take in no more than this machine can deliver in time."""
+        gone = time.monotonic() - self._started
+        rate = len(self._log.taken) / max(gone, 0.1)
+        if gone > _AT_MOST or (gone > 10 and len(self._open) > rate * (_DELIVERED_BY - gone)):
+            self.arrivals.close()
+
+    def _held_by(self, worker: str) -> set[int]:
+        return {seen.id for seen in self._open.values() if seen and seen.state == "running" and seen.worker == worker}
+
+    def _maybe_kill(self) -> None:
+        """Kill the worker that holds more jobs, once enough are delivered; be content with fewer as time passes."""
+        share = len(self._log.taken) / self._board.planned
+        if share < _KILL_AT:
+            return
+        wanted = 3 if share < 0.6 else 1
+        nothing_left = self.arrivals.over and not self._open
+        victim = max(self._workers, key=lambda name: len(self._held_by(name)))
+        if len(self._held_by(victim)) < wanted and not nothing_left:
+            return
+        process = self._workers[victim]
+        process.freeze()  # so that what it holds can be counted: what it has sent off is through in a moment
+        time.sleep(0.03)
+        self._look()
+        held = self._held_by(victim)
+        if len(held) < wanted and not nothing_left:
+            process.thaw()
+            return
+        process.kill()
+        self._kill = Kill(victim, time.monotonic(), held, set())
+        self._board.workers[victim] = "killed"
+        self._display.event(f"{victim} is killed with SIGKILL: it holds {_jobs(len(held))}")
+        self._start_worker("worker C")
+        self._display.event("worker C is started in its place")
+
+    def _follow_rescue(self, kill: Kill) -> None:
+        if (kill.held - kill.rescued) & set(self._open):
+            return
+        kill.rescued_after = time.monotonic() - kill.at
+        if kill.rescued:
+            self._display.event(
+                f"{_jobs(len(kill.rescued))} of {kill.worker} rescued after {kill.rescued_after:.1f} s:"
+                " noticed by the others, back in line"
+            )
+
+    def _update_board(self) -> None:
+        board, notes = self._board, self._log.notes
+        board.saved, board.delivered = len(self.arrivals.jobs), len(self._log.taken)
+        for note in notes[self._notes_read :]:
+            self._notes_read += 1
+            board.refused += not note.taken
+            if note.attempt == 1 and note.key in self._starts:
+                self._pickup.append(note.started_at - self._starts[note.key])
+        board.pickup = sorted(self._pickup)
+        board.states.clear()
+        board.states.update(seen.state if seen else "available" for seen in self._open.values())
+        live = {name for (name,) in self._conn.execute("select name from tallybook.worker where ended_at is null")}
+        for name in self._workers:
+            if name in live and board.workers[name] == "starts":
+                board.workers[name] = "works"
+
+    def _end(self) -> Outcome:
+        self.arrivals.stop()
+        self._processes.stop(*(process for process in self._workers.values() if not process.killed))
+        self._processes.stop(self._receiver)
+        self._log.wait()
+        figures = measure(self._conn, self._log.notes)
+        if figures.submissions < self._board.planned:
+            left = self._board.planned - figures.submissions
+            self._display.event(f"this machine is slow: the last {left} submissions were not taken in")
+        answers = []
+        for query in QUERIES:
+            cursor = self._conn.execute(query)
+            answers.append((query, [column.name for column in cursor.description or ()], cursor.fetchall()))
+        self._update_board()
+        self._display.show(self._board)
+        return Outcome(figures, self._kill, sorted(self.arrivals.took), answers, self._board.refused)
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count or 'no'} jobs"
+
+
+def summary(outcome: Outcome) -> list[str]:
+    """What was shown, in words for a newcomer, and what to try."""
+    figures, kill, took = outcome.figures, outcome.kill, outcome.saved_after
+    p50, p99 = percentile(took, 0.5) * 1000, percentile(took, 0.99) * 1000
+    lines = [
+        "",
+        "What you saw",
+        "- Each submission was saved together with its job, in one transaction: both or neither.",
+        f"  That took {p50:.1f} ms (p99 {p99:.1f} ms), whatever the receiver was doing.",
+        f"- The receiver refused {outcome.refused} requests on purpose: each came again after a backoff.",
+    ]
+    if kill and kill.rescued:
+        lines += [
+            f"- {kill.worker} was killed with SIGKILL. The {_jobs(len(kill.rescued))} that it held went to the other"
+            f" workers after {kill.rescued_after:.1f} s.",
+            f"  {figures.duplicates} deliveries reached the receiver twice: it tells them by their idempotency key.",
+        ]
+    lines += ["", "The queue answers to SQL. In this run:"]
+    for query, columns, rows in outcome.answers:
+        lines += ["", f"  {query};", *_table(columns, rows)]
+    return [*lines, "", f"The code is {demo_app.__file__}: a page to read.", ""]
+
+
+def _table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[str]:
+    cells = [list(columns), *([("" if value is None else str(value))[:60] for value in row] for row in rows)]
+    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
+    return [
+        "    " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]

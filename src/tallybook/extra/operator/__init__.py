@@ -1,0 +1,11 @@
+"""The operator API: signed requests over HTTP that look at jobs and steer them.
+
+keys         who may sign, for what        signing   what is signed, and whether it is good
+serve        what becomes of a request     routes    the table of endpoints, one file per noun beside it
+operations   what an endpoint is           fields    what its values are: read and described by one thing
+problems     refusals and their codes      openapi   the document, made of the table
+"""
+
+from tallybook.extra.operator.request import signed_headers
+
+__all__ = ["signed_headers"]

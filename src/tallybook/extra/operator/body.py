@@ -1,0 +1,99 @@
+"""The body of a request: bounded before it is read, hashed before it is parsed, and plain JSON or nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.types import Receive
+
+from tallybook.extra.operator.problems import Problem
+
+__all__ = ["MAX_BYTES", "MAX_DEPTH", "parsed", "read_body"]
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 64
+
+# One that does not end goes up to the end, and nothing is tried in two ways: however a body is made, it is passed over once.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+
+
+class Gone(Exception):
+    """The client has left before its request was complete: there is nobody to answer."""
+
+
+async def read_body(headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> bytes:
+    """All of the body. A Problem for more than 1 MB, which is read no further, and for one that is compressed."""
+    for raw, value in headers:
+        name = raw.lower()
+        if name == b"content-length" and (not value.isdigit() or int(value[:20]) > MAX_BYTES):
+            raise _too_large()
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            raise Problem(415, "media_type", "a compressed body is not read")
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MAX_BYTES:
+            raise _too_large()
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+def _too_large() -> Problem:
+    return Problem(413, "too_large", f"a body has at most {MAX_BYTES} bytes", headers={"Connection": "close"})
+
+
+def parsed(body: bytes, content_types: list[bytes]) -> dict[str, Any]:
+    """The object that the body is; an empty body is an empty object. A Problem for all else."""
+    if not body:
+        return {}
+    if len(content_types) != 1 or not _is_json(content_types[0]):
+        raise Problem(415, "media_type", "a body is sent as Content-Type: application/json")
+    if _is_too_deep(body):
+        raise Problem(400, "malformed", f"the body is nested deeper than {MAX_DEPTH} levels")
+    try:
+        found = json.loads(body.decode(), parse_constant=_no_number, object_pairs_hook=_no_twins)
+    except (ValueError, RecursionError):
+        raise Problem(
+            400, "malformed", "the body is no JSON in UTF-8, has a name twice, or a number that is none"
+        ) from None
+    if not isinstance(found, dict):
+        raise Problem(422, "invalid", "the body is one JSON object")
+    return found
+
+
+def _is_json(value: bytes) -> bool:
+    kind, _, more = value.decode("latin-1").partition(";")
+    return kind.strip().lower() == "application/json" and more.strip().lower() in (
+        "",
+        "charset=utf-8",
+        'charset="utf-8"',
+    )
+
+
+def _is_too_deep(body: bytes) -> bool:
+    depth = 0
+    for bracket in _BRACKET.finditer(_STRING.sub(b"", body)):
+        depth += 1 if bracket[0] in b"[{" else -1
+        if depth > MAX_DEPTH:
+            return True
+    return False
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(word)
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice")
+    return found

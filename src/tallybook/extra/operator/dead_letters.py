@@ -1,0 +1,124 @@
+"""Dead letters: list, retry and drop by filter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tallybook._db import aio, filters
+from tallybook._db.filters import DeadFilter
+from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn
+from tallybook.extra.operator.fields import Choice, Field, Flag, Instant, Name, Object, Text, Whole
+from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
+
+__all__ = ["OPERATIONS"]
+
+_FILTER: tuple[Field, ...] = (
+    Name(name="queue", about="Of this queue.", most=64, example="mail"),
+    Name(name="task", about="Of this task.", most=200, example="send_welcome"),
+    Choice(
+        name="reason", about="Dead for this reason.", words=("failed", "crashed", "expired", "killed"), example="failed"
+    ),
+    Text(
+        name="text", about="In the last error's type or message, in any case.", most=200, example="timeout", admin=True
+    ),
+    Instant(name="since", about="Died then or later.", example="2026-01-31T09:00:00Z"),
+    Instant(name="before", about="Died before.", example="2026-02-01T00:00:00Z"),
+)
+_ARGS = Object(name="args", about="Args that contain these.", example={"user_id": 42}, admin=True)
+_MOST = Whole(
+    name="max_jobs", about="At most so many, oldest first.", least=1, most=10_000, default=10_000, example=1000
+)
+_DRY = Flag(name="dry_run", about="Only say how many there are.", example=False)
+_NAMES = ("queue", "task", "reason", "since", "before")
+
+
+def _which(ask: Ask) -> DeadFilter:
+    given = {name: ask.get(name) for name in (*(field.name for field in _FILTER), "args")}
+    return DeadFilter(**{**given, "queue": ask.queue()})
+
+
+async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
+    call = filters.dead_letters(_which(ask), ask.get("max_jobs", 50))
+    letters = []
+    for letter in await aio.run(conn, call):
+        row = {name: plain(getattr(letter, name)) for name in _LETTER["required"] if name != "error_type"}
+        row["error_type"] = (letter.error or {}).get("type")
+        if ask.admin:
+            row["details"] = {"args": letter.args, "summary": letter.summary, "error": letter.error}
+        letters.append(row)
+    return {"dead_letters": letters}
+
+
+async def _count(ask: Ask, conn: Conn) -> Changed:
+    await conn.execute("select set_config('statement_timeout', %s, true)", (READ_TIMEOUT,))
+    matched = await aio.run(conn, filters.dead_count(_which(ask), ask.get("max_jobs", 10_000)))
+    return Changed({"dry_run": True, "matched": matched})
+
+
+def _target(ask: Ask) -> dict[str, Any]:
+    # Text and args may hold what is nobody's but the job's: that they were given is enough.
+    said = {name: plain(ask[name]) for name in _NAMES if ask.get(name) is not None}
+    said.update({name: True for name in ("text", "args") if ask.get(name) is not None})
+    return {**said, "queue": ask.queue()} if ask.queue() else said
+
+
+async def _retry(ask: Ask, conn: Conn) -> Changed:
+    if ask.get("dry_run"):
+        return await _count(ask, conn)
+    found = await aio.run(conn, filters.retry_dead(_which(ask), ask.get("max_jobs", 10_000)))
+    done = {"retried": found.retried, "refused": found.refused}
+    answer = {"dry_run": False, **done}
+    return Changed(answer, "retry_dead", _target(ask), done) if found.retried else Changed(answer)
+
+
+async def _drop(ask: Ask, conn: Conn) -> Changed:
+    if ask.get("dry_run"):
+        return await _count(ask, conn)
+    dropped = await aio.run(conn, filters.drop_dead_many(_which(ask), ask.get("max_jobs", 10_000)))
+    answer = {"dry_run": False, "dropped": dropped}
+    return Changed(answer, "drop_dead", _target(ask), {"dropped": dropped}) if dropped else Changed(answer)
+
+
+_LETTER = record(
+    job="integer", died_at="instant", queue="string", task="string", reason="string", failures="integer", crashes="integer",
+    attempt="integer", enqueued_at="instant", error_type="string?",
+)  # fmt: skip
+_LETTER["properties"]["details"] = {
+    "type": "object",
+    "description": "Args, summary and the last error; only for keys with the scope admin.",
+}
+
+
+def _counted(**done: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "oneOf": [record(dry_run={"const": False}, **done), record(dry_run={"const": True}, matched="integer")],
+    }
+
+
+OPERATIONS = (
+    Operation(
+        name="list_dead_letters", method="GET", path="/dead-letters", scope="read",
+        about="Dead letters, newest first; on with before = the last one's died_at.",
+        in_query=(*_FILTER, Whole(name="max_jobs", about="At most so many.", least=1, most=1000, default=50, example=50)),
+        codes=("queue",), answer=listed("dead_letters", _LETTER),
+        example={"dead_letters": [{
+            "job": 4711, "died_at": "2026-01-31T09:04:11Z", "queue": "mail", "task": "send_welcome", "reason": "failed",
+            "failures": 5, "crashes": 0, "attempt": 5, "enqueued_at": "2026-01-31T09:00:00Z", "error_type": "TimeoutError",
+        }]},
+        reads=_list,
+    ),
+    Operation(
+        name="retry_dead_letters", method="POST", path="/dead-letters/retry", scope="operate",
+        about="Give every dead letter that matches another attempt; refused: another live job has its unique key.",
+        in_body=(*_FILTER, _ARGS, _MOST, _DRY), codes=("queue",),
+        answer=_counted(retried="integer", refused="integer"), example={"dry_run": False, "retried": 12, "refused": 0},
+        changes=_retry,
+    ),
+    Operation(
+        name="drop_dead_letters", method="POST", path="/dead-letters/drop", scope="operate",
+        about="Throw every dead letter that matches away, for ever.",
+        in_body=(*_FILTER, _ARGS, _MOST, _DRY), codes=("queue",),
+        answer=_counted(dropped="integer"), example={"dry_run": True, "matched": 12}, changes=_drop,
+    ),
+)  # fmt: skip

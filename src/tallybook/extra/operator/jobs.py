@@ -1,0 +1,211 @@
+"""Jobs: one job and why it does not run, enqueue, retry, cancel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tallybook._db import aio, calls
+from tallybook._model.job import JobCall, JobInfo
+from tallybook._model.options import ON_CONFLICT, Options
+from tallybook._model.payload import encode
+from tallybook._model.why import Reason
+from tallybook.errors import InvalidArgument
+from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.operator.fields import Choice, Duration, Instant, Links, Name, Object, Text, Whole
+from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
+from tallybook.extra.operator.problems import Problem
+
+__all__ = ["JOB", "OPERATIONS"]
+
+JOB = Whole(name="job", about="The id of a job.", required=True, least=1, example=4711)
+
+_OPEN = (
+    "id", "queue", "task", "state", "priority", "attempt", "attempts", "failures", "crashes", "max_attempts", "enqueued_at",
+    "run_at", "started_at", "ended_at", "expires_at", "worker_id", "worker", "unserved", "progress",
+)  # fmt: skip
+_DETAILS = (
+    "args", "headers", "result", "reason", "last_error", "errors", "unique_key", "order_key", "summary", "progress_message",
+    "options", "subject", "links",
+)  # fmt: skip
+_DIED = ("failed", "crashed", "expired", "killed")
+
+_JOB = record(
+    id="integer", queue="string", task="string", state="string", priority="integer", attempt="integer", attempts="integer",
+    failures="integer", crashes="integer", max_attempts="integer?", enqueued_at="instant", run_at="instant?",
+    started_at="instant?", ended_at="instant?", expires_at="instant?", worker_id="integer?", worker="string?",
+    unserved="boolean", progress="number?", died_of="string?",
+)  # fmt: skip
+_JOB["properties"]["details"] = {
+    "type": "object",
+    "description": "Args, result, errors and the like; only for keys with the scope admin.",
+}
+_JOB_EXAMPLE = {
+    "id": 4711, "queue": "mail", "task": "send_welcome", "state": "dead", "priority": 2, "attempt": 5, "attempts": 5,
+    "failures": 5, "crashes": 0, "max_attempts": None, "enqueued_at": "2026-01-31T09:00:00Z", "run_at": None,
+    "started_at": "2026-01-31T09:04:10Z", "ended_at": "2026-01-31T09:04:11Z", "expires_at": None, "worker_id": 7,
+    "worker": "web-1", "unserved": False, "progress": None, "died_of": "failed",
+}  # fmt: skip
+
+
+async def _get(ask: Ask, conn: Conn) -> dict[str, Any]:
+    found = await ask.app.get(ask["job"]).on(conn)
+    ask.reach(found.queue)
+    return _shown(found, admin=ask.admin)
+
+
+def _shown(found: JobInfo, *, admin: bool) -> dict[str, Any]:
+    answer = {name: plain(getattr(found, name)) for name in _OPEN}
+    # Why it was cancelled is what somebody has written, so only these words are shown to everybody.
+    answer["died_of"] = found.reason if found.state == "dead" and found.reason in _DIED else None
+    if admin:
+        answer["details"] = {name: plain(getattr(found, name)) for name in _DETAILS}
+    return answer
+
+
+async def _why(ask: Ask, conn: Conn) -> dict[str, Any]:
+    ask.reach((await ask.app.get(ask["job"]).on(conn)).queue)
+    return {"reasons": [_reason(one, admin=ask.admin) for one in await ask.app.jobs.why(ask["job"]).on(conn)]}
+
+
+# The explanations of these have the error's message in them, or what somebody has written.
+_BARE = {
+    "dead": "It is dead: a person can retry it.",
+    "cancelled": "It was cancelled.",
+    "cancel_pending": "It was cancelled, and will not start.",
+    "cancelling": "It was cancelled while it ran: its worker is told.",
+    "retrying": "It has failed, and is tried again when its backoff is over.",
+    "dropped": "It died, and its dead letter was dropped.",
+}
+
+
+def _reason(found: Reason, *, admin: bool) -> dict[str, Any]:
+    answer = {"state": found.state, "reason": found.reason, "explanation": found.explanation}
+    if admin:
+        return {**answer, "details": plain(found.details)}
+    if found.reason in _BARE or {"error", "message"} & set(found.details):
+        answer["explanation"] = _BARE.get(found.reason, f"It is {found.reason}.")
+    return answer
+
+
+_REASON = record(state="string?", reason="string", explanation="string")
+_REASON["properties"]["details"] = {"type": "object", "description": "Only for keys with the scope admin."}
+
+_ENQUEUE = (
+    Name(name="queue", about="Its queue.", required=True, most=64, example="mail"),
+    Name(name="task", about="The task's name.", required=True, most=200, example="send_welcome"),
+    Object(name="args", about="Its args by parameter name.", example={"user_id": 42}),
+    Instant(name="run_at", about="Not before; not together with delay.", example="2030-01-31T09:00:00Z"),
+    Duration(name="delay", about="Not before so long from now.", example="5 min"),
+    Whole(name="priority", about="Lower runs first; 2 unless given.", most=32767, example=2),
+    Whole(name="max_attempts", about="Failures that make it dead.", least=1, most=32767, example=5),
+    Text(name="unique", about="At most one live job of the task has this key.", most=512, example="welcome:42"),
+    Choice(
+        name="on_conflict",
+        about="What becomes of the job that has the unique key; push_run_at without a time: due now.",
+        words=ON_CONFLICT,
+        example="skip",
+    ),
+    Choice(
+        name="unique_while",
+        about="How long a job has its key: until it has ended, or until it starts.",
+        words=("running", "queued"),
+        example="running",
+    ),
+    Text(name="order_key", about="Jobs with one order key run one after the other.", most=512, example="user:42"),
+    Instant(name="expires_at", about="No attempt starts after it.", example="2030-02-28T09:00:00Z"),
+    Object(name="headers", about="Technical companions, up to 8 KB.", example={"trace": "4711"}),
+    Links(name="links", about="Which rows of yours it belongs to: kinds and keys, up to 10.", example={"user": 42}),
+)
+
+
+async def _enqueue(ask: Ask, conn: Conn) -> Changed:
+    ask.reach(ask["queue"])
+    job = await aio.run(conn, calls.enqueue(_described(ask)))
+    on_conflict = ask.get("on_conflict", "skip")
+    if not job.created and on_conflict != "skip" and ask.key.queues is not None:
+        # A unique key is that of a task, so the job that has it, and was changed, may be in any queue.
+        ask.reach((await ask.app.get(job.id).on(conn)).queue)
+    answer = {"job": job.id, "created": job.created}
+    if not job.created and on_conflict == "skip":
+        return Changed(answer)
+    target = {"queue": ask["queue"], "task": ask["task"], "on_conflict": on_conflict}
+    return Changed(answer, "enqueue", target, answer, 201 if job.created else 200)
+
+
+def _described(ask: Ask) -> JobCall:
+    names = (
+        "queue",
+        "run_at",
+        "delay",
+        "priority",
+        "max_attempts",
+        "unique",
+        "on_conflict",
+        "unique_while",
+        "order_key",
+    )
+    given = {name: ask.get(name) for name in (*names, "expires_at")}
+    if given["on_conflict"] == "push_run_at" and given["run_at"] is None and given["delay"] is None:
+        given["delay"] = "0 s"
+    task = ask["task"]
+    headers = dict(ask.get("headers", {}))
+    if "links" in headers:
+        raise Problem(422, "invalid", "links are no header, but a field of their own")
+    if "links" in ask.values:
+        headers["links"] = ask["links"]
+    given["headers"] = encode(headers, task=task, max_bytes=8_000, what="headers") if headers else None
+    return JobCall(task, encode(ask.get("args", {}), task=task), ask.get("unique"), Options().replaced(given))
+
+
+async def _retry(ask: Ask, conn: Conn) -> Changed:
+    if ask.key.queues is not None:
+        ask.reach((await ask.app.get(ask["job"]).on(conn)).queue)
+    try:
+        attempt = await ask.app.retry(ask["job"]).on(conn)
+    except InvalidArgument as error:
+        raise Problem(409, "conflict", str(error).removesuffix(".")) from error
+    answer = {"job": ask["job"], "attempt": attempt}
+    return Changed(answer, "retry", {"job": ask["job"]}, {"attempt": attempt})
+
+
+async def _cancel(ask: Ask, conn: Conn) -> Changed:
+    before = await ask.app.get(ask["job"]).on(conn)
+    ask.reach(before.queue)
+    state = await ask.app.cancel(ask["job"], ask.get("reason")).on(conn)
+    answer = {"job": ask["job"], "state": state}
+    if state not in ("cancelled", "cancelling") or before.state == "cancelled":
+        return Changed(answer)
+    return Changed(answer, "cancel", {"job": ask["job"]}, {"state": state})
+
+
+OPERATIONS = (
+    Operation(
+        name="get_job", method="GET", path="/jobs/{job}", scope="read", about="One job as it is now.",
+        in_path=(JOB,), codes=("unknown", "queue"), answer=_JOB, example=_JOB_EXAMPLE, reads=_get,
+    ),
+    Operation(
+        name="why", method="GET", path="/jobs/{job}/why", scope="read",
+        about="Why a job does not run, or what has become of it.",
+        in_path=(JOB,), codes=("unknown", "queue"), answer=listed("reasons", _REASON),
+        example={"reasons": [{"state": "dead", "reason": "dead", "explanation": "It is dead: a person can retry it."}]},
+        reads=_why,
+    ),
+    Operation(
+        name="enqueue", method="POST", path="/jobs", scope="enqueue", about="Put one job in; 200 where a live job has the key.",
+        in_body=_ENQUEUE, codes=("queue", "conflict"), created=True,
+        answer=record(job="integer", created="boolean"), example={"job": 4712, "created": True}, changes=_enqueue,
+    ),
+    Operation(
+        name="retry_job", method="POST", path="/jobs/{job}/retry", scope="operate",
+        about="Give a dead or cancelled job another attempt, at once.",
+        in_path=(JOB,), codes=("unknown", "queue", "conflict"),
+        answer=record(job="integer", attempt="integer"), example={"job": 4711, "attempt": 6}, changes=_retry,
+    ),
+    Operation(
+        name="cancel_job", method="POST", path="/jobs/{job}/cancel", scope="operate",
+        about="Say that a job shall not run: cancelled, cancelling if it runs, or how it had ended already.",
+        in_path=(JOB,), codes=("unknown", "queue"),
+        in_body=(Text(name="reason", about="Why.", most=500, example="the order was withdrawn"),),
+        answer=record(job="integer", state="string"), example={"job": 4711, "state": "cancelled"}, changes=_cancel,
+    ),
+)  # fmt: skip

@@ -1,0 +1,161 @@
+"""The OpenAPI 3.1 document, made of the table by which requests are served. It holds no secret, so it needs no signature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tallybook.extra.operator.fields import Field
+from tallybook.extra.operator.keys import SCOPES
+from tallybook.extra.operator.operations import Operation
+from tallybook.extra.operator.problems import CODES
+from tallybook.extra.operator.routes import OPERATIONS
+
+__all__ = ["PATH", "document"]
+
+PATH = "/openapi.json"
+
+# Every endpoint that is signed may end so.
+_ALWAYS = ("unsigned", "signature", "late", "early", "scope", "replayed", "too_large", "media_type", "malformed", "invalid",
+           "rights", "failed", "unavailable", "slow")  # fmt: skip
+_SECURITY = {
+    "key": ("Tallybook-Key", "The id of the key."),
+    "timestamp": (
+        "Tallybook-Timestamp",
+        "When it was signed: seconds since 1970, within 300 s of the database's clock.",
+    ),
+    "nonce": ("Tallybook-Nonce", "16 to 128 characters by chance, used once."),
+    "signature": ("Tallybook-Signature", "v1= and the HMAC-SHA256 of the signed text, 64 hexadecimal digits."),
+}
+
+
+def document(prefix: str = "") -> dict[str, Any]:
+    """The document of an API that is mounted under `prefix`."""
+    from tallybook import __version__
+
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Tallybook operator API",
+            "version": __version__,
+            "description": "Every request is signed: docs/operator-api.md says how, from a shell and from Python.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": prefix or "/"}],
+        "security": [{name: [] for name in _SECURITY}],
+        "tags": [{"name": scope, "description": f"Needs the scope {scope}."} for scope in SCOPES],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {
+                name: {"type": "apiKey", "in": "header", "name": header, "description": about}
+                for name, (header, about) in _SECURITY.items()
+            },
+            "schemas": {"Problem": _PROBLEM},
+        },
+    }
+
+
+_PROBLEM = {
+    "type": "object",
+    "description": "RFC 9457. Programs go by code.",
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "code": {"type": "string", "enum": list(CODES)},
+        "detail": {"type": "string"},
+        "hint": {"type": "string"},
+    },
+    "required": ["type", "title", "status", "code", "detail"],
+}
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "operationId": operation.name,
+        "tags": [operation.scope],
+        "summary": operation.about,
+        "parameters": [
+            *(_parameter(field, "path") for field in operation.in_path),
+            *(_parameter(field, "query") for field in operation.in_query),
+        ],
+        "responses": _responses(operation),
+    }
+    if operation.method == "POST":
+        schema = _body(operation.in_body)
+        content: dict[str, Any] = {"schema": schema}
+        if operation.in_body:
+            chosen = (field for field in operation.in_body if field.required or not field.admin)
+            content["example"] = {
+                field.name: field.example for field in chosen if field.name not in ("delay", "expires_at")
+            }
+        required = any(field.required for field in operation.in_body)
+        found["requestBody"] = {"required": required, "content": {"application/json": content}}
+    return found
+
+
+def _parameter(field: Field, place: str) -> dict[str, Any]:
+    return {
+        "name": field.name,
+        "in": place,
+        "required": field.required,
+        "description": _about(field),
+        "schema": field.schema,
+        "example": field.example,
+    }
+
+
+def _about(field: Field) -> str:
+    return f"{field.about} Only with the scope admin." if field.admin else field.about
+
+
+def _body(fields: tuple[Field, ...]) -> dict[str, Any]:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {field.name: {**field.schema, "description": _about(field)} for field in fields},
+        "additionalProperties": False,
+    }
+    if required := [field.name for field in fields if field.required]:
+        schema["required"] = required
+    names = {field.name for field in fields}
+    if {"run_at", "delay"} <= names:
+        schema["not"] = {"required": ["run_at", "delay"]}
+    if {"on_conflict", "unique"} <= names:
+        schema["dependentRequired"] = {"on_conflict": ["unique"], "unique_while": ["unique"]}
+    return schema
+
+
+def _responses(operation: Operation) -> dict[str, Any]:
+    good = {"application/json": {"schema": dict(operation.answer), "example": dict(operation.example)}}
+    found: dict[str, Any] = {"200": {"description": "Done.", "content": good}}
+    if operation.created:
+        found["201"] = {"description": "Put in.", "content": good}
+    always = [code for code in _ALWAYS if operation.method == "POST" or code not in ("malformed", "conflict")]
+    codes = dict.fromkeys((*operation.codes, *always, *(("in_doubt", "read_only") if operation.changes else ())))
+    by_status: dict[int, list[str]] = {}
+    for code in CODES:
+        if code in codes:
+            by_status.setdefault(CODES[code][0], []).append(code)
+    for status, of_status in by_status.items():
+        found[str(status)] = _problem(status, of_status)
+    return found
+
+
+def _problem(status: int, codes: list[str]) -> Mapping[str, Any]:
+    code = codes[0]
+    example = {"type": "about:blank", "title": _title(status), "status": status, "code": code, "detail": CODES[code][1]}
+    return {
+        "description": " ".join(f"{code}: {CODES[code][1]}" for code in codes),
+        "content": {
+            "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example}
+        },
+    }
+
+
+def _title(status: int) -> str:
+    from http import HTTPStatus
+
+    return HTTPStatus(status).phrase

@@ -1,0 +1,95 @@
+"""Queues: list, pause, resume; and the counts of what is in them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from tallybook._db import aio, calls
+from tallybook._model.counting import Counts
+from tallybook._model.queue import QueueInfo
+from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.operator.fields import Name
+from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
+
+__all__ = ["OPERATIONS"]
+
+_QUEUE = Name(name="queue", about="The queue's name.", required=True, most=64, example="mail")
+
+
+async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
+    return {"queues": [plain(one) for one in await ask.app.queues.list().on(conn) if ask.key.reaches(one.name)]}
+
+
+async def _counts(ask: Ask, conn: Conn) -> dict[str, Any]:
+    queue, task = ask.get("queue"), ask.get("task")
+    if queue is not None:
+        ask.reach(queue)
+    found = [
+        plain(one)
+        for one in await ask.app.counts.list().on(conn)
+        if ask.key.reaches(one.queue) and queue in (None, one.queue) and task in (None, one.task)
+    ]
+    return {"counts": found}
+
+
+async def _pause(ask: Ask, conn: Conn) -> Changed:
+    return await _steer(ask, conn, "pause")
+
+
+async def _resume(ask: Ask, conn: Conn) -> Changed:
+    return await _steer(ask, conn, "resume")
+
+
+async def _steer(ask: Ask, conn: Conn, verb: str) -> Changed:
+    ask.reach(ask["queue"])
+    changed = await aio.run(conn, (calls.pause if verb == "pause" else calls.resume)(ask["queue"], ask.key.id))
+    answer = {"queue": ask["queue"], "paused": verb == "pause", "changed": changed}
+    return Changed(answer, verb if changed else None, {"queue": ask["queue"]})
+
+
+_INFO = record(
+    name="string", retention="string", max_attempts="integer?", notify="boolean", paused_at="instant?", paused_by="string?",
+    created_at="instant?", changed_at="instant?", changed_by="string?",
+)  # fmt: skip
+assert _INFO["required"] == [field.name for field in fields(QueueInfo)]
+_COUNT = record(**{field.name: "string" if field.name in ("queue", "task") else "integer" for field in fields(Counts)})
+_STEERED = record(queue="string", paused="boolean", changed="boolean")
+
+OPERATIONS = (
+    Operation(
+        name="list_queues", method="GET", path="/queues", scope="read", about="All queues with their settings.",
+        answer=listed("queues", _INFO),
+        example={"queues": [{
+            "name": "mail", "retention": "default", "max_attempts": None, "notify": False, "paused_at": None,
+            "paused_by": None, "created_at": "2026-01-31T09:00:00Z", "changed_at": None, "changed_by": None,
+        }]},
+        reads=_list,
+    ),
+    Operation(
+        name="counts", method="GET", path="/counts", scope="read",
+        about="How many jobs are in which state, and how many have ever ended how, per queue and task.",
+        in_query=(
+            Name(name="queue", about="Only of this queue.", most=64, example="mail"),
+            Name(name="task", about="Only of this task.", most=200, example="send_welcome"),
+        ),
+        codes=("queue",), answer=listed("counts", _COUNT),
+        example={"counts": [{
+            "queue": "mail", "task": "send_welcome", "scheduled": 0, "retrying": 1, "waiting": 0, "available": 12, "running": 2,
+            "dead": 0, "completed": 4711, "failed": 3, "snoozed": 0, "cancelled": 1, "lost": 0, "moved": 0, "died": 0,
+        }]},
+        reads=_counts,
+    ),
+    Operation(
+        name="pause_queue", method="POST", path="/queues/{queue}/pause", scope="operate",
+        about="Let no more jobs of a queue start, until resume; what runs goes on.",
+        in_path=(_QUEUE,), codes=("unknown", "queue"), answer=_STEERED,
+        example={"queue": "mail", "paused": True, "changed": True}, changes=_pause,
+    ),
+    Operation(
+        name="resume_queue", method="POST", path="/queues/{queue}/resume", scope="operate",
+        about="Let a paused queue run again.",
+        in_path=(_QUEUE,), codes=("unknown", "queue"), answer=_STEERED,
+        example={"queue": "mail", "paused": False, "changed": True}, changes=_resume,
+    ),
+)  # fmt: skip

@@ -1,0 +1,51 @@
+"""The table of endpoints: by it requests are served, the OpenAPI document is written and the docs page is checked."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tallybook.extra.operator import dead_letters, jobs, queues, schedules, workers
+from tallybook.extra.operator.fields import Name
+from tallybook.extra.operator.operations import Operation
+from tallybook.extra.operator.problems import Problem
+
+__all__ = ["OPERATIONS", "found"]
+
+OPERATIONS: tuple[Operation, ...] = (
+    *jobs.OPERATIONS,
+    *dead_letters.OPERATIONS,
+    *queues.OPERATIONS,
+    *schedules.OPERATIONS,
+    *workers.OPERATIONS,
+)
+
+
+def _pattern(operation: Operation) -> re.Pattern[str]:
+    # A name may have a slash, which the server has decoded; what follows a name in a path is fixed, so there is one way to read it.
+    forms = {
+        f"{{{one.name}}}": f"(?P<{one.name}>{'.*' if isinstance(one, Name) else '[^/]+'})" for one in operation.in_path
+    }
+    parts = [forms.get(part) or re.escape(part) for part in re.split(r"(\{\w+\})", operation.path)]
+    return re.compile("".join(parts), re.DOTALL)
+
+
+_PATHS: dict[str, dict[str, Operation]] = {}
+for _one in OPERATIONS:
+    _PATHS.setdefault(_one.path, {})[_one.method] = _one
+# Longer ones first: /jobs/7/why is no job.
+_TABLE = [
+    (_pattern(next(iter(methods.values()))), methods)
+    for _, methods in sorted(_PATHS.items(), key=lambda pair: -len(pair[0].split("/")))
+]
+
+
+def found(method: str, path: str) -> tuple[Operation, dict[str, Any]]:
+    """The operation of a request, and the texts in its path. A Problem (404, 405)."""
+    for pattern, methods in _TABLE:
+        if match := pattern.fullmatch(path):
+            if method not in methods:
+                allowed = {"Allow": ", ".join(sorted(methods))}
+                raise Problem(405, "method", f"{path[:200]} has other methods", headers=allowed)
+            return methods[method], match.groupdict()
+    raise Problem(404, "unknown", "there is no such path", hint="See openapi.json")

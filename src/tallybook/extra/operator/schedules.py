@@ -1,0 +1,95 @@
+"""Schedules: list, run now, pause, resume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tallybook._db import aio, schedules
+from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.operator.fields import Name
+from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
+
+__all__ = ["OPERATIONS"]
+
+_NAME = Name(name="schedule", about="The schedule's name.", required=True, most=200, example="report-de")
+
+_INFO = record(
+    name="string", source="string", app="string?", task="string", queue="string", priority="integer", cron="string?",
+    every="number?", tz="string", missed="string", overlap="boolean", paused_at="instant?", paused_by="string?",
+    tick="instant?", due_at="instant?", last_tick="instant?", last_what="string?", last_job_id="integer?",
+    fired_count="integer", skipped_count="integer", missed_count="integer", failed_count="integer",
+)  # fmt: skip
+
+
+async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
+    found = [one for one in await ask.app.schedules.list().on(conn) if ask.key.reaches(one.queue)]
+    return {"schedules": [{name: plain(getattr(one, name)) for name in _INFO["required"]} for one in found]}
+
+
+async def _reach(ask: Ask, conn: Conn) -> None:
+    found, _ = await aio.run(conn, schedules.show(ask["schedule"]))
+    ask.reach(found.queue)
+
+
+async def _run(ask: Ask, conn: Conn) -> Changed:
+    await _reach(ask, conn)
+    fired = await ask.app.schedules.run(ask["schedule"]).on(conn)
+    # Again, now that nobody else changes it: it may have been given another queue between the two. Nothing is left then.
+    await _reach(ask, conn)
+    done = {"what": fired.what, "job": fired.job_id, "jobs": fired.jobs}
+    answer = {"schedule": ask["schedule"], **done, "reason": fired.reason if ask.admin else None}
+    return Changed(answer, "schedule_run", {"schedule": ask["schedule"]}, done)
+
+
+async def _pause(ask: Ask, conn: Conn) -> Changed:
+    return await _steer(ask, conn, "pause")
+
+
+async def _resume(ask: Ask, conn: Conn) -> Changed:
+    return await _steer(ask, conn, "resume")
+
+
+async def _steer(ask: Ask, conn: Conn, verb: str) -> Changed:
+    await _reach(ask, conn)
+    name = ask["schedule"]
+    changed = await aio.run(conn, schedules.pause(name, ask.key.id) if verb == "pause" else schedules.resume(name))
+    await _reach(ask, conn)
+    answer = {"schedule": name, "paused": verb == "pause", "changed": changed}
+    return Changed(answer, f"schedule_{verb}" if changed else None, {"schedule": name})
+
+
+_STEERED = record(schedule="string", paused="boolean", changed="boolean")
+
+OPERATIONS = (
+    Operation(
+        name="list_schedules", method="GET", path="/schedules", scope="read", about="All schedules; every is in seconds.",
+        answer=listed("schedules", _INFO),
+        example={"schedules": [{
+            "name": "report-de", "source": "code", "app": "shop", "task": "report", "queue": "default", "priority": 2,
+            "cron": "0 6 * * MON-FRI", "every": None, "tz": "Europe/Berlin", "missed": "once", "overlap": False,
+            "paused_at": None, "paused_by": None, "tick": "2026-02-02T05:00:00Z", "due_at": "2026-02-02T05:00:00Z",
+            "last_tick": "2026-01-30T05:00:00Z", "last_what": "enqueued", "last_job_id": 4700, "fired_count": 20,
+            "skipped_count": 0, "missed_count": 0, "failed_count": 0,
+        }]},
+        reads=_list,
+    ),
+    Operation(
+        name="run_schedule", method="POST", path="/schedules/{schedule}/run", scope="operate",
+        about="Fire a schedule now, by the same path as at a tick: enqueued; skipped while the job before has not ended; failed.",
+        in_path=(_NAME,), codes=("unknown", "queue"),
+        answer=record(schedule="string", what="string", job="integer?", jobs="integer?", reason="string?"),
+        example={"schedule": "report-de", "what": "enqueued", "job": 4713, "jobs": 1, "reason": None}, changes=_run,
+    ),
+    Operation(
+        name="pause_schedule", method="POST", path="/schedules/{schedule}/pause", scope="operate",
+        about="Fire no more ticks of a schedule, until resume.",
+        in_path=(_NAME,), codes=("unknown", "queue"), answer=_STEERED,
+        example={"schedule": "report-de", "paused": True, "changed": True}, changes=_pause,
+    ),
+    Operation(
+        name="resume_schedule", method="POST", path="/schedules/{schedule}/resume", scope="operate",
+        about="Fire a schedule's ticks again, from the next one on.",
+        in_path=(_NAME,), codes=("unknown", "queue"), answer=_STEERED,
+        example={"schedule": "report-de", "paused": False, "changed": True}, changes=_resume,
+    ),
+)  # fmt: skip

@@ -1,0 +1,199 @@
+"""The operator API as an ASGI app: what becomes of one request.
+
+1.  The path and the method name an operation, or the answer is 404 or 405: the list of endpoints is no secret.
+2.  Four headers say who has signed. Without them nothing is read.
+3.  The body is read, 1 MB at most, and the signature is compared: 401.
+4.  The key's scope, then the values: 403, 400, 415, 422. The database has not been asked yet, and the same request would be
+    refused in the same way at any time.
+5.  A change: one transaction has the nonce, the action and the audit row. The action is in a savepoint: one that is refused
+    leaves nothing but the used nonce, which commits, so who has caught the request cannot have it done later, when it would
+    not be refused any more. If the server, or the process, dies before the commit, nothing has happened, and the very same
+    request is good again.
+    A reading: the nonce is committed first, then the reading is a transaction that cannot write.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tallybook._app import App
+from tallybook._db import aio, audit
+from tallybook.errors import CommitUnknown, QueueUnavailable
+from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn, Database
+from tallybook.extra.operator import openapi
+from tallybook.extra.operator.body import Gone, parsed, read_body
+from tallybook.extra.operator.fields import read_object, read_path, read_query
+from tallybook.extra.operator.keys import Key, KeyRing, read_keys
+from tallybook.extra.operator.operations import Ask, Changed, Operation
+from tallybook.extra.operator.problems import Problem, problem_of
+from tallybook.extra.operator.routes import found
+from tallybook.extra.operator.signing import Signed, proved, served_path, signed_by
+
+__all__ = ["OperatorApi", "operator_api"]
+
+log = logging.getLogger("tallybook.api")
+
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+def operator_api(
+    app: App,
+    *,
+    keys: str | os.PathLike[str] | Iterable[Key],
+    dsn: str | None = None,
+    max_size: int = 4,
+    read_only: bool = False,
+) -> OperatorApi:
+    """The operator API of `app` as an ASGI app: run it alone, or mount it, like under /api/v1.
+
+    `keys` is a file (see docs/operator-api.md) or a list of Key; each request is signed with one of them. `dsn` is by default the
+    App's; at most `max_size` connections are opened, none before the first request. `read_only` refuses what
+    changes something, whatever the keys may. Raises ConfigError.
+
+        uvicorn.run(operator_api(app, keys="/etc/tallybook/keys.toml"), port=8801)
+    """
+    given = read_keys(keys) if isinstance(keys, str | os.PathLike) else keys
+    return OperatorApi(app, KeyRing(given), Database(app, dsn=dsn, max_size=max_size), read_only=read_only)
+
+
+class OperatorApi:
+    """An ASGI app. `close()` closes its connections where no server does so by the lifespan protocol."""
+
+    def __init__(self, app: App, ring: KeyRing, database: Database, *, read_only: bool = False) -> None:
+        self._app = app
+        self._ring = ring
+        self._database = database
+        self._read_only = read_only
+
+    async def close(self) -> None:
+        """Close its connections; the next request opens them again."""
+        await self._database.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the lifespan of the server that runs it alone."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            try:
+                response = await self._answer(scope, receive)
+            except Gone:
+                return
+            except Exception as error:
+                problem = problem_of(error)
+                log.info("%s: %s %s", problem.status, problem.code, scope["method"])
+                response = problem.response()
+            response.headers.update(_HEADERS)
+            await response(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Response:
+        path = served_path(scope)
+        if path == openapi.PATH:
+            return _document(scope)
+        operation, in_path = found(scope["method"], path)
+        headers = list(scope["headers"])
+        signed = signed_by(headers)
+        body = await read_body(headers, receive)
+        key = proved(signed, self._ring, scope, body)
+        if not key.may(operation.scope):
+            raise Problem(403, "scope", f"this needs the scope {operation.scope}, which the key has not")
+        if self._read_only and operation.changes is not None:
+            raise Problem(403, "read_only", "this server changes nothing: it was started read-only")
+        if operation.whole and key.queues is not None:
+            raise Problem(403, "queue", "this is about all queues, and the key is limited to some")
+        types = [value for name, value in headers if name.lower() == b"content-type"]
+        values = _values(operation, in_path, scope.get("query_string", b""), parsed(body, types))
+        for field in (*operation.in_query, *operation.in_body):
+            if field.admin and field.name in values and "admin" not in key.scopes:
+                raise Problem(
+                    403, "scope", f"{field.name} needs the scope admin: by it args and errors could be guessed"
+                )
+        return await self._serve(operation, Ask(self._app, key, values), signed)
+
+    async def _serve(self, operation: Operation, ask: Ask, signed: Signed) -> Response:
+        if operation.changes is not None:
+            changed = await self._change(operation, ask, signed)
+            return _json(changed.answer, changed.status)
+        assert operation.reads is not None
+        try:
+            async with self._database.act(operation.name, READ_TIMEOUT) as conn:
+                await _fresh(conn, signed)
+        except CommitUnknown as error:  # of a nonce alone
+            raise QueueUnavailable(error.server or "", "the connection was lost") from error
+        async with self._database.read() as conn:
+            return _json(await operation.reads(ask, conn))
+
+    async def _change(self, operation: Operation, ask: Ask, signed: Signed) -> Changed:
+        assert operation.changes is not None
+        changed: Changed | None = None
+        refusal: Exception | None = None
+        try:
+            async with self._database.act(operation.name) as conn:
+                await _fresh(conn, signed)
+                try:
+                    async with conn.transaction():
+                        done = await operation.changes(ask, conn)
+                        if done.action is not None:
+                            row = audit.add(ask.key.id, "api", done.action, done.target, done.done)
+                            await aio.run(conn, row)
+                    changed = done
+                except Exception as error:
+                    if conn.broken or conn.closed:
+                        raise
+                    refusal = error
+        except CommitUnknown as error:
+            if changed is None or changed.action is None:  # nothing but the nonce was to be kept
+                raise QueueUnavailable(error.server or "", "the connection was lost") from error
+            raise
+        if refusal is not None:
+            raise refusal
+        assert changed is not None
+        return changed
+
+
+async def _fresh(conn: Conn, signed: Signed) -> None:
+    """Use the nonce up, by the clock of the database. A Problem for a request that is late, early or replayed."""
+    said = await aio.run(conn, audit.nonce_take(signed.key, signed.nonce, signed.at))
+    if said == "late":
+        raise Problem(401, "late", "this was signed more than 300 s ago, by the clock of the database")
+    if said == "early":
+        raise Problem(401, "early", "this was signed more than 300 s ahead, by the clock of the database")
+    if said != "fresh":
+        raise Problem(409, "replayed", "a request with this nonce was served before", hint="Sign each with a new one")
+
+
+def _values(operation: Operation, in_path: Mapping[str, str], query: bytes, body: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **read_path(operation.in_path, in_path),
+        **read_query(operation.in_query, query),
+        **read_object(operation.in_body, body),
+    }
+
+
+def _document(scope: Scope) -> Response:
+    if scope["method"] != "GET":
+        raise Problem(405, "method", f"{openapi.PATH} has other methods", headers={"Allow": "GET"})
+    return _json(openapi.document(scope.get("root_path", "")))
+
+
+def _json(answer: Mapping[str, Any], status: int = 200) -> Response:
+    text = json.dumps(answer, ensure_ascii=False, allow_nan=False)
+    return Response(text.encode(), status, media_type="application/json")

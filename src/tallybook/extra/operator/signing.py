@@ -1,0 +1,101 @@
+"""Who has signed a request, and whether the signature is good. What is signed: tallybook/_model/operator_text.py."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import quote, unquote
+
+from starlette.types import Scope
+
+from tallybook._model.operator_text import canonical, sign
+from tallybook.extra.operator.keys import ID, Key, KeyRing
+from tallybook.extra.operator.problems import Problem
+
+__all__ = ["HEADERS", "Signed", "proved", "sent_path", "served_path", "signed_by"]
+
+HEADERS = ("tallybook-key", "tallybook-timestamp", "tallybook-nonce", "tallybook-signature")
+_TIMESTAMP = re.compile("[0-9]{1,11}")
+_NONCE = re.compile("[A-Za-z0-9._~+/=-]{16,128}")
+_SIGNATURE = re.compile("v1=[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """What the headers of a request say about who signed it; nothing of it is proved yet."""
+
+    key: str
+    timestamp: str
+    nonce: str
+    signature: str
+
+    @property
+    def at(self) -> datetime:
+        """When it says that it was signed."""
+        return datetime.fromtimestamp(int(self.timestamp), UTC)
+
+
+def signed_by(headers: Iterable[tuple[bytes, bytes]]) -> Signed:
+    """The four headers, each once and well-formed. A Problem (401) otherwise."""
+    found: dict[str, str] = {}
+    for raw, value in headers:
+        name = raw.decode("latin-1").lower()
+        if name in HEADERS:
+            if name in found:
+                raise Problem(401, "unsigned", f"the header {name} is there twice")
+            found[name] = value.decode("latin-1")
+    for name, form in zip(HEADERS, (ID, _TIMESTAMP, _NONCE, _SIGNATURE), strict=True):
+        if name not in found:
+            raise Problem(401, "unsigned", f"there is no header {name}")
+        if not form.fullmatch(found[name]):
+            raise Problem(401, "unsigned", f"the header {name} is not of the form {form.pattern}")
+    return Signed(*(found[name] for name in HEADERS))
+
+
+def served_path(scope: Scope) -> str:
+    """The path below the prefix under which the API is mounted."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "").rstrip("/")
+    if root and (path == root or path.startswith(root + "/")):
+        return path[len(root) :]
+    return path
+
+
+def sent_path(scope: Scope) -> bytes:
+    """The path as the client has sent it, with the prefix under which the API is mounted.
+
+    What is served goes by the decoded path of the scope. A raw path that does not say the same is not what is signed: some
+    host in between has rewritten one of them.
+    """
+    path, root = scope["path"], scope.get("root_path", "")
+    raw = (scope.get("raw_path") or b"").split(b"?", 1)[0]
+    if raw and unquote(raw.decode("latin-1"), "utf-8") in (path, root + path):
+        return raw
+    if root and not path.startswith(root):
+        path = root + path
+    return quote(path, safe="/-._~!$&'()*+,;=:@").encode()
+
+
+def proved(signed: Signed, ring: KeyRing, scope: Scope, body: bytes) -> Key:
+    """The key that has signed this request. A Problem (401) that does not tell an unknown key from a wrong signature."""
+    key, secret = ring.get(signed.key)
+    try:
+        text = canonical(
+            key=signed.key,
+            method=scope["method"],
+            path=sent_path(scope),
+            query=scope.get("query_string", b""),
+            timestamp=signed.timestamp,
+            nonce=signed.nonce,
+            body=body,
+        )
+    except ValueError as error:
+        raise Problem(401, "unsigned", str(error)) from None
+    right = hmac.compare_digest(sign(secret, text).encode(), signed.signature.encode())
+    if key is None or not right:
+        hint = "Compare what you sign with docs/operator-api.md: key, method, path, query, timestamp, nonce, body"
+        raise Problem(401, "signature", "the key is not known, or the signature is not that of this request", hint=hint)
+    return key

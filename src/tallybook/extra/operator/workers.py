@@ -1,0 +1,83 @@
+"""Workers, and the audit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tallybook._db import aio
+from tallybook._db.calls import Call, instant
+from tallybook._db.stored import loads
+from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.operator.fields import Name, Text, Whole
+from tallybook.extra.operator.keys import Key
+from tallybook.extra.operator.operations import Ask, Operation, listed, plain, record
+
+__all__ = ["OPERATIONS"]
+
+_LIVING = """\
+select cast(coalesce(json_agg(w order by w.id), '[]') as text) from (
+  select x.id, x.name, x.queues, x.tasks, x.started_at, nullif(x.seen_at, '-infinity') as seen_at from tallybook.workers as x
+   where x.ended_at is null and (cast(%(queue)s as text) is null or cast(%(queue)s as text) = any (x.queues))
+   order by x.id limit 1000) as w"""
+
+
+async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
+    call = Call("workers", _LIVING, {"queue": ask.queue()}, loads)
+    return {"workers": [_shown(row, ask.key) for row in await aio.run(conn, call)]}
+
+
+def _shown(row: dict[str, Any], key: Key) -> dict[str, Any]:
+    queues = [queue for queue in row["queues"] if key.reaches(queue)]
+    return {
+        **row,
+        "queues": queues,
+        "started_at": plain(instant(row["started_at"])),
+        "seen_at": plain(instant(row["seen_at"])),
+    }
+
+
+async def _audits(ask: Ask, conn: Conn) -> dict[str, Any]:
+    found = await ask.app.audit.list(
+        actor=ask.get("actor"),
+        action=ask.get("action"),
+        before=ask.get("before"),
+        max_rows=ask.get("max_rows", 50),
+    ).on(conn)
+    return {"audits": [plain(row) for row in found]}
+
+
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+_WORKER = record(id="integer", name="string", queues=_TEXTS, tasks=_TEXTS, started_at="instant", seen_at="instant?")
+
+OPERATIONS = (
+    Operation(
+        name="list_workers", method="GET", path="/workers", scope="read", about="The workers that live, up to 1000.",
+        in_query=(Name(name="queue", about="Only those that serve this queue.", most=64, example="mail"),), codes=("queue",),
+        answer=listed("workers", _WORKER),
+        example={"workers": [{
+            "id": 7, "name": "web-1", "queues": ["mail"], "tasks": ["send_welcome"],
+            "started_at": "2026-01-31T08:00:00Z", "seen_at": "2026-01-31T09:04:00Z",
+        }]},
+        reads=_list,
+    ),
+    Operation(
+        name="list_audits", method="GET", path="/audits", scope="admin", whole=True,
+        about="What was changed by the API and by pages, newest first; on with before = the last one's id.",
+        in_query=(
+            Text(name="actor", about="By this user, or this key.", most=200, example="deploy"),
+            Text(name="action", about="This verb.", most=64, example="retry"),
+            Whole(name="before", about="Older than this row.", least=1, example=1000),
+            Whole(name="max_rows", about="At most so many.", least=1, most=1000, default=50, example=50),
+        ),
+        codes=("queue",),
+        answer=listed("audits", record(
+            id="integer", at="instant", actor="string", via="string", action="string",
+            target={"type": "object"}, done={"type": "object"},
+        )),
+        example={"audits": [{
+            "id": 17, "at": "2026-01-31T09:05:00Z", "actor": "deploy", "via": "api", "action": "retry",
+            "target": {"job": 4711}, "done": {"attempt": 6},
+        }]},
+        reads=_audits,
+    ),
+)  # fmt: skip

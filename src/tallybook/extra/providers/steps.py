@@ -1,0 +1,192 @@
+"""What the verbs over providers do, step by step: generators that yield Calls, so that sync and async callers share them.
+
+Decrypting and encrypting is done here, between two statements; what is secret is only ever in a Secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tallybook._db import providers as calls
+from tallybook._db.calls import Call
+from tallybook._db.providers import Stored
+from tallybook._model.keyring import Place, Sealed
+from tallybook._model.options import check_name
+from tallybook._model.provider import Provider
+from tallybook._model.secret import Secret
+from tallybook.errors import ConfigError, SecretError, UnknownProvider
+from tallybook.extra.providers.keys import KeySource
+
+__all__ = ["Rotation", "Steps", "Tested", "drive", "drive_sync"]
+
+T = TypeVar("T")
+Steps = Generator[Call[Any], Any, T]
+
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What a rotation has done. With nothing `left` under other keys than the current one, those can be taken away."""
+
+    key_id: str
+    """The current key."""
+    rotated: int
+    """Secrets that were encrypted anew, previous ones included."""
+    left: dict[str, int]
+    """How many secrets are encrypted with another key, by its id."""
+    problems: tuple[SecretError, ...] = ()
+    """Why those that do not open were left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """Whether one stored secret opens here."""
+
+    provider: str
+    field: str
+    slot: str
+    key_id: str
+    problem: SecretError | None = None
+
+
+def get(name: str, keys: KeySource) -> Steps[Provider]:
+    """One active provider, decrypted."""
+    stored = yield from _known(name)
+    if not stored.active:
+        raise UnknownProvider(name, inactive=True)
+    return _decrypted(stored, keys)
+
+
+def resolve(data_type: str, symbol: str | None, keys: KeySource) -> Steps[Provider | None]:
+    """The provider that the routes say, decrypted; None: none."""
+    stored = yield calls.resolve(data_type, symbol)
+    return None if stored is None else _decrypted(stored, keys)
+
+
+def load(keys: KeySource) -> Steps[dict[str, Provider]]:
+    """All active providers, decrypted."""
+    found: list[Stored] = yield calls.active()
+    return {stored.name: _decrypted(stored, keys) for stored in found}
+
+
+def test(name: str, keys: KeySource) -> Steps[list[Tested]]:
+    """Decrypt every secret of a provider, active or not, and say which of them open."""
+    stored = yield from _known(name)
+    return [
+        Tested(place.provider, place.field, place.slot, sealed.key_id, _problem(place, sealed, keys))
+        for place, sealed in stored.secrets.items()
+    ]
+
+
+def set_secret(name: str, field: str, secret: Secret, keys: KeySource, *, keep_previous: bool) -> Steps[str]:
+    """Set a secret; what it was stays as the previous one, if that is wanted: created, changed or unchanged."""
+    check_field(field)
+    place, before = Place(name, field), Place(name, field, "previous")
+    keyring = keys.keyring()
+    for _ in range(_TRIES):
+        stored = yield from _known(name)
+        was = stored.secrets.get(place)
+        former = None
+        if was is not None and keep_previous:
+            old = keyring.open(place, was)
+            if old == secret:
+                return "unchanged"
+            former = keyring.seal(before, old)
+        if (yield calls.secret_set(place, was, keyring.seal(place, secret), former)):
+            return "created" if was is None else "changed"
+    raise SecretError(name, field, "others change it all the time", hint="Try again")
+
+
+def drop_secret(name: str, field: str, *, previous_only: bool) -> Steps[bool]:
+    """Forget a secret, or only what it was before; False: there was nothing to forget."""
+    yield from _known(name)
+    return bool((yield calls.secret_drop(name, field, "previous" if previous_only else None)))
+
+
+def rotate(keys: KeySource) -> Steps[Rotation]:
+    """Encrypt all secrets with the current key, each in a transaction of its own.
+
+    Passes are made until one finds nothing to do, for what a program with older keys has set meanwhile.
+    """
+    keyring = keys.keyring()
+    if keyring.current is None:
+        raise ConfigError("TALLYBOOK_KEYS", None, "there is no key", hint="`tallybook provider key` prints one")
+    rotated, moved = 0, -1
+    problems: dict[Place, SecretError] = {}
+    while moved:
+        moved, problems = 0, {}
+        after: Place | None = None
+        while batch := (yield calls.under_other_keys(keyring.current, after)):
+            for after, sealed in batch:
+                try:
+                    secret = keyring.open(after, sealed)
+                except SecretError as error:
+                    problems[after] = error
+                    continue
+                if (yield calls.secret_reseal(after, sealed, keyring.seal(after, secret))):
+                    moved += 1
+        rotated += moved
+    in_use: dict[str, int] = yield calls.keys_in_use()
+    left = {key_id: n for key_id, n in in_use.items() if key_id != keyring.current}
+    return Rotation(keyring.current, rotated, left, tuple(problems.values()))
+
+
+def check_field(field: str) -> None:
+    """ConfigError for a text that is no name of a field; it is not shown, since it may be the secret itself."""
+    try:
+        check_name("field", field, 64)
+        fits = "=" not in field
+    except ConfigError:
+        fits = False
+    if not fits:
+        raise ConfigError("field", "(not shown)", "a field has 1 to 64 bytes and no =", hint="Like api_key or password")
+
+
+async def drive(steps: Steps[T], say: Callable[[Call[Any]], Awaitable[Any]]) -> T:
+    """What the steps return, each Call said by `say`."""
+    said = None
+    try:
+        while True:
+            said = await say(steps.send(said))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def drive_sync(steps: Steps[T], say: Callable[[Call[Any]], Any]) -> T:
+    """The same without an event loop."""
+    said = None
+    try:
+        while True:
+            said = say(steps.send(said))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def _known(name: str) -> Steps[Stored]:
+    stored: Stored | None = yield calls.read(name)
+    if stored is None:
+        raise UnknownProvider(name, (yield calls.names()))
+    return stored
+
+
+def _decrypted(stored: Stored, keys: KeySource) -> Provider:
+    secrets: dict[str, Secret] = {}
+    if stored.secrets:  # who has none needs no keys, nor the package cryptography
+        keyring = keys.keyring()
+        opened = {place: keyring.open(place, sealed) for place, sealed in stored.secrets.items()}
+        for place, secret in opened.items():
+            if place.slot == "current":
+                secret.previous = opened.get(Place(place.provider, place.field, "previous"))
+                secrets[place.field] = secret
+    return Provider(stored.name, stored.kind, stored.settings, secrets)
+
+
+def _problem(place: Place, sealed: Sealed, keys: KeySource) -> SecretError | None:
+    try:
+        keys.keyring().open(place, sealed)
+    except SecretError as error:
+        return error
+    return None

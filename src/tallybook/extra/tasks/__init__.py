@@ -1,0 +1,23 @@
+"""Ready-made tasks: `webhook`, `http` and `email`. An app serves those that it includes.
+
+    from tallybook import App
+    from tallybook.extra.tasks import email, http, webhook
+
+    app = App("shop")
+    app.include(webhook, email, http)
+
+    await webhook.enqueue(conn, "acme", {"type": "invoice.paid", "data": {"id": 42}})
+    await webhook.with_(queue="out", delay="5 min").enqueue(conn, "acme", {...})
+
+In SQL: `select tallybook.enqueue('out', 'tallybook.webhook', '{"provider": "acme", "body": {...}}')`. Their args name a
+provider, which has the address and the secrets: none of these is ever in a job. `webhook` and `http` need
+`pip install 'tallybook[webhooks]'` where their jobs run, `email` needs `tallybook[email]`; who only enqueues needs neither.
+"""
+
+from tallybook.extra.tasks._email import email
+from tallybook.extra.tasks._http import http
+from tallybook.extra.tasks._provider import Registry
+from tallybook.extra.tasks._signing import new_signing_secret
+from tallybook.extra.tasks._webhook import webhook
+
+__all__ = ["Registry", "email", "http", "new_signing_secret", "webhook"]

@@ -1,0 +1,159 @@
+"""The task `tallybook.email`: one message by a provider's SMTP server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from contextlib import suppress
+from datetime import timedelta
+from email.headerregistry import Address
+from email.message import EmailMessage
+from email.policy import SMTP as POLICY
+from email.utils import formatdate
+from typing import Any
+
+from tallybook._model.backoff import Exponential
+from tallybook._worker.context import Context
+from tallybook.errors import CallFailed
+from tallybook.extra.tasks._provider import provider_of, text_setting
+from tallybook.extra.tasks._shelf import ready_made
+from tallybook.extra.tasks._smtp import Server
+
+__all__ = ["email"]
+
+_PATIENT = Exponential(timedelta(minutes=1), factor=4, cap=timedelta(hours=6), jitter=True)
+_ADDRESS = re.compile(r"[^\s@<>()\[\],;:\\\"]{1,64}@[^\s@<>()\[\],;:\\\"]{1,255}")
+_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,76}")
+_OURS = {
+    *("from", "to", "cc", "bcc", "sender", "reply-to", "subject", "date", "message-id", "mime-version", "return-path"),
+    *("received", "dkim-signature"),
+}
+_MOST_RECIPIENTS = 100
+
+
+@ready_made("tallybook.email", retry=_PATIENT, max_attempts=8, summary="Mail by {provider}: {subject}")
+async def email(
+    ctx: Context,
+    provider: str,
+    to: str | list[str],
+    subject: str,
+    text: str | None = None,
+    *,
+    html: str | None = None,
+    cc: list[str] | None = None,
+    bcc: list[str] | None = None,
+    reply_to: str | None = None,
+    sender: str | None = None,
+    headers: dict[str, str] | None = None,
+    idempotency_key: str | None = None,
+) -> dict[str, Any]:
+    """Send one message, as text, html or both, to at most 100 recipients.
+
+    Addresses are `ada@example.org` or `Ada <ada@example.org>`. `sender` is the provider's setting `from` unless given. The
+    Message-ID is the same at each attempt, made of the job's id and args, or of `idempotency_key`. A recipient that the
+    server refuses for good is in the result, {"message_id", "accepted", "refused"}; one that it refuses for now is tried
+    again, alone. The job is dead if all are refused for good, and where an argument holds a line break.
+
+        await email.enqueue(conn, "mail", "ada@example.org", "Your invoice", "It is attached to your account.")
+    """
+    who = f"mail by provider {provider!r}"
+    found = await provider_of(ctx, provider)
+    from_ = _address(who, "sender", sender if sender is not None else text_setting(found, "from"))
+    groups = {"to": [to] if isinstance(to, str) else to, "cc": cc or [], "bcc": bcc or []}
+    addresses = {name: [_address(who, name, one) for one in given] for name, given in groups.items()}
+    recipients = list(dict.fromkeys(one.addr_spec for given in addresses.values() for one in given))
+    if not 1 <= len(recipients) <= _MOST_RECIPIENTS:
+        raise _wrong(who, f"it has {len(recipients)} recipients, 1 to {_MOST_RECIPIENTS} are possible")
+    message_id = _message_id(ctx, from_, idempotency_key)
+    message = EmailMessage(policy=POLICY)
+    message["From"] = from_
+    for name in ("to", "cc"):  # never bcc: it is for the envelope alone
+        if addresses[name]:
+            message[name.title()] = addresses[name]
+    if reply_to is not None:
+        message["Reply-To"] = _address(who, "reply_to", reply_to)
+    message["Subject"] = _line(who, "subject", subject)
+    message["Date"] = formatdate()
+    message["Message-ID"] = message_id
+    _add_headers(who, message, headers or {})
+    _add_content(who, message, text, html)
+    return await _deliver(ctx, Server.of(who, found), message, from_.addr_spec, recipients)
+
+
+async def _deliver(
+    ctx: Context, server: Server, message: EmailMessage, sender: str, recipients: list[str]
+) -> dict[str, Any]:
+    """Hand it over for those recipients that no earlier attempt has dealt with."""
+    before = await ctx.get_checkpoint() if ctx.attempt > 1 else None
+    accepted: list[str] = before["accepted"] if before else []
+    refused: dict[str, str] = before["refused"] if before else {}
+    left = [one for one in recipients if one not in accepted and one not in refused]
+    later: dict[str, str] = {}
+    if left:
+        answers = await server.send(message, sender, left)
+        refused = {**refused, **{to: said for to, (code, said) in answers.items() if code >= 500}}
+        later = {to: said for to, (code, said) in answers.items() if code < 500}
+        accepted = [*accepted, *(to for to in left if to not in answers)]
+    if later:
+        if accepted or refused:
+            await ctx.set_checkpoint({"accepted": accepted, "refused": refused})
+        raise server.failed(f"refused for now: {_listed(later)}")
+    if not accepted:
+        raise server.failed(f"refused: {_listed(refused)}", no_retry=True)
+    return {"message_id": message["Message-ID"], "accepted": accepted, "refused": refused}
+
+
+def _listed(answers: dict[str, str]) -> str:
+    return "; ".join(f"{to}: {said}" for to, said in answers.items())[:2000]
+
+
+def _message_id(ctx: Context, sender: Address, key: str | None) -> str:
+    """Another installation's job of the same id has other args: mail servers drop a second message of one id unseen."""
+    seed = key if key is not None else json.dumps([ctx.job_id, ctx.args], sort_keys=True)
+    name = "key" if key is not None else f"job-{ctx.job_id}"
+    domain = sender.domain.encode("ascii", "ignore").decode() or "localhost"
+    return f"<{name}.{hashlib.sha256(seed.encode()).hexdigest()[:24]}@{domain}>"
+
+
+def _address(who: str, what: str, text: object) -> Address:
+    """One address. A second one in it, or another header, would go to whom nobody has named."""
+    line = _line(who, what, text)
+    with suppress(Exception):  # the parser of the library raises whatever its parts raise
+        header: Any = POLICY.header_factory("To", line)
+        if not header.defects and len(header.addresses) == 1 and header.groups[0].display_name is None:
+            found: Address = header.addresses[0]
+            if _ADDRESS.fullmatch(found.addr_spec) and ".." not in found.addr_spec:
+                return found
+    raise _wrong(who, f"{what}: one address is wanted, like ada@example.org or Ada <ada@example.org>")
+
+
+def _line(who: str, what: str, text: object) -> str:
+    """A text that stays in its header."""
+    if not isinstance(text, str) or len(text) > 900 or any(ord(one) < 32 or 127 <= ord(one) < 160 for one in text):
+        raise _wrong(who, f"{what}: a line of at most 900 characters is wanted, without line breaks")
+    if "\u2028" in text or "\u2029" in text:
+        raise _wrong(who, f"{what}: it holds a line break")
+    return text
+
+
+def _add_headers(who: str, message: EmailMessage, headers: dict[str, str]) -> None:
+    for name, value in headers.items():
+        if not _NAME.fullmatch(name) or name.lower() in _OURS or name.lower().startswith(("content-", "resent-")):
+            raise _wrong(who, f"header {name!r} is not for you to set")
+        message[name] = _line(who, f"header {name!r}", value)
+
+
+def _add_content(who: str, message: EmailMessage, text: str | None, html: str | None) -> None:
+    if text is None and html is None:
+        raise _wrong(who, "there is neither text nor html")
+    if text is not None:
+        message.set_content(text)
+        if html is not None:
+            message.add_alternative(html, subtype="html")
+    else:
+        message.set_content(html, subtype="html")
+
+
+def _wrong(who: str, what: str) -> CallFailed:
+    return CallFailed(f"{who}: {what}", no_retry=True)

@@ -1,0 +1,138 @@
+"""A provider's SMTP server, and one message handed to it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass, field
+from email.message import EmailMessage
+from functools import lru_cache
+from typing import Any
+
+from tallybook._model.provider import Provider
+from tallybook._model.secret import Secret
+from tallybook.errors import CallFailed, ConfigError, NotSupported
+from tallybook.extra.tasks._masking import Mask
+from tallybook.extra.tasks._provider import option, seconds, text_setting
+
+__all__ = ["Server"]
+
+_PORTS = {"tls": 465, "starttls": 587, "none": 25}
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a provider's mail goes in; `who` is what errors say."""
+
+    who: str
+    name: str
+    host: str
+    port: int
+    tls: str
+    """`starttls`, `tls` from the first byte, or `none`."""
+    user: str | None
+    password: Secret | None = field(repr=False)
+    ca: str | None = field(repr=False)
+    helo: str
+    timeout: float
+    mask: Mask = field(repr=False)
+
+    @classmethod
+    def of(cls, who: str, provider: Provider) -> Server:
+        """From the provider's settings. ConfigError for a wrong one."""
+        tls = text_setting(provider, "tls", "starttls")
+        if tls not in _PORTS:
+            raise ConfigError(option(provider, "tls"), tls, "is starttls, tls or none")
+        port = provider.settings.get("port", _PORTS[tls])
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65_536:
+            raise ConfigError(option(provider, "port"), port, "is a number up to 65535")
+        password = provider.secrets.get("password")
+        if password is not None and tls == "none":
+            hint = "Leave tls at starttls"
+            raise ConfigError(option(provider, "tls"), tls, "the password would be sent in clear", hint=hint)
+        return cls(
+            who,
+            provider.name,
+            text_setting(provider, "host"),
+            port,
+            tls,
+            None if password is None else text_setting(provider, "user"),
+            password,
+            text_setting(provider, "ca") if "ca" in provider.settings else None,
+            text_setting(provider, "helo", "localhost"),
+            seconds(provider, 30.0),
+            _mask(provider, password),
+        )
+
+    async def send(self, message: EmailMessage, sender: str, recipients: list[str]) -> dict[str, tuple[int, str]]:
+        """Hand it over; what the server says to recipients that it refuses, by address. CallFailed where nothing was taken.
+
+        A refusal of all recipients is returned as well. An answer of 5xx is for good, all else is worth another attempt.
+        """
+        smtp = _library(self.who)
+        client = smtp.SMTP(
+            hostname=self.host,
+            port=self.port,
+            use_tls=self.tls == "tls",
+            start_tls=self.tls == "starttls",
+            tls_context=None if self.tls == "none" else _context(self.ca),
+            username=self.user,
+            password=None if self.password is None else self.password.reveal(),
+            local_hostname=self.helo,
+            timeout=self.timeout,
+        )
+        try:
+            async with asyncio.timeout(self.timeout):
+                await client.connect()
+                answers, _ = await client.send_message(message, sender=sender, recipients=recipients)
+                with suppress(smtp.SMTPException, OSError):  # it has the message; how it says goodbye is all the same
+                    await client.quit()
+        except smtp.SMTPRecipientsRefused as error:
+            return {one.recipient: (one.code, self._said(one)) for one in error.recipients}
+        except smtp.SMTPAuthenticationError as error:  # the job is right, and goes when the provider's password is
+            raise self.failed(self._said(error)) from None
+        except smtp.SMTPResponseException as error:
+            raise self.failed(self._said(error), no_retry=error.code >= 500) from None
+        except ssl.SSLError as error:  # a wrong certificate is a ValueError as well, and it may be corrected
+            raise self.failed(self.mask.text(str(error))) from None
+        except (smtp.SMTPNotSupported, ValueError) as error:
+            raise self.failed(self.mask.text(str(error)), no_retry=True) from None
+        except TimeoutError:
+            raise self.failed(f"it was not done within {self.timeout:g} s") from None
+        except (smtp.SMTPException, OSError) as error:
+            raise self.failed(f"{type(error).__name__}: {self.mask.text(str(error))}") from None
+        finally:
+            client.close()
+        return {to: (answer.code, self._said(answer)) for to, answer in answers.items()}
+
+    def failed(self, what: str, *, no_retry: bool = False) -> CallFailed:
+        """The error of one attempt."""
+        return CallFailed(f"{self.who}: {what}", provider=self.name, no_retry=no_retry)
+
+    def _said(self, answer: Any) -> str:
+        said = " ".join(self.mask.text(str(answer.message)).split())
+        return f"{answer.code} {said[:300]}"
+
+
+def _mask(provider: Provider, password: Secret | None) -> Mask:
+    """Of the login's line, too, which servers quote when they refuse it."""
+    if password is None:
+        return Mask.of(provider)
+    user = text_setting(provider, "user")
+    return Mask.of(provider, f"\0{user}\0{password.reveal()}")
+
+
+@lru_cache(maxsize=32)
+def _context(ca: str | None) -> ssl.SSLContext:
+    """The system's certificate authorities, or only these (PEM). Made once: it reads some hundred certificates."""
+    return ssl.create_default_context(cadata=ca)
+
+
+def _library(who: str) -> Any:
+    try:
+        import aiosmtplib
+    except ModuleNotFoundError as error:
+        hint = "Where its jobs run: pip install 'tallybook[email]'"
+        raise NotSupported(f"{who} without the package {error.name}", hint=hint) from None
+    return aiosmtplib

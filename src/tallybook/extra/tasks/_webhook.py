@@ -1,0 +1,88 @@
+"""The task `tallybook.webhook`: tell an endpoint, signed, until it has heard it."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import timedelta
+from typing import Any
+
+from tallybook._model.backoff import Exponential
+from tallybook._model.provider import Provider
+from tallybook._worker.context import Context
+from tallybook.errors import CallFailed, ConfigError, UnknownProvider
+from tallybook.extra.tasks._outbound import Call, body_of
+from tallybook.extra.tasks._provider import Registry, option, provider_of, registry_of
+from tallybook.extra.tasks._shelf import ready_made
+from tallybook.extra.tasks._signing import signatures
+
+__all__ = ["webhook"]
+
+_MOST = 16_384
+_KEPT = 2_000
+# The signature is over id.timestamp.body, so that a dot in the id would make two messages look alike.
+_ID = re.compile(r"[A-Za-z0-9_:/+=@~-]{1,200}")
+_PATIENT = Exponential(timedelta(seconds=5), factor=4, cap=timedelta(hours=12), jitter=True)
+
+
+@ready_made("tallybook.webhook", retry=_PATIENT, max_attempts=15, summary="Webhook to {provider}")
+async def webhook(
+    ctx: Context,
+    provider: str,
+    body: Any = None,
+    *,
+    text: str | None = None,
+    content_type: str = "application/json",
+    idempotency_key: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Send `body` as JSON, or `text` as it is, by POST to the provider's URL, signed as Standard Webhooks says.
+
+    The provider has the setting `url` and the secret `signing_secret`; its other settings are in docs/webhooks.md. The
+    header webhook-id, the same at each attempt, is `idempotency_key` (letters, digits and _:/+=@~-, at most 200), or made
+    of the job's id. Success is a status of 2xx; the result is {"status", "webhook_id", "answer"}. 410 sets the provider
+    inactive. Redirects are failures; so is an address that is not public, unless the provider allows it.
+
+        await webhook.enqueue(conn, "acme", {"type": "invoice.paid", "data": {"id": 42}})
+    """
+    who = f"webhook to provider {provider!r}"
+    message_id = idempotency_key if idempotency_key is not None else f"job_{ctx.job_id}"
+    if not _ID.fullmatch(message_id):
+        raise CallFailed(f"{who}: idempotency_key is letters, digits and _:/+=@~-, at most 200", no_retry=True)
+    content = body_of(who, body, text, needed=True)
+    assert content is not None
+    found = await provider_of(ctx, provider)
+    call = Call.to_provider(who, found)
+    if (secret := found.secrets.get("signing_secret")) is None:
+        hint = "tallybook.extra.tasks.new_signing_secret() makes one"
+        raise ConfigError(option(found, "signing_secret"), None, "this secret is not there", hint=hint)
+    timestamp = int(time.time())
+    where = option(found, "signing_secret")
+    signed = {
+        "Content-Type": content_type,
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": signatures(secret, message_id=message_id, timestamp=timestamp, body=content, option=where),
+    }
+    answer = await call.make("POST", content, signed, more=headers, most=_MOST, cut=True)
+    if 200 <= answer.status < 300:
+        said = call.mask.text(answer.text()).replace("\0", "\ufffd")[:_KEPT]  # a database keeps no NUL
+        return {"status": answer.status, "webhook_id": message_id, "answer": said}
+    if answer.status == 410:
+        registry = registry_of(ctx)
+        if await _has_moved(registry, found):
+            raise CallFailed(f"{who}: status 410, at a url that the provider has no more", provider=provider)
+        await registry.set(provider, active=False)  # first: who crashes now finds it so the next time
+        ctx.log.warning("provider %r is not active any more: its endpoint answered 410", provider)
+        raise call.refusal(answer, hint="The provider is not active any more: its endpoint is gone")
+    raise call.refusal(answer)
+
+
+async def _has_moved(registry: Registry, called: Provider) -> bool:
+    """Whether it was given another URL since it was read: what is gone is the former one."""
+    registry.forget()
+    try:
+        now = await registry.get(called.name)
+    except UnknownProvider:  # not active any more, which another 410 may have done
+        return False
+    return now.settings.get("url") != called.settings.get("url")
