@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from support.cli import Command
 from tallybook import App, Constant
-from tallybook._cli import cli
+from tallybook._cli import GROUPS, cli
 from tallybook._cli.errors import short
 from tallybook._cli.text import clean, json_safe
 
@@ -43,6 +43,81 @@ def put(dsn: str, *jobs: str) -> list[int]:
     with psycopg.connect(dsn, autocommit=True) as conn:
         rows = [conn.execute(f"select tallybook.enqueue({job})").fetchone() for job in jobs]
     return [row[0] for row in rows if row]
+
+
+def test_the_help_has_four_groups(run: Run) -> None:
+    """The help shows at most 26 commands, each once, under Run, Look, Change and Maintain, in lines of 80 columns."""
+    shown = [str(command.name) for commands in GROUPS.values() for command in commands]
+    assert list(GROUPS) == ["Run", "Look", "Change", "Maintain"]
+    assert sorted(shown) == sorted(cli.commands) and len(shown) <= 26
+    lines = run("--help").output.splitlines()
+    assert [line for line in lines if line.endswith(":") and line[0] != " "] == [
+        "Options:",
+        *(f"{name}:" for name in GROUPS),
+    ]
+    assert not [line for line in lines if len(line) > 80 or (line[0:1] == " " and line.endswith("..."))]
+
+
+def test_dsn_before_and_after_the_command(run: Run, dsn: str, empty_dsn: str) -> None:
+    """--dsn works before and after the command; the one after it wins."""
+    put(dsn, "'mail', 'send'")
+    assert run("--dsn", dsn, "job", "list", to=UNREACHABLE).output == run("job", "list", "--dsn", dsn).output
+    assert run("--dsn", empty_dsn, "job", "list", "--dsn", dsn).exit_code == 0
+    assert run("--dsn", empty_dsn, "job", "list", to=dsn).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["jbo", "list"], "job"),
+        (["job", "lst"], "list"),
+        (["worker", "--concurency", "3"], "--queues default=10"),
+        (["worker", "--proceses", "3"], "--processes"),
+        (["job", "list", "--state", "failed"], "dead or retrying"),
+        (["job", "list", "--state", "runing"], "running"),
+        (["job", "list", "--state", "pending"], "available or scheduled"),
+    ],
+)
+def test_near_misses_get_a_suggestion(run: Run, words: list[str], hint: str) -> None:
+    """A command, an option or a choice that there is not, and what was probably meant."""
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "Did you mean" in result.output and hint in result.output.split("Did you mean", 1)[1]
+
+
+def test_job_show_says_state_and_error_first(run: Run, dsn: str) -> None:
+    """The first lines are the id, the state, and of a dead job its last error."""
+    app = App("shop", dsn=dsn)
+
+    @app.task(max_attempts=1)
+    async def charge() -> None:
+        raise ValueError("card was refused")
+
+    job = charge.enqueue_sync(app)
+    asyncio.run(app.drain())
+    lines = run("job", "show", job.id, to=dsn).output.splitlines()
+    assert [line.split() for line in lines[:2]] == [["id", str(job.id)], ["state", "dead"]]
+    assert (
+        lines[2].split(maxsplit=1) == ["error", "builtins.ValueError: card was refused"]
+        or "card was refused" in lines[2]
+    )
+
+
+def test_max_attempts_is_the_tasks_own_value(run: Run, dsn: str) -> None:
+    """What counts for a job is shown: what was asked for it, else what its task says, else its queue, else 5."""
+    app = App("shop", dsn=dsn)
+
+    @app.task(max_attempts=9)
+    async def charge() -> None: ...
+
+    plain, asked = charge.enqueue_sync(app), charge.with_(max_attempts=2).enqueue_sync(app)
+
+    def shown(job: int) -> int:
+        return int(json.loads(run("job", "show", job, "--json", to=dsn).output)["max_attempts"])
+
+    assert (shown(plain.id), shown(asked.id)) == (5, 2)
+    asyncio.run(app.drain(max_jobs=0))
+    assert (shown(plain.id), shown(asked.id)) == (9, 2)
 
 
 def test_migrate_twice(run: Run, empty_dsn: str) -> None:

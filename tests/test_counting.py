@@ -145,65 +145,65 @@ def test_what_does_not_fit(app: App, db: Connection, call: Any, error: type[Exce
 
 
 def test_queue_counts(run: Run, app: App, dsn: str, db: Connection) -> None:
-    """S3-14, S4-15: `queue counts` shows states, age, ends per second and percentiles, per queue or per task, also as JSON."""
-    assert run("queue", "counts").output == "nothing counted: no job was ever enqueued\n"
+    """S3-14, S4-15: `count list` shows states, age, ends per second and percentiles, per queue or per task, also as JSON."""
+    assert run("count", "list").output == "nothing counted: no job was ever enqueued\n"
     work(app, dsn, db)
     put_in = time.monotonic()
-    titles, *lines = run("queue", "counts").output.splitlines()
+    titles, *lines = run("count", "list").output.splitlines()
     mail, other = (next(line for line in lines if line.split()[0] == name) for name in ("mail", "other"))
     assert titles.split()[:3] == ["queue", "oldest", "scheduled"] and "completed/s" in titles
     assert mail.split()[:7] == ["mail", "0", "1", "0", "0", "0", "0"] and "ms" in mail
     name, age, unit = other.split()[:3]
     assert (name, unit) == ("other", "s") and 0 <= int(age) <= time.monotonic() - put_in + 1
-    rows = {row["queue"]: row for row in json.loads(run("queue", "counts", "--json").output)}
+    rows = {row["queue"]: row for row in json.loads(run("count", "list", "--json").output)}
     assert (rows["mail"]["completed"], rows["mail"]["retrying"], rows["mail"]["completed_per_s"]) == (3, 1, 0.05)
     assert rows["mail"]["took_p95"] > 0 and rows["mail"]["oldest"] is None and rows["other"]["oldest"] >= 0
-    tasks = {row["task"]: row for row in json.loads(run("queue", "counts", "--by-task", "--json").output)}
+    tasks = {row["task"]: row for row in json.loads(run("count", "list", "--by-task", "--json").output)}
     assert (tasks["send"]["completed"], tasks["breaks"]["failed"], tasks["nobody"]["available"]) == (3, 1, 1)
-    assert "breaks" in run("queue", "counts", "--by-task").output
+    assert "breaks" in run("count", "list", "--by-task").output
 
 
 def test_a_round_time_is_shown_as_well(run: Run, db: Connection) -> None:
-    """S3-33: `queue counts` shows a percentile of a whole number of milliseconds like any other."""
+    """S3-33: `count list` shows a percentile of a whole number of milliseconds like any other."""
     put(db)
     db.execute(
         "insert into tallybook.tally (lane_id, n, attempts, what, took, waited, task)"
         " select min(lane_id), 1, 1, 'completed', 28, 24, 't' from tallybook.lane"
     )
     db.execute("select tallybook.fold()")
-    assert run("queue", "counts").output.split()[-8:] == ["64", "ms", "64", "ms", "128", "ms", "128", "ms"]
+    assert run("count", "list").output.split()[-8:] == ["64", "ms", "64", "ms", "128", "ms", "128", "ms"]
 
 
 def test_queue_series(run: Run, app: App, dsn: str, db: Connection) -> None:
-    """S3-33: `queue series` shows a line per step with bars, and all of them as one line to look at; also as JSON."""
+    """S3-33: `count series` shows a line per step with bars, and all of them as one line to look at; also as JSON."""
     work(app, dsn, db)
-    lines = run("queue", "series", "mail", "--since", "3 min").output.splitlines()
+    lines = run("count", "series", "mail", "--since", "3 min").output.splitlines()
     assert lines[0].split()[:3] == ["from", "open", "completed"] and any("█" in line for line in lines[1:-2])
-    minutes = json.loads(run("queue", "series", "mail", "--since", "3 min", "--json").output)
+    minutes = json.loads(run("count", "series", "mail", "--since", "3 min", "--json").output)
     most = max(step["completed"] for step in minutes)  # 3, unless a minute began between two of them
     assert lines[-1].startswith("completed") and lines[-1].endswith(f"at most {most}")
     assert sum(step["completed"] for step in minutes) == 3
-    steps = json.loads(run("queue", "series", "--step", "1 h", "--since", "3 h", "--json").output)
+    steps = json.loads(run("count", "series", "--step", "1 h", "--since", "3 h", "--json").output)
     assert len(steps) == 4 and sum(step["completed"] for step in steps) == 3 and steps[-1]["open"] == 1
-    wrong = run("queue", "series", "mial")
+    wrong = run("count", "series", "mial")
     assert wrong.exit_code == 2 or "mail" in wrong.output
-    assert run("queue", "series", "--step", "90 s").exit_code != 0
+    assert run("count", "series", "--step", "90 s").exit_code != 0
 
 
 def test_verify_and_recount(run: Run, app: App, dsn: str, db: Connection) -> None:
     """S3-33: `verify` says that the counters agree, or where not, what to do, and ends with 1; `recount` sets them right."""
     work(app, dsn, db)
-    agreed = run("verify")
+    agreed = run("count", "verify")
     assert (agreed.exit_code, agreed.stdout) == (0, "the counters agree\n")
-    assert json.loads(run("verify", "--json").stdout) == []
+    assert json.loads(run("count", "verify", "--json").stdout) == []
     db.execute("select tallybook.recount(); update tallybook.total set n = n + 4 where what = 'completed'")
-    wrong = run("verify")
-    assert wrong.exit_code == 1 and "tallybook recount" in wrong.stderr
+    wrong = run("count", "verify")
+    assert wrong.exit_code == 1 and "tallybook count recount" in wrong.stderr
     assert ["(all)", "(all)", "completed", "7", "3"] in [line.split() for line in wrong.stdout.splitlines()]
     expected = Difference(queue=None, task=None, what="completed", counted=7, found=3)
-    assert asdict(expected) in json.loads(run("verify", "--json").stdout)
-    assert run("recount").stdout.startswith("counted anew: ")
-    assert run("verify").exit_code == 0
+    assert asdict(expected) in json.loads(run("count", "verify", "--json").stdout)
+    assert run("count", "recount").stdout.startswith("counted anew: ")
+    assert run("count", "verify").exit_code == 0
 
 
 def test_events_on_the_command_line(run: Run) -> None:

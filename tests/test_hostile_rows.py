@@ -164,7 +164,7 @@ CHANGES = {
     "migrate",
     "worker",
     "web",
-    "web-user",
+    "user",
     "enqueue",
     "cancel",
     "retry",

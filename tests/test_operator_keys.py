@@ -94,10 +94,10 @@ def test_two_keys_of_one_id_or_one_secret_are_refused() -> None:
 
 
 def test_a_key_is_made_on_the_command_line(tmp_path: Path) -> None:
-    """S2-12: `tallybook api-key new` prints a block that the file takes, with a fresh secret each time."""
+    """S2-12: `tallybook web key` prints a block that the file takes, with a fresh secret each time."""
 
     def new(*words: str) -> click.testing.Result:
-        return click.testing.CliRunner().invoke(cli, ["api-key", "new", *words])
+        return click.testing.CliRunner().invoke(cli, ["web", "key", *words])
 
     made = new("deploy", "--scope", "read", "--scope", "operate", "--queue", 'a "b"')
     again = new("deploy-2", "--scope", "admin")

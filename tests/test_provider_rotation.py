@@ -15,8 +15,7 @@ from tallybook import App, Context, Secret
 from tallybook._db import sync
 from tallybook._db.calls import Call
 from tallybook._model.keyring import new_key
-from tallybook.extra.providers import Providers
-from tallybook.extra.providers import steps
+from tallybook.extra.providers import Providers, steps
 from tallybook.extra.providers.keys import KeySource
 
 pytestmark = pytest.mark.anyio

@@ -25,7 +25,7 @@ async def note(n: int) -> None:
 async def child() -> None:
     assert app._own_pool() is None, "the parent's pool is not the child's"
     await note.enqueue(app, 1)
-    note.enqueue_sync(app, 2)
+    await asyncio.to_thread(note.enqueue_sync, app, 2)
     async with app.open():
         assert app._own_pool() is not None
         await note.enqueue(app, 3)
@@ -64,18 +64,22 @@ async def parent() -> None:
             await note.enqueue(app, n)
 
 
+async def _put(n: int) -> None:
+    await note.enqueue(app, n)
+
+
 def between() -> None:
     """A fork between two loops, with a pool that was never closed, and an ordinary exit of the child, with all finalizers."""
     opened = app.open()
     runner = asyncio.Runner()
     runner.run(opened.__aenter__())
-    runner.run(note.enqueue(app, 0))
+    runner.run(_put(0))
     inside = os.fork()
     if inside == 0:
         asyncio.run(child())
         sys.exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(inside, 0)[1]) == 0, "the child failed"
-    runner.run(note.enqueue(app, 4))
+    runner.run(_put(4))
     runner.run(opened.__aexit__(None, None, None))
     runner.close()
 

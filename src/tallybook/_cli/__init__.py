@@ -12,32 +12,40 @@ from typing import Any, Never
 import click
 
 from tallybook._cli import errors
-from tallybook._cli.api_key import api_key
 from tallybook._cli.audit import audit
 from tallybook._cli.breaker import breaker
-from tallybook._cli.counting import counts, event, recount, series, verify
+from tallybook._cli.common import DSN, dsn_before
+from tallybook._cli.counting import count, event
 from tallybook._cli.dead import dead
 from tallybook._cli.demo import demo
 from tallybook._cli.dev import dev
 from tallybook._cli.doctor import doctor
 from tallybook._cli.enqueue import enqueue
+from tallybook._cli.history import history
 from tallybook._cli.job import job
 from tallybook._cli.limit import limit
 from tallybook._cli.migrate import info, migrate, uninstall
 from tallybook._cli.provider import provider
 from tallybook._cli.queue import queue
-from tallybook._cli.retention import retention
 from tallybook._cli.roles import roles
 from tallybook._cli.schedule import schedule
 from tallybook._cli.service import service
 from tallybook._cli.subject import subject
 from tallybook._cli.task import task
 from tallybook._cli.top import top
-from tallybook._cli.web import web, web_user
+from tallybook._cli.web import web
 from tallybook._cli.why import trace
 from tallybook._cli.worker import worker
 
-__all__ = ["cli", "main"]
+__all__ = ["GROUPS", "cli", "main"]
+
+GROUPS: dict[str, tuple[click.Command, ...]] = {
+    "Run": (dev, worker, web, demo),
+    "Look": (top, job, dead, trace, count, event, task, audit, doctor),
+    "Change": (enqueue, queue, schedule, subject, limit, breaker, provider),
+    "Maintain": (migrate, info, service, history, roles, uninstall),
+}
+"""What a person wants to do, and by what."""
 
 
 class _Cli(click.Group):
@@ -58,60 +66,26 @@ class _Cli(click.Group):
         """In the order in which a newcomer meets them."""
         return list(self.commands)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each of the four groups under its own heading."""
+        width = formatter.width - 6 - max(map(len, self.commands))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(str(one.name), one.get_short_help_str(width)) for one in commands])
+
 
 @click.group(cls=_Cli, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--dsn", metavar="DSN", expose_value=False, callback=dsn_before, help=DSN)
 @click.version_option(package_name="tallybook", message="tallybook %(version)s")
 def cli() -> None:
     """Tallybook: background jobs inside your own PostgreSQL.
 
-    The database is told by --dsn, else by TALLYBOOK_DSN, else by libpq's PG* variables. TALLYBOOK_DEBUG=1
-    shows tracebacks.
+    --dsn may stand before or after the command. TALLYBOOK_DEBUG=1 shows tracebacks.
     """
 
 
-@click.command()
-def version() -> None:
-    """Print the version of this package."""
-    from tallybook import __version__
-
-    click.echo(f"tallybook {__version__}")
-
-
-for _command in (
-    dev,
-    migrate,
-    worker,
-    web,
-    web_user,
-    enqueue,
-    job,
-    trace,
-    queue,
-    task,
-    schedule,
-    subject,
-    limit,
-    breaker,
-    dead,
-    provider,
-    event,
-    verify,
-    recount,
-    service,
-    retention,
-    audit,
-    api_key,
-    top,
-    doctor,
-    info,
-    roles,
-    demo,
-    uninstall,
-    version,
-):
+for _command in (command for commands in GROUPS.values() for command in commands):
     cli.add_command(_command)
-queue.add_command(counts)
-queue.add_command(series)
 
 
 def main() -> None:

@@ -25,7 +25,10 @@ __all__ = ["audit"]
 def audit(
     actor: str | None, action: str | None, before: int | None, limit: int, dsn: str | None, as_json: bool
 ) -> None:
-    """List what people have changed by pages and by the API, newest first."""
+    """List what people have changed.
+
+    By pages and by the API, newest first.
+    """
     with connect(dsn) as conn:
         found = sync.run(conn, calls.audits(actor=actor, action=action, before=before, max_rows=limit))
     if as_json:

@@ -19,7 +19,10 @@ __all__ = ["breaker"]
 
 @click.group()
 def breaker() -> None:
-    """List, change, open and close circuit breakers: after so many failures the jobs of a key wait."""
+    """List, change, open and close circuit breakers.
+
+    After so many failures the jobs of a key wait.
+    """
 
 
 @breaker.command("list")

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
+    "DSN",
     "DURATION",
     "Conn",
     "agreed",
     "connect",
     "conninfo",
+    "dsn_before",
     "dsn_option",
     "json_object",
     "json_option",
@@ -44,10 +46,27 @@ Conn = psycopg.Connection[tuple[Any, ...]]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+DSN = "Connection string or URL; else TALLYBOOK_DSN, else the PG* variables."
+
+
 def dsn_option(command: F) -> F:
-    """--dsn. Not click's own reading of the environment: an App's dsn comes between the two."""
-    text = "Connection string or URL; else TALLYBOOK_DSN, else the PG* variables."
-    return click.option("--dsn", metavar="DSN", help=text)(command)
+    """--dsn, after the command or before it. Not click's own reading of the environment: an App's dsn comes between."""
+    return click.option("--dsn", metavar="DSN", help=DSN, callback=_or_before)(command)
+
+
+def _or_before(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
+    while value is None and context.parent is not None:
+        context = context.parent
+        value = context.meta.get(_BEFORE) if context.parent is None else context.params.get("dsn")
+    return value
+
+
+def dsn_before(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    """Keeps the --dsn that stands before the command."""
+    context.meta[_BEFORE] = value
+
+
+_BEFORE = "tallybook.dsn"
 
 
 def json_option(command: F) -> F:

@@ -1,4 +1,4 @@
-"""tallybook queue counts, queue series, event, verify, recount: the counters."""
+"""tallybook count, event: the counters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tallybook._db import counting, sync
 from tallybook._model.counting import Counts, Level, Throughput, Timings
 from tallybook._model.options import check_name
 
-__all__ = ["counts", "event", "recount", "series", "verify"]
+__all__ = ["count", "event"]
 
 _STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 _OLDEST = "select q.queue, q.oldest from tallybook.queue_stats q"
@@ -24,11 +24,16 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 _NUMBERS = tuple(field.name for field in fields(Counts) if field.name not in ("queue", "task"))
 
 
-@click.command()
+@click.group()
+def count() -> None:
+    """Show how many jobs there are, now and over time."""
+
+
+@count.command("list")
 @dsn_option
 @click.option("--by-task", is_flag=True, help="One line per queue and task.")
 @json_option
-def counts(dsn: str | None, by_task: bool, as_json: bool) -> None:
+def list_(dsn: str | None, by_task: bool, as_json: bool) -> None:
     """How many jobs are in which state, how fast they end, how long they wait and take. Costs the same at any size.
 
     Per second: of the last minute. Waited and took: percentiles of the last 15 min, per task; a queue of several tasks
@@ -109,7 +114,7 @@ def _ms(value: object) -> str:
     return f"{value:.0f} ms" if value < 10_000 else _span(value / 1000)
 
 
-@click.command()
+@count.command()
 @click.argument("queue", required=False)
 @dsn_option
 @click.option("--step", type=DURATION, default="1 min", show_default=True, help="Whole minutes.")
@@ -163,7 +168,7 @@ def _spark(values: Sequence[int], width: int = 80) -> str:
     return "".join(_BLOCKS[0 if high <= 0 else max(1, round(high / most * 8))] for high in highs)
 
 
-@click.command()
+@count.command()
 @dsn_option
 @json_option
 def verify(dsn: str | None, as_json: bool) -> None:
@@ -182,14 +187,14 @@ def verify(dsn: str | None, as_json: bool) -> None:
         print_table(("queue", "task", "what", "counted", "found"), rows, empty="")
         click.echo(
             "the counters differ from a recount, which is a defect of Tallybook: please report it with these lines."
-            " `tallybook recount` sets them right",
+            " `tallybook count recount` sets them right",
             err=True,
         )
     if found:
         raise SystemExit(1)
 
 
-@click.command()
+@count.command()
 @dsn_option
 def recount(dsn: str | None) -> None:
     """Count everything anew, from what is kept, and go on from there. No job waits for it."""
@@ -206,7 +211,7 @@ def event() -> None:
 @event.command("list")
 @dsn_option
 @json_option
-def list_(dsn: str | None, as_json: bool) -> None:
+def list_events(dsn: str | None, as_json: bool) -> None:
     """List the events with how often each was counted."""
     with connect(dsn) as conn:
         found = sync.run(conn, counting.event_counts())
@@ -216,11 +221,11 @@ def list_(dsn: str | None, as_json: bool) -> None:
     print_table(("event", "counted"), list(found.items()), empty="no events: `tallybook event count NAME` counts one")
 
 
-@event.command()
+@event.command("count")
 @click.argument("name")
 @click.argument("n", type=int, default=1)
 @dsn_option
-def count(name: str, n: int, dsn: str | None) -> None:
+def count_event(name: str, n: int, dsn: str | None) -> None:
     """Count an event NAME, N times; a negative N takes back (`event count NAME -- -1`)."""
     with connect(dsn) as conn:
         sync.run(conn, counting.count_event(name, n))

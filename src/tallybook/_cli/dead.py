@@ -35,7 +35,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group()
 def dead() -> None:
-    """List, show, retry and drop dead letters: jobs that no attempt is left for."""
+    """List, show, retry and drop dead letters.
+
+    A dead letter is a job that no attempt is left for.
+    """
 
 
 def _filters(command: F) -> F:

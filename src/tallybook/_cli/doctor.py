@@ -25,7 +25,7 @@ _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"
 @click.option("--verify", is_flag=True, help="Recount the counters, whatever the size of the history.")
 @click.option("--quiet", is_flag=True, help="Leave out what is ok.")
 def doctor(dsn: str | None, as_json: bool, verify: bool, quiet: bool) -> None:
-    """Look at the database and say, check by check, what was found and what to do.
+    """Say what is wrong with the database, and what to do.
 
     Changes nothing, and takes seconds: each check has a time limit. Exit code 0 if all is ok or a note, 1 if there is a
     warning or a problem.

@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from datetime import timedelta
+from difflib import get_close_matches
 
 import click
 import psycopg
@@ -60,7 +61,7 @@ def problem(error: BaseException) -> Problem | None:
         return error
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx else "tallybook"
-        hint = f"See `{where} --help`"
+        hint = near(error) or f"See `{where} --help`"
         if isinstance(error, click.MissingParameter) and error.param and error.param.name == "target":
             hint = "Write -A module:app, as in -A shop.jobs:app for `app = App(...)` in shop/jobs.py"
         return Problem(error.format_message().removesuffix("."), hint=hint, exit_code=_USAGE)
@@ -70,6 +71,41 @@ def problem(error: BaseException) -> Problem | None:
         return _of_tallybook(error)
     if isinstance(error, psycopg.Error):
         return _of_postgres(error)
+    return None
+
+
+_MEANT = {
+    "failed": "dead or retrying", "failure": "dead or retrying", "error": "dead or retrying", "discarded": "dead",
+    "pending": "available or scheduled", "queued": "available", "ready": "available", "todo": "available",
+    "active": "running", "executing": "running", "processing": "running", "doing": "running", "started": "running",
+    "done": "completed", "success": "completed", "succeeded": "completed", "finished": "completed",
+    "aborted": "cancelled", "revoked": "cancelled", "delayed": "scheduled", "blocked": "waiting",
+}  # fmt: skip
+"""The states of other queues, and ours."""
+
+
+_OPTIONS = {
+    "--concurrency": "--queues default=10", "--queue": "--queues", "--workers": "--processes", "--loglevel": "--log-level",
+    "--status": "--state",
+}  # fmt: skip
+"""Options of other queues' commands, and ours; what a command has itself goes first."""
+
+
+def near(error: click.UsageError) -> str | None:
+    """The option or choice that was meant; None where nothing is near. (Commands click suggests itself.)"""
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        known = [
+            name for param in error.ctx.command.get_params(error.ctx) for name in (*param.opts, *param.secondary_opts)
+        ]
+        close = get_close_matches(error.option_name, [*known, *_OPTIONS], 1)
+        return f"Did you mean {_OPTIONS.get(close[0], close[0])}?" if close else None
+    if isinstance(error, click.BadParameter) and error.param is not None and isinstance(error.param.type, click.Choice):
+        given = re.match(r"'([^']*)'", error.message)
+        choices = [str(choice) for choice in error.param.type.choices]
+        if given is not None:
+            theirs = _MEANT if "dead" in choices else {}
+            close = get_close_matches(given[1], [*choices, *theirs], 1)
+            return f"Did you mean {theirs.get(close[0], close[0])}?" if close else None
     return None
 
 

@@ -35,9 +35,14 @@ OPEN_STATES = ("scheduled", "waiting", "available", "running")
 MANY = 2**31 - 1
 _LARGEST = 2**63 - 1
 
+# What counts for a job: what was asked for it, else what its task, then its queue says.
 _SHOW = """\
-select to_json(j)::text, (select coalesce(json_agg(to_jsonb(a) - 'job_id' order by a.attempt), '[]')::text
-                            from tallybook.attempt a where a.job_id = j.id)
+select to_json(jsonb_populate_record(j, jsonb_build_object('max_attempts', coalesce(j.max_attempts,
+         (select (t.definition ->> 'max_attempts')::int from tallybook.tasks t where j.task = any (t.aliases || t.name)
+           order by t.name <> j.task limit 1),
+         (select q.max_attempts from tallybook.queues q where q.name = j.queue), 5))))::text,
+       (select coalesce(json_agg(to_jsonb(a) - 'job_id' order by a.attempt), '[]')::text
+          from tallybook.attempt a where a.job_id = j.id)
   from tallybook.job j where j.id = %s"""
 
 
@@ -65,7 +70,10 @@ def show(job_id: int, dsn: str | None, as_json: bool) -> None:
         return
     found, history = loads(row[0]), loads(row[1])
     errors = found.pop("errors") or []
-    print_pairs([(name, _value(name, value)) for name, value in found.items()])
+    first = {"id": found["id"], "state": found["state"]}
+    if errors and found["state"] in ("dead", "retrying"):
+        first["error"] = _said(errors[-1])
+    print_pairs([(name, _value(name, value)) for name, value in {**first, **found}.items()])
     if history:
         click.echo()
         titles = ("attempt", "state", "started", "ended", "worker", "error")
@@ -88,20 +96,21 @@ def _value(name: str, value: object) -> object:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list | bool) else value
 
 
+def _said(error: object) -> str:
+    """An error in one line."""
+    if not isinstance(error, dict):
+        return str(error)
+    return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
+
+
 def _attempt(one: dict[str, Any]) -> tuple[object, ...]:
-    error = one["error"] or {}
-    text = (
-        ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
-        if isinstance(error, dict)
-        else error
-    )
     return (
         one["attempt"],
         one["state"],
         local(one["started_at"]),
         local(one["ended_at"]),
         one["worker"],
-        short(str(text)),
+        short(_said(one["error"] or {})),
     )
 
 

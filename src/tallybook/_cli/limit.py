@@ -26,7 +26,7 @@ select to_json(c)::text from (
 
 @click.group()
 def limit() -> None:
-    """List and change the limits of rates and of what runs at once, and see what they let through."""
+    """List and change limits: of rates, and of what runs at once."""
 
 
 @limit.command("list")

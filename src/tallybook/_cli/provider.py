@@ -46,7 +46,10 @@ _LOOSE = {"ignore_unknown_options": True}
 
 @click.group()
 def provider() -> None:
-    """Keep those whom jobs call: their settings, their secrets, encrypted, and the routes that choose among them."""
+    """Keep those whom jobs call, and their secrets.
+
+    Their settings, their secrets, encrypted, and the routes that choose among them.
+    """
 
 
 provider.add_command(route)

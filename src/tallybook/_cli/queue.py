@@ -35,7 +35,7 @@ select json_build_object(
 
 @click.group()
 def queue() -> None:
-    """List, create, change, pause, truncate and drop queues, and see what comes next."""
+    """List, change, pause, truncate and drop queues."""
 
 
 @queue.command("list")

@@ -20,7 +20,9 @@ __all__ = ["roles"]
 @click.option("--forget", is_flag=True, help="Take the rights away, and let everybody run the functions again.")
 @dsn_option
 def roles(dsn: str | None, prefix: str, existing: bool, only_sql: bool, forget: bool) -> None:
-    """Create the roles producer, worker, operator, reader and metrics with exactly their rights.
+    """Create the database roles, with exactly their rights.
+
+    They are producer, worker, operator, reader and metrics.
 
     Run it as the owner of the schema; safe to run twice. The functions then run with the owner's rights, and
     nobody but these roles may use them. Migrations keep it so.

@@ -44,7 +44,10 @@ _NAMES = "select s.name from tallybook.schedules s"
 
 @click.group()
 def schedule() -> None:
-    """List, change and run schedules: rules that enqueue by the clock."""
+    """List, change and run schedules.
+
+    A schedule is a rule that enqueues by the clock.
+    """
 
 
 @schedule.command("list")

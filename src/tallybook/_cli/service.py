@@ -18,7 +18,7 @@ __all__ = ["service"]
 
 @click.group()
 def service() -> None:
-    """List the maintenance that workers do, and change how often they do it."""
+    """List the maintenance that workers do, and how often."""
 
 
 @service.command("list")

@@ -53,7 +53,10 @@ _limit = click.option(
 
 @click.group()
 def subject() -> None:
-    """List, show, push, upsert and forget subjects: jobs with a name that live on."""
+    """List, show, push, upsert and forget subjects.
+
+    A subject is a job with a name that lives on.
+    """
 
 
 @subject.command("list")

@@ -25,9 +25,9 @@ select json_build_object(
   'on_dead', t.on_dead_task, 'definition', t.definition, 'registered_at', t.registered_at,
   'workers', (select coalesce(json_agg(json_build_object('name', s.name, 'queues', s.queues) order by s.name), '[]')
                 from (select distinct l.name, l.queues from live l where l.task = n.name) s))::text
-  from (select k.name from tallybook.extra.tasks k union select l.task from live l) n
+  from (select k.name from tallybook.tasks k union select l.task from live l) n
   left join tallybook.tasks t using (name)
-  left join lateral (select k.name from tallybook.extra.tasks k where n.name = any (k.aliases) order by k.name limit 1) a on true
+  left join lateral (select k.name from tallybook.tasks k where n.name = any (k.aliases) order by k.name limit 1) a on true
  where t.name is not null or a.name is null
  order by n.name"""
 
@@ -39,7 +39,9 @@ def _app_option(command: Any) -> Any:
 
 @click.group()
 def task() -> None:
-    """Show the catalogue of tasks: arguments, policies, aliases, who serves them.
+    """Show the tasks that workers know.
+
+    Their arguments, policies and aliases, and who serves them.
 
     Workers put their tasks on record when they start.
     """

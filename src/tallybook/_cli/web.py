@@ -1,4 +1,4 @@
-"""tallybook web, web-user: the dashboard in a process of its own, and the people who may log in to it."""
+"""tallybook web, web user: the dashboard in a process of its own, and the people who may log in to it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tallybook.errors import ConfigError
 if TYPE_CHECKING:
     from tallybook._app import App
 
-__all__ = ["web", "web_user"]
+__all__ = ["web"]
 
 _INSTALL = "pip install 'tallybook[web]'"
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("-A", "--app", "target", metavar="MODULE:APP", envvar="TALLYBOOK_APP", help="Whose name it shows. [none]")
 @dsn_option
 @click.option(
@@ -33,15 +33,17 @@ _INSTALL = "pip install 'tallybook[web]'"
 )
 @click.option("--port", type=click.IntRange(0, 65_535), default=8420, show_default=True, help="0: any free one.")
 @click.option(
-    "--users", type=click.Path(path_type=Path), help="A TOML file with who may log in; see `tallybook web-user`."
+    "--users", type=click.Path(path_type=Path), help="A TOML file with who may log in; see `tallybook web user`."
 )
 @click.option("--operate", is_flag=True, help="Without users: let this machine change things, too.")
 @click.option("--read-only", is_flag=True, help="Let nobody change anything.")
 @click.option(
-    "--api-keys", type=click.Path(path_type=Path), help="Serve the operator API at /api/v1; see `tallybook api-key`."
+    "--api-keys", type=click.Path(path_type=Path), help="Serve the operator API at /api/v1; see `tallybook web key`."
 )
 @click.option("--behind-proxy", metavar="ADDRESS", help="Believe this proxy who asks and whether by https.")
+@click.pass_context
 def web(
+    context: click.Context,
     target: str | None,
     dsn: str | None,
     host: str,
@@ -57,6 +59,8 @@ def web(
     It answers this machine only, and changes nothing, unless it is told otherwise. TALLYBOOK_WEB_SECRET (32 characters or
     more) signs the sessions; without it a restart ends them. TALLYBOOK_METRICS_TOKEN lets a scraper read /metrics.
     """
+    if context.invoked_subcommand is not None:
+        return
     try:
         import uvicorn
 
@@ -70,7 +74,7 @@ def web(
     if (
         users is None and api_keys is None and not is_loopback(host)
     ):  # without users it shows pages to this machine only
-        hint = "--users FILE says who may log in; `tallybook web-user NAME` makes its lines"
+        hint = "--users FILE says who may log in; `tallybook web user NAME` makes its lines"
         raise ConfigError("host", host, "others could reach it, and nobody has to log in", hint=hint)
     app = _app(target)
     site = dashboard(
@@ -130,13 +134,13 @@ def _app(target: str | None) -> App:
     return load_app(target) if target else App("tallybook")
 
 
-@click.command("web-user")
+@web.command()
 @click.argument("name")
 @click.option("--operate", is_flag=True, help="May also change things.")
-def web_user(name: str, operate: bool) -> None:
+def user(name: str, operate: bool) -> None:
     """Print the lines that let somebody log in to the dashboard; the password is asked for, or read from stdin.
 
-    Append them to the file that `tallybook web --users` reads: `tallybook web-user ada >> users.toml; chmod 600 users.toml`
+    Append them to the file that `tallybook web --users` reads: `tallybook web user ada >> users.toml; chmod 600 users.toml`
     """
     try:
         from tallybook.extra.dashboard.users import hashed, is_name
@@ -148,3 +152,26 @@ def web_user(name: str, operate: bool) -> None:
     if len(password) < 8:
         raise ConfigError("password", "(not shown)", "it has fewer than 8 characters")
     click.echo(f'[users."{name}"]\npassword = "{hashed(password)}"\noperate = {str(operate).lower()}')
+
+
+@web.command()
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    required=True,
+    type=click.Choice(("read", "enqueue", "operate", "admin")),
+    help="What it may do; several times for several. admin may do all, and see args and errors.",
+)
+@click.option(
+    "--queue", "queues", multiple=True, metavar="QUEUE", help="Limit it to this queue; several times for several."
+)
+def key(name: str, scopes: tuple[str, ...], queues: tuple[str, ...]) -> None:
+    """Print a new key with a fresh secret, as lines for the file of keys. Nothing else ever shows the secret.
+
+    (umask 077; tallybook web key deploy --scope read --scope operate >> keys.toml)
+    """
+    from tallybook.extra.operator.keys import key_block
+
+    click.echo(key_block(name, scopes, queues), nl=False)

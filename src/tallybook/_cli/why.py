@@ -81,7 +81,10 @@ def why(job_id: int, dsn: str | None, as_json: bool) -> None:
 @click.option("--newest-first", is_flag=True, help="The other way round.")
 @json_option
 def trace(dsn: str | None, as_json: bool, limit: int, **which: Any) -> None:
-    """List all that happened for a subject, a unique key, a link or a job, across queues, in order of time."""
+    """List all that happened for one thing, in order of time.
+
+    For a subject, a unique key, a link or a job, across queues.
+    """
     try:
         call = verbs.trace(**which, max_events=limit)
     except InvalidArgument:

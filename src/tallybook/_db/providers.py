@@ -71,8 +71,8 @@ select cast(tallybook._provider_read(tallybook.provider_resolve(
   data_type => cast(%(data_type)s as text), symbol => cast(%(symbol)s as text))) as text)"""
 _ACTIVE = """\
 select cast(coalesce(json_agg(tallybook._provider_read(p.name) order by p.name), '[]') as text)
-  from tallybook.extra.providers as p where p.active"""
-_NAMES = "select cast(coalesce(json_agg(p.name order by p.name), '[]') as text) from tallybook.extra.providers as p"
+  from tallybook.providers as p where p.active"""
+_NAMES = "select cast(coalesce(json_agg(p.name order by p.name), '[]') as text) from tallybook.providers as p"
 _LIST = """\
 select cast(coalesce(json_agg(json_build_object(
   'name', p.name, 'kind', p.kind, 'settings', p.settings, 'active', p.active, 'created_at', p.created_at,
@@ -80,7 +80,7 @@ select cast(coalesce(json_agg(json_build_object(
   'fields', (select coalesce(json_agg(json_build_object('field', f.field, 'slot', f.slot, 'key_id', f.key_id,
                'set_at', f.set_at, 'sealed_at', f.sealed_at) order by f.field, f.slot), '[]')
                from tallybook.provider_field as f where f.provider = p.name)) order by p.name), '[]') as text)
-  from tallybook.extra.providers as p where p.name = coalesce(cast(%(name)s as text), p.name)"""
+  from tallybook.providers as p where p.name = coalesce(cast(%(name)s as text), p.name)"""
 _ROUTES = """\
 select cast(coalesce(json_agg(json_build_object('data_type', r.data_type, 'symbol', r.symbol, 'provider', r.provider,
   'active', r.active, 'in_force', r.in_force) order by r.data_type, r.symbol nulls last), '[]') as text)

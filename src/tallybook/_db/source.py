@@ -197,7 +197,7 @@ def demand_loop(verb: str) -> None:
     """NotSupported where no event loop runs: what is returned would never be awaited."""
     if not _in_loop():
         hint = f"Write .{verb}_sync(...), or await it in an async function"
-        raise NotSupported(f"{verb} was called where no event loop runs", hint=hint)
+        raise NotSupported(f"{verb} where no event loop runs", hint=hint)
 
 
 def _reason(error: Exception) -> str:

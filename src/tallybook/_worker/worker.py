@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tallybook.worker")
 
 _TWINS = """\
-select n.name, t.app, t.definition ->> 'queue' from tallybook.extra.tasks t, unnest(t.aliases || t.name) n(name)
+select n.name, t.app, t.definition ->> 'queue' from tallybook.tasks t, unnest(t.aliases || t.name) n(name)
  where t.app <> %s and n.name = any (%s) order by n.name"""
 
 

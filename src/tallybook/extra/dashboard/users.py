@@ -1,4 +1,4 @@
-"""The people of the dashboard: names with salted, slow hashes of their passwords, in a file; `tallybook web-user` makes lines."""
+"""The people of the dashboard: names with salted, slow hashes of their passwords, in a file; `tallybook web user` makes lines."""
 
 from __future__ import annotations
 
@@ -104,21 +104,21 @@ def is_name(text: str) -> bool:
 
 
 def read_users(path: Path) -> Users:
-    """The users of a TOML file: `[users.ada]` with `password` (as `tallybook web-user` prints it) and `operate`.
+    """The users of a TOML file: `[users.ada]` with `password` (as `tallybook web user` prints it) and `operate`.
 
     ConfigError for a file that is not there, that others may read, or that says something else.
     """
     table = read_private(path, "users").get("users")
     if not isinstance(table, dict) or not table:
         raise ConfigError(
-            "users", str(path), "it names no users", hint="`tallybook web-user ada` prints what to write there"
+            "users", str(path), "it names no users", hint="`tallybook web user ada` prints what to write there"
         )
     found = {}
     for name, said in table.items():
         if not is_name(name):
             raise ConfigError("users", name, "a name has 1 to 64 letters, digits, or any of _ . @ + -")
         if not isinstance(said, dict) or not _is_hash(said.get("password")):
-            hint = f"`tallybook web-user {name}` prints one"
+            hint = f"`tallybook web user {name}` prints one"
             raise ConfigError("users", name, "has no password hash", hint=hint)
         if unknown := set(said) - {"password", "operate"}:
             raise ConfigError("users", name, f"says {min(unknown)!r}, which means nothing here")

@@ -44,7 +44,7 @@ class Key:
             raise ConfigError("key", self.id, "an id has 1 to 64 of A to Z, a to z, 0 to 9, '.', '_' and '-'")
         if not isinstance(self.secret, str) or not _HEX.fullmatch(self.secret) or len(set(self.secret)) < 6:
             # Not shown: it may be a good one with a slip of the pen.
-            hint = "Make one with `tallybook api-key new`"
+            hint = "Make one with `tallybook web key`"
             raise ConfigError(
                 f"secret of key {self.id}", Hidden(), "is no 64 to 256 hexadecimal digits by chance", hint=hint
             )
@@ -97,7 +97,7 @@ class KeyRing:
                 raise ConfigError("keys", key.id, "has the secret of another key")
             self._keys[key.id] = key, secret
         if not self._keys:
-            raise ConfigError("keys", (), "there are none", hint="Make one with `tallybook api-key new`")
+            raise ConfigError("keys", (), "there are none", hint="Make one with `tallybook web key`")
 
     def get(self, key_id: str) -> tuple[Key | None, bytes]:
         """The key and its secret; None and some secret for an id that there is not."""

@@ -16,7 +16,7 @@ def signed_headers(
 ) -> dict[str, str]:
     """The four headers that make a request one of this key: it is served once, and within 300 s.
 
-    `key` and `secret` are those of `tallybook api-key new`. `url` is the address as it is sent, whole or from its path on,
+    `key` and `secret` are those of `tallybook web key`. `url` is the address as it is sent, whole or from its path on,
     with prefix and query; `body` is the body as it is sent. `at` is when, in seconds since 1970: now, if you do not say.
     Sign each request anew, a second try of the same one as well. ValueError for a secret that is no hexadecimal digits and
     for a URL with what has to be encoded.

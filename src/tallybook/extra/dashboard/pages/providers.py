@@ -18,7 +18,7 @@ select p.name, p.kind, p.active, p.created_at, p.changed_at,
        (select json_agg(json_build_object('field', x.field, 'slot', x.slot, 'set_at', x.set_at)) from (
           select f.field, f.slot, f.set_at from tallybook.provider_field as f where f.provider = p.name
            order by f.field, f.slot limit 50) as x) as secrets
-  from tallybook.extra.providers as p
+  from tallybook.providers as p
  where position(lower(%(part)s) in lower(p.name)) > 0 and p.name > %(after)s
  order by p.name limit %(most)s"""
 _ROUTES = """\

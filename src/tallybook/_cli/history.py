@@ -1,4 +1,4 @@
-"""tallybook retention list, set, held."""
+"""tallybook history list, set, held."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tallybook._db import retention as calls
 from tallybook._db import sync
 from tallybook._model.durations import format_duration
 
-__all__ = ["retention"]
+__all__ = ["history"]
 
 
 @click.group()
-def retention() -> None:
+def history() -> None:
     """How long history is kept, and what holds it."""
 
 
-@retention.command("list")
+@history.command("list")
 @dsn_option
 @json_option
 def list_(dsn: str | None, as_json: bool) -> None:
@@ -38,7 +38,7 @@ def list_(dsn: str | None, as_json: bool) -> None:
     )
 
 
-@retention.command("set")
+@history.command("set")
 @click.argument("name")
 @click.argument("keep", type=DURATION)
 @dsn_option
@@ -49,7 +49,7 @@ def set_(name: str, keep: timedelta, dsn: str | None) -> None:
     click.echo(f"{clean(name)} is kept for {format_duration(keep)}" + ("" if changed else " already"))
 
 
-@retention.command()
+@history.command()
 @dsn_option
 @json_option
 def held(dsn: str | None, as_json: bool) -> None:
