@@ -96,7 +96,7 @@ def test_a_missing_extra_is_one_clear_error(
 def test_enqueueing_needs_no_extra() -> None:
     """S4-06: a producer that imports the ready-made tasks loads no library of theirs."""
     program = (
-        "import sys\nfrom tallybook.tasks import email, http, webhook\nwebhook.job('acme', {'a': 1})\n"
+        "import sys\nfrom tallybook.extra.tasks import email, http, webhook\nwebhook.job('acme', {'a': 1})\n"
         "print([name for name in ('httpcore2', 'aiosmtplib', 'anyio', 'h11') if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

@@ -112,7 +112,7 @@ class Processes:
 
     def start(self, name: str, module: str, *args: str, env: Mapping[str, str] | None = None) -> Process:
         """Start one; see Process."""
-        process = Process(name, f"tallybook.demo.{module}", *args, env=env)
+        process = Process(name, f"tallybook.extra.demo.{module}", *args, env=env)
         self._all.append(process)
         return process
 
