@@ -180,7 +180,7 @@ def test_list_show_errors_and_forget(run: Run, dsn: str, db: Any) -> None:
     missing = run("show", "refresh", "nobody")
     assert missing.exit_code == 1 and "has no subject 'nobody'" in missing.output
 
-    errors = json.loads(run("errors", "--task", "refresh", "--last", "1 hour", "--json").output)
+    errors = json.loads(run("errors", "--task", "refresh", "--since", "1 hour", "--json").output)
     assert {(row["subject"], row["message"]) for row in errors} == {("asset:1", "502"), ("page:2", "gone")}
     assert "r-1" in run("errors", "--subject", "asset:1").output
     assert run("errors", "--subject", "asset:0").output == "no errors\n"

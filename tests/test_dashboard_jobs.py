@@ -131,7 +131,7 @@ async def test_every_page_of_an_empty_database(app: App) -> None:
             in (await visitor.get("/jobs?state=dead&task=none&link=customer%3D1&error=x&since=2+hours")).said
         )
         assert "No dead letter. A job" in (await visitor.get("/dead")).said
-        assert "No dead letter matches." in (await visitor.get("/dead?reason=failed&text=x&before=2026-01-31")).said
+        assert "No dead letter matches." in (await visitor.get("/dead?reason=failed&error=x&before=2026-01-31")).said
         assert "No job that matches can be retried." in (await visitor.get("/dead/preview?verb=retry")).said
         assert "Say what to follow" in (await visitor.get("/trace")).said
         assert "Nothing is on record" in (await visitor.get("/trace?link=customer%3D42")).said
@@ -163,7 +163,7 @@ async def test_hostile_text_is_text_and_secrets_are_dots(app: App, db: Any, dsn:
         "/jobs", "/dead", "/dead/preview?verb=drop", "/jobs/preview?verb=cancel", "/subjects", f"/job/{job}", f"/job/{good}",
         f"/trace?unique={said}", f"/trace?link={quote('customer=' + HOSTILE[:180])}", f"/subject?task=feed&name={said}",
         f"/subjects?prefix={said}", f"/jobs?error={said}", f"/jobs?task={said}&queue={said}&link={quote('a=' + HOSTILE[:150])}",
-        f"/dead?text={said}&task={said}&queue={said}",
+        f"/dead?error={said}&task={said}&queue={said}",
     ]  # fmt: skip
     async with visiting(app) as visitor:
         for path in paths:
@@ -244,7 +244,7 @@ async def test_dead_letters(app: App, db: Any, dsn: str) -> None:
         page = await visitor.send(page, "/dead/drop")
         assert page.notice == "No job is chosen. Nothing was changed"
         await drain_async(app, dsn=dsn)
-        asked = "/dead/preview?verb=drop&text=CARD:+ada&queue=charges"
+        asked = "/dead/preview?verb=drop&error=CARD:+ada&queue=charges"
         page = await visitor.get(asked)
         assert "Drop 2 jobs?" in page.said and page.hidden["jobs"].split() == [str(jobs[0]), str(jobs[3])]
         later = await dead_ones(app, db, dsn, "ada")  # matches, too, and was not in the preview
@@ -386,7 +386,7 @@ async def test_a_long_filter_does_not_keep_from_what_it_has_found(app: App, db: 
     error = "нет карты " * 11
     jobs = await dead_ones(app, db, dsn, error, "ada")
     async with visiting(app) as visitor:
-        page = await visitor.get(f"/dead/preview?verb=retry&text={quote(error.strip())}")
+        page = await visitor.get(f"/dead/preview?verb=retry&error={quote(error.strip())}")
         assert page.hidden["jobs"] == str(jobs[0]) and len(page.hidden["about"]) > 500
         assert (await visitor.send(page, "/dead/retry")).notice == "1 job retried."
     ((_, _, target, _),) = audits(db)

@@ -54,7 +54,7 @@ async def test_dead_letters_are_retried_and_dropped_by_what_was_listed(app: App,
         (first, "breaks", "Card 1", 1),
     ]
     assert all(job.enqueued_at <= job.ended_at for job in page.jobs if job.ended_at)
-    assert [letter.job for letter in await app.dead.list(text="card")] == [second, first]
+    assert [letter.job for letter in await app.dead.list(error="card")] == [second, first]
     said = await app.jobs.retry([job.id for job in page.jobs] + [second])
     assert [(one.job, one.done, one.detail, one.changed) for one in said] == [
         (first, "retried", "attempt 2", True),

@@ -142,7 +142,7 @@ async def test_dead_letters_are_listed_retried_and_dropped_by_filter(
     newest = letters[0]
     assert (newest.task, newest.queue, newest.reason, newest.failures) == ("breaks", "charges", "failed", 1)
     assert newest.error is not None and newest.error["message"] == "Timeout 3" and newest.args["user"] == 3
-    assert [one.job for one in app.dead.list(text="timeout 2").sync(db)] == [jobs[2].id]
+    assert [one.job for one in app.dead.list(error="timeout 2").sync(db)] == [jobs[2].id]
     assert [one.job for one in await app.dead.list(before=letters[1].died_at)] == [jobs[1].id, jobs[0].id]
     assert await app.dead.list(reason="crashed") == []
     done = await app.dead.retry(args={"user": 1})
@@ -177,7 +177,7 @@ async def test_the_command_line_has_the_same_verbs(app: App, dsn: str, db: Any, 
     jobs = [app.tasks["breaks"].enqueue_sync(db, user) for user in range(3)]
     await drain_async(app, dsn=dsn)
     assert "RuntimeError: boom" in run("dead", "list", "--task", "breaks", dsn=dsn)
-    assert '"reason": "failed"' in run("dead", "list", "--json", "--last", "1 hour", dsn=dsn)
+    assert '"reason": "failed"' in run("dead", "list", "--json", "--since", "1 hour", dsn=dsn)
     assert "raise RuntimeError(why)" in run("dead", "show", str(jobs[0].id), dsn=dsn)
     assert "back in line, attempt 2" in run("dead", "retry", str(jobs[0].id), dsn=dsn)
     assert "give ids, or filters" in run("dead", "drop", dsn=dsn, code=2)

@@ -90,11 +90,11 @@ async def test_dead_letters_are_retried_by_filter(plain: Client, db: Any) -> Non
 async def test_dead_letters_are_dropped_by_filter(call: Client, db: Any) -> None:
     """S2-12: dead letters are dropped by filter, at most so many; text and args of the filter are not in the audit."""
     dead(db, 3)
-    wanted = {"args": {"secret": CANARY}, "text": CANARY, "max_jobs": 2}
+    wanted = {"args": {"secret": CANARY}, "error": CANARY, "max_jobs": 2}
     assert (await call("POST", "/dead-letters/drop", {**wanted, "dry_run": True})).json()["matched"] == 2
     assert (await call("POST", "/dead-letters/drop", wanted)).json() == {"dry_run": False, "dropped": 2}
     assert db.execute("select count(*) from tallybook.dead").fetchone()[0] == 1
-    assert audits(db) == [("ops", "api", "drop_dead", {"args": True, "text": True}, {"dropped": 2})]
+    assert audits(db) == [("ops", "api", "drop_dead", {"args": True, "error": True}, {"dropped": 2})]
 
 
 async def test_a_schedule_is_run_out_of_its_time(plain: Client, db: Any) -> None:
@@ -184,9 +184,9 @@ async def test_only_admin_sees_what_jobs_carry(call: Client, plain: Client, db: 
     assert (await plain("GET", f"/jobs/{job}")).json()["died_of"] == "failed"
     assert (await plain("GET", "/dead-letters")).json()["dead_letters"][0]["error_type"] == "SmtpError"
     for method, target, document in (
-        ("GET", "/dead-letters?text=canary", None),
+        ("GET", "/dead-letters?error=canary", None),
         ("POST", "/dead-letters/retry", {"args": {"secret": CANARY}, "dry_run": True}),
-        ("POST", "/dead-letters/drop", {"text": "canary", "dry_run": True}),
+        ("POST", "/dead-letters/drop", {"error": "canary", "dry_run": True}),
     ):
         assert (await plain(method, target, document)).status_code == 403
         assert (await call(method, target, document)).status_code == 200

@@ -105,7 +105,7 @@ async def use_forms(session: Session, later: AsyncSession, plain: psycopg.Connec
     running: asyncio.Task[bool] = asyncio.create_task(app.queues.pause("mail"))
     truncated: int = (await app.queues.truncate("mail")).cancelled
     truncated = app.queues.truncate("mail").sync(plain).cancelled
-    letters: list[DeadLetter] = await app.dead.list(task="send", text="timeout")
+    letters: list[DeadLetter] = await app.dead.list(task="send", error="timeout")
     text: str = await app.result(await send.enqueue(app, 42))
     number: float = app.result(charge.enqueue_sync(app, 7)).sync()
     anything: int = await app.result(4711)

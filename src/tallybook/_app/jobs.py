@@ -152,7 +152,7 @@ class DeadWhich(TypedDict, total=False):
     task: str | None
     reason: str | None
     """failed, crashed, expired or killed."""
-    text: str | None
+    error: str | None
     """What the last error's type or message contains, whatever the case."""
     args: Mapping[str, object] | None
     """What their args contain."""
@@ -168,11 +168,11 @@ class Dead(Noun):
     def list(self, *, max_jobs: int = 50, **which: Unpack[DeadWhich]) -> Verb[ListOf[DeadLetter]]:
         """List the dead letters that match, newest first, at most `max_jobs`.
 
-        By `queue`, `task`, `reason` (failed, crashed, expired or killed), `text` (contained in the last error's type or
+        By `queue`, `task`, `reason` (failed, crashed, expired or killed), `error` (contained in the last error's type or
         message, whatever the case), `args`, and when they died, `since` and `before`: pass the last one's `died_at` as
         `before` to read on.
 
-            for letter in await app.dead.list(task="charge", text="timeout"): ...
+            for letter in await app.dead.list(task="charge", error="timeout"): ...
         """
         return self._verb(filters.dead_letters(DeadFilter(**which), max_jobs))
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import click
 
 from tallybook._cli.common import (
-    DURATION,
     Conn,
     agreed,
     connect,
@@ -21,6 +19,7 @@ from tallybook._cli.common import (
     print_table,
 )
 from tallybook._cli.job import MANY, show
+from tallybook._cli.job_list import WHEN
 from tallybook._cli.text import clean, local
 from tallybook._db import calls, filters, sync
 from tallybook._db.filters import DeadFilter
@@ -47,9 +46,12 @@ def _filters(command: F) -> F:
             click.option("--queue", help="Of this queue."),
             click.option("--task", help="Of this task."),
             click.option("--reason", type=click.Choice(REASONS), metavar="REASON", help=f"{', '.join(REASONS)}."),
-            click.option("--text", help="Whose last error contains this, whatever the case."),
+            click.option("--error", metavar="TEXT", help="Whose last error contains this, whatever the case."),
             click.option("--args", metavar="JSON", help="Whose args contain this JSON object."),
-            click.option("--last", type=DURATION, metavar="DURATION", help="That died in the last, say, '2 hours'."),
+            click.option(
+                "--since", type=WHEN, metavar="WHEN", help="Died since then: '2 hours' ago, or 2026-01-31T09:00Z."
+            ),
+            click.option("--before", type=WHEN, metavar="WHEN", help="Died before then."),
         )
     ):
         command = option(command)
@@ -57,13 +59,8 @@ def _filters(command: F) -> F:
 
 
 def _which(given: dict[str, Any]) -> DeadFilter:
-    last: timedelta | None = given.pop("last")
     args = given.pop("args")
-    return DeadFilter(
-        **given,
-        args=None if args is None else json_object("--args", args),
-        since=None if last is None else datetime.now(UTC) - last,
-    )
+    return DeadFilter(**given, args=None if args is None else json_object("--args", args))
 
 
 @dead.command("list")
@@ -146,7 +143,9 @@ def _one_way(job_ids: Sequence[int], everything: bool, given: dict[str, Any]) ->
     """The filter, or None where ids are given; exactly one of ids, filters and --all makes sense."""
     filtered = any(value is not None for value in given.values())
     if bool(job_ids) + filtered + everything != 1:
-        raise click.UsageError("give ids, or filters (--queue, --task, --reason, --text, --args, --last), or --all")
+        raise click.UsageError(
+            "give ids, or filters (--queue, --task, --reason, --error, --args, --since, --before), or --all"
+        )
     return None if job_ids else _which(given)
 
 

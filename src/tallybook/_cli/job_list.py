@@ -14,7 +14,7 @@ from tallybook._cli.why import read_links
 from tallybook._db.jobs import MOST, PARAMETERS, STATES, JobFilter
 from tallybook._db.stored import loads
 
-__all__ = ["list_", "short"]
+__all__ = ["WHEN", "list_", "short"]
 
 _LOOKED = 1_000_000
 """Rows that one command may pass over: about a second."""
@@ -37,7 +37,7 @@ class _When(click.ParamType[datetime]):
         return INSTANT.convert(value, param, ctx)
 
 
-_WHEN = _When()
+WHEN = _When()
 
 
 @click.command("list")
@@ -57,8 +57,8 @@ _WHEN = _When()
     "--link", "links", metavar="KIND=KEY", multiple=True, callback=read_links, help="With this link; can be repeated."
 )
 @click.option("--error", metavar="TEXT", help="Whose last error contains this, whatever the case.")
-@click.option("--since", type=_WHEN, metavar="WHEN", help="Enqueued since then: '2 hours' ago, or 2026-01-31T09:00Z.")
-@click.option("--before", type=_WHEN, metavar="WHEN", help="Enqueued before then.")
+@click.option("--since", type=WHEN, metavar="WHEN", help="Enqueued since then: '2 hours' ago, or 2026-01-31T09:00Z.")
+@click.option("--before", type=WHEN, metavar="WHEN", help="Enqueued before then.")
 @click.option("--after", metavar="CURSOR", help="Go on behind another list: what it has printed as its end.")
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="At most so many.")
 @json_option

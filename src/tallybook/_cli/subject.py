@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -17,7 +17,7 @@ import click
 from tallybook._cli.common import DURATION, Conn, connect, dsn_option, json_option, print_json, print_pairs, print_table
 from tallybook._cli.enqueue import INSTANT, args_text, unserved
 from tallybook._cli.errors import Problem
-from tallybook._cli.job_list import short
+from tallybook._cli.job_list import WHEN, short
 from tallybook._cli.subject_file import rows_of
 from tallybook._cli.text import clean, json_safe, local
 from tallybook._db import subjects, sync
@@ -356,14 +356,13 @@ _FORGET = {
 @dsn_option
 @click.option("--task", help="Of this task.")
 @click.option("--subject", "name", help="Of this subject.")
-@click.option("--last", type=DURATION, metavar="DURATION", help="Of the last, say, '2 hours'.")
+@click.option("--since", type=WHEN, metavar="WHEN", help="Since then: '2 hours' ago, or 2026-01-31T09:00Z.")
 @_limit
 @json_option
 def errors_(
-    dsn: str | None, task: str | None, name: str | None, last: timedelta | None, limit: int, as_json: bool
+    dsn: str | None, task: str | None, name: str | None, since: datetime | None, limit: int, as_json: bool
 ) -> None:
     """List what went wrong, newest first."""
-    since = None if last is None else datetime.now(UTC) - last
     with connect(dsn) as conn:
         given = {"task": task, "subject": name, "since": since, "limit": limit}
         rows = [row[0] for row in conn.execute(_ERRORS, given).fetchall()]

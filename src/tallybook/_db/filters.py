@@ -35,7 +35,7 @@ select cast(to_json(r) as text) from tallybook.cancel_many(
 
 _FILTER = """\
   queue => cast(%(queue)s as text), task => cast(%(task)s as text), reason => cast(%(reason)s as text),
-  text => cast(%(text)s as text), args => cast(cast(%(args)s as text) as jsonb),
+  text => cast(%(error)s as text), args => cast(cast(%(args)s as text) as jsonb),
   since => cast(cast(%(since)s as text) as timestamptz), before => cast(cast(%(before)s as text) as timestamptz),
   max_jobs => cast(cast(%(max_jobs)s as text) as int)"""
 
@@ -57,7 +57,7 @@ class DeadFilter:
     queue: str | None = None
     task: str | None = None
     reason: str | None = None
-    text: str | None = None
+    error: str | None = None
     args: Mapping[str, object] | None = None
     since: datetime | None = None
     before: datetime | None = None
@@ -70,7 +70,7 @@ class DeadFilter:
             "queue": _text("queue", self.queue),
             "task": _text("task", self.task),
             "reason": self.reason,
-            "text": _text("text", self.text),
+            "error": _text("error", self.error),
             "args": _args(self.args),
             "since": _instant_text("since", self.since),
             "before": _instant_text("before", self.before),

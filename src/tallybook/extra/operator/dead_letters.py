@@ -19,7 +19,7 @@ _FILTER: tuple[Field, ...] = (
         name="reason", about="Dead for this reason.", words=("failed", "crashed", "expired", "killed"), example="failed"
     ),
     Text(
-        name="text", about="In the last error's type or message, in any case.", most=200, example="timeout", admin=True
+        name="error", about="In the last error's type or message, in any case.", most=200, example="timeout", admin=True
     ),
     Instant(name="since", about="Died then or later.", example="2026-01-31T09:00:00Z"),
     Instant(name="before", about="Died before.", example="2026-02-01T00:00:00Z"),
@@ -56,9 +56,9 @@ async def _count(ask: Ask, conn: Conn) -> Changed:
 
 
 def _target(ask: Ask) -> dict[str, Any]:
-    # Text and args may hold what is nobody's but the job's: that they were given is enough.
+    # Error and args may hold what is nobody's but the job's: that they were given is enough.
     said = {name: plain(ask[name]) for name in _NAMES if ask.get(name) is not None}
-    said.update({name: True for name in ("text", "args") if ask.get(name) is not None})
+    said.update({name: True for name in ("error", "args") if ask.get(name) is not None})
     return {**said, "queue": ask.queue()} if ask.queue() else said
 
 

@@ -24,20 +24,20 @@ _PAGE = 50
 _LOOKED = 20_000
 """Dead letters that one page may pass over."""
 REASONS = ("failed", "crashed", "expired", "killed")
-_ASKED = ("queue", "task", "reason", "text", "since", "before")
+_ASKED = ("queue", "task", "reason", "error", "since", "before")
 _LETTERS = """\
 select d.job_id as id, d.died_at, d.queue_name as queue, d.task_name as task, d.why as reason, d.failures, d.attempt, d.enqueued_at,
        d.summary, d.last_error as error, d.why is null as mark
-  from tallybook.dead_letters(queue => %(queue)s::text, task => %(task)s::text, reason => %(reason)s::text, text => %(text)s::text,
-         since => %(since)s::timestamptz, before => %(before)s::timestamptz, before_id => %(before_id)s::bigint,
-         max_jobs => %(max_jobs)s::int, max_looked => %(max_looked)s::int) as d"""
+  from tallybook.dead_letters(queue => %(queue)s::text, task => %(task)s::text, reason => %(reason)s::text,
+         text => %(error)s::text, since => %(since)s::timestamptz, before => %(before)s::timestamptz,
+         before_id => %(before_id)s::bigint, max_jobs => %(max_jobs)s::int, max_looked => %(max_looked)s::int) as d"""
 _IDS = _LETTERS.replace("d.last_error", "null").replace("d.summary", "null")
 
 
 def _filter(asked: dict[str, str]) -> dict[str, Any]:
     if asked["reason"] and asked["reason"] not in REASONS:
         raise InvalidArgument(f"reason is one of {', '.join(REASONS)}")
-    said: dict[str, Any] = {name: text_of(name, asked[name]) for name in ("queue", "task", "reason", "text")}
+    said: dict[str, Any] = {name: text_of(name, asked[name]) for name in ("queue", "task", "reason", "error")}
     return said | {name: when_of(name, asked[name]) for name in ("since", "before")} | {"before_id": None}
 
 
