@@ -18,6 +18,7 @@
     ├── UnknownJob                       TB002: no such job, or its history is pruned
     ├── ResultTimeout (TimeoutError)     the job has not ended in time; it goes on
     ├── ResultMissing                    the job completed, and its result could not be kept
+    ├── JobFailed                        an attempt failed in a drain that raises
     ├── JobDied                          the job is dead: there will be no result
     ├── JobCancelled                     the job was cancelled: there will be no result
     ├── KeyTaken                         TB008: another live job has the unique key, and on_conflict is "raise"
@@ -62,6 +63,7 @@ __all__ = [
     "InvalidArgument",
     "JobCancelled",
     "JobDied",
+    "JobFailed",
     "KeyTaken",
     "LeaseLost",
     "NotASubject",
@@ -365,6 +367,20 @@ class ResultMissing(TallybookError):
     def __init__(self, job: int, reason: str) -> None:
         super().__init__(f"job {job} completed, but {reason}")
         self.job, self.reason = job, reason
+
+
+class JobFailed(TallybookError):
+    """An attempt failed in `drain(raise_on_failure=True)`; its cause is what the handler raised, where that ran here."""
+
+    job: int | None = None
+    task: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+
+    def __init__(self, job: int, task: str, error_type: str | None, error_message: str | None) -> None:
+        said = ": ".join(part for part in (error_type, error_message) if part)
+        super().__init__(f"{task} {job} failed: {said or 'no error is known'}")
+        self.job, self.task, self.error_type, self.error_message = job, task, error_type, error_message
 
 
 class JobDied(TallybookError):

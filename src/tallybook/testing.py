@@ -153,19 +153,22 @@ def drain(
     queues: Mapping[str, int] | Iterable[str] | None = None,
     max_jobs: int | None = None,
     max_seconds: float | timedelta | None = None,
+    raise_on_failure: bool = False,
 ) -> DrainReport:
     """Run all jobs that are due, here and now, and return the counts; never waits for what is due later.
 
     Runs `app.drain` in an event loop of its own; inside a coroutine use `await drain_async(...)`. `queues` are all that
     the app's tasks name and all that have jobs, unless given. Until it returns, `app.dsn` is `dsn`, so that handlers
-    that enqueue by the App reach the same database. A handler's exception is not raised: it is its job's last_error.
+    that enqueue by the App reach the same database. A handler's exception is its job's last_error; with
+    `raise_on_failure` the first one is raised in the end, as JobFailed.
 
         assert drain(app, dsn=tallybook_dsn).completed == 1
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(drain_async(app, dsn=dsn, queues=queues, max_jobs=max_jobs, max_seconds=max_seconds))
+        options: dict[str, Any] = {"queues": queues, "max_jobs": max_jobs, "max_seconds": max_seconds}
+        return asyncio.run(drain_async(app, dsn=dsn, raise_on_failure=raise_on_failure, **options))
     raise RuntimeError("drain() was called in a running event loop: write `await drain_async(...)` there")
 
 
@@ -176,6 +179,7 @@ async def drain_async(
     queues: Mapping[str, int] | Iterable[str] | None = None,
     max_jobs: int | None = None,
     max_seconds: float | timedelta | None = None,
+    raise_on_failure: bool = False,
 ) -> DrainReport:
     """Run all jobs that are due; `drain` for coroutines.
 
@@ -186,7 +190,13 @@ async def drain_async(
     try:
         if queues is None:
             queues = await asyncio.to_thread(_queues, app)
-        return await app.drain(dsn=app.conninfo(), queues=queues, max_jobs=max_jobs, max_seconds=max_seconds)
+        return await app.drain(
+            dsn=app.conninfo(),
+            queues=queues,
+            max_jobs=max_jobs,
+            max_seconds=max_seconds,
+            raise_on_failure=raise_on_failure,
+        )
     finally:
         app.dsn = before
 

@@ -34,6 +34,7 @@ EXAMPLES = [
     errors.KeyTaken(4711),
     errors.ResultTimeout(7, 10),
     errors.ResultMissing(7, "its result was not kept: it is no JSON"),
+    errors.JobFailed(7, "send", "ValueError", "no such user"),
     errors.JobDied(7, "ValueError", "no such user"),
     errors.JobCancelled(7, "the order was withdrawn"),
     errors.CommitUnknown("enqueue", "db:5432"),

@@ -598,14 +598,20 @@ class App(Source):
         max_jobs: int | None = None,
         max_seconds: float | timedelta | None = None,
         dsn: str | None = None,
+        raise_on_failure: bool = False,
     ) -> DrainReport:
         """Run all that is due, at most `max_jobs` jobs and `max_seconds` seconds, and return the counts; never waits.
 
-        done = await app.drain(max_jobs=10, max_seconds=25)
+        `raise_on_failure` is for tests: when all has run, JobFailed for the first attempt that failed, whose cause is
+        what the handler raised.
+
+            done = await app.drain(max_jobs=10, max_seconds=25)
         """
         from tallybook import _worker
 
-        return await _worker.drain(self, dsn=dsn, queues=queues, max_jobs=max_jobs, max_seconds=max_seconds)
+        return await _worker.drain(
+            self, dsn=dsn, queues=queues, max_jobs=max_jobs, max_seconds=max_seconds, raise_on_failure=raise_on_failure
+        )
 
     def __repr__(self) -> str:
         return f"<App {self.name}, {len(self.tasks)} tasks>"

@@ -124,8 +124,6 @@ def _replaced(settings: WorkerSettings, app: App) -> WorkerSettings:
 
 
 def _check(app: App) -> None:
-    if not app.tasks:
-        log.warning("app %r has no tasks: is the module that defines them imported?", app.name)
     for task in app.tasks.values():
         _ = task.wants_context  # SignatureError now, not at its first job
         children.check(task)
@@ -147,8 +145,8 @@ async def _run(app: App, dsn: str, settings: WorkerSettings) -> int:
         stop.target = worker.stop
         report = await worker.run()
     log.info(
-        "stopped: %s completed, %s failed, %s dead, %s given back",
-        report.completed, report.failed, report.dead, report.released,
+        "stopped: %s completed, %s failed, %s snoozed, %s dead, %s given back",
+        report.completed, report.failed, report.snoozed, report.dead, report.released,
         extra={"event": "stopped"},
     )  # fmt: skip
     return supervisor.WORN_OUT if report.worn_out else 0

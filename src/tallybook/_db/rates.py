@@ -42,6 +42,7 @@ select cast(coalesce(json_agg(json_build_object(
   'calls_in_window', r.calls_in_window, 'waiting', r.waiting, 'last_call_at', r.last_call_at, 'next_call_at', r.next_call_at,
   'pushed_to', r.pushed_to) order by r.name), '[]') as text)
   from tallybook.rate as r where cast(%(name)s as text) is null or r.name = cast(%(name)s as text)"""
+NAMES = "select tallybook._limit_names()"
 REGISTER = "select tallybook._limits_register(%s::text, %s::jsonb)"
 _SET_CONCURRENCY = """\
 select tallybook.concurrency_limit_set(name => cast(%(name)s as text), most => cast(cast(%(most)s as text) as int))"""

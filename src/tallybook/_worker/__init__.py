@@ -71,8 +71,9 @@ async def drain(
     queues: Mapping[str, int] | Iterable[str] | str | None = None,
     max_jobs: int | None = None,
     max_seconds: float | timedelta | None = None,
+    raise_on_failure: bool = False,
 ) -> DrainReport:
     """Run all that is due, then return; never waits for what is due later. At most so many jobs, so many seconds."""
     seconds = max_seconds.total_seconds() if isinstance(max_seconds, timedelta) else max_seconds
     settings = WorkerSettings(queues=_served(app, queues), notify=False)
-    return await _drain(app, _dsn(app, dsn), settings, max_jobs, seconds)
+    return await _drain(app, _dsn(app, dsn), settings, max_jobs, seconds, raise_on_failure=raise_on_failure)

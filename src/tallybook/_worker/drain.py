@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tallybook._worker.jobs import Running
 from tallybook._worker.settings import WorkerSettings
 from tallybook._worker.worker import Worker
+from tallybook.errors import JobFailed
 
 if TYPE_CHECKING:
     from tallybook._app import App
@@ -33,10 +34,16 @@ class DrainReport:
 
 
 async def drain(
-    app: App, dsn: str, settings: WorkerSettings, max_jobs: int | None, max_seconds: float | None
+    app: App,
+    dsn: str,
+    settings: WorkerSettings,
+    max_jobs: int | None,
+    max_seconds: float | None,
+    *,
+    raise_on_failure: bool = False,
 ) -> DrainReport:
-    """Promote, rescue, claim and run until nothing is due, or a limit is reached."""
-    worker = Worker(app, dsn, settings)
+    """Promote, rescue, claim and run until nothing is due, or a limit is reached. JobFailed if it is to be raised."""
+    worker = Worker(app, dsn, settings, keeps_error=raise_on_failure)
     admission, suspects = worker.claimer.admission, worker.claimer.suspects
     until = time.monotonic() + max_seconds if max_seconds is not None else None
     started = 0
@@ -94,7 +101,12 @@ async def drain(
 
 
 def _report(worker: Worker, held: int) -> DrainReport:
-    """What it has run; not what it held and gave back."""
+    """What it has run; not what it held and gave back. JobFailed where the first failure is to be raised."""
+    if worker.runner.keeps_error and worker.finisher.first_failure is not None:
+        job, error = worker.finisher.first_failure
+        raise JobFailed(
+            job.job_id, job.task_name, error.get("type"), error.get("message")
+        ) from worker.runner.first_error
     counts = worker.finisher.counts
     ended = {name: counts[name] for name in ("completed", "scheduled", "cancelled", "dead")}
     ended["scheduled"] += max(0, counts["available"] - held)  # again at once

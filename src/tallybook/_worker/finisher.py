@@ -41,6 +41,7 @@ _CRASH = "select tallybook.crash(%s::uuid, %s::bigint, %s::int, %s::jsonb)"
 _UNCLAIM = "select tallybook.unclaim(%s::uuid, %s::bigint, %s::int, %s::interval)"
 _MOVE = "select tallybook.move(%s::uuid, %s::bigint, %s::int)"
 
+_FAILURES = ("fail", "crash")
 _LARGEST_FLUSH = 2000
 # Each order key of a flush is a lock of the server's until it commits, and the server has room for some thousands in all.
 _LARGEST_ORDERED = 200
@@ -67,6 +68,10 @@ class Finisher:
         self._idle = asyncio.Event()
         self._idle.set()
         self.counts: Counter[str] = Counter()
+        """What became of attempts, in the server's words."""
+        self.failed: Counter[str] = Counter()
+        """Of these, the attempts that failed."""
+        self.first_failure: tuple[Running, dict[str, Any]] | None = None
 
     @property
     def waiting(self) -> int:
@@ -83,6 +88,7 @@ class Finisher:
         self, running: Running, error: dict[str, Any], *, delay: timedelta | None, limit: int | None, final: bool
     ) -> None:
         """The handler raised: backoff of `delay` (None: the server's own), or dead."""
+        self.first_failure = self.first_failure or (running, error)
         if running.told is not None and not running.in_doubt:
             running.told("fail", error)
         params = (json.dumps(error), delay, limit, final)
@@ -140,7 +146,7 @@ class Finisher:
         """The attempt's end was said elsewhere: in an atomic task's own transaction, or where it was in doubt."""
         if running.told is not None:
             running.told(verb, None)
-        self._count(running.job_id, verb, said, wake_in)
+        self._count(running, verb, said, wake_in)
         self._seen([running])
 
     async def run(self) -> None:
@@ -218,13 +224,20 @@ class Finisher:
         cursor = await conn.execute(verbs, [value for end in ordered for value in end.params])
         answers = await cursor.fetchone() or ()
         for end, said in zip(ordered, answers, strict=True):
-            self._count(end.running.job_id, end.verb, said, end.wake_in)
+            self._count(end.running, end.verb, said, end.wake_in)
 
-    def _count(self, job_id: int, verb: str, said: str, wake_in: timedelta | None) -> None:
+    def _count(self, running: Running, verb: str, said: str, wake_in: timedelta | None) -> None:
         if said == "refused":
-            self._refused(job_id, verb)
+            self._refused(running.job_id, verb)
             return
         self.counts["completed" if said == "dropped" else said] += 1
+        if verb in _FAILURES:
+            self.failed[said] += 1
+        if said == "dead":
+            log.error(
+                "%s %s is dead: attempt %s was its last", running.task_name, running.job_id, running.attempt,
+                extra={"event": "dead", "job": running.job_id, "task_name": running.task_name, "queue": running.queue},
+            )  # fmt: skip
         if wake_in is not None and said == "scheduled":
             self._on_scheduled(wake_in)
 

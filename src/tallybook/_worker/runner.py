@@ -127,6 +127,7 @@ class Runner:
         atomic: Atomic,
         grace: timedelta = timedelta(seconds=5),
         on_abandoned: Callable[[], object] = lambda: None,
+        keeps_error: bool = False,
     ) -> None:
         self._verbs = verbs
         self._app = app
@@ -141,6 +142,9 @@ class Runner:
         self._children = Children(worker_name, threads, verbs)
         self._grace = grace.total_seconds()
         self._on_abandoned = on_abandoned
+        self.keeps_error = keeps_error
+        """Whether the first exception of a handler is kept: for a drain, since it keeps all that its frames hold."""
+        self.first_error: BaseException | None = None
         self._left: set[asyncio.Task[None]] = set()
         self._unclosed = 0
         self.on_missed: Callable[[Running], object] = lambda _: None
@@ -553,6 +557,8 @@ class Runner:
             then = after_failure(job, known, error)
         if then.problem is not None:
             described["note"] = then.problem
+        if self.keeps_error and self._finisher.first_failure is None:
+            self.first_error = error
         log.warning(
             "%s %s: attempt %s failed: %s: %s",
             known.name,

@@ -32,13 +32,14 @@ from tallybook._worker.claimer import Claimer
 from tallybook._worker.finisher import Finisher
 from tallybook._worker.heartbeat import Heartbeat
 from tallybook._worker.jobs import Book
+from tallybook._worker.limits import check_limits
 from tallybook._worker.runner import Runner
 from tallybook._worker.settings import WorkerSettings
 from tallybook._worker.sleeper import CANCEL, DEAL, PLACES, SCHEDULE, SETTLE, Sleeper
 from tallybook._worker.telemetry import Telemetry
 from tallybook._worker.verbs import Verbs
 from tallybook._worker.watchdog import Watchdog
-from tallybook.errors import NotSupported, QueueUnavailable, SchemaError
+from tallybook.errors import ConfigError, NotSupported, QueueUnavailable, SchemaError
 
 if TYPE_CHECKING:
     from tallybook._app import App
@@ -56,7 +57,7 @@ class WorkerReport:
 
     completed: int
     failed: int
-    """Attempts that failed and go on after a backoff, snoozed ones included."""
+    """Attempts that failed and go on after a backoff."""
     dead: int
     released: int
     """Jobs that were given back unfinished at the stop."""
@@ -64,12 +65,14 @@ class WorkerReport:
     """Handlers that did not end after their deadline and the grace."""
     worn_out: bool = False
     """It stopped by itself, since too many abandoned handlers were left: start the process again."""
+    snoozed: int = 0
+    """Attempts that were put off, by their handlers or by a limit; they count as no attempts."""
 
 
 class Worker:
     """One process's worker. `run` lives until `stop`."""
 
-    def __init__(self, app: App, dsn: str, settings: WorkerSettings) -> None:
+    def __init__(self, app: App, dsn: str, settings: WorkerSettings, *, keeps_error: bool = False) -> None:
         self.settings = settings
         self.dsn = dsn
         self.book = Book(dict(settings.queues))
@@ -91,6 +94,7 @@ class Worker:
             grace=settings.abort_timeout,
             on_abandoned=self._abandoned,
             atomic=self.atomic,
+            keeps_error=keeps_error,
         )
         self._session_dsn = settings.direct_dsn or dsn
         self.sleeper = (
@@ -260,6 +264,8 @@ class Worker:
                 self._app._rate_rules.values(), self._app._concurrency_rules.values(), self._app._breaker_rules.values()
             )
             conn.execute(rates.REGISTER, (self._app.name, said))
+            if self._lives:
+                check_limits(self._app.tasks.values(), conn.execute(rates.NAMES).fetchone())
             known = [row[0] for row in conn.execute("select name from tallybook.queues")]
         for queue in self.settings.queues:
             if queue not in known and (near := get_close_matches(queue, known, 1, 0.75)):
@@ -310,10 +316,16 @@ class Worker:
 
     _failed: BaseException | None = None
     _expected = 0
+    _lives = False
+    """Not only for one drain: what is wrong with the program stops it now."""
     _starting: asyncio.Task[None] | None = None
 
     async def run(self) -> WorkerReport:
-        """Start, claim until told to stop, end what runs."""
+        """Start, claim until told to stop, end what runs. ConfigError: no tasks, or a limit that is declared nowhere."""
+        if not self._app.tasks:
+            hint = "Import the module that declares them where the App is made, or app.include(...) them"
+            raise ConfigError("app", self._app.name, "it has no tasks, so there is nothing to run", hint=hint)
+        self._lives = True
         if self.telemetry is None:
             return await self._live()
         self.telemetry.listen()
@@ -414,10 +426,15 @@ class Worker:
             self.book.freed(job)
             self.runner.leave(job)
         await self._told()
-        counts = self.finisher.counts
-        released = len(left) + counts["available"]
+        counts, failed = self.finisher.counts, self.finisher.failed
         return WorkerReport(
-            counts["completed"], counts["scheduled"], counts["dead"], released, self.runner.abandoned, self.worn_out
+            completed=counts["completed"],
+            failed=failed["scheduled"] + failed["available"],
+            snoozed=counts["scheduled"] - failed["scheduled"],
+            dead=counts["dead"],
+            released=len(left) + counts["available"] - failed["available"],
+            abandoned=self.runner.abandoned,
+            worn_out=self.worn_out,
         )
 
     async def _told(self) -> None:
