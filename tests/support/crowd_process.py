@@ -127,7 +127,8 @@ class Producer:
     def cancel(self) -> None:
         """Of a job that this producer committed; of a dead letter while its slow transaction cannot hold the same one."""
         if self.slow_for == 0 and self.rng.random() < 0.3:
-            self.mine += self.quick.execute(DEAD, [self.committed]).fetchone() or ()
+            dead = self.quick.execute(DEAD, [self.committed]).fetchone() or ()
+            self.mine += [job for job in dead if job not in self.mine]
         if self.mine:
             self.quick.execute("begin")
             self.quick.execute("select tallybook.cancel(%s)", [self.mine.pop()])

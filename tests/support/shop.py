@@ -64,11 +64,12 @@ def moved(old: Shop, new: Shop, folder: Path, *options: str) -> None:
 
 def worked_off(new: Shop, *, count: int = 1) -> list[str]:
     """Run so many real workers until nothing is left to do; what they said."""
+    begun = one(new.db, "select clock_timestamp()")
+    there = "select count(*) from tallybook.worker where ended_at is null and started_at > %s"
     with Workers(new.dsn, new.db) as workers:
         started = [workers.start(wait=False, queues=QUEUES) for _ in range(count)]
-        wait_until(
-            lambda: one(new.db, "select count(*) from tallybook.worker where ended_at is null"), "a worker is there"
-        )
+        # All of them: one that is told to stop before it listens to signals ends by the signal.
+        wait_until(lambda: one(new.db, there, begun) == count, "the workers are there")
         wait_until(lambda: one(new.db, OPEN) == 0, f"all jobs have ended: {open_jobs(new)}", seconds=90)
         for worker in started:
             worker.signal(signal.SIGTERM)
