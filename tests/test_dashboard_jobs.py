@@ -257,7 +257,7 @@ async def test_dead_letters(app: App, db: Any, dsn: str) -> None:
         ("jobs.retry", [jobs[0], jobs[1]], {"retried": 1, "refused": 1}),
         ("jobs.drop", [jobs[0], jobs[3]], {"dropped": 2}),
     ]
-    assert audits(db)[2][2]["filter"] == "queue=charges&text=CARD%3A+ada"
+    assert audits(db)[2][2]["filter"] == "queue=charges&error=CARD%3A+ada"
 
 
 async def test_pages_of_dead_letters_that_died_at_one_instant(app: App, db: Any, dsn: str) -> None:
@@ -390,7 +390,7 @@ async def test_a_long_filter_does_not_keep_from_what_it_has_found(app: App, db: 
         assert page.hidden["jobs"] == str(jobs[0]) and len(page.hidden["about"]) > 500
         assert (await visitor.send(page, "/dead/retry")).notice == "1 job retried."
     ((_, _, target, _),) = audits(db)
-    assert target["filter"].startswith("text=%D0%BD") and len(target["filter"]) == 501
+    assert target["filter"].startswith("error=%D0%BD") and len(target["filter"]) == 501
 
 
 async def test_many_are_done_in_batches(app: App, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ async def test_a_provider_that_says_429_is_left_alone(app: App, dsn: str, db: An
 async def test_an_unknown_limit_is_an_error_that_says_so(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S1-18: a slip of the pen does not lift a limit: the attempt fails, in line or in the handler, and nothing is lost."""
 
-    @app.task(limits=("provder:acme",), max_attempts=1)
+    @app.task(max_attempts=1)
     async def named() -> None:
         raise AssertionError("it started")
 
@@ -169,7 +169,7 @@ async def test_an_unknown_limit_is_an_error_that_says_so(app: App, dsn: str, db:
     async def asked(ctx: Context) -> None:
         await ctx.limit("provder:acme")
 
-    both = [named.enqueue_sync(db).id, asked.enqueue_sync(db).id]
+    both = [named.with_(limits=("provder:acme",)).enqueue_sync(db).id, asked.enqueue_sync(db).id]
     async with working(app, dsn):
         await eventually(lambda: [jobs(job).state for job in both] == ["dead", "dead"], "two dead letters")
     for job in both:

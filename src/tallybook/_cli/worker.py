@@ -16,7 +16,7 @@ from tallybook._cli.common import DURATION, connect, conninfo, dsn_option
 from tallybook._cli.loading import app_option, load_app
 from tallybook._db.link import Link
 from tallybook._model.durations import format_duration
-from tallybook._worker import children, logs, signals, supervisor
+from tallybook._worker import children, demand_tasks, logs, signals, supervisor
 from tallybook._worker.settings import WorkerSettings, app_queues, parse_queues
 from tallybook._worker.telemetry import Telemetry
 from tallybook.errors import ConfigError
@@ -124,6 +124,7 @@ def _replaced(settings: WorkerSettings, app: App) -> WorkerSettings:
 
 
 def _check(app: App) -> None:
+    demand_tasks(app)
     for task in app.tasks.values():
         _ = task.wants_context  # SignatureError now, not at its first job
         children.check(task)

@@ -13,11 +13,12 @@ from tallybook._worker.drain import DrainReport
 from tallybook._worker.drain import drain as _drain
 from tallybook._worker.settings import WorkerSettings, app_queues, parse_queues
 from tallybook._worker.worker import Worker, WorkerReport
+from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
     from tallybook._app import App
 
-__all__ = ["DrainReport", "WorkerReport", "WorkerSettings", "drain", "prepared", "run_worker"]
+__all__ = ["DrainReport", "WorkerReport", "WorkerSettings", "demand_tasks", "drain", "prepared", "run_worker"]
 
 
 def _dsn(app: App, dsn: str | None) -> str:
@@ -29,6 +30,13 @@ def _dsn(app: App, dsn: str | None) -> str:
 def _served(app: App, queues: Mapping[str, int] | Iterable[str] | str | None) -> dict[str, int]:
     """What was asked for, else every queue that the app's tasks name, and default."""
     return parse_queues(app_queues(app) if queues is None else queues)
+
+
+def demand_tasks(app: App) -> None:
+    """ConfigError for an app without tasks."""
+    if not app.tasks:
+        hint = "Import the module that declares them where the App is made, or app.include(...) them"
+        raise ConfigError("app", app.name, "it has no tasks, so there is nothing to run", hint=hint)
 
 
 def prepared(
@@ -58,6 +66,7 @@ async def run_worker(
     `install_signals`: True: SIGTERM and SIGINT stop it; None: those of the two do that nobody else in this process
     handles, so that a web server that the worker lives in keeps its own; False: none.
     """
+    demand_tasks(app)
     worker = prepared(app, dsn=dsn, queues=queues, **options)
     caught = (signals.BOTH if install_signals else signals.unclaimed()) if install_signals is not False else ()
     with signals.stop_on(caught, worker.stop) if caught else nullcontext():

@@ -39,7 +39,7 @@ from tallybook._worker.sleeper import CANCEL, DEAL, PLACES, SCHEDULE, SETTLE, Sl
 from tallybook._worker.telemetry import Telemetry
 from tallybook._worker.verbs import Verbs
 from tallybook._worker.watchdog import Watchdog
-from tallybook.errors import ConfigError, NotSupported, QueueUnavailable, SchemaError
+from tallybook.errors import NotSupported, QueueUnavailable, SchemaError
 
 if TYPE_CHECKING:
     from tallybook._app import App
@@ -321,10 +321,7 @@ class Worker:
     _starting: asyncio.Task[None] | None = None
 
     async def run(self) -> WorkerReport:
-        """Start, claim until told to stop, end what runs. ConfigError: no tasks, or a limit that is declared nowhere."""
-        if not self._app.tasks:
-            hint = "Import the module that declares them where the App is made, or app.include(...) them"
-            raise ConfigError("app", self._app.name, "it has no tasks, so there is nothing to run", hint=hint)
+        """Start, claim until told to stop, end what runs. ConfigError: a limit that is declared nowhere."""
         self._lives = True
         if self.telemetry is None:
             return await self._live()
