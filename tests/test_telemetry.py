@@ -440,7 +440,9 @@ async def test_a_port_that_is_taken(app: App, dsn: str) -> None:
 
 def test_the_command_line_listens_while_it_waits(tmp_path: Path) -> None:
     """`tallybook worker --metrics-port`: a process that waits for its server is alive, not ready, and stops with code 0."""
-    (tmp_path / "shop.py").write_text("from tallybook import App\napp = App('shop')\n")
+    (tmp_path / "shop.py").write_text(
+        "from tallybook import App\napp = App('shop')\n@app.task\ndef note() -> None: ...\n"
+    )
     words = ("worker", "-A", "shop:app", "--dsn", "host=127.0.0.1 port=1", "--metrics-port", "0")
     with Command(tmp_path, *words) as running:
         running.says("metrics and probes on http://127.0.0.1:")
