@@ -23,6 +23,7 @@ from tallybook.errors import ConfigError, NotSupported, SignatureError
 pytestmark = [pytest.mark.anyio, pytest.mark.servers]
 
 SLOW_BEAT = {"heartbeat": timedelta(seconds=60), "lease": timedelta(seconds=300)}
+BEATEN = "select bool_and(seen_at > started_at) from tallybook.worker where ended_at is null"
 # An open transaction has written to the table.
 WRITTEN = (
     "select count(*) > 0 from pg_locks where relation = 'effect'::regclass and mode = 'RowExclusiveLock' and granted"
@@ -141,6 +142,9 @@ async def test_the_stale_workers_commit_is_refused(app: App, dsn: str, db: Any, 
     """P4 P5 F8: an attempt that was given to another worker commits nothing; the effect there is one, the other's."""
     work = declare(app, robbed(dsn))
     async with working(app, dsn, queues="default", **SLOW_BEAT) as worker:
+        await eventually(
+            lambda: db.execute(BEATEN).fetchone() == (True,), "its first beat, which would find it robbed, is over"
+        )
         job = work.enqueue_sync(db, 1)
         await eventually(lambda: worker.finisher.counts["refused"] == 1, "its end is refused")
         assert effects(db) == []
@@ -162,6 +166,9 @@ async def test_control_without_the_fence_there_is_a_second_effect(app: App, dsn:
     )
     work = psycopg_async(app, robbed(dsn))
     async with working(app, dsn, queues="default", **SLOW_BEAT):
+        await eventually(
+            lambda: db.execute(BEATEN).fetchone() == (True,), "its first beat, which would find it robbed, is over"
+        )
         job = work.enqueue_sync(db, 1)
         await eventually(lambda: effects(db), "the stale effect is there")
     async with working(app, dsn, queues="default"):

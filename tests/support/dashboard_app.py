@@ -46,7 +46,7 @@ async def refuse(n: int) -> Cancel:
     return Cancel(HOSTILE)
 
 
-@app.task(queue="feeds", limits=("feed:{url}",))
+@app.task(queue="feeds")
 async def fetch(url: str) -> str:
     return url
 
@@ -68,7 +68,7 @@ async def furnish(dsn: str, *, drain: bool = True) -> None:
         first = await send.with_(delay="2 h").enqueue(conn, "later@example.org")
         await send.with_(after=first).enqueue(conn, "after@example.org")
         for name in (f"https://example.org/{IMG}", LONG):
-            await fetch.subject(name).push(url=name).on(conn)
+            await fetch.with_(limits=("feed:{url}",)).subject(name).push(url=name).on(conn)
         await app.schedules.set(f"nightly {IMG}", send.job(HOSTILE), cron="0 3 * * *", tz="Asia/Kolkata").on(conn)
         await app.concurrency_limits.set(f"limit {IMG}", 3).on(conn)
         await app.concurrency_limits.set(f"queue:{QUEUE}", 2).on(conn)
