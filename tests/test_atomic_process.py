@@ -45,14 +45,14 @@ def row(db: Any, query: str) -> tuple[Any, ...]:
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_worker_that_dies_at_commit(workers: Workers, where: str) -> None:
     """P4 S5-05 F1 F3: SIGKILL right before or right after COMMIT: the effect and the job that follows are there once."""
-    workers.start(die=where)
+    first = workers.start(die=where)
     job = pay.enqueue_sync(workers.db, 1)
-    second: list[WorkerProcess] = []
+    assert first.ends() == -signal.SIGKILL
     if where == "before":
-        second.append(workers.start())
+        workers.start()
     wait_until(lambda: row(workers.db, QUEUED) == (0,), "the job has ended")
     info = app.get(job).sync(workers.db)
-    assert (info.state, info.attempts) == ("completed", 2 if second else 1)
+    assert (info.state, info.attempts) == ("completed", 2 if where == "before" else 1)
     assert workers.db.execute("select job_id, attempt from effect").fetchall() == [(job.id, info.attempts)]
     assert row(workers.db, WRONG) == RIGHT
 

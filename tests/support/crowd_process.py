@@ -47,8 +47,11 @@ class Producer:
         self.slow_for = 0  # how many more transactions the slow one stays open
         self.prepared: str | None = None
         self.gids = 0
+        # Each job in these two is this producer's alone: a unique key may have given it another one's job, and
+        # two transactions that cancel the same jobs wait for each other.
         self.committed: list[int] = []
         self.mine: list[int] = []  # committed jobs, each cancelled at most once: two cancels of one job may wait
+        self.keyed: set[int] = set()
         self.can_prepare = _value(self.quick, "select current_setting('max_prepared_transactions')::int") > 0
 
     def turn(self) -> None:
@@ -97,6 +100,7 @@ class Producer:
             [self.delay() for _ in range(n)],
         )
         self.quick.execute(RECORD, [ids])
+        self.keyed.update(job for job, key in zip(ids, keys, strict=True) if key)
         self.finish(self.quick, ids)
 
     def open_slow(self) -> None:
@@ -147,6 +151,8 @@ class Producer:
         queue, task, priority = self.rng.choice(QUEUES), self.rng.choice(TASKS), self.rng.choice((1, 2, 3))
         job_id = _value(conn, ENQUEUE, queue, task, priority, key, self.delay(), limit)
         conn.execute(RECORD, [[job_id]])
+        if key:
+            self.keyed.add(job_id)
         return [job_id]
 
     def delay(self) -> float:
@@ -154,8 +160,9 @@ class Producer:
 
     def finish(self, conn: Connection, ids: list[int]) -> None:
         if self.end(conn, "quick"):
-            self.committed += ids
-            self.mine += self.rng.sample(ids, k=len(ids) // 5)
+            own = [job for job in ids if job not in self.keyed]
+            self.committed += own
+            self.mine += self.rng.sample(own, k=len(own) // 5)
 
     def end(self, conn: Connection, kind: str) -> bool:
         committed = self.rng.random() < (0.7 if kind == "slow" else 0.8)
