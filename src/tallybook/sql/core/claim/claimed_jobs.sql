@@ -31,7 +31,7 @@ language plpgsql
 as $$
 declare
   c tallybook.claim; v_queue text; v_priority int; v_dead boolean := exists (select from tallybook.tombstone);
-  v_wide boolean := tallybook._has_limits(true);
+  v_wide boolean := tallybook._has_limits(true); v_window "char"; v_closed "char";
 begin
   select k.* into c from tallybook.claim k where k.lease = claimed_jobs.lease;
   if not found then return; end if;
@@ -40,35 +40,36 @@ begin
     c.closed := array[c.one_xid]; c.from_xid := c.one_xid; c.from_seq := c.one_seq - 1; c.pos_xid := c.one_xid;
     c.pos_seq := c.one_seq;
   end if;
+  if c.closed = '{}' then v_window := c.retention; else v_closed := c.retention; end if;
   return query
-  select e.job_id, e.attempt, e.task, coalesce((a.k).args, e.args), e.headers, v_queue, v_priority, e.failures::int,
+  select e.job_id, e.attempt, e.task, coalesce((e.a).args, e.args), e.headers, v_queue, v_priority, e.failures::int,
          e.crashes::int, e.max_attempts::int, e.unique_key, e.enqueued_at, e.run_at, e.order_key,
-         case when (a.k).args is null then e.options else tallybook._versioned(e.options, (a.k).version) end,
+         case when (e.a).args is null then e.options else tallybook._versioned(e.options, (e.a).version) end,
          case when v_dead and exists (select from tallybook.tombstone t
                                        where t.job_id = e.job_id and (t.attempt = e.attempt or not t.once)
                                              and t.cancelled)
-                or (a.k).cancelled then 'cancelled'
+                or (e.a).cancelled then 'cancelled'
               when e.expires_at <= claimed_jobs.at then 'expired'
-              when (a.k).busy then 'changing'
-              when (a.k).run_at > claimed_jobs.at then 'postponed'
+              when (e.a).busy then 'changing'
+              when (e.a).run_at > claimed_jobs.at then 'postponed'
               when e.order_key is not null then 'order_key'
               when e.options ? 'limits' or v_wide and tallybook._wide_limits(v_queue, e.task) <> '[]' then 'limit' end
     from (
-      (select x.* from unnest(c.closed) i(xid) cross join tallybook.entry x
-        where i.xid >= c.from_xid and i.xid <= c.pos_xid and x.lane_id = c.lane_id and x.retention = c.retention
-          and x.xid = i.xid and x.seq > case when i.xid = c.from_xid then c.from_seq else 0 end
-          and x.seq <= case when i.xid = c.pos_xid then c.pos_seq else 9223372036854775807 end
-          and x.seq <> all (c.skipped) and (claimed_jobs.job is null or x.job_id = claimed_jobs.job)
-        order by x.xid, x.seq)
-      union all
-      (select x.* from tallybook.entry x
-        where c.closed = '{}' and x.lane_id = c.lane_id and x.retention = c.retention
-          and x.xid >= c.from_xid and (x.xid, x.seq) > (c.from_xid, c.from_seq)
-          and x.xid <= c.pos_xid and (x.xid, x.seq) <= (c.pos_xid, c.pos_seq)
-          and x.xid <> all (c.holes) and x.seq <> all (c.skipped)
+      select x.*, case when x.unique_key is not null then  -- it can have been changed
+               tallybook._amendment_state(x.job_id, x.task, (select tallybook._crowd())) end as a
+        from (
+          (select x.* from unnest(c.closed) i(xid) cross join tallybook.entry x
+            where x.lane_id = c.lane_id and x.retention = v_closed and x.xid = i.xid
+              and x.xid >= c.from_xid and (x.xid, x.seq) > (c.from_xid, c.from_seq)
+              and x.xid <= c.pos_xid and (x.xid, x.seq) <= (c.pos_xid, c.pos_seq)
+              and x.seq <> all (c.skipped) and (claimed_jobs.job is null or x.job_id = claimed_jobs.job)
+            order by x.xid, x.seq)
+          union all
+          (select x.* from tallybook.entry x
+            where x.lane_id = c.lane_id and x.retention = v_window
+              and x.xid >= c.from_xid and (x.xid, x.seq) > (c.from_xid, c.from_seq)
+              and x.xid <= c.pos_xid and (x.xid, x.seq) <= (c.pos_xid, c.pos_seq)
+              and x.xid <> all (c.holes) and x.seq <> all (c.skipped)
               and (claimed_jobs.job is null or x.job_id = claimed_jobs.job)
-        order by x.xid, x.seq limit case when claimed_jobs.job is null then c.jobs else 1 end)) e
-   cross join lateral (  -- asked once a job, and only for those that can have been changed
-     select case when e.unique_key is not null then
-              tallybook._amendment_state(e.job_id, e.task, (select tallybook._crowd())) end as k offset 0) a;
+            order by x.xid, x.seq limit case when claimed_jobs.job is null then c.jobs else 1 end)) x offset 0) e;
 end $$;
