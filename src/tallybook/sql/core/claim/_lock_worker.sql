@@ -6,13 +6,13 @@
 create or replace function tallybook._lock_worker(p_worker int) returns text[]
 language plpgsql as $$
 declare
-  v_parts text[];
+  v_parts text[]; v_done boolean;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'claim needs READ COMMITTED, this transaction is %', upper(current_setting('transaction_isolation'))
       using errcode = 'TB003', hint = 'An older snapshot reads an old cursor. Claim in a transaction of its own.';
   end if;
-  perform pg_advisory_xact_lock(1413565442, p_worker);
+  v_done := pg_advisory_xact_lock(1413565442, p_worker) is null;  -- see enqueue
   select w.parts into v_parts from tallybook.worker w where w.id = p_worker and w.ended_at is null;
   if not found then
     raise exception 'worker % is not on record, or was given up', p_worker

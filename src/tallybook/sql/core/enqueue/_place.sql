@@ -9,6 +9,8 @@
 create or replace function tallybook._place(e tallybook.entry, p_run_at timestamptz, p_at timestamptz,
   p_queue text default null, p_fair boolean default false) returns void
 language plpgsql as $$
+declare
+  v_done boolean;
 begin
   if p_run_at > p_at then
     insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
@@ -22,13 +24,13 @@ begin
     perform tallybook._wake(' fair_release');
   else
     e.xid := pg_current_xact_id();
-    e.seq := coalesce(e.seq, nextval('tallybook.job_id'));
+    if e.seq is null then e.seq := nextval('tallybook.job_id'); end if;
     insert into tallybook.entry values (e.*);
     if e.order_key is not null and e.seq = e.job_id then  -- its first entry
       perform tallybook._line_up(e.order_key, e.job_id, e.seq);
     end if;
     if p_queue is null then select l.queue into p_queue from tallybook.lane l where l.lane_id = e.lane_id; end if;
-    perform tallybook._wake(p_queue);
+    v_done := tallybook._wake(p_queue) is null;
   end if;
 end $$;
 

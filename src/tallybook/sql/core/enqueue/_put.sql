@@ -4,7 +4,7 @@ create or replace function tallybook._put(p_job_id bigint, p_queue text, p_task 
   p_order_key text default null, p_expires_at timestamptz default null, p_options jsonb default null) returns void
 language plpgsql as $$
 declare
-  e tallybook.entry;
+  e tallybook.entry; v_done boolean;
 begin
   select l.lane_id, l.retention into e.lane_id, e.retention
     from tallybook.lane l
@@ -16,5 +16,5 @@ begin
   e.job_id := p_job_id; e.seq := p_job_id; e.enqueued_at := p_now; e.attempt := 1; e.failures := 0; e.crashes := 0;
   e.task := p_task; e.args := p_args; e.headers := p_headers; e.unique_key := p_unique_key;
   e.max_attempts := p_max_attempts; e.order_key := p_order_key; e.expires_at := p_expires_at; e.options := p_options;
-  perform tallybook._place(e, p_run_at, p_now, p_queue, true);
+  v_done := tallybook._place(e, p_run_at, p_now, p_queue, true) is null;
 end $$;

@@ -11,10 +11,10 @@
 create or replace function tallybook._wake(p_queue text) returns void
 language plpgsql as $$
 declare
-  v_key int := hashtext(p_queue);
+  v_key int := hashtext(p_queue); v_done boolean;
 begin
   if current_setting('tallybook.notify', true) = 'off' then return; end if;
-  perform pg_advisory_xact_lock_shared(1413565445, v_key & 127);
+  v_done := pg_advisory_xact_lock_shared(1413565445, v_key & 127) is null;
   if not (pg_try_advisory_lock(1413565444, v_key) and pg_advisory_unlock(1413565444, v_key)) then
     perform pg_notify('tallybook', p_queue);
   end if;
