@@ -27,7 +27,10 @@ log = logging.getLogger("tallybook.worker")
 # durable => false: a crash of the server may forget the claim, whose jobs are then claimed again and whose lease is
 # refused. The flush stays out of the lane's lock.
 _STATEMENTS = {
-    "claim": "select claim_id, queue, jobs from tallybook.claim($1::int, $2::text[], $3::int[], $4::uuid, durable => false)",
+    "claim": (
+        "select claim_id, queue, jobs"
+        " from tallybook.claim($1::int, $2::text[], $3::int[], $4::uuid, durable => false, retried => $5::boolean)"
+    ),
     # $2: one job, or null for all. What almost never is comes as one text, see admission: null costs nothing to read.
     "claimed_jobs": (
         "select job_id, attempt, task, args::text, headers::text, failures, crashes, max_attempts, blocked_by, order_key,"
@@ -238,16 +241,17 @@ class Claimer:
         if most is not None:
             free = [min(slots, most) for slots in free]
         lease, worker_id = str(uuid.uuid4()), self._worker_id()
-        params = (b"%d" % worker_id, _array(self._order), _array(free), lease.encode())
+        params = [b"%d" % worker_id, _array(self._order), _array(free), lease.encode(), b"f"]
 
         async def call(_: object) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
-            # Said again after a lost connection, the same lease gets the answer of the first time.
             trips = self._trips
             assert trips is not None
+            claim = ("claim", tuple(params))
+            params[4] = b"t"  # called again after a lost connection: the same lease gets the answer of the first time
             if expect_work:
-                claimed, rows = await trips.run(("claim", params), ("claimed_jobs", [params[3], None]))
+                claimed, rows = await trips.run(claim, ("claimed_jobs", [params[3], None]))
                 return claimed[0], rows
-            (claimed,) = await trips.run(("claim", params))
+            (claimed,) = await trips.run(claim)
             rows = (await trips.run(("claimed_jobs", [params[3], None])))[0] if claimed[0][2] else []
             return claimed[0], rows
 
