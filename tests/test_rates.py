@@ -185,7 +185,7 @@ async def test_limits_in_code_come_change_and_go(app: App, dsn: str, db: Any) ->
     app.rate_limits.set("mail", 1, per="1 s").sync(db)
     async with working(app, dsn):
         pass
-    query = "select name, calls, burst, in_code from tallybook.rate_limit order by name"
+    query = "select name, most, burst, in_code from tallybook.limit_rule where kind = 'rate' order by name"
     assert rows(db, query) == [("mail", 1, 1, None), ("provider", 8, 1, "shop")]
     newer = App("shop")
     newer.rate_limit("provider", 9, per="1 min")

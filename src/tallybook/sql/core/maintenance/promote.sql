@@ -10,7 +10,7 @@
 -- another lane or time, and the lines of order keys whose first was cancelled.
 -- Of those that come back to their turn at a limit only so many are moved as can start, where they are late;
 -- the others get a later time (see _pace).
--- Reads lane, tombstone, amendment, rate_limit; deletes from scheduled; writes entry, waiting, order_line,
+-- Reads lane, tombstone, amendment, limit_rule; deletes from scheduled; writes entry, waiting, order_line,
 -- service, scheduled, rate_state.
 -- rights: worker
 create or replace function tallybook.promote(max_jobs int default 1000, after timestamptz default null,

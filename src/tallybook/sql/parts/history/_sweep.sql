@@ -32,7 +32,8 @@ begin
 
   delete from tallybook.rate_call c where c.ctid = any (array(
     select o.ctid from tallybook.rate_state s
-      left join lateral (select r.per from tallybook.rate_limit r where r.name in (s.name, split_part(s.name, ':', 1))
+      left join lateral (select r.per from tallybook.limit_rule r
+                          where r.kind = 'rate' and r.name in (s.name, split_part(s.name, ':', 1))
                           order by r.name = s.name desc limit 1) r on true,
            lateral (
              select x.ctid from tallybook.rate_call x where x.name = s.name

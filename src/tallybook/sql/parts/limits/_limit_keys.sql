@@ -13,26 +13,23 @@ as $$
 declare
   c_early constant interval := '120 ms';  -- what waits in line comes back so long before its turn
   v_keys tallybook._limit_key[]; k tallybook._limit_key; v_new text[];
-  v_permits boolean := exists (select from tallybook.concurrency_limit) or exists (select from tallybook.breaker_rule);
+  v_permits boolean := exists (select from tallybook.limit_rule r where r.kind <> 'rate');
 begin
   loop
-    select array_agg(row(s.name, s.next_at, s.front_at, s.granted, null, r.per / (r.calls - r.burst + 1),
-                         tallybook._step(r.calls, r.per, r.burst),
+    select array_agg(row(s.name, s.next_at, s.front_at, s.granted, null, r.per / (r.most - r.burst + 1),
+                         tallybook._step(r.most, r.per, r.burst),
                          case when r.per is not null then
                            greatest(interval '20 ms', least(greatest(r.per / 100, p_ahead), interval '1 s')) end, s.lag,
-                         r.burst, r.calls - r.burst + 1, null, null, null, null)::tallybook._limit_key)
+                         r.burst, r.most - r.burst + 1, null, null, null, null)::tallybook._limit_key)
       into v_keys
       from (select s.name, s.next_at, s.front_at, s.granted, s.lag from tallybook.rate_state s
              where s.name = any (p_names) order by s.name for update) s
-      left join lateral (
-        select r.per, r.calls, r.burst from tallybook.rate_limit r where r.name in (s.name, split_part(s.name, ':', 1))
-         order by r.name = s.name desc limit 1) r on true;
+      left join lateral tallybook._limit_of('rate', s.name) r on true;
     exit when cardinality(v_keys) = cardinality(p_names);
     v_new := array(select n from unnest(p_names) n
                     where n <> all (array(select x.name from unnest(v_keys) x))
-                      and (exists (select from tallybook._rate_limit_of(n))
-                           or v_permits and (exists (select from tallybook._concurrency_limit_of(n))
-                                             or exists (select from tallybook._breaker_of(n)))));
+                      and exists (select from tallybook.limit_rule r where r.kind in ('rate', 'concurrency', 'breaker')
+                                   and r.name in (n, split_part(n, ':', 1))));
     exit when v_new = '{}';
     -- Where another session makes the same row, this waits for its commit, inserts nothing, and the next round reads
     -- it.

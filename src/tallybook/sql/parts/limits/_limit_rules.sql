@@ -1,24 +1,57 @@
+-- _limit_of(kind, name): the rule of a key: of its own name, else of what stands before the first colon. No row: none.
+create or replace function tallybook._limit_of(p_kind text, p_name text) returns setof tallybook.limit_rule
+language sql stable as $$
+  select r.* from tallybook.limit_rule r where r.kind = p_kind and r.name in (p_name, split_part(p_name, ':', 1))
+   order by r.name = p_name desc limit 1
+$$;
+
+-- _limit_set(kind, name, most, per, burst, open_for, in_code, at): make a rule, or change it: created, changed or
+-- unchanged. A person's rule stays as it is when code declares one of its name. Those who wait go by the new rule.
+create or replace function tallybook._limit_set(p_kind text, p_name text, p_most int, p_per interval, p_burst int,
+  p_open_for interval, p_in_code text, p_at timestamptz) returns text
+language plpgsql as $$
+declare
+  v_there tallybook.limit_rule;
+begin
+  loop
+    select r.* into v_there from tallybook.limit_rule r where r.kind = p_kind and r.name = p_name for update;
+    if found then
+      if p_in_code is not null and v_there.in_code is null
+         or (v_there.most, v_there.per, v_there.burst, v_there.open_for, v_there.in_code)
+            is not distinct from (p_most, p_per, p_burst, p_open_for, p_in_code) then
+        return 'unchanged';
+      end if;
+      update tallybook.limit_rule r
+         set most = p_most, per = p_per, burst = p_burst, open_for = p_open_for, in_code = p_in_code, changed_at = p_at
+       where r.kind = p_kind and r.name = p_name;
+      if p_kind = 'rate' then perform tallybook._rate_changed(p_name, p_at); end if;
+      if p_kind = 'concurrency' then perform tallybook._wake(' concurrency_release'); end if;
+      return 'changed';
+    end if;
+    insert into tallybook.limit_rule (kind, name, most, per, burst, open_for, in_code, created_at, changed_at)
+    values (p_kind, p_name, p_most, p_per, p_burst, p_open_for, p_in_code, p_at, p_at) on conflict do nothing;
+    if found then return 'created'; end if;
+  end loop;
+end $$;
+
+-- _check_limit_name(name): raises TB005 unless a rule may have this name.
+create or replace function tallybook._check_limit_name(p_name text) returns void
+language plpgsql immutable as $$
+begin
+  perform tallybook._check_name('name of a limit', p_name, 200);
+  if p_name in ('queue', 'task', 'queue:', 'task:') then
+    raise exception 'a limit cannot be named %', p_name using errcode = 'TB005',
+      hint = 'Write queue:NAME or task:NAME.';
+  end if;
+end $$;
+
 -- _wide_limits(queue, task): the names of the rules for all jobs of a queue and of a task, as a JSON array.
 create or replace function tallybook._wide_limits(p_queue text, p_task text) returns jsonb
 language plpgsql stable as $$
 begin
-  return coalesce((select jsonb_agg(distinct r.name) from (
-                     select r.name from tallybook.rate_limit r where r.name in ('queue:' || p_queue, 'task:' || p_task)
-                     union all
-                     select r.name from tallybook.concurrency_limit r where r.name in ('queue:' || p_queue, 'task:'
-                         || p_task)
-                     union all
-                     select r.name from tallybook.breaker_rule r where r.name in ('queue:' || p_queue, 'task:'
-                         || p_task)) r), '[]');
-end $$;
-
--- _rate_limit_of(name): the rule of a key: of its own name, else of what stands before the first colon. No row: none.
-create or replace function tallybook._rate_limit_of(p_name text) returns setof tallybook.rate_limit
-language plpgsql stable as $$
-begin
-  return query select r.* from tallybook.rate_limit r where r.name = p_name;
-  if not found then return query select r.* from tallybook.rate_limit r
-     where r.name = split_part(p_name, ':', 1); end if;
+  return coalesce((select jsonb_agg(distinct r.name) from tallybook.limit_rule r
+                    where r.kind in ('rate', 'concurrency', 'breaker')
+                      and r.name in ('queue:' || p_queue, 'task:' || p_task)), '[]');
 end $$;
 
 -- _step(calls, per, burst): the estimated time between the turns of two that wait. The longer gaps that come now and
@@ -34,10 +67,8 @@ $$;
 -- _has_limits(wide): whether there is a rule of any kind; wide: one for all jobs of a queue or of a task.
 create or replace function tallybook._has_limits(p_wide boolean default false) returns boolean
 language plpgsql stable as $$
-declare
-  v_wide text[] := '{queue:%,task:%}';
 begin
-  return exists (select from tallybook.rate_limit r where not p_wide or r.name like any (v_wide))
-         or exists (select from tallybook.concurrency_limit r where not p_wide or r.name like any (v_wide))
-         or exists (select from tallybook.breaker_rule r where not p_wide or r.name like any (v_wide));
+  return case when p_wide then exists (select from tallybook.limit_rule r
+                                        where r.name like 'queue:%' or r.name like 'task:%')
+              else exists (select from tallybook.limit_rule) end;
 end $$;

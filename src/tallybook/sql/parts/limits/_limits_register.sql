@@ -1,26 +1,25 @@
 -- _limits_register(app, rules): the limits that an app's code declares, as a worker says at its start.
 --
 -- Changed where they differ, gone with their last declaration. A person's rule of the same name stays as it is.
--- Writes rate_limit, concurrency_limit, breaker_rule.
+-- Kind by kind, in the order of their names: so no two workers wait for one another. Writes limit_rule.
 -- rights: worker
 create or replace function tallybook._limits_register(p_app text, p_rules jsonb) returns void
 language plpgsql as $$
+declare
+  k record; v_gone text[];
 begin
-  delete from tallybook.rate_limit r
-   where r.in_code = p_app and not exists (select from jsonb_array_elements(p_rules -> 'rates') x
-                                           where x ->> 'name' = r.name);
-  perform tallybook.rate_limit_set(x ->> 'name', (x ->> 'calls')::int, (x ->> 'per')::interval, (x ->> 'burst')::int,
-                                   p_app)
-     from (select x from jsonb_array_elements(p_rules -> 'rates') x order by x ->> 'name') x;
-  delete from tallybook.concurrency_limit r
-   where r.in_code = p_app and not exists (select from jsonb_array_elements(p_rules -> 'concurrency') x
-                                           where x ->> 'name' = r.name);
-  perform tallybook.concurrency_limit_set(x ->> 'name', (x ->> 'most')::int, p_app)
-     from (select x from jsonb_array_elements(p_rules -> 'concurrency') x order by x ->> 'name') x;
-  perform tallybook.breaker_drop(r.name) from tallybook.breaker_rule r
-   where r.in_code = p_app and not exists (select from jsonb_array_elements(p_rules -> 'breakers') x
-                                           where x ->> 'name' = r.name);
-  perform tallybook.breaker_set(x ->> 'name', (x ->> 'failures')::int, (x ->> 'per')::interval,
-                                (x ->> 'open_for')::interval, p_app)
-     from (select x from jsonb_array_elements(p_rules -> 'breakers') x order by x ->> 'name') x;
+  for k in values ('rate', 'rates'), ('concurrency', 'concurrency'), ('breaker', 'breakers') loop
+    v_gone := array(select r.name from tallybook.limit_rule r
+                     where r.kind = k.column1 and r.in_code = p_app and r.name not in (
+                             select x ->> 'name' from jsonb_array_elements(p_rules -> k.column2) x));
+    if k.column1 = 'breaker' then perform tallybook.breaker_drop(n) from unnest(v_gone) n; end if;
+    delete from tallybook.limit_rule r where r.kind = k.column1 and r.name = any (v_gone) and r.in_code = p_app;
+    perform case k.column1
+              when 'rate' then tallybook.rate_limit_set(x.name, x.calls, x.per, x.burst, p_app)
+              when 'concurrency' then tallybook.concurrency_limit_set(x.name, x.most, p_app)
+              else tallybook.breaker_set(x.name, x.failures, x.per, x.open_for, p_app) end
+       from (select f.* from jsonb_to_recordset(p_rules -> k.column2)
+               f(name text, calls int, most int, failures int, per interval, burst int, open_for interval)
+              order by f.name) x;
+  end loop;
 end $$;

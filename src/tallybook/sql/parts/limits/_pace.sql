@@ -6,7 +6,7 @@
 -- their turn, and be written once more each.
 -- Their order is kept, but for jobs of priority 0 and 1, which go first. What comes is asked by limit_take all the
 -- same. A key that somebody has locked is looked at again in 10 ms.
--- Reads rate_limit, tombstone, lane; writes rate_state, scheduled.
+-- Reads limit_rule, tombstone, lane; writes rate_state, scheduled.
 create or replace function tallybook._pace(p_ids bigint[], p_at timestamptz) returns bigint[]
 language plpgsql
 -- profile: hot
@@ -26,8 +26,8 @@ begin
       join tallybook.lane l on l.lane_id = s.lane_id
   ), keys as materialized (
     select k.key, r.gap, r.burst from (select distinct d.key from due d where d.key is not null) k
-      cross join lateral (select tallybook._step(r.calls, r.per, r.burst) as gap, r.burst
-                          from tallybook._rate_limit_of(k.key) r) r
+      cross join lateral (select tallybook._step(r.most, r.per, r.burst) as gap, r.burst
+                          from tallybook._limit_of('rate', k.key) r) r
   ), mine as materialized (
     select s.name, s.next_at, s.promised_at, s.paced_to from tallybook.rate_state s
      where s.name = any (array(select k.key from keys k)) order by s.name for update skip locked

@@ -4,7 +4,7 @@
 -- A permit is held by an attempt without an outcome. Forgets those that have ended, after telling the breaker of them:
 -- so it opens, closes and lets its probe through with the next look, which whoever asks for a start takes. The key's
 -- row in rate_state is locked.
--- Reads concurrency_limit, breaker_rule, outcome; deletes from concurrency_holder; writes breaker_state.
+-- Reads limit_rule, outcome; deletes from concurrency_holder; writes breaker_state.
 create or replace function tallybook._permits_free(p_name text, p_at timestamptz, out free int, out probing boolean,
   out barred boolean)
 language plpgsql
@@ -13,12 +13,12 @@ set enable_memoize = off  -- each row is looked up once: there is nothing to rem
 as $$
 declare
   c_any constant int := 2147483647;
-  v_most int; v_breaker tallybook.breaker_rule; v tallybook.breaker_state; v_was tallybook.breaker_state;
+  v_most int; v_breaker tallybook.limit_rule; v tallybook.breaker_state; v_was tallybook.breaker_state;
   v_gone tid[]; v_failed timestamptz[]; v_proved boolean; v_disproved timestamptz; v_held int; v_probes int;
 begin
   probing := false; barred := false;
-  select r.most into v_most from tallybook._concurrency_limit_of(p_name) r;
-  select b.* into v_breaker from tallybook._breaker_of(p_name) b;
+  select r.most into v_most from tallybook._limit_of('concurrency', p_name) r;
+  select b.* into v_breaker from tallybook._limit_of('breaker', p_name) b;
   if v_most is null and v_breaker.name is null then return; end if;
   select array_agg(h.ctid), array_agg(o.ended_at) filter (where o.state in ('failed', 'dead') and not h.probe),
          bool_or(h.probe and o.state = 'completed'), max(o.ended_at) filter (where h.probe
@@ -38,9 +38,9 @@ begin
   v := v_was;
   if v.name is null then v.name := p_name; v.state := 'closed'; v.failed_at := '{}'; v.changed_at := p_at; end if;
   if v_failed is not null and v.state = 'closed' then
-    v.failed_at := array(select x from unnest(v.failed_at || v_failed) x order by x desc limit v_breaker.failures);
+    v.failed_at := array(select x from unnest(v.failed_at || v_failed) x order by x desc limit v_breaker.most);
     v.failed_at := array(select x from unnest(v.failed_at) x where x > v.failed_at[1] - v_breaker.per order by x desc);
-    if cardinality(v.failed_at) >= v_breaker.failures
+    if cardinality(v.failed_at) >= v_breaker.most
        then v.state := 'open'; v.open_until := p_at + v_breaker.open_for; end if;
   end if;
   if v_disproved is not null and v.state = 'half-open' then
@@ -58,14 +58,4 @@ begin
   end if;
   probing := v.state = 'half-open'; barred := v.state <> 'closed';
   free := case v.state when 'open' then 0 when 'half-open' then least(free, 1 - v_probes) else free end;
-end $$;
-
--- _breaker_of(name): the breaker's rule of a key: of its own name, else of what stands before the first colon. No row:
--- none.
-create or replace function tallybook._breaker_of(p_name text) returns setof tallybook.breaker_rule
-language plpgsql stable as $$
-begin
-  return query select r.* from tallybook.breaker_rule r where r.name = p_name;
-  if not found then return query select r.* from tallybook.breaker_rule r
-     where r.name = split_part(p_name, ':', 1); end if;
 end $$;

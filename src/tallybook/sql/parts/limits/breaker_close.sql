@@ -8,7 +8,7 @@ language plpgsql as $$
 declare
   v_was text;
 begin
-  if not exists (select from tallybook._breaker_of(breaker_close.name)) then
+  if not exists (select from tallybook._limit_of('breaker', breaker_close.name)) then
     raise exception 'there is no breaker %', breaker_close.name using errcode = 'TB005',
       hint = 'Make one by breaker_set.';
   end if;

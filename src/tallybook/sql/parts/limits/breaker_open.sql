@@ -9,9 +9,9 @@ create or replace function tallybook.breaker_open(name text, duration interval d
   at timestamptz default clock_timestamp())
 returns timestamptz language plpgsql as $$
 declare
-  v_rule tallybook.breaker_rule; v_until timestamptz;
+  v_rule tallybook.limit_rule; v_until timestamptz;
 begin
-  select r.* into v_rule from tallybook._breaker_of(breaker_open.name) r;
+  select r.* into v_rule from tallybook._limit_of('breaker', breaker_open.name) r;
   if not found then
     raise exception 'there is no breaker %', breaker_open.name using errcode = 'TB005',
       hint = 'Make one by breaker_set.';

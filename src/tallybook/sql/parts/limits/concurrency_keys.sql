@@ -5,54 +5,48 @@
 -- these is there in any case, and the next look goes on from it.
 -- Costs the same however many jobs wait: held and waiting are counted up to 1000, which is 1000 or more. source: the
 -- app whose code declares the key's own rule; empty: a person has put it; null: it has none of its own.
--- Errors: TB005 max_keys out of range. Reads concurrency_limit, concurrency_holder, concurrency_line, outcome,
--- breaker_rule.
+-- Errors: TB005 max_keys out of range. Reads limit_rule, concurrency_holder, concurrency_line, outcome.
 -- rights: operator, reader
 create or replace function tallybook.concurrency_keys(from_name text default '', max_keys int default 100)
-returns table (name text, rule text, most int, held bigint, waiting bigint, source text) language plpgsql stable
+returns table (name text, rule text, most int, held bigint, waiting bigint, source text)
+language sql stable
 -- profile: lookup
 as $$
-#variable_conflict use_column
-declare
-  v_name text := concurrency_keys.from_name; v_left int := tallybook._keys_most(concurrency_keys.max_keys);
-  v_looks int := 5 * v_left;
-begin
-  v_name := least((select h.name from tallybook.concurrency_holder h where h.name >= v_name order by h.name limit 1),
-                  (select l.name from tallybook.concurrency_line l where l.name >= v_name order by l.name limit 1),
-                  (select c.name from tallybook.concurrency_limit c where c.name >= v_name order by c.name limit 1));
-  while v_name is not null and v_left > 0 and v_looks > 0 loop
-    return query
-    select x.* from (
-      select v_name, r.name, r.most,
-             (select count(*) from (select from tallybook.concurrency_holder h where h.name = v_name and not exists (
-                select from tallybook.outcome o where o.retention = h.retention and o.entry_xid = h.xid
-                       and o.entry_seq = h.seq) limit 1000) x),
-             (select count(*) from (select from tallybook.concurrency_line l where l.name = v_name limit 1000) x),
-             (select coalesce(c.in_code, '') from tallybook.concurrency_limit c where c.name = v_name)
-        from (select) one
-        left join lateral (
-          select c.name, c.most from tallybook.concurrency_limit c where c.name in (v_name, split_part(v_name, ':', 1))
-           order by c.name = v_name desc limit 1) r on true
-    ) x (name, rule, most, held, waiting, source)
-     where x.source is not null or v_looks = 1
-        -- who waits for a breaker stands in the same line
-        or (x.held > 0 or x.waiting > 0) and (x.rule is not null or not exists (
-             select from tallybook.breaker_rule b where b.name in (v_name, split_part(v_name, ':', 1))));
-    v_left := v_left - found::int;
-    v_looks := v_looks - 1;
-    v_name := least((select h.name from tallybook.concurrency_holder h where h.name > v_name order by h.name limit 1),
-                    (select l.name from tallybook.concurrency_line l where l.name > v_name order by l.name limit 1),
-                    (select c.name from tallybook.concurrency_limit c where c.name > v_name order by c.name limit 1));
-  end loop;
-end $$;
+  select x.* from tallybook._limit_walk('concurrency', concurrency_keys.from_name, concurrency_keys.max_keys) k
+    cross join lateral (
+    select k.name, r.name as rule, r.most,
+           (select count(*) from (select from tallybook.concurrency_holder h where h.name = k.name and not exists (
+              select from tallybook.outcome o where o.retention = h.retention and o.entry_xid = h.xid
+                     and o.entry_seq = h.seq) limit 1000) x) as held,
+           (select count(*) from (select from tallybook.concurrency_line l where l.name = k.name limit 1000) x)
+             as waiting,
+           case when r.name = k.name then coalesce(r.in_code, '') end as source
+      from (select) one left join lateral tallybook._limit_of('concurrency', k.name) r on true) x
+   where x.source is not null or k.last
+      -- who waits for a breaker stands in the same line
+      or (x.held > 0 or x.waiting > 0)
+         and (x.rule is not null or not exists (select from tallybook._limit_of('breaker', k.name)))
+   limit concurrency_keys.max_keys
+$$;
+
+-- _limit_walk(kind, from_name, max_keys): the names of the keys of a kind, from one on, each found by an index; 5 times
+-- max_keys at most, and last says of the one where the walk ends for that.
+create or replace function tallybook._limit_walk(p_kind text, p_from text, p_max_keys int)
+returns table (name text, last boolean) language sql stable as $$
+  with recursive k(name, looks) as (
+    select (select n.name from tallybook._limit_key_name n where n.kind = p_kind and n.name >= p_from
+             order by n.name limit 1), 5 * tallybook._keys_most(p_max_keys)
+    union all
+    select (select n.name from tallybook._limit_key_name n where n.kind = p_kind and n.name > k.name
+             order by n.name limit 1), k.looks - 1 from k where k.name is not null and k.looks > 1)
+  select k.name, k.looks = 1 from k where k.name is not null
+$$;
 
 -- _keys_most(max_keys): TB005 unless it is 1 to 1000.
 create or replace function tallybook._keys_most(p_max_keys int) returns int
 language plpgsql immutable as $$
 begin
-  if p_max_keys is null or p_max_keys not between 1 and 1000 then
-    raise exception 'max_keys % is out of range', coalesce(p_max_keys::text, 'null') using errcode = 'TB005',
-      hint = 'It goes from 1 to 1000.';
-  end if;
+  perform tallybook._check_range('max_keys', p_max_keys::text, p_max_keys between 1 and 1000,
+                                 'It goes from 1 to 1000.');
   return p_max_keys;
 end $$;

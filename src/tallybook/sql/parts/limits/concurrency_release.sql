@@ -5,8 +5,8 @@
 -- rescue, the time or a changed rule has freed: up to 1000 keys, from a random one on. At most 500 go on per key and
 -- call.
 -- Returns released: how many were let go on (null: somebody else runs the service), and whether anybody waits still.
--- Locks the keys' rows in their order; those that it was not told of are only tried. Reads concurrency_limit,
--- breaker_rule, outcome, tombstone; deletes from concurrency_holder, concurrency_line, waiting; writes entry,
+-- Locks the keys' rows in their order; those that it was not told of are only tried. Reads limit_rule,
+-- outcome, tombstone; deletes from concurrency_holder, concurrency_line, waiting; writes entry,
 -- scheduled, concurrency_holder, concurrency_line, breaker_state, service.
 -- rights: worker
 create or replace function tallybook.concurrency_release(names text[] default null,
@@ -52,7 +52,7 @@ begin
     end if;
     if exists (select from tallybook.concurrency_line l where l.name = v_name) then
       released := released + tallybook._let_in(v_name, at);
-    elsif exists (select from tallybook._breaker_of(v_name)) then
+    elsif exists (select from tallybook._limit_of('breaker', v_name)) then
       perform tallybook._permits_free(v_name, at);  -- so that what an end has said to the breaker is on view
     end if;
   end loop;
@@ -135,16 +135,6 @@ begin
     end if;
   end loop;
   return v_in;
-end $$;
-
--- _concurrency_limit_of(name): the rule of a key: of its own name, else of what stands before the first colon. No row:
--- none.
-create or replace function tallybook._concurrency_limit_of(p_name text) returns setof tallybook.concurrency_limit
-language plpgsql stable as $$
-begin
-  return query select r.* from tallybook.concurrency_limit r where r.name = p_name;
-  if not found then return query select r.* from tallybook.concurrency_limit r
-     where r.name = split_part(p_name, ':', 1); end if;
 end $$;
 
 -- _until_permit(lease, job_id, attempt, name, priority, at): end an attempt as moved; the job waits for a permit of

@@ -24,7 +24,7 @@
 -- held until the attempt has an outcome, whoever writes it, so there are never more than the limit says; who waits for
 -- one goes by priority, then as it came.
 -- Needs READ COMMITTED (TB003). Locks the keys' rows, in their order, to the end of the transaction: commit at once.
--- Reads claim, entry, outcome, rate_limit, concurrency_limit, breaker_rule; writes rate_state, rate_call,
+-- Reads claim, entry, outcome, limit_rule; writes rate_state, rate_call,
 -- concurrency_holder, breaker_state; for what has to wait outcome and scheduled, or waiting and concurrency_line, at
 -- first use lane.
 -- rights: worker

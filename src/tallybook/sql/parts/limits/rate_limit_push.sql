@@ -8,7 +8,7 @@ language plpgsql as $$
 declare
   v_next timestamptz;
 begin
-  if not exists (select from tallybook._rate_limit_of(rate_limit_push.name)) then
+  if not exists (select from tallybook._limit_of('rate', rate_limit_push.name)) then
     raise exception 'there is no rate limit %', rate_limit_push.name using errcode = 'TB005',
       hint = 'Make one by rate_limit_set.';
   end if;

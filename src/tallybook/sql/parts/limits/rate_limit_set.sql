@@ -6,47 +6,19 @@
 --   burst    how many may be made at once; 1: each a gap (per divided by calls) after the one before it
 --   in_code  the app whose code declares it; a person's rule of that name stays as it is then
 -- Returns created, changed or unchanged. What waits has the turns of a faster rule at once, in the same order; of a
--- slower one it keeps its own, and is checked again when that comes. Errors: TB005. Writes rate_limit; where it is
+-- slower one it keeps its own, and is checked again when that comes. Errors: TB005. Writes limit_rule; where it is
 -- changed rate_state, scheduled.
 -- rights: operator
 create or replace function tallybook.rate_limit_set(name text, calls int, per interval, burst int default 1,
   in_code text default null, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
-declare
-  v_there tallybook.rate_limit;
 begin
   perform tallybook._check_limit_name(name);
-  if calls is null or calls not between 1 and 100000 then
-    raise exception 'calls % is out of range', coalesce(calls::text, 'null') using errcode = 'TB005',
-      hint = 'It goes from 1 to 100000.';
-  end if;
-  if burst is null or burst not between 1 and calls then
-    raise exception 'burst % is out of range', coalesce(burst::text, 'null') using errcode = 'TB005',
-      hint = 'It goes from 1 to calls.';
-  end if;
-  if per is null or per not between interval '1 s' and interval '366 days' then
-    raise exception 'per % is out of range', coalesce(per::text, 'null') using errcode = 'TB005',
-      hint = 'It goes from 1 s to 366 days.';
-  end if;
-  loop
-    select r.* into v_there from tallybook.rate_limit r where r.name = rate_limit_set.name for update;
-    if found then
-      if in_code is not null and v_there.in_code is null then return 'unchanged'; end if;
-      if (v_there.calls, v_there.per, v_there.burst, v_there.in_code) is not distinct from (calls, per, burst, in_code)
-         then
-        return 'unchanged';
-      end if;
-      update tallybook.rate_limit r set calls = rate_limit_set.calls, per = rate_limit_set.per,
-        burst = rate_limit_set.burst,
-             in_code = rate_limit_set.in_code, changed_at = rate_limit_set.at
-       where r.name = rate_limit_set.name;
-      perform tallybook._rate_changed(rate_limit_set.name, at);
-      return 'changed';
-    end if;
-    insert into tallybook.rate_limit (name, calls, per, burst, in_code, created_at, changed_at)
-    values (rate_limit_set.name, calls, per, burst, in_code, at, at) on conflict do nothing;
-    if found then return 'created'; end if;
-  end loop;
+  perform tallybook._check_range('calls', calls::text, calls between 1 and 100000, 'It goes from 1 to 100000.');
+  perform tallybook._check_range('burst', burst::text, burst between 1 and calls, 'It goes from 1 to calls.');
+  perform tallybook._check_range('per', per::text, per between interval '1 s' and interval '366 days',
+                                 'It goes from 1 s to 366 days.');
+  return tallybook._limit_set('rate', name, calls, per, burst, null, in_code, at);
 end $$;
 
 -- _rate_changed(name, at): the keys of this rule stand where their last calls and the rule that they have now put them,
@@ -58,12 +30,12 @@ as $$
 declare
   k record; v_next timestamptz;
 begin
-  for k in select s.name, s.next_at, s.pushed_to, r.per / (r.calls - r.burst + 1) as gap, r.name is not null as held
+  for k in select s.name, s.next_at, s.pushed_to, r.per / (r.most - r.burst + 1) as gap, r.name is not null as held
              from (select s.name, s.next_at, s.pushed_to from tallybook.rate_state s
                     where s.name in (select n.name from tallybook.rate_state n where n.name = p_name
                                      or split_part(n.name, ':', 1) = p_name)
                     order by s.name for update) s
-             left join lateral (select * from tallybook._rate_limit_of(s.name)) r on true loop
+             left join lateral (select * from tallybook._limit_of('rate', s.name)) r on true loop
     v_next := least(k.next_at, greatest(case when k.held then k.pushed_to end,
       (select max(c.called_at) from tallybook.rate_call c where c.name = k.name) + coalesce(k.gap, interval '0'),
       '-infinity'));

@@ -1,38 +1,35 @@
-create table tallybook.rate_limit (
-  name       text primary key,
-  calls      int not null,
-  per        interval not null,
-  burst      int not null default 1,
+create table tallybook.limit_rule (
+  kind       text not null,
+  name       text not null,
+  most       int not null,
+  per        interval,
+  burst      int,
+  open_for   interval,
   in_code    text,
   created_at timestamptz not null default clock_timestamp(),
   changed_at timestamptz not null default clock_timestamp(),
+  primary key (kind, name),
   constraint "a limit's name has 1 to 200 bytes" check (octet_length(name) between 1 and 200),
-  constraint "a rate limit has 1 to 100000 calls" check (calls between 1 and 100000),
-  constraint "a burst has 1 to all calls" check (burst between 1 and calls),
-  constraint "a window has 1 s to 366 days" check (per between interval '1 s' and interval '366 days')
+  constraint "a limit allows 1 to 100000 calls, 10000 permits or 1000 failures"
+    check (most between 1 and case kind when 'rate' then 100000 when 'concurrency' then 10000 else 1000 end),
+  constraint "a limit is a rate, a concurrency or a breaker" check (kind in ('rate', 'concurrency', 'breaker')),
+  constraint "a rate has a burst of 1 to all calls, a breaker the time that it is open, both a window"
+    check ((kind = 'rate') = (burst is not null) and (kind = 'breaker') = (open_for is not null)
+           and (kind = 'concurrency') = (per is null) and burst between 1 and most),
+  constraint "a window has 1 s to 366 days" check (per between interval '1 s' and interval '366 days'),
+  constraint "a breaker is open for 1 s to 366 days" check (open_for between interval '1 s' and interval '366 days')
 );
 -- What holds jobs that do not name it: asked for by every claim.
-create index rate_limit_wide on tallybook.rate_limit (name) where name like 'queue:%' or name like 'task:%';
-comment on table tallybook.rate_limit is
-  'Rules: at most so many calls per window. NAME holds the keys NAME and NAME:..., queue:NAME and task:NAME hold '
-  'their jobs.';
-comment on column tallybook.rate_limit.burst is
+create index limit_rule_wide on tallybook.limit_rule (name) where name like 'queue:%' or name like 'task:%';
+comment on table tallybook.limit_rule is
+  'The rules of limits, one row per kind (rate, concurrency, breaker) and name. NAME holds the keys NAME and NAME:..., '
+  'queue:NAME and task:NAME hold their jobs. A name may have a rule of each kind.';
+comment on column tallybook.limit_rule.most is
+  'How many calls a window has, how many jobs run at once, or after how many failures within a window a breaker opens.';
+comment on column tallybook.limit_rule.burst is
   'How many calls may be made at once; never more than calls in any window for all that.';
-comment on column tallybook.rate_limit.in_code is 'The app that declares it; null: it was put in by a person.';
-
-create table tallybook.concurrency_limit (
-  name       text primary key,
-  most       int not null,
-  in_code    text,
-  created_at timestamptz not null default clock_timestamp(),
-  changed_at timestamptz not null default clock_timestamp(),
-  constraint "a limit's name has 1 to 200 bytes" check (octet_length(name) between 1 and 200),
-  constraint "a concurrency limit lets 1 to 10000 run" check (most between 1 and 10000)
-);
-create index concurrency_limit_wide on tallybook.concurrency_limit (name)
-  where name like 'queue:%' or name like 'task:%';
-comment on table tallybook.concurrency_limit is
-  'Rules: at most so many at once. Names as in rate_limit; a key may have a rule of both kinds.';
+comment on column tallybook.limit_rule.open_for is 'How long jobs wait before one of them is let through as a probe.';
+comment on column tallybook.limit_rule.in_code is 'The app that declares it; null: it was put in by a person.';
 
 -- Which attempts run under a key, or are next: each holds its permit until it has an outcome. Rows of the ended go
 -- with the next look.
@@ -58,24 +55,6 @@ create table tallybook.concurrency_line (
   primary key (name, priority, seq)
 );
 create index concurrency_line_of_job on tallybook.concurrency_line (job_id);
-
-create table tallybook.breaker_rule (
-  name       text primary key,
-  failures   int not null,
-  per        interval not null,
-  open_for   interval not null,
-  in_code    text,
-  created_at timestamptz not null default clock_timestamp(),
-  changed_at timestamptz not null default clock_timestamp(),
-  constraint "a limit's name has 1 to 200 bytes" check (octet_length(name) between 1 and 200),
-  constraint "a breaker opens after 1 to 1000 failures" check (failures between 1 and 1000),
-  constraint "a window has 1 s to 366 days" check (per between interval '1 s' and interval '366 days'),
-  constraint "a breaker is open for 1 s to 366 days" check (open_for between interval '1 s' and interval '366 days')
-);
-create index breaker_rule_wide on tallybook.breaker_rule (name) where name like 'queue:%' or name like 'task:%';
-comment on table tallybook.breaker_rule is
-  'Rules: after so many failures within a window the jobs of a key wait. Names as in rate_limit.';
-comment on column tallybook.breaker_rule.open_for is 'How long they wait before one of them is let through as a probe.';
 
 create table tallybook.breaker_state (
   name       text primary key,

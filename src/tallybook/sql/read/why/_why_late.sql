@@ -51,14 +51,14 @@ language plpgsql stable
 -- profile: hot
 as $$
 declare
-  c_most constant int := 10000; v_n bigint; r tallybook.rate_limit; v_pushed timestamptz;
+  c_most constant int := 10000; v_n bigint; r tallybook.limit_rule; v_pushed timestamptz;
 begin
-  select x.* into r from tallybook._rate_limit_of(p_key) x;
+  select x.* into r from tallybook._limit_of('rate', p_key) x;
   select s.pushed_to into v_pushed from tallybook.rate_state s where s.name = p_key and s.pushed_to > p_at;
   select count(*) into v_n from (
     select from tallybook.scheduled w where w.options ? 'turn' and w.options ->> 'turn' = p_key and w.run_at < p_run_at
            limit c_most) x;
-  details := jsonb_strip_nulls(jsonb_build_object('key', p_key, 'rule', r.name, 'calls', r.calls, 'per', r.per, 'until',
+  details := jsonb_strip_nulls(jsonb_build_object('key', p_key, 'rule', r.name, 'calls', r.most, 'per', r.per, 'until',
                                                   p_run_at, 'before', v_n,
                                                   'more', case when v_n = c_most then true end, 'pushed_to', v_pushed));
   explanation := format('Its turn at the rate limit %s comes at about %s, behind %s', to_json(p_key),

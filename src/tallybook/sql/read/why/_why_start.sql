@@ -9,7 +9,7 @@ language plpgsql stable
 -- profile: nested
 as $$
 declare
-  v_key text; r tallybook.rate_limit; v_next timestamptz; v_held text := p_options ->> 'held';
+  v_key text; r tallybook.limit_rule; v_next timestamptz; v_held text := p_options ->> 'held';
 begin
   place := 1;
   if p_expires_at <= greatest(p_at, case when p_place = 'scheduled' then p_run_at end) then
@@ -30,7 +30,7 @@ begin
     return query select x.*, 3 from tallybook._why_permit(v_key, p_at) x
                   where x.reason is not null and not exists (
                     select from tallybook.concurrency_holder h where h.name = v_key and h.job_id = p_job_id);
-    select x.* into r from tallybook._rate_limit_of(v_key) x;
+    select x.* into r from tallybook._limit_of('rate', v_key) x;
     if found then
       select s.next_at into v_next from tallybook.rate_state s where s.name = v_key;
       if not coalesce(p_options ? 'turn', false) then  -- who comes anew goes behind those who wait
@@ -42,8 +42,8 @@ begin
         select x.explanation, x.details into explanation, details from tallybook._why_rate(v_key, v_next, p_at) x;
         return next;
       end if;
-    elsif not exists (select from tallybook._concurrency_limit_of(v_key))
-          and not exists (select from tallybook._breaker_of(v_key)) then
+    elsif not exists (select from tallybook._limit_of('concurrency', v_key))
+          and not exists (select from tallybook._limit_of('breaker', v_key)) then
       reason := 'unknown_limit'; details := jsonb_build_object('key', v_key);
       explanation := format('It names the limit %s, and there is none: it fails when it is started.', to_json(v_key));
       return next;

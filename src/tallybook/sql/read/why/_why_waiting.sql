@@ -88,7 +88,7 @@ as $$
 declare
   b tallybook.breaker_state; v_most int; v_held bigint; v_jobs bigint[]; v_probe bigint;
 begin
-  select r.most into v_most from tallybook._concurrency_limit_of(p_key) r;
+  select r.most into v_most from tallybook._limit_of('concurrency', p_key) r;
   select count(*), (array_agg(h.job_id order by h.job_id))[:10], min(h.job_id) filter (where h.probe) into v_held,
          v_jobs, v_probe from (
     select x.job_id, x.probe from tallybook.concurrency_holder x
@@ -96,7 +96,7 @@ begin
                                 where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq
                                       limit 1) is null
      limit 10000) h;
-  if exists (select from tallybook._breaker_of(p_key)) then
+  if exists (select from tallybook._limit_of('breaker', p_key)) then
     select s.* into b from tallybook.breaker_state s where s.name = p_key;
   end if;
   if b.state = 'open' and b.open_until > p_at then

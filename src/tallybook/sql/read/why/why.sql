@@ -11,7 +11,7 @@
 -- By one snapshot, and by index look-ups: nothing is counted beyond 10,000 jobs, 10 names are listed at most. Takes a
 -- lock of a job with a unique key for a microsecond, to know whether a producer changes it. at: the time; for tests.
 -- Reads scheduled, waiting, dead, entry, claim, outcome, tombstone, amendment, lane, queue, worker, parent, order_line,
--- order_turn, progress, rate_limit, rate_state, concurrency_limit, concurrency_holder, concurrency_line, breaker_rule,
+-- order_turn, progress, limit_rule, rate_state, concurrency_holder, concurrency_line,
 -- breaker_state, service, subject_job.
 -- rights: operator
 create or replace function tallybook.why(job_id bigint, at timestamptz default clock_timestamp())

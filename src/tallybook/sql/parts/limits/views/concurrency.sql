@@ -7,10 +7,10 @@ select k.name, r.name as rule, r.most,
            select from tallybook.outcome o where o.retention = h.retention and o.entry_xid = h.xid
                   and o.entry_seq = h.seq)) as held,
        (select count(*) from tallybook.concurrency_line l where l.name = k.name) as waiting
-  from (select h.name from tallybook.concurrency_holder h union select l.name from tallybook.concurrency_line l
-        union select c.name from tallybook.concurrency_limit c) k
+  from (select distinct n.name from tallybook._limit_key_name n where n.kind = 'concurrency') k
   left join lateral (
-    select r.name, r.most from tallybook.concurrency_limit r where r.name in (k.name, split_part(k.name, ':', 1))
+    select r.* from tallybook.limit_rule r
+     where r.kind = 'concurrency' and r.name in (k.name, split_part(k.name, ':', 1))
      order by r.name = k.name desc limit 1) r on true;
 comment on view tallybook.concurrency is
   'Each key of a concurrency limit: its rule, how many hold a permit, how many wait for one.';

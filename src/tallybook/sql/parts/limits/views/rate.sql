@@ -2,7 +2,7 @@
 -- and the rules that no key of their own name has used.
 -- rights: operator, reader
 create or replace view tallybook.rate as
-select s.name, r.name as rule, r.calls, r.per, r.burst, s.granted as calls_ever,
+select s.name, r.name as rule, r.most as calls, r.per, r.burst, s.granted as calls_ever,
        (select count(*) from tallybook.rate_call c where c.name = s.name
         and c.called_at > clock_timestamp() - r.per) as calls_in_window,
        (select count(*) from tallybook.scheduled w where w.options ? 'turn'
@@ -12,10 +12,9 @@ select s.name, r.name as rule, r.calls, r.per, r.burst, s.granted as calls_ever,
        case when s.pushed_to > clock_timestamp() then s.pushed_to end as pushed_to
   from tallybook.rate_state s
   left join lateral (
-    select r.name, r.calls, r.per, r.burst from tallybook.rate_limit r
-           where r.name in (s.name, split_part(s.name, ':', 1))
+    select r.* from tallybook.limit_rule r where r.kind = 'rate' and r.name in (s.name, split_part(s.name, ':', 1))
      order by r.name = s.name desc limit 1) r on true
 union all
-select l.name, l.name, l.calls, l.per, l.burst, 0, 0, 0, null, null, null from tallybook.rate_limit l
- where not exists (select from tallybook.rate_state s where s.name = l.name);
+select l.name, l.name, l.most, l.per, l.burst, 0, 0, 0, null, null, null from tallybook.limit_rule l
+ where l.kind = 'rate' and not exists (select from tallybook.rate_state s where s.name = l.name);
 comment on view tallybook.rate is 'Each key of a rate limit: its rule, its calls, who waits for it.';
