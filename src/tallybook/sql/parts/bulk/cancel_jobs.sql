@@ -8,23 +8,7 @@
 -- rights: operator
 create or replace function tallybook.cancel_jobs(jobs bigint[], reason text default null,
   at timestamptz default clock_timestamp())
-returns table (job_id bigint, done text, detail text) language plpgsql as $$
-declare
-  v_detail text;
-begin
-  for job_id in select i from tallybook._these_jobs(cancel_jobs.jobs) i loop
-    begin
-      done := tallybook.cancel(job_id, reason, at);
-      detail := null;
-      if done not in ('cancelled', 'cancelling') then
-        detail := format('job %s is %s already', job_id, done);
-        done := 'refused';
-      end if;
-    exception when sqlstate 'TB002' then
-      get stacked diagnostics detail = message_text, v_detail = pg_exception_detail;
-      done := 'unknown';
-      detail := concat_ws('. ', detail, nullif(rtrim(v_detail, '.'), ''));
-    end;
-    return next;
-  end loop;
-end $$;
+returns table (job_id bigint, done text, detail text) language sql as $$
+  select i, r.* from tallybook._these_jobs(cancel_jobs.jobs) i
+   cross join lateral tallybook._retry_or_cancel('cancel', i, cancel_jobs.reason, cancel_jobs.at) r
+$$;

@@ -11,8 +11,6 @@ create or replace function tallybook.cancel_many(queue text default null, task t
   reason text default null, max_jobs int default 10000, at timestamptz default clock_timestamp(), out cancelled int,
   out cancelling int)
 language plpgsql as $$
-declare
-  v_id bigint; v_said text;
 begin
   if queue is null and task is null and unique_key is null and order_key is null and args is null then
     raise exception 'cancel_many needs a filter' using errcode = 'TB005', hint = 'Name a queue, a task, a key or args.';
@@ -21,13 +19,12 @@ begin
     raise exception 'states % are unknown', states using errcode = 'TB005',
       hint = 'They are scheduled, waiting, available, running.';
   end if;
-  cancelled := 0; cancelling := 0;
-  for v_id in select o.job_id from tallybook._open_jobs(cancel_many.queue, cancel_many.task, cancel_many.unique_key,
-                cancel_many.order_key, cancel_many.args, cancel_many.states) o order by o.job_id limit max_jobs loop
-    v_said := tallybook.cancel(v_id, reason, at);
-    cancelled := cancelled + (v_said = 'cancelled')::int;
-    cancelling := cancelling + (v_said = 'cancelling')::int;
-  end loop;
+  select count(*) filter (where c.said = 'cancelled'), count(*) filter (where c.said = 'cancelling')
+    into cancelled, cancelling
+    from (select tallybook.cancel(o.job_id, cancel_many.reason, cancel_many.at) as said from (
+            select j.job_id from tallybook._open_jobs(cancel_many.queue, cancel_many.task, cancel_many.unique_key,
+                     cancel_many.order_key, cancel_many.args, cancel_many.states) j
+             order by j.job_id limit max_jobs) o offset 0) c;
 end $$;
 
 -- _open_jobs(filters): the open jobs that match. With a key they are found by it (see _jobs_of_key); else they are read
@@ -117,22 +114,20 @@ as $$
 #variable_conflict use_column
 begin
   return query
-  with lines as (  -- where the cursor of each lane stands
-    select l.lane_id, l.retention, l.queue, coalesce(least(h.lo, h.pos_xid), l.born) as low,
-           coalesce(h.holes || h.closed, '{}') as holes
-      from tallybook.lane l
-      left join lateral (select c.lo, c.pos_xid, c.holes, c.closed from tallybook.claim c
-                          where c.lane_id = l.lane_id and c.retention = l.retention order by c.number desc
-                                limit 1) h on true
-     where (p_queue is null or l.queue = p_queue) and (p_states is null or 'available' = any (p_states))
-  ), line as (
-    select e.job_id, e.xid, e.seq, n.lane_id, n.retention, n.queue, e.task, e.unique_key, e.order_key, e.args, e.attempt
-      from lines n join tallybook.entry e on e.lane_id = n.lane_id and e.retention = n.retention and e.xid >= n.low
-    union all  -- what has committed late, or is still on its way
-    select e.job_id, e.xid, e.seq, n.lane_id, n.retention, n.queue, e.task, e.unique_key, e.order_key, e.args, e.attempt
-      from lines n, unnest(n.holes) x(xid)
-      join tallybook.entry e on e.xid = x.xid
-     where x.xid < n.low and e.lane_id = n.lane_id and e.retention = n.retention
+  with line as (  -- from where the cursor of each lane stands
+    select e.*, n.queue
+      from (select l.lane_id, l.retention, l.queue, coalesce(least(h.lo, h.pos_xid), l.born) as low,
+                   coalesce(h.holes || h.closed, '{}') as holes
+              from tallybook.lane l
+              left join lateral (select c.lo, c.pos_xid, c.holes, c.closed from tallybook.claim c
+                                  where c.lane_id = l.lane_id and c.retention = l.retention order by c.number desc
+                                        limit 1) h on true
+             where (p_queue is null or l.queue = p_queue) and (p_states is null or 'available' = any (p_states))) n
+     cross join lateral (
+       select x.* from tallybook.entry x where x.lane_id = n.lane_id and x.retention = n.retention and x.xid >= n.low
+       union all  -- what has committed late, or is still on its way
+       select x.* from unnest(n.holes) o(xid) join tallybook.entry x on x.xid = o.xid
+        where o.xid < n.low and x.lane_id = n.lane_id and x.retention = n.retention) e
   )
   select s.job_id, 'scheduled', l.queue, s.task, s.unique_key, s.order_key, s.args, s.attempt
     from tallybook.scheduled s join tallybook.lane l on l.lane_id = s.lane_id

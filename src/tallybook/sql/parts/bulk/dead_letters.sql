@@ -12,39 +12,32 @@ create or replace function tallybook.dead_letters(queue text default null, task 
   before timestamptz default null, max_jobs int default 50, before_id bigint default null, max_looked int default null)
 returns table (job_id bigint, died_at timestamptz, queue_name text, task_name text, why text, failures int, crashes int,
                attempt int, enqueued_at timestamptz, job_args jsonb, summary text, last_error jsonb)
-language plpgsql stable
+language sql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
-declare
-  v_found int; v_at timestamptz; v_id bigint;
-begin
-  return query
-  select (k.d).job_id, (k.d).died_at, l.queue, (k.d).task, (k.d).reason, (k.d).failures::int, (k.d).crashes::int,
-         (k.d).attempt, (k.d).enqueued_at, (k.d).args, tallybook.summary((k.d).task, (k.d).args), (k.d).errors -> -1
-    from (select x as d from tallybook.dead x
-           where (x.died_at, x.job_id) < (coalesce(dead_letters.before, 'infinity'),
-                                          coalesce(dead_letters.before_id, 0))
-             and x.died_at >= coalesce(dead_letters.since, '-infinity')
-           order by x.died_at desc, x.job_id desc limit dead_letters.max_looked) k
-    cross join lateral (select n.queue from tallybook.lane n where n.lane_id = (k.d).lane_id limit 1) l
-   where tallybook._dead_matches(k.d, l.queue, dead_letters.queue, dead_letters.task, dead_letters.reason,
-                                 dead_letters.text, dead_letters.args, dead_letters.since)
-   order by (k.d).died_at desc, (k.d).job_id desc limit dead_letters.max_jobs;
-  get diagnostics v_found = row_count;
-  if v_found < dead_letters.max_jobs and dead_letters.max_looked is not null then
-    select k.died_at, k.job_id into v_at, v_id
-      from (select x.died_at, x.job_id from tallybook.dead x
+  with found as materialized (
+    select (k.d).job_id, (k.d).died_at, l.queue, (k.d).task, (k.d).reason, (k.d).failures::int, (k.d).crashes::int,
+           (k.d).attempt, (k.d).enqueued_at, (k.d).args, tallybook.summary((k.d).task, (k.d).args),
+           (k.d).errors -> -1 as last_error
+      from (select x as d from tallybook.dead x
              where (x.died_at, x.job_id) < (coalesce(dead_letters.before, 'infinity'),
                                             coalesce(dead_letters.before_id, 0))
                and x.died_at >= coalesce(dead_letters.since, '-infinity')
-             order by x.died_at desc, x.job_id desc limit 1 offset dead_letters.max_looked - 1) k;
-    if v_id is not null then
-      return query select v_id, v_at, null::text, null::text, null::text, 0, 0, 0, null::timestamptz, null::jsonb,
-             null::text, null::jsonb;
-    end if;
-  end if;
-end $$;
+             order by x.died_at desc, x.job_id desc limit dead_letters.max_looked) k
+      cross join lateral (select n.queue from tallybook.lane n where n.lane_id = (k.d).lane_id limit 1) l
+     where tallybook._dead_matches(k.d, l.queue, dead_letters.queue, dead_letters.task, dead_letters.reason,
+                                   dead_letters.text, dead_letters.args, dead_letters.since)
+     order by (k.d).died_at desc, (k.d).job_id desc limit dead_letters.max_jobs)
+  select f.* from found f
+  union all
+  select k.job_id, k.died_at, null, null, null, 0, 0, 0, null, null, null, null
+    from (select x.job_id, x.died_at from tallybook.dead x
+           where (x.died_at, x.job_id) < (coalesce(dead_letters.before, 'infinity'),
+                                          coalesce(dead_letters.before_id, 0))
+             and x.died_at >= coalesce(dead_letters.since, '-infinity')
+             and dead_letters.max_looked is not null and (select count(*) from found) < dead_letters.max_jobs
+           order by x.died_at desc, x.job_id desc limit 1 offset dead_letters.max_looked - 1) k
+$$;
 
 -- _dead_matches(dead letter, its queue, filters): what the three verbs mean by their filters.
 create or replace function tallybook._dead_matches(d tallybook.dead, p_of_queue text, p_queue text, p_task text,

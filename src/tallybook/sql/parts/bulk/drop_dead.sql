@@ -1,10 +1,9 @@
 -- drop_dead(job_id): throw a dead letter away. False: there is none. What is left of the job is its history.
 -- rights: operator
 create or replace function tallybook.drop_dead(job_id bigint) returns boolean
-language plpgsql
+language sql
 -- profile: lookup
 as $$
-begin
-  delete from tallybook.dead d where d.job_id = drop_dead.job_id;
-  return found;
-end $$;
+  with gone as (delete from tallybook.dead d where d.job_id = drop_dead.job_id returning 1)
+  select exists (select from gone)
+$$;

@@ -4,18 +4,9 @@
 create or replace function tallybook.retry_dead(queue text default null, task text default null,
   reason text default null, text text default null, args jsonb default null, since timestamptz default null,
   before timestamptz default null, max_jobs int default 10000, out retried int, out refused int)
-language plpgsql as $$
-declare
-  v_id bigint;
-begin
-  retried := 0; refused := 0;
-  for v_id in select i from tallybook._dead_ids(retry_dead.queue, retry_dead.task, retry_dead.reason, retry_dead.text,
-                retry_dead.args, retry_dead.since, retry_dead.before, retry_dead.max_jobs) i loop
-    begin
-      perform tallybook.retry(v_id);
-      retried := retried + 1;
-    exception when sqlstate 'TB005' or sqlstate 'TB002' then
-      refused := refused + 1;
-    end;
-  end loop;
-end $$;
+language sql as $$
+  select count(*) filter (where r.done = 'retried'), count(*) filter (where r.done <> 'retried')
+    from tallybook._dead_ids(retry_dead.queue, retry_dead.task, retry_dead.reason, retry_dead.text, retry_dead.args,
+                             retry_dead.since, retry_dead.before, retry_dead.max_jobs) i
+   cross join lateral tallybook._retry_or_cancel('retry', i) r
+$$;

@@ -8,21 +8,33 @@
 -- the order of ids, so that nobody waits for somebody who waits. Errors: TB005 more than 1000 jobs; TB003.
 -- rights: operator
 create or replace function tallybook.retry_jobs(jobs bigint[], at timestamptz default clock_timestamp())
-returns table (job_id bigint, done text, detail text) language plpgsql as $$
+returns table (job_id bigint, done text, detail text) language sql as $$
+  select i, r.* from tallybook._these_jobs(retry_jobs.jobs) i
+   cross join lateral tallybook._retry_or_cancel('retry', i, null, retry_jobs.at) r
+$$;
+
+-- _retry_or_cancel(verb, job_id, reason, at): does that to one job; what became of it, as retry_jobs and cancel_jobs
+-- report it.
+create or replace function tallybook._retry_or_cancel(p_verb text, p_job_id bigint, p_reason text default null,
+  p_at timestamptz default clock_timestamp(), out done text, out detail text)
+language plpgsql as $$
 declare
   v_detail text;
 begin
-  for job_id in select i from tallybook._these_jobs(retry_jobs.jobs) i loop
-    begin
-      done := 'retried';
-      detail := format('attempt %s', tallybook.retry(job_id, at));
-    exception when sqlstate 'TB005' or sqlstate 'TB002' then
-      get stacked diagnostics detail = message_text, v_detail = pg_exception_detail;
-      done := case sqlstate when 'TB002' then 'unknown' else 'refused' end;
-      detail := concat_ws('. ', detail, nullif(rtrim(v_detail, '.'), ''));
-    end;
-    return next;
-  end loop;
+  if p_verb = 'retry' then
+    done := 'retried';
+    detail := format('attempt %s', tallybook.retry(p_job_id, p_at));
+    return;
+  end if;
+  done := tallybook.cancel(p_job_id, p_reason, p_at);
+  if done not in ('cancelled', 'cancelling') then
+    detail := format('job %s is %s already', p_job_id, done);
+    done := 'refused';
+  end if;
+exception when sqlstate 'TB005' or sqlstate 'TB002' then
+  get stacked diagnostics detail = message_text, v_detail = pg_exception_detail;
+  done := case sqlstate when 'TB002' then 'unknown' else 'refused' end;
+  detail := concat_ws('. ', detail, nullif(rtrim(v_detail, '.'), ''));
 end $$;
 
 -- _these_jobs(jobs): each id once, the lowest first. Raises TB005 for more than 1000, and for null.
