@@ -9,9 +9,7 @@ returns boolean language plpgsql
 -- profile: lookup
 as $$
 begin
-  if done not between 0 and 1 then
-    raise exception 'done % is out of range', done using errcode = 'TB005', hint = 'It goes from 0 to 1.';
-  end if;
+  perform tallybook._check_range('done', done::text, coalesce(done between 0 and 1, true), 'It goes from 0 to 1.');
   if not tallybook._running(lease, job_id, attempt) then return false; end if;
   insert into tallybook.progress as p (job_id, attempt, done, message, updated_at)
   values (progress.job_id, progress.attempt, progress.done, left(progress.message, 1000), progress.at)

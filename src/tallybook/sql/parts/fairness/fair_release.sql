@@ -27,10 +27,7 @@ as $$
 declare
   l record; d record; v_state jsonb; v_known jsonb := coalesce(known, '{}'); v_room int;
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'fair_release needs READ COMMITTED' using errcode = 'TB003',
-      hint = 'An older snapshot does not see what is in line.';
-  end if;
+  perform tallybook._check_committed('fair_release', 'An older snapshot does not see what is in line.');
   known := '{}'; released := 0; busy := false; remain := false;
   for l in select x.lane_id, x.queue, x.retention, x.born from tallybook.lane x where x.part = 'fair'
     order by x.lane_id loop

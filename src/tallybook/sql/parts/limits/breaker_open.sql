@@ -17,10 +17,8 @@ begin
       hint = 'Make one by breaker_set.';
   end if;
   duration := coalesce(duration, v_rule.open_for);
-  if duration < interval '0' or duration > interval '100 years' then
-    raise exception 'duration % is out of range', duration using errcode = 'TB005',
-      hint = 'It goes from 0 to 100 years.';
-  end if;
+  perform tallybook._check_range('duration', duration::text, duration between interval '0' and interval '100 years',
+                                 'It goes from 0 to 100 years.');
   v_until := at + duration;
   perform tallybook._breaker_by_hand(breaker_open.name, 'open', v_until, at);
   return v_until;

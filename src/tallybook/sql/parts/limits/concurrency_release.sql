@@ -17,10 +17,7 @@ as $$
 declare
   v_name text; v_first text; v_told boolean := names is not null;
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'concurrency_release needs READ COMMITTED' using errcode = 'TB003',
-      hint = 'An older snapshot does not see who has ended.';
-  end if;
+  perform tallybook._check_committed('concurrency_release', 'An older snapshot does not see who has ended.');
   remain := true;
   if as_service and not tallybook._service_claim('concurrency_release', at) then return; end if;
   released := 0;

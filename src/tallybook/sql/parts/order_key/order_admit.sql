@@ -21,10 +21,7 @@ declare
   h record; l record; e tallybook.entry; v_generation bigint; v_holder bigint; v_locked boolean; v_mine boolean;
   v_keys text[] := '{}';
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'order_admit needs READ COMMITTED' using errcode = 'TB003',
-      hint = 'An older snapshot does not know whose turn it is.';
-  end if;
+  perform tallybook._check_committed('order_admit', 'An older snapshot does not know whose turn it is.');
   ready := '{}'; busy := '{}';
   for h in select f.lease, k.*
              from unnest(leases, job_ids, attempts) f(lease, job_id, attempt),

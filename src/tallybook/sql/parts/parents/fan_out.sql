@@ -19,9 +19,8 @@ language plpgsql
 -- profile: lookup
 as $$
 declare
-  v_n int := cardinality(tasks); v_roots int[]; v_followed int[]; r record; v_ids bigint[]; v_created boolean[];
-  v_after bigint[]; v_known bigint[]; v_id bigint;
-  v_holder bigint; v_wake boolean := false;
+  v_n int := cardinality(tasks); v_root boolean[]; v_followed int[]; r record; v_ids bigint[]; v_created boolean[];
+  v_after bigint[]; v_known bigint[]; v_holder bigint; v_wake boolean := false; k int := 0; e tallybook.entry;
 begin
   job_ids := '{}'; created := '{}';
   if v_n is null or v_n <> any (array[
@@ -43,38 +42,30 @@ begin
   end if;
   v_followed := array(select distinct (-p.id)::int from unnest(afters) a(after), unnest(a.after::bigint[]) p(id)
                       where p.id < 0);
-  v_roots := array(select t.n from unnest(tasks, afters) with ordinality t(task, after, n)
-                   where coalesce(t.after, '{}') = '{}' order by t.n);
+  v_root := array(select coalesce(t.after, '{}') = '{}' from unnest(tasks, afters) with ordinality t(task, after, n)
+                  order by t.n);
   job_ids := array_fill(null::bigint, array[v_n]); created := array_fill(true, array[v_n]);
 
-  if v_roots <> '{}' then
+  if true = any (v_root) then
     select m.job_ids, m.created into v_ids, v_created
-      from (select array_agg(f.queue order by f.n) as q, array_agg(f.task order by f.n) as t,
-            array_agg(f.args order by f.n) as a,
-                   array_agg(f.run_at order by f.n) as r, array_agg(f.priority order by f.n) as p,
-                   array_agg(f.key order by f.n) as k,
-                   array_agg(f.attempts order by f.n) as m, array_agg(f.header order by f.n) as h,
-                   array_agg(f.conflict order by f.n) as c,
-                   array_agg(f.while order by f.n) as w, array_agg(f.order_key order by f.n) as l,
-                   array_agg(f.expires_at order by f.n) as x,
-                   array_agg(case when f.n = any (v_followed) then (coalesce(f.option::jsonb, '{}')
-                                                                    || '{"followed": true}')::text
-                                  else f.option end order by f.n) as o
-              from unnest(queues, tasks, args, run_ats, priorities, unique_keys, max_attempts, headers, on_conflicts,
-                          unique_whiles, order_keys, expires_ats, options, afters) with ordinality
-                     f(queue, task, args, run_at, priority, key, attempts, header, conflict, while, order_key,
-                       expires_at, option, after, n)
-             where coalesce(f.after, '{}') = '{}') g,
-           lateral tallybook.enqueue_many(g.q, g.t, g.a, case when run_ats is not null then g.r end, g.p,
-             case when unique_keys is not null then g.k end, g.m, g.h, g.c, g.w, case when order_keys is not null
-                  then g.l end,
-             case when expires_ats is not null then g.x end, g.o, at) m;
-    for i in 1..cardinality(v_roots) loop
-      job_ids[v_roots[i]] := v_ids[i]; created[v_roots[i]] := v_created[i];
+      from tallybook.enqueue_many(
+             tallybook._picked(coalesce(queues, array_fill(null::text, array[v_n])), v_root),
+             tallybook._picked(tasks, v_root), tallybook._picked(args, v_root), tallybook._picked(run_ats, v_root),
+             tallybook._picked(priorities, v_root), tallybook._picked(unique_keys, v_root),
+             tallybook._picked(max_attempts, v_root), tallybook._picked(headers, v_root),
+             tallybook._picked(on_conflicts, v_root), tallybook._picked(unique_whiles, v_root),
+             tallybook._picked(order_keys, v_root), tallybook._picked(expires_ats, v_root),
+             tallybook._picked(array(
+               select case when n = any (v_followed)
+                           then (coalesce(o::jsonb, '{}') || '{"followed": true}')::text else o end
+                 from unnest(tasks, options) with ordinality u(t, o, n) order by n), v_root), at) m;
+    for i in 1..v_n loop
+      continue when not v_root[i];
+      k := k + 1; job_ids[i] := v_ids[k]; created[i] := v_created[k];
     end loop;
   end if;
 
-  for r in select f.*, coalesce(f.priority, 2) as lane_priority
+  for r in select f.*
              from unnest(queues, tasks, args, run_ats, priorities, unique_keys, max_attempts, headers, on_conflicts,
                          unique_whiles, order_keys, expires_ats, options, afters, on_parents, failed_as) with ordinality
                     f(queue, task, args, run_at, priority, key, max_attempts, headers, on_conflict, unique_while,
@@ -82,10 +73,8 @@ begin
             where coalesce(f.after, '{}') <> '{}' order by f.n loop
     perform tallybook._check_name('task name', r.task, 200);
     perform tallybook._check_args(r.args::jsonb, r.headers::jsonb);
-    if r.max_attempts not between 1 and 32767 then
-      raise exception 'max_attempts % is out of range', r.max_attempts using errcode = 'TB005',
-        hint = 'It goes from 1 to 32767.';
-    end if;
+    perform tallybook._check_range('max_attempts', r.max_attempts::text,
+                                   coalesce(r.max_attempts between 1 and 32767, true), 'It goes from 1 to 32767.');
     perform tallybook._check_options(r.order_key, r.expires_at, r.options::jsonb);
     if coalesce(r.on_parent, 'completed') not in ('completed', 'any') then
       raise exception 'on_parent % is unknown', to_json(r.on_parent) using errcode = 'TB005',
@@ -97,12 +86,15 @@ begin
     v_after := array(select coalesce(j.id, p.id) from unnest(r.after::bigint[]) with ordinality p(id, at)
                        left join unnest(job_ids) with ordinality j(id, n) on j.n = -p.id order by p.at);
     v_known := array(select p.id from unnest(r.after::bigint[]) p(id) where p.id > 0);
-    v_id := nextval('tallybook.job_id');
+    e := null; e.job_id := nextval('tallybook.job_id'); e.enqueued_at := at; e.attempt := 1; e.failures := 0;
+    e.crashes := 0; e.task := r.task; e.args := r.args::jsonb; e.headers := r.headers::jsonb; e.unique_key := r.key;
+    e.max_attempts := r.max_attempts; e.run_at := r.run_at; e.expires_at := r.expires_at; e.options := r.options::jsonb;
+    r.priority := coalesce(r.priority, 2);
     if r.key is not null then
-      v_holder := tallybook._claim_key(r.task, r.key, v_id, coalesce(r.unique_while, 'running'),
-                                       coalesce(r.on_conflict, 'skip'), r.args::jsonb,
-                                       r.lane_priority, r.run_at, r.options::jsonb -> 'version', at);
-      if v_holder <> v_id then
+      v_holder := tallybook._claim_key(r.task, r.key, e.job_id, coalesce(r.unique_while, 'running'),
+                                       coalesce(r.on_conflict, 'skip'), e.args, r.priority, r.run_at,
+                                       e.options -> 'version', at);
+      if v_holder <> e.job_id then
         if tallybook._waits_on(v_after, v_holder) then
           raise exception 'job % would wait for itself', v_holder
             using errcode = 'TB005', detail =
@@ -112,27 +104,31 @@ begin
         continue;
       end if;
     end if;
-    job_ids[r.n] := v_id;
-    perform tallybook._put_child(v_id, r.queue, r.task, r.args::jsonb, r.run_at, r.lane_priority, r.key, r.max_attempts,
-                                 r.headers::jsonb, at,
-                                 r.order_key, r.expires_at, r.options::jsonb, v_after, v_known, r.on_parent,
-                                 r.failed_as);
+    job_ids[r.n] := e.job_id;
+    e.options := coalesce(e.options, '{}') || jsonb_build_object('followed', true, 'parents', jsonb_strip_nulls(
+      jsonb_build_object('on', coalesce(r.on_parent, 'completed'), 'failed_as', r.failed_as,
+                         'order_key', r.order_key)));
+    perform tallybook._put_child(e, r.queue, r.priority, v_after, v_known);
     v_wake := v_wake or v_known <> '{}' or false = any (created);
   end loop;
   if v_wake then perform tallybook._wake(' parents_resolve'); end if;
 end $$;
 
--- _put_child(...): appends one job to waiting, under an id that is given, and its parents. TB002: one of p_known is not
+-- _picked(all, mask): of these values those at the places that are true in the mask; null of null.
+create or replace function tallybook._picked(p_all anyarray, p_mask boolean[]) returns anyarray
+language sql immutable strict as $$
+  select array(select u.x from unnest(p_all, p_mask) with ordinality u(x, picked, n) where u.picked order by u.n)
+$$;
+
+-- _put_child(entry, queue, priority, after, known): puts a job in waiting, and its parents. TB002: one of known is not
 -- on record.
-create or replace function tallybook._put_child(p_job_id bigint, p_queue text, p_task text, p_args jsonb,
-  p_run_at timestamptz, p_priority int, p_unique_key text, p_max_attempts int, p_headers jsonb, p_now timestamptz,
-  p_order_key text, p_expires_at timestamptz, p_options jsonb, p_after bigint[], p_known bigint[], p_on_parent text,
-  p_failed_as text) returns void
+create or replace function tallybook._put_child(e tallybook.entry, p_queue text, p_priority int, p_after bigint[],
+  p_known bigint[]) returns void
 language plpgsql
 -- profile: nested
 as $$
 declare
-  v_missing bigint; e tallybook.entry;
+  v_missing bigint;
 begin
   select i into v_missing from unnest(p_known) i
    where not exists (select from tallybook.entry x where x.job_id = i)
@@ -143,16 +139,10 @@ begin
     raise exception 'there is no job %', v_missing using errcode = 'TB002', detail = 'A job cannot wait for it.',
       hint = 'Its transaction has not committed, or its history is past its retention.';
   end if;
-  p_options := coalesce(p_options, '{}') || jsonb_build_object('followed', true, 'parents',
-                                                               jsonb_strip_nulls(jsonb_build_object(
-    'on', coalesce(p_on_parent, 'completed'), 'failed_as', p_failed_as, 'order_key', p_order_key)));
   select l.lane_id into e.lane_id from tallybook._lane(p_queue, p_priority, '') l;
-  e.job_id := p_job_id; e.enqueued_at := p_now; e.attempt := 1; e.failures := 0; e.crashes := 0;
-  e.task := p_task; e.args := p_args; e.headers := p_headers; e.unique_key := p_unique_key;
-  e.max_attempts := p_max_attempts; e.run_at := p_run_at; e.expires_at := p_expires_at; e.options := p_options;
-  perform tallybook._wait(e, p_now);
+  perform tallybook._wait(e, e.enqueued_at);
   insert into tallybook.parent (child_id, parent_id, place)
-  select p_job_id, i, min(n) from unnest(p_after) with ordinality u(i, n) group by i;
+  select e.job_id, i, min(n) from unnest(p_after) with ordinality u(i, n) group by i;
 end $$;
 
 -- _waits_on(job_ids, job_id): whether one of these jobs is that job, or waits for it, through others too.

@@ -28,10 +28,7 @@ declare
   v_timeouts int := 0;
   v_cancelled bigint[]; v_left bigint[];
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'parents_resolve needs READ COMMITTED' using errcode = 'TB003',
-      hint = 'An older snapshot does not see who else has ended.';
-  end if;
+  perform tallybook._check_committed('parents_resolve', 'An older snapshot does not see who else has ended.');
   if as_service and (after is null and exists (select from tallybook.service s
                                                 where s.name = 'parents_resolve'
                                                       and s.last_run_at between at - interval '0.7 s' and at)

@@ -10,31 +10,25 @@ language plpgsql
 -- profile: nested
 as $$
 declare
-  v_lane int; v_ids bigint[] := '{}'; v_id bigint; v_timeouts int := 0; v_scheduled boolean := p_states is null
-    or 'scheduled' = any (p_states);
-  v_retrying boolean := p_states is null or 'retrying' = any (p_states); v_waiting boolean := p_states is null
-    or 'waiting' = any (p_states);
+  v_lane int; v_ids bigint[] := '{}'; v_id bigint; v_timeouts int := 0;
 begin
-  ended := 0; busy := false;
+  ended := 0; busy := false; p_states := coalesce(p_states, '{scheduled,retrying,waiting}');
   foreach v_lane in array p_lanes loop
     exit when cardinality(v_ids) >= p_max;
-    if v_scheduled or v_retrying then
-      v_ids := v_ids || array(
-        select s.job_id from tallybook.scheduled s
-         where s.lane_id >= v_lane and s.lane_id <= v_lane and s.job_id <= p_up_to and case when s.failures > 0
-               then v_retrying else v_scheduled end
-         -- by its index: see queue_top
-         order by s.lane_id, s.run_at, s.job_id limit p_max - cardinality(v_ids) for update skip locked);
-    end if;
-    if v_waiting then
-      v_ids := v_ids || array(
-        select w.job_id from tallybook.waiting w where w.lane_id = v_lane and w.fair_key is null and w.job_id <= p_up_to
-         order by w.job_id limit p_max - cardinality(v_ids) for update skip locked);
-      v_ids := v_ids || array(
-        select w.job_id from tallybook.waiting w where w.lane_id = v_lane and w.fair_key is not null
-               and w.job_id <= p_up_to
-         order by w.fair_key, w.fair_seq limit p_max - cardinality(v_ids) for update skip locked);
-    end if;
+    v_ids := v_ids || array(
+      select s.job_id from tallybook.scheduled s
+       where s.lane_id >= v_lane and s.lane_id <= v_lane and s.job_id <= p_up_to
+         and case when s.failures > 0 then 'retrying' else 'scheduled' end = any (p_states)
+       -- by its index: see queue_top
+       order by s.lane_id, s.run_at, s.job_id limit p_max - cardinality(v_ids) for update skip locked);
+    continue when 'waiting' <> all (p_states);
+    v_ids := v_ids || array(
+      select w.job_id from tallybook.waiting w where w.lane_id = v_lane and w.fair_key is null and w.job_id <= p_up_to
+       order by w.job_id limit p_max - cardinality(v_ids) for update skip locked);
+    v_ids := v_ids || array(
+      select w.job_id from tallybook.waiting w
+       where w.lane_id = v_lane and w.fair_key is not null and w.job_id <= p_up_to
+       order by w.fair_key, w.fair_seq limit p_max - cardinality(v_ids) for update skip locked);
   end loop;
   if v_ids <> '{}' then
     begin
@@ -52,21 +46,16 @@ begin
     end;
   end if;
   if ended = 0 then  -- is there one that we could not lock?
-    busy := busy or v_scheduled and exists (
+    busy := busy or exists (
               select from unnest(p_lanes) l(id), lateral (
-                select from tallybook.scheduled s where s.lane_id >= l.id and s.lane_id <= l.id and s.job_id <= p_up_to
-                       and s.failures = 0
+                select from tallybook.scheduled s
+                 where s.lane_id >= l.id and s.lane_id <= l.id and s.job_id <= p_up_to
+                   and case when s.failures > 0 then 'retrying' else 'scheduled' end = any (p_states)
                  order by s.lane_id, s.run_at limit 1) x)
-         or v_retrying and exists (
-              select from unnest(p_lanes) l(id), lateral (
-                select from tallybook.scheduled s where s.lane_id >= l.id and s.lane_id <= l.id and s.job_id <= p_up_to
-                       and s.failures > 0
-                 order by s.lane_id, s.run_at limit 1) x)
-         or v_waiting and exists (
-              select from unnest(p_lanes) l(id) join tallybook.waiting w on w.lane_id = l.id where w.fair_key is null
-                     and w.job_id <= p_up_to)
-         or v_waiting and exists (
+         or 'waiting' = any (p_states) and (exists (
               select from unnest(p_lanes) l(id) join tallybook.waiting w on w.lane_id = l.id
-                     where w.fair_key is not null and w.job_id <= p_up_to);
+               where w.fair_key is null and w.job_id <= p_up_to) or exists (
+              select from unnest(p_lanes) l(id) join tallybook.waiting w on w.lane_id = l.id
+               where w.fair_key is not null and w.job_id <= p_up_to));
   end if;
 end $$;

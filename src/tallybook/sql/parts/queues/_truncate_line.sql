@@ -11,12 +11,13 @@ language plpgsql
 -- profile: nested
 as $$
 declare
-  v_tasks text[]; v_counts bigint[]; v_attempts bigint[]; v_ordered bigint[]; v_keys text[];
+  v_ordered bigint[]; v_keys text[];
   v_parents boolean := exists (select from tallybook.parent p where p.ended_as is null);
 begin
   skipped := '{}';
-  if exists (select from tallybook.tombstone) then skipped := tallybook._skip(p_lane_id, p_retention, p_xids, p_seqs,
-      p_at); end if;
+  if exists (select from tallybook.tombstone) then
+    skipped := tallybook._skip(p_lane_id, p_retention, p_xids, p_seqs, p_at);
+  end if;
   with met as materialized (
     select e.xid, e.seq, e.job_id, e.attempt, e.task, e.order_key
       from unnest(p_xids, p_seqs) f(xid, seq), lateral (
@@ -26,18 +27,15 @@ begin
   ), gone as (  -- plain: who else ends what nobody has taken leaves a tombstone, and is skipped
     insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state, error)
     select m.xid, m.seq, m.job_id, p_at, p_retention, 'cancelled', p_error from met m order by m.job_id
-  ), counted as (select m.task, count(*) as n, sum(m.attempt) as attempts from met m group by m.task)
-  select (select coalesce(sum(c.n), 0) from counted c), (select array_agg(c.task) from counted c),
-         (select array_agg(c.n) from counted c), (select array_agg(c.attempts) from counted c),
-         (select array_agg(m.job_id) from met m where m.order_key is not null),
-         (select array_agg(distinct m.order_key) from met m where m.order_key is not null),
-         v_parents and exists (select from met m join tallybook.parent p on p.parent_id = m.job_id
+  ), told as (
+    insert into tallybook.tally (lane_id, n, attempts, what, task)
+    select p_lane_id, count(*), sum(m.attempt), w.what, m.task
+      from met m, unnest('{cancelled,unclaimed}'::tallybook.counted[]) w(what) group by w.what, m.task)
+  select count(*), array_agg(m.job_id) filter (where m.order_key is not null),
+         array_agg(distinct m.order_key) filter (where m.order_key is not null),
+         v_parents and exists (select from met n join tallybook.parent p on p.parent_id = n.job_id
                                and p.ended_as is null)
-    into ended, v_tasks, v_counts, v_attempts, v_ordered, v_keys, v_parents;
-  if v_tasks is not null then
-    perform tallybook._tally(array_fill(p_lane_id, array[cardinality(v_tasks)]), v_tasks,
-                             array_fill('cancelled'::text, array[cardinality(v_tasks)]), v_counts, v_attempts);
-  end if;
+    into ended, v_ordered, v_keys, v_parents from met m;
   if v_ordered is not null then perform tallybook._leave_lines(v_ordered, v_keys, p_at); end if;
   if v_parents then perform tallybook._wake(' parents_resolve'); end if;
 end $$;

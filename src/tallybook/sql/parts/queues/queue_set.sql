@@ -17,35 +17,31 @@ create or replace function tallybook.queue_set(queue text, retention text defaul
   notify boolean default null, by text default session_user, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
 declare
-  v_said text := 'changed'; v_was tallybook.queue;
+  v_done text; v_created boolean; n record;
 begin
   perform tallybook._check_name('queue', queue, 64);
   if retention not in ('brief', 'default', 'long') then
     raise exception 'there is no retention class %', to_json(retention) using errcode = 'TB005',
       hint = 'They are brief, default, long.';
   end if;
-  if max_attempts not between 0 and 32767 then
-    raise exception 'max_attempts % is out of range', max_attempts
-      using errcode = 'TB005', hint = 'It goes from 1 to 32767; 0 is what tasks say, or 5.';
-  end if;
+  perform tallybook._check_range('max_attempts', max_attempts::text, coalesce(max_attempts between 0 and 32767, true),
+                                 'It goes from 1 to 32767; 0 is what tasks say, or 5.');
   insert into tallybook.queue as q (name, created_at)
     values (queue_set.queue, queue_set.at) on conflict on constraint queue_pkey do nothing;
-  if found then v_said := 'created'; end if;
-  select q.* into v_was from tallybook.queue q where q.name = queue_set.queue for update;
+  v_created := found;
+  select coalesce(queue_set.retention, q.retention) as retention, coalesce(queue_set.notify, q.notify) as notify,
+         nullif(coalesce(queue_set.max_attempts, q.max_attempts), 0) as max_attempts
+    into n from tallybook.queue q where q.name = queue_set.queue for update;
   update tallybook.queue q
-     set retention = coalesce(queue_set.retention, q.retention), notify = coalesce(queue_set.notify, q.notify),
-         max_attempts = case when queue_set.max_attempts is null then q.max_attempts
-         else nullif(queue_set.max_attempts, 0) end,
+     set retention = n.retention, notify = n.notify, max_attempts = n.max_attempts,
          changed_at = queue_set.at, changed_by = queue_set.by
-   where q.name = queue_set.queue
-     and (v_said = 'created' or (q.retention, q.notify, q.max_attempts) is distinct from (
-            coalesce(queue_set.retention, q.retention), coalesce(queue_set.notify, q.notify),
-            case when queue_set.max_attempts is null then q.max_attempts else nullif(queue_set.max_attempts, 0) end));
-  if not found then v_said := 'unchanged'; end if;
+   where q.name = queue_set.queue and (v_created or (q.retention, q.notify, q.max_attempts)
+                                       is distinct from (n.retention, n.notify, n.max_attempts));
+  v_done := case when not found then 'unchanged' when v_created then 'created' else 'changed' end;
   perform tallybook._queue_lanes(queue);
   if notify is not null then perform tallybook._publishing(); end if;
-  if v_said <> 'unchanged' then perform tallybook._queue_said(queue, v_said, by); end if;
-  return v_said;
+  if v_done <> 'unchanged' then perform tallybook._queue_said(queue, v_done, by); end if;
+  return v_done;
 end $$;
 
 -- _queue_lanes(queue): where producers would use a lane of another class than the queue's, they get a new one: of twins

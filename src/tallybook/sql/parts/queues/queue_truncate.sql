@@ -37,13 +37,9 @@ begin
       using errcode = 'TB005', hint =
       'They are available, scheduled, retrying, waiting; say running => true for what runs.';
   end if;
-  if max_jobs is null or max_jobs not between 1 and 100000 then
-    raise exception 'max_jobs % is out of range', max_jobs using errcode = 'TB005', hint = 'It goes from 1 to 100000.';
-  end if;
-  if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'queue_truncate needs READ COMMITTED' using errcode = 'TB003',
-      hint = 'An older snapshot would read an old cursor.';
-  end if;
+  perform tallybook._check_range('max_jobs', coalesce(max_jobs::text, '<NULL>'), max_jobs between 1 and 100000,
+                                 'It goes from 1 to 100000.');
+  perform tallybook._check_committed('queue_truncate', 'An older snapshot would read an old cursor.');
   if not exists (select from tallybook.queues q where q.name = queue_truncate.queue) then
     raise exception 'there is no queue %', to_json(queue) using errcode = 'TB002',
       hint = 'See the view tallybook.queues.';
