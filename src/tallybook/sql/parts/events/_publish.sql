@@ -20,76 +20,53 @@ as $$
    where coalesce(current_setting('tallybook.notify', true), 'on') <> 'off'
 $$;
 
--- _publish_entries(): what has come into line: available.
-create or replace function tallybook._publish_entries() returns trigger language plpgsql
+-- _publish_jobs(): what has come into a table of jobs. In line: available. In scheduled: scheduled, or retrying if it
+-- has failed. In dead: dead.
+create or replace function tallybook._publish_jobs() returns trigger language plpgsql
 -- profile: nojit
 as $$
 begin
-  -- What comes with its end (see _cancel_aside) was not available.
-  perform tallybook._publish(array_agg(l.queue), array_agg(r.task), array_agg('available'::text), array_agg(r.job_id))
-    from come r join tallybook.lane l on l.lane_id = r.lane_id join tallybook.queue q on q.name = l.queue and q.notify
-   where not exists (select from tallybook.tombstone t where t.job_id = r.job_id and t.attempt = r.attempt
-                     and t.taken) having count(*) > 0;
-  return null;
-end $$;
-
--- _publish_scheduled(): what is to run later: scheduled, or retrying if it has failed.
-create or replace function tallybook._publish_scheduled() returns trigger language plpgsql
--- profile: nojit
-as $$
-begin
+  -- What comes into line with its end (see _cancel_aside) was not available.
   perform tallybook._publish(array_agg(l.queue), array_agg(r.task),
-                             array_agg(case when r.failures > 0 then 'retrying' else 'scheduled' end),
+                             array_agg(case when tg_table_name = 'entry' then 'available'
+                                            when tg_table_name = 'dead' then 'dead'
+                                            when r.failures > 0 then 'retrying' else 'scheduled' end),
                              array_agg(r.job_id))
-    from come r join tallybook.lane l on l.lane_id = r.lane_id join tallybook.queue q on q.name = l.queue
-         and q.notify having count(*) > 0;
+    from come r join tallybook.lane l on l.lane_id = r.lane_id join tallybook.queue q on q.name = l.queue and q.notify
+    left join tallybook.tombstone t on tg_table_name = 'entry' and t.job_id = r.job_id and t.attempt = r.attempt
+         and t.taken
+   where t.job_id is null having count(*) > 0;
   return null;
 end $$;
 
--- _publish_dead(): dead letters.
-create or replace function tallybook._publish_dead() returns trigger language plpgsql
--- profile: nojit
-as $$
-begin
-  perform tallybook._publish(array_agg(l.queue), array_agg(r.task), array_agg('dead'::text), array_agg(r.job_id))
-    from come r join tallybook.lane l on l.lane_id = r.lane_id join tallybook.queue q on q.name = l.queue
-         and q.notify having count(*) > 0;
-  return null;
-end $$;
-
--- _publish_claims(): what was handed to a worker: started.
-create or replace function tallybook._publish_claims() returns trigger language plpgsql
+-- _publish_ledger(): of claims what was handed to a worker: started. Of outcomes what has completed, or was cancelled;
+-- a failure is published as what follows from it: retrying, available or dead.
+create or replace function tallybook._publish_ledger() returns trigger language plpgsql
 -- profile: lookup
 as $$
 begin
-  perform tallybook._publish(array_agg(l.queue), array_agg(e.task), array_agg('started'::text), array_agg(e.job_id))
-    from come c join tallybook.lane l on l.lane_id = c.lane_id join tallybook.queue q on q.name = l.queue
-         and q.notify, lateral (
-      select x.job_id, x.task from tallybook.entry x  -- its interval: see claimed_jobs
-       where x.lane_id = c.lane_id and x.retention = c.retention
-         and x.xid >= coalesce(c.one_xid, c.from_xid) and x.xid <= coalesce(c.one_xid, c.pos_xid)
-         and case when c.one_xid is not null then x.seq = c.one_seq
-                  else (x.xid, x.seq) > (c.from_xid, c.from_seq) and (x.xid, x.seq) <= (c.pos_xid, c.pos_seq)
-                    and x.seq <> all (c.skipped)
-                       and case when c.closed <> '{}' then x.xid = any (c.closed) else x.xid <> all (c.holes) end end
-       order by x.xid, x.seq limit c.jobs) e
-   where c.lease is not null having count(*) > 0;
-  return null;
-end $$;
-
--- _publish_outcomes(): what has completed, or was cancelled. A failure is published as what follows from it: retrying,
--- available or dead.
-create or replace function tallybook._publish_outcomes() returns trigger language plpgsql
--- profile: lookup
-as $$
-begin
-  perform tallybook._publish(array_agg(l.queue), array_agg(e.task), array_agg(o.state::text), array_agg(e.job_id))
-    from come o join tallybook.queue q on q.notify join tallybook.lane l on l.queue = q.name
-         and l.retention = o.retention, lateral (
-      select x.job_id, x.task from tallybook.entry x
-       where x.lane_id = l.lane_id and x.retention = o.retention and x.xid = o.entry_xid and x.seq = o.entry_seq
-             limit 1) e
-   where o.state in ('completed', 'cancelled') having count(*) > 0;
+  if tg_table_name = 'claim' then
+    perform tallybook._publish(array_agg(l.queue), array_agg(e.task), array_agg('started'::text), array_agg(e.job_id))
+      from come c join tallybook.lane l on l.lane_id = c.lane_id join tallybook.queue q on q.name = l.queue
+           and q.notify, lateral (
+        select x.job_id, x.task from tallybook.entry x  -- its interval: see claimed_jobs
+         where x.lane_id = c.lane_id and x.retention = c.retention
+           and x.xid >= coalesce(c.one_xid, c.from_xid) and x.xid <= coalesce(c.one_xid, c.pos_xid)
+           and case when c.one_xid is not null then x.seq = c.one_seq
+                    else (x.xid, x.seq) > (c.from_xid, c.from_seq) and (x.xid, x.seq) <= (c.pos_xid, c.pos_seq)
+                      and x.seq <> all (c.skipped)
+                      and case when c.closed <> '{}' then x.xid = any (c.closed) else x.xid <> all (c.holes) end end
+         order by x.xid, x.seq limit c.jobs) e
+     where c.lease is not null having count(*) > 0;
+  else
+    perform tallybook._publish(array_agg(l.queue), array_agg(e.task), array_agg(o.state::text), array_agg(e.job_id))
+      from come o join tallybook.queue q on q.notify join tallybook.lane l on l.queue = q.name
+           and l.retention = o.retention, lateral (
+        select x.job_id, x.task from tallybook.entry x
+         where x.lane_id = l.lane_id and x.retention = o.retention and x.xid = o.entry_xid and x.seq = o.entry_seq
+         limit 1) e
+     where o.state in ('completed', 'cancelled') having count(*) > 0;
+  end if;
   return null;
 end $$;
 
@@ -103,7 +80,7 @@ language plpgsql
 set lock_timeout = '50ms'  -- see above
 as $$
 declare
-  v_on boolean := exists (select from tallybook.queue q where q.notify);
+  v_on boolean;
 begin
   perform pg_advisory_xact_lock(1413565449, hashtext('notify: one at a time'));
   v_on := exists (select from tallybook.queue q where q.notify);
@@ -111,15 +88,15 @@ begin
      then return; end if;
   if v_on then
     create trigger publish after insert on tallybook.claim referencing new table as come
-      for each statement execute function tallybook._publish_claims();
+      for each statement execute function tallybook._publish_ledger();
     create trigger publish after insert on tallybook.dead referencing new table as come
-      for each statement execute function tallybook._publish_dead();
+      for each statement execute function tallybook._publish_jobs();
     create trigger publish after insert on tallybook.entry referencing new table as come
-      for each statement execute function tallybook._publish_entries();
+      for each statement execute function tallybook._publish_jobs();
     create trigger publish after insert on tallybook.outcome referencing new table as come
-      for each statement execute function tallybook._publish_outcomes();
+      for each statement execute function tallybook._publish_ledger();
     create trigger publish after insert on tallybook.scheduled referencing new table as come
-      for each statement execute function tallybook._publish_scheduled();
+      for each statement execute function tallybook._publish_jobs();
   else
     drop trigger publish on tallybook.claim;
     drop trigger publish on tallybook.dead;
