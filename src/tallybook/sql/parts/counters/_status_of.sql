@@ -9,22 +9,21 @@ as $$
 #variable_conflict use_column
 begin
   return query
-  select x.lane_id, x.task, case when x.failures > 0 then 'retrying'
-         else 'scheduled' end, min(x.enqueued_at), max(x.enqueued_at)
-    from ((select s.lane_id, s.task, s.failures, s.enqueued_at from tallybook.scheduled s order by s.job_id limit 1000)
+  select x.lane_id, x.task, x.state, min(x.enqueued_at), max(x.enqueued_at)
+    from ((select s.lane_id, s.task, case when s.failures > 0 then 'retrying' else 'scheduled' end as state,
+                  s.enqueued_at from tallybook.scheduled s order by s.job_id limit 1000)
           union all
-          (select s.lane_id, s.task, s.failures, s.enqueued_at from tallybook.scheduled s order by s.job_id desc
-           limit 1000)) x group by 1, 2, 3;
-  return query
-  select x.lane_id, x.task, 'waiting', min(x.enqueued_at), max(x.enqueued_at)
-    from ((select w.lane_id, w.task, w.enqueued_at from tallybook.waiting w order by w.job_id limit 1000)
-          union all (select w.lane_id, w.task, w.enqueued_at from tallybook.waiting w order by w.job_id desc
-                     limit 1000)) x group by 1, 2;
-  return query
-  select x.lane_id, x.task, 'dead', min(x.enqueued_at), max(x.enqueued_at)
-    from ((select d.lane_id, d.task, d.enqueued_at from tallybook.dead d order by d.job_id limit 1000)
-          union all (select d.lane_id, d.task, d.enqueued_at from tallybook.dead d order by d.job_id desc limit 1000)) x
-            group by 1, 2;
+          (select s.lane_id, s.task, case when s.failures > 0 then 'retrying' else 'scheduled' end, s.enqueued_at
+             from tallybook.scheduled s order by s.job_id desc limit 1000)
+          union all
+          (select w.lane_id, w.task, 'waiting', w.enqueued_at from tallybook.waiting w order by w.job_id limit 1000)
+          union all
+          (select w.lane_id, w.task, 'waiting', w.enqueued_at from tallybook.waiting w order by w.job_id desc
+           limit 1000)
+          union all (select d.lane_id, d.task, 'dead', d.enqueued_at from tallybook.dead d order by d.job_id limit 1000)
+          union all
+          (select d.lane_id, d.task, 'dead', d.enqueued_at from tallybook.dead d order by d.job_id desc limit 1000)) x
+   group by 1, 2, 3;
   return query
   select l.lane_id, x.task, 'available', min(x.enqueued_at), max(x.enqueued_at)
     from tallybook.lane l, lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid offset 0) n, lateral (
@@ -65,21 +64,7 @@ end $$;
 -- _oldest(queue): since when the job could run that is next in the queue's lines; null: none is there.
 -- rights: operator, reader, metrics
 create or replace function tallybook._oldest(p_queue text) returns timestamptz
-language plpgsql stable
--- profile: nested
-as $$
-begin
-  return min(e.ready_at)
-    from tallybook.lane l, lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid offset 0) n, lateral (
-           select greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
-            where e.lane_id = l.lane_id and e.retention = l.retention
-              and (e.xid, e.seq) > (n.xid, coalesce((select case when h.pos_xid = n.xid then h.pos_seq end
-                                                     from tallybook.claim h
-                                                      where h.lane_id = l.lane_id and h.retention = l.retention
-                                                      order by h.number desc limit 1), 0)) order by e.xid, e.seq
-                                                        limit 1) e
-   where l.queue = p_queue and l.retired_at is null and n.xid is not null;
-end $$;
+language sql stable as $$ select o.oldest from tallybook._oldest_of(array[p_queue]) o $$;
 
 -- _oldest_of(queues): the same of many at once, at a fraction of the cost of each; those without a line are left out.
 --

@@ -7,9 +7,7 @@ create or replace function tallybook.count_event(name text, n int default 1) ret
 language plpgsql as $$
 begin
   perform tallybook._check_name('event', name, 200);
-  if coalesce(n, 0) = 0 then
-    raise exception 'an event is counted by a number other than 0' using errcode = 'TB005',
-      hint = 'A negative one takes back what was counted.';
-  end if;
+  perform tallybook._refuse(coalesce(n, 0) = 0, 'an event is counted by a number other than 0',
+                            'A negative one takes back what was counted.');
   insert into tallybook.tally (n, what, task) values (count_event.n, 'event', count_event.name);
 end $$;

@@ -12,49 +12,42 @@
 -- rights: worker, operator, reader, metrics
 create or replace function tallybook.counts()
 returns table (queue text, task text, scheduled bigint, retrying bigint, waiting bigint, available bigint,
-  running bigint, dead bigint,
-               completed bigint, failed bigint, snoozed bigint, cancelled bigint, lost bigint, moved bigint,
-  died bigint)
-language plpgsql stable
+  running bigint, dead bigint, completed bigint, failed bigint, snoozed bigint, cancelled bigint, lost bigint,
+  moved bigint, died bigint)
+language sql stable
 -- profile: hot
 as $$
-#variable_conflict use_column
-begin
-  return query
-  select l.queue, n.task, coalesce(sum(n.n) filter (where n.what = 'scheduled'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'retrying'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'waiting'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'available'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'running'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'dead'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'completed'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'failed'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'snoozed'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'cancelled'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'lost'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'moved'), 0)::bigint,
-         coalesce(sum(n.n) filter (where n.what = 'died'), 0)::bigint
+  select l.queue, n.task, sum((n.what = 'scheduled')::int * n.n)::bigint, sum((n.what = 'retrying')::int * n.n)::bigint,
+         sum((n.what = 'waiting')::int * n.n)::bigint, sum((n.what = 'available')::int * n.n)::bigint,
+         sum((n.what = 'running')::int * n.n)::bigint, sum((n.what = 'dead')::int * n.n)::bigint,
+         sum((n.what = 'completed')::int * n.n)::bigint, sum((n.what = 'failed')::int * n.n)::bigint,
+         sum((n.what = 'snoozed')::int * n.n)::bigint, sum((n.what = 'cancelled')::int * n.n)::bigint,
+         sum((n.what = 'lost')::int * n.n)::bigint, sum((n.what = 'moved')::int * n.n)::bigint,
+         sum((n.what = 'died')::int * n.n)::bigint
     from tallybook._counted() n join tallybook.lane l on l.lane_id = n.lane_id
-   group by l.queue, n.task;
-end $$;
+   group by l.queue, n.task
+$$;
 
 -- _folded_sums(): the sums up to the last fold; several rows of one lane, task and state are to be added up.
 create or replace function tallybook._folded_sums() returns table (lane_id int, task text, what tallybook.counted,
   n bigint, attempts bigint, last_at timestamptz)
-language plpgsql stable
--- profile: hot
-as $$
-#variable_conflict use_column
-declare
-  f tallybook.fold;
-begin
-  select x.* into f from tallybook.fold x order by x.number desc limit 1;
-  return query
-  select t.lane_id, t.task, t.what, t.n, t.attempts, t.last_at from tallybook.total t where t.checkpoint = f.checkpoint
+language sql stable as $$
+  with f as materialized (select x.checkpoint from tallybook.fold x order by x.number desc limit 1)
+  select t.lane_id, t.task, t.what, t.n, t.attempts, t.last_at
+    from tallybook.total t where t.checkpoint = (select f.checkpoint from f)
   union all
   select x.lane_id, x.task, x.what, x.n, x.attempts, x.at from tallybook.series x
-   where x.step = 0 and x.number > f.checkpoint and x.what not in ('took', 'waited');
-end $$;
+   where x.step = 0 and x.number > (select f.checkpoint from f) and x.what not in ('took', 'waited')
+$$;
+
+-- _unfolded(): what has changed since the last fold, and when that was.
+create or replace function tallybook._unfolded() returns table (lane_id int, task text, what tallybook.counted,
+  n bigint, attempts bigint, last_at timestamptz)
+language sql stable as $$
+  select c.lane_id, c.task, c.what, c.n, c.attempts, f.folded_at
+    from (select x.* from tallybook.fold x order by x.number desc limit 1) f,
+         lateral tallybook._changed(f.hi, null, f.holes, '{}') c
+$$;
 
 -- _counted(): what counts sums up, by lane: states and endings with how many there are, the sum of their attempt
 -- numbers, and when a fold has found the last change of each. How many of a lane run is what was claimed less what of
@@ -68,18 +61,12 @@ language plpgsql stable
 -- profile: hot
 as $$
 #variable_conflict use_column
-declare
-  f tallybook.fold;
 begin
-  select x.* into f from tallybook.fold x order by x.number desc limit 1;
   return query
   with sums as materialized (
     select s.lane_id, s.task, s.what, sum(s.n)::bigint as n, sum(s.attempts)::bigint as attempts,
            max(s.last_at) as last_at
-      from (select * from tallybook._folded_sums()
-            union all
-            select c.lane_id, c.task, c.what, c.n, c.attempts, f.folded_at
-                   from tallybook._changed(f.hi, null, f.holes, '{}') c) s
+      from (select * from tallybook._folded_sums() union all select * from tallybook._unfolded()) s
      where s.lane_id is not null group by s.lane_id, s.task, s.what
   ), open as materialized (
     select s.lane_id, s.task, sum(case when s.what = 'opened' then s.n else -s.n end)::bigint as n,

@@ -18,10 +18,7 @@ declare
   f tallybook.fold; s pg_snapshot; v_own xid8; v_hi xid8; v_holes xid8[]; v_closed xid8[]; v_last_job bigint;
   v_n bigint;
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'fold needs READ COMMITTED, this transaction is %', upper(current_setting('transaction_isolation'))
-      using errcode = 'TB003';
-  end if;
+  perform tallybook._read_committed('fold needs READ COMMITTED, this transaction is %s');
   if as_service and not tallybook._service_claim('fold', at) then return null; end if;
   if not pg_try_advisory_xact_lock(1413565449, hashtext('fold: one at a time')) then return null; end if;
   select x.* into f from tallybook.fold x order by x.number desc limit 1;
@@ -103,19 +100,14 @@ begin
    group by t.lane_id, t.task, t.what, t.took, t.waited;
 end $$;
 
--- _checkpoint(old, new): write the sums of all up to the fold new; what readers of older snapshots need is theirs
--- still.
+-- _checkpoint(old, new): write the sums of all up to the fold new, whose series is there and which is not on record
+-- yet; what readers of older snapshots need is theirs still.
 create or replace function tallybook._checkpoint(p_old bigint, p_new bigint) returns void
 language sql
 -- profile: lookup
 as $$
   insert into tallybook.total (checkpoint, n, attempts, last_at, lane_id, what, task)
-  select p_new, sum(c.n), sum(c.attempts), max(c.at), c.lane_id, c.what, c.task
-    from (select t.lane_id, t.task, t.what, t.n, t.attempts, t.last_at as at from tallybook.total t
-          where t.checkpoint = p_old
-          union all
-          select x.lane_id, x.task, x.what, x.n, x.attempts, x.at from tallybook.series x
-           where x.step = 0 and x.number > p_old and x.number <= p_new and x.what not in ('took', 'waited')) c
+  select p_new, sum(c.n), sum(c.attempts), max(c.last_at), c.lane_id, c.what, c.task from tallybook._folded_sums() c
    group by c.lane_id, c.what, c.task having sum(c.n) <> 0 or sum(c.attempts) <> 0;
   delete from tallybook.total t where t.checkpoint < p_new;
   delete from tallybook.fold f where f.number < p_old;

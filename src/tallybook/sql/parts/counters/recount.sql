@@ -10,12 +10,9 @@ language plpgsql
 -- profile: whole
 as $$
 declare
-  v_last bigint; v_number bigint; v_n bigint; v_own xid8; f tallybook.fold;
+  v_number bigint; v_n bigint; v_own xid8; f tallybook.fold;
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'recount needs READ COMMITTED, this transaction is %',
-      upper(current_setting('transaction_isolation')) using errcode = 'TB003';
-  end if;
+  perform tallybook._read_committed('recount needs READ COMMITTED, this transaction is %s');
   perform pg_advisory_xact_lock(1413565449, hashtext('fold: one at a time'));
   -- What has come since the last fold belongs into the series; what is corrected does not.
   select x.* into f from tallybook.fold x order by x.number desc limit 1;
@@ -23,16 +20,14 @@ begin
     perform tallybook.fold(at => recount.at);
     f := null;
   end if;
-  select x.number into v_last from tallybook.fold x order by x.number desc limit 1;
-  v_number := coalesce(v_last, 0) + 1;
+  v_number := coalesce((select max(x.number) from tallybook.fold x), 0) + 1;
   v_own := pg_current_xact_id_if_assigned();
   -- One statement, one snapshot: what it sees is counted; what it does not see is still to be folded. So are the
   -- caller's own changes, which it sees: they are taken off again, since the caller may go on.
   with open as materialized (
-    select c.lane_id, c.task, c.what, c.n, c.attempts from tallybook._recounted_open() c
+    select c.* from tallybook._recounted_open() c
   ), ended as materialized (
-    select e.lane_id, e.task, case when o.state = 'dead' then 'died'
-           else o.state::text end as what, count(*) as n, sum(e.attempt) as attempts
+    select e.lane_id, e.task, replace(o.state::text, 'dead', 'died') as what, count(*) as n, sum(e.attempt) as attempts
       from tallybook.outcome o
       join tallybook.entry e on e.retention = o.retention and e.xid = o.entry_xid and e.seq = o.entry_seq
      group by e.lane_id, e.task, o.state
@@ -106,12 +101,7 @@ end $$;
 -- rely on.
 create or replace function tallybook._recounted_open() returns table (lane_id int, task text, what text, n bigint,
   attempts bigint)
-language plpgsql stable
--- profile: whole
-as $$
-#variable_conflict use_column
-begin
-  return query
+language sql stable as $$
   select s.lane_id, s.task, case when s.failures > 0 then 'retrying' else 'scheduled' end, count(*), sum(s.attempt)
     from tallybook.scheduled s group by 1, 2, 3
   union all select w.lane_id, w.task, 'waiting', count(*), sum(w.attempt) from tallybook.waiting w group by 1, 2
@@ -123,8 +113,8 @@ begin
   select a.lane_id, e.task, 'running', count(*), sum(e.attempt)
     from tallybook.worker k, lateral tallybook._open_attempts(k.id, k.open_from) a
     join tallybook.entry e on e.lane_id = a.lane_id and e.retention = a.retention and e.xid = a.xid and e.seq = a.seq
-   where k.ended_at is null group by 1, 2;
-end $$;
+   where k.ended_at is null group by 1, 2
+$$;
 
 -- _line(lane, retention, born): what stands in one line, by task: behind the cursor, and what has committed late. See
 -- _cursor_passed.
@@ -135,24 +125,21 @@ language plpgsql stable
 as $$
 #variable_conflict use_column
 declare
-  h tallybook.claim;
+  h tallybook.claim; v_xid xid8; v_seq bigint;
 begin
   select c.* into h from tallybook.claim c where c.lane_id = p_lane_id and c.retention = p_retention
          order by c.number desc limit 1;
   if not found then
     h.lo := p_born; h.hi := p_born; h.pos_xid := p_born; h.pos_seq := 0; h.holes := '{}'; h.closed := '{}';
   end if;
+  -- The window from the position on, or all of it where former holes are drained first, and all behind it.
+  v_xid := case when h.closed = '{}' then h.pos_xid else h.lo end;
+  v_seq := case when h.closed = '{}' then h.pos_seq else -1 end;
   return query
   select e.task, count(*), sum(e.attempt) from (
-    -- The window from the position on, or all of it where former holes are drained first, and all behind it.
     select e.task, e.attempt, e.job_id from tallybook.entry e
-     where h.closed = '{}' and e.lane_id = p_lane_id and e.retention = p_retention and e.xid >= h.pos_xid
-           and (e.xid, e.seq) > (h.pos_xid, h.pos_seq)
+     where e.lane_id = p_lane_id and e.retention = p_retention and e.xid >= v_xid and (e.xid, e.seq) > (v_xid, v_seq)
        and (e.xid >= h.hi or e.xid <> all (h.holes))
-    union all
-    select e.task, e.attempt, e.job_id from tallybook.entry e
-     where h.closed <> '{}' and e.lane_id = p_lane_id and e.retention = p_retention and e.xid >= h.lo
-           and (e.xid >= h.hi or e.xid <> all (h.holes))
     union all
     select e.task, e.attempt, e.job_id from unnest(h.holes) x(xid), tallybook.entry e
      where x.xid < h.hi and e.lane_id = p_lane_id and e.retention = p_retention and e.xid = x.xid

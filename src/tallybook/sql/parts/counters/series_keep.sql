@@ -4,14 +4,11 @@
 create or replace function tallybook.series_keep(step int, keep interval) returns boolean
 language plpgsql as $$
 begin
-  if step is null or step not in (0, 60, 3600, 86400) then
-    raise exception 'there are no steps of % seconds', coalesce(step::text, 'null') using errcode = 'TB005',
-      hint = 'There are 0 (folds), 60, 3600 and 86400.';
-  end if;
-  if keep is null or keep not between interval '15 min' and interval '100 years' then
-    raise exception 'a step cannot be kept for %', coalesce(keep::text, 'null') using errcode = 'TB005',
-      hint = 'From 15 min to 100 years.';
-  end if;
+  perform tallybook._refuse(step is null or step not in (0, 60, 3600, 86400),
+    format('there are no steps of %s seconds', coalesce(step::text, 'null')),
+    'There are 0 (folds), 60, 3600 and 86400.');
+  perform tallybook._refuse(keep is null or keep not between interval '15 min' and interval '100 years',
+    format('a step cannot be kept for %s', coalesce(keep::text, 'null')), 'From 15 min to 100 years.');
   update tallybook.series_step s set keep = series_keep.keep where s.step = series_keep.step
     and s.keep <> series_keep.keep;
   return found;

@@ -8,38 +8,36 @@
 -- rights: operator, reader, metrics
 create or replace function tallybook.throughput(span interval default '1 min', at timestamptz default clock_timestamp())
 returns table (queue text, task text, since timestamptz, came bigint, completed bigint, failed bigint, died bigint,
-  cancelled bigint,
-               came_per_s float8, completed_per_s float8, failed_per_s float8)
-language plpgsql stable
+  cancelled bigint, came_per_s float8, completed_per_s float8, failed_per_s float8)
+language sql stable
 -- profile: hot
 as $$
-#variable_conflict use_column
-declare
-  v_since timestamptz := throughput.at - throughput.span; v_seconds float8 := extract(epoch from throughput.span);
-begin
-  if coalesce(v_seconds, 0) <= 0 then raise exception 'a span is a positive time, not %', coalesce(span::text, 'null')
-     using errcode = 'TB005'; end if;
-  return query
-  select r.queue, r.task, v_since, r.came, r.completed, r.failed, r.died, r.cancelled, r.came / v_seconds,
-         r.completed / v_seconds, r.failed / v_seconds
-    from (select l.queue, x.task, sum(case when x.what in ('opened', 'scheduled', 'retrying', 'waiting', 'dead')
-                                      then x.n
-                                           when x.what in ('failed', 'snoozed', 'lost', 'moved', 'died') then -x.n
-                                                else 0 end)::bigint as came,
-                 coalesce(sum(x.n) filter (where x.what = 'completed'), 0)::bigint as completed,
-                 coalesce(sum(x.n) filter (where x.what = 'failed'), 0)::bigint as failed,
-                 coalesce(sum(x.n) filter (where x.what = 'died'), 0)::bigint as died,
-                 coalesce(sum(x.n) filter (where x.what = 'cancelled'), 0)::bigint as cancelled
-            from tallybook._series_since(v_since) x join tallybook.lane l on l.lane_id = x.lane_id
-           group by l.queue, x.task) r;
-end $$;
+  select tallybook._refuse(coalesce(extract(epoch from span), 0) <= 0,
+                           format('a span is a positive time, not %s', coalesce(span::text, 'null')));
+  select r.queue, r.task, throughput.at - span, r.came, r.completed, r.failed, r.died, r.cancelled,
+         r.came / r.seconds, r.completed / r.seconds, r.failed / r.seconds
+    from (select l.queue, x.task, extract(epoch from span)::float8 as seconds,
+                 sum(case when x.what in ('opened', 'scheduled', 'retrying', 'waiting', 'dead') then x.n
+                          when x.what in ('failed', 'snoozed', 'lost', 'moved', 'died') then -x.n
+                          else 0 end)::bigint as came,
+                 sum((x.what = 'completed')::int * x.n)::bigint as completed,
+                 sum((x.what = 'failed')::int * x.n)::bigint as failed,
+                 sum((x.what = 'died')::int * x.n)::bigint as died,
+                 sum((x.what = 'cancelled')::int * x.n)::bigint as cancelled
+            from tallybook._series_since(throughput.at - span) x join tallybook.lane l on l.lane_id = x.lane_id
+           group by l.queue, x.task) r
+$$;
 
 -- _series_since(since): the changes since then, of whatever steps they are kept in.
 create or replace function tallybook._series_since(p_since timestamptz) returns setof tallybook.series
-language plpgsql stable
--- profile: hot
-as $$
-begin
-  return query select x.* from unnest(array[0, 60, 3600, 86400]) s(step), lateral (
-    select y.* from tallybook.series y where y.step = s.step and y.at >= p_since) x;
-end $$;
+language sql stable as $$
+  select x.* from tallybook.series x where x.step in (0, 60, 3600, 86400) and x.at >= p_since
+$$;
+
+-- _series_to_now(since, at): the same with what is not folded yet, which belongs to the step that is not over.
+create or replace function tallybook._series_to_now(p_since timestamptz, p_at timestamptz)
+returns table (at timestamptz, lane_id int, task text, what tallybook.counted, n bigint)
+language sql stable as $$
+  select x.at, x.lane_id, x.task, x.what, x.n from tallybook._series_since(p_since) x
+  union all select p_at, u.lane_id, u.task, u.what, u.n from tallybook._unfolded() u
+$$;

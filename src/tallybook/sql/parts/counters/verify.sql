@@ -19,43 +19,43 @@ begin
   if not exists (select from tallybook.fold) then return; end if;
   return query
   with counted as materialized (
-    select c.lane_id, c.task, c.what, c.n from tallybook._counted() c
-  ), found as materialized (
-    select c.lane_id, c.task, c.what, c.n from tallybook._recounted_open() c
-  ), jobs as (
-    select l.queue, x.task, x.what, sum(x.counted)::bigint as counted, sum(x.found)::bigint as found
-      from (select c.lane_id, c.task, c.what, c.n as counted, 0 as found from counted c
-             where c.what in ('scheduled', 'retrying', 'waiting', 'available', 'running', 'dead')
-            union all select f.lane_id, f.task, f.what, 0, f.n from found f) x
-      join tallybook.lane l on l.lane_id = x.lane_id
-     group by l.queue, x.task, x.what
+    select l.queue, c.task, c.what, c.n from tallybook._counted() c join tallybook.lane l on l.lane_id = c.lane_id
+  ), open as materialized (
+    select l.queue, c.task, c.what, c.n
+      from tallybook._recounted_open() c join tallybook.lane l on l.lane_id = c.lane_id
   ), unattributed as (
-    select l.queue, sum(c.n) as n from counted c join tallybook.lane l on l.lane_id = c.lane_id
-     where c.what = 'unattributed' group by l.queue
-  ), queues as (
-    select j.queue, j.what, sum(j.counted)::bigint as counted, sum(j.found)::bigint as found
+    select c.queue, sum(c.n) as n from counted c where c.what = 'unattributed' group by c.queue
+  ), jobs as (
+    select x.queue, x.task, x.what, sum(x.counted) as counted, sum(x.found) as found
+      from (select c.queue, c.task, c.what, c.n as counted, 0 as found from counted c
+             where c.what in ('scheduled', 'retrying', 'waiting', 'available', 'running', 'dead')
+            union all select f.queue, f.task, f.what, 0, f.n from open f) x
+     group by x.queue, x.task, x.what
+  ), whole as (
+    select j.queue, j.what, sum(j.counted) as counted, sum(j.found) as found
       from jobs j join unattributed u on u.queue = j.queue group by j.queue, j.what
-  ), ends as (
-    select x.what, sum(x.counted)::bigint as counted, sum(x.found)::bigint as found
+    union all
+    select null, x.what, sum(x.counted), sum(x.found)
       from (select c.what, c.n as counted, 0 as found from counted c
              where c.what in ('completed', 'failed', 'snoozed', 'cancelled', 'lost', 'moved', 'died')
-            union all select case when o.state = 'dead' then 'died' else o.state::text end, 0, count(*)
-              from tallybook.outcome o group by o.state
-            union all select case when e.key = 'dead' then 'died' else e.key end, 0, e.value::bigint
+            union all select replace(o.state::text, 'dead', 'died'), 0, count(*)
+                        from tallybook.outcome o group by o.state
+            union all select replace(e.key, 'dead', 'died'), 0, e.value::bigint
                         from tallybook.pruned p, jsonb_each_text(p.ended) e) x
      group by x.what
-  ), attempts as (
-    select 'attempts' as what, (select count(*) from tallybook.entry) - (select count(*) from tallybook.outcome)
+    union all
+    select null, 'attempts', (select count(*) from tallybook.entry) - (select count(*) from tallybook.outcome)
            - (select count(*) from tallybook.lane l join tallybook.entry e on e.lane_id = l.lane_id
-              and e.retention = l.retention
+                                   and e.retention = l.retention
                where l.retired_at is not null and not exists (
                  select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid
-                        and o.entry_seq = e.seq)) as counted,
-           coalesce((select sum(f.n) from found f where f.what in ('available', 'running')), 0) as found
+                        and o.entry_seq = e.seq)),
+           coalesce((select sum(f.n) from open f where f.what in ('available', 'running')), 0)
   )
-  select j.queue, j.task, j.what, j.counted, j.found from jobs j left join unattributed u on u.queue = j.queue
+  select j.queue, j.task, j.what, j.counted::bigint, j.found::bigint
+    from jobs j left join unattributed u on u.queue = j.queue
    where abs(j.counted - j.found) > case when j.what in ('available', 'running') then coalesce(u.n, 0) else 0 end
-  union all select q.queue, null, q.what, q.counted, q.found from queues q where q.counted <> q.found
-  union all select null, null, e.what, e.counted, e.found from ends e where e.counted <> e.found
-  union all select null, null, a.what, a.counted, a.found::bigint from attempts a where a.counted <> a.found;
+  union all
+  select w.queue, null, w.what, w.counted::bigint, w.found::bigint from whole w where w.counted <> w.found
+   order by 1, 2, 3;
 end $$;
