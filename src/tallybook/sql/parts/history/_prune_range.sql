@@ -21,9 +21,8 @@ language plpgsql
 as $$
 declare
   v_files oid[]; h tallybook.history_range; v_leaf name; v_quiet boolean := tallybook._range_quiet(p_lower, p_upper);
-  v_lower xid8 := p_lower::text::xid8; v_upper xid8 := coalesce(p_upper,
-                                                                18446744073709551615)::text::xid8; v_rows bigint;
-                                                                v_claims text; v_moved boolean;
+  v_lower xid8 := p_lower::text::xid8; v_upper xid8 := coalesce(p_upper, 18446744073709551615)::text::xid8;
+  v_rows bigint; v_claims text; v_moved boolean;
 begin
   select c.relname into v_leaf from pg_catalog.pg_class c where c.oid = p_leaves[1];
   select array_agg(pg_relation_filenode(l) order by n)
@@ -39,7 +38,7 @@ begin
   end if;
   if not v_quiet then
     if p_upper <= pg_snapshot_xmax(pg_current_snapshot())::text::numeric then
-      return tallybook._range_held(v_leaf, 'an open transaction');
+      return tallybook._range_held(p_leaves[1], 'an open transaction');
     end if;
     return null;
   end if;
@@ -58,14 +57,14 @@ begin
     if exists (select from tallybook.parent p where p.ended_as is null and exists (
                  select from tallybook.entry e where e.job_id = p.parent_id and e.retention = p_code
                         and e.xid >= v_lower and e.xid < v_upper)) then
-      return tallybook._range_held(v_leaf, 'jobs that wait for one of its jobs');
+      return tallybook._range_held(p_leaves[1], 'jobs that wait for one of its jobs');
     end if;
     v_moved := tallybook._range_heads(p_code, v_lower, v_upper);
-    if not v_moved then return tallybook._range_held(v_leaf, 'a claim that is not committed'); end if;
     if v_moved then return 0; end if;
+    if not v_moved then return tallybook._range_held(p_leaves[1], 'a claim that is not committed'); end if;
   end if;
   if p_upper <= pg_snapshot_xmin(pg_current_snapshot())::text::numeric and not tallybook._folded(v_upper) then
-    return tallybook._range_held(v_leaf, 'the counters are behind');
+    return tallybook._range_held(p_leaves[1], 'the counters are behind');
   end if;
   v_rows := case when p_code is null then (select sum(pg_relation_size(l)) from unnest(p_leaves) l) / 8192
     else h.entries end;
@@ -76,9 +75,9 @@ begin
            and x.xid < v_upper for update skip locked));
   if exists (select from tallybook.concurrency_holder x where x.retention = p_code and x.xid >= v_lower
              and x.xid < v_upper) then
-    return tallybook._range_held(v_leaf, 'a permit that somebody has locked');
+    return tallybook._range_held(p_leaves[1], 'a permit that somebody has locked');
   end if;
-  if not tallybook._range_lock(p_leaves) then return tallybook._range_held(v_leaf, 'a reader'); end if;
+  if not tallybook._range_lock(p_leaves) then return tallybook._range_held(p_leaves[1], 'a reader'); end if;
   if not tallybook._range_quiet(p_lower, p_upper) then return null; end if;
   execute (select 'truncate ' || string_agg(format('only %s', l), ', ') from unnest(p_leaves) l);
   if h.entries > 0 then
@@ -97,13 +96,13 @@ language sql stable as $$
       or p_lower > pg_snapshot_xmax(pg_current_snapshot())::text::numeric
 $$;
 
--- _range_held(leaf, why): says for people why a range was not dropped. Returns null, for its caller to return.
-create or replace function tallybook._range_held(p_leaf name, p_why text) returns bigint
-language plpgsql as $$
-begin
-  update tallybook.history_range r set held = p_why where r.leaf = p_leaf and r.held is distinct from p_why;
-  return null;
-end $$;
+-- _range_held(leaf, why): says for people why a range was not dropped or cut. Returns null, for its caller to return.
+create or replace function tallybook._range_held(p_leaf regclass, p_why text) returns bigint
+language sql as $$
+  update tallybook.history_range r set held = p_why
+    from pg_catalog.pg_class c where c.oid = p_leaf and r.leaf = c.relname and r.held is distinct from p_why;
+  select null::bigint
+$$;
 
 -- _range_young(leaves, what is known, since): whether something in a range has ended, or was claimed, since then. Where
 -- it was not counted yet the last pages are looked at: rows lie about in the order of time.
@@ -185,7 +184,7 @@ language plpgsql
 -- profile: hot
 as $$
 declare
-  c_batch constant int := 500; w record; c tallybook.claim; v_n int;
+  c_batch constant int := 500; w record; c tallybook.claim; v_n int; v_open boolean;
 begin
   for w in select k.id, greatest(k.open_from, (h.checked ->> k.id::text)::bigint + 1) as first
              from tallybook.worker k where k.ended_at is null order by k.id loop
@@ -194,14 +193,13 @@ begin
               where k.worker_id = w.id and k.id >= w.first and k.retention = p_code and k.xid >= p_lower
                     and k.xid < p_upper
               order by k.id limit c_batch loop
-      v_n := v_n + 1;
-      if tallybook._claim_open(c) or v_n = c_batch then
+      v_n := v_n + 1; v_open := tallybook._claim_open(c);
+      if v_open or v_n = c_batch then
         update tallybook.history_range r
-           set checked = r.checked || jsonb_build_object(w.id, case when tallybook._claim_open(c) then c.id - 1
-                                                         else c.id end),
-               held = case when tallybook._claim_open(c) then 'open jobs' else r.held end
+           set checked = r.checked || jsonb_build_object(w.id, c.id - v_open::int),
+               held = case when v_open then 'open jobs' else r.held end
          where r.leaf = h.leaf;
-        return case when tallybook._claim_open(c) then 'open' else 'more' end;
+        return case when v_open then 'open' else 'more' end;
       end if;
     end loop;
   end loop;

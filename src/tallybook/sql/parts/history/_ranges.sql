@@ -97,19 +97,18 @@ create or replace function tallybook._range_split(p_parents regclass[], p_lower 
 language plpgsql as $$
 declare
   c_small constant bigint := 1048576; c_check constant name := 'what lies in a range that is being cut';
-  v_leaves regclass[] := tallybook._range_leaves(p_parents,
-                                                 p_lower); v_large regclass[]; v_todo regclass[]; v_new regclass[] :=
-                                                   '{}';
-  v_upper numeric; v_next numeric; v_cut numeric; v_name name; v_why text := 'a reader';
+  v_leaves regclass[] := tallybook._range_leaves(p_parents, p_lower); v_new regclass[] := '{}'; v_name name;
+  v_large regclass[]; v_todo regclass[]; v_upper numeric; v_next numeric; v_cut numeric; v_why text := 'a reader';
 begin
   v_large := array(select l from unnest(v_leaves) l where pg_relation_size(l) > c_small);
-  if v_large <> '{}' and tallybook._range_foreign(v_large)
-     then return tallybook._range_stays(v_leaves, 'jobs of another cluster'); end if;
+  if v_large <> '{}' and tallybook._range_foreign(v_large) then
+    return tallybook._range_held(v_leaves[1], 'jobs of another cluster') is not null;
+  end if;
 
   v_todo := array(select l from unnest(v_large) l where not exists (
                     select from pg_catalog.pg_constraint c where c.conrelid = l and c.conname = c_check));
   if v_todo <> '{}' then
-    if not tallybook._range_lock(v_todo) then return tallybook._range_stays(v_leaves, v_why); end if;
+    if not tallybook._range_lock(v_todo) then return tallybook._range_held(v_leaves[1], v_why) is not null; end if;
     execute (select string_agg(format('alter table only %s add constraint %I check (%s) not valid', l, c_check,
                                       concat_ws(' and ',
                                  pg_get_partition_constraintdef(i.inhparent), format('%I >= %L::xid8', k.key, p_lower),
@@ -124,7 +123,7 @@ begin
     begin
       execute format('lock table only %s in share update exclusive mode nowait', v_todo[1]);
     exception when lock_not_available then
-      return tallybook._range_stays(v_leaves, v_why);
+      return tallybook._range_held(v_leaves[1], v_why) is not null;
     end;
     execute format('alter table only %s validate constraint %I', v_todo[1], c_check);
     return true;
@@ -166,17 +165,9 @@ begin
     perform set_config('synchronous_commit', 'off', true);
     return true;
   exception
-    when lock_not_available then return tallybook._range_stays(v_leaves, v_why);
-    when check_violation then return tallybook._range_stays(v_leaves, 'jobs of another cluster');
+    when lock_not_available then return tallybook._range_held(v_leaves[1], v_why) is not null;
+    when check_violation then return tallybook._range_held(v_leaves[1], 'jobs of another cluster') is not null;
   end;
-end $$;
-
--- _range_stays(leaves, why): says for people why a range was not cut. Returns false, for its caller to return.
-create or replace function tallybook._range_stays(p_leaves regclass[], p_why text) returns boolean
-language plpgsql as $$
-begin
-  perform tallybook._range_held(c.relname, p_why) from pg_catalog.pg_class c where c.oid = p_leaves[1];
-  return false;
 end $$;
 
 -- _range_key(leaf): the column that its ranges go by.
@@ -214,15 +205,13 @@ end $$;
 create or replace function tallybook._range_merge(p_parents regclass[], p_lower numeric, p_next numeric) returns boolean
 language plpgsql as $$
 declare
-  v_first regclass[] := tallybook._range_leaves(p_parents,
-                                                p_lower); v_second regclass[] := tallybook._range_leaves(p_parents,
-                                                    p_next);
-  v_upper numeric;
+  v_first regclass[] := tallybook._range_leaves(p_parents, p_lower); v_upper numeric;
+  v_second regclass[] := tallybook._range_leaves(p_parents, p_next);
 begin
   if not tallybook._range_lock(p_parents || v_first || v_second) then return false; end if;
   if exists (select from unnest(v_first || v_second) l where pg_relation_size(l) > 0) then return false; end if;
+  select r.upper into v_upper from tallybook._ranges(p_parents[1]) r where r.lower = p_next;
   for n in 1..cardinality(p_parents) loop
-    select r.upper into v_upper from tallybook._ranges(p_parents[n]) r where r.lower = p_next;
     execute format('alter table %s detach partition %s', p_parents[n], v_first[n]);
     execute format('alter table %s detach partition %s', p_parents[n], v_second[n]);
     execute format('drop table %s', v_second[n]);
@@ -243,26 +232,19 @@ create or replace function tallybook._ranges_kept(p_parents regclass[], p_keep i
   p_at timestamptz) returns boolean
 language plpgsql as $$
 declare
-  c_most constant int := 16;
+  c_most constant int := 16; r record;
   v_cur numeric := pg_snapshot_xmax(pg_current_snapshot())::text::numeric;
   v_old numeric := pg_snapshot_xmin(pg_current_snapshot())::text::numeric;
-  v_lower numeric[]; v_upper numeric[]; v_empty boolean[]; k int; v_leaves regclass[];
 begin
-  select array_agg(r.lower order by r.lower), array_agg(r.upper order by r.lower),
-         array_agg(r.bytes = 0 order by r.lower)
-    into v_lower, v_upper, v_empty from tallybook._family_ranges(p_parents) r;
-  select max(n) into k from unnest(v_lower) with ordinality u(l, n) where l <= v_cur;
-  if cardinality(v_lower) >= c_most - 4 then
-    for i in 1..k - 2 loop
-      if v_empty[i] and v_empty[i + 1] and v_upper[i + 1] <= v_old then
-        return tallybook._range_merge(p_parents, v_lower[i], v_lower[i + 1]);
-      end if;
-    end loop;
-  end if;
-  v_leaves := tallybook._range_leaves(p_parents, v_lower[k]);
+  for r in select x.lower, x.leaves, count(*) over () as ranges, lead(x.lower) over w as next,
+                  x.bytes = 0 and lead(x.bytes) over w = 0 and lead(x.upper) over w <= v_old
+                  and lead(x.lower, 2) over w <= v_cur as two_empty, coalesce(v_cur < x.upper, true) as current
+             from tallybook._family_ranges(p_parents) x window w as (order by x.lower) order by x.lower loop
+    if r.two_empty and r.ranges >= c_most - 4 then return tallybook._range_merge(p_parents, r.lower, r.next); end if;
+    exit when r.current;
+  end loop;
   if not exists (select from tallybook.history_range h join pg_catalog.pg_class c on c.relname = h.leaf
-                 and c.oid = v_leaves[1]
-                  where h.begun_at <= p_at - p_keep / 8) then return false; end if;
-  if cardinality(v_lower) >= c_most then return tallybook._range_stays(v_leaves, 'too many ranges'); end if;
-  return tallybook._range_split(p_parents, v_lower[k]);
+                  where c.oid = r.leaves[1] and h.begun_at <= p_at - p_keep / 8) then return false; end if;
+  if r.ranges >= c_most then return tallybook._range_held(r.leaves[1], 'too many ranges') is not null; end if;
+  return tallybook._range_split(p_parents, r.lower);
 end $$;

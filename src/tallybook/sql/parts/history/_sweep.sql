@@ -8,64 +8,54 @@ language plpgsql
 -- profile: lookup
 as $$
 declare
-  c_batch constant int := 1000; v_n bigint; v_kept interval;
+  c_batch constant int := 1000;
 begin
-  swept := 0; more := false;
-  delete from tallybook.dead d where d.job_id = any (array(
-    select x.job_id from tallybook.dead x where x.died_at < p_at - tallybook._keep('dead') order by x.died_at
-           limit c_batch for update skip locked));
-  get diagnostics v_n = row_count;
-  swept := swept + v_n; more := more or v_n = c_batch;
-
-  delete from tallybook.fire f where f.ctid = any (array(
-    with recursive s as (
-      (select x.schedule from tallybook.fire x order by x.schedule limit 1)
-      union all
-      select (select x.schedule from tallybook.fire x where x.schedule > s.schedule order by x.schedule limit 1) from s
-             where s.schedule is not null)
-    select o.ctid from s, lateral (
-             select x.ctid from tallybook.fire x where x.schedule = s.schedule
-                    and x.tick < p_at - tallybook._keep('fires')
-              order by x.tick limit c_batch for update skip locked) o limit c_batch));
-  get diagnostics v_n = row_count;
-  swept := swept + v_n; more := more or v_n = c_batch;
-
-  delete from tallybook.rate_call c where c.ctid = any (array(
-    select o.ctid from tallybook.rate_state s
-      left join lateral (select r.per from tallybook.limit_rule r
-                          where r.kind = 'rate' and r.name in (s.name, split_part(s.name, ':', 1))
-                          order by r.name = s.name desc limit 1) r on true,
-           lateral (
-             select x.ctid from tallybook.rate_call x where x.name = s.name
-                    and x.called_at < p_at - greatest(tallybook._keep('default'), r.per)
-              order by x.called_at limit c_batch for update skip locked) o limit c_batch));
-  get diagnostics v_n = row_count;
-  swept := swept + v_n; more := more or v_n = c_batch;
-
-  -- No claim is left that names them.
-  select max(r.keep) into v_kept from tallybook.retention_class r;
-  delete from tallybook.worker w where w.id = any (array(
-    select x.id from tallybook.worker x where x.ended_at < p_at - v_kept order by x.id
-           limit c_batch for update skip locked));
-  get diagnostics v_n = row_count;
-  swept := swept + v_n; more := more or v_n = c_batch;
-
-  -- Ids and times rise together, so the oldest are looked at alone; a row that another clock has dated later goes a
-  -- little later.
-  delete from tallybook.audit a where a.id = any (array(
-    select x.id from tallybook.audit x
-     where x.id <= (select max(o.id) from (select y.id from tallybook.audit y order by y.id limit c_batch) o)
-       and x.at < p_at - tallybook._keep('audit') for update skip locked));
-  get diagnostics v_n = row_count;
-  swept := swept + v_n; more := more or v_n = c_batch;
-
-  -- What was signed 300 s ahead may come again 600 s after it was seen: two windows of nonce_take.
-  delete from tallybook.api_nonce n where n.ctid = any (array(
-    select x.ctid from tallybook.api_nonce x where x.seen_at < p_at - interval '600 s' order by x.seen_at
-           limit c_batch for update skip locked));
-  get diagnostics v_n = row_count;
-  swept := swept + v_n; more := more or v_n = c_batch;
-
+  with dead as (
+    delete from tallybook.dead d where d.job_id = any (array(
+      select x.job_id from tallybook.dead x where x.died_at < p_at - tallybook._keep('dead') order by x.died_at
+             limit c_batch for update skip locked)) returning 1
+  ), fire as (
+    delete from tallybook.fire f where f.ctid = any (array(
+      with recursive s as (
+        (select x.schedule from tallybook.fire x order by x.schedule limit 1)
+        union all
+        select (select x.schedule from tallybook.fire x where x.schedule > s.schedule order by x.schedule limit 1)
+          from s where s.schedule is not null)
+      select o.ctid from s, lateral (
+               select x.ctid from tallybook.fire x where x.schedule = s.schedule
+                      and x.tick < p_at - tallybook._keep('fires')
+                order by x.tick limit c_batch for update skip locked) o limit c_batch)) returning 1
+  ), rate_call as (
+    delete from tallybook.rate_call c where c.ctid = any (array(
+      select o.ctid from tallybook.rate_state s
+        left join lateral (select r.per from tallybook.limit_rule r
+                            where r.kind = 'rate' and r.name in (s.name, split_part(s.name, ':', 1))
+                            order by r.name = s.name desc limit 1) r on true,
+             lateral (
+               select x.ctid from tallybook.rate_call x where x.name = s.name
+                      and x.called_at < p_at - greatest(tallybook._keep('default'), r.per)
+                order by x.called_at limit c_batch for update skip locked) o limit c_batch)) returning 1
+  ), worker as (  -- no claim is left that names them
+    delete from tallybook.worker w where w.id = any (array(
+      select x.id from tallybook.worker x
+       where x.ended_at < p_at - (select max(r.keep) from tallybook.retention_class r) order by x.id
+             limit c_batch for update skip locked)) returning 1
+  ), audit as (
+    -- Ids and times rise together, so the oldest are looked at alone; a row that another clock has dated later goes a
+    -- little later.
+    delete from tallybook.audit a where a.id = any (array(
+      select x.id from tallybook.audit x
+       where x.id <= (select max(o.id) from (select y.id from tallybook.audit y order by y.id limit c_batch) o)
+         and x.at < p_at - tallybook._keep('audit') for update skip locked)) returning 1
+  ), nonce as (  -- what was signed 300 s ahead may come again 600 s after it was seen: two windows of nonce_take
+    delete from tallybook.api_nonce n where n.ctid = any (array(
+      select x.ctid from tallybook.api_nonce x where x.seen_at < p_at - interval '600 s' order by x.seen_at
+             limit c_batch for update skip locked)) returning 1
+  )
+  select sum(g.n), bool_or(g.n = c_batch) into swept, more
+    from (select count(*) as n from dead union all select count(*) from fire union all select count(*) from rate_call
+          union all select count(*) from worker union all select count(*) from audit
+          union all select count(*) from nonce) g;
   swept := swept + tallybook._sweep_progress() + tallybook._sweep_keys() + tallybook._sweep_turns();
 end $$;
 
@@ -90,15 +80,11 @@ create or replace function tallybook._sweep_place(p_kind text) returns jsonb
 language sql stable as $$ select s.place from tallybook.sweep s where s.kind = p_kind $$;
 
 create or replace function tallybook._sweep_to(p_kind text, p_place jsonb) returns void
-language plpgsql as $$
-begin
-  if p_place is null then
-    delete from tallybook.sweep s where s.kind = p_kind;
-  else
-    insert into tallybook.sweep (kind, place) values (p_kind, p_place) on conflict (kind) do update
-      set place = excluded.place;
-  end if;
-end $$;
+language sql as $$
+  delete from tallybook.sweep s where s.kind = p_kind and p_place is null;
+  insert into tallybook.sweep (kind, place) select p_kind, p_place where p_place is not null
+  on conflict (kind) do update set place = excluded.place
+$$;
 
 -- _sweep_progress(): progress and checkpoints of jobs that have left.
 create or replace function tallybook._sweep_progress() returns bigint
@@ -131,15 +117,13 @@ language plpgsql
 -- profile: lookup
 as $$
 declare
-  c_batch constant int := 500; v_place jsonb := tallybook._sweep_place('unique_key'); v_tasks text[]; v_keys text[];
-  v_generations bigint[]; v_n bigint;
+  c_batch constant int := 500; v_place jsonb := tallybook._sweep_place('unique_key'); v_n bigint; v_last jsonb;
+  v_keys tallybook.unique_key[];
 begin
-  select array_agg(u.task order by u.task, u.key, u.generation), array_agg(u.key order by u.task, u.key, u.generation),
-         array_agg(u.generation order by u.task, u.key, u.generation) into v_tasks, v_keys, v_generations
-    from (select x.task, x.key, x.generation from tallybook.unique_key x
-           where v_place is null or (x.task, x.key, x.generation) > (v_place ->> 0, v_place ->> 1,
-                                                                     (v_place ->> 2)::bigint)
-           order by x.task, x.key, x.generation limit c_batch) u;
+  v_keys := array(select x from tallybook.unique_key x
+                   where v_place is null or (x.task, x.key, x.generation) > (v_place ->> 0, v_place ->> 1,
+                                                                             (v_place ->> 2)::bigint)
+                   order by x.task, x.key, x.generation limit c_batch);
   delete from tallybook.unique_key d using (
     select f.task, f.key, f.generation,
            bool_and(f.gone) over (partition by f.task, f.key order by f.generation) as free,
@@ -148,7 +132,7 @@ begin
                    x.job_id is not null and not tallybook._job_known(x.job_id)
                    and exists (select from tallybook.unique_key n where n.task = i.task and n.key = i.key
                                and n.generation > i.generation) as gone
-              from unnest(v_tasks, v_keys, v_generations) i(task, key, generation) left join lateral (
+              from unnest(v_keys) i left join lateral (
                      select y.job_id from tallybook.unique_key y
                       where y.task = i.task and y.key = i.key and y.generation = i.generation for update skip locked) x
                             on true) f) g
@@ -156,10 +140,8 @@ begin
      and not exists (select from tallybook.unique_key l where l.task = g.task and l.key = g.key
                      and l.generation < g.first);
   get diagnostics v_n = row_count;
-  perform tallybook._sweep_to('unique_key', case when v_tasks[c_batch] is not null then
-                                              jsonb_build_array(v_tasks[c_batch], v_keys[c_batch],
-                                                                v_generations[c_batch]) end)
-    where v_tasks[c_batch] is not null or v_place is not null;
+  select jsonb_build_array(u.task, u.key, u.generation) into v_last from unnest(v_keys[c_batch:]) u;
+  perform tallybook._sweep_to('unique_key', v_last) where v_last is not null or v_place is not null;
   return v_n;
 end $$;
 

@@ -16,48 +16,28 @@ create or replace function tallybook.prune(at timestamptz default clock_timestam
   out effect bigint, out again boolean)
 language plpgsql as $$
 declare
-  v_names text[]; v_codes "char"[]; v_parents jsonb; v_keeps interval[]; v_ranges jsonb; v_range jsonb;
-  v_family regclass[];
-  v_piece bigint;
+  f record; r record; v_piece bigint;
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'prune needs READ COMMITTED' using errcode = 'TB003',
-      hint = 'An older snapshot does not know what is open.';
-  end if;
+  perform tallybook._read_committed('prune needs READ COMMITTED', 'An older snapshot does not know what is open.');
   again := false;
   if as_service and not tallybook._service_claim('prune', at) then return; end if;
   if not pg_try_advisory_xact_lock(1413565449, hashtext('prune: one at a time')) then return; end if;
   effect := 0;
-  -- Into arrays: no query may be open on what is changed.
-  select array_agg(f.name order by f.name), array_agg(f.code order by f.name),
-         jsonb_agg(to_jsonb(f.parents::oid[]::bigint[]) order by f.name), array_agg(f.keep order by f.name)
-    into v_names, v_codes, v_parents, v_keeps from tallybook._families() f;
   <<pieces>>
-  for n in 1..cardinality(v_names) loop
-    v_family := array(select x::oid::regclass from jsonb_array_elements_text(v_parents -> n - 1) with ordinality u(x, i)
-                      order by i);
-    select coalesce(jsonb_agg(jsonb_build_array(r.lower, r.upper, r.leaves::oid[]::bigint[]) order by r.lower), '[]')
-           into v_ranges
-      from tallybook._family_ranges(v_family) r where r.bytes > 0;
-    for i in 0..jsonb_array_length(v_ranges) - 1 loop
-      v_range := v_ranges -> i;
-      v_piece := tallybook._prune_range(v_codes[n], v_keeps[n], (v_range ->> 0)::numeric, (v_range ->> 1)::numeric,
-        array(select x::oid::regclass from jsonb_array_elements_text(v_range -> 2) with ordinality u(x, k) order by k),
-        at);
-      if v_piece is not null then
-        effect := v_piece; again := true;
+  for f in select x.* from tallybook._families() x order by x.name loop
+    for r in select x.* from tallybook._family_ranges(f.parents) x where x.bytes > 0 order by x.lower loop
+      v_piece := tallybook._prune_range(f.code, f.keep, r.lower, r.upper, r.leaves, at);
+      again := v_piece is not null;
+      if again then
+        effect := v_piece;
         exit pieces;
       end if;
     end loop;
   end loop;
-  if not again then
-    for n in 1..cardinality(v_names) loop
-      v_family := array(select x::oid::regclass from jsonb_array_elements_text(v_parents -> n - 1) with ordinality u(x,
-          i) order by i);
-      again := tallybook._ranges_kept(v_family, v_keeps[n], at);
-      exit when again;
-    end loop;
-  end if;
+  for f in select x.* from tallybook._families() x where not again order by x.name loop
+    again := tallybook._ranges_kept(f.parents, f.keep, at);
+    exit when again;
+  end loop;
   if not again then
     select s.swept, s.more into effect, again from tallybook._sweep(at) s;
   end if;

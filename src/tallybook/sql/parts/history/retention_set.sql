@@ -7,16 +7,11 @@
 create or replace function tallybook.retention_set(class text, keep interval) returns boolean
 language plpgsql as $$
 begin
-  if keep is null or keep not between interval '1 minute' and interval '100 years' then
-    raise exception 'history cannot be kept for %', coalesce(keep::text, 'null')
-      using errcode = 'TB005', hint = 'From 1 minute to 100 years.';
-  end if;
-  perform from tallybook.retention_class r where r.name = retention_set.class;
-  if not found then
-    raise exception 'there is no retention class %', coalesce(to_json(class)::text, 'null')
-      using errcode = 'TB005', hint = (select 'There are ' || string_agg(r.name, ', ' order by r.name) || '.'
-                                       from tallybook.retention_class r);
-  end if;
+  perform tallybook._refuse(keep is null or keep not between interval '1 minute' and interval '100 years',
+    format('history cannot be kept for %s', coalesce(keep::text, 'null')), 'From 1 minute to 100 years.');
+  perform tallybook._refuse(coalesce(bool_and(r.name <> retention_set.class), true),
+    format('there is no retention class %s', coalesce(to_json(class)::text, 'null')),
+    'There are ' || string_agg(r.name, ', ' order by r.name) || '.') from tallybook.retention_class r;
   update tallybook.retention_class r set keep = retention_set.keep where r.name = retention_set.class
     and r.keep <> retention_set.keep;
   return found;
