@@ -22,16 +22,15 @@ create or replace function tallybook.enqueue_from(query text, queue text, task t
   at timestamptz default clock_timestamp(), out seen bigint, out created bigint)
 language plpgsql as $$
 declare
-  v_query text; v_columns text; r record; v_n int := 0; v_bytes bigint := 0;
+  v_read record; r record; v_n int := 0; v_bytes bigint := 0;
   v_places int[]; v_keys text[]; v_args jsonb[]; v_run_ats timestamptz[]; v_priorities int[];
 begin
   seen := 0; created := 0;
   perform tallybook._check_batch(queue, task, max_attempts, headers, options);
-  v_query := tallybook._query_text(query);
-  v_columns := tallybook._query_columns(v_query);
+  select * into v_read from tallybook._query_read(query);
   -- Numbered in the query's order, since that is the order of the jobs; then by key, in which the keys are taken.
   for r in execute format('select s.* from (select row_number() over () as place, %s from (%s%s) q) s '
-                          'order by s.key, s.place', v_columns, v_query, E'\n') loop
+                          'order by s.key, s.place', v_read.columns, v_read.query, E'\n') loop
     v_n := v_n + 1; v_bytes := v_bytes + pg_column_size(r.args);
     v_places[v_n] := r.place; v_keys[v_n] := r.key; v_args[v_n] := r.args; v_run_ats[v_n] := r.run_at;
     v_priorities[v_n] := coalesce(r.priority, priority);
@@ -59,8 +58,6 @@ begin
   perform tallybook._check_name('task name', p_task, 200);
   perform tallybook._check_args('{}', p_headers);
   perform tallybook._check_options(null, null, p_options);
-  if p_max_attempts not between 1 and 32767 then
-    raise exception 'max_attempts % is out of range', p_max_attempts using errcode = 'TB005',
-      hint = 'It goes from 1 to 32767.';
-  end if;
+  perform tallybook._refuse(p_max_attempts not between 1 and 32767,
+                            format('max_attempts %s is out of range', p_max_attempts), 'It goes from 1 to 32767.');
 end $$;

@@ -18,9 +18,7 @@ language plpgsql as $$
 declare
   p record; v_tick timestamptz; v_jobs bigint; v_missed int;
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'a schedule is fired in READ COMMITTED' using errcode = 'TB003';
-  end if;
+  perform tallybook._read_committed('a schedule is fired in READ COMMITTED');
   jobs := 0; fired := 0; failed := 0;
   select b.carried, b.missed into carried, v_missed from tallybook._schedule_query_begin(p_plan, p_at) b;
   if not carried then return; end if;
@@ -44,14 +42,11 @@ end $$;
 -- _fire_query(name, tick, at): put in what the query of a schedule yields now. Returns how many jobs.
 -- rights: worker, as the caller
 create or replace function tallybook._fire_query(p_name text, p_tick timestamptz, p_at timestamptz) returns bigint
-language plpgsql as $$
-declare
-  s tallybook.schedule;
-begin
-  select k.* into s from tallybook._schedule_of(p_name) k;
-  return (select e.created from tallybook.enqueue_from(s.query, s.queue, s.task, s.priority, s.max_attempts, s.headers,
-            coalesce(s.options, '{}') || jsonb_build_object('schedule', s.name, 'tick', p_tick), p_at) e);
-end $$;
+language sql as $$
+  select e.created from tallybook._schedule_of(p_name) s, lateral tallybook.enqueue_from(s.query, s.queue, s.task,
+    s.priority, s.max_attempts, s.headers,
+    coalesce(s.options, '{}') || jsonb_build_object('schedule', s.name, 'tick', p_tick), p_at) e
+$$;
 
 -- _schedule_query_failed(plan, reason, at): puts on record that a query-driven schedule could not be fired, where that
 -- took the transaction along: its time was up, somebody cancelled it, it met the same contention again and again.

@@ -52,34 +52,28 @@ end $$;
 -- rights: worker
 create or replace function tallybook._schedule_query_ended(p_name text, p_tick timestamptz, p_jobs bigint,
   p_reason text) returns void
-language plpgsql as $$
-begin
-  if p_jobs is not null then
-    update tallybook.fire f set jobs = p_jobs where f.schedule = p_name and f.tick = p_tick;
-  else
-    update tallybook.fire f set what = 'failed', reason = p_reason where f.schedule = p_name and f.tick = p_tick;
-  end if;
-end $$;
+language sql as $$
+  update tallybook.fire f
+     set jobs = p_jobs, reason = coalesce(p_reason, f.reason),
+         what = case when p_jobs is null then 'failed' else f.what end
+   where f.schedule = p_name and f.tick = p_tick
+$$;
 
 -- _schedule_query_over(plan, fired, failed, missed): the last step: count, and move the schedule on if nobody has
 -- changed it. Writes schedule.
 -- rights: worker
 create or replace function tallybook._schedule_query_over(p_plan jsonb, p_fired int, p_failed int,
   p_missed int) returns void
-language plpgsql as $$
-declare
-  p record;
-begin
-  select x.* into p from jsonb_to_record(p_plan)
-    x(name text, revision xid8, tick timestamptz, next timestamptz, due timestamptz, problem text, now boolean);
+language sql as $$
   update tallybook.schedule s
      set fired_count = s.fired_count + p_fired, failed_count = s.failed_count + p_failed,
          missed_count = s.missed_count + p_missed
-   where s.name = p.name;
+   where s.name = p_plan ->> 'name';
   update tallybook.schedule s set tick = p.next, due_at = p.due, problem = p.problem
-   where s.name = p.name and s.revision = p.revision and s.tick is not distinct from p.tick and s.paused_at is null
-     and not coalesce(p.now, false);
-end $$;
+    from jsonb_to_record(p_plan) p(revision xid8, tick timestamptz, next timestamptz, due timestamptz, problem text)
+   where s.name = p_plan ->> 'name' and s.revision = p.revision and s.tick is not distinct from p.tick
+     and s.paused_at is null and (p_plan ->> 'now')::boolean is not true
+$$;
 
 -- _schedule_of(name): its row, for who runs its query.
 -- rights: worker

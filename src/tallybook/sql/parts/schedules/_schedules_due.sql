@@ -48,21 +48,16 @@ as $$
 declare
   v_before timestamptz := p_at;
 begin
-  if p_queries then
-    return query
-    select p_at, v_before, s.name, s.revision::text, s.cron, (extract(epoch from s.every) * 1000000)::bigint, s.tz,
-           (extract(epoch from s.jitter) * 1000000)::bigint, s.missed, s.catch_up, s.since, s.tick
-      from tallybook.schedule s
-     where s.due_at is not null and s.query is not null and s.due_at <= p_at
-     order by s.due_at limit p_max;
-    return;
-  end if;
-  if not tallybook._service_claim('schedules', p_at) then v_before := p_at - interval '1 s'; end if;
+  if not p_queries and not tallybook._service_claim('schedules', p_at) then v_before := p_at - interval '1 s'; end if;
   return query
   select p_at, v_before, s.name, s.revision::text, s.cron, (extract(epoch from s.every) * 1000000)::bigint, s.tz,
          (extract(epoch from s.jitter) * 1000000)::bigint, s.missed, s.catch_up, s.since, s.tick
-    from tallybook.schedule s
-   where s.due_at is not null and s.query is null and s.due_at <= v_before
-         and s.due_at >= coalesce(p_after, '-infinity')
-   order by s.due_at limit p_max;
+    from ((select k.* from tallybook.schedule k
+            where p_queries and k.due_at is not null and k.query is not null and k.due_at <= v_before
+            order by k.due_at limit p_max)
+          union all
+          (select k.* from tallybook.schedule k
+            where not p_queries and k.due_at is not null and k.query is null and k.due_at <= v_before
+              and k.due_at >= coalesce(p_after, '-infinity')
+            order by k.due_at limit p_max)) s;
 end $$;

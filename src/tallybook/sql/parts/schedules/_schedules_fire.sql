@@ -19,10 +19,8 @@ as $$
 declare
   v_names text[]; v_one jsonb; r record;
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'a schedule is fired in READ COMMITTED' using errcode = 'TB003',
-      hint = 'An older snapshot may overlook the job of its last fire.';
-  end if;
+  perform tallybook._read_committed('a schedule is fired in READ COMMITTED',
+                                    'An older snapshot may overlook the job of its last fire.');
   fired := 0; skipped := 0; missed := 0; failed := 0;
   -- One at a time: a join that was planned while the table was empty may read all of it, for ever.
   v_names := array(
@@ -136,16 +134,16 @@ end $$;
 
 -- _schedule_failed(plan, reason, at): its ticks could not be fired; the schedule goes on with the next.
 create or replace function tallybook._schedule_failed(p_plan jsonb, p_reason text, p_at timestamptz) returns void
-language plpgsql as $$
-declare
-  p record; v_failed int;
-begin
-  select x.* into p from jsonb_to_record(p_plan) x(name text, late timestamptz[], ticks timestamptz[], next timestamptz,
-                                                   due timestamptz);
-  insert into tallybook.fire (schedule, tick, fired_at, what, reason)
-  select p.name, k, p_at, 'failed', left(p_reason, 2000) from unnest(p.late || p.ticks) k order by k
-  on conflict do nothing;
-  get diagnostics v_failed = row_count;
-  update tallybook.schedule s set tick = p.next, due_at = p.due, failed_count = s.failed_count + v_failed
-    where s.name = p.name;
-end $$;
+language sql as $$
+  with p as (
+    select x.* from jsonb_to_record(p_plan) x(name text, late timestamptz[], ticks timestamptz[], next timestamptz,
+                                              due timestamptz)
+  ), f as (
+    insert into tallybook.fire (schedule, tick, fired_at, what, reason)
+    select p.name, k, p_at, 'failed', left(p_reason, 2000) from p, unnest(p.late || p.ticks) k order by k
+    on conflict do nothing returning 1
+  )
+  update tallybook.schedule s
+     set tick = p.next, due_at = p.due, failed_count = s.failed_count + (select count(*) from f)
+    from p where s.name = p.name
+$$;

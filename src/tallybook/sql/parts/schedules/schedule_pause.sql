@@ -6,11 +6,10 @@ create or replace function tallybook.schedule_pause(name text, who text default 
   at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$
 begin
+  perform tallybook._known_schedule(schedule_pause.name);
   update tallybook.schedule s
      set paused_at = schedule_pause.at, paused_by = coalesce(who, session_user), tick = null, due_at = null,
          revision = pg_current_xact_id()
    where s.name = schedule_pause.name and s.paused_at is null;
-  if found then return true; end if;
-  perform tallybook._known_schedule(schedule_pause.name);
-  return false;
+  return found;
 end $$;

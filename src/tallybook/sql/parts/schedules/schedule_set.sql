@@ -26,23 +26,20 @@ declare
   s tallybook.schedule; v_what text;
 begin
   s.name := schedule_set.name; s.source := 'database'; s.task := schedule_set.task;
-  s.args := coalesce(schedule_set.args, '{}');
-  s.cron := schedule_set.cron; s.every := schedule_set.every; s.tz := coalesce(schedule_set.tz, 'UTC');
-  s.queue := coalesce(schedule_set.queue, 'default'); s.priority := coalesce(schedule_set.priority, 2);
-  s.max_attempts := schedule_set.max_attempts; s.jitter := coalesce(schedule_set.jitter, '0');
-  s.missed := coalesce(schedule_set.missed, 'once'); s.catch_up := coalesce(schedule_set.catch_up, 100);
-  s.overlap := coalesce(schedule_set.overlap,
-                        false); s.headers := schedule_set.headers; s.options := schedule_set.options;
-  s.query := schedule_set.query;
+  s.args := coalesce(schedule_set.args, '{}'); s.cron := schedule_set.cron; s.every := schedule_set.every;
+  s.tz := coalesce(schedule_set.tz, 'UTC'); s.queue := coalesce(schedule_set.queue, 'default');
+  s.priority := coalesce(schedule_set.priority, 2); s.max_attempts := schedule_set.max_attempts;
+  s.jitter := coalesce(schedule_set.jitter, '0'); s.missed := coalesce(schedule_set.missed, 'once');
+  s.catch_up := coalesce(schedule_set.catch_up, 100); s.overlap := coalesce(schedule_set.overlap, false);
+  s.headers := schedule_set.headers; s.options := schedule_set.options; s.query := schedule_set.query;
   if s.query is null then return tallybook._schedule_set_plain(s, at); end if;
   v_what := tallybook._schedule_set(s, at, true);
-  if v_what in ('created', 'changed') then
+  if v_what <> 'unchanged' then
     begin
-      perform tallybook._query_columns(tallybook._query_text(s.query));
+      perform tallybook._query_read(s.query);
     exception when insufficient_privilege then null;  -- it is the workers' rights that count
     end;
   end if;
-  if v_what = 'taken' then perform tallybook._schedule_taken(s.name); end if;
   return v_what;
 end $$;
 
@@ -51,29 +48,16 @@ end $$;
 -- rights: operator
 create or replace function tallybook._schedule_set_plain(p tallybook.schedule, p_at timestamptz) returns text
 language plpgsql as $$
-declare
-  v_what text;
 begin
   p.source := 'database'; p.app := null; p.query := null;
-  v_what := tallybook._schedule_set(p, p_at, true);
-  if v_what = 'taken' then perform tallybook._schedule_taken(p.name); end if;
-  return v_what;
-end $$;
-
--- _schedule_taken(name): raises TB005 for a name that is declared in code.
-create or replace function tallybook._schedule_taken(p_name text) returns void
-language plpgsql as $$
-begin
-  raise exception 'schedule % is declared in the code of app %', to_json(p_name),
-      (select to_json(k.app) from tallybook.schedule k where k.name = p_name)
-    using errcode = 'TB005', hint = 'Change it there, or give this one another name.';
+  return tallybook._schedule_set(p, p_at, true);
 end $$;
 
 -- _schedule_set(schedule, at, wait): what schedule_set and the registration of an app's schedules do with one
 -- definition.
 --
--- Also answers taken: the name belongs to another app, or to the other source; and, without wait, busy: somebody's open
--- transaction has the row.
+-- Without wait it also answers taken: the name belongs to another app, or to the other source (with wait TB005); and
+-- busy: somebody's open transaction has the row.
 create or replace function tallybook._schedule_set(p tallybook.schedule, p_at timestamptz, p_wait boolean) returns text
 language plpgsql as $$
 declare
@@ -88,8 +72,8 @@ begin
     end if;
     exit when found;
     insert into tallybook.schedule (name, source, app, task, queue, args, priority, max_attempts, headers, options,
-                                    cron, every,
-                                    query, tz, jitter, missed, catch_up, overlap, since, due_at, created_at, changed_at)
+                                    cron, every, query, tz, jitter, missed, catch_up, overlap, since, due_at,
+                                    created_at, changed_at)
     values (p.name, p.source, p.app, p.task, p.queue, p.args, p.priority, p.max_attempts, p.headers, p.options, p.cron,
             p.every, p.query, p.tz, p.jitter, p.missed, p.catch_up, p.overlap, p_at, p_at, p_at, p_at)
     on conflict do nothing;
@@ -99,15 +83,18 @@ begin
     end if;
     if not p_wait then return 'busy'; end if;
   end loop;
-  if s.source <> p.source or s.app is distinct from p.app then return 'taken'; end if;
+  if s.source <> p.source or s.app is distinct from p.app then
+    perform tallybook._refuse(p_wait, format('schedule %s is declared in the code of app %s', to_json(p.name),
+                                             to_json(s.app)), 'Change it there, or give this one another name.');
+    return 'taken';
+  end if;
   v_moved := (s.cron, s.every, s.tz, s.query) is distinct from (p.cron, p.every, p.tz, p.query);
   if not v_moved and tallybook._same_schedule(s, p) then return 'unchanged'; end if;
   update tallybook.schedule k
      set task = p.task, queue = p.queue, args = p.args, priority = p.priority, max_attempts = p.max_attempts,
-         headers = p.headers,
-         options = p.options, cron = p.cron, every = p.every, query = p.query, tz = p.tz, jitter = p.jitter,
-         missed = p.missed,
-         catch_up = p.catch_up, overlap = p.overlap, revision = pg_current_xact_id(), changed_at = p_at,
+         headers = p.headers, options = p.options, cron = p.cron, every = p.every, query = p.query, tz = p.tz,
+         jitter = p.jitter, missed = p.missed, catch_up = p.catch_up, overlap = p.overlap,
+         revision = pg_current_xact_id(), changed_at = p_at,
          since = case when v_moved then p_at else k.since end, tick = case when not v_moved then k.tick end,
          due_at = case when not v_moved then k.due_at when k.paused_at is null then p_at end,
          problem = case when not v_moved then k.problem end
@@ -135,44 +122,28 @@ begin
   perform tallybook._check_name('queue', p.queue, 64);
   perform tallybook._check_args(p.args, p.headers);
   perform tallybook._check_options(null, null, p.options);
-  if octet_length(p.options::text) > 7500 then
-    raise exception 'options of a schedule have at most 7,500 bytes' using errcode = 'TB005';
-  end if;
-  if p.query is not null and p.args <> '{}' then
-    raise exception 'a query-driven schedule has no args of its own' using errcode = 'TB005',
-      hint = 'Each row of the query has a column args.';
-  end if;
-  if p.priority not between 0 and 32767 then
-    raise exception 'priority % is out of range', p.priority
-      using errcode = 'TB005', hint = 'Priorities go from 0 to 32767, lower runs first, 2 is the default.';
-  end if;
-  if p.max_attempts not between 1 and 32767 then
-    raise exception 'max_attempts % is out of range', p.max_attempts using errcode = 'TB005',
-      hint = 'It goes from 1 to 32767.';
-  end if;
-  if num_nonnulls(p.cron, p.every) <> 1 then
-    raise exception 'a schedule has a cron expression or an interval' using errcode = 'TB005',
-      hint = 'Give one of cron and every.';
-  end if;
-  if p.cron is not null and (length(p.cron) > 200 or p.cron !~ '^\s*(@\w+|(\S+\s+){4,5}\S+)\s*$') then
-    raise exception 'a cron expression has 5 fields, or 6 with seconds: %', to_json(left(p.cron, 200))
-      using errcode = 'TB005', hint = 'Like */5 * * * * or @daily; an interval is given as every.';
-  end if;
-  if not coalesce(p.every between interval '1 s' and interval '366 days'
-                  and extract(year from p.every) = 0 and extract(month from p.every) = 0, true) then
-    raise exception 'every % is out of range', p.every
-      using errcode = 'TB005', hint =
-      'From 1 s to 366 days; months and years have no fixed length: write a cron expression.';
-  end if;
-  if p.jitter not between interval '0' and interval '1 day' then
-    raise exception 'jitter % is out of range', p.jitter using errcode = 'TB005', hint = 'From 0 to 1 day.';
-  end if;
-  if p.missed not in ('once', 'skip', 'all') then
-    raise exception 'missed % is none of once, skip, all', to_json(p.missed) using errcode = 'TB005';
-  end if;
-  if p.catch_up not between 1 and 1000 then
-    raise exception 'catch_up % is out of range', p.catch_up using errcode = 'TB005', hint = 'From 1 to 1000.';
-  end if;
+  perform tallybook._refuse(octet_length(p.options::text) > 7500, 'options of a schedule have at most 7,500 bytes');
+  perform tallybook._refuse(p.query is not null and p.args <> '{}', 'a query-driven schedule has no args of its own',
+                            'Each row of the query has a column args.');
+  perform tallybook._refuse(p.priority not between 0 and 32767, format('priority %s is out of range', p.priority),
+                            'Priorities go from 0 to 32767, lower runs first, 2 is the default.');
+  perform tallybook._refuse(p.max_attempts not between 1 and 32767,
+                            format('max_attempts %s is out of range', p.max_attempts), 'It goes from 1 to 32767.');
+  perform tallybook._refuse(num_nonnulls(p.cron, p.every) <> 1, 'a schedule has a cron expression or an interval',
+                            'Give one of cron and every.');
+  perform tallybook._refuse(length(p.cron) > 200 or p.cron !~ '^\s*(@\w+|(\S+\s+){4,5}\S+)\s*$',
+    format('a cron expression has 5 fields, or 6 with seconds: %s', to_json(left(p.cron, 200))),
+    'Like */5 * * * * or @daily; an interval is given as every.');
+  perform tallybook._refuse(p.every not between interval '1 s' and interval '366 days'
+                            or extract(year from p.every) <> 0 or extract(month from p.every) <> 0,
+    format('every %s is out of range', p.every),
+    'From 1 s to 366 days; months and years have no fixed length: write a cron expression.');
+  perform tallybook._refuse(p.jitter not between interval '0' and interval '1 day',
+                            format('jitter %s is out of range', p.jitter), 'From 0 to 1 day.');
+  perform tallybook._refuse(p.missed not in ('once', 'skip', 'all'),
+                            format('missed %s is none of once, skip, all', to_json(p.missed)));
+  perform tallybook._refuse(p.catch_up not between 1 and 1000, format('catch_up %s is out of range', p.catch_up),
+                            'From 1 to 1000.');
   begin
     perform timestamptz 'epoch' at time zone p.tz;
   exception when invalid_parameter_value then
