@@ -61,6 +61,58 @@ def test_a_job_for_later_is_due_when_its_time_comes(db: Connection) -> None:
     assert set(db.execute("select enqueued_at from tallybook.job").fetchall()) == {(T,)}
 
 
+MANY = "tallybook.enqueue_many('{q,q}', '{t,t}', array['{}', '{}'], run_ats => array[%(at)s, '{0}']::timestamptz[]"
+INFINITE = {
+    "enqueue": "tallybook.enqueue('q', 't', run_at => '{0}')",
+    "enqueue with a key": "tallybook.enqueue('q', 't', unique_key => 'k', run_at => '{0}')",
+    "a push": "tallybook.enqueue('q', 't', unique_key => 'old', on_conflict => 'push_run_at', run_at => '{0}')",
+    "enqueue_many": MANY + ")",
+    "enqueue_many with keys": MANY + ", unique_keys => '{a,b}')",
+    "enqueue_after": "tallybook.enqueue_after('q', 't', array[%(job)s], run_at => '{0}')",
+    "enqueue_from": "tallybook.enqueue_from($$select '{}'::jsonb as args, timestamptz '{0}' as run_at$$, 'q', 't')",
+    "subject_push": "tallybook.subject_push('q', 't', 's', run_at => '{0}')",
+    "subject_upsert": "tallybook.subject_upsert('q', 't', 's', run_at => '{0}')",
+    "subject_move": "tallybook.subject_move('t', 's', '{0}')",
+    "subject_reschedule": "tallybook.subject_reschedule(%(lease)s, %(job)s, 1, '{0}')",
+    "rate_limit_push": "tallybook.rate_limit_push('r', '{0}')",
+}
+
+
+@pytest.mark.parametrize("value", ["infinity", "-infinity"])
+@pytest.mark.parametrize("verb", INFINITE)
+def test_an_infinite_time_is_refused(db: Connection, worker: int, verb: str, value: str) -> None:
+    """A job whose run_at is infinite would wait for ever: TB005 wherever a time comes in, and nothing is put in."""
+    db.execute("select tallybook.rate_limit_set('r', 1, '1 s'), tallybook.subject_push('other', 't', 's')")
+    job = one(db, "select tallybook.enqueue('q', 't', unique_key => 'old', at => %s)", T)
+    given = {"at": T, "job": job, "lease": claim(db, worker, T)}
+    before = db.execute("select * from tallybook.job order by id").fetchall()
+    with pytest.raises(psycopg.Error) as caught:
+        db.execute(("select " + INFINITE[verb].replace("{0}", value)).encode(), given)
+    assert caught.value.sqlstate == "TB005"
+    assert db.execute("select * from tallybook.job order by id").fetchall() == before
+    if "enqueue" in verb:
+        assert f"run_at is {value}" in str(caught.value)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("verb", ["snooze(%s, %s, 1, 'infinity'", "fail(%s, %s, 1, '{}', retry_in => 'infinity'"])
+def test_a_delay_without_an_end_is_refused(db: Connection, worker: int, verb: str) -> None:
+    """PostgreSQL 17 knows an infinite interval, older ones refuse the text; the attempt stays the worker's."""
+    job = one(db, "select tallybook.enqueue('q', 't', at => %s)", T)
+    lease = claim(db, worker, T)
+    with pytest.raises(psycopg.Error) as caught:
+        db.execute(f"select tallybook.{verb}, at => %s)".encode(), (lease, job, T))
+    assert caught.value.sqlstate == ("TB005" if db.info.server_version >= 170000 else "22007")
+    assert one(db, "select tallybook.snooze(%s, %s, 1, '1 s', at => %s)", lease, job, T) == "scheduled"
+
+
+def test_years_far_away_are_times(db: Connection) -> None:
+    """A year BC is past, a far year is to come: both are times like others."""
+    for at, state in (("0044-03-15 00:00:00+00 BC", "available"), ("12026-01-01 00:00:00+00", "scheduled")):
+        job = one(db, "select tallybook.enqueue('q', 't', run_at => %s, at => %s)", at, T)
+        assert one(db, "select state from tallybook.job where id = %s", job) == state
+
+
 def test_backoff_by_the_clock(db: Connection, worker: int) -> None:
     """S2-07 S4-11: after a failure the job is tried again when its backoff is over, and not before."""
     job = one(db, "select tallybook.enqueue('q', 'send', at => %s)", T)

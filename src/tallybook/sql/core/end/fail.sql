@@ -9,7 +9,7 @@
 --   final         true: no further attempt whatever is left
 --   at            the time; for tests
 -- Returns scheduled (available, without a delay), dead, or refused (the right to end this attempt was lost; nothing has
--- happened).
+-- happened). Errors: TB005 an error that is no object, a retry_in without an end.
 -- Reads claim, entry, queue; writes outcome, and scheduled or dead.
 -- rights: worker
 create or replace function tallybook.fail(lease uuid, job_id bigint, attempt int, error jsonb,
@@ -24,6 +24,10 @@ declare
 begin
   if jsonb_typeof(error) <> 'object' then
     raise exception 'an error is one JSON object, not %', jsonb_typeof(error) using errcode = 'TB005';
+  end if;
+  if not isfinite(retry_in) then
+    raise exception 'retry_in is %', retry_in using errcode = 'TB005',
+      hint = 'Give an interval that ends. Set final for a job that has no further attempt.';
   end if;
   if fail.attempt > 1 then  -- by the index of these
     select x.failures, x.max_attempts, x.lane_id into v_held from tallybook._attempt(fail.job_id, fail.attempt) x;

@@ -1,14 +1,19 @@
 -- snooze(lease, job_id, attempt, delay): end one attempt and run the job again after a delay; no failure is counted.
 --
 -- A delay of 0 puts it back in line at once: what a worker does with what it could not finish when it stops.
--- Returns scheduled, available, or refused. Reads claim, entry; writes outcome, and scheduled or entry.
+-- Returns scheduled, available, or refused. Errors: TB005 a delay without an end.
+-- Reads claim, entry; writes outcome, and scheduled or entry.
 -- rights: worker
 create or replace function tallybook.snooze(lease uuid, job_id bigint, attempt int, delay interval,
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
 declare
-  e tallybook.entry := tallybook._end(lease, job_id, attempt, 'snoozed', null, snooze.at);
+  e tallybook.entry;
 begin
+  if not isfinite(delay) then
+    raise exception 'delay is %', delay using errcode = 'TB005', hint = 'Give an interval that ends.';
+  end if;
+  e := tallybook._end(lease, job_id, attempt, 'snoozed', null, snooze.at);
   if e.job_id is null then return 'refused'; end if;
   perform tallybook._next_attempt(e, at + delay, at, true);
   return case when delay > interval '0' then 'scheduled' else 'available' end;

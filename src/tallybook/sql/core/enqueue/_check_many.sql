@@ -1,8 +1,8 @@
--- _check_many(tasks, args, max_attempts, headers, order_keys, expires_ats, options): raises TB005 for a job that does
--- not fit, naming the first one; the wall behind the library's own, as _check_args is for one job.
+-- _check_many(tasks, args, max_attempts, headers, order_keys, expires_ats, options, run_ats): raises TB005 for a job
+-- that does not fit, naming the first one; the wall behind the library's own, as _check_args is for one job.
 create or replace function tallybook._check_many(p_tasks text[], p_args text[], p_max_attempts int[],
-  p_headers text[], p_order_keys text[], p_expires_ats timestamptz[], p_options text[]) returns void
-language plpgsql immutable as $$
+  p_headers text[], p_order_keys text[], p_expires_ats timestamptz[], p_options text[], p_run_ats timestamptz[])
+returns void language plpgsql immutable as $$
 declare
   v_bad int;
 begin
@@ -24,5 +24,8 @@ begin
   if p_order_keys is not null or p_expires_ats is not null or p_options is not null then
     perform tallybook._check_options(f.k, f.x, f.o::jsonb)
        from unnest(p_order_keys, p_expires_ats, p_options) f(k, x, o);
+  end if;
+  if p_run_ats is not null then
+    perform tallybook._check_options(null, null, null, r) from unnest(p_run_ats) r where not isfinite(r);
   end if;
 end $$;

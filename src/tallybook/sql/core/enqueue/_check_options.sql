@@ -1,12 +1,16 @@
--- _check_options(order_key, expires_at, options): raises TB005 for what no job may carry.
+-- _check_options(order_key, expires_at, options, run_at): raises TB005 for what no job may carry.
 -- rights: worker, as the caller
 create or replace function tallybook._check_options(p_order_key text, p_expires_at timestamptz,
-  p_options jsonb) returns void
+  p_options jsonb, p_run_at timestamptz default null) returns void
 language plpgsql immutable as $$
 begin
   if p_order_key is not null and octet_length(p_order_key) not between 1 and 512 then
     raise exception 'an order key has 1 to 512 bytes, this one has %', octet_length(p_order_key)
       using errcode = 'TB005';
+  end if;
+  if not isfinite(p_run_at) then
+    raise exception 'run_at is %', p_run_at using errcode = 'TB005',
+      hint = 'Give a time. Leave it out for a job that runs at once.';
   end if;
   if p_expires_at = '-infinity' then
     raise exception 'expires_at is minus infinity' using errcode = 'TB005',

@@ -38,8 +38,8 @@ begin
     raise exception 'max_attempts % is out of range', max_attempts using errcode = 'TB005',
       hint = 'It goes from 1 to 32767.';
   end if;
-  if order_key is not null or expires_at is not null or options is not null then
-    perform tallybook._check_options(order_key, expires_at, options);
+  if order_key is not null or expires_at is not null or options is not null or not isfinite(run_at) then
+    perform tallybook._check_options(order_key, expires_at, options, run_at);
   end if;
   if unique_key is not null then
     v_holder := tallybook._claim_key(task, unique_key, v_id, unique_while, on_conflict, args, priority, run_at,

@@ -22,7 +22,7 @@ begin
        cardinality(order_keys), cardinality(expires_ats), cardinality(options)]) then
     raise exception 'the arrays of enqueue_many have different lengths' using errcode = 'TB005';
   end if;
-  perform tallybook._check_many(tasks, args, max_attempts, headers, order_keys, expires_ats, options);
+  perform tallybook._check_many(tasks, args, max_attempts, headers, order_keys, expires_ats, options, run_ats);
   v_fair := exists (select from unnest(options) o where o::jsonb ? 'fair_key');
   job_ids := array(select nextval('tallybook.job_id') from generate_series(1, v_n));
   created := array_fill(true, array[v_n]);

@@ -23,9 +23,9 @@ declare
   v_before text; v_now bigint; v_later bigint; v record;
 begin
   perform tallybook._check_batch(p_queue, p_task, p_max_attempts, p_headers, p_options);
-  perform tallybook._query_row(f.key, f.args) from unnest(p_keys, p_args) f(key, args)
+  perform tallybook._query_row(f.key, f.args, f.run_at) from unnest(p_keys, p_args, p_run_ats) f(key, args, run_at)
     where f.args is null or jsonb_typeof(f.args) <> 'object' or pg_column_size(f.args) > 500000
-       or octet_length(f.key) not between 1 and 512;
+       or octet_length(f.key) not between 1 and 512 or not isfinite(f.run_at);
   v_ids := array(
     select d.id from (
       select o.n, nextval('tallybook.job_id') as id

@@ -59,8 +59,8 @@ begin
   columns := array_to_string(v_list, ', ');
 end $$;
 
--- _query_row(key, args): raises TB005 for a row of a query that is no job, and says which.
-create or replace function tallybook._query_row(p_key text, p_args jsonb) returns void
+-- _query_row(key, args, run_at): raises TB005 for a row of a query that is no job, and says which.
+create or replace function tallybook._query_row(p_key text, p_args jsonb, p_run_at timestamptz) returns void
 language plpgsql immutable as $$
 begin
   if octet_length(p_key) not between 1 and 512 then
@@ -68,7 +68,7 @@ begin
       using errcode = 'TB005', detail = format('It begins with %s.', to_json(left(p_key, 40)));
   end if;
   begin
-    perform tallybook._check_args(p_args, null);
+    perform tallybook._check_args(p_args, null), tallybook._check_options(null, null, null, p_run_at);
   exception when sqlstate 'TB005' then
     raise exception 'a row of the query does not fit: %', sqlerrm
       using errcode = 'TB005', detail = format('Its key is %s.', coalesce(to_json(p_key)::text, 'null'));

@@ -75,7 +75,7 @@ begin
     perform tallybook._check_args(r.args::jsonb, r.headers::jsonb);
     perform tallybook._check_range('max_attempts', r.max_attempts::text,
                                    coalesce(r.max_attempts between 1 and 32767, true), 'It goes from 1 to 32767.');
-    perform tallybook._check_options(r.order_key, r.expires_at, r.options::jsonb);
+    perform tallybook._check_options(r.order_key, r.expires_at, r.options::jsonb, r.run_at);
     if coalesce(r.on_parent, 'completed') not in ('completed', 'any') then
       raise exception 'on_parent % is unknown', to_json(r.on_parent) using errcode = 'TB005',
         hint = 'It is one of completed, any.';
