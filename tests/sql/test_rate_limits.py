@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, cast
@@ -13,6 +14,7 @@ import pytest
 from support.askers import HOUR, MIN, MS, Asker, S, T, one, put, two_at_once
 from support.broken import without
 from support.chance import seeds
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -325,6 +327,45 @@ def test_control_without_the_longer_gap_a_late_start_makes_one_too_many(db: Conn
     asker = Asker(db)
     asker.run(T + HOUR)
     assert most_in_window([start for _, start in asker.started], MIN) > 8
+
+
+@pytest.mark.direct("watches which session waits for which")
+def test_sessions_that_make_keys_do_not_deadlock(eight: Connection, connect: Any) -> None:
+    """F18: a session that makes a row of a key has no other row locked.
+
+    One session makes b and another c. A third makes a, and waits for b, then for c. The fourth comes once b is there.
+    """
+    names = {"makes b": ["provider:b"], "makes c": ["provider:c"], "makes a": ["provider:a", "provider:b", "provider:c"],
+             "comes last": ["provider:a", "provider:b"]}  # fmt: skip
+    askers, claims = {}, {}
+    for who in names:
+        put(eight, "provider:x")
+        askers[who] = Asker(connect(autocommit=False))
+        claims[who] = askers[who].claim(T, 1)
+        askers[who].db.commit()
+
+    def ask(who: str) -> list[int]:
+        return askers[who].ask(claims[who], T, names[who])
+
+    def waits(who: str, for_whom: str) -> None:
+        pids = [askers[name].db.info.backend_pid for name in (for_whom, who)]
+        wait_until(lambda: one(eight, "select %s = any (pg_blocking_pids(%s))", *pids), f"{who} waits for {for_whom}")
+
+    with ThreadPoolExecutor(2) as pool:
+        ask("makes b")
+        ask("makes c")
+        third = pool.submit(ask, "makes a")
+        waits("makes a", "makes b")
+        askers["makes b"].db.commit()
+        waits("makes a", "makes c")
+        fourth = pool.submit(ask, "comes last")
+        waits("comes last", "makes a")
+        askers["makes c"].db.commit()
+        third.result(60)
+        askers["makes a"].db.commit()
+        fourth.result(60)
+        askers["comes last"].db.commit()
+    assert [row[0] for row in eight.execute("select name from tallybook.rate_state order by name")] == names["makes a"]
 
 
 def _two_at_once(db: Connection, connect: Any, *, known: bool = True) -> list[float]:

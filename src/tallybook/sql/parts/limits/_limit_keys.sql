@@ -1,5 +1,5 @@
 -- _limit_keys(names, newcomers, ahead, at): where these keys stand, those that have a rule or had one; their rows are
--- locked, in the order of the names, to the end of the transaction.
+-- locked, in the order of the names, to the end of the transaction. Rows of new keys are made before, in that order.
 --   newcomers  somebody asks who has not waited: where do those end who wait?
 --   ahead      how long the caller needs from asking to starting: its starts may be late by as much, up to 1 s
 -- Jobs that wait for a permit are let go on first. Reads the rules, scheduled, tombstone; writes rate_state, see
@@ -12,10 +12,12 @@ set enable_memoize = off  -- each row is looked up once: there is nothing to rem
 as $$
 declare
   c_early constant interval := '120 ms';  -- what waits in line comes back so long before its turn
-  v_keys tallybook._limit_key[]; k tallybook._limit_key; v_new text[];
+  v_keys tallybook._limit_key[]; k tallybook._limit_key; v_names text[] := p_names;
   v_permits boolean := exists (select from tallybook.limit_rule r where r.kind <> 'rate');
 begin
   loop
+    -- All of the rows or none are locked: a session that has rows locked and makes another would wait for one that has
+    -- made that row and waits for these.
     select array_agg(row(s.name, s.next_at, s.front_at, s.granted, null, r.per / (r.most - r.burst + 1),
                          tallybook._step(r.most, r.per, r.burst),
                          case when r.per is not null then
@@ -23,18 +25,20 @@ begin
                          r.burst, r.most - r.burst + 1, null, null, null, null)::tallybook._limit_key)
       into v_keys
       from (select s.name, s.next_at, s.front_at, s.granted, s.lag from tallybook.rate_state s
-             where s.name = any (p_names) order by s.name for update) s
+             where s.name = any (v_names)
+               and (select count(*) from tallybook.rate_state x where x.name = any (v_names)) = cardinality(v_names)
+             order by s.name for update) s
       left join lateral tallybook._limit_of('rate', s.name) r on true;
-    exit when cardinality(v_keys) = cardinality(p_names);
-    v_new := array(select n from unnest(p_names) n
-                    where n <> all (array(select x.name from unnest(v_keys) x))
-                      and exists (select from tallybook.limit_rule r where r.kind in ('rate', 'concurrency', 'breaker')
-                                   and r.name in (n, split_part(n, ':', 1))));
-    exit when v_new = '{}';
+    exit when coalesce(cardinality(v_keys), 0) = cardinality(v_names);
+    v_names := array(select n from unnest(p_names) n
+                      where exists (select from tallybook.rate_state s where s.name = n)
+                         or exists (select from tallybook.limit_rule r
+                                     where r.kind in ('rate', 'concurrency', 'breaker')
+                                       and r.name in (n, split_part(n, ':', 1))));
     -- Where another session makes the same row, this waits for its commit, inserts nothing, and the next round reads
     -- it.
     insert into tallybook.rate_state (name, next_at, front_at, granted)
-    select n, '-infinity', '-infinity', 0 from unnest(v_new) n order by n on conflict do nothing;
+    select n, '-infinity', '-infinity', 0 from unnest(v_names) n order by n on conflict do nothing;
   end loop;
   p_newcomers := p_newcomers or exists (select from unnest(v_keys) x where x.front_at > '-infinity');
   for i in 1..coalesce(cardinality(v_keys), 0) loop
