@@ -329,6 +329,7 @@ def _staged(conn: psycopg.Connection[Any], action: str) -> str:
     queue, name = f"stage {action}", f"stage {action}"
     conn.execute("select tallybook.queue_set(%s)", (queue,))
     if action in (
+        "/dead/cancel",
         "/dead/drop",
         "/dead/retry",
         "/job/drop",

@@ -142,7 +142,7 @@ async def test_every_page_of_an_empty_database(app: App) -> None:
             "/jobs?state=failed": "is no state of a job", "/jobs?since=soon": "is no time", "/jobs?link=customer": "is no KIND=KEY",
             "/jobs?after=here": "is no cursor", "/jobs?error=" + "x" * 501: "at most 500",
             "/dead?reason=bored": "reason is one of", "/dead?after=here": "where the list goes on",
-            "/dead/preview?verb=cancel": "can be retried or dropped", "/jobs/preview?verb=burn": "What can be done",
+            "/dead/preview?verb=burn": "can be retried, cancelled or dropped", "/jobs/preview?verb=burn": "What can be done",
             "/trace?link=a%3D1&unique=b": "follows one thing", "/trace?unique=a&most=-1": "no whole number",
         }.items():  # fmt: skip
             assert why in (await visitor.get(path, 400)).said, path
@@ -226,6 +226,32 @@ async def test_one_job(app: App, db: Any, dsn: str) -> None:
         ("local", "job.retry", {"job": job}, {"attempt": 4}),
         ("local", "job.drop", {"job": job}, {"dropped": True}),
     ]
+
+
+async def test_dead_letters_are_cancelled(app: App, db: Any, dsn: str) -> None:
+    """S4-14: a person cancels dead letters, some or all that match; each ends as cancelled, with the reason, and leaves the list.
+
+    The list of jobs offers it for dead ones where these are asked for: "all of this queue" does not mean them.
+    """
+    jobs = await dead_ones(app, db, dsn, "ada", "bob", "eve", "ada")
+    async with visiting(app) as visitor:
+        page = await visitor.send(await visitor.get("/dead"), "/dead/cancel", job=[jobs[1]])
+        assert page.notice == "1 job cancelled."
+        page = await visitor.get("/dead/preview?verb=cancel&error=ada")
+        assert page.hidden["jobs"].split() == [str(jobs[3]), str(jobs[0])]
+        page = await visitor.send(page, "/dead/cancel", reason="withdrawn")
+        assert page.notice == "2 jobs cancelled."
+        assert "Cancel 1 job?" in (await visitor.get("/jobs/preview?verb=cancel&state=dead")).said
+        assert (
+            "No job that matches can be cancelled."
+            in (await visitor.get("/jobs/preview?verb=cancel&queue=charges")).said
+        )
+    assert [row[0] for row in db.execute("select job_id from tallybook.dead").fetchall()] == [jobs[2]]
+    ended = db.execute("select id, state, reason from tallybook.job order by id").fetchall()
+    assert [(row[0], row[2]) for row in ended if row[1] == "cancelled"] == [
+        (jobs[0], "withdrawn"), (jobs[1], None), (jobs[3], "withdrawn"),
+    ]  # fmt: skip
+    assert [row[2]["jobs"] for row in audits(db)] == [[jobs[1]], [jobs[3], jobs[0]]]
 
 
 async def test_dead_letters(app: App, db: Any, dsn: str) -> None:

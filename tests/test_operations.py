@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -170,6 +171,41 @@ async def test_jobs_are_cancelled_by_key_and_by_filter(app: App, dsn: str, db: A
     assert (await app.jobs.cancel_matching(queue="default", states=["scheduled"])).cancelled == 0
     await drain_async(app, dsn=dsn)
     assert ran == [{"customer": 2}]
+
+
+async def test_dead_letters_are_cancelled_by_filter(app: App, dsn: str, db: Any, ran: list[Any]) -> None:
+    """S4-14: a filter means dead letters where their state is asked for; each ends as cancelled, with the reason."""
+    jobs = [app.tasks["breaks"].enqueue_sync(db, user) for user in range(4)]
+    await drain_async(app, dsn=dsn)
+    with pytest.raises(ConfigError, match="dead"):
+        await app.jobs.cancel_matching(queue="charges", states=["buried"])
+    assert (await app.jobs.cancel_matching(queue="charges")).cancelled == 0
+    assert (
+        await app.jobs.cancel_matching(queue="charges", states=["dead"], args={"user": 2}, reason="left")
+    ).cancelled == 1
+    which = ("job", "cancel", "--state", "dead", "--queue", "charges", "--reason", "withdrawn")
+    assert "cancel 3 jobs, 0 of them running? Say --yes" in run(*which, dsn=dsn, code=2)
+    assert [letter.job for letter in await app.dead.list()] == [jobs[3].id, jobs[1].id, jobs[0].id]
+    assert "1 jobs will not start" in run(*which, "--args", '{"user": 0}', "--yes", dsn=dsn)
+    assert "2 jobs will not start" in run(*which, "--yes", dsn=dsn)
+    assert "0 jobs will not start" in run(*which, dsn=dsn)
+    found = db.execute("select state, reason from tallybook.job order by id").fetchall()
+    assert found == [("cancelled", reason) for reason in ("withdrawn", "withdrawn", "left", "withdrawn")]
+    assert await app.dead.list() == []
+
+
+@pytest.mark.parametrize("state", ["dead", "available"])
+async def test_a_cancel_that_a_person_declines(
+    app: App, dsn: str, db: Any, ran: list[Any], monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """S4-14: without agreement nothing is cancelled, and no number of jobs is given."""
+    app.tasks["breaks"].enqueue_sync(db, 1)
+    if state == "dead":
+        await drain_async(app, dsn=dsn)
+    monkeypatch.setattr(sys.modules["tallybook._cli.job"], "agreed", lambda question, yes: False)
+    said = run("job", "cancel", "--state", state, "--queue", "charges", dsn=dsn)
+    assert said == "nothing done\n"
+    assert db.execute("select state from tallybook.job").fetchall() == [(state,)]
 
 
 async def test_the_command_line_has_the_same_verbs(app: App, dsn: str, db: Any, ran: list[Any]) -> None:

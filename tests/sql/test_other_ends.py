@@ -367,7 +367,7 @@ def test_cancel_many_finds_what_commits_late(db: Connection, hands: Hands, conne
 
 def test_cancel_many_needs_a_filter(db: Connection) -> None:
     """TB005 without one, and for a state that is none."""
-    for bad in ("", "queue => 'q', states => '{dead}'"):
+    for bad in ("", "queue => 'q', states => '{completed}'"):
         with pytest.raises(psycopg.Error) as caught:
             value(db, "tallybook.cancel_many(...)", bad)
         assert caught.value.sqlstate == "TB005"

@@ -127,7 +127,8 @@ class Jobs(Noun):
     ) -> Verb[Cancelled]:
         """Cancel every open job that matches all that is given, at most `max_jobs`; one filter is needed.
 
-        `args` matches jobs whose args contain these; `states` are some of scheduled, waiting, available, running.
+        `args` matches jobs whose args contain these; `states` are some of scheduled, waiting, available, running, and dead:
+        a dead letter is cancelled only where you pass its state.
 
             await app.jobs.cancel_matching(task="sync_orders", args={"customer": 42}, reason="customer left")
         """

@@ -27,11 +27,12 @@ from tallybook._cli.text import clean, local
 from tallybook._cli.why import why
 from tallybook._db import calls, filters, sync
 from tallybook._db.stored import loads
+from tallybook._model.job import Cancelled
 from tallybook.errors import TallybookError, UnknownJob
 
 __all__ = ["job"]
 
-OPEN_STATES = ("scheduled", "waiting", "available", "running")
+CANCEL_STATES = ("scheduled", "waiting", "available", "running", "dead")
 MANY = 2**31 - 1
 _LARGEST = 2**63 - 1
 
@@ -140,16 +141,17 @@ def _print_error(error: object) -> None:
     "--state",
     "states",
     multiple=True,
-    type=click.Choice(OPEN_STATES),
+    type=click.Choice(CANCEL_STATES),
     metavar="STATE",
-    help=f"In this state; can be repeated: {', '.join(OPEN_STATES)}.",
+    help=f"In this state; can be repeated: {', '.join(CANCEL_STATES)}.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def cancel(job_ids: Sequence[int], dsn: str | None, reason: str | None, yes: bool, as_json: bool, **which: Any) -> None:
     """Say that jobs shall not run; what runs is told to stop.
 
-    Either these jobs, each for itself, or all open ones that match every filter given.
+    Either these jobs, each for itself, or all open ones that match every filter given;
+    dead ones with --state dead.
     """
     filtered = any(which.values())
     if filtered == bool(job_ids):
@@ -168,17 +170,33 @@ def _cancel_many(dsn: str | None, reason: str | None, yes: bool, as_json: bool, 
     args = None if which["args"] is None else json_object("--args", which["args"])
     states = which.pop("states") or None
     call = filters.cancel_many(**{**which, "args": args}, states=states, reason=reason, max_jobs=MANY)
-    # Only intents are written, and they hold up nobody: so they can be counted first, and taken back.
-    with connect(dsn) as conn, conn.transaction() as transaction:
-        done = sync.run(conn, call)
-        total = done.cancelled + done.cancelling
-        if total and not agreed(f"cancel {total} jobs, {done.cancelling} of them running?", yes):
-            click.echo("nothing done", err=True)
-            raise psycopg.Rollback(transaction)
+    with connect(dsn) as conn:
+        if "dead" in (states or ()) and not yes:
+            # Others would wait for the rows of dead letters meanwhile: they are counted first, and given back.
+            with conn.transaction(force_rollback=True):
+                found = sync.run(conn, call)
+            if not (yes := _may_cancel(found)):
+                return
+        # Only intents are written, and they hold up nobody: so they can be counted first, and taken back.
+        with conn.transaction() as transaction:
+            done = sync.run(conn, call)
+            if not (yes := yes or _may_cancel(done)):
+                raise psycopg.Rollback(transaction)
+    if not yes:
+        return
     if as_json:
         print_json(json.dumps({"cancelled": done.cancelled, "cancelling": done.cancelling}))
         return
     click.echo(f"{done.cancelled} jobs will not start, {done.cancelling} run and their workers are told")
+
+
+def _may_cancel(found: Cancelled) -> bool:
+    """Whether there is nothing to ask, or the person agrees."""
+    total = found.cancelled + found.cancelling
+    if not total or agreed(f"cancel {total} jobs, {found.cancelling} of them running?", yes=False):
+        return True
+    click.echo("nothing done", err=True)
+    return False
 
 
 _CANCELLED = {

@@ -46,7 +46,7 @@ _DROP_DEAD_MANY = f"select tallybook.drop_dead_many(\n{_FILTER})"
 _DROP_DEAD = "select tallybook.drop_dead(cast(cast(%(job_id)s as text) as bigint))"
 _RESULT = "select cast(to_json(r) as text) from tallybook.result(cast(cast(%(job_id)s as text) as bigint)) as r"
 
-_STATES = ("scheduled", "waiting", "available", "running")
+_STATES = ("scheduled", "waiting", "available", "running", "dead")
 _REASONS = ("failed", "crashed", "expired", "killed")
 
 
@@ -99,7 +99,7 @@ def cancel_many(
     reason: str | None,
     max_jobs: int,
 ) -> Call[Cancelled]:
-    """Cancel every open job that matches all that is given; one filter is needed."""
+    """Cancel every open job that matches all that is given, or dead ones by `states`; one filter is needed."""
     if queue is None and task is None and unique is None and order_key is None and args is None:
         raise InvalidArgument("cancel_many needs a filter", hint="Name a queue, a task, a key or args")
     if states is not None and (unknown := [state for state in states if state not in _STATES]):

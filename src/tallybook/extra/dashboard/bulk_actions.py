@@ -49,6 +49,8 @@ class Verb:
     run: Callable[[App, Conn, list[int], str | None], Awaitable[list[JobDone]]]
     danger: bool
     effect: str
+    if_asked: tuple[str, ...] = ()
+    """Those of the states that have to be asked for: what matches whatever its state does not mean them."""
 
 
 VERBS = {
@@ -56,8 +58,8 @@ VERBS = {
     for one in (
         Verb("retry", ("dead", "cancelled"), lambda app, conn, ids, _: app.jobs.retry(ids).on(conn), False,
              "Each gets another attempt, at once."),
-        Verb("cancel", _OPEN, lambda app, conn, ids, why: app.jobs.cancel(ids, why).on(conn), True,
-             "None of them will start; those that run are told to stop."),
+        Verb("cancel", (*_OPEN, "dead"), lambda app, conn, ids, why: app.jobs.cancel(ids, why).on(conn), True,
+             "None of them will start; those that run are told to stop. Dead ones leave the dead letters.", if_asked=("dead",)),
         Verb("drop", ("dead",), lambda app, conn, ids, _: app.jobs.drop(ids).on(conn), True,
              "Their dead letters are thrown away: they cannot be retried any more."),
     )

@@ -1,4 +1,4 @@
-"""Dead letters: newest first, filtered; retried or dropped one by one, some, or all that match."""
+"""Dead letters: newest first, filtered; retried, cancelled or dropped one by one, some, or all that match."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def preview(view: View) -> Response:
     """How many match, and some of them, before anything is done to them."""
     verb = VERBS.get(view.asked("verb"))
     if verb is None or "dead" not in verb.states:
-        raise InvalidArgument("A dead letter can be retried or dropped.")
+        raise InvalidArgument("A dead letter can be retried, cancelled or dropped.")
     asked, found, after = {name: view.asked(name) for name in _ASKED}, bulk_actions.begun(view, verb), None
     filters = _filter(asked)
     said = filters | _after(view.asked("after"))
@@ -126,6 +126,12 @@ pages.page("/dead/preview/further")(preview)
 async def retry(act: Act) -> str:
     """Give those that the form names another attempt."""
     return await bulk_actions.do(act, VERBS["retry"])
+
+
+@pages.action("/dead/cancel", steps=True)
+async def cancel(act: Act) -> str:
+    """End those that the form names as cancelled: they leave the dead letters, and their history says why."""
+    return await bulk_actions.do(act, VERBS["cancel"])
 
 
 @pages.action("/dead/drop", steps=True)

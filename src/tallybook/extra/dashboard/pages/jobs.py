@@ -77,7 +77,8 @@ async def preview(view: View) -> Response:
         raise InvalidArgument(f"What can be done to jobs is {', '.join(VERBS)}.")
     asked, found, after = _asked(view), bulk_actions.begun(view, verb), None
     said = _filter(asked)
-    said["states"] = [state for state in verb.states if state in (said["states"] or STATES)]
+    meant = said["states"] or [state for state in STATES if state not in verb.if_asked]
+    said["states"] = [state for state in verb.states if state in meant]
     if said["states"]:
         with bulk_actions.looking(view, found):
             async with view.read() as conn:

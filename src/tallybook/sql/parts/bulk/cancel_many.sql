@@ -1,10 +1,11 @@
 -- cancel_many(...): cancel every open job that matches all that is given, at most max_jobs. One of the filters is
 -- needed.
 --
---   states  of scheduled (retrying ones included), waiting, available, running; null: all of them
+--   states  of scheduled (retrying ones included), waiting, available, running, and dead; null: all but dead
 --   args    is contained in the job's args
--- Returns how many will not start, and how many run and were told. As with cancel, only intents are written.
--- Errors: TB005 without a filter. Reads scheduled, waiting, entry, claim; writes tombstone.
+-- Returns how many will not start, and how many run and were told. As with cancel, only intents are written, but dead
+-- letters end as cancelled at once.
+-- Errors: TB005 without a filter. Reads scheduled, waiting, entry, claim, dead; writes what cancel does.
 -- rights: operator
 create or replace function tallybook.cancel_many(queue text default null, task text default null,
   unique_key text default null, order_key text default null, args jsonb default null, states text[] default null,
@@ -15,9 +16,9 @@ begin
   if queue is null and task is null and unique_key is null and order_key is null and args is null then
     raise exception 'cancel_many needs a filter' using errcode = 'TB005', hint = 'Name a queue, a task, a key or args.';
   end if;
-  if not states <@ array['scheduled', 'waiting', 'available', 'running'] then
+  if not states <@ array['scheduled', 'waiting', 'available', 'running', 'dead'] then
     raise exception 'states % are unknown', states using errcode = 'TB005',
-      hint = 'They are scheduled, waiting, available, running.';
+      hint = 'They are scheduled, waiting, available, running, dead.';
   end if;
   select count(*) filter (where c.said = 'cancelled'), count(*) filter (where c.said = 'cancelling')
     into cancelled, cancelling
@@ -27,8 +28,9 @@ begin
              order by j.job_id limit max_jobs) o offset 0) c;
 end $$;
 
--- _open_jobs(filters): the open jobs that match. With a key they are found by it (see _jobs_of_key); else they are read
--- from where the open jobs of these queues are, so that it does not matter how many have ended.
+-- _open_jobs(filters): the open jobs that match, and dead ones where these are asked for. With a key the open ones are
+-- found by it (see _jobs_of_key); else they are read from where the open jobs of these queues are, so that it does not
+-- matter how many have ended.
 create or replace function tallybook._open_jobs(p_queue text, p_task text, p_unique_key text, p_order_key text,
   p_args jsonb, p_states text[]) returns table (job_id bigint, state text)
 language plpgsql stable
@@ -42,7 +44,10 @@ begin
            where p_unique_key is not null or p_order_key is not null
           union all
           select * from tallybook._jobs_of_queue(p_queue, p_states) q where p_unique_key is null
-                 and p_order_key is null) f
+                 and p_order_key is null
+          union all
+          select d.job_id, 'dead', l.queue, d.task, d.unique_key, d.order_key, d.args, null
+            from tallybook.dead d join tallybook.lane l on l.lane_id = d.lane_id where 'dead' = any (p_states)) f
    where (p_states is null or f.state = any (p_states))
      and (p_queue is null or f.queue = p_queue) and (p_task is null or f.task = p_task)
      and (p_unique_key is null or f.unique_key = p_unique_key) and (p_order_key is null or f.order_key = p_order_key)
