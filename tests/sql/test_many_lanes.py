@@ -46,6 +46,24 @@ def test_a_claim_of_many_lanes_looks_at_the_first(db: Connection) -> None:
     assert looks() == 20
 
 
+def test_the_idle_look_of_many_lanes_looks_at_none(db: Connection) -> None:
+    """upkeep_look, which stands for an idle claim, reads the lanes as a claim does; it sees work and a foreign cursor."""
+    hands = Hands(db)
+    work = "select work from tallybook.upkeep_look('{}', worker => %s, queues => '{q}')"
+    for priority in range(MANY):
+        put(db, priority=priority)
+    looks = _looks(db)
+    assert hands.one(work, hands.worker) is True
+    assert looks() <= 2
+    while hands.claim(1):
+        pass
+    looks()
+    assert hands.one(work, hands.worker) is False
+    assert looks() == 0
+    db.execute("update tallybook.claim set hi = '9000000000' where id = (select max(id) from tallybook.claim)")
+    assert hands.one(work, hands.worker) is True
+
+
 def test_a_claim_looks_at_its_own_queues_alone(db: Connection) -> None:
     """A worker that names two of many queues looks at the lanes of these two, with no statistics at all."""
     hands = Hands(db, "q1", "q2")

@@ -102,10 +102,8 @@ begin
     begin
       -- A worker that was given up, or a cursor of another cluster: its claim knows what to do.
       work := v_parts is null or exists (
-        select from unnest(queues) n(queue) join tallybook.lane l on l.queue = n.queue and l.retired_at is null
-          left join tallybook.queue q on q.name = n.queue
-         where (l.part = '' or l.part = any (v_parts)) and q.paused_at is null
-           and tallybook._next(l.lane_id, l.retention, l.born) is not null);
+        select from tallybook._first_lane(queues, array_fill(1, array[cardinality(queues)]), v_parts, '{}') f
+         where f.lane_id is not null);
     exception when sqlstate 'TB004' then
       work := true;
     end;
