@@ -15,7 +15,7 @@ import pytest
 
 import tallybook
 from tallybook import App, Constant, Context, Exponential, Job, JobCall
-from tallybook._db.calls import text_array
+from tallybook._db.texts import text_array
 from tallybook.errors import (
     ConfigError,
     DuplicateTask,

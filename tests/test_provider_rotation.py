@@ -13,7 +13,7 @@ import pytest
 from support.workers import SLEEPY, eventually, working
 from tallybook import App, Context, Secret
 from tallybook._db import sync
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._model.keyring import new_key
 from tallybook.extra.providers import Providers, steps
 from tallybook.extra.providers.keys import KeySource

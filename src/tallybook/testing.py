@@ -33,7 +33,7 @@ from psycopg.rows import tuple_row
 
 from tallybook._app import App
 from tallybook._db import calls
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._db.migrate import migrate
 from tallybook._db.verb import AsyncConn, SyncConn, run, run_sync
 from tallybook._model.job import JobInfo

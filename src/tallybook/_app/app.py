@@ -24,7 +24,7 @@ from tallybook._app.results import patience, wait
 from tallybook._app.schedules import Declared, Schedules, declared_task, scheduled_job
 from tallybook._app.subjects import Subjects
 from tallybook._db import calls, fan_out, schedules
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._db.source import Source
 from tallybook._db.verb import AsyncConn, SyncConn, Verb
 from tallybook._model.after import with_follow_up

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tallybook._db import subjects
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._db.verb import ListOf, Noun, Steps, Verb, traced
 from tallybook._model.subject import SubjectCall, SubjectPage, SubjectReport
 from tallybook.errors import InvalidArgument

@@ -11,7 +11,7 @@ from tallybook._cli.common import DURATION, Conn, connect, dsn_option, json_opti
 from tallybook._cli.enqueue import INSTANT
 from tallybook._cli.text import clean, local
 from tallybook._cli.why import read_links
-from tallybook._db.jobs import MOST, PARAMETERS, STATES, JobFilter
+from tallybook._db.jobs import JOBS, MOST, STATES, JobFilter
 from tallybook._db.stored import loads
 
 __all__ = ["WHEN", "list_", "short"]
@@ -19,8 +19,8 @@ __all__ = ["WHEN", "list_", "short"]
 _LOOKED = 1_000_000
 """Rows that one command may pass over: about a second."""
 _LIST = f"""\
-select r.id, r.cursor, r.looked_to, (select to_json(j)::text from tallybook.job j where j.id = r.id) from tallybook.jobs(
-{PARAMETERS}) with ordinality as r order by r.ordinality"""  # noqa: S608
+select r.id, r.cursor, r.looked_to, (select to_json(j)::text from tallybook.job j where j.id = r.id)
+  from {JOBS.called()} with ordinality as r order by r.ordinality"""  # noqa: S608
 
 
 class _When(click.ParamType[datetime]):

@@ -15,7 +15,7 @@ import click
 from tallybook._cli.common import Conn, agreed, connect, dsn_option, json_option, print_json, print_table, working
 from tallybook._cli.text import clean, local
 from tallybook._db import calls, queues, sync
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._db.stored import loads
 from tallybook._model.queue import Truncated
 from tallybook.errors import InvalidArgument, UnknownQueue

@@ -25,7 +25,7 @@ from tallybook._cli.common import (
 from tallybook._cli.queue import me
 from tallybook._cli.text import clean, local
 from tallybook._db import schedules, sync
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._db.schedules import Fire, ScheduleInfo
 from tallybook._model.cron import zone
 from tallybook._model.durations import format_duration, iso_duration

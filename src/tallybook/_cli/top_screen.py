@@ -10,7 +10,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from tallybook._cli.text import clean
-from tallybook._db.calls import instant
+from tallybook._db.texts import instant
 from tallybook._db.top import Rates, Reading
 
 __all__ = ["screen"]

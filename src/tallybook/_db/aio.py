@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from tallybook._db.calls import Call, rendered
+from tallybook._db.declared import Call, rendered
 from tallybook._db.kinds import kind_of, refusal, refused
 from tallybook._db.sync import sqlalchemy_text
 

@@ -1,4 +1,4 @@
-"""The audit, and the nonces of signed requests, as pure values like those of calls.py."""
+"""The audit, and the nonces of signed requests, as pure values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from tallybook._db.calls import Call, instant
+from tallybook._db.declared import Call
 from tallybook._db.stored import loads
+from tallybook._db.texts import instant
 from tallybook._model.audit import AuditRow
 from tallybook._model.options import text_problem
 from tallybook.errors import ConfigError

@@ -1,4 +1,4 @@
-"""The verbs over circuit breakers, as pure values like those of calls.py."""
+"""The verbs over circuit breakers, as pure values."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from tallybook._db.calls import Call, instant
+from tallybook._db.declared import Call
 from tallybook._db.stored import loads
+from tallybook._db.texts import instant
 from tallybook._model.breaker import BreakerInfo, BreakerRule
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 
 __all__ = ["atomic_cancelled", "atomic_complete", "atomic_dead", "atomic_fail", "atomic_snooze", "complete"]
 

@@ -19,7 +19,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from tallybook._db import aio, sync
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._db.kinds import refusal
 from tallybook._db.policy import Action, action_for, backoff, first_line
 from tallybook._model.job import Job

@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 
 from tallybook._db import calls
-from tallybook._db.calls import Call, text_array
+from tallybook._db.declared import Call, Declared
+from tallybook._db.texts import text_array
 from tallybook._model.after import arranged
 from tallybook._model.job import Job, JobCall
 
@@ -15,9 +16,10 @@ __all__ = ["enqueue", "fan_out"]
 FAILED = "failed"
 """The parameter of a task that gets what became of the parents that did not complete."""
 
-_MORE = """,
-  afters => cast(cast(%(afters)s as text) as text[]), on_parents => cast(cast(%(on_parents)s as text) as text[]),
-  failed_as => cast(cast(%(failed_as)s as text) as text[])) as r"""
+_FAN_OUT = Declared(
+    f"fan_out({calls.JOBS}, afters text[], on_parents text[], failed_as text[]) -> row (job_ids bigint[], created boolean[])",
+    run_ats=calls.RUN_ATS,
+)
 
 
 def enqueue(job: JobCall, takes_failed: Callable[[str], bool]) -> Call[Job]:
@@ -34,7 +36,6 @@ def fan_out(jobs: Sequence[JobCall], takes_failed: Callable[[str], bool]) -> Cal
         return calls.enqueue_many(jobs)
     found = arranged(jobs)
     many = calls.enqueue_many(found.jobs)
-    sql = many.sql.replace("tallybook.enqueue_many(", "tallybook.fan_out(").removesuffix(") as r") + _MORE
     on = [job.options.on_parent or "completed" if job.options.after else None for job in found.jobs]
     params = {
         **many.params,
@@ -52,4 +53,4 @@ def fan_out(jobs: Sequence[JobCall], takes_failed: Callable[[str], bool]) -> Cal
         put = many.row(report)
         return [put[place] for place in found.places]
 
-    return Call("fan_out", sql, params, as_given)
+    return Call("fan_out", _FAN_OUT.sql, params, as_given)

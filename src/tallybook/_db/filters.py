@@ -1,4 +1,4 @@
-"""The verbs over many jobs, and what waits for one, as pure values like those of calls.py."""
+"""The verbs over many jobs, and what waits for one, as pure values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tallybook._db.calls import Call, instant, text_array
+from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
+from tallybook._db.texts import instant
 from tallybook._model.job import Cancelled, DeadLetter, Retried
 from tallybook._model.options import text_problem
 from tallybook._model.payload import encode
@@ -26,25 +27,20 @@ __all__ = [
     "retry_dead",
 ]
 
-_CANCEL_MANY = """\
-select cast(to_json(r) as text) from tallybook.cancel_many(
-  queue => cast(%(queue)s as text), task => cast(%(task)s as text), unique_key => cast(%(unique_key)s as text),
-  order_key => cast(%(order_key)s as text), args => cast(cast(%(args)s as text) as jsonb),
-  states => cast(cast(%(states)s as text) as text[]), reason => cast(%(reason)s as text),
-  max_jobs => cast(cast(%(max_jobs)s as text) as int)) as r"""
-
-_FILTER = """\
-  queue => cast(%(queue)s as text), task => cast(%(task)s as text), reason => cast(%(reason)s as text),
-  text => cast(%(error)s as text), args => cast(cast(%(args)s as text) as jsonb),
-  since => cast(cast(%(since)s as text) as timestamptz), before => cast(cast(%(before)s as text) as timestamptz),
-  max_jobs => cast(cast(%(max_jobs)s as text) as int)"""
-
-_DEAD_LETTERS = f"select cast(coalesce(json_agg(r), '[]') as text) from tallybook.dead_letters(\n{_FILTER}) as r"  # noqa: S608
-_DEAD_COUNT = f"select count(*) from tallybook.dead_letters(\n{_FILTER})"  # noqa: S608
-_RETRY_DEAD = f"select cast(to_json(r) as text) from tallybook.retry_dead(\n{_FILTER}) as r"  # noqa: S608
-_DROP_DEAD_MANY = f"select tallybook.drop_dead_many(\n{_FILTER})"
-_DROP_DEAD = "select tallybook.drop_dead(cast(cast(%(job_id)s as text) as bigint))"
-_RESULT = "select cast(to_json(r) as text) from tallybook.result(cast(cast(%(job_id)s as text) as bigint)) as r"
+_CANCEL_MANY = Declared("""
+  cancel_many(queue text, task text, unique_key text, order_key text, args jsonb, states text[], reason text, max_jobs int)
+  -> row (cancelled int, cancelling int)""")
+_FILTER = (
+    "queue text, task text, reason text, text text, args jsonb, since timestamptz, before timestamptz, max_jobs int"
+)
+_DEAD_LETTERS = Declared(f"""
+  dead_letters({_FILTER})
+  -> rows (job_id bigint, died_at timestamptz, queue_name text, task_name text, why text, failures int, crashes int, attempt int,
+           enqueued_at timestamptz, job_args jsonb, summary text, last_error jsonb)""")
+_RETRY_DEAD = Declared(f"retry_dead({_FILTER}) -> row (retried int, refused int)")
+_DROP_DEAD_MANY = Declared(f"drop_dead_many({_FILTER}) -> int")
+_DROP_DEAD = Declared("drop_dead(job_id bigint) -> boolean")
+_RESULT = Declared("result(job_id bigint) -> row (task text, state text, result jsonb, error jsonb)")
 
 _STATES = ("scheduled", "waiting", "available", "running", "dead")
 _REASONS = ("failed", "crashed", "expired", "killed")
@@ -70,7 +66,7 @@ class DeadFilter:
             "queue": _text("queue", self.queue),
             "task": _text("task", self.task),
             "reason": self.reason,
-            "error": _text("error", self.error),
+            "text": _text("error", self.error),
             "args": _args(self.args),
             "since": _instant_text("since", self.since),
             "before": _instant_text("before", self.before),
@@ -104,42 +100,42 @@ def cancel_many(
         raise InvalidArgument("cancel_many needs a filter", hint="Name a queue, a task, a key or args")
     if states is not None and (unknown := [state for state in states if state not in _STATES]):
         raise ConfigError("states", unknown, f"are some of {', '.join(_STATES)}")
-    params = {
-        "queue": _text("queue", queue),
-        "task": _text("task", task),
-        "unique_key": _text("unique", unique),
-        "order_key": _text("order_key", order_key),
-        "args": _args(args),
-        "states": None if states is None else text_array(states),
-        "reason": _text("reason", reason),
-        "max_jobs": _limit(max_jobs),
-    }
-    return Call("cancel_many", _CANCEL_MANY, params, lambda found: Cancelled(**loads(found)))
+    return _CANCEL_MANY.call(
+        lambda found: Cancelled(**loads(found)),
+        queue=_text("queue", queue),
+        task=_text("task", task),
+        unique_key=_text("unique", unique),
+        order_key=_text("order_key", order_key),
+        args=_args(args),
+        states=states,
+        reason=_text("reason", reason),
+        max_jobs=_limit(max_jobs),
+    )
 
 
 def dead_letters(which: DeadFilter, max_jobs: int) -> Call[list[DeadLetter]]:
     """List dead letters, newest first."""
-    return Call("dead_letters", _DEAD_LETTERS, which.params(max_jobs), _letters)
+    return _DEAD_LETTERS.call(_letters, **which.params(max_jobs))
 
 
 def dead_count(which: DeadFilter, max_jobs: int) -> Call[int]:
     """How many dead letters match, at most `max_jobs`."""
-    return Call("dead_letters", _DEAD_COUNT, which.params(max_jobs), int)
+    return Call("dead_letters", f"select count(*) from {_DEAD_LETTERS.called()}", which.params(max_jobs), int)  # noqa: S608
 
 
 def retry_dead(which: DeadFilter, max_jobs: int) -> Call[Retried]:
     """Give every dead letter that matches another attempt, oldest first."""
-    return Call("retry_dead", _RETRY_DEAD, which.params(max_jobs), lambda found: Retried(**loads(found)))
+    return _RETRY_DEAD.call(lambda found: Retried(**loads(found)), **which.params(max_jobs))
 
 
 def drop_dead(job_id: int) -> Call[bool]:
     """Throw one dead letter away; False: there is none."""
-    return Call("drop_dead", _DROP_DEAD, {"job_id": str(job_id)}, bool)
+    return _DROP_DEAD.call(bool, job_id=job_id)
 
 
 def drop_dead_many(which: DeadFilter, max_jobs: int) -> Call[int]:
     """Throw away every dead letter that matches, oldest first; how many."""
-    return Call("drop_dead_many", _DROP_DEAD_MANY, which.params(max_jobs), int)
+    return _DROP_DEAD_MANY.call(int, **which.params(max_jobs))
 
 
 def result(job_id: int) -> Call[Ended]:
@@ -151,7 +147,7 @@ def result(job_id: int) -> Call[Ended]:
         columns = loads(found)
         return Ended(columns["task"], columns["state"], columns["result"], columns["error"])
 
-    return Call("result", _RESULT, {"job_id": str(job_id)}, read)
+    return _RESULT.call(read, job_id=job_id)
 
 
 def _letters(found: str) -> list[DeadLetter]:

@@ -1,4 +1,4 @@
-"""Lists of jobs, and what is done to many of them by their ids, as pure values like those of calls.py."""
+"""Lists of jobs, and what is done to many of them by their ids, as pure values."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tallybook._db.calls import Call, instant, text_array
+from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
+from tallybook._db.texts import instant, text_array
 from tallybook._model.lists import JobDone, JobLine, JobPage
 from tallybook._model.options import text_problem
 from tallybook._model.why import checked_links
@@ -22,19 +23,16 @@ MOST = 1000
 """Jobs of one page, and of one call that changes them."""
 LOOKED = 50_000
 
-PARAMETERS = """\
-  queue => cast(%(queue)s as text), task => cast(%(task)s as text), states => cast(cast(%(states)s as text) as text[]),
-  links => cast(cast(%(links)s as text) as jsonb), error => cast(%(error)s as text),
-  unserved => cast(cast(%(unserved)s as text) as boolean), since => cast(cast(%(since)s as text) as timestamptz),
-  before => cast(cast(%(before)s as text) as timestamptz), after => cast(%(after)s as text),
-  max_jobs => cast(cast(%(max_jobs)s as text) as int), max_looked => cast(cast(%(max_looked)s as text) as int)"""
-_JOBS = f"select cast(coalesce(json_agg(r), '[]') as text) from tallybook.jobs(\n{PARAMETERS}) as r"  # noqa: S608
-
-_IDS = "jobs => cast(cast(%(jobs)s as text) as bigint[])"
-_RETRY = f"select cast(coalesce(json_agg(r), '[]') as text) from tallybook.retry_jobs({_IDS}) as r"  # noqa: S608
-_DROP = f"select cast(coalesce(json_agg(r), '[]') as text) from tallybook.drop_jobs({_IDS}) as r"  # noqa: S608
-_CANCEL = f"""\
-select cast(coalesce(json_agg(r), '[]') as text) from tallybook.cancel_jobs({_IDS}, reason => cast(%(reason)s as text)) as r"""  # noqa: S608
+JOBS = Declared("""
+  jobs(queue text, task text, states text[], links jsonb, error text, unserved boolean, since timestamptz, before timestamptz,
+       after text, max_jobs int, max_looked int)
+  -> rows (id bigint, queue_name text, task_name text, state text, priority int, attempts int, failures int, max_attempts int,
+           enqueued_at timestamptz, run_at timestamptz, started_at timestamptz, ended_at timestamptz, worker text, summary text,
+           reason text, last_error text, subject text, unique_key text, progress real, cursor text, looked_to timestamptz)""")
+_DONE = "rows (job_id bigint, done text, detail text)"
+_RETRY = Declared(f"retry_jobs(jobs bigint[]) -> {_DONE}")
+_DROP = Declared(f"drop_jobs(jobs bigint[]) -> {_DONE}")
+_CANCEL = Declared(f"cancel_jobs(jobs bigint[], reason text) -> {_DONE}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,22 +70,22 @@ class JobFilter:
 
 def jobs(which: JobFilter, *, after: str | None, max_jobs: int, max_looked: int = LOOKED) -> Call[JobPage]:
     """One page of the jobs that match."""
-    return Call("jobs", _JOBS, which.params(after, max_jobs, max_looked), _page)
+    return JOBS.call(_page, **which.params(after, max_jobs, max_looked))
 
 
 def retry_jobs(ids: Iterable[int]) -> Call[list[JobDone]]:
     """Give each of these jobs another attempt."""
-    return Call("retry_jobs", _RETRY, {"jobs": _ids(ids)}, _done)
+    return _RETRY.call(_done, jobs=_ids(ids))
 
 
 def cancel_jobs(ids: Iterable[int], reason: str | None) -> Call[list[JobDone]]:
     """Say of each of these jobs that it shall not run."""
-    return Call("cancel_jobs", _CANCEL, {"jobs": _ids(ids), "reason": _text("reason", reason)}, _done)
+    return _CANCEL.call(_done, jobs=_ids(ids), reason=_text("reason", reason))
 
 
 def drop_jobs(ids: Iterable[int]) -> Call[list[JobDone]]:
     """Throw these dead letters away."""
-    return Call("drop_jobs", _DROP, {"jobs": _ids(ids)}, _done)
+    return _DROP.call(_done, jobs=_ids(ids))
 
 
 _INSTANTS = ("enqueued_at", "run_at", "started_at", "ended_at")

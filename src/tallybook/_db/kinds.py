@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_origin
 
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook.errors import ConnectionNotSupported, TallybookError, UnknownJob, from_sqlstate
 
 __all__ = ["chain", "kind_of", "refusal", "refused", "transaction_kind"]

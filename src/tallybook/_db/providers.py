@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from tallybook._db.calls import Call, instant
+from tallybook._db.declared import Call
 from tallybook._db.stored import loads
+from tallybook._db.texts import instant
 from tallybook._model.keyring import Place, Sealed
 from tallybook.errors import UnknownProvider
 

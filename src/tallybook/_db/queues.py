@@ -1,4 +1,4 @@
-"""The verbs over queues, as pure values like those of calls.py."""
+"""The verbs over queues, as pure values."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tallybook._db.calls import Call, instant, text_array
+from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
+from tallybook._db.texts import instant, text_array
 from tallybook._model.options import check_name
 from tallybook._model.queue import QueueInfo, TopJob, Truncated
 from tallybook.errors import ConfigError, UnknownQueue
 
 __all__ = ["Batch", "drop", "queues", "set_", "top", "truncate"]
 
-_SET = """\
-select tallybook.queue_set(queue => cast(%(queue)s as text), retention => cast(%(retention)s as text),
-  max_attempts => cast(cast(%(max_attempts)s as text) as int), notify => cast(cast(%(notify)s as text) as boolean),
-  by => coalesce(cast(%(by)s as text), session_user))"""
-_DROP = """\
-select tallybook.queue_drop(queue => cast(%(queue)s as text), by => coalesce(cast(%(by)s as text), session_user))"""
-_TRUNCATE = """\
-select cast(to_json(t) as text) from tallybook.queue_truncate(queue => cast(%(queue)s as text),
-  states => cast(cast(%(states)s as text) as text[]), running => cast(cast(%(running)s as text) as boolean),
-  by => coalesce(cast(%(by)s as text), session_user),
-  max_jobs => cast(cast(%(max_jobs)s as text) as int), mark => cast(cast(%(mark)s as text) as jsonb)) as t"""
-_TOP = """\
-select cast(coalesce(json_agg(t order by t.position), '[]') as text)
-  from tallybook.queue_top(queue => cast(%(queue)s as text), states => cast(cast(%(states)s as text) as text[]),
-    max_jobs => cast(cast(%(max_jobs)s as text) as int), after => cast(%(after)s as text)) as t"""
+_BY = "coalesce({by}, session_user)"
+_SET = Declared("queue_set(queue text, retention text, max_attempts int, notify boolean, by text) -> text", by=_BY)
+_DROP = Declared("queue_drop(queue text, by text) -> boolean", by=_BY)
+_TRUNCATE = Declared(
+    """
+  queue_truncate(queue text, states text[], running boolean, by text, max_jobs int, mark jsonb)
+  -> row (cancelled int, cancelling int, busy boolean, remain boolean, mark jsonb)""",
+    unknown=UnknownQueue,
+    by=_BY,
+)
+_TOP = Declared(
+    """
+  queue_top(queue text, states text[], max_jobs int, after text)
+  -> rows (position bigint, id bigint, task text, state text, priority int, run_at timestamptz, enqueued_at timestamptz, place text)
+     order by r.position""",
+    unknown=UnknownQueue,
+)
 _QUEUES = """\
 select cast(coalesce(json_agg(q order by q.name), '[]') as text) from tallybook.queues as q
  where cast(%(name)s as text) is null or q.name = cast(%(name)s as text)"""
@@ -44,20 +47,14 @@ def set_(
         raise ConfigError("retention", retention, "is brief, default or long")
     if max_attempts is not None and (isinstance(max_attempts, bool) or not isinstance(max_attempts, int)):
         raise ConfigError("max_attempts", max_attempts, "is a whole number from 0 to 32767")
-    params = {
-        "queue": queue,
-        "retention": retention,
-        "max_attempts": None if max_attempts is None else str(max_attempts),
-        "notify": None if notify is None else str(bool(notify)).lower(),
-        "by": by,
-    }
-    return Call("queue_set", _SET, params, str)
+    flag = None if notify is None else bool(notify)
+    return _SET.call(str, queue=queue, retention=retention, max_attempts=max_attempts, notify=flag, by=by)
 
 
 def drop(queue: str, by: str | None) -> Call[bool]:
     """Forget a queue that nobody uses; False: there is none."""
     check_name("queue", queue, 64)
-    return Call("queue_drop", _DROP, {"queue": queue, "by": by}, bool)
+    return _DROP.call(bool, queue=queue, by=by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +71,8 @@ def truncate(
 ) -> Call[Batch]:
     """One batch of a truncate."""
     check_name("queue", queue, 64)
-    params = {
-        "queue": queue,
-        "states": None if states is None else text_array(tuple(states)),
-        "running": str(bool(running)).lower(),
-        "by": by,
-        "max_jobs": str(max_jobs),
-        "mark": mark,
-    }
-    return Call("queue_truncate", _TRUNCATE, params, _batch, unknown=UnknownQueue)
+    those = None if states is None else text_array(tuple(states))
+    return _TRUNCATE.call(_batch, queue=queue, states=those, running=bool(running), by=by, max_jobs=max_jobs, mark=mark)
 
 
 def _batch(text: str) -> Batch:
@@ -94,9 +84,8 @@ def _batch(text: str) -> Batch:
 def top(queue: str, *, states: Sequence[str] | None, max_jobs: int, after: str | None) -> Call[list[TopJob]]:
     """The next jobs of a queue."""
     check_name("queue", queue, 64)
-    listed = None if states is None else text_array(tuple(states))
-    params = {"queue": queue, "states": listed, "max_jobs": str(max_jobs), "after": after}
-    return Call("queue_top", _TOP, params, _top, unknown=UnknownQueue)
+    those = None if states is None else text_array(tuple(states))
+    return _TOP.call(_top, queue=queue, states=those, max_jobs=max_jobs, after=after)
 
 
 def _top(text: str) -> list[TopJob]:

@@ -1,4 +1,4 @@
-"""The verbs over rate limits, as pure values like those of calls.py."""
+"""The verbs over rate limits, as pure values."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
 from tallybook._db import breakers
-from tallybook._db.calls import Call, instant
+from tallybook._db.declared import Call
 from tallybook._db.stored import loads
+from tallybook._db.texts import instant
 from tallybook._model.breaker import BreakerRule
 from tallybook._model.durations import format_duration
 from tallybook._model.options import check_name

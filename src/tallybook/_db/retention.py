@@ -1,11 +1,12 @@
-"""The verbs over history, as pure values like those of calls.py."""
+"""The verbs over history, as pure values."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-from tallybook._db.calls import Call, instant
+from tallybook._db.declared import Call
 from tallybook._db.stored import loads
+from tallybook._db.texts import instant
 from tallybook._model.durations import format_duration
 from tallybook._model.retention import HeldRange, RetentionInfo
 

@@ -1,4 +1,4 @@
-"""The verbs of schedules as pure values like those of calls.py, and what they answer."""
+"""The verbs of schedules as pure values, and what they answer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from tallybook._db.calls import Call, instant
+from tallybook._db.declared import Call
 from tallybook._db.stored import loads
+from tallybook._db.texts import instant
 from tallybook._model.job import JobCall
 from tallybook._model.options import check_name
 from tallybook._model.schedule import Timing, rule_text

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._model.tracing import Tracing
 from tallybook.errors import ConfigError, NotSupported, QueueUnavailable, SchemaMissing
 

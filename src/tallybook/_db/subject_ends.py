@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
 
 __all__ = ["SubjectEnd", "subject_end"]

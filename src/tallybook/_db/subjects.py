@@ -1,4 +1,4 @@
-"""The verbs over subjects that a producer may use, as pure values like those of calls.py."""
+"""The verbs over subjects that a producer may use, as pure values."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from tallybook._db.calls import Call, instant, text_array
+from tallybook._db.declared import Call
 from tallybook._db.stored import loads
+from tallybook._db.texts import instant, text_array
 from tallybook._model.options import Options, text_problem
 from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport
 from tallybook.errors import ConfigError
@@ -28,7 +29,7 @@ __all__ = [
     "upsert_many",
 ]
 
-# As in calls.py: every parameter is text, and delays are added by the server's clock.
+# Every parameter is text, and delays are added by the server's clock.
 _RUN_AT = """coalesce(cast(cast(%(run_at)s as text) as timestamptz),
                      clock_timestamp() + cast(cast(%(delay)s as text) as interval))"""
 _COMMON = """priority => cast(cast(%(priority)s as text) as int),

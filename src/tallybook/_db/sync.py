@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any, TypeVar
 
-from tallybook._db.calls import Call, rendered
+from tallybook._db.declared import Call, rendered
 from tallybook._db.kinds import kind_of, refusal, refused
 
 __all__ = ["run"]

@@ -9,8 +9,8 @@ from typing import Any
 
 import psycopg
 
-from tallybook._db.calls import instant
 from tallybook._db.stored import loads
+from tallybook._db.texts import instant
 
 __all__ = ["Rates", "Reading", "Runs", "rates", "read", "read_async", "runs_async"]
 

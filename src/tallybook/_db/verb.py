@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from tallybook._db import aio, sync
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._db.source import Source
 from tallybook._model.tracing import Tracing, What
 from tallybook.errors import InvalidArgument

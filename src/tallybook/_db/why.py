@@ -1,4 +1,4 @@
-"""The verbs why and trace, as pure values like those of calls.py."""
+"""The verbs why and trace, as pure values."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tallybook._db.calls import Call, instant
+from tallybook._db.declared import Call
 from tallybook._db.stored import loads
+from tallybook._db.texts import instant
 from tallybook._model.options import check_name, text_problem
 from tallybook._model.why import Reason, TraceEvent, checked_links
 from tallybook.errors import ConfigError, InvalidArgument

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._db.verb import run, run_sync
 from tallybook._model.tracing import Tracing, What
 

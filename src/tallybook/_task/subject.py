@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from tallybook._db import subjects
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._db.verb import Steps, Verb, traced
 from tallybook._model.job import JobCall
 from tallybook._model.options import Options

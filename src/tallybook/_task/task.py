@@ -22,7 +22,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, TypeVar, cast
 
 from tallybook._db import calls
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._db.kinds import kind_of, refused, transaction_kind
 from tallybook._db.source import Source, demand_loop
 from tallybook._db.verb import AsyncConn, SyncConn

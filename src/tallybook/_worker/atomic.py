@@ -24,7 +24,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from tallybook._db import aio, ends, sync
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._db.kinds import chain
 from tallybook._db.link import backoff, dsn_for_people
 from tallybook._db.transactions import (

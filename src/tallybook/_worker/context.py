@@ -11,9 +11,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tallybook._db import aio, sync
-from tallybook._db.calls import Call, instant
+from tallybook._db.declared import Call
 from tallybook._db.ends import complete
 from tallybook._db.subject_ends import SubjectEnd
+from tallybook._db.texts import instant
 from tallybook._db.verb import AsyncConn, SyncConn
 from tallybook._model.payload import encode
 from tallybook._model.subject import Subject, subject_of

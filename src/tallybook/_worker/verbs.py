@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tallybook._db import aio
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._db.link import Link
 from tallybook._model.failure import safe_text
 from tallybook._model.options import check_limits

@@ -11,8 +11,9 @@ from django.db import connections
 from django.utils import timezone
 
 from tallybook._db import sync
-from tallybook._db.calls import Call, instant
+from tallybook._db.declared import Call
 from tallybook._db.stored import loads
+from tallybook._db.texts import instant
 from tallybook.contrib.django import _api, _args, _tasks
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from tallybook._db.calls import instant as of_json
+from tallybook._db.texts import instant as of_json
 from tallybook._model.durations import format_duration
 from tallybook.extra.dashboard.redact import redact, shown
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tallybook._db import aio
-from tallybook._db.calls import Call, instant
+from tallybook._db.declared import Call
 from tallybook._db.stored import loads
+from tallybook._db.texts import instant
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator.fields import Name, Text, Whole
 from tallybook.extra.operator.keys import Key

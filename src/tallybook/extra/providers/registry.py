@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tallybook._db import providers as calls
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._db.source import Source
 from tallybook._db.verb import run, run_sync
 from tallybook._model.provider import Provider

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tallybook._db import providers as calls
-from tallybook._db.calls import Call
+from tallybook._db.declared import Call
 from tallybook._db.providers import Stored
 from tallybook._model.keyring import Place, Sealed
 from tallybook._model.options import check_name

@@ -1,0 +1,170 @@
+"""Verbs between Python and SQL. Each function is declared once: its name, its parameters with their types, its result.
+
+CANCEL = Declared("cancel(job_id bigint, reason text) -> text")
+
+`CANCEL.call(str, job_id=42)` is what a program does, a pure value: `Call(verb, sql, params, row)`. sync.py and aio.py
+run it on the user's own connection, on every driver, whatever its settings are. Therefore:
+
+- Every parameter is text or null, cast twice (`cast(cast(%(id)s as text) as bigint)`): the driver is told that it
+  sends text, and the server reads it. Adapters and codecs that the user has registered for datetime, list or JSON are
+  not met, nor are SQLAlchemy's guesses, which make of an aware datetime a timestamp without time zone.
+- What comes back is one column of one row: a number, a text, or JSON as text, whose instants are ISO 8601.
+- `cast(... as ...)`, because `::` collides with SQLAlchemy's `:name`; and no percent sign but those of parameters.
+
+Arrays are sent as PostgreSQL's array literal, which takes a fifth of the time of the drivers' list adaptation.
+
+A worker has connections of its own, all of psycopg: `CANCEL.worker()` is a statement with `%s`, or with `$1`, for values in
+the declared order. tests/test_declared.py holds each declaration against pg_proc.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from tallybook._db.texts import text_array
+from tallybook.errors import TallybookError, UnknownJob
+
+__all__ = ["Call", "Declared", "rendered"]
+
+T = TypeVar("T")
+Value: TypeAlias = "str | int | Sequence[str | None] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One verb with its values. `row` turns the only column of the only row into what the caller gets."""
+
+    verb: str
+    sql: str
+    params: Mapping[str, str | None]
+    row: Callable[[Any], T]
+    unknown: type[TallybookError] = UnknownJob
+    """What TB002 means here: no such job, or no such queue."""
+
+
+_SIGNATURE = re.compile(
+    r"\s*(?P<name>\w+)\((?P<params>[^)]*)\)\s*-> (?:(?P<kind>rows?) \()?(?P<result>[^()]+)\)?(?P<order>.*)", re.S
+)
+_VALUE = re.compile(r"\{(\w+)(?::([^}]+))?\}")
+_DIALECTS = {"dollar": "${place}::{kind}", "order": "%s::{kind}", "pyformat": "%({name})s::{kind}"}
+_AS_TEXT = {
+    "void": "select 0 from {} as r",
+    "jsonb": "select cast({} as text)",
+    "timestamptz": "select cast(to_json({}) as text)",
+    "row": "select cast(to_json(r) as text) from {} as r",
+    "rows": "select cast(coalesce(json_agg(r{order}), '[]') as text) from {} as r",
+}
+
+
+class Declared:
+    """A function of the schema: "name(parameter type, ...) -> type", "-> row (column type, ...)", "-> rows (...) order by ...".
+
+    A parameter that is left out has its default. One that is not sent as it is has an expression in `sent`, a constant or
+    with {name} for a value of that parameter's type and {name:type} for one of another type.
+    `unknown` is as in Call; `verb` is the name for people where the function has another one.
+    Everything is rendered at its first use.
+    """
+
+    def __init__(
+        self, signature: str, /, *, verb: str | None = None, unknown: type[TallybookError] = UnknownJob, **sent: str
+    ) -> None:
+        self.signature, self.sent = signature, sent
+        self._verb, self._unknown = verb, unknown
+
+    @cached_property
+    def _parts(self) -> re.Match[str]:
+        found = _SIGNATURE.fullmatch(self.signature)
+        if found is None:
+            raise ValueError(f"this declares no function: {self.signature}")
+        return found
+
+    @cached_property
+    def name(self) -> str:
+        """Of the function, without its schema."""
+        return self._parts["name"]
+
+    @cached_property
+    def params(self) -> dict[str, str]:
+        """Its parameters, in its order, with their types."""
+        return _columns(self._parts["params"])
+
+    @cached_property
+    def kind(self) -> str:
+        """What it returns: row, rows, or the type of a single value."""
+        return self._parts["kind"] or self._parts["result"].strip()
+
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        """Of its rows, with their types; those that are read."""
+        return _columns(self._parts["result"]) if self._parts["kind"] else {}
+
+    @cached_property
+    def sql(self) -> str:
+        """The statement of producers: one row of one column."""
+        return _AS_TEXT.get(self.kind, "select {}").format(self.called(), order=self._parts["order"])
+
+    @cached_property
+    def nulls(self) -> dict[str, str | None]:
+        """Its values, each of them null."""
+        return dict.fromkeys(rendered(self.sql, "dollar")[1])
+
+    def call(self, row: Callable[[Any], T], /, **values: Value) -> Call[T]:
+        """With these values; one that is not given is null."""
+        params = {**self.nulls, **{name: _text(value) for name, value in values.items()}}
+        if len(params) != len(self.nulls):
+            raise TypeError(f"{self.name} has no {', '.join(params.keys() - self.nulls.keys())}")
+        return Call(self._verb or self.name, self.sql, params, row, self._unknown)
+
+    def called(self, dialect: str = "text", **instead: str) -> str:
+        """The function with its arguments, some as other expressions than `sent`.
+
+        Dialects: "text" for all drivers, which sends texts; for psycopg "order" %s, "pyformat" %(name)s, "dollar" $1.
+        """
+        places: dict[str, int] = {}
+
+        def value(found: re.Match[str]) -> str:
+            name, kind = found[1], found[2] or self.params[found[1]]
+            if dialect == "text":
+                text = f"cast(%({name})s as text)"
+                return text if kind == "text" else f"cast({text} as {kind})"
+            return _DIALECTS[dialect].format(name=name, kind=kind, place=places.setdefault(name, len(places) + 1))
+
+        sent = {name: f"{{{name}}}" for name in self.params} | self.sent | instead
+        return (
+            f"tallybook.{self.name}({', '.join(f'{name} => {_VALUE.sub(value, sent[name])}' for name in self.params)})"
+        )
+
+    def worker(self, columns: str | None = None, dialect: str = "order") -> str:
+        """The statement of a worker, with these columns, or as they are declared."""
+        if not self.columns:
+            return f"select {self.called(dialect)}"
+        return f"select {columns or ', '.join(self.columns)} from {self.called(dialect)}"  # noqa: S608
+
+
+def _columns(listed: str) -> dict[str, str]:
+    pairs = (one.split(maxsplit=1) for one in listed.split(",") if one.strip())
+    return {name: kind.strip() for name, kind in pairs}
+
+
+def _text(value: Value) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return text_array(value) if isinstance(value, (list, tuple)) else str(value).lower()  # true, false
+
+
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s")
+
+
+@cache
+def rendered(sql: str, style: str) -> tuple[str, tuple[str, ...]]:
+    """`sql` with a driver's placeholders, and their names in order: "pyformat" %(a)s, "colon" :a, "dollar" $1."""
+    names = tuple(dict.fromkeys(_PLACEHOLDER.findall(sql)))
+    if style == "pyformat":
+        return sql, names
+    if style == "colon":
+        return _PLACEHOLDER.sub(r":\1", sql), names
+    return _PLACEHOLDER.sub(lambda match: f"${names.index(match[1]) + 1}", sql), names
