@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from tallybook._db.declared import Call
+from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import instant
 from tallybook._model.audit import AuditRow
@@ -18,10 +18,8 @@ __all__ = ["Taken", "add", "audits", "nonce_take"]
 
 Taken = Literal["fresh", "used", "late", "early"]
 
-_ADD = """\
-select tallybook.audit_add(actor => cast(%(actor)s as text), via => cast(%(via)s as text),
-  action => cast(%(action)s as text), target => cast(cast(%(target)s as text) as jsonb),
-  done => cast(cast(%(done)s as text) as jsonb))"""
+_ADD = Declared("audit_add(actor text, via text, action text, target jsonb, done jsonb) -> bigint")
+_NONCE = Declared("nonce_take(key text, nonce text, signed_at timestamptz) -> text")
 
 # Each filter is a statement of its own form, so that each is a walk along its index.
 _AUDITS = """\
@@ -38,10 +36,6 @@ _OF_ACTION = _AUDITS.replace(
     "(cast(%(action)s as text) is null or x.action = cast(%(action)s as text))", "x.action = cast(%(action)s as text)"
 )
 
-_NONCE = """\
-select tallybook.nonce_take(key => cast(%(key)s as text), nonce => cast(%(nonce)s as text),
-  signed_at => cast(cast(%(signed_at)s as text) as timestamptz))"""
-
 
 def add(
     actor: str,
@@ -51,14 +45,8 @@ def add(
     done: Mapping[str, object] | None = None,
 ) -> Call[int]:
     """Put a change on record; the row's id."""
-    params = {
-        "actor": actor,
-        "via": via,
-        "action": action,
-        "target": json.dumps(dict(target or {})),
-        "done": json.dumps(dict(done or {})),
-    }
-    return Call("audit_add", _ADD, params, int)
+    details = {"target": json.dumps(dict(target or {})), "done": json.dumps(dict(done or {}))}
+    return _ADD.call(int, actor=actor, via=via, action=action, **details)
 
 
 def audits(*, actor: str | None, action: str | None, before: int | None, max_rows: int) -> Call[list[AuditRow]]:
@@ -88,8 +76,7 @@ def nonce_take(key: str, nonce: str, signed_at: datetime) -> Call[Taken]:
     def read(found: str) -> Taken:
         return found  # type: ignore[return-value]
 
-    params = {"key": key, "nonce": nonce, "signed_at": signed_at.astimezone(UTC).isoformat()}
-    return Call("nonce_take", _NONCE, params, read)
+    return _NONCE.call(read, key=key, nonce=nonce, signed_at=signed_at.astimezone(UTC).isoformat())
 
 
 def _rows(found: str) -> list[AuditRow]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from tallybook._db.declared import Call
+from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import instant
 from tallybook._model.breaker import BreakerInfo, BreakerRule
@@ -15,14 +15,10 @@ from tallybook._model.options import check_name
 
 __all__ = ["breakers", "close", "drop", "open_", "registered", "set_"]
 
-_SET = """\
-select tallybook.breaker_set(name => cast(%(name)s as text), failures => cast(cast(%(failures)s as text) as int),
-  per => cast(cast(%(per)s as text) as interval), open_for => cast(cast(%(open_for)s as text) as interval))"""
-_DROP = "select tallybook.breaker_drop(name => cast(%(name)s as text))"
-_OPEN = """\
-select cast(to_json(tallybook.breaker_open(name => cast(%(name)s as text),
-  duration => cast(cast(%(duration)s as text) as interval))) as text)"""
-_CLOSE = "select tallybook.breaker_close(name => cast(%(name)s as text))"
+_SET = Declared("breaker_set(name text, failures int, per interval, open_for interval) -> text")
+_DROP = Declared("breaker_drop(name text) -> boolean")
+_OPEN = Declared("breaker_open(name text, duration interval) -> timestamptz")
+_CLOSE = Declared("breaker_close(name text) -> boolean")
 _BREAKERS = """\
 select cast(coalesce(json_agg(json_build_object(
   'name', b.name, 'rule', b.rule, 'failures', b.failures, 'per', extract(epoch from b.per), 'state', b.state,
@@ -33,7 +29,7 @@ select cast(coalesce(json_agg(json_build_object(
 
 def set_(rule: BreakerRule) -> Call[str]:
     """Make or change a rule: created, changed or unchanged."""
-    return Call("breaker_set", _SET, _named(rule), str)
+    return _SET.call(str, **_named(rule))
 
 
 def _named(rule: BreakerRule) -> dict[str, str]:
@@ -48,14 +44,14 @@ def _named(rule: BreakerRule) -> dict[str, str]:
 def drop(name: str) -> Call[bool]:
     """Remove a rule; False: there is none."""
     check_name("name", name, 200)
-    return Call("breaker_drop", _DROP, {"name": name}, bool)
+    return _DROP.call(bool, name=name)
 
 
 def open_(name: str, duration: timedelta | str | None) -> Call[datetime]:
     """Open a key's breaker; until when it is open."""
     check_name("name", name, 200)
     text = None if duration is None else format_duration(parse_duration(duration, option="duration"))
-    return Call("breaker_open", _OPEN, {"name": name, "duration": text}, _instant)
+    return _OPEN.call(_instant, name=name, duration=text)
 
 
 def _instant(text: str) -> datetime:
@@ -67,7 +63,7 @@ def _instant(text: str) -> datetime:
 def close(name: str) -> Call[bool]:
     """Close a key's breaker; whether it was not closed."""
     check_name("name", name, 200)
-    return Call("breaker_close", _CLOSE, {"name": name}, bool)
+    return _CLOSE.call(bool, name=name)
 
 
 def breakers() -> Call[list[BreakerInfo]]:

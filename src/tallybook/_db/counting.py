@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
-from tallybook._db.declared import Call
+from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import instant
 from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
@@ -32,44 +32,55 @@ __all__ = [
 T = TypeVar("T")
 Since = datetime | timedelta | str
 
-_ROWS = "select cast(coalesce(json_agg(to_json(x) order by {order}), '[]') as text) from {call} as x"
-_SPAN = "span => cast(cast(%(span)s as text) as interval)"
-_STEPS = """\
-step => cast(cast(%(step)s as text) as interval),
-  since => coalesce(cast(cast(%(since)s as text) as timestamptz), clock_timestamp() - cast(cast(%(ago)s as text) as interval))"""
-
-_COUNTS = _ROWS.format(call="tallybook.counts()", order="x.queue, x.task")
-_THROUGHPUT = _ROWS.format(call=f"tallybook.throughput({_SPAN})", order="x.queue, x.task")
-_TIMINGS = _ROWS.format(call=f"tallybook.timings({_SPAN})", order="x.queue, x.task")
-_LEVELS = _ROWS.format(call=f"tallybook.levels({_STEPS}, queue => cast(%(queue)s as text))", order="x.begins")
-_COMPLETED = _ROWS.format(
-    call="tallybook.completed_since(since => cast(cast(%(since)s as text) as timestamptz))", order="x.queue, x.task"
+_COUNTS = Declared("""
+  counts()
+  -> rows (queue text, task text, scheduled bigint, retrying bigint, waiting bigint, available bigint, running bigint, dead bigint,
+           completed bigint, failed bigint, snoozed bigint, cancelled bigint, lost bigint, moved bigint, died bigint)
+     order by r.queue, r.task""")
+_THROUGHPUT = Declared("""
+  throughput(span interval)
+  -> rows (queue text, task text, since timestamptz, came bigint, completed bigint, failed bigint, died bigint, cancelled bigint,
+           came_per_s float8, completed_per_s float8, failed_per_s float8) order by r.queue, r.task""")
+_TIMINGS = Declared("""
+  timings(span interval)
+  -> rows (queue text, task text, jobs bigint, waited_p50 float8, waited_p95 float8, waited_p99 float8, took_p50 float8,
+           took_p95 float8, took_p99 float8) order by r.queue, r.task""")
+_SINCE = "coalesce({since}, clock_timestamp() - {ago:interval})"
+_LEVELS = Declared(
+    """
+  levels(step interval, since timestamptz, queue text)
+  -> rows (begins timestamptz, scheduled bigint, retrying bigint, waiting bigint, open bigint, dead bigint, completed bigint,
+           failed bigint, cancelled bigint, died bigint) order by r.begins""",
+    since=_SINCE,
 )
-_VERIFY = _ROWS.format(call="tallybook.verify()", order="x.queue, x.task, x.what")
-_RECOUNT = "select tallybook.recount()"
-_EVENT = (
-    "select 0 from tallybook.count_event(name => cast(%(name)s as text), n => cast(cast(%(n)s as text) as int)) as done"
+COMPLETED = Declared("""
+  completed_since(since timestamptz) -> rows (queue text, task text, completed bigint) order by r.queue, r.task""")
+_VERIFY = Declared("""
+  verify() -> rows (queue text, task text, what text, counted bigint, found bigint) order by r.queue, r.task, r.what""")
+_RECOUNT = Declared("recount() -> bigint")
+_EVENT = Declared("count_event(name text, n int) -> void")
+_EVENTS = Declared("event_counts() -> rows (name text, n bigint) order by r.name")
+_EVENT_SERIES = Declared(
+    "event_series(name text, step interval, since timestamptz) -> rows (begins timestamptz, n bigint) order by r.begins",
+    since=_SINCE,
 )
-_EVENTS = _ROWS.format(call="tallybook.event_counts()", order="x.name")
-_EVENT_SERIES = _ROWS.format(call=f"tallybook.event_series(name => cast(%(name)s as text), {_STEPS})", order="x.begins")
-_KEEP = """\
-select tallybook.series_keep(step => cast(cast(%(step)s as text) as int), keep => cast(cast(%(keep)s as text) as interval))"""
+_KEEP = Declared("series_keep(step int, keep interval) -> boolean")
 
 
 def counts() -> Call[list[Counts]]:
     """Every queue and task that was ever used."""
-    return Call("counts", _COUNTS, {}, _rows(lambda row: Counts(**row)))
+    return _COUNTS.call(_rows(lambda row: Counts(**row)))
 
 
 def throughput(span: timedelta | str) -> Call[list[Throughput]]:
     """What came and ended in the last span."""
     read = _rows(lambda row: Throughput(**{**row, "since": instant(row["since"])}))
-    return Call("throughput", _THROUGHPUT, {"span": _duration("span", span)}, read)
+    return _THROUGHPUT.call(read, span=_duration("span", span))
 
 
 def timings(span: timedelta | str) -> Call[list[Timings]]:
     """Percentiles of what completed in the last span."""
-    return Call("timings", _TIMINGS, {"span": _duration("span", span)}, _rows(lambda row: Timings(**row)))
+    return _TIMINGS.call(_rows(lambda row: Timings(**row)), span=_duration("span", span))
 
 
 def levels(step: timedelta | str, since: Since | None, queue: str | None) -> Call[list[Level]]:
@@ -77,24 +88,26 @@ def levels(step: timedelta | str, since: Since | None, queue: str | None) -> Cal
     if queue is not None:
         check_name("queue", queue, 64)
     read = _rows(lambda row: Level(**{**row, "begins": instant(row["begins"])}))
-    return Call("levels", _LEVELS, {**_steps(step, since), "queue": queue}, read)
+    return _LEVELS.call(read, **_steps(step, since), queue=queue)
 
 
 def completed_since(since: datetime) -> Call[dict[tuple[str, str], int]]:
     """How many have completed since then, by queue and task."""
-    params = {"since": _instant("since", since)}
-    return Call("completed_since", _COMPLETED, params, lambda text: {
-        (row["queue"], row["task"]): int(row["completed"]) for row in loads(text)})  # fmt: skip
+
+    def read(text: str) -> dict[tuple[str, str], int]:
+        return {(row["queue"], row["task"]): int(row["completed"]) for row in loads(text)}
+
+    return COMPLETED.call(read, since=_instant("since", since))
 
 
 def verify() -> Call[list[Difference]]:
     """Where a recount differs; empty: nowhere."""
-    return Call("verify", _VERIFY, {}, _rows(lambda row: Difference(**row)))
+    return _VERIFY.call(_rows(lambda row: Difference(**row)))
 
 
 def recount() -> Call[int]:
     """How many sums there are."""
-    return Call("recount", _RECOUNT, {}, int)
+    return _RECOUNT.call(int)
 
 
 def count_event(name: str, n: int) -> Call[None]:
@@ -102,26 +115,26 @@ def count_event(name: str, n: int) -> Call[None]:
     check_name("name", name, 200)
     if isinstance(n, bool) or not isinstance(n, int) or not -(1 << 31) <= n < 1 << 31 or n == 0:
         raise InvalidArgument(f"n is a whole number other than 0 of at most 31 bits, not {n!r}")
-    return Call("count_event", _EVENT, {"name": name, "n": str(n)}, lambda _: None)
+    return _EVENT.call(lambda _: None, name=name, n=n)
 
 
 def event_counts() -> Call[dict[str, int]]:
     """How often each event was counted."""
-    return Call("event_counts", _EVENTS, {}, lambda text: {row["name"]: int(row["n"]) for row in loads(text)})
+    return _EVENTS.call(lambda text: {row["name"]: int(row["n"]) for row in loads(text)})
 
 
 def event_series(name: str, step: timedelta | str, since: Since | None) -> Call[list[tuple[datetime, int]]]:
     """How often an event was counted, per step of time in which it was."""
     check_name("name", name, 200)
-    params = {"name": name, **_steps(step, since)}
-    return Call("event_series", _EVENT_SERIES, params, _rows(lambda row: (_at(row["begins"]), int(row["n"]))))
+    read = _rows(lambda row: (_at(row["begins"]), int(row["n"])))
+    return _EVENT_SERIES.call(read, name=name, **_steps(step, since))
 
 
 def series_keep(step: int, keep: timedelta | str) -> Call[bool]:
     """How long steps of this length are kept; False: it was so already."""
     if isinstance(step, bool) or not isinstance(step, int):
         raise InvalidArgument(f"a step is a number of seconds, not of type {type(step).__name__}")
-    return Call("series_keep", _KEEP, {"step": str(step), "keep": _duration("keep", keep)}, bool)
+    return _KEEP.call(bool, step=step, keep=_duration("keep", keep))
 
 
 def _rows(read: Callable[[dict[str, Any]], T]) -> Callable[[str], list[T]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from tallybook._db.declared import Call
+from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import instant
 from tallybook._model.keyring import Place, Sealed
@@ -87,16 +87,12 @@ select cast(coalesce(json_agg(json_build_object('data_type', r.data_type, 'symbo
   'active', r.active, 'in_force', r.in_force) order by r.data_type, r.symbol nulls last), '[]') as text)
   from tallybook.provider_routes as r
  where r.data_type = coalesce(cast(%(data_type)s as text), r.data_type)"""
-_SET = """\
-select tallybook.provider_set(name => cast(%(name)s as text), kind => cast(%(kind)s as text),
-  settings => cast(cast(%(settings)s as text) as jsonb), active => cast(cast(%(active)s as text) as boolean))"""
-_DROP = "select tallybook.provider_drop(name => cast(%(name)s as text))"
-_ROUTE_SET = """\
-select tallybook.route_set(data_type => cast(%(data_type)s as text), provider => cast(%(provider)s as text),
-  symbol => cast(%(symbol)s as text), active => cast(cast(%(active)s as text) as boolean))"""
-_ROUTE_DROP = (
-    "select tallybook.route_drop(data_type => cast(%(data_type)s as text), symbol => cast(%(symbol)s as text))"
+_SET = Declared("provider_set(name text, kind text, settings jsonb, active boolean) -> text")
+_DROP = Declared("provider_drop(name text) -> boolean")
+_ROUTE_SET = Declared(
+    "route_set(data_type text, provider text, symbol text, active boolean) -> text", unknown=UnknownProvider
 )
+_ROUTE_DROP = Declared("route_drop(data_type text, symbol text) -> boolean")
 _SECRET_SET = """\
 select tallybook._provider_secret_set(cast(%(provider)s as text), cast(%(field)s as text),
   decode(cast(%(was)s as text), 'hex'), cast(%(key_id)s as text), decode(cast(%(nonce)s as text), 'hex'),
@@ -151,24 +147,22 @@ def routes(data_type: str | None = None) -> Call[list[Route]]:
 def set_(name: str, kind: str | None, settings: Mapping[str, Any] | None, active: bool | None) -> Call[str]:
     """Create or change a provider: created, changed or unchanged."""
     text = None if settings is None else json.dumps(settings, ensure_ascii=False, allow_nan=False)
-    params = {"name": name, "kind": kind, "settings": text, "active": _bool(active)}
-    return Call("provider_set", _SET, params, str)
+    return _SET.call(str, name=name, kind=kind, settings=text, active=active)
 
 
 def drop(name: str) -> Call[bool]:
     """Remove a provider with its secrets."""
-    return Call("provider_drop", _DROP, {"name": name}, bool)
+    return _DROP.call(bool, name=name)
 
 
 def route_set(data_type: str, provider: str, symbol: str | None, active: bool | None) -> Call[str]:
     """Create or change a route: created, changed or unchanged."""
-    params = {"data_type": data_type, "provider": provider, "symbol": symbol, "active": _bool(active)}
-    return Call("route_set", _ROUTE_SET, params, str, unknown=UnknownProvider)
+    return _ROUTE_SET.call(str, data_type=data_type, provider=provider, symbol=symbol, active=active)
 
 
 def route_drop(data_type: str, symbol: str | None) -> Call[bool]:
     """Remove a route."""
-    return Call("route_drop", _ROUTE_DROP, {"data_type": data_type, "symbol": symbol}, bool)
+    return _ROUTE_DROP.call(bool, data_type=data_type, symbol=symbol)
 
 
 def secret_set(place: Place, was: Sealed | None, sealed: Sealed, former: Sealed | None) -> Call[bool]:
@@ -216,10 +210,6 @@ def under_other_keys(key_id: str, after: Place | None) -> Call[list[tuple[Place,
 def keys_in_use(name: str | None = None) -> Call[dict[str, int]]:
     """How many secrets are encrypted with which key."""
     return Call("providers", _KEYS_IN_USE, {"name": name}, loads)
-
-
-def _bool(value: bool | None) -> str | None:
-    return None if value is None else str(value).lower()
 
 
 def _sealed(row: Mapping[str, str]) -> Sealed:

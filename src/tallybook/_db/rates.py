@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 
 from tallybook._db import breakers
-from tallybook._db.declared import Call
+from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import instant
 from tallybook._model.breaker import BreakerRule
@@ -29,13 +29,11 @@ __all__ = [
     "set_concurrency",
 ]
 
-_SET = """\
-select tallybook.rate_limit_set(name => cast(%(name)s as text), calls => cast(cast(%(calls)s as text) as int),
-  per => cast(cast(%(per)s as text) as interval), burst => cast(cast(%(burst)s as text) as int))"""
-_DROP = "select tallybook.rate_limit_drop(name => cast(%(name)s as text))"
-_PUSH = """\
-select cast(to_json(tallybook.rate_limit_push(name => cast(%(name)s as text),
-  until => cast(cast(%(until)s as text) as timestamptz))) as text)"""
+_SET = Declared("rate_limit_set(name text, calls int, per interval, burst int) -> text")
+_DROP = Declared("rate_limit_drop(name text) -> boolean")
+PUSH = Declared("rate_limit_push(name text, until timestamptz) -> timestamptz")
+_SET_CONCURRENCY = Declared("concurrency_limit_set(name text, most int) -> text")
+_DROP_CONCURRENCY = Declared("concurrency_limit_drop(name text) -> boolean")
 # Durations as numbers: what an interval looks like depends on the user's settings.
 _RATES = """\
 select cast(coalesce(json_agg(json_build_object(
@@ -45,9 +43,6 @@ select cast(coalesce(json_agg(json_build_object(
   from tallybook.rate as r where cast(%(name)s as text) is null or r.name = cast(%(name)s as text)"""
 NAMES = "select tallybook._limit_names()"
 REGISTER = "select tallybook._limits_register(%s::text, %s::jsonb)"
-_SET_CONCURRENCY = """\
-select tallybook.concurrency_limit_set(name => cast(%(name)s as text), most => cast(cast(%(most)s as text) as int))"""
-_DROP_CONCURRENCY = "select tallybook.concurrency_limit_drop(name => cast(%(name)s as text))"
 _CONCURRENCY = """\
 select cast(coalesce(json_agg(json_build_object(
   'name', c.name, 'rule', c.rule, 'most', c.most, 'held', c.held, 'waiting', c.waiting) order by c.name), '[]') as text)
@@ -56,19 +51,13 @@ select cast(coalesce(json_agg(json_build_object(
 
 def set_(rule: RateRule) -> Call[str]:
     """Make or change a rule: created, changed or unchanged."""
-    params = {
-        "name": rule.name,
-        "calls": str(rule.calls),
-        "per": format_duration(rule.per),
-        "burst": str(rule.burst),
-    }
-    return Call("rate_limit_set", _SET, params, str)
+    return _SET.call(str, name=rule.name, calls=rule.calls, per=format_duration(rule.per), burst=rule.burst)
 
 
 def drop(name: str) -> Call[bool]:
     """Remove a rule; False: there is none."""
     check_name("name", name, 200)
-    return Call("rate_limit_drop", _DROP, {"name": name}, bool)
+    return _DROP.call(bool, name=name)
 
 
 def push(name: str, until: datetime) -> Call[datetime]:
@@ -76,7 +65,7 @@ def push(name: str, until: datetime) -> Call[datetime]:
     check_name("name", name, 200)
     if not isinstance(until, datetime) or until.utcoffset() is None:
         raise ConfigError("until", until, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
-    return Call("rate_limit_push", _PUSH, {"name": name, "until": until.astimezone(UTC).isoformat()}, _instant)
+    return PUSH.call(_instant, name=name, until=until.astimezone(UTC).isoformat())
 
 
 def _instant(text: str) -> datetime:
@@ -108,13 +97,13 @@ def _infos(found: str) -> list[RateInfo]:
 
 def set_concurrency(rule: ConcurrencyRule) -> Call[str]:
     """Make or change a rule: created, changed or unchanged."""
-    return Call("concurrency_limit_set", _SET_CONCURRENCY, {"name": rule.name, "most": str(rule.most)}, str)
+    return _SET_CONCURRENCY.call(str, name=rule.name, most=rule.most)
 
 
 def drop_concurrency(name: str) -> Call[bool]:
     """Remove a rule; False: there is none."""
     check_name("name", name, 200)
-    return Call("concurrency_limit_drop", _DROP_CONCURRENCY, {"name": name}, bool)
+    return _DROP_CONCURRENCY.call(bool, name=name)
 
 
 def concurrency(name: str | None = None) -> Call[list[ConcurrencyInfo]]:

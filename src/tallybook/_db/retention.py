@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tallybook._db.declared import Call
+from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import instant
 from tallybook._model.durations import format_duration
@@ -15,12 +15,10 @@ __all__ = ["held", "retentions", "set_"]
 _RETENTIONS = """\
 select cast(coalesce(json_agg(json_build_object('name', r.class, 'keep', extract(epoch from r.keep), 'what', r.what)
   order by r.keep, r.class), '[]') as text) from tallybook.retentions as r"""
-_SET = """\
-select tallybook.retention_set(class => cast(%(name)s as text), keep => cast(cast(%(keep)s as text) as interval))"""
-_HELD = """\
-select cast(coalesce(json_agg(json_build_object('name', h.class, 'lower', cast(h.lower as text), 'upper', cast(h.upper as text),
-  'due_at', h.due_at, 'open_jobs', h.open_jobs, 'why', h.why) order by h.class, h.lower), '[]') as text)
-  from tallybook.held_ranges() as h"""
+_SET = Declared("retention_set(class text, keep interval) -> boolean")
+_HELD = Declared("""
+  held_ranges() -> rows (class text, lower xid8, upper xid8, due_at timestamptz, open_jobs bigint, why text)
+                   order by r.class, r.lower""")
 
 
 def retentions() -> Call[list[RetentionInfo]]:
@@ -36,18 +34,18 @@ def _infos(found: str) -> list[RetentionInfo]:
 
 def set_(name: str, keep: timedelta) -> Call[bool]:
     """Change how long something is kept; False: it was so already."""
-    return Call("retention_set", _SET, {"name": name, "keep": format_duration(keep)}, bool)
+    return _SET.call(bool, **{"class": name, "keep": format_duration(keep)})
 
 
 def held() -> Call[list[HeldRange]]:
     """The ranges of history that stay although their time is over."""
-    return Call("held_ranges", _HELD, {}, _ranges)
+    return _HELD.call(_ranges)
 
 
 def _ranges(found: str) -> list[HeldRange]:
     return [
         HeldRange(
-            name=row["name"],
+            name=row["class"],
             lower=int(row["lower"]),
             upper=None if row["upper"] is None else int(row["upper"]),
             due_at=instant(row["due_at"]),

@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from tallybook._db.declared import Call
+from tallybook._db.calls import ME
+from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import instant
 from tallybook._model.job import JobCall
@@ -112,21 +113,20 @@ class Fired:
     tick: datetime
 
 
-_SET = """\
-select tallybook.schedule_set(name => cast(%(name)s as text), task => cast(%(task)s as text),
-  args => cast(cast(%(args)s as text) as jsonb), cron => cast(%(cron)s as text),
-  every => cast(cast(%(every)s as text) as interval), tz => cast(%(tz)s as text), queue => cast(%(queue)s as text),
-  priority => cast(cast(%(priority)s as text) as int), max_attempts => cast(cast(%(max_attempts)s as text) as int),
-  jitter => cast(cast(%(jitter)s as text) as interval), missed => cast(%(missed)s as text),
-  catch_up => cast(cast(%(catch_up)s as text) as int), overlap => cast(cast(%(overlap)s as text) as boolean),
-  headers => cast(cast(%(headers)s as text) as jsonb), options => cast(cast(%(options)s as text) as jsonb),
-  query => cast(%(query)s as text))"""
-
-_DROP = "select tallybook.schedule_drop(name => cast(%(name)s as text))"
-_PAUSE = """\
-select tallybook.schedule_pause(name => cast(%(name)s as text), who => coalesce(cast(%(who)s as text), session_user))"""
-_RESUME = "select tallybook.schedule_resume(name => cast(%(name)s as text))"
-_RUN = "select cast(to_json(r) as text) from tallybook.schedule_run(name => cast(%(name)s as text)) as r"
+_SET = Declared(
+    """
+  schedule_set(name text, task text, args jsonb, cron text, every interval, tz text, queue text, priority int, max_attempts int,
+               jitter interval, missed text, catch_up int, overlap boolean, headers jsonb, options jsonb, query text)
+  -> text""",
+    unknown=UnknownSchedule,
+)
+_DROP = Declared("schedule_drop(name text) -> boolean")
+_PAUSE = Declared("schedule_pause(name text, who text) -> boolean", unknown=UnknownSchedule, who=ME)
+_RESUME = Declared("schedule_resume(name text) -> boolean", unknown=UnknownSchedule)
+_RUN = Declared(
+    "schedule_run(name text) -> row (what text, reason text, job_id bigint, jobs bigint, tick timestamptz)",
+    unknown=UnknownSchedule,
+)
 
 # Intervals in microseconds: what an interval looks like is a setting of the session.
 _ROW = """\
@@ -175,28 +175,27 @@ def _job(job: JobCall) -> dict[str, Any]:
 def set_(name: str, job: JobCall, timing: Timing, query: str | None = None) -> Call[str]:
     """Create or change a schedule in the database: created, changed or unchanged."""
     found = {"name": _named(name), **_job(job), **timing.columns(), "query": query}
-    params = {column: value if value is None else str(value) for column, value in found.items()}
-    return Call("schedule_set", _SET, params, str, unknown=UnknownSchedule)
+    return _SET.call(str, **found)
 
 
 def drop(name: str) -> Call[bool]:
     """Remove a schedule; False: there is none."""
-    return Call("schedule_drop", _DROP, {"name": _named(name)}, bool)
+    return _DROP.call(bool, name=_named(name))
 
 
 def pause(name: str, who: str | None) -> Call[bool]:
     """Pause a schedule; False: it was paused already."""
-    return Call("schedule_pause", _PAUSE, {"name": _named(name), "who": who}, bool, unknown=UnknownSchedule)
+    return _PAUSE.call(bool, name=_named(name), who=who)
 
 
 def resume(name: str) -> Call[bool]:
     """Let a schedule fire again; False: it was not paused."""
-    return Call("schedule_resume", _RESUME, {"name": _named(name)}, bool, unknown=UnknownSchedule)
+    return _RESUME.call(bool, name=_named(name))
 
 
 def run(name: str) -> Call[Fired]:
     """Fire a schedule now."""
-    return Call("schedule_run", _RUN, {"name": _named(name)}, _fired, unknown=UnknownSchedule)
+    return _RUN.call(_fired, name=_named(name))
 
 
 def listed() -> Call[list[ScheduleInfo]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tallybook._db.declared import Call
+from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import instant
 from tallybook._model.durations import format_duration
@@ -18,8 +18,7 @@ select cast(coalesce(json_agg(json_build_object(
   'name', s.name, 'every', extract(epoch from s.every), 'last_run_at', s.last_run_at,
   'last_took', extract(epoch from s.last_took), 'last_effect', s.last_effect) order by s.name), '[]') as text)
   from tallybook.services as s"""
-_EVERY = """\
-select tallybook.service_every(service => cast(%(service)s as text), every => cast(cast(%(every)s as text) as interval))"""
+_EVERY = Declared("service_every(service text, every interval) -> boolean")
 
 
 def services() -> Call[list[ServiceInfo]]:
@@ -29,7 +28,7 @@ def services() -> Call[list[ServiceInfo]]:
 
 def service_every(name: str, every: timedelta) -> Call[bool]:
     """How often a service is looked after at least; False: it was so already."""
-    return Call("service_every", _EVERY, {"service": name, "every": format_duration(every)}, bool)
+    return _EVERY.call(bool, service=name, every=format_duration(every))
 
 
 def _infos(found: str) -> list[ServiceInfo]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tallybook._db.declared import Call
+from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import instant
 from tallybook._model.options import check_name, text_problem
@@ -15,20 +15,16 @@ from tallybook.errors import ConfigError, InvalidArgument
 
 __all__ = ["trace", "why"]
 
-_WHY = """\
-select cast(coalesce(json_agg(r), '[]') as text) from tallybook.why(job_id => cast(cast(%(job_id)s as text) as bigint)) as r"""
-
-_TRACE = """\
-select cast(coalesce(json_agg(r), '[]') as text) from tallybook.trace(
-  subject => cast(%(subject)s as text), unique_key => cast(%(unique_key)s as text),
-  links => cast(cast(%(links)s as text) as jsonb), job => cast(cast(%(job)s as text) as bigint),
-  task => cast(%(task)s as text), max_events => cast(cast(%(max_events)s as text) as int),
-  newest_first => cast(cast(%(newest_first)s as text) as boolean)) as r"""
+_WHY = Declared("why(job_id bigint) -> rows (state text, reason text, explanation text, details jsonb)")
+_TRACE = Declared("""
+  trace(subject text, unique_key text, links jsonb, job bigint, task text, max_events int, newest_first boolean)
+  -> rows (at timestamptz, job_id bigint, queue text, task_name text, attempt int, event text, worker text, details jsonb,
+           error jsonb)""")
 
 
 def why(job_id: int) -> Call[list[Reason]]:
     """Why a job does not run; one that there is not has a reason, too."""
-    return Call("why", _WHY, {"job_id": str(job_id)}, lambda found: [Reason(**row) for row in loads(found)])
+    return _WHY.call(lambda found: [Reason(**row) for row in loads(found)], job_id=job_id)
 
 
 def trace(
@@ -48,16 +44,16 @@ def trace(
         raise ConfigError("max_events", max_events, "is a whole number from 1 to 10000")
     if task is not None:
         check_name("task", task, 200)
-    params = {
-        "subject": _text("subject", subject),
-        "unique_key": _text("unique", unique),
-        "links": None if links is None else json.dumps(checked_links(links)),
-        "job": None if job is None else str(job),
-        "task": task,
-        "max_events": str(max_events),
-        "newest_first": "true" if newest_first else "false",
-    }
-    return Call("trace", _TRACE, params, lambda found: [_event(row) for row in loads(found)])
+    return _TRACE.call(
+        lambda found: [_event(row) for row in loads(found)],
+        subject=_text("subject", subject),
+        unique_key=_text("unique", unique),
+        links=None if links is None else json.dumps(checked_links(links)),
+        job=job,
+        task=task,
+        max_events=max_events,
+        newest_first=bool(newest_first),
+    )
 
 
 def _event(row: dict[str, Any]) -> TraceEvent:
