@@ -14,7 +14,7 @@ import click
 
 from tallybook._cli.common import Conn, agreed, connect, dsn_option, json_option, print_json, print_table, working
 from tallybook._cli.text import clean, local
-from tallybook._db import calls, queues, sync
+from tallybook._db import calls, counting, queues, sync
 from tallybook._db.declared import Call
 from tallybook._db.stored import loads
 from tallybook._model.queue import Truncated
@@ -163,9 +163,9 @@ def truncate(
 
 
 _OPEN = ("available", "scheduled", "retrying", "waiting")
-_HOLDS = """\
+_HOLDS = f"""\
 select coalesce(sum((to_jsonb(c) ->> s.state)::bigint), 0)
-  from tallybook.counts() c cross join unnest(%s::text[]) s(state) where c.queue = %s"""
+  from {counting.COUNTS.called()} c cross join unnest(%s::text[]) s(state) where c.queue = %s"""  # noqa: S608
 
 
 def _holds(conn: Conn, name: str, states: Sequence[str]) -> str:

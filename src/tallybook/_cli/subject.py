@@ -22,7 +22,7 @@ from tallybook._cli.subject_file import rows_of
 from tallybook._cli.text import clean, json_safe, local
 from tallybook._db import subjects, sync
 from tallybook._db.stored import loads
-from tallybook._db.subjects import PARAMETERS, STATES
+from tallybook._db.subjects import LISTED, STATES
 from tallybook._model.options import Options, check_name
 from tallybook._model.subject import SubjectCall, SubjectReport, check_subject
 
@@ -35,8 +35,7 @@ _LOOKED = 1_000_000
 
 _LIST = f"""\
 select l.subject, l.cursor, (select to_json(s)::text from tallybook.subject s where s.task = l.task_name and s.subject = l.subject)
-  from tallybook.subjects(
-{PARAMETERS}) with ordinality as l order by l.ordinality"""  # noqa: S608
+  from {LISTED.called()} with ordinality as l order by l.ordinality"""  # noqa: S608
 
 _SHOW = "select to_json(s)::text from tallybook.subject s where s.task = %s and s.subject = %s"
 

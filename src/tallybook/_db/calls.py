@@ -18,6 +18,7 @@ __all__ = [
     "ME",
     "RUN_AT",
     "RUN_ATS",
+    "STATE",
     "cancel",
     "enqueue",
     "enqueue_many",
@@ -44,7 +45,7 @@ _ENQUEUE_MORE = Declared(
     f"enqueue({_JOB}, order_key text, expires_at timestamptz, options jsonb) -> bigint", run_at=RUN_AT
 )
 _ENQUEUE_MANY = Declared(f"enqueue_many({JOBS}) -> row (job_ids bigint[], created boolean[])", run_ats=RUN_ATS)
-_STATE = Declared("state(job_id bigint) -> text")
+STATE = Declared("state(job_id bigint) -> text")
 _CANCEL = Declared("cancel(job_id bigint, reason text) -> text")
 _RETRY = Declared("retry(job_id bigint) -> int")
 _PAUSE = Declared("pause(queue text, who text) -> boolean", unknown=UnknownQueue, who=ME)
@@ -122,7 +123,7 @@ def get(job_id: int) -> Call[JobInfo]:
 
 def state(job_id: int) -> Call[str]:
     """The state of one job; UnknownJob if there is none."""
-    return _STATE.call(partial(_known_state, job_id), job_id=job_id)
+    return STATE.call(partial(_known_state, job_id), job_id=job_id)
 
 
 def _known_state(job_id: int, found: str | None) -> str:

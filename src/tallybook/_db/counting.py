@@ -32,10 +32,10 @@ __all__ = [
 T = TypeVar("T")
 Since = datetime | timedelta | str
 
-_COUNTS = Declared("""
+COUNTS = Declared("""
   counts()
-  -> rows (queue text, task text, scheduled bigint, retrying bigint, waiting bigint, available bigint, running bigint, dead bigint,
-           completed bigint, failed bigint, snoozed bigint, cancelled bigint, lost bigint, moved bigint, died bigint)
+  -> rows (queue task text,
+           scheduled retrying waiting available running dead completed failed snoozed cancelled lost moved died bigint)
      order by r.queue, r.task""")
 _THROUGHPUT = Declared("""
   throughput(span interval)
@@ -69,7 +69,7 @@ _KEEP = Declared("series_keep(step int, keep interval) -> boolean")
 
 def counts() -> Call[list[Counts]]:
     """Every queue and task that was ever used."""
-    return _COUNTS.call(_rows(lambda row: Counts(**row)))
+    return COUNTS.call(_rows(lambda row: Counts(**row)))
 
 
 def throughput(span: timedelta | str) -> Call[list[Throughput]]:

@@ -13,8 +13,8 @@ run it on the user's own connection, on every driver, whatever its settings are.
 
 Arrays are sent as PostgreSQL's array literal, which takes a fifth of the time of the drivers' list adaptation.
 
-A worker has connections of its own, all of psycopg: `CANCEL.worker()` is a statement with `%s`, or with `$1`, for values in
-the declared order. tests/test_declared.py holds each declaration against pg_proc.
+A worker has connections of its own, all of psycopg: `CANCEL.worker` is a statement with `%s`, for values in the declared
+order. tests/test_declared.py holds each declaration against pg_proc.
 """
 
 from __future__ import annotations
@@ -138,16 +138,18 @@ class Declared:
             f"tallybook.{self.name}({', '.join(f'{name} => {_VALUE.sub(value, sent[name])}' for name in self.params)})"
         )
 
-    def worker(self, columns: str | None = None, dialect: str = "order") -> str:
-        """The statement of a worker, with these columns, or as they are declared."""
-        if not self.columns:
-            return f"select {self.called(dialect)}"
-        return f"select {columns or ', '.join(self.columns)} from {self.called(dialect)}"  # noqa: S608
+    @cached_property
+    def worker(self) -> str:
+        """The statement of a worker, with `%s`."""
+        return self.select(", ".join(self.columns)) if self.columns else f"select {self.called('order')}"
+
+    def select(self, columns: str, dialect: str = "order") -> str:
+        """The same with these columns."""
+        return f"select {columns} from {self.called(dialect)}"  # noqa: S608
 
 
 def _columns(listed: str) -> dict[str, str]:
-    pairs = (one.split(maxsplit=1) for one in listed.split(",") if one.strip())
-    return {name: kind.strip() for name, kind in pairs}
+    return {name: kind for one in listed.split(",") if one.strip() for *names, kind in [one.split()] for name in names}
 
 
 def _text(value: Value) -> str | None:

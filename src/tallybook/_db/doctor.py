@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 
 from tallybook._db import migrate
+from tallybook._db.declared import Declared
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.policy import first_line
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler
@@ -30,7 +31,7 @@ PATIENCE = timedelta(seconds=5)
 _RECOUNT = timedelta(minutes=10)
 
 Conn = psycopg.Connection[Any]
-_GROUP = "select d.name, d.level, d.finding, d.advice, d.details from tallybook.doctor(about => %s) d"
+_DOCTOR = Declared("doctor(about text) -> rows (name text, level text, finding text, advice text, details jsonb)")
 _EXISTS = "select to_regprocedure('tallybook.doctor(text, timestamptz)') is not null"
 _LIMITS = "select set_config('statement_timeout', %s, true), set_config('lock_timeout', '1s', true), set_config('jit', 'off', true)"
 _OLDEST = 150000
@@ -100,7 +101,7 @@ def _group(conn: Conn, *, group: str, verify: bool) -> list[Finding]:
     if group == "counters" and not verify:
         rows = conn.execute("select * from tallybook._doctor_counters(false)").fetchall()
     else:
-        rows = conn.execute(_GROUP, (group,)).fetchall()
+        rows = conn.execute(_DOCTOR.worker, (group,)).fetchall()
     return [
         Finding(name=name, level=level, finding=text, advice=advice, details=more)
         for name, level, text, advice, more in rows

@@ -2,95 +2,93 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 
-from tallybook._db.declared import Call
-
-__all__ = ["atomic_cancelled", "atomic_complete", "atomic_dead", "atomic_fail", "atomic_snooze", "complete"]
+from tallybook._db.declared import Call, Declared
 
 Attempt = tuple[str, int, int]
 """Lease, job, attempt: what every end names."""
 
-_COMPLETE = """\
-select tallybook.complete(cast(cast(%(lease)s as text) as uuid), cast(cast(%(job_id)s as text) as bigint),
-  cast(cast(%(attempt)s as text) as int), cast(cast(%(result)s as text) as jsonb))"""
-
-# `left`: the handler has left the transaction that it was given; nothing may be ended in another one.
-_ATOMIC_COMPLETE = """\
-select case when not tallybook._atomic() then 'left'
-  when tallybook.complete(cast(cast(%(lease)s as text) as uuid), cast(cast(%(job_id)s as text) as bigint),
-    cast(cast(%(attempt)s as text) as int)) then 'completed' else 'refused' end"""
-
-# By complete_many, which also takes the reason why there is no result.
-_ATOMIC_COMPLETE_WITH = """\
-select case when not tallybook._atomic() then 'left'
-  when tallybook.complete_many(array[cast(cast(%(lease)s as text) as uuid)], array[cast(cast(%(job_id)s as text) as bigint)],
-    array[cast(cast(%(attempt)s as text) as int)], array[cast(%(result)s as text)]) = '{}' then 'completed' else 'refused' end"""
-
-_ATOMIC_SNOOZE = """\
-select case when not tallybook._atomic() then 'left'
-  else tallybook.snooze(cast(cast(%(lease)s as text) as uuid), cast(cast(%(job_id)s as text) as bigint),
-    cast(cast(%(attempt)s as text) as int), cast(cast(%(delay)s as text) as interval)) end"""
-
-_ATOMIC_CANCELLED = """\
-select case when not tallybook._atomic() then 'left'
-  else tallybook.cancel_running(cast(cast(%(lease)s as text) as uuid), cast(cast(%(job_id)s as text) as bigint),
-    cast(cast(%(attempt)s as text) as int), cast(%(reason)s as text)) end"""
-
-_ATOMIC_DEAD = """\
-select case when not tallybook._atomic() then 'left'
-  else tallybook.fail(cast(cast(%(lease)s as text) as uuid), cast(cast(%(job_id)s as text) as bigint),
-    cast(cast(%(attempt)s as text) as int), cast(cast(%(error)s as text) as jsonb), final => true) end"""
-
-
-_ATOMIC_FAIL = """\
-select case when not tallybook._atomic() then 'left'
-  else tallybook.fail(cast(cast(%(lease)s as text) as uuid), cast(cast(%(job_id)s as text) as bigint),
-    cast(cast(%(attempt)s as text) as int), cast(cast(%(error)s as text) as jsonb),
-    retry_in => cast(cast(%(retry_in)s as text) as interval), max_attempts => cast(cast(%(limit)s as text) as int),
-    final => cast(cast(%(final)s as text) as boolean)) end"""
-
-
-def _params(attempt: Attempt) -> dict[str, str | None]:
-    lease, job_id, number = attempt
-    return {"lease": lease, "job_id": str(job_id), "attempt": str(number)}
+ATTEMPT = "lease uuid, job_id bigint, attempt int"
+COMPLETE = Declared(f"complete({ATTEMPT}, result jsonb) -> boolean")
+COMPLETE_MANY = Declared("complete_many(leases uuid[], job_ids bigint[], attempts int[]) -> bigint[]")
+COMPLETE_MANY_WITH = Declared(
+    "complete_many(leases uuid[], job_ids bigint[], attempts int[], results text[]) -> bigint[]"
+)
+FAIL = Declared(f"fail({ATTEMPT}, error jsonb, retry_in interval, max_attempts int, final boolean) -> text")
+SNOOZE = Declared(f"snooze({ATTEMPT}, delay interval) -> text")
+CANCEL_RUNNING = Declared(f"cancel_running({ATTEMPT}, reason text) -> text", verb="cancelled")
+CRASH = Declared(f"crash({ATTEMPT}, error jsonb) -> text")
+UNCLAIM = Declared(f"unclaim({ATTEMPT}, delay interval) -> text")
+MOVE = Declared(f"move({ATTEMPT}) -> text")
+ENDED = Declared(f"ended({ATTEMPT}) -> text")
 
 
 def complete(attempt: Attempt, result: str | None = None) -> Call[bool]:
     """End an attempt as completed, with a result as JSON text; False: refused, it has ended otherwise."""
-    return Call("complete", _COMPLETE, {**_params(attempt), "result": result}, bool)
+    return COMPLETE.call(bool, **named(attempt), result=result)
 
 
 def atomic_complete(attempt: Attempt, result: str | None) -> Call[str]:
     """The same in an atomic task's transaction: completed, refused or left. The result is as in complete_many."""
     if result is None:
-        return Call("complete", _ATOMIC_COMPLETE, _params(attempt), str)
-    return Call("complete", _ATOMIC_COMPLETE_WITH, {**_params(attempt), "result": result}, str)
+        return Call("complete", _completed(), named(attempt), str)
+    return Call("complete", _completed_with(), {**named(attempt), "result": result}, str)
 
 
 def atomic_snooze(attempt: Attempt, seconds: float) -> Call[str]:
     """Run the job again after so many seconds: scheduled, available, refused or left."""
-    return Call("snooze", _ATOMIC_SNOOZE, {**_params(attempt), "delay": f"{seconds:.6f} s"}, str)
+    return atomic(SNOOZE, attempt, delay=f"{seconds:.6f} s")
 
 
 def atomic_cancelled(attempt: Attempt, reason: str | None) -> Call[str]:
     """End the attempt as cancelled: cancelled, refused or left."""
-    return Call("cancelled", _ATOMIC_CANCELLED, {**_params(attempt), "reason": reason}, str)
+    return atomic(CANCEL_RUNNING, attempt, reason=reason)
 
 
 def atomic_dead(attempt: Attempt, error: str) -> Call[str]:
     """Give the job up, with an error as JSON text: dead, refused or left."""
-    return Call("fail", _ATOMIC_DEAD, {**_params(attempt), "error": error}, str)
+    return atomic(FAIL, attempt, error=error, final="true")
 
 
 def atomic_fail(
     attempt: Attempt, error: str, retry_in: timedelta | None, limit: int | None, *, final: bool
 ) -> Call[str]:
     """End the attempt as failed, its writes committed: scheduled, available, dead, refused or left."""
-    more = {
-        "error": error,
-        "retry_in": None if retry_in is None else f"{retry_in.total_seconds():.6f} s",
-        "limit": None if limit is None else str(limit),
-        "final": str(final).lower(),
-    }
-    return Call("fail", _ATOMIC_FAIL, {**_params(attempt), **more}, str)
+    delay = None if retry_in is None else f"{retry_in.total_seconds():.6f} s"
+    return atomic(FAIL, attempt, error=error, retry_in=delay, max_attempts=limit, final=final)
+
+
+def named(attempt: Attempt) -> dict[str, str]:
+    """As every end takes it."""
+    lease, job_id, number = attempt
+    return {"lease": lease, "job_id": str(job_id), "attempt": str(number)}
+
+
+def atomic(verb: Declared, attempt: Attempt, **values: str | int | None) -> Call[str]:
+    """An end in the transaction of an atomic task; "left" where the handler has left it: nothing may be ended in another."""
+    return replace(verb.call(str, **named(attempt), **values), sql=_unless_left(verb))
+
+
+@cache
+def _unless_left(verb: Declared) -> str:
+    return _UNLESS_LEFT.format(verb.called())
+
+
+@cache
+def _completed() -> str:
+    return _UNLESS_LEFT.format(_ANSWERED.format(COMPLETE.called(result="null")))
+
+
+@cache
+def _completed_with() -> str:
+    # By complete_many, which also takes the reason why there is no result.
+    one = {"leases": "array[{lease:uuid}]", "job_ids": "array[{job_id:bigint}]", "attempts": "array[{attempt:int}]"}
+    many = COMPLETE_MANY_WITH.called(**one, results="array[{result:text}]")
+    return _UNLESS_LEFT.format(_ANSWERED.format(f"{many} = '{{}}'"))
+
+
+_UNLESS_LEFT = "select case when not tallybook._atomic() then 'left' else {} end"
+_ANSWERED = "case when {} then 'completed' else 'refused' end"

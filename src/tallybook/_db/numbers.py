@@ -10,6 +10,8 @@ from typing import Any, Generic, TypeVar
 
 import psycopg
 
+from tallybook._db.counting import COUNTS
+from tallybook._db.declared import Declared
 from tallybook._db.policy import first_line
 from tallybook._model.exposition import COLUMNS, Numbers
 from tallybook.errors import QueueUnavailable
@@ -22,11 +24,10 @@ FRESH = 1.0
 """For so long an answer of the database serves all who ask, also that it did not answer."""
 ANSWER = 3.0
 """So long the database may take."""
-_COUNTS = f"select queue, task, {', '.join(COLUMNS)} from tallybook.counts()"  # noqa: S608 - names of ours
-_AGES = (
-    "select queue, state, greatest(0, extract(epoch from clock_timestamp() - oldest_run_at))::float8"
-    " from tallybook.backlog() where isfinite(oldest_run_at)"
-)
+_COUNTS = COUNTS.select(f"queue, task, {', '.join(COLUMNS)}")
+_BACKLOG = Declared("backlog() -> rows (queue text, state text, oldest_run_at timestamptz)")
+_AGE = "greatest(0, extract(epoch from clock_timestamp() - oldest_run_at))::float8"
+_AGES = f"{_BACKLOG.select(f'queue, state, {_AGE}')} where isfinite(oldest_run_at)"
 _LIMIT = "select set_config('statement_timeout', %s, true)"
 Rows = list[tuple[Any, ...]]
 T = TypeVar("T")

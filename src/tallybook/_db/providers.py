@@ -67,9 +67,7 @@ class Listed:
 
 _READ = "select cast(tallybook._provider_read(cast(%(name)s as text)) as text)"
 # One statement, so that what the route says and the provider are of one snapshot.
-_RESOLVE = """\
-select cast(tallybook._provider_read(tallybook.provider_resolve(
-  data_type => cast(%(data_type)s as text), symbol => cast(%(symbol)s as text))) as text)"""
+_RESOLVE = Declared("provider_resolve(data_type text, symbol text) -> text")
 _ACTIVE = """\
 select cast(coalesce(json_agg(tallybook._provider_read(p.name) order by p.name), '[]') as text)
   from tallybook.providers as p where p.active"""
@@ -120,7 +118,12 @@ def read(name: str) -> Call[Stored | None]:
 
 def resolve(data_type: str, symbol: str | None) -> Call[Stored | None]:
     """The provider that the routes say; None: none."""
-    return Call("provider_resolve", _RESOLVE, {"data_type": data_type, "symbol": symbol}, _stored_or_none)
+    return Call(
+        "provider_resolve",
+        f"select cast(tallybook._provider_read({_RESOLVE.called()}) as text)",
+        {"data_type": data_type, "symbol": symbol},
+        _stored_or_none,
+    )
 
 
 def active() -> Call[list[Stored]]:

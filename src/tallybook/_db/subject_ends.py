@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from tallybook._db.declared import Call
+from tallybook._db.declared import Call, Declared
+from tallybook._db.ends import ATTEMPT, atomic, named
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
 
 __all__ = ["SubjectEnd", "subject_end"]
 
 
+_VERBS = {
+    "reschedule": f"({ATTEMPT}, run_at timestamptz, run_in interval, args jsonb, version int)",
+    "complete": f"({ATTEMPT}, args jsonb, version int)",
+    "drop": f"({ATTEMPT})",
+    "kill": f"({ATTEMPT}, reason text, args jsonb, version int)",
+}
+VERBS = {name: Declared(f"subject_{name}{params} -> text", verb=name) for name, params in _VERBS.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class SubjectEnd:
-    """One verb with its values; each is named, with its type and its text, after lease, job and attempt."""
+    """One verb with its values by name, after lease, job and attempt; those that are not given are null."""
 
     verb: str
-    given: Sequence[tuple[str, str, str | None]]
+    given: Mapping[str, str | None]
     wake_in: timedelta | None = None
 
     @property
     def sql(self) -> str:
         """With psycopg's placeholders; the first three parameters are lease, job and attempt."""
-        rest = "".join(f", {name} => %s::{kind}" for name, kind, _ in self.given)
-        return f"select tallybook.subject_{self.verb}(%s::uuid, %s::bigint, %s::int{rest})"
+        return VERBS[self.verb].worker
 
     @property
     def values(self) -> tuple[str | None, ...]:
         """Of the parameters that follow."""
-        return tuple(value for _, _, value in self.given)
+        return tuple(map(self.given.get, list(VERBS[self.verb].params)[3:]))
 
     @property
     def state(self) -> str:
@@ -45,37 +54,29 @@ class SubjectEnd:
 
     def call(self, attempt: tuple[str, int, int]) -> Call[str]:
         """For a transaction of the handler's own, on any driver."""
-        return self._call(attempt, "select {}")
+        return VERBS[self.verb].call(str, **named(attempt), **self.given)
 
     def atomic(self, attempt: tuple[str, int, int]) -> Call[str]:
         """For the transaction of an atomic task; "left" where the handler has left it."""
-        return self._call(attempt, "select case when not tallybook._atomic() then 'left' else {} end")
-
-    def _call(self, attempt: tuple[str, int, int], around: str) -> Call[str]:
-        rest = "".join(f", {name} => cast(cast(%({name})s as text) as {kind})" for name, kind, _ in self.given)
-        sql = around.format(
-            f"tallybook.subject_{self.verb}(cast(cast(%(lease)s as text) as uuid),"
-            f" cast(cast(%(job_id)s as text) as bigint), cast(cast(%(attempt)s as text) as int){rest})"
-        )
-        lease, job_id, number = attempt
-        params = {"lease": lease, "job_id": str(job_id), "attempt": str(number)}
-        return Call(self.verb, sql, {**params, **{name: value for name, _, value in self.given}}, str)
+        return atomic(VERBS[self.verb], attempt, **self.given)
 
 
 def subject_end(outcome: SubjectOutcome, args: str | None, version: int) -> SubjectEnd:
     """The verb for an outcome; `args` as JSON text, of this version, where there are new ones."""
-    new_args = (("args", "jsonb", args), ("version", "int", str(version))) if args is not None else ()
+    new_args = {} if args is None else {"args": args, "version": str(version)}
     match outcome:
         case Reschedule():
             run_at, run_in = outcome.run_at, outcome.run_in
-            when = ("run_in", "interval", f"{run_in.total_seconds():.6f} s") if run_in is not None else None
-            at = ("run_at", "timestamptz", run_at.isoformat()) if run_at is not None else None
-            return SubjectEnd("reschedule", (*filter(None, (when, at)), *new_args), outcome.delay)
+            when = {
+                "run_at": None if run_at is None else run_at.isoformat(),
+                "run_in": None if run_in is None else f"{run_in.total_seconds():.6f} s",
+            }
+            return SubjectEnd("reschedule", {**when, **new_args}, outcome.delay)
         case Complete():
             return SubjectEnd("complete", new_args)
         case Drop():
-            return SubjectEnd("drop", ())
+            return SubjectEnd("drop", {})
         case Kill():
-            return SubjectEnd("kill", (("reason", "text", outcome.reason or None), *new_args))
+            return SubjectEnd("kill", {"reason": outcome.reason or None, **new_args})
         case _:
             raise TypeError(f"{type(outcome).__name__} is none of Reschedule, Complete, Drop, Kill")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
-from tallybook._db.declared import Call
+from tallybook._db.calls import RUN_AT
+from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import instant, text_array
 from tallybook._model.options import Options, text_problem
@@ -29,21 +30,24 @@ __all__ = [
     "upsert_many",
 ]
 
-# Every parameter is text, and delays are added by the server's clock.
-_RUN_AT = """coalesce(cast(cast(%(run_at)s as text) as timestamptz),
-                     clock_timestamp() + cast(cast(%(delay)s as text) as interval))"""
-_COMMON = """priority => cast(cast(%(priority)s as text) as int),
-  max_attempts => cast(cast(%(max_attempts)s as text) as int), headers => cast(cast(%(headers)s as text) as jsonb),
-  options => cast(cast(%(options)s as text) as jsonb)"""
-_NAMED = f"""queue => cast(%(queue)s as text), task => cast(%(task)s as text), subject => cast(%(subject)s as text),
-  args => cast(cast(%(args)s as text) as jsonb), run_at => {_RUN_AT}, {_COMMON}"""
-
-_PUSH = f"select cast(to_json(r) as text) from tallybook.subject_push(\n  {_NAMED}) as r"  # noqa: S608
-_UPSERT = f"select cast(to_json(r) as text) from tallybook.subject_upsert(\n  {_NAMED}) as r"  # noqa: S608
-_APPEND = f"""\
-select cast(to_json(r) as text) from tallybook.subject_append(
-  queue => cast(%(queue)s as text), task => cast(%(task)s as text), args => cast(cast(%(args)s as text) as jsonb),
-  {_COMMON}) as r"""  # noqa: S608
+_JOB = "priority int, max_attempts int, headers jsonb, options jsonb"
+_NAMED = f"queue text, task text, subject text, args jsonb, run_at timestamptz, {_JOB}"
+_MOVED = "report text, old_run_at timestamptz, new_run_at timestamptz"
+_PUSH = Declared(f"subject_push({_NAMED}) -> row (job_id bigint, created boolean)", run_at=RUN_AT)
+_UPSERT = Declared(f"subject_upsert({_NAMED}) -> row (job_id bigint, {_MOVED})", run_at=RUN_AT)
+_APPEND = Declared(f"subject_append(queue text, task text, args jsonb, {_JOB}) -> row (job_id bigint, subject text)")
+_PLURALS = """\
+queue text, task text, subjects text[], args text[], run_ats timestamptz[], priorities int[], options text[], max_attempts int,
+headers text[]"""
+_PUSH_MANY = Declared(f"subject_push_many({_PLURALS}) -> rows (subject text, job_id bigint, {_MOVED})")
+_UPSERT_MANY = Declared(f"subject_upsert_many({_PLURALS}) -> rows (subject text, job_id bigint, {_MOVED})")
+_MOVE = Declared("subject_move(task text, subject text, run_at timestamptz) -> text")
+_FORGET = Declared("subject_forget(task text, subject text) -> text")
+LISTED = Declared("""
+  subjects(task text, queue text, states text[], prefix text, after text, max_subjects int, max_looked int)
+  -> rows (task_name text, subject text, job_id bigint, queue_name text, state text, priority int, args jsonb, iterations int,
+           failures int, attempts int, next_run_at timestamptz, last_at timestamptz, last_error text, error jsonb,
+           made_at timestamptz, ended_at timestamptz, cursor text)""")
 
 # One call a queue, task and limit, all in one statement; its rows come in the order of the subjects that it was given.
 _MANY = """\
@@ -61,37 +65,25 @@ select cast(coalesce(json_agg(json_build_object('n', g.ns[u.n], 'subject', u.sub
                   cast(cast(%(max_attempts)s as text) as int[]), cast(cast(%(headers)s as text) as text[]))
              with ordinality as r(queue, task, subject, args, run_at, delay, priority, options, max_attempts, headers, n)
      group by r.queue, r.task, r.max_attempts order by r.queue, r.task, r.max_attempts offset 0) as g
-  cross join lateral tallybook.subject_{verb}_many(queue => g.queue, task => g.task, subjects => g.subjects,
-    args => g.args, run_ats => g.run_ats, priorities => g.priorities, options => g.options,
-    max_attempts => g.max_attempts, headers => g.headers)
+  cross join lateral {called}
     with ordinality as u(subject, job_id, report, old_run_at, new_run_at, n)"""
-_PUSH_MANY, _UPSERT_MANY = _MANY.replace("{verb}", "push"), _MANY.replace("{verb}", "upsert")
 
 _GET = """\
 select cast(to_json(s) as text) from tallybook.subject as s
  where s.task = cast(%(task)s as text) and s.subject = cast(%(subject)s as text)"""
-_MOVE = """\
-select tallybook.subject_move(task => cast(%(task)s as text), subject => cast(%(subject)s as text),
-                              run_at => cast(cast(%(run_at)s as text) as timestamptz))"""
 STATES = ("planned", "pending", "active", "completed", "killed", "dead")
 MOST = 1000
 _LOOKED = 50_000
-PARAMETERS = """\
-  task => cast(%(task)s as text), queue => cast(%(queue)s as text), states => cast(cast(%(states)s as text) as text[]),
-  prefix => cast(%(prefix)s as text), after => cast(%(after)s as text),
-  max_subjects => cast(cast(%(max_subjects)s as text) as int), max_looked => cast(cast(%(max_looked)s as text) as int)"""
-_LISTED = f"select cast(coalesce(json_agg(r), '[]') as text) from tallybook.subjects(\n{PARAMETERS}) as r"  # noqa: S608
-_FORGET = "select tallybook.subject_forget(task => cast(%(task)s as text), subject => cast(%(subject)s as text))"
 
 
 def push(call: SubjectCall) -> Call[SubjectReport]:
     """Make the subject, unless there is one of this name."""
-    return Call("subject_push", _PUSH, _params(call), partial(_pushed, call.name))
+    return _PUSH.call(partial(_pushed, call.name), **_params(call))
 
 
 def upsert(call: SubjectCall) -> Call[SubjectReport]:
     """Make the subject, or change it unless it runs."""
-    return Call("subject_upsert", _UPSERT, _params(call), partial(_report, call.name))
+    return _UPSERT.call(partial(_report, call.name), **_params(call))
 
 
 def append(task: str, args: str, options: Options) -> Call[SubjectReport]:
@@ -99,17 +91,22 @@ def append(task: str, args: str, options: Options) -> Call[SubjectReport]:
     params = _params(SubjectCall(task, "", args, options))
     for name in ("subject", "run_at", "delay"):
         del params[name]
-    return Call("subject_append", _APPEND, params, partial(_pushed, ""))
+    return _APPEND.call(partial(_pushed, ""), **params)
 
 
 def push_many(calls: Sequence[SubjectCall]) -> Call[list[SubjectReport]]:
     """Make those subjects that there are not."""
-    return Call("subject_push_many", _PUSH_MANY, _columns(calls), _reports)
+    return Call("subject_push_many", _many(_PUSH_MANY), _columns(calls), _reports)
 
 
 def upsert_many(calls: Sequence[SubjectCall]) -> Call[list[SubjectReport]]:
     """Make or change these subjects, the running ones apart."""
-    return Call("subject_upsert_many", _UPSERT_MANY, _columns(calls), _reports)
+    return Call("subject_upsert_many", _many(_UPSERT_MANY), _columns(calls), _reports)
+
+
+@cache
+def _many(verb: Declared) -> str:
+    return _MANY.replace("{called}", verb.called(**{name: f"g.{name}" for name in verb.params}))
 
 
 def get(task: str, name: str) -> Call[SubjectInfo | None]:
@@ -119,15 +116,14 @@ def get(task: str, name: str) -> Call[SubjectInfo | None]:
 
 def forget(task: str, name: str) -> Call[str]:
     """Let the name be free: forgotten, active, or unknown."""
-    return Call("subject_forget", _FORGET, {"task": task, "subject": name}, str)
+    return _FORGET.call(str, task=task, subject=name)
 
 
 def move(task: str, name: str, run_at: datetime) -> Call[str]:
     """Let a planned subject run at another time: moved, or the state that it has instead."""
     if run_at.utcoffset() is None:
         raise ConfigError("run_at", run_at, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
-    given = {"task": task, "subject": name, "run_at": run_at.astimezone(UTC).isoformat()}
-    return Call("subject_move", _MOVE, given, str)
+    return _MOVE.call(str, task=task, subject=name, run_at=run_at.astimezone(UTC).isoformat())
 
 
 def listed(
@@ -143,7 +139,7 @@ def listed(
     params = list_params(
         task=task, queue=queue, states=states, prefix=prefix, after=after, max_subjects=max_subjects, max_looked=_LOOKED
     )
-    return Call("subjects", _LISTED, params, _page)
+    return LISTED.call(_page, **params)
 
 
 def list_params(

@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 
+from tallybook._db.declared import Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import instant
 
@@ -48,11 +49,15 @@ select json_build_object(
      select * from tallybook.{failures}(50)) x))::text"""
 # Since when the oldest could run is looked for in the 200 fullest queues: more than a screen shows.
 # What workers have ended since their last heartbeat is read beside what they run: some 10 s of work.
-_RUNNING = """\
-with r as materialized (select r.*, row_number() over () as n from tallybook.running(max_jobs => 10000) r)
+RUNNING = Declared("""
+  running(max_jobs int, of_worker int)
+  -> rows (job_id bigint, attempt int, queue text, task text, worker_id int, worker text, started_at timestamptz)""")
+_RUNNING = f"""\
+with r as materialized (
+  select r.*, row_number() over () as n from {RUNNING.called(max_jobs="10000", of_worker="null")} r)
 select json_build_object(
   'running', (select count(*) from r), 'longest', (select json_agg(r order by r.n) from r where r.n <= 50),
-  'workers', (select json_agg(x) from (select r.worker_id, count(*) as jobs from r group by r.worker_id) x))::text"""
+  'workers', (select json_agg(x) from (select r.worker_id, count(*) as jobs from r group by r.worker_id) x))::text"""  # noqa: S608
 _SHARE = 20
 """What runs is looked at again when this many times as long has passed as the look took: 5 % of a core, however busy it is."""
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import psycopg
 
+from tallybook._db.declared import Declared
 from tallybook._db.link import Link
 from tallybook._upkeep.service import REFUSED, Service
 
-_PLACES = "select released, remain from tallybook.concurrency_release(%s::text[], as_service => %s::boolean)"
+_RELEASE = Declared("concurrency_release(names text[], as_service boolean) -> row (released int, remain boolean)")
 _BATCH = 500
 _ROUND = 1.0
 
@@ -47,7 +48,7 @@ class Permits(Service):
 
     async def _run(self, names: list[str] | None, *, as_service: bool) -> Any:
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
-            return await (await conn.execute(_PLACES, (names, as_service))).fetchone()
+            return await (await conn.execute(_RELEASE.worker, (names, as_service))).fetchone()
 
         row = await self._link.run(call)
         if row[0]:

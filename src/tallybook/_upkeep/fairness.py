@@ -9,12 +9,13 @@ from typing import Any
 
 import psycopg
 
+from tallybook._db.declared import Declared
 from tallybook._db.link import Link
 from tallybook._upkeep.service import Service
 
-_RELEASE = (
-    "select known::text, released, busy, remain from tallybook.fair_release(%s::jsonb, as_service => %s::boolean)"
-)
+_FAIR_RELEASE = Declared("""
+  fair_release(known jsonb, as_service boolean) -> row (known jsonb, released int, busy boolean, remain boolean)""")
+_RELEASE = _FAIR_RELEASE.select("known::text, released, busy, remain")
 _ROUND = 1.0
 # Another deals: what was claimed since it looked is ours to find.
 _AGAIN = 0.01

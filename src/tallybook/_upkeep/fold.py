@@ -7,10 +7,11 @@ from typing import Any
 
 import psycopg
 
+from tallybook._db.declared import Declared
 from tallybook._db.link import Link
 from tallybook._upkeep.service import Service
 
-_FOLD = "select tallybook.fold(as_service => %s::boolean)"
+FOLD = Declared("fold(as_service boolean) -> bigint")
 _ROUND = 1.0
 
 
@@ -29,7 +30,7 @@ class Folder(Service):
 
     async def _run(self, *, as_service: bool) -> int | None:
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
-            return await (await conn.execute(_FOLD, (as_service,))).fetchone()
+            return await (await conn.execute(FOLD.worker, (as_service,))).fetchone()
 
         (found,) = await self._link.run(call)
         return None if found is None else int(found)

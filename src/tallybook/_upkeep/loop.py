@@ -16,16 +16,20 @@ from typing import Any, cast
 
 import psycopg
 
+from tallybook._db.declared import Declared
 from tallybook._db.link import Link
 from tallybook._upkeep.clock import ClockWatch
 from tallybook._upkeep.promote import Promoter
 from tallybook._upkeep.rescue import Rescuer
 from tallybook._upkeep.service import REFUSED, Service
 
-_LOOK = (
-    "select due, extract(epoch from next_run_at - clock_timestamp())::float8, passed, work, workers, names, every,"
+_UPKEEP_LOOK = Declared("""
+  upkeep_look(services text[], after timestamptz, worker int, queues text[])
+  -> row (due text[], next_run_at timestamptz, passed timestamptz, work boolean, workers int, names text[], every interval[],
+          next_tick_at timestamptz)""")
+_LOOK = _UPKEEP_LOOK.select(
+    "due, extract(epoch from next_run_at - clock_timestamp())::float8, passed, work, workers, names, every,"
     " extract(epoch from next_tick_at - clock_timestamp())::float8, extract(epoch from clock_timestamp())::float8"
-    " from tallybook.upkeep_look(%s::text[], %s::timestamptz, %s::int, %s::text[])"
 )
 _FORWARD = "select tallybook._clock_forward(make_interval(secs => %s))"
 # A step of the server's clock that is put on record; see _clock_back.sql.

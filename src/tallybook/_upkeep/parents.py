@@ -9,13 +9,13 @@ from typing import Any
 
 import psycopg
 
+from tallybook._db.declared import Declared
 from tallybook._db.link import Link
 from tallybook._upkeep.service import REFUSED, Service
 
-_SETTLE = (
-    "select ended, released, cancelled, busy, last, remain"
-    " from tallybook.parents_resolve(%s::bigint[], %s::bigint, as_service => %s::boolean)"
-)
+_RESOLVE = Declared("""
+  parents_resolve(parents bigint[], after bigint, as_service boolean)
+  -> row (ended int, released int, cancelled int, busy int, last bigint, remain boolean)""")
 _BATCH = 500
 # A round over all that jobs wait for takes about a twentieth of one connection's time, however many these are.
 _APART = 0.25
@@ -59,7 +59,7 @@ class Parents(Service):
 
     async def _run(self, parents: list[int] | None, after: int | None, *, as_service: bool) -> Any:
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
-            return await (await conn.execute(_SETTLE, (parents, after, as_service))).fetchone()
+            return await (await conn.execute(_RESOLVE.worker, (parents, after, as_service))).fetchone()
 
         row = await self._link.run(call)
         if row[1]:

@@ -11,13 +11,14 @@ from typing import Any
 
 import psycopg
 
+from tallybook._db.declared import Declared
 from tallybook._db.link import Link
 from tallybook._upkeep.service import Service
 
-_PROMOTE = (
-    "select promoted, last_run_at, extract(epoch from next_run_at - clock_timestamp())::float8"
-    " from tallybook.promote(%s::int, %s::timestamptz, as_service => %s::boolean)"
-)
+_PROMOTE = Declared("""
+  promote(max_jobs int, after timestamptz, as_service boolean)
+  -> row (promoted int, last_run_at timestamptz, next_run_at timestamptz)""")
+_RUN = _PROMOTE.select("promoted, last_run_at, extract(epoch from next_run_at - clock_timestamp())::float8")
 _BATCH = 1000
 # Where many fall due one after another they are moved by the dozen: each run costs as much as ten jobs.
 _APART = 0.01
@@ -77,7 +78,7 @@ class Promoter(Service):
         after = None if behind else self.after
 
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
-            return await (await conn.execute(_PROMOTE, (_BATCH, after, as_service))).fetchone()
+            return await (await conn.execute(_RUN, (_BATCH, after, as_service))).fetchone()
 
         promoted, last, next_in = await self._link.run(call)
         if promoted is None:

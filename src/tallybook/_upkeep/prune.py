@@ -7,10 +7,11 @@ from typing import Any
 
 import psycopg
 
+from tallybook._db.declared import Declared
 from tallybook._db.link import Link
 from tallybook._upkeep.service import REFUSED, Service
 
-_PRUNE = "select effect, again from tallybook.prune(as_service => true)"
+_PRUNE = Declared("prune(as_service boolean) -> row (effect bigint, again boolean)", as_service="true")
 # A piece takes some ten milliseconds: the other services of this worker have their turn between two.
 _PIECE = 0.05
 
@@ -29,7 +30,7 @@ class Pruner(Service):
         """One claimed run."""
 
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
-            return await (await conn.execute(_PRUNE)).fetchone()
+            return await (await conn.execute(_PRUNE.worker)).fetchone()
 
         effect, again = await self._link.run(call)
         if effect is None:

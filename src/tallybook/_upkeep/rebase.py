@@ -13,16 +13,16 @@ from typing import Any
 import psycopg
 from psycopg.errors import InvalidSchemaName, UndefinedFunction
 
+from tallybook._db.declared import Declared
 from tallybook._db.link import Link
 from tallybook._upkeep.service import REFUSED, Service
 
 log = logging.getLogger("tallybook.worker")
 
 # cursors: data that came without the row in installation shows only in a cursor that is ahead of the cluster.
-_LOOK = (
-    "select rebased, lanes, moved, lost, cancelled, scheduled, waiting, dead, workers, late"
-    " from tallybook.rebase(cursors => %s::boolean, as_service => %s::boolean)"
-)
+_REBASE = Declared("""
+  rebase(cursors boolean, as_service boolean)
+  -> row (rebased boolean, lanes moved lost cancelled scheduled waiting dead workers late int)""")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Rebased:
 async def on_connect(conn: psycopg.AsyncConnection[Any]) -> None:
     """Look on a new connection, before anything else is done on it."""
     try:
-        row = await (await conn.execute(_LOOK, (True, False))).fetchone()
+        row = await (await conn.execute(_REBASE.worker, (True, False))).fetchone()
     except (InvalidSchemaName, UndefinedFunction):
         return  # no schema, or an older one: the check of the schema has better words for that
     assert row is not None
@@ -73,7 +73,7 @@ async def on_connect(conn: psycopg.AsyncConnection[Any]) -> None:
 
 def rebase(conn: psycopg.Connection[Any]) -> Rebased:
     """The same on a connection of a thread, or of a command; the schema must be there."""
-    row = conn.execute(_LOOK, (True, False)).fetchone()
+    row = conn.execute(_REBASE.worker, (True, False)).fetchone()
     assert row is not None
     found = Rebased(*row)
     found.told()
@@ -96,7 +96,7 @@ class Rebaser(Service):
 
     async def _run(self, cursors: bool, as_service: bool) -> Any:
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
-            return await (await conn.execute(_LOOK, (cursors, as_service))).fetchone()
+            return await (await conn.execute(_REBASE.worker, (cursors, as_service))).fetchone()
 
         return await self._link.run(call)
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import psycopg
 
+from tallybook._db.declared import Declared
 from tallybook._db.link import Link
 from tallybook._upkeep.service import REFUSED, Service
 
 log = logging.getLogger("tallybook.worker")
 
-_RESCUE = "select lost, suspects from tallybook.rescue(grace => %s::interval, as_service => %s::boolean)"
+_RESCUE = Declared("rescue(grace interval, as_service boolean) -> row (lost int, suspects int)")
 _GRACE = timedelta(seconds=1)
 _AGAIN = 1.05
 # Every look asks for each worker, so the work of all looks grows with the number of workers only as long as each looks
@@ -69,7 +70,9 @@ class Rescuer(Service):
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
             self.connected_by(conn)
             settled = time.monotonic() - self._since > self._lease.total_seconds()
-            return await (await conn.execute(_RESCUE, (_GRACE if settled else self._lease, as_service))).fetchone()
+            return await (
+                await conn.execute(_RESCUE.worker, (_GRACE if settled else self._lease, as_service))
+            ).fetchone()
 
         lost, suspects = await self._link.run(call)
         if lost:

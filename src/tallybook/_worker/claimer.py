@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 
+from tallybook._db.declared import Declared
 from tallybook._db.link import Link
 from tallybook._db.roundtrip import RoundTrips
 from tallybook._upkeep import rebase
@@ -26,22 +27,27 @@ log = logging.getLogger("tallybook.worker")
 
 # durable => false: a crash of the server may forget the claim, whose jobs are then claimed again and whose lease is
 # refused. The flush stays out of the lane's lock.
+_CLAIM = Declared(
+    "claim(worker int, queues text[], max_jobs int[], lease uuid, durable retried boolean)"
+    " -> row (claim_id bigint, queue text, jobs int)",
+    durable="false",
+)
+# job: one job, or null for all. What almost never is comes as one text, see admission: null costs nothing to read.
+_CLAIMED_JOBS = Declared("""
+  claimed_jobs(lease uuid, job bigint)
+  -> rows (job_id bigint, attempt int, task text, args headers jsonb, failures crashes max_attempts int, unique_key text,
+           order_key text, options jsonb, blocked_by text)""")
+_ADMIT = Declared("""
+  admit(leases uuid[], job_ids bigint[], attempts int[], known text[], patient boolean, ahead interval, missed boolean)
+  -> rows (job_id bigint, verdict text, said text, starts_in late float8, permits boolean, args options jsonb)""")
 _STATEMENTS = {
-    "claim": (
-        "select claim_id, queue, jobs"
-        " from tallybook.claim($1::int, $2::text[], $3::int[], $4::uuid, durable => false, retried => $5::boolean)"
+    "claim": _CLAIM.select("claim_id, queue, jobs", "dollar"),
+    "claimed_jobs": _CLAIMED_JOBS.select(
+        "job_id, attempt, task, args::text, headers::text, failures, crashes, max_attempts, blocked_by, order_key,"
+        " case when options ? 'subject' then options || jsonb_build_object('subject_name', unique_key) else options end::text",
+        "dollar",
     ),
-    # $2: one job, or null for all. What almost never is comes as one text, see admission: null costs nothing to read.
-    "claimed_jobs": (
-        "select job_id, attempt, task, args::text, headers::text, failures, crashes, max_attempts, blocked_by, order_key,"
-        " case when options ? 'subject' then options || jsonb_build_object('subject_name', unique_key) else options end::text"
-        " from tallybook.claimed_jobs($1::uuid, $2::bigint)"
-    ),
-    "admit": (
-        "select job_id, verdict, said, starts_in, late, permits, args::text, options::text"
-        " from tallybook.admit($1::uuid[], $2::bigint[], $3::int[], $4::text[], patient => $5::boolean,"
-        " ahead => $6::interval, missed => $7::boolean)"
-    ),
+    "admit": _ADMIT.select("job_id, verdict, said, starts_in, late, permits, args::text, options::text", "dollar"),
 }
 # So many claims in a row with work: producers need not wake this worker.
 _BUSY = 8

@@ -257,7 +257,7 @@ class Context:
             raise NotASubject(job.job_id, f"ctx.end with {name}")
         end = end_of(job, self.app._names[job.task_name], outcome)
         if not isinstance(end, SubjectEnd):
-            end = SubjectEnd("complete", ())
+            end = SubjectEnd("complete", {})
         job.in_doubt, job.own_end = True, end
         return job, end.call((job.lease.lease, job.job_id, job.attempt))
 

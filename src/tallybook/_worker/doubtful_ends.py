@@ -19,6 +19,7 @@ from typing import Any
 import psycopg
 from psycopg import errors as pg
 
+from tallybook._db.ends import ENDED, FAIL
 from tallybook._db.link import Link
 from tallybook._db.subject_ends import SubjectEnd
 from tallybook._worker.jobs import Running
@@ -26,18 +27,14 @@ from tallybook.errors import QueueUnavailable
 
 log = logging.getLogger("tallybook.worker")
 
-_ENDED = "select tallybook.ended(%s::uuid, %s::bigint, %s::int)"
-_ALL_ENDED = (
-    "select array_agg(tallybook.ended(x.l, x.j, x.a) order by x.n)"
-    " from unnest(%s::text[]::uuid[], %s::bigint[], %s::int[]) with ordinality x(l, j, a, n)"
-)
+_ALL_ENDED = f"""\
+select array_agg({ENDED.called(lease="x.l", job_id="x.j", attempt="x.a")} order by x.n)
+  from unnest(%s::text[]::uuid[], %s::bigint[], %s::int[]) with ordinality x(l, j, a, n)"""  # noqa: S608
 _MOST_ASKED = 200
 # As the rescuer's: a look, not a wait, since others may be waiting behind.
 _LOOK = "set local lock_timeout = '200ms'"
-_COULD_NOT = (
-    "select tallybook.fail(%s::uuid, %s::bigint, %s::int,"
-    " jsonb_build_object('message', 'its end (' || %s::text || ') could not be stored', 'type', %s::text))"
-)
+_NO_ERROR = "jsonb_build_object('message', 'its end (' || {verb:text} || ') could not be stored', 'type', {kind:text})"
+_COULD_NOT = "select " + FAIL.called("order", error=_NO_ERROR, retry_in="null", max_attempts="null", final="false")
 _LOUD_AFTER = 2
 
 
@@ -150,7 +147,7 @@ class DoubtfulEnds:
         return str(said)
 
     async def _found(self, conn: psycopg.AsyncConnection[tuple[Any, ...]], end: End) -> str | SubjectEnd | None:
-        row = await (await conn.execute(_ENDED, end.params[:3])).fetchone()
+        row = await (await conn.execute(ENDED.worker, end.params[:3])).fetchone()
         return _found(end, row[0] if row else None)
 
 

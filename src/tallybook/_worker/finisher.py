@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 
+from tallybook._db.ends import CANCEL_RUNNING, COMPLETE_MANY, COMPLETE_MANY_WITH, CRASH, FAIL, MOVE, SNOOZE, UNCLAIM
 from tallybook._db.link import Link
 from tallybook._db.subject_ends import SubjectEnd
 from tallybook._worker.doubtful_ends import DoubtfulEnds, End
@@ -25,21 +26,8 @@ from tallybook.errors import QueueUnavailable
 log = logging.getLogger("tallybook.worker")
 
 # The jobs of one flush are mostly of one claim: its lease travels once.
-_COMPLETE_ONE = (
-    "select tallybook.complete_many(array_fill(%s::uuid, array[cardinality(x.j)]), x.j, x.a)"
-    " from (select %s::bigint[] as j, %s::int[] as a) x"
-)
-_COMPLETE = "select tallybook.complete_many(%s::text[]::uuid[], %s::bigint[], %s::int[])"
-_COMPLETE_WITH = "select tallybook.complete_many(%s::text[]::uuid[], %s::bigint[], %s::int[], %s::text[])"
-_FAIL = (
-    "select tallybook.fail(%s::uuid, %s::bigint, %s::int, %s::jsonb, retry_in => %s::interval,"
-    " max_attempts => %s::int, final => %s::boolean)"
-)
-_SNOOZE = "select tallybook.snooze(%s::uuid, %s::bigint, %s::int, %s::interval)"
-_CANCELLED = "select tallybook.cancel_running(%s::uuid, %s::bigint, %s::int, %s::text)"
-_CRASH = "select tallybook.crash(%s::uuid, %s::bigint, %s::int, %s::jsonb)"
-_UNCLAIM = "select tallybook.unclaim(%s::uuid, %s::bigint, %s::int, %s::interval)"
-_MOVE = "select tallybook.move(%s::uuid, %s::bigint, %s::int)"
+_ONE = {"leases": "array_fill({lease:uuid}, array[cardinality(x.j)])", "job_ids": "x.j", "attempts": "x.a"}
+_COMPLETE_ONE = f"select {COMPLETE_MANY.called('order', **_ONE)} from (select %s::bigint[] as j, %s::int[] as a) x"  # noqa: S608
 
 _FAILURES = ("fail", "crash")
 _LARGEST_FLUSH = 2000
@@ -92,25 +80,25 @@ class Finisher:
         if running.told is not None and not running.in_doubt:
             running.told("fail", error)
         params = (json.dumps(error), delay, limit, final)
-        self._end(running, "fail", _FAIL, params, None if final else delay)
+        self._end(running, "fail", FAIL.worker, params, None if final else delay)
 
     def snooze(self, running: Running, delay: timedelta) -> None:
         """Again after `delay`, without a failure."""
-        self._end(running, "snooze", _SNOOZE, (delay,), delay)
+        self._end(running, "snooze", SNOOZE.worker, (delay,), delay)
 
     def cancelled(self, running: Running, reason: str | None) -> None:
         """Ended as cancelled."""
-        self._end(running, "cancel", _CANCELLED, (reason,))
+        self._end(running, "cancel", CANCEL_RUNNING.worker, (reason,))
 
     def crash(self, running: Running, error: dict[str, Any]) -> None:
         """The attempt took its own process with it: again after the server's delay, or dead as crashed."""
         if running.told is not None:
             running.told("crash", error)
-        self._end(running, "crash", _CRASH, (json.dumps(error),), timedelta(seconds=1))
+        self._end(running, "crash", CRASH.worker, (json.dumps(error),), timedelta(seconds=1))
 
     def unclaim(self, running: Running, delay: timedelta) -> None:
         """Give back what was claimed and never started."""
-        self._end(running, "unclaim", _UNCLAIM, (delay,), delay)
+        self._end(running, "unclaim", UNCLAIM.worker, (delay,), delay)
 
     def complete_with(self, running: Running, result: str) -> None:
         """The handler returned something, as JSON text."""
@@ -123,7 +111,7 @@ class Finisher:
 
     def move(self, running: Running) -> None:
         """Put aside: this worker does not know the task."""
-        self._end(running, "move", _MOVE, ())
+        self._end(running, "move", MOVE.worker, ())
 
     def _end(self, running: Running, verb: str, sql: str, rest: tuple[Any, ...], wake: timedelta | None = None) -> None:
         params = (running.lease.lease, running.job_id, running.attempt, *rest)
@@ -186,7 +174,7 @@ class Finisher:
                 {"message": f"its end ({ends[0].verb}) could not be stored", "type": type(error).__name__}
             )
             params = (job.lease.lease, job.job_id, job.attempt, plain, None, None, False)
-            await self._link.run(lambda conn: self._flush_ends(conn, [End(job, "fail", _FAIL, params)]))
+            await self._link.run(lambda conn: self._flush_ends(conn, [End(job, "fail", FAIL.worker, params)]))
 
     def _seen(self, jobs: list[Running]) -> None:
         for lease_id, count in Counter(id(job.lease) for job in jobs).items():
@@ -205,11 +193,13 @@ class Finisher:
         first = jobs[0].lease
         if self._results and any(job in self._results for job in jobs):
             results = [self._results.get(job) for job in jobs]
-            cursor = await conn.execute(_COMPLETE_WITH, ([job.lease.lease for job in jobs], ids, attempts, results))
+            cursor = await conn.execute(
+                COMPLETE_MANY_WITH.worker, ([job.lease.lease for job in jobs], ids, attempts, results)
+            )
         elif all(job.lease is first for job in jobs):
             cursor = await conn.execute(_COMPLETE_ONE, (first.lease, ids, attempts))
         else:
-            cursor = await conn.execute(_COMPLETE, ([job.lease.lease for job in jobs], ids, attempts))
+            cursor = await conn.execute(COMPLETE_MANY.worker, ([job.lease.lease for job in jobs], ids, attempts))
         (refused,) = await cursor.fetchone() or ([],)
         self.counts["completed"] += len(jobs) - len(refused)
         for job_id in refused:

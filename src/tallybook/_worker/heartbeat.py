@@ -19,6 +19,7 @@ from typing import Any
 
 import psycopg
 
+from tallybook._db.declared import Declared
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.policy import Outage, first_line, is_gone
 from tallybook._db.schema import UNDEFINED, refusal
@@ -34,21 +35,22 @@ log = logging.getLogger("tallybook.worker")
 _COMES_BACK = 1.0
 # So long an answer may take: a beat that hangs in a dead network leaves time for two others within the lease.
 _LEAST_ANSWER, _MOST_ANSWER = 1.0, 5.0
-_START = (
-    "select tallybook.worker_start(%s::text, %s::text[], %s::text[], session => %s::boolean, lease => %s::interval,"
-    " catalogue => %s::jsonb, slots => %s::int[], version => %s::text), tallybook._timeline()"
-)
+_START = Declared("""
+  worker_start(name text, queues text[], tasks text[], session boolean, lease interval, catalogue jsonb, slots int[], version text)
+  -> int""")
 _HOLD = "select pg_advisory_lock_shared(1413565443, %s::int)"
 _LET_GO = "select pg_advisory_unlock_shared(1413565443, %s::int)"
-_STOP = "select tallybook.worker_stop(%s::int)"
+STOP = Declared("worker_stop(worker int) -> int")
 # After a failover the server may have lost ends that this worker was told had happened. It must not say that all of its
 # claims up to some number are over then: nobody would ever look for what was lost. So the timeline is looked at in the
 # same statement, and the worker starts anew on another one; its old self's open attempts are rescued from what is on record.
-_RENEW = (
-    "select r.job_id, r.reason, r.attempt from tallybook._on_timeline(%s::text)"
-    " left join lateral tallybook.renew(%s::int, %s::bigint, %s::bigint[], lag => %s::interval, memory => %s::bigint) r on true"
-    " where r.job_id is not null"
-)
+_RENEW = Declared("""
+  renew(worker int, open_from bigint, running bigint[], lag interval, memory bigint)
+  -> rows (job_id bigint, reason text, attempt int)""")
+_BEAT = f"""\
+select r.job_id, r.reason, r.attempt
+  from tallybook._on_timeline(%s::text) left join lateral {_RENEW.called("order")} r on true
+ where r.job_id is not null"""  # noqa: S608
 
 
 def _version() -> str | None:
@@ -124,7 +126,7 @@ class Heartbeat(threading.Thread):
             settings.name, list(settings.queues), self._tasks, self._session, settings.lease, self._catalogue,
             list(settings.queues.values()), _version(),
         )  # fmt: skip
-        row = conn.execute(_START, params).fetchone()
+        row = conn.execute(f"{_START.worker}, tallybook._timeline()", params).fetchone()
         assert row is not None
         number, timeline = row
         self._hold(conn, number)
@@ -198,7 +200,7 @@ class Heartbeat(threading.Thread):
             None if lag is None else timedelta(seconds=lag), memory(),
         )  # fmt: skip
         with ThreadSocketTimeout(self._conn, self._answer):
-            cancelled = self._conn.execute(_RENEW, params).fetchall()
+            cancelled = self._conn.execute(_BEAT, params).fetchall()
         for job_id, reason, attempt in cancelled:
             self._on_cancel(job_id, reason, attempt)
 
@@ -231,7 +233,7 @@ class Heartbeat(threading.Thread):
             with ThreadSocketTimeout(self._conn, 2 * _MOST_ANSWER):
                 if self._session:
                     self._conn.execute(_LET_GO, (old,))
-                self._conn.execute(_STOP, (old,))
+                self._conn.execute(STOP.worker, (old,))
         except (psycopg.Error, OSError) as failure:
             log.warning("cannot start again yet: %s", first_line(failure))
             self._wait(_COMES_BACK)

@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 
+from tallybook._db.declared import Declared
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.policy import Outage
 from tallybook._db.socket_timeout import SocketTimeout
@@ -34,6 +35,8 @@ _PING_EVERY = 8.0
 _PING_LIMIT = 4.0
 _ARM_LIMIT = 2.0  # the claimer waits for this one
 _PING = "select exists (select from pg_listening_channels() c where c = 'tallybook')"
+_LISTEN_BEGIN = Declared("listen_begin(queues text[], held boolean) -> row (armed clear boolean)")
+_LISTEN_END = Declared("listen_end(queues text[]) -> void")
 
 
 class Sleeper:
@@ -152,7 +155,7 @@ class Sleeper:
         """Lie down, or look at the admission again. True: from now on every producer that commits will wake this worker."""
         try:
             said = await self._ask(
-                "select armed, clear from tallybook.listen_begin(%s::text[], %s::boolean)",
+                _LISTEN_BEGIN.worker,
                 (self._queues, self.armed),
                 limit=_ARM_LIMIT,
             )
@@ -166,7 +169,7 @@ class Sleeper:
         if self.armed:
             self.armed = self.clear = False
             try:
-                await self._ask("select tallybook.listen_end(%s::text[])", (self._queues,), limit=_ARM_LIMIT)
+                await self._ask(_LISTEN_END.worker, (self._queues,), limit=_ARM_LIMIT)
             except (psycopg.Error, OSError):
                 log.debug("listen_end failed; the session is made again")
 

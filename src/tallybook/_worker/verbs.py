@@ -8,8 +8,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tallybook._db import aio
-from tallybook._db.declared import Call
+from tallybook._db.declared import Call, Declared
+from tallybook._db.ends import ATTEMPT
 from tallybook._db.link import Link
+from tallybook._db.rates import PUSH
 from tallybook._model.failure import safe_text
 from tallybook._model.options import check_limits
 from tallybook._model.outcome import Outcome
@@ -24,15 +26,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PROGRESS = "select tallybook.progress(%s::uuid, %s::bigint, %s::int, %s::real, %s::text)"
-_CHECKPOINT = "select tallybook.checkpoint(%s::uuid, %s::bigint, %s::int, %s::jsonb)"
-_LIMIT = (
-    "select starts_in, unknown, late, permits"
-    " from tallybook.limit_take(array[%s::uuid], array[%s::bigint], array[%s::int], %s::text[], missed => %s,"
-    " ahead => make_interval(secs => %s))"
+_PROGRESS = Declared(f"progress({ATTEMPT}, done real, message text) -> boolean")
+_CHECKPOINT = Declared(f"checkpoint({ATTEMPT}, value jsonb) -> boolean")
+_CHECKPOINT_OF = Declared("checkpoint_of(job_id bigint) -> jsonb")
+_LIMIT_TAKE = Declared(
+    """
+  limit_take(leases uuid[], job_ids bigint[], attempts int[], names text[], ahead interval, missed boolean)
+  -> rows (starts_in float8, unknown text, late float8, permits boolean)""",
+    leases="array[{lease:uuid}]",
+    job_ids="array[{job_id:bigint}]",
+    attempts="array[{attempt:int}]",
+    ahead="make_interval(secs => {seconds:float8})",
 )
-_PUSH = "select tallybook.rate_limit_push(%s::text, clock_timestamp() + %s::interval)"
-_CHECKPOINT_OF = "select tallybook.checkpoint_of(%s::bigint)::text"
+_PUSH = "select " + PUSH.called("order", until="clock_timestamp() + {by:interval}")
 
 
 class Postponed(Outcome):
@@ -63,17 +69,17 @@ class Verbs:
         if done is not None and (isinstance(done, bool) or not isinstance(done, int | float) or not 0 <= done <= 1):
             raise ConfigError("done", done, "goes from 0 to 1, or None where nobody knows")
         text = None if message is None else safe_text(message, 1000)
-        await self._say(job, _PROGRESS, None if done is None else float(done), text)
+        await self._say(job, _PROGRESS.worker, None if done is None else float(done), text)
 
     async def set_checkpoint(self, job: Running, value: object) -> None:
         """Where its next attempt can go on."""
-        await self._say(job, _CHECKPOINT, encode(value, task=job.task_name, what="checkpoint"))
+        await self._say(job, _CHECKPOINT.worker, encode(value, task=job.task_name, what="checkpoint"))
 
     async def get_checkpoint(self, job: Running) -> Any:
         """The last one of any attempt; None: none."""
 
         async def ask(conn: Any) -> Any:
-            cursor = await conn.execute(_CHECKPOINT_OF, (job.job_id,))
+            cursor = await conn.execute(f"{_CHECKPOINT_OF.worker}::text", (job.job_id,))
             return (await cursor.fetchone())[0]
 
         text = await self._link.run(ask)
@@ -87,7 +93,9 @@ class Verbs:
         async def ask(conn: Any) -> Any:
             nonlocal asked
             asked = loop.time()  # not before the connection is there
-            cursor = await conn.execute(_LIMIT, (job.lease.lease, job.job_id, job.attempt, list(keys), missed, ahead))
+            cursor = await conn.execute(
+                _LIMIT_TAKE.worker, (job.lease.lease, job.job_id, job.attempt, list(keys), ahead, missed)
+            )
             return await cursor.fetchone()
 
         check_limits(keys)

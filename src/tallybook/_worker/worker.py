@@ -20,7 +20,7 @@ from tallybook._upkeep import rebase
 from tallybook._upkeep.clock import Clock, ClockWatch
 from tallybook._upkeep.concurrency import Permits
 from tallybook._upkeep.fairness import FairRelease
-from tallybook._upkeep.fold import Folder
+from tallybook._upkeep.fold import FOLD, Folder
 from tallybook._upkeep.loop import Upkeep
 from tallybook._upkeep.parents import Parents
 from tallybook._upkeep.promote import Promoter
@@ -30,7 +30,7 @@ from tallybook._worker import children, pooler_check
 from tallybook._worker.atomic import Atomic
 from tallybook._worker.claimer import Claimer
 from tallybook._worker.finisher import Finisher
-from tallybook._worker.heartbeat import Heartbeat
+from tallybook._worker.heartbeat import STOP, Heartbeat
 from tallybook._worker.jobs import Book
 from tallybook._worker.limits import check_limits
 from tallybook._worker.runner import Runner
@@ -471,8 +471,8 @@ class Worker:
             with contextlib.suppress(Exception):  # the others rescue it if this does not get through
                 async with asyncio.timeout(5):
                     conn = await self.upkeep.connect()
-                    await conn.execute("select tallybook.worker_stop(%s::int)", (self.heartbeat.worker_id,))
-                    await conn.execute("select tallybook.fold()")  # there may be nobody else to do it
+                    await conn.execute(STOP.worker, (self.heartbeat.worker_id,))
+                    await conn.execute(FOLD.worker, (False,))  # there may be nobody else to do it
         if self.runner.tracing is not None:
             self.runner.tracing.closed(self.settings.name)
         await self.runner.close()

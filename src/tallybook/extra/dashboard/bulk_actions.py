@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 import psycopg
 
+from tallybook._db.calls import STATE
 from tallybook._db.jobs import STATES
 from tallybook._model.lists import JobDone
 from tallybook.errors import InvalidArgument, QueueUnavailable, TallybookError
@@ -64,7 +65,7 @@ VERBS = {
              "Their dead letters are thrown away: they cannot be retried any more."),
     )
 }  # fmt: skip
-_CANCELLED = "select i from unnest(cast(%s as bigint[])) as i where tallybook.state(i) = 'cancelled'"
+_CANCELLED = f"select i from unnest(cast(%s as bigint[])) as i where {STATE.called(job_id='i')} = 'cancelled'"  # noqa: S608
 _SAID = {
     "retried": "{} retried",
     "cancelled": "{} cancelled",

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from tallybook._db.declared import Declared
 from tallybook.errors import InvalidArgument, TallybookError
 from tallybook.extra.dashboard import bulk_actions
 from tallybook.extra.dashboard.asked import job_of, text_of, when_of
@@ -25,12 +26,17 @@ _LOOKED = 20_000
 """Dead letters that one page may pass over."""
 REASONS = ("failed", "crashed", "expired", "killed")
 _ASKED = ("queue", "task", "reason", "error", "since", "before")
-_LETTERS = """\
+_DEAD_LETTERS = Declared(
+    """
+  dead_letters(queue task reason text text, since before timestamptz, max_jobs int, before_id bigint, max_looked int)
+  -> rows (job_id bigint, died_at timestamptz, queue_name task_name why text, failures attempt int, enqueued_at timestamptz,
+           summary text, last_error jsonb)""",
+    text="{error:text}",
+)
+_LETTERS = f"""\
 select d.job_id as id, d.died_at, d.queue_name as queue, d.task_name as task, d.why as reason, d.failures, d.attempt, d.enqueued_at,
        d.summary, d.last_error as error, d.why is null as mark
-  from tallybook.dead_letters(queue => %(queue)s::text, task => %(task)s::text, reason => %(reason)s::text,
-         text => %(error)s::text, since => %(since)s::timestamptz, before => %(before)s::timestamptz,
-         before_id => %(before_id)s::bigint, max_jobs => %(max_jobs)s::int, max_looked => %(max_looked)s::int) as d"""
+  from {_DEAD_LETTERS.called("pyformat")} as d"""  # noqa: S608
 _IDS = _LETTERS.replace("d.last_error", "null").replace("d.summary", "null")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from starlette.responses import Response
 
+from tallybook._db.calls import STATE
 from tallybook._model.job import JobInfo
 from tallybook._model.why import Reason, TraceEvent
 from tallybook.errors import InvalidArgument, TallybookError, UnknownJob
@@ -30,12 +31,12 @@ _MOST_EVENTS = 200
 _ATTEMPTS = """\
 select a.attempt, a.state, a.worker, a.worker_id, a.started_at, a.ended_at from tallybook.attempt as a
  where a.job_id = %s order by a.attempt desc limit 100"""
-_PARENTS = """\
-select p.parent_id as id, p.ended_as, tallybook.state(p.parent_id) as state from tallybook.parents as p
- where p.child_id = %s order by p.place limit 50"""
-_CHILDREN = """\
-select p.child_id as id, tallybook.state(p.child_id) as state from tallybook.parents as p
- where p.parent_id = %s and p.ended_as is null order by p.child_id limit 50"""
+_PARENTS = f"""\
+select p.parent_id as id, p.ended_as, {STATE.called(job_id="p.parent_id")} as state from tallybook.parents as p
+ where p.child_id = %s order by p.place limit 50"""  # noqa: S608
+_CHILDREN = f"""\
+select p.child_id as id, {STATE.called(job_id="p.child_id")} as state from tallybook.parents as p
+ where p.parent_id = %s and p.ended_as is null order by p.child_id limit 50"""  # noqa: S608
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from tallybook._db.declared import Declared
 from tallybook._model.durations import parse_duration
 from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard.pages.queues import rows
@@ -19,11 +20,19 @@ pages = Pages()
 _PAGE = 50
 _COUNTED = 1000
 """What the database counts up to: so many is so many or more."""
-_CONCURRENCY = "select * from tallybook.concurrency_keys(from_name => %s, max_keys => %s) as k"
-_RATES = "select * from tallybook.rate_keys(from_name => %s, max_keys => %s) as k"
-_BREAKERS = "select * from tallybook.breaker_keys(from_name => %s, max_keys => %s) as k"
-_FAIR = "select * from tallybook.fair_keys(max_keys => %s) as k"
-_KINDS = {"c": _CONCURRENCY, "r": _RATES, "b": _BREAKERS}
+_CONCURRENCY = Declared("""
+  concurrency_keys(from_name text, max_keys int)
+  -> rows (name rule text, most int, held waiting bigint, source text)""")
+_RATES = Declared("""
+  rate_keys(from_name text, max_keys int)
+  -> rows (name rule text, calls int, per interval, burst int, calls_ever calls_in_window waiting bigint,
+           last_call_at next_call_at pushed_to timestamptz, source text)""")
+_BREAKERS = Declared("""
+  breaker_keys(from_name text, max_keys int)
+  -> rows (name rule text, failures int, per open_for interval, state text, failed_in_window bigint,
+           changed_at open_until timestamptz, probe waiting bigint, source text)""")
+_FAIR = Declared("fair_keys(max_keys int) -> rows (queue text, priority int, fair_key text, waiting bigint)")
+_KINDS = {"c": _CONCURRENCY.worker, "r": _RATES.worker, "b": _BREAKERS.worker}
 
 
 @pages.page("/limits")
@@ -34,7 +43,7 @@ async def limits(view: View) -> Response:
     async with view.read() as conn:
         for kind, query in _KINDS.items():
             found[kind] = await rows(conn, query, starts[kind], _PAGE + 1)
-        fair = await rows(conn, _FAIR, _PAGE + 1)
+        fair = await rows(conn, _FAIR.worker, _PAGE + 1)
     following = {kind: _following(keys, kind) for kind, keys in found.items()}
     return view.render(
         "limits.html", concurrency=found["c"][:_PAGE], rates=found["r"][:_PAGE], breakers=found["b"][:_PAGE],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import JSONResponse, Response
 
 from tallybook._db import top
+from tallybook._db.counting import COMPLETED
 from tallybook._db.top import Reading
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.view import Pages, View
@@ -32,8 +33,9 @@ _MOST_QUEUES = 12
 _SAME_LOOK = 0.5  # seconds; the two topics of a page are asked for one after the other
 _RECENT = 10.0  # seconds
 _TODAY_GOOD = 5.0  # seconds; it reads a day's series
-_COMPLETED_TODAY = """\
-select cast(coalesce(sum(c.completed), 0) as bigint) from tallybook.completed_since(date_trunc('day', clock_timestamp())) as c"""
+_COMPLETED_TODAY = f"""\
+select cast(coalesce(sum(c.completed), 0) as bigint)
+  from {COMPLETED.called(since="date_trunc('day', clock_timestamp())")} as c"""  # noqa: S608
 
 
 class Overview:

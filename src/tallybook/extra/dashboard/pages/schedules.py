@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from tallybook._db.calls import STATE
 from tallybook._model.cron import rule
 from tallybook._model.schedule import rule_text
 from tallybook.errors import ConfigError, UnknownSchedule
@@ -49,7 +50,7 @@ with looked as materialized (
   select f.tick, f.fired_at, f.what, {reason} as reason, f.job_id, f.jobs, f.ticks from tallybook.fires as f
    where f.schedule = %(name)s and f.tick < %(before)s order by f.tick desc limit %(look)s)
 select l.*, (select min(x.tick) from looked as x) as looked_to, (select count(*) from looked) as looked,
-       case when l.job_id is not null then tallybook.state(l.job_id) end as job_state
+       case when l.job_id is not null then {state} end as job_state
   from (select null) as one left join (
     select * from looked where %(what)s = '' or looked.what = %(what)s order by looked.tick desc limit %(most)s) as l on true
  order by l.tick desc"""
@@ -98,7 +99,8 @@ async def _fires(
     conn: Conn, name: str, what: str, before: datetime, may_see: bool
 ) -> tuple[list[dict[str, Any]], datetime | None]:
     """Its fires before a moment, one more than a page has, and up to where they were looked at if not at all."""
-    query = _FIRES_OF.replace("{reason}", "f.reason" if may_see else "cast(null as text)")
+    reason = "f.reason" if may_see else "cast(null as text)"
+    query = _FIRES_OF.replace("{reason}", reason).replace("{state}", STATE.called(job_id="l.job_id"))
     found = await rows(conn, query, name=name, before=before, what=what, look=_LOOK, most=_FIRES + 1)
     looked_to = found[0]["looked_to"] if found[0]["looked"] == _LOOK else None
     return [one for one in found if one["tick"] is not None], looked_to

@@ -29,8 +29,7 @@ extract(epoch from w.lag)::float8 as lag, w.memory, w.ended_at is null and w.see
 _ALIVE = f"select {_COLUMNS} from tallybook.workers as w where w.ended_at is null order by w.id limit %s"  # noqa: S608
 _OVER = f"select {_COLUMNS} from tallybook.workers as w where w.ended_at is not null order by w.id desc limit %s"  # noqa: S608
 _ONE = f"select {_COLUMNS}, w.tasks as names from tallybook.workers as w where w.id = %s"  # noqa: S608
-_RUNNING = """\
-select r.job_id, r.attempt, r.queue, r.task, r.started_at from tallybook.running(max_jobs => %s, of_worker => %s) as r"""
+_RUNNING = top.RUNNING.select("job_id, attempt, queue, task, started_at")
 
 
 class Workers:
