@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 from tallybook._db.declared import Call, Declared
-from tallybook._db.stored import loads
-from tallybook._db.texts import instant
+from tallybook._db.texts import records, whole
 from tallybook._model.audit import AuditRow
 from tallybook._model.options import text_problem
 from tallybook.errors import ConfigError
@@ -56,17 +55,18 @@ def audits(*, actor: str | None, action: str | None, before: int | None, max_row
             raise ConfigError(option, value, "not a text that a name can be")
     if before is not None and (isinstance(before, bool) or not isinstance(before, int)):
         raise ConfigError("before", before, "is the id of a row")
-    if isinstance(max_rows, bool) or not isinstance(max_rows, int) or not 1 <= max_rows <= 1000:
-        raise ConfigError("max_rows", max_rows, "is a whole number from 1 to 1000")
     last = 2**63 - 1
     params = {
         "actor": actor,
         "action": action,
         "before": str(last if before is None else max(min(before, last), -last)),
-        "max_rows": str(max_rows),
+        "max_rows": str(whole("max_rows", max_rows, 1, 1000)),
     }
     return Call(
-        "audits", _OF_ACTOR if actor is not None else _OF_ACTION if action is not None else _AUDITS, params, _rows
+        "audits",
+        _OF_ACTOR if actor is not None else _OF_ACTION if action is not None else _AUDITS,
+        params,
+        records(AuditRow, "at"),
     )
 
 
@@ -77,13 +77,3 @@ def nonce_take(key: str, nonce: str, signed_at: datetime) -> Call[Taken]:
         return found  # type: ignore[return-value]
 
     return _NONCE.call(read, key=key, nonce=nonce, signed_at=signed_at.astimezone(UTC).isoformat())
-
-
-def _rows(found: str) -> list[AuditRow]:
-    return [AuditRow(**{**row, "at": _at(row)}) for row in loads(found)]
-
-
-def _at(row: dict[str, Any]) -> datetime:
-    at = instant(row["at"])
-    assert at is not None
-    return at

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import instant
+from tallybook._db.texts import at, records
 from tallybook._model.breaker import BreakerInfo, BreakerRule
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_name
@@ -51,13 +50,7 @@ def open_(name: str, duration: timedelta | str | None) -> Call[datetime]:
     """Open a key's breaker; until when it is open."""
     check_name("name", name, 200)
     text = None if duration is None else format_duration(parse_duration(duration, option="duration"))
-    return _OPEN.call(_instant, name=name, duration=text)
-
-
-def _instant(text: str) -> datetime:
-    found = instant(loads(text))
-    assert found is not None
-    return found
+    return _OPEN.call(lambda text: at(loads(text)), name=name, duration=text)
 
 
 def close(name: str) -> Call[bool]:
@@ -68,13 +61,9 @@ def close(name: str) -> Call[bool]:
 
 def breakers() -> Call[list[BreakerInfo]]:
     """All keys that were in use, and the rules that no key of their own name has used."""
-    return Call("breakers", _BREAKERS, {}, lambda found: [_info(row) for row in loads(found)])
-
-
-def _info(row: dict[str, Any]) -> BreakerInfo:
-    durations = {name: timedelta(seconds=row[name]) for name in ("per", "open_for")}
-    instants = {name: instant(row[name]) for name in ("changed_at", "open_until")}
-    return BreakerInfo(**{**row, **durations, **instants})
+    return Call(
+        "breakers", _BREAKERS, {}, records(BreakerInfo, "changed_at", "open_until", seconds=["per", "open_for"])
+    )
 
 
 def registered(rules: Iterable[BreakerRule]) -> list[dict[str, str]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import instant
+from tallybook._db.texts import at, records
 from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_name
@@ -69,26 +68,24 @@ _KEEP = Declared("series_keep(step int, keep interval) -> boolean")
 
 def counts() -> Call[list[Counts]]:
     """Every queue and task that was ever used."""
-    return COUNTS.call(_rows(lambda row: Counts(**row)))
+    return COUNTS.call(records(Counts))
 
 
 def throughput(span: timedelta | str) -> Call[list[Throughput]]:
     """What came and ended in the last span."""
-    read = _rows(lambda row: Throughput(**{**row, "since": instant(row["since"])}))
-    return _THROUGHPUT.call(read, span=_duration("span", span))
+    return _THROUGHPUT.call(records(Throughput, "since"), span=_duration("span", span))
 
 
 def timings(span: timedelta | str) -> Call[list[Timings]]:
     """Percentiles of what completed in the last span."""
-    return _TIMINGS.call(_rows(lambda row: Timings(**row)), span=_duration("span", span))
+    return _TIMINGS.call(records(Timings), span=_duration("span", span))
 
 
 def levels(step: timedelta | str, since: Since | None, queue: str | None) -> Call[list[Level]]:
     """The counters as a time series, oldest first."""
     if queue is not None:
         check_name("queue", queue, 64)
-    read = _rows(lambda row: Level(**{**row, "begins": instant(row["begins"])}))
-    return _LEVELS.call(read, **_steps(step, since), queue=queue)
+    return _LEVELS.call(records(Level, "begins"), **_steps(step, since), queue=queue)
 
 
 def completed_since(since: datetime) -> Call[dict[tuple[str, str], int]]:
@@ -102,7 +99,7 @@ def completed_since(since: datetime) -> Call[dict[tuple[str, str], int]]:
 
 def verify() -> Call[list[Difference]]:
     """Where a recount differs; empty: nowhere."""
-    return _VERIFY.call(_rows(lambda row: Difference(**row)))
+    return _VERIFY.call(records(Difference))
 
 
 def recount() -> Call[int]:
@@ -126,8 +123,9 @@ def event_counts() -> Call[dict[str, int]]:
 def event_series(name: str, step: timedelta | str, since: Since | None) -> Call[list[tuple[datetime, int]]]:
     """How often an event was counted, per step of time in which it was."""
     check_name("name", name, 200)
-    read = _rows(lambda row: (_at(row["begins"]), int(row["n"])))
-    return _EVENT_SERIES.call(read, name=name, **_steps(step, since))
+    return _EVENT_SERIES.call(
+        lambda text: [(at(row["begins"]), int(row["n"])) for row in loads(text)], name=name, **_steps(step, since)
+    )
 
 
 def series_keep(step: int, keep: timedelta | str) -> Call[bool]:
@@ -135,16 +133,6 @@ def series_keep(step: int, keep: timedelta | str) -> Call[bool]:
     if isinstance(step, bool) or not isinstance(step, int):
         raise InvalidArgument(f"a step is a number of seconds, not of type {type(step).__name__}")
     return _KEEP.call(bool, step=step, keep=_duration("keep", keep))
-
-
-def _rows(read: Callable[[dict[str, Any]], T]) -> Callable[[str], list[T]]:
-    return lambda text: [read(row) for row in loads(text)]
-
-
-def _at(text: str) -> datetime:
-    found = instant(text)
-    assert found is not None
-    return found
 
 
 def _steps(step: timedelta | str, since: Since | None) -> dict[str, str | None]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import instant
+from tallybook._db.texts import checked, moment, records
 from tallybook._model.job import Cancelled, DeadLetter, Retried
-from tallybook._model.options import text_problem
 from tallybook._model.payload import encode
 from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
 
@@ -63,13 +62,13 @@ class DeadFilter:
         if self.reason is not None and self.reason not in _REASONS:
             raise ConfigError("reason", self.reason, f"is one of {', '.join(_REASONS)}")
         return {
-            "queue": _text("queue", self.queue),
-            "task": _text("task", self.task),
+            "queue": checked("queue", self.queue),
+            "task": checked("task", self.task),
             "reason": self.reason,
-            "text": _text("error", self.error),
+            "text": checked("error", self.error),
             "args": _args(self.args),
-            "since": _instant_text("since", self.since),
-            "before": _instant_text("before", self.before),
+            "since": moment("since", self.since),
+            "before": moment("before", self.before),
             "max_jobs": _limit(max_jobs),
         }
 
@@ -102,15 +101,21 @@ def cancel_many(
         raise ConfigError("states", unknown, f"are some of {', '.join(_STATES)}")
     return _CANCEL_MANY.call(
         lambda found: Cancelled(**loads(found)),
-        queue=_text("queue", queue),
-        task=_text("task", task),
-        unique_key=_text("unique", unique),
-        order_key=_text("order_key", order_key),
+        queue=checked("queue", queue),
+        task=checked("task", task),
+        unique_key=checked("unique", unique),
+        order_key=checked("order_key", order_key),
         args=_args(args),
         states=states,
-        reason=_text("reason", reason),
+        reason=checked("reason", reason),
         max_jobs=_limit(max_jobs),
     )
+
+
+_letters = records(
+    DeadLetter, "died_at", "enqueued_at",
+    job_id="job", queue_name="queue", task_name="task", why="reason", job_args="args", last_error="error",
+)  # fmt: skip
 
 
 def dead_letters(which: DeadFilter, max_jobs: int) -> Call[list[DeadLetter]]:
@@ -150,46 +155,10 @@ def result(job_id: int) -> Call[Ended]:
     return _RESULT.call(read, job_id=job_id)
 
 
-def _letters(found: str) -> list[DeadLetter]:
-    letters = []
-    for row in loads(found):
-        died_at, enqueued_at = instant(row["died_at"]), instant(row["enqueued_at"])
-        assert died_at is not None and enqueued_at is not None
-        letters.append(
-            DeadLetter(
-                job=row["job_id"],
-                died_at=died_at,
-                queue=row["queue_name"],
-                task=row["task_name"],
-                reason=row["why"],
-                failures=row["failures"],
-                crashes=row["crashes"],
-                attempt=row["attempt"],
-                enqueued_at=enqueued_at,
-                args=row["job_args"],
-                summary=row["summary"],
-                error=row["last_error"],
-            )
-        )
-    return letters
-
-
-def _text(option: str, value: str | None) -> str | None:
-    if value is not None and (not isinstance(value, str) or (problem := text_problem(value))):
-        raise ConfigError(option, value, "not a text" if not isinstance(value, str) else problem)
-    return value
-
-
 def _args(args: Mapping[str, object] | None) -> str | None:
     if args is not None and not isinstance(args, Mapping):
         raise ConfigError("args", args, "not a mapping", hint="Write args={'user_id': 42}")
     return None if args is None else encode(dict(args), task="the filter")
-
-
-def _instant_text(option: str, value: datetime | None) -> str | None:
-    if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
-        raise ConfigError(option, value, "not an aware datetime", hint="Write datetime.now(UTC) - ...")
-    return None if value is None else value.astimezone(UTC).isoformat()
 
 
 def _limit(max_jobs: int) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import instant, text_array
+from tallybook._db.texts import checked, columns, instant, moment, records, text_array, whole
 from tallybook._model.lists import JobDone, JobLine, JobPage
-from tallybook._model.options import text_problem
 from tallybook._model.why import checked_links
 from tallybook.errors import ConfigError
 
@@ -54,23 +53,26 @@ class JobFilter:
         if states is not None and (not states or any(state not in STATES for state in states)):
             raise ConfigError("states", states, f"are some of {', '.join(STATES)}")
         return {
-            "queue": _text("queue", self.queue),
-            "task": _text("task", self.task),
+            "queue": checked("queue", self.queue),
+            "task": checked("task", self.task),
             "states": None if states is None else text_array(states),
             "links": None if self.links is None else json.dumps(checked_links(self.links)),
-            "error": _text("error", self.error),
+            "error": checked("error", self.error),
             "unserved": "true" if self.unserved else "false",
-            "since": _instant("since", self.since),
-            "before": _instant("before", self.before),
-            "after": _text("after", after),
-            "max_jobs": _number("max_jobs", max_jobs, 1, MOST),
-            "max_looked": _number("max_looked", max_looked, 1000, 1_000_000),
+            "since": moment("since", self.since),
+            "before": moment("before", self.before),
+            "after": checked("after", after),
+            "max_jobs": str(whole("max_jobs", max_jobs, 1, MOST)),
+            "max_looked": str(whole("max_looked", max_looked, 1000, 1_000_000)),
         }
 
 
 def jobs(which: JobFilter, *, after: str | None, max_jobs: int, max_looked: int = LOOKED) -> Call[JobPage]:
     """One page of the jobs that match."""
     return JOBS.call(_page, **which.params(after, max_jobs, max_looked))
+
+
+_done = records(JobDone, job_id="job")
 
 
 def retry_jobs(ids: Iterable[int]) -> Call[list[JobDone]]:
@@ -80,7 +82,7 @@ def retry_jobs(ids: Iterable[int]) -> Call[list[JobDone]]:
 
 def cancel_jobs(ids: Iterable[int], reason: str | None) -> Call[list[JobDone]]:
     """Say of each of these jobs that it shall not run."""
-    return _CANCEL.call(_done, jobs=_ids(ids), reason=_text("reason", reason))
+    return _CANCEL.call(_done, jobs=_ids(ids), reason=checked("reason", reason))
 
 
 def drop_jobs(ids: Iterable[int]) -> Call[list[JobDone]]:
@@ -96,16 +98,11 @@ def _page(found: str) -> JobPage:
     more = rows.pop() if rows and rows[-1]["id"] is None else None
     lines = []
     for row in rows:
-        row["queue"], row["task"] = row.pop("queue_name"), row.pop("task_name")
         del row["looked_to"]
-        lines.append(JobLine(**row | {name: instant(row[name]) for name in _INSTANTS}))
+        lines.append(JobLine(**columns(row, *_INSTANTS, queue_name="queue", task_name="task")))
     if more is None:
         return JobPage(lines, None, None)
     return JobPage(lines, more["cursor"], instant(more["looked_to"]))
-
-
-def _done(found: str) -> list[JobDone]:
-    return [JobDone(row["job_id"], row["done"], row["detail"]) for row in loads(found)]
 
 
 def _ids(ids: Iterable[int]) -> str:
@@ -116,21 +113,3 @@ def _ids(ids: Iterable[int]) -> str:
     if len(listed) > MOST:
         raise ConfigError("jobs", len(listed), f"are at most {MOST} ids", hint="Say more of them in several calls")
     return "{" + ",".join(map(str, listed)) + "}"
-
-
-def _text(option: str, value: str | None) -> str | None:
-    if value is not None and (not isinstance(value, str) or (problem := text_problem(value))):
-        raise ConfigError(option, value, "not a text" if not isinstance(value, str) else problem)
-    return value
-
-
-def _instant(option: str, value: datetime | None) -> str | None:
-    if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
-        raise ConfigError(option, value, "not an aware datetime", hint="Write datetime.now(UTC) - ...")
-    return None if value is None else value.astimezone(UTC).isoformat()
-
-
-def _number(option: str, value: int, least: int, most: int) -> str:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(option, value, f"is a whole number from {least} to {most}")
-    return str(value)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import instant, text_array
+from tallybook._db.texts import instant, records, text_array
 from tallybook._model.options import check_name
 from tallybook._model.queue import QueueInfo, TopJob, Truncated
 from tallybook.errors import ConfigError, UnknownQueue
@@ -85,11 +85,9 @@ def top(queue: str, *, states: Sequence[str] | None, max_jobs: int, after: str |
     """The next jobs of a queue."""
     check_name("queue", queue, 64)
     those = None if states is None else text_array(tuple(states))
-    return _TOP.call(_top, queue=queue, states=those, max_jobs=max_jobs, after=after)
-
-
-def _top(text: str) -> list[TopJob]:
-    return [TopJob(**{**row, **_instants(row, "run_at", "enqueued_at")}) for row in loads(text)]
+    return _TOP.call(
+        records(TopJob, "run_at", "enqueued_at"), queue=queue, states=those, max_jobs=max_jobs, after=after
+    )
 
 
 def queues(name: str | None = None) -> Call[list[QueueInfo]]:
@@ -97,13 +95,12 @@ def queues(name: str | None = None) -> Call[list[QueueInfo]]:
     return Call("queues", _QUEUES, {"name": name}, _queues)
 
 
+_INSTANTS = ("paused_at", "created_at", "changed_at")
+
+
 def _queues(text: str) -> list[QueueInfo]:
     found = []
     for row in loads(text):
         known = {name: value for name, value in row.items() if value is not None}
-        found.append(QueueInfo(**{**known, **_instants(row, "paused_at", "created_at", "changed_at")}))
+        found.append(QueueInfo(**known | {name: instant(row[name]) for name in _INSTANTS}))
     return found
-
-
-def _instants(row: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: instant(row[name]) for name in names}

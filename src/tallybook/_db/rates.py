@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from tallybook._db import breakers
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import instant
+from tallybook._db.texts import at, records
 from tallybook._model.breaker import BreakerRule
 from tallybook._model.durations import format_duration
 from tallybook._model.options import check_name
@@ -65,34 +65,14 @@ def push(name: str, until: datetime) -> Call[datetime]:
     check_name("name", name, 200)
     if not isinstance(until, datetime) or until.utcoffset() is None:
         raise ConfigError("until", until, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
-    return PUSH.call(_instant, name=name, until=until.astimezone(UTC).isoformat())
-
-
-def _instant(text: str) -> datetime:
-    found = instant(loads(text))
-    assert found is not None
-    return found
+    return PUSH.call(lambda text: at(loads(text)), name=name, until=until.astimezone(UTC).isoformat())
 
 
 def rates(name: str | None = None) -> Call[list[RateInfo]]:
     """All keys in use, and the rules that no key of their own name has used; or the one of this name."""
-    return Call("rates", _RATES, {"name": name}, _infos)
-
-
-def _infos(found: str) -> list[RateInfo]:
-    return [
-        RateInfo(
-            **{
-                name: row[name]
-                for name in ("name", "rule", "calls", "burst", "calls_ever", "calls_in_window", "waiting")
-            },
-            per=None if row["per"] is None else timedelta(seconds=row["per"]),
-            last_call_at=instant(row["last_call_at"]),
-            next_call_at=instant(row["next_call_at"]),
-            pushed_to=instant(row["pushed_to"]),
-        )
-        for row in loads(found)
-    ]
+    return Call(
+        "rates", _RATES, {"name": name}, records(RateInfo, "last_call_at", "next_call_at", "pushed_to", seconds=["per"])
+    )
 
 
 def set_concurrency(rule: ConcurrencyRule) -> Call[str]:
@@ -108,8 +88,7 @@ def drop_concurrency(name: str) -> Call[bool]:
 
 def concurrency(name: str | None = None) -> Call[list[ConcurrencyInfo]]:
     """All keys in use, and the rules that no key of their own name has used; or the one of this name."""
-    params = {"name": name}
-    return Call("concurrency", _CONCURRENCY, params, lambda found: [ConcurrencyInfo(**row) for row in loads(found)])
+    return Call("concurrency", _CONCURRENCY, {"name": name}, records(ConcurrencyInfo))
 
 
 def registered(

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import instant
+from tallybook._db.texts import instant, records
 from tallybook._model.durations import format_duration
 from tallybook._model.retention import HeldRange, RetentionInfo
 
@@ -23,13 +23,7 @@ _HELD = Declared("""
 
 def retentions() -> Call[list[RetentionInfo]]:
     """How long what is kept, the shortest first."""
-    return Call("retentions", _RETENTIONS, {}, _infos)
-
-
-def _infos(found: str) -> list[RetentionInfo]:
-    return [
-        RetentionInfo(name=row["name"], keep=timedelta(seconds=row["keep"]), what=row["what"]) for row in loads(found)
-    ]
+    return Call("retentions", _RETENTIONS, {}, records(RetentionInfo, seconds=["keep"]))
 
 
 def set_(name: str, keep: timedelta) -> Call[bool]:

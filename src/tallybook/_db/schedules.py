@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 from tallybook._db.calls import ME
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import instant
+from tallybook._db.texts import at, columns, records
 from tallybook._model.job import JobCall
 from tallybook._model.options import check_name
 from tallybook._model.schedule import Timing, rule_text
@@ -219,7 +217,7 @@ def fires(name: str, most: int) -> Call[list[Fire]]:
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise ConfigError("max_fires", most, "is a whole number from 1 on")
     params = {"name": _named(name), "most": str(min(most, 1_000_000))}
-    return Call("schedule_fires", _FIRES, params, lambda found: list(map(_fire, loads(found))))
+    return Call("schedule_fires", _FIRES, params, records(Fire, "tick", "fired_at"))
 
 
 def _named(name: str) -> str:
@@ -228,18 +226,7 @@ def _named(name: str) -> str:
 
 
 def _fired(found: str) -> Fired:
-    columns = loads(found)
-    return Fired(**{**columns, "tick": _at(columns["tick"])})
-
-
-def _fire(row: dict[str, Any]) -> Fire:
-    return Fire(**{**row, "tick": _at(row["tick"]), "fired_at": _at(row["fired_at"])})
-
-
-def _at(text: str) -> datetime:
-    found = instant(text)
-    assert found is not None
-    return found
+    return Fired(**columns(loads(found), "tick"))
 
 
 _COLUMNS = frozenset(column.name for column in fields(ScheduleInfo))
@@ -247,10 +234,7 @@ _INSTANTS = ("paused_at", "since", "tick", "due_at", "last_tick")
 
 
 def _info(row: dict[str, Any]) -> tuple[ScheduleInfo, datetime]:
-    columns: dict[str, Any] = {name: value for name, value in row.items() if name in _COLUMNS}
-    read: Callable[[str | None], datetime | None] = instant
-    columns.update({name: read(columns[name]) for name in _INSTANTS})
-    length = partial(timedelta, 0, 0)
-    columns["every"] = None if row["every"] is None else length(row["every"])
-    columns["jitter"] = length(row["jitter"])
-    return ScheduleInfo(**columns), _at(row["now"])
+    known = columns({name: value for name, value in row.items() if name in _COLUMNS}, *_INSTANTS)
+    for name in ("every", "jitter"):
+        known[name] = None if row[name] is None else timedelta(microseconds=row[name])
+    return ScheduleInfo(**known), at(row["now"])

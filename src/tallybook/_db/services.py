@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from tallybook._db.declared import Call, Declared
-from tallybook._db.stored import loads
-from tallybook._db.texts import instant
+from tallybook._db.texts import records
 from tallybook._model.durations import format_duration
 from tallybook._model.service import ServiceInfo
 
@@ -23,22 +22,9 @@ _EVERY = Declared("service_every(service text, every interval) -> boolean")
 
 def services() -> Call[list[ServiceInfo]]:
     """All services, by name."""
-    return Call("services", _SERVICES, {}, _infos)
+    return Call("services", _SERVICES, {}, records(ServiceInfo, "last_run_at", seconds=["every", "last_took"]))
 
 
 def service_every(name: str, every: timedelta) -> Call[bool]:
     """How often a service is looked after at least; False: it was so already."""
     return _EVERY.call(bool, service=name, every=format_duration(every))
-
-
-def _infos(found: str) -> list[ServiceInfo]:
-    return [
-        ServiceInfo(
-            name=row["name"],
-            every=timedelta(seconds=row["every"]),
-            last_run_at=instant(row["last_run_at"]),
-            last_took=None if row["last_took"] is None else timedelta(seconds=row["last_took"]),
-            last_effect=row["last_effect"],
-        )
-        for row in loads(found)
-    ]

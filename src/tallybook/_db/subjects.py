@@ -11,8 +11,8 @@ from typing import Any
 from tallybook._db.calls import RUN_AT
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import instant, text_array
-from tallybook._model.options import Options, text_problem
+from tallybook._db.texts import checked, instant, text_array, whole
+from tallybook._model.options import Options
 from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport
 from tallybook.errors import ConfigError
 
@@ -156,12 +156,10 @@ def list_params(
     those = None if states is None else [states] if isinstance(states, str) else list(states)
     if those is not None and (not those or any(state not in STATES for state in those)):
         raise ConfigError("states", those, f"are some of {', '.join(STATES)}")
-    if isinstance(max_subjects, bool) or not isinstance(max_subjects, int) or not 1 <= max_subjects <= MOST:
-        raise ConfigError("max_subjects", max_subjects, f"is a whole number from 1 to {MOST}")
+    whole("max_subjects", max_subjects, 1, MOST)
     texts = {"task": task, "queue": queue, "prefix": prefix, "after": after}
     for option, value in texts.items():
-        if value is not None and (not isinstance(value, str) or (problem := text_problem(value))):
-            raise ConfigError(option, value, "not a text" if not isinstance(value, str) else problem)
+        checked(option, value)
     return texts | {
         "states": None if those is None else text_array(those),
         "max_subjects": str(max_subjects),

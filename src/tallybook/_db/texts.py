@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
 
-from tallybook._db.stored import edge
+from tallybook._db.stored import edge, loads
+from tallybook._model.options import text_problem
+from tallybook.errors import ConfigError
 
-__all__ = ["instant", "quoted", "text_array"]
+__all__ = ["at", "checked", "columns", "instant", "moment", "quoted", "records", "text_array", "whole"]
+
+T = TypeVar("T")
 
 
 def instant(text: str | None) -> datetime | None:
@@ -18,6 +23,48 @@ def instant(text: str | None) -> datetime | None:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):  # infinity, or a year that Python does not know
         return edge(text)
+
+
+def at(text: str) -> datetime:
+    """The same for one that is there."""
+    found = instant(text)
+    assert found is not None
+    return found
+
+
+def columns(row: dict[str, Any], *instants: str, seconds: Sequence[str] = (), **names: str) -> dict[str, Any]:
+    """A row of the server's JSON, these columns as instants, those as durations, some under other names."""
+    lengths = {name: None if row[name] is None else timedelta(seconds=row[name]) for name in seconds}
+    found = row | {name: instant(row[name]) for name in instants} | lengths
+    return {names.get(name, name): value for name, value in found.items()}
+
+
+def records(
+    made: Callable[..., T], *instants: str, seconds: Sequence[str] = (), **names: str
+) -> Callable[[str], list[T]]:
+    """Reads rows of JSON as objects of a class, whose fields are as the columns, or as `names` says."""
+    return lambda text: [made(**columns(row, *instants, seconds=seconds, **names)) for row in loads(text)]
+
+
+def checked(option: str, value: str | None) -> str | None:
+    """A text that a name can be; ConfigError for what is none."""
+    if value is not None and (not isinstance(value, str) or (problem := text_problem(value))):
+        raise ConfigError(option, value, "not a text" if not isinstance(value, str) else problem)
+    return value
+
+
+def whole(option: str, value: int, least: int, most: int) -> int:
+    """A whole number; ConfigError for what is none, or out of its bounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(option, value, f"is a whole number from {least} to {most}")
+    return value
+
+
+def moment(option: str, value: datetime | None, hint: str = "Write datetime.now(UTC) - ...") -> str | None:
+    """An instant for the server; ConfigError for a time without its zone."""
+    if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
+        raise ConfigError(option, value, "not an aware datetime", hint=hint)
+    return None if value is None else value.astimezone(UTC).isoformat()
 
 
 def text_array(items: Sequence[str | None]) -> str:

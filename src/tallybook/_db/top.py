@@ -11,7 +11,7 @@ import psycopg
 
 from tallybook._db.declared import Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import instant
+from tallybook._db.texts import at
 
 __all__ = ["Rates", "Reading", "Runs", "rates", "read", "read_async", "runs_async"]
 
@@ -141,10 +141,8 @@ def _still_good(before: Reading | None) -> Runs | None:
 
 
 def _reading(raw: dict[str, Any], runs: Runs) -> Reading:
-    now = instant(raw["now"])
-    assert now is not None
     return Reading(
-        now=now,
+        now=at(raw["now"]),
         database=raw["database"],
         server=raw["server"],
         alive=raw["alive"],
