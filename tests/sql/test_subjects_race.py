@@ -399,7 +399,7 @@ def test_a_forget_that_commits_while_a_worker_looks(db: Db, connect: Connect, ds
 
 def test_control_without_the_newer_look(db: Db, connect: Connect, dsn: str) -> None:
     """Control: with the tombstones of claimed_jobs' own snapshot alone, the forgotten subject starts."""
-    without(dsn, "claimed_jobs", ("or (a.k).cancelled", ""))
+    without(dsn, "claimed_jobs", ("or (e.a).cancelled", ""))
     assert _forgotten_while_leased(db, connect, dsn) == [False, False]
 
 
