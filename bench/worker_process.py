@@ -13,8 +13,8 @@ from typing import Any
 
 import bench.zoo  # noqa: F401  its tasks are the app's
 from bench import app as bench_app
+from tallybook._worker.life.worker import Worker
 from tallybook._worker.settings import SLOTS, WorkerSettings
-from tallybook._worker.worker import Worker
 
 
 async def _drain(dsn: str, slots: int) -> dict[str, object]:

@@ -23,7 +23,7 @@ from support.waiting import wait_until
 from support.workers import Jobs, working
 from support.zoo import ZooWorker
 from tallybook import App, Context, JobInfo
-from tallybook._worker.supervisor import WORN_OUT
+from tallybook._worker.life.supervisor import WORN_OUT
 
 NEIGHBOURS = 20
 

@@ -255,11 +255,11 @@ def test_a_child_without_the_kernels_help_ends_as_well(tmp_path: Path, monkeypat
 
     ours, theirs = socket.socketpair()
     program = (
-        "import sys; from tallybook._worker import child_main; child_main._die_with_parent = lambda: None;"
+        "import sys; from tallybook._worker.run import child_main; child_main._die_with_parent = lambda: None;"
         " child_main.main(int(sys.argv[1]))"
     )
     path = tmp_path / "deaf"
-    from tallybook._worker.frames import pack, receive
+    from tallybook._worker.run.frames import pack, receive
 
     with subprocess.Popen(
         [sys.executable, "-c", program, str(theirs.fileno())],

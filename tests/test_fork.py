@@ -15,7 +15,7 @@ import pytest
 
 from support.workers import eventually
 from tallybook import App
-from tallybook._worker import signals
+from tallybook._worker.life import signals
 
 ROOT = Path(__file__).parents[1]
 

@@ -20,7 +20,8 @@ from tallybook import App, Job
 from tallybook._db import calls, exactly_once, link
 from tallybook._db.link import Link
 from tallybook._db.migrate import migrate
-from tallybook._worker import heartbeat, sleeper
+from tallybook._worker.claim import sleeper
+from tallybook._worker.life import heartbeat
 from tallybook.embedded import temporary_server
 from tallybook.errors import CommitUnknown, QueueUnavailable, WrongIsolationLevel
 

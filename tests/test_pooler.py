@@ -20,7 +20,7 @@ from support.workers import Jobs, eventually, working
 from tallybook import App
 from tallybook._db.link import Link
 from tallybook._db.pooler import is_behind_pooler, shares_sessions
-from tallybook._worker.claimer import Claimer
+from tallybook._worker.claim.claimer import Claimer
 from tallybook.errors import ConfigError
 
 pytestmark = [

@@ -17,8 +17,8 @@ from tallybook import App, ServiceInfo
 from tallybook._cli import cli
 from tallybook._db.link import Link
 from tallybook._upkeep.promote import Promoter
-from tallybook._worker import claimer as claimer_module
-from tallybook._worker.claimer import Claimer
+from tallybook._worker.claim import claimer as claimer_module
+from tallybook._worker.claim.claimer import Claimer
 from tallybook.errors import ConfigError, InvalidArgument
 
 anyio = pytest.mark.anyio

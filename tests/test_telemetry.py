@@ -24,9 +24,9 @@ from support.workers import QUICK, SLEEPY, Jobs, eventually, working
 from tallybook import App, Constant, __version__
 from tallybook._db import numbers as _numbers
 from tallybook._model.exposition import COLUMNS, METRICS, MOST, OTHERS, Numbers, Shown
-from tallybook._worker import exposition, telemetry
+from tallybook._worker.life import exposition, telemetry
+from tallybook._worker.life.worker import Worker
 from tallybook._worker.settings import WorkerSettings
-from tallybook._worker.worker import Worker
 from tallybook.errors import ConfigError
 
 pytestmark = pytest.mark.anyio
@@ -456,7 +456,7 @@ def test_the_command_line_listens_while_it_waits(tmp_path: Path) -> None:
 
 def test_every_process_has_a_port_of_its_own() -> None:
     """--processes: the children listen on the port and those that follow; on any free one for 0; on none without."""
-    from tallybook._worker.supervisor import _port
+    from tallybook._worker.life.supervisor import _port
 
     assert [_port(9464, number) for number in (1, 2)] == [["--metrics-port", "9464"], ["--metrics-port", "9465"]]
     assert [_port(0, 2), _port(None, 2)] == [["--metrics-port", "0"], []]

@@ -14,7 +14,7 @@ import pytest
 from support.waiting import wait_until
 from support.workers import QUICK, Jobs, eventually, working
 from tallybook import App, Context
-from tallybook._worker.heartbeat import _RENEW, Heartbeat
+from tallybook._worker.life.heartbeat import _RENEW, Heartbeat
 
 pytestmark = [pytest.mark.anyio, pytest.mark.servers]
 

@@ -16,7 +16,7 @@ import pytest
 
 from support.workers import Jobs, eventually, working
 from tallybook import App, Cancel, Constant, Context, Dead, Snooze
-from tallybook._worker.finisher import Finisher
+from tallybook._worker.finish.finisher import Finisher
 
 pytestmark = pytest.mark.anyio
 

@@ -25,7 +25,7 @@ from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectP
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
 from tallybook._model.why import Reason, TraceEvent
 from tallybook._task import Task
-from tallybook._worker.context import Context
+from tallybook._worker.run.context import Context
 
 __version__ = "0.1.0"
 

@@ -12,7 +12,7 @@ import sys
 from datetime import timedelta
 
 from tallybook import App
-from tallybook._worker import signals
+from tallybook._worker.life import signals
 
 app = App("shop", dsn=sys.argv[1])
 

@@ -11,8 +11,8 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from tallybook import App, JobInfo
+from tallybook._worker.life.worker import Worker
 from tallybook._worker.settings import WorkerSettings, parse_queues
-from tallybook._worker.worker import Worker
 
 T = TypeVar("T")
 

@@ -44,7 +44,7 @@ from tallybook.extra.providers import Providers
 
 if TYPE_CHECKING:
     from tallybook._worker import DrainReport, WorkerReport
-    from tallybook._worker.context import Context
+    from tallybook._worker.run.context import Context
 
 __all__ = ["App"]
 

@@ -21,7 +21,7 @@ from tallybook._cli.loading import app_option, home
 from tallybook._cli.text import clean
 from tallybook._db import migrate
 from tallybook._db.link import dsn_for_people
-from tallybook._worker.supervisor import DSN_OF_PARENT, WRONG, Child, how
+from tallybook._worker.life.supervisor import DSN_OF_PARENT, WRONG, Child, how
 from tallybook.errors import TallybookError
 
 __all__ = ["dev"]

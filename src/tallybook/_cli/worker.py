@@ -16,9 +16,11 @@ from tallybook._cli.common import DURATION, connect, conninfo, dsn_option
 from tallybook._cli.loading import app_option, load_app
 from tallybook._db.link import Link
 from tallybook._model.durations import format_duration
-from tallybook._worker import children, demand_tasks, logs, signals, supervisor
+from tallybook._worker import demand_tasks, logs
+from tallybook._worker.life import signals, supervisor
+from tallybook._worker.life.telemetry import Telemetry
+from tallybook._worker.run import children
 from tallybook._worker.settings import WorkerSettings, app_queues, parse_queues
-from tallybook._worker.telemetry import Telemetry
 from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:

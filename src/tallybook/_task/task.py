@@ -45,7 +45,7 @@ from tallybook.errors import ConfigError, PayloadError, SignatureError
 
 if TYPE_CHECKING:
     from tallybook._app import App
-    from tallybook._worker.context import Context
+    from tallybook._worker.run.context import Context
 
 __all__ = ["AtomicContextTask", "AtomicTask", "BoundTask", "ContextTask", "Task"]
 
@@ -462,7 +462,7 @@ else:
 
 
 def _is_context(annotation: Any) -> bool:
-    from tallybook._worker.context import Context
+    from tallybook._worker.run.context import Context
 
     return annotation is Context
 

@@ -8,11 +8,11 @@ from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tallybook._worker import signals
-from tallybook._worker.drain import DrainReport
-from tallybook._worker.drain import drain as _drain
+from tallybook._worker.life import signals
+from tallybook._worker.life.drain import DrainReport
+from tallybook._worker.life.drain import drain as _drain
+from tallybook._worker.life.worker import Worker, WorkerReport
 from tallybook._worker.settings import WorkerSettings, app_queues, parse_queues
-from tallybook._worker.worker import Worker, WorkerReport
 from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tallybook._db.subject_ends import SubjectEnd
-    from tallybook._worker.deadline import Guard
+    from tallybook._worker.run.deadline import Guard
 
 log = logging.getLogger("tallybook.worker")
 

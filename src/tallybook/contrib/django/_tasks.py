@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from tallybook import Cancel, Context, Dead, Snooze
 from tallybook import Task as Declared
-from tallybook._worker.retrying import after_failure
+from tallybook._worker.run.retrying import after_failure
 from tallybook.contrib.django import _api
 from tallybook.contrib.django._app import App
 

@@ -14,7 +14,7 @@ from email.utils import formatdate
 from typing import Any
 
 from tallybook._model.backoff import Exponential
-from tallybook._worker.context import Context
+from tallybook._worker.run.context import Context
 from tallybook.errors import CallFailed
 from tallybook.extra.tasks._provider import provider_of, text_setting
 from tallybook.extra.tasks._shelf import ready_made

@@ -6,7 +6,7 @@ import base64
 import json
 from typing import Any
 
-from tallybook._worker.context import Context
+from tallybook._worker.run.context import Context
 from tallybook.errors import CallFailed
 from tallybook.extra.tasks._outbound import Answer, Call, body_of
 from tallybook.extra.tasks._provider import provider_of

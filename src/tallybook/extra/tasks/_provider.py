@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from tallybook._model.durations import parse_duration
 from tallybook._model.provider import Provider
-from tallybook._worker.context import Context
+from tallybook._worker.run.context import Context
 from tallybook.errors import ConfigError
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from tallybook._app import App
 from tallybook._model.backoff import Backoff
 from tallybook._task import ContextTask
-from tallybook._worker.context import Context
+from tallybook._worker.run.context import Context
 
 P = ParamSpec("P")
 R = TypeVar("R")

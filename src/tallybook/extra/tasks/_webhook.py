@@ -9,7 +9,7 @@ from typing import Any
 
 from tallybook._model.backoff import Exponential
 from tallybook._model.provider import Provider
-from tallybook._worker.context import Context
+from tallybook._worker.run.context import Context
 from tallybook.errors import CallFailed, ConfigError, UnknownProvider
 from tallybook.extra.tasks._outbound import Call, body_of
 from tallybook.extra.tasks._provider import Registry, option, provider_of, registry_of

@@ -98,7 +98,7 @@ def _lines(frame: FrameType | None) -> list[str]:
 
 def _job_of(frame: FrameType | None) -> str:
     """Whose code the thread runs: the job that the runner's own frame below it is about."""
-    from tallybook._worker.runner import Runner
+    from tallybook._worker.run.runner import Runner
 
     while frame is not None:
         if frame.f_code is Runner._one.__code__:

@@ -10,8 +10,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tallybook._worker.jobs import Running
+from tallybook._worker.life.worker import Worker
 from tallybook._worker.settings import WorkerSettings
-from tallybook._worker.worker import Worker
 from tallybook.errors import JobFailed
 
 if TYPE_CHECKING:

@@ -43,14 +43,15 @@ from tallybook._model.payload import encode
 from tallybook._model.retry_after import retry_after
 from tallybook._model.signature import ArgsModel
 from tallybook._model.subject_outcome import SubjectOutcome
-from tallybook._worker import children, logs
-from tallybook._worker.context import Context, current_job
-from tallybook._worker.deadline import Guard
-from tallybook._worker.frames import pack, receive
+from tallybook._worker import logs
 from tallybook._worker.jobs import Lease, Running
-from tallybook._worker.retrying import after_failure
-from tallybook._worker.subject_frames import to_frame
-from tallybook._worker.verbs import Postponed, Verbs, checked_push
+from tallybook._worker.run import children
+from tallybook._worker.run.context import Context, current_job
+from tallybook._worker.run.deadline import Guard
+from tallybook._worker.run.frames import pack, receive
+from tallybook._worker.run.retrying import after_failure
+from tallybook._worker.run.subject_frames import to_frame
+from tallybook._worker.run.verbs import Postponed, Verbs, checked_push
 from tallybook.errors import PayloadError
 
 __all__ = ["main"]

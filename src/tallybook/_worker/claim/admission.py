@@ -12,11 +12,11 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from tallybook._worker.finisher import Finisher
+from tallybook._worker.claim.suspects import Suspects
+from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
-from tallybook._worker.runner import Runner
+from tallybook._worker.run.runner import Runner
 from tallybook._worker.settings import FAR_AHEAD
-from tallybook._worker.suspects import Suspects
 from tallybook.errors import QueueUnavailable
 
 log = logging.getLogger("tallybook.worker")

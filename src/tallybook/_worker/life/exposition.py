@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tallybook._model.exposition import Numbers, Sample, Shown, of_the_database, text
 
 if TYPE_CHECKING:
-    from tallybook._worker.worker import Worker
+    from tallybook._worker.life.worker import Worker
 
 __all__ = ["exposition"]
 

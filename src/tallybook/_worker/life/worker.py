@@ -26,19 +26,20 @@ from tallybook._upkeep.parents import Parents
 from tallybook._upkeep.promote import Promoter
 from tallybook._upkeep.prune import Pruner
 from tallybook._upkeep.rescue import Rescuer
-from tallybook._worker import children, pooler_check
-from tallybook._worker.atomic import Atomic
-from tallybook._worker.claimer import Claimer
-from tallybook._worker.finisher import Finisher
-from tallybook._worker.heartbeat import STOP, Heartbeat
+from tallybook._worker.claim.claimer import Claimer
+from tallybook._worker.claim.limits import check_limits
+from tallybook._worker.claim.sleeper import CANCEL, DEAL, PLACES, SCHEDULE, SETTLE, Sleeper
+from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book
-from tallybook._worker.limits import check_limits
-from tallybook._worker.runner import Runner
+from tallybook._worker.life import pooler_check
+from tallybook._worker.life.heartbeat import STOP, Heartbeat
+from tallybook._worker.life.telemetry import Telemetry
+from tallybook._worker.life.watchdog import Watchdog
+from tallybook._worker.run import children
+from tallybook._worker.run.atomic import Atomic
+from tallybook._worker.run.runner import Runner
+from tallybook._worker.run.verbs import Verbs
 from tallybook._worker.settings import WorkerSettings
-from tallybook._worker.sleeper import CANCEL, DEAL, PLACES, SCHEDULE, SETTLE, Sleeper
-from tallybook._worker.telemetry import Telemetry
-from tallybook._worker.verbs import Verbs
-from tallybook._worker.watchdog import Watchdog
 from tallybook.errors import NotSupported, QueueUnavailable, SchemaError
 
 if TYPE_CHECKING:

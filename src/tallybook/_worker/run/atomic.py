@@ -42,10 +42,10 @@ from tallybook._db.transactions import (
 from tallybook._model.failure import safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._model.subject_outcome import Reject, SubjectOutcome
-from tallybook._worker.deadline import Leavable
 from tallybook._worker.jobs import Running
-from tallybook._worker.retrying import after_rejection
-from tallybook._worker.subjects import end_of, rejection
+from tallybook._worker.run.deadline import Leavable
+from tallybook._worker.run.retrying import after_rejection
+from tallybook._worker.run.subjects import end_of, rejection
 from tallybook.errors import LeaseLost, QueueUnavailable, SignatureError, TransactionError
 
 if TYPE_CHECKING:

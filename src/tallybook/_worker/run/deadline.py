@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from tallybook._model.durations import format_duration
 
 if TYPE_CHECKING:
-    from tallybook._worker.children import Child
     from tallybook._worker.jobs import Running
+    from tallybook._worker.run.children import Child
 
 
 class Guard:

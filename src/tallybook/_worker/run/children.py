@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, Any
 
 from tallybook._model.failure import safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
-from tallybook._worker import frames, logs
-from tallybook._worker.deadline import deadline_passed
+from tallybook._worker import logs
 from tallybook._worker.jobs import Running
-from tallybook._worker.retrying import Next
-from tallybook._worker.subject_frames import from_frame
-from tallybook._worker.supervisor import how
-from tallybook._worker.verbs import Postponed, Verbs
+from tallybook._worker.life.supervisor import how
+from tallybook._worker.run import frames
+from tallybook._worker.run.deadline import deadline_passed
+from tallybook._worker.run.retrying import Next
+from tallybook._worker.run.subject_frames import from_frame
+from tallybook._worker.run.verbs import Postponed, Verbs
 from tallybook.errors import ConfigError, LeaseLost
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ CREDENTIALS = (
 )
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
-    " from tallybook._worker.child_main import main; main(int(sys.argv[2]))"
+    " from tallybook._worker.run.child_main import main; main(int(sys.argv[2]))"
 )
 importing_main = False
 """True in a child while it loads the program's main module: that must not start another worker."""

@@ -25,7 +25,7 @@ from tallybook._db.policy import Outage, first_line, is_gone
 from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._db.socket_timeout import ThreadSocketTimeout
 from tallybook._worker.jobs import Book
-from tallybook._worker.memory import memory
+from tallybook._worker.life.memory import memory
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import SchemaError
 

@@ -24,12 +24,12 @@ from tallybook._db.link import Link
 from tallybook._db.numbers import ANSWER, Asked, ask
 from tallybook._db.socket_timeout import SocketTimeout
 from tallybook._model.exposition import CONTENT_TYPE, Numbers, Shown
-from tallybook._worker.exposition import exposition
+from tallybook._worker.life.exposition import exposition
 from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
+    from tallybook._worker.life.worker import Worker
     from tallybook._worker.settings import WorkerSettings
-    from tallybook._worker.worker import Worker
 
 __all__ = ["Telemetry"]
 

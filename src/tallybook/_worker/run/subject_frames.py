@@ -9,7 +9,7 @@ from typing import Any
 from tallybook._model.failure import safe_text
 from tallybook._model.payload import encode
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule, SubjectOutcome
-from tallybook._worker.subjects import details_text
+from tallybook._worker.run.subjects import details_text
 
 __all__ = ["from_frame", "to_frame"]
 

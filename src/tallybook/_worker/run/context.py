@@ -19,13 +19,13 @@ from tallybook._db.verb import AsyncConn, SyncConn
 from tallybook._model.payload import encode
 from tallybook._model.subject import Subject, subject_of
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
-from tallybook._worker.subjects import end_of
+from tallybook._worker.run.subjects import end_of
 from tallybook.errors import LeaseLost, NotASubject, NotSupported
 
 if TYPE_CHECKING:
     from tallybook._app import App
     from tallybook._worker.jobs import Running
-    from tallybook._worker.verbs import Verbs
+    from tallybook._worker.run.verbs import Verbs
     from tallybook.extra.providers import Providers
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ import psycopg
 from tallybook._db.ends import CANCEL_RUNNING, COMPLETE_MANY, COMPLETE_MANY_WITH, CRASH, FAIL, MOVE, SNOOZE, UNCLAIM
 from tallybook._db.link import Link
 from tallybook._db.subject_ends import SubjectEnd
-from tallybook._worker.doubtful_ends import DoubtfulEnds, End
+from tallybook._worker.finish.doubtful_ends import DoubtfulEnds, End
 from tallybook._worker.jobs import Book, Running
 from tallybook.errors import QueueUnavailable
 

@@ -14,13 +14,13 @@ from tallybook._db.declared import Declared
 from tallybook._db.link import Link
 from tallybook._db.roundtrip import RoundTrips
 from tallybook._upkeep import rebase
-from tallybook._worker.admission import Admission
-from tallybook._worker.finisher import Finisher
+from tallybook._worker.claim.admission import Admission
+from tallybook._worker.claim.sleeper import Sleeper, jittered
+from tallybook._worker.claim.suspects import Suspects
+from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book, Lease, Running
-from tallybook._worker.runner import Runner
+from tallybook._worker.run.runner import Runner
 from tallybook._worker.settings import WorkerSettings
-from tallybook._worker.sleeper import Sleeper, jittered
-from tallybook._worker.suspects import Suspects
 from tallybook.errors import ForeignCursor, QueueUnavailable, WorkerEnded
 
 log = logging.getLogger("tallybook.worker")

@@ -24,17 +24,17 @@ from typing import TYPE_CHECKING, Any
 from tallybook._model.failure import describe, safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._model.subject_outcome import Reject, SubjectOutcome
-from tallybook._worker.atomic import Atomic, Ended
-from tallybook._worker.children import Children, ChildResult, FailedInChild, ProcessDied, check
-from tallybook._worker.context import Context, current_job
-from tallybook._worker.deadline import Guard, deadline_passed
-from tallybook._worker.finisher import Finisher
+from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
-from tallybook._worker.retrying import after_failure, after_rejection
-from tallybook._worker.subjects import end_of, rejection
-from tallybook._worker.threads import DaemonThreads
-from tallybook._worker.verbs import Postponed, Verbs
-from tallybook._worker.versions import is_newer, upgraded
+from tallybook._worker.run.atomic import Atomic, Ended
+from tallybook._worker.run.children import Children, ChildResult, FailedInChild, ProcessDied, check
+from tallybook._worker.run.context import Context, current_job
+from tallybook._worker.run.deadline import Guard, deadline_passed
+from tallybook._worker.run.retrying import after_failure, after_rejection
+from tallybook._worker.run.subjects import end_of, rejection
+from tallybook._worker.run.threads import DaemonThreads
+from tallybook._worker.run.verbs import Postponed, Verbs
+from tallybook._worker.run.versions import is_newer, upgraded
 from tallybook.errors import PayloadError, TallybookError, TransactionError
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""How ends of attempts reach the database."""

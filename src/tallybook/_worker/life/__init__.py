@@ -1,0 +1,1 @@
+"""From the start of a worker to its stop, and what watches it meanwhile."""
