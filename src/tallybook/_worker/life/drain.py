@@ -102,11 +102,11 @@ async def drain(
 
 def _report(worker: Worker, held: int) -> DrainReport:
     """What it has run; not what it held and gave back. JobFailed where the first failure is to be raised."""
-    if worker.runner.keeps_error and worker.finisher.first_failure is not None:
+    if worker.runner.ends.keeps_error and worker.finisher.first_failure is not None:
         job, error = worker.finisher.first_failure
         raise JobFailed(
             job.job_id, job.task_name, error.get("type"), error.get("message")
-        ) from worker.runner.first_error
+        ) from worker.runner.ends.first_error
     counts = worker.finisher.counts
     ended = {name: counts[name] for name in ("completed", "scheduled", "cancelled", "dead")}
     ended["scheduled"] += max(0, counts["available"] - held)  # again at once

@@ -234,7 +234,7 @@ class Worker:
             self.sleeper = None
             self.claimer.only_poll()
         await self.claimer.link.first()
-        await self.runner.open()
+        await self.runner.handlers.open()
         if self.runner.tracing is not None:
             self.runner.tracing.opened(self.dsn, self.settings.name)
         loop = asyncio.get_running_loop()
@@ -476,7 +476,7 @@ class Worker:
                     await conn.execute(FOLD.worker, (False,))  # there may be nobody else to do it
         if self.runner.tracing is not None:
             self.runner.tracing.closed(self.settings.name)
-        await self.runner.close()
+        await self.runner.handlers.close()
         await self.atomic.close()
         await self.finisher.doubtful.close()
         if self.sleeper:

@@ -1,0 +1,159 @@
+"""Calls of handlers: on the loop, on a thread, in a process; inside the app's hooks, in a context of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from tallybook._worker.jobs import Running
+from tallybook._worker.run.atomic import Atomic
+from tallybook._worker.run.children import Children, check
+from tallybook._worker.run.context import Context, current_job
+from tallybook._worker.run.stepping import InContext, stepped
+from tallybook._worker.run.threads import DaemonThreads
+from tallybook._worker.run.verbs import Verbs
+from tallybook._worker.run.versions import upgraded
+from tallybook.errors import PayloadError
+
+if TYPE_CHECKING:
+    from tallybook._app import App, Task
+
+__all__ = ["Handlers"]
+
+
+def _surrounded(
+    fn: Callable[..., Any], hooks: Sequence[Callable[[Any], Iterator[Any]]], ctx: Context
+) -> Callable[..., Any]:
+    def run(*positional: Any, **named: Any) -> Any:
+        with ExitStack() as stack:
+            for hook in hooks:
+                stack.enter_context(contextmanager(hook)(ctx))
+            return fn(*positional, **named)
+
+    return run
+
+
+class Handlers:
+    """The app's handlers, with what they run on: lifespans, threads, processes."""
+
+    def __init__(self, app: App, verbs: Verbs, atomic: Atomic, *, threads: int, worker_name: str) -> None:
+        self._app = app
+        self._verbs = verbs
+        self._atomic = atomic
+        self.threads = DaemonThreads(threads, "tallybook-job")
+        self._children = Children(worker_name, threads, verbs)
+        self._lifespan = AsyncExitStack()
+        self._state = SimpleNamespace()
+
+    async def open(self) -> None:
+        """Enter the app's lifespans, in the order in which they were declared."""
+        for known in self._app.tasks.values():
+            check(known)
+        self._verbs.loop = asyncio.get_running_loop()
+        self._verbs.providers = self._app.providers
+        self._lifespan.enter_context(self._app.providers.through(self._verbs.ask))
+        context = Context(self._state, verbs=self._verbs)
+        for hook in self._app._lifespans:
+            await self._lifespan.enter_async_context(asynccontextmanager(hook)(context))
+
+    async def close(self) -> None:
+        """Leave the lifespans; threads that still run are left behind."""
+        await self._children.close()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        await self._lifespan.aclose()
+
+    async def call(self, job: Running, known: Task[Any, Any]) -> Any:
+        """What the handler of this job returns; raises what it raises. PayloadError: its args cannot be read."""
+        try:  # what SQL put in may be more than Python reads: 5000 digits, 1000 levels
+            job.args = json.loads(job.args)  # type: ignore[arg-type]  # text until here
+            job.headers = json.loads(job.headers) if job.headers else None  # type: ignore[arg-type]
+        except (ValueError, RecursionError) as error:
+            raise PayloadError("$", f"it cannot be read: {error}", task=known.name, verb="read") from error
+        if job.options or known.contract.version != 1:
+            job.args = upgraded(job, known)
+        positional, named = known.args.load(job.args)
+        context = contextvars.copy_context()
+        context.run(current_job.set, job)
+        fn = self._atomic.wrap(job, known) if known.atomic else known.fn
+        in_thread = not known.is_async and not known.execution.process
+        if known.wants_context or self._app._arounds or (in_thread and self._app._thread_arounds):
+            ctx = Context(self._state, job, self._verbs, atomic=bool(known.atomic))
+            if known.wants_context:
+                positional = [ctx, *positional]
+            if in_thread and self._app._thread_arounds:
+                fn = _surrounded(fn, self._app._thread_arounds, ctx)
+            if self._app._arounds:
+                return await stepped(self._around(job, ctx, known, fn, positional, named), context)
+        if known.is_async:
+            coroutine = fn(*positional, **named)
+            try:  # as stepped, without one more coroutine
+                waits_for = context.run(coroutine.send, None)
+            except StopIteration as end:
+                return end.value
+            except GeneratorExit as error:
+                raise RuntimeError("the handler raised GeneratorExit") from error
+            return await InContext(coroutine, context, waits_for)
+        if known.execution.process:
+            return await self._in_child(job, known)
+        value = await self._in_thread(job, context, fn, positional, named)
+        if inspect.iscoroutine(value):  # an async function behind a plain decorator
+            value = await stepped(value, context)
+        return value
+
+    async def _around(
+        self,
+        job: Running,
+        ctx: Context,
+        known: Task[Any, Any],
+        fn: Callable[..., Any],
+        positional: list[Any],
+        named: dict[str, Any],
+    ) -> Any:
+        async with AsyncExitStack() as hooks:
+            for hook in self._app._arounds:
+                await hooks.enter_async_context(asynccontextmanager(hook)(ctx))
+            if known.is_async:
+                return await fn(*positional, **named)
+            if known.execution.process:
+                return await self._in_child(job, known)
+            value = await self._in_thread(job, contextvars.copy_context(), fn, positional, named)
+            return await value if inspect.iscoroutine(value) else value
+
+    async def _in_child(self, job: Running, known: Task[Any, Any]) -> Any:
+        # Its end is the process's end: a cancel is told to that, see Guard.
+        handle, job.handle = job.handle, None
+        try:
+            carried = None if self._app._tracing is None else self._app._tracing.carried()
+            return await self._children.run(job, known, carried)
+        finally:
+            job.handle = handle
+
+    async def _in_thread(
+        self,
+        job: Running,
+        context: contextvars.Context,
+        fn: Callable[..., Any],
+        positional: list[Any],
+        named: dict[str, Any],
+    ) -> Any:
+        def call() -> Any:
+            try:
+                return context.run(fn, *positional, **named)
+            except (StopIteration, GeneratorExit) as raised:  # a Future takes none of the two
+                raise RuntimeError(f"the handler raised {type(raised).__name__}") from raised
+
+        # A thread cannot be cancelled, and its job is not over before its code is: it is told by ctx.cancelled.
+        handle, job.handle = job.handle, None
+        try:
+            future = self.threads.submit(call)
+            if job.guard is not None:
+                job.guard.thread = future
+            return await asyncio.wrap_future(future)
+        finally:
+            job.handle = handle

@@ -1,0 +1,169 @@
+"""The end of an attempt: what a handler returned or raised becomes one of the finisher's verbs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from tallybook._model.failure import describe, safe_text
+from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
+from tallybook._model.subject_outcome import Reject, SubjectOutcome
+from tallybook._worker.finish.finisher import Finisher
+from tallybook._worker.jobs import Running
+from tallybook._worker.run.atomic import Ended
+from tallybook._worker.run.children import ChildResult, FailedInChild, ProcessDied
+from tallybook._worker.run.retrying import after_failure, after_rejection
+from tallybook._worker.run.subjects import end_of, rejection
+from tallybook._worker.run.verbs import Postponed
+from tallybook.errors import TallybookError, TransactionError
+
+if TYPE_CHECKING:
+    from tallybook._app import Task
+
+__all__ = ["Ends"]
+
+log = logging.getLogger("tallybook.worker")
+
+# "For ever" has to be an instant that PostgreSQL knows.
+_LONGEST = timedelta(days=36_500)
+_LONGEST_REASON = 4000
+
+
+class Ends:
+    """Ends attempts by what their handlers returned or raised."""
+
+    def __init__(self, finisher: Finisher, worker_name: str, *, keeps_error: bool) -> None:
+        self._finisher = finisher
+        self._worker_name = worker_name
+        self.keeps_error = keeps_error
+        """Whether the first exception of a handler is kept: for a drain, since it keeps all that its frames hold."""
+        self.first_error: BaseException | None = None
+        self.aborting = False
+        """Handlers are cancelled by a stop: what ends by that is given back without a failure."""
+
+    def returned(self, job: Running, known: Task[Any, Any], value: Any) -> None:
+        """End the attempt of a handler that returned; an Outcome may have been raised as well."""
+        if isinstance(value, Outcome):
+            self._outcome(job, known, value)
+        elif isinstance(value, Ended):
+            self._finisher.ended(job, value.verb, value.said, value.wake_in)
+        elif job.in_doubt:
+            self._completed_itself(job, known)
+        else:
+            if job.guard is not None and job.guard.timed_out:
+                log.warning("%s %s was told to stop at its deadline and completed after it", known.name, job.job_id)
+            self._completed(job, known, value)
+
+    def broken(self, job: Running, known: Task[Any, Any], error: BaseException) -> None:
+        """Fail an attempt whose end could not be told as it was: it has an end, whatever happens."""
+        described = describe(error, attempt=job.attempt, worker=self._worker_name)
+        self._finisher.fail(job, described, delay=None, limit=known.max_attempts, final=False)
+
+    def not_started(self, job: Running, known: Task[Any, Any] | None, error: dict[str, Any]) -> None:
+        """Fail an attempt that has not started, by its task's own limit of attempts."""
+        limit = None if known is None else known.max_attempts
+        self._finisher.fail(job, {**error, "worker": self._worker_name}, delay=None, limit=limit, final=False)
+
+    def _completed_itself(self, job: Running, known: Task[Any, Any]) -> None:
+        said = "ctx.complete" if job.own_end is None else "ctx.end"
+        # It is a failure only where the settler finds that the transaction was not committed.
+        error = TransactionError(
+            f"the handler returned, but the transaction in which it called {said} is not committed",
+            hint="Commit it before the handler returns",
+        )
+        error.no_retry = False  # nothing has stayed
+        described = describe(error, attempt=job.attempt, worker=self._worker_name)
+        then = after_failure(job, known, error)
+        self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
+
+    def _completed(self, job: Running, known: Task[Any, Any], value: Any) -> None:
+        if isinstance(value, ChildResult):
+            value = value.text if known.store_result else None
+            if value is not None:
+                self._finisher.complete_with(job, value)
+                return
+        if value is None:
+            self._finisher.complete(job)
+        elif (result := known.result_text(value)) is not None:
+            self._finisher.complete_with(job, result)
+        else:
+            self._finisher.complete(job)
+
+    def _outcome(self, job: Running, known: Task[Any, Any], outcome: Outcome) -> None:
+        match outcome:
+            case Snooze():
+                until = outcome.until
+                delay = outcome.delay if until is None else max(timedelta(0), until - datetime.now(UTC))
+                self._finisher.snooze(job, min(delay or timedelta(0), _LONGEST))
+            case Cancel():
+                self._finisher.cancelled(job, safe_text(outcome.reason, _LONGEST_REASON) or None)
+            case Dead():
+                error = {
+                    "type": "Dead",
+                    "message": safe_text(outcome.reason, _LONGEST_REASON) or "its handler gave it up",
+                    "worker": self._worker_name,
+                }
+                self._finisher.fail(job, error, delay=None, limit=None, final=True)
+            case Reject():
+                described, then = rejection(job, known, outcome), after_rejection(job, known, outcome)
+                log.warning(
+                    "%s %s: attempt %s was rejected: %s", known.name, job.job_id, job.attempt, described["message"]
+                )
+                self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
+            case Postponed():
+                if not job.lost:
+                    self._finisher.ended(job, "limit_take", "scheduled", timedelta(0))
+            case SubjectOutcome():
+                self._iterated(job, known, outcome)
+            case _:
+                raise TypeError(f"{type(outcome).__name__} is none of Snooze, Cancel, Dead")
+
+    def _iterated(self, job: Running, known: Task[Any, Any], outcome: SubjectOutcome) -> None:
+        try:
+            end = end_of(job, known, outcome)
+        except TallybookError as error:
+            self.raised(job, known, error)
+            return
+        if end is None:
+            self._finisher.complete(job)
+        elif isinstance(end, Dead):
+            self._outcome(job, known, end)
+        else:
+            self._finisher.iterated(job, end)
+
+    def raised(self, job: Running, known: Task[Any, Any], error: BaseException) -> None:
+        """End the attempt of a handler that raised: cancelled, given back, crashed or failed."""
+        if issubclass(type(error), asyncio.CancelledError):  # isinstance asks the error, which may raise anything
+            if job.handle is not None:
+                job.handle.uncancel()
+            if job.cancel_reason is not None and not job.lost:
+                self._finisher.cancelled(job, job.cancel_reason or None)
+                return
+            if self.aborting or job.lost:
+                self._finisher.snooze(job, timedelta(0))
+                return
+        if type(error) is ProcessDied:
+            log.error("%s %s: %s", known.name, job.job_id, error, extra={"event": "crashed", "job": job.job_id})
+            self._finisher.crash(job, error.described(job))
+            return
+        if type(error) is FailedInChild:
+            described, then = error.described, error.then or after_failure(job, known, error)
+        else:
+            described = describe(error, attempt=job.attempt, worker=self._worker_name)
+            then = after_failure(job, known, error)
+        if then.problem is not None:
+            described["note"] = then.problem
+        if self.keeps_error and self._finisher.first_failure is None:
+            self.first_error = error
+        log.warning(
+            "%s %s: attempt %s failed: %s: %s",
+            known.name,
+            job.job_id,
+            job.attempt,
+            described["type"],
+            described["message"],
+            extra={"job": job.job_id, "task_name": known.name, "queue": job.queue, "attempt": job.attempt},
+        )
+        self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
