@@ -144,20 +144,20 @@ async def test_a_new_interval_reaches_a_running_worker(app: App, dsn: str, db: A
         app.services.set(name, "1 hour").sync(db)
     async with working(app, dsn, rescue_look=timedelta(hours=1)) as worker:
         looks = 0
-        look = worker.services.look
+        look = worker.maintenance.loop.look
 
         async def counted() -> None:
             nonlocal looks
             await look()
             looks += 1
 
-        worker.services.look = counted  # type: ignore[method-assign]
+        worker.maintenance.loop.look = counted  # type: ignore[method-assign]
         app.services.set("rebase", "100 ms").sync(db)
         # Ten looks take a second once it knows; before that each of them comes four seconds after the last one or later.
-        await eventually(lambda: worker.rebaser.every == 0.1, "it has learned")
+        await eventually(lambda: worker.maintenance.rebaser.every == 0.1, "it has learned")
         before = looks
         await eventually(lambda: looks >= before + 10, "it looks as often", seconds=20)
-        assert worker.promoter.every == 3600
+        assert worker.maintenance.promoter.every == 3600
 
 
 @anyio
@@ -167,9 +167,9 @@ async def test_rescue_looks_as_often_as_its_service_says_unless_the_worker_was_t
     """The option rescue_look of one worker goes before the service's interval; without it the service's holds."""
     app.services.set("rescue", "200 ms").sync(db)
     async with working(app, dsn, rescue_look=None) as one, working(app, dsn, rescue_look=50 * S) as other:
-        await eventually(lambda: one.rescuer.every == other.rescuer.every == 0.2, "both have looked")
-        assert all(0.1 <= one.rescuer.pause(100) <= 0.2 for _ in range(20))
-        assert all(25 <= other.rescuer.pause(100) <= 50 for _ in range(20))
+        await eventually(lambda: one.maintenance.rescuer.every == other.maintenance.rescuer.every == 0.2, "both have looked")
+        assert all(0.1 <= one.maintenance.rescuer.pause(100) <= 0.2 for _ in range(20))
+        assert all(25 <= other.maintenance.rescuer.pause(100) <= 50 for _ in range(20))
 
 
 # The look in place of the claim
@@ -198,14 +198,14 @@ async def test_the_look_finds_jobs_for_a_worker_that_is_not_woken(
         )
         db.execute("select tallybook.enqueue('default', 'note', '{\"n\": 1}')")
         looks = 0
-        look = worker.services.look
+        look = worker.maintenance.loop.look
 
         async def counted() -> None:
             nonlocal looks
             await look()
             looks += 1
 
-        worker.services.look = counted  # type: ignore[method-assign]
+        worker.maintenance.loop.look = counted  # type: ignore[method-assign]
         await eventually(lambda: ran or looks >= 8, "it ran, or looked eight times")
         assert bool(ran) is rides
 
@@ -231,14 +231,14 @@ async def test_an_idle_claimer_leaves_the_look_to_the_services(
         )
         monkeypatch.setattr(Claimer, "_claim", counted)
         looks = 0
-        look = worker.services.look
+        look = worker.maintenance.loop.look
 
         async def also_counted() -> None:
             nonlocal looks
             await look()
             looks += 1
 
-        worker.services.look = also_counted  # type: ignore[method-assign]
+        worker.maintenance.loop.look = also_counted  # type: ignore[method-assign]
         await eventually(lambda: looks >= 10, "ten looks")
         assert claims <= 1
 
@@ -298,14 +298,14 @@ async def test_a_suspect_is_looked_at_twice(
     async with working(app, dsn, rescue_look=None) as worker:
         await eventually(lambda: info(app, db, "rescue").last_run_at, "it has looked")
         runs = 0
-        serve = worker.rescuer.serve
+        serve = worker.maintenance.rescuer.serve
 
         async def counted() -> Any:
             nonlocal runs
             runs += 1
             return await serve()
 
-        monkeypatch.setattr(worker.rescuer, "serve", counted)
+        monkeypatch.setattr(worker.maintenance.rescuer, "serve", counted)
         other.close()
         ended = "select ended_at is not null from tallybook.worker where id = %s"
         await eventually(lambda: db.execute(ended, [dead]).fetchone()[0], "it is given up")

@@ -94,6 +94,11 @@ class Rebaser(Service):
         """One run, whoever else runs it. cursors: after TB004."""
         return self._told(Rebased(*await self._run(cursors, False)))
 
+    async def foreign_cursor(self) -> bool:
+        """A claim was refused by TB004, for the database was replaced or its data came without the row in installation:
+        whether this has rebased it."""
+        return (await self.look(cursors=True)).rebased
+
     async def _run(self, cursors: bool, as_service: bool) -> Any:
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
             return await (await conn.execute(_REBASE.worker, (cursors, as_service))).fetchone()

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,32 @@ if TYPE_CHECKING:
     from tallybook._worker.run.deadline import Guard
 
 log = logging.getLogger("tallybook.worker")
+
+
+def _nothing(*_: object) -> None:
+    """What is called until somebody wants to know."""
+
+
+@dataclass(slots=True)
+class Callbacks:
+    """What the parts of a worker tell each other. Whoever wants to know sets its own function."""
+
+    room: Callable[[], object] = _nothing
+    """A queue that was full has a free slot: the last claim did not ask for it."""
+    missed: Callable[[Running], object] = _nothing
+    """A limit has let this job through, and it could not start in time."""
+    abandoned: Callable[[], object] = _nothing
+    """The number of abandoned handlers has changed."""
+    scheduled: Callable[[timedelta], object] = _nothing
+    """A job was scheduled to run after this delay."""
+    followed: Callable[[Iterable[int]], object] = _nothing
+    """These jobs, for which others may wait, have ended in the database."""
+    permits: Callable[[Iterable[str]], object] = _nothing
+    """Permits of these limits may be free, once the ends are in the database."""
+    many: Callable[[], object] = _nothing
+    """Many claims were made since the last heartbeat."""
+    fair: Callable[[], object] = _nothing
+    """There is room in a line of jobs with fair keys."""
 
 
 @dataclass(slots=True)
@@ -134,8 +161,8 @@ class Book:
     leases: dict[int, Lease] = field(default_factory=dict)
     last_claim: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    room: Callable[[], object] = lambda: None
-    """Called when a queue that was full has a free slot: the last claim did not ask for it."""
+    on: Callbacks = field(default_factory=Callbacks)
+    """Shared by all that have the book."""
 
     @property
     def open_from(self) -> int:
@@ -171,4 +198,4 @@ class Book:
         self.free[running.queue] += 1
         self.changed.set()
         if self.free[running.queue] == 1:
-            self.room()
+            self.on.room()

@@ -48,7 +48,7 @@ class Admission:
         self._finisher = finisher
         self._book = book
         self._runner = runner
-        runner.on_missed = self.missed
+        book.on.missed = self.missed
         self._ask = ask
         self._waiting: dict[int, Running] = {}
         self._missed: list[Running] = []

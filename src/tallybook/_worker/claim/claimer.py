@@ -74,9 +74,7 @@ class Claimer:
         sleeper: Sleeper | None,
         *,
         worker_id: Callable[[], int],
-        on_many: Callable[[], object],
         on_foreign: Callable[[], Awaitable[bool]],
-        on_fair: Callable[[], object],
     ) -> None:
         self.link = Link(dsn, settings.name, on_connect=self._prepare, on_close=self._forget)
         self._trips: RoundTrips | None = None
@@ -85,9 +83,7 @@ class Claimer:
         self._finisher = finisher
         self._sleeper = sleeper
         self._worker_id = worker_id
-        self._on_many = on_many
         self._on_foreign = on_foreign
-        self._on_fair = on_fair
         self._foreign = 0
         self._order = list(settings.queues)
         self._most_unsaid = max(2000, 2 * settings.slots)
@@ -97,7 +93,7 @@ class Claimer:
         )
         self.admission = Admission(self.suspects, finisher, book, runner, self._ask)
         self.awake = asyncio.Event()
-        book.room = self.wake
+        book.on.room = self.wake
         self.claimed = 0
         self._told = 0
         self._unclear = 0
@@ -280,11 +276,11 @@ class Claimer:
             return []
         # A claim is of one lane, and in a lane of fair jobs all are: there is room in line for the next ones.
         if rows and rows[0][10] is not None and '"fair_key"' in rows[0][10]:
-            self._on_fair()
+            self._book.on.fair()
         taken = Lease(lease, claim_id, queue)
         self._book.opened(taken, jobs)
         self.claimed += jobs
         if claim_id >= self._told + _MANY:
             self._told = claim_id
-            self._on_many()
+            self._book.on.many()
         return self.admission.admit([Running(row, taken, self._settings.name) for row in rows])

@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -40,15 +39,10 @@ _MOST_VERBS = 200
 class Finisher:
     """Collects ends and flushes them over one connection of its own."""
 
-    def __init__(self, link: Link, book: Book, *, on_scheduled: Callable[[timedelta], None]) -> None:
+    def __init__(self, link: Link, book: Book) -> None:
         self._link = link
         self.doubtful = DoubtfulEnds(Link(link.dsn, link.name), self.ended)
         self._book = book
-        self._on_scheduled = on_scheduled
-        self.on_followed: Callable[[Iterable[int]], object] = lambda jobs: None
-        """Told of ends that other jobs may wait for, once they are in the database."""
-        self.on_permits: Callable[[Iterable[str]], object] = lambda keys: None
-        """Told of limits' keys of which permits may be free, once the ends are in the database."""
         self._completed: list[Running] = []
         self._ends: list[End] = []
         self._results: dict[Running, str] = {}
@@ -181,9 +175,9 @@ class Finisher:
             lease = next(job.lease for job in jobs if id(job.lease) == lease_id)
             self._book.ended(lease, count)
             if lease.permits:
-                self.on_permits({key for job in jobs if job.lease is lease for key in job.permits or ()})
+                self._book.on.permits({key for job in jobs if job.lease is lease for key in job.permits or ()})
             if lease.followed:
-                self.on_followed(
+                self._book.on.followed(
                     [job.job_id for job in jobs if job.lease is lease and job.options and "followed" in job.options]
                 )
         self._book.changed.set()  # the claimer may be holding back for what was unsaid
@@ -229,7 +223,7 @@ class Finisher:
                 extra={"event": "dead", "job": running.job_id, "task_name": running.task_name, "queue": running.queue},
             )  # fmt: skip
         if wake_in is not None and said == "scheduled":
-            self._on_scheduled(wake_in)
+            self._book.on.scheduled(wake_in)
 
     def _refused(self, job_id: int, verb: str) -> None:
         self.counts["refused"] += 1

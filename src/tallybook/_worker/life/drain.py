@@ -6,7 +6,6 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from tallybook._worker.jobs import Running
@@ -62,18 +61,18 @@ async def drain(
     try:
         await worker.start()
         # Once: what falls due while it runs is for the next one, or a schedule for each second would keep it here.
-        await worker.clock.run()
+        await worker.maintenance.clock.run()
         with suppress(TimeoutError):
             async with asyncio.timeout(_left(until)):
-                await worker.clock.run_queries()
+                await worker.maintenance.clock.run_queries()
         while until is None or time.monotonic() < until:
             if worker._failed:
                 raise worker._failed
             if max_jobs is not None and started + admission.started >= max_jobs:
                 break
             await suspects.start_found(until=until)
-            await worker.promoter.look()
-            await worker.rescuer.look()
+            await worker.maintenance.promoter.look()
+            await worker.maintenance.rescuer.look()
             jobs = await claim()
             if not jobs and not worker.book.running and not worker.finisher.waiting:
                 before = (admission.started, admission.waiting)
@@ -82,16 +81,17 @@ async def drain(
                     await asyncio.sleep(0.01)
                     continue
                 # What just ended may have put more in line.
-                promoted, _ = await worker.promoter.look()
-                promoted += await worker.parents.look() + await worker.permits.look() + await worker.fairness.look()
+                promoted, _ = await worker.maintenance.promoter.look()
+                for service in (worker.maintenance.parents, worker.maintenance.permits, worker.maintenance.fairness):
+                    promoted += await service.look()
                 if await claim() or promoted or worker.book.running or before != (admission.started, admission.waiting):
                     continue
                 if admission.waiting and await _admission_moved(worker, until):
                     continue
                 break  # what the admission still holds waits for somebody's open transaction: it is given back
             await _turn(worker, until)
-        held = await _let_go(worker, until)
-        await worker._told()
+        held = await worker.stopping.let_go(_left(until))
+        await worker.stopping.told()
     except BaseException:
         await worker.give_back()
         raise
@@ -113,20 +113,6 @@ def _report(worker: Worker, held: int) -> DrainReport:
     return DrainReport(
         sum(ended.values()), ended["completed"], ended["scheduled"], ended["cancelled"], ended["dead"], counts["moved"]
     )
-
-
-async def _let_go(worker: Worker, until: float | None) -> int:
-    """End what runs, at the limit by force; give back what has not started, and say how many those were."""
-    if not await worker._ended_within(_left(until), None):
-        worker.runner.abort()
-        await worker._ended_within(5.0, None)
-    held = worker.claimer.admission.give_back()
-    for job in [*held, *worker.book.running.values()]:
-        worker.finisher.snooze(job, timedelta(0))
-        worker.book.freed(job)
-        if job not in held:  # it ignores its cancel: whatever it still does does not count
-            worker.runner.leave(job)
-    return len(held)
 
 
 async def _told(worker: Worker, until: float | None) -> None:

@@ -120,6 +120,12 @@ class Telemetry(threading.Thread):
         log.info("metrics and probes on http://%s:%s", f"[{host}]" if ":" in host else host, self.port)
         self.start()
 
+    async def __aenter__(self) -> None:
+        self.listen()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     def run(self) -> None:
         """Serve until closed. Called by the thread."""
         with asyncio.Runner(loop_factory=lambda: self._own) as runner:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -52,7 +51,6 @@ class Runner:
         worker_name: str,
         atomic: Atomic,
         grace: timedelta = timedelta(seconds=5),
-        on_abandoned: Callable[[], object] = lambda: None,
         keeps_error: bool = False,
     ) -> None:
         self._app = app
@@ -61,14 +59,11 @@ class Runner:
         self._ready: deque[tuple[Running, Task[Any, Any]]] = deque()
         self._relays: set[asyncio.Task[None]] = set()
         self._grace = grace.total_seconds()
-        self._on_abandoned = on_abandoned
         self.handlers = Handlers(app, verbs, atomic, threads=threads, worker_name=worker_name)
         self._call, self._threads = self.handlers.call, self.handlers.threads
         self.ends = Ends(finisher, worker_name, keeps_error=keeps_error)
         self._left: set[asyncio.Task[None]] = set()
         self._unclosed = 0
-        self.on_missed: Callable[[Running], object] = lambda _: None
-        """Called for a job that a limit has let through and that could not start in time."""
         self.abandoned = 0
         """How many handlers did not end after their deadline and the grace."""
         self.tracing = app._tracing
@@ -165,8 +160,8 @@ class Runner:
         self._book.freed(job)
         self.leave(job)
         if self._threads.abandoned:
-            self._on_abandoned()  # before the claimer takes a job for the free slot
-        asyncio.get_running_loop().call_later(_A_MOMENT, self._on_abandoned)
+            self._book.on.abandoned()  # before the claimer takes a job for the free slot
+        asyncio.get_running_loop().call_later(_A_MOMENT, self._book.on.abandoned)
 
     def lost(self) -> None:
         """All of this worker's jobs were given to others, or will be: stop them, and give back what nobody has taken yet."""
@@ -220,7 +215,7 @@ class Runner:
             self._finisher.cancelled(job, job.cancel_reason or None)
         elif job.latest is not None and asyncio.get_running_loop().time() > job.latest:
             del self._book.running[job.job_id]
-            self.on_missed(job)
+            self._book.on.missed(job)
             return True
         else:
             return False

@@ -1,0 +1,88 @@
+"""The services of one worker, put together: what they tell each other, and what wakes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tallybook._db.link import Link
+from tallybook._upkeep import rebase
+from tallybook._upkeep.clock import Clock, ClockWatch
+from tallybook._upkeep.concurrency import Permits
+from tallybook._upkeep.fairness import FairRelease
+from tallybook._upkeep.fold import Folder
+from tallybook._upkeep.loop import Upkeep
+from tallybook._upkeep.parents import Parents
+from tallybook._upkeep.promote import Promoter
+from tallybook._upkeep.prune import Pruner
+from tallybook._upkeep.rescue import Rescuer
+from tallybook._worker.claim.claimer import Claimer
+from tallybook._worker.claim.sleeper import DEAL, PLACES, SCHEDULE, SETTLE
+from tallybook._worker.jobs import Callbacks
+from tallybook._worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tallybook._app import App
+
+__all__ = ["Maintenance"]
+
+
+class Maintenance:
+    """What a worker does beside jobs, over one connection; queries of schedules have another."""
+
+    def __init__(
+        self,
+        app: App,
+        link: Link,
+        settings: WorkerSettings,
+        claimer: Claimer,
+        rebaser: rebase.Rebaser,
+        callbacks: Callbacks,
+        *,
+        worker_id: Callable[[], int],
+    ) -> None:
+        wake = claimer.wake
+        self.promoter = Promoter(link, on_promoted=wake)
+        self.rescuer = Rescuer(link, lease=settings.lease, every=settings.rescue_look, on_rescued=wake)
+        self.rebaser = rebaser
+        self.parents = Parents(link, self.promoter.told, on_released=wake)
+        self.permits = Permits(link, self.promoter.told, on_released=wake)
+        self.fairness = FairRelease(link, self.promoter.told, on_released=wake)
+        self.clock = Clock(
+            link, Link(link.dsn, settings.name), app=app.name, declared=app._declared_schedules, on_fired=wake
+        )
+        callbacks.followed, callbacks.permits, callbacks.fair = (
+            self.parents.ended,
+            self.permits.ended,
+            self.fairness.soon,
+        )
+        callbacks.scheduled = lambda delay: self.promoter.at_latest_in(delay.total_seconds())
+        watch = ClockWatch(self.clock)
+        services = [
+            self.promoter, self.rescuer, rebaser, self.parents, self.permits, self.fairness, Folder(link), Pruner(link),
+            watch,
+        ]  # fmt: skip
+        self.loop = Upkeep(
+            link,
+            services,
+            self.promoter,
+            self.rescuer,
+            watch,
+            worker_id=worker_id,
+            idle_queues=claimer.idle_queues,
+            on_looked=claimer.looked,
+        )
+
+    def heard(self, word: str) -> None:
+        """Somebody has notified the sleeping worker with this word, which names a service that is due."""
+        if word == SCHEDULE:
+            self.clock.changed()
+        elif word == SETTLE:
+            self.parents.soon()
+        elif word == PLACES:
+            self.permits.soon()
+        elif word == DEAL:
+            self.fairness.soon()
+        else:
+            self.promoter.at_latest_in(0, behind=True)

@@ -1,0 +1,87 @@
+"""The stop of a worker or a drain: what runs ends in time, is aborted, or is left behind; the database knows every end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from datetime import timedelta
+
+from tallybook._worker.claim.admission import Admission
+from tallybook._worker.finish.finisher import Finisher
+from tallybook._worker.jobs import Book, Running
+from tallybook._worker.run.runner import Runner
+from tallybook._worker.settings import WorkerSettings
+
+__all__ = ["Stopping"]
+
+log = logging.getLogger("tallybook.worker")
+
+
+class Stopping:
+    """Ends what a worker has in hand."""
+
+    def __init__(
+        self, settings: WorkerSettings, book: Book, admission: Admission, runner: Runner, finisher: Finisher
+    ) -> None:
+        self._settings = settings
+        self._book = book
+        self._admission = admission
+        self._runner = runner
+        self._finisher = finisher
+        self.aborted = asyncio.Event()
+        """Set by a second stop: what runs is aborted now."""
+
+    async def finish(self) -> int:
+        """Give back what has not started, let handlers end, abort them after `stop_timeout`; how many were given back running."""
+        for job in self._admission.give_back():  # claimed, and not started
+            self._give_back_one(job)
+        if not await self.ended_within(self._settings.stop_timeout.total_seconds(), self.aborted):
+            self._runner.abort()
+            await self.ended_within(self._settings.abort_timeout.total_seconds(), None)
+        left = list(self._book.running.values())
+        for job in left:  # a thread cannot be ended: whatever it still does, its end will be refused
+            self._give_back_one(job)
+            self._runner.leave(job)
+        await self.told()
+        return len(left)
+
+    async def let_go(self, seconds: float) -> int:
+        """End what runs within so many seconds, then by force; give back what has not started: how many jobs those were."""
+        if not await self.ended_within(seconds, None):
+            self._runner.abort()
+            await self.ended_within(5.0, None)
+        held = self._admission.give_back()
+        for job in [*held, *self._book.running.values()]:
+            self._give_back_one(job)
+            if job not in held:  # it ignores its cancel: whatever it still does does not count
+                self._runner.leave(job)
+        return len(held)
+
+    def _give_back_one(self, job: Running) -> None:
+        self._finisher.snooze(job, timedelta(0))
+        self._book.freed(job)
+
+    async def told(self) -> None:
+        """Wait until the database knows every end; not for ever where it cannot be reached."""
+        try:
+            async with asyncio.timeout(self._settings.abort_timeout.total_seconds()):
+                await self._finisher.drained()
+        except TimeoutError:
+            log.error("%s ends could not be told to the server; those jobs will be rescued", self._finisher.waiting)
+
+    async def ended_within(self, seconds: float, sooner: asyncio.Event | None) -> bool:
+        """Whether all handlers have ended within so many seconds; False at once when `sooner` is set."""
+        until = time.monotonic() + seconds
+        while self._book.running:
+            left = until - time.monotonic()
+            if left <= 0 or (sooner and sooner.is_set()):
+                return False
+            self._book.changed.clear()
+            waits = [asyncio.create_task(self._book.changed.wait())]
+            if sooner:
+                waits.append(asyncio.create_task(sooner.wait()))
+            await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        return True
