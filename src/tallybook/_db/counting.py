@@ -38,20 +38,17 @@ COUNTS = Declared("""
      order by r.queue, r.task""")
 _THROUGHPUT = Declared("""
   throughput(span interval)
-  -> rows (queue text, task text, since timestamptz, came bigint, completed bigint, failed bigint, died bigint, cancelled bigint,
-           came_per_s float8, completed_per_s float8, failed_per_s float8) order by r.queue, r.task""")
+  -> rows (queue task text, since timestamptz, came completed failed died cancelled bigint,
+           came_per_s completed_per_s failed_per_s float8) order by r.queue, r.task""")
 _TIMINGS = Declared("""
   timings(span interval)
-  -> rows (queue text, task text, jobs bigint, waited_p50 float8, waited_p95 float8, waited_p99 float8, took_p50 float8,
-           took_p95 float8, took_p99 float8) order by r.queue, r.task""")
+  -> rows (queue task text, jobs bigint, waited_p50 waited_p95 waited_p99 took_p50 took_p95 took_p99 float8)
+     order by r.queue, r.task""")
 _SINCE = "coalesce({since}, clock_timestamp() - {ago:interval})"
-_LEVELS = Declared(
-    """
+_LEVELS = Declared("""
   levels(step interval, since timestamptz, queue text)
-  -> rows (begins timestamptz, scheduled bigint, retrying bigint, waiting bigint, open bigint, dead bigint, completed bigint,
-           failed bigint, cancelled bigint, died bigint) order by r.begins""",
-    since=_SINCE,
-)
+  -> rows (begins timestamptz, scheduled retrying waiting open dead completed failed cancelled died bigint)
+     order by r.begins""", since=_SINCE)  # fmt: skip
 COMPLETED = Declared("""
   completed_since(since timestamptz) -> rows (queue text, task text, completed bigint) order by r.queue, r.task""")
 _VERIFY = Declared("""

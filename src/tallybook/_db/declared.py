@@ -63,8 +63,8 @@ _AS_TEXT = {
 class Declared:
     """A function of the schema: "name(parameter type, ...) -> type", "-> row (column type, ...)", "-> rows (...) order by ...".
 
-    A parameter that is left out has its default. One that is not sent as it is has an expression in `sent`, a constant or
-    with {name} for a value of that parameter's type and {name:type} for one of another type.
+    Names before a type share it. A parameter that is left out has its default. One that is not sent as it is has an
+    expression in `sent`: a constant, or with {name} for a value of that parameter's type, {name:type} for another.
     `unknown` is as in Call; `verb` is the name for people where the function has another one.
     Everything is rendered at its first use.
     """
@@ -134,9 +134,8 @@ class Declared:
             return _DIALECTS[dialect].format(name=name, kind=kind, place=places.setdefault(name, len(places) + 1))
 
         sent = {name: f"{{{name}}}" for name in self.params} | self.sent | instead
-        return (
-            f"tallybook.{self.name}({', '.join(f'{name} => {_VALUE.sub(value, sent[name])}' for name in self.params)})"
-        )
+        args = ", ".join(f"{name} => {_VALUE.sub(value, sent[name])}" for name in self.params)
+        return f"tallybook.{self.name}({args})"
 
     @cached_property
     def worker(self) -> str:

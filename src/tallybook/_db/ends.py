@@ -12,6 +12,8 @@ Attempt = tuple[str, int, int]
 """Lease, job, attempt: what every end names."""
 
 ATTEMPT = "lease uuid, job_id bigint, attempt int"
+AS_ARRAYS = {"leases": "array[{lease:uuid}]", "job_ids": "array[{job_id:bigint}]", "attempts": "array[{attempt:int}]"}
+"""Of one attempt, for functions that take many."""
 COMPLETE = Declared(f"complete({ATTEMPT}, result jsonb) -> boolean")
 COMPLETE_MANY = Declared("complete_many(leases uuid[], job_ids bigint[], attempts int[]) -> bigint[]")
 COMPLETE_MANY_WITH = Declared(
@@ -85,8 +87,7 @@ def _completed() -> str:
 @cache
 def _completed_with() -> str:
     # By complete_many, which also takes the reason why there is no result.
-    one = {"leases": "array[{lease:uuid}]", "job_ids": "array[{job_id:bigint}]", "attempts": "array[{attempt:int}]"}
-    many = COMPLETE_MANY_WITH.called(**one, results="array[{result:text}]")
+    many = COMPLETE_MANY_WITH.called(**AS_ARRAYS, results="array[{result:text}]")
     return _UNLESS_LEFT.format(_ANSWERED.format(f"{many} = '{{}}'"))
 
 

@@ -27,14 +27,12 @@ __all__ = [
 ]
 
 _CANCEL_MANY = Declared("""
-  cancel_many(queue text, task text, unique_key text, order_key text, args jsonb, states text[], reason text, max_jobs int)
+  cancel_many(queue task unique_key order_key text, args jsonb, states text[], reason text, max_jobs int)
   -> row (cancelled int, cancelling int)""")
-_FILTER = (
-    "queue text, task text, reason text, text text, args jsonb, since timestamptz, before timestamptz, max_jobs int"
-)
+_FILTER = "queue task reason text text, args jsonb, since before timestamptz, max_jobs int"
 _DEAD_LETTERS = Declared(f"""
   dead_letters({_FILTER})
-  -> rows (job_id bigint, died_at timestamptz, queue_name text, task_name text, why text, failures int, crashes int, attempt int,
+  -> rows (job_id bigint, died_at timestamptz, queue_name task_name why text, failures crashes attempt int,
            enqueued_at timestamptz, job_args jsonb, summary text, last_error jsonb)""")
 _RETRY_DEAD = Declared(f"retry_dead({_FILTER}) -> row (retried int, refused int)")
 _DROP_DEAD_MANY = Declared(f"drop_dead_many({_FILTER}) -> int")

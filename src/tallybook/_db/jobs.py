@@ -23,11 +23,11 @@ MOST = 1000
 LOOKED = 50_000
 
 JOBS = Declared("""
-  jobs(queue text, task text, states text[], links jsonb, error text, unserved boolean, since timestamptz, before timestamptz,
-       after text, max_jobs int, max_looked int)
-  -> rows (id bigint, queue_name text, task_name text, state text, priority int, attempts int, failures int, max_attempts int,
-           enqueued_at timestamptz, run_at timestamptz, started_at timestamptz, ended_at timestamptz, worker text, summary text,
-           reason text, last_error text, subject text, unique_key text, progress real, cursor text, looked_to timestamptz)""")
+  jobs(queue task text, states text[], links jsonb, error text, unserved boolean, since before timestamptz, after text,
+       max_jobs max_looked int)
+  -> rows (id bigint, queue_name task_name state text, priority attempts failures max_attempts int,
+           enqueued_at run_at started_at ended_at timestamptz, worker summary reason last_error subject unique_key text,
+           progress real, cursor text, looked_to timestamptz)""")
 _DONE = "rows (job_id bigint, done text, detail text)"
 _RETRY = Declared(f"retry_jobs(jobs bigint[]) -> {_DONE}")
 _DROP = Declared(f"drop_jobs(jobs bigint[]) -> {_DONE}")

@@ -19,20 +19,13 @@ __all__ = ["Batch", "drop", "queues", "set_", "top", "truncate"]
 _BY = "coalesce({by}, session_user)"
 _SET = Declared("queue_set(queue text, retention text, max_attempts int, notify boolean, by text) -> text", by=_BY)
 _DROP = Declared("queue_drop(queue text, by text) -> boolean", by=_BY)
-_TRUNCATE = Declared(
-    """
+_TRUNCATE = Declared("""
   queue_truncate(queue text, states text[], running boolean, by text, max_jobs int, mark jsonb)
-  -> row (cancelled int, cancelling int, busy boolean, remain boolean, mark jsonb)""",
-    unknown=UnknownQueue,
-    by=_BY,
-)
-_TOP = Declared(
-    """
+  -> row (cancelled int, cancelling int, busy boolean, remain boolean, mark jsonb)""", unknown=UnknownQueue, by=_BY)  # fmt: skip
+_TOP = Declared("""
   queue_top(queue text, states text[], max_jobs int, after text)
-  -> rows (position bigint, id bigint, task text, state text, priority int, run_at timestamptz, enqueued_at timestamptz, place text)
-     order by r.position""",
-    unknown=UnknownQueue,
-)
+  -> rows (position id bigint, task state text, priority int, run_at enqueued_at timestamptz, place text)
+     order by r.position""", unknown=UnknownQueue)  # fmt: skip
 _QUEUES = """\
 select cast(coalesce(json_agg(q order by q.name), '[]') as text) from tallybook.queues as q
  where cast(%(name)s as text) is null or q.name = cast(%(name)s as text)"""

@@ -111,13 +111,10 @@ class Fired:
     tick: datetime
 
 
-_SET = Declared(
-    """
+_SET = Declared("""
   schedule_set(name text, task text, args jsonb, cron text, every interval, tz text, queue text, priority int, max_attempts int,
                jitter interval, missed text, catch_up int, overlap boolean, headers jsonb, options jsonb, query text)
-  -> text""",
-    unknown=UnknownSchedule,
-)
+  -> text""", unknown=UnknownSchedule)  # fmt: skip
 _DROP = Declared("schedule_drop(name text) -> boolean")
 _PAUSE = Declared("schedule_pause(name text, who text) -> boolean", unknown=UnknownSchedule, who=ME)
 _RESUME = Declared("schedule_resume(name text) -> boolean", unknown=UnknownSchedule)

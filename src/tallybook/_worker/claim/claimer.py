@@ -27,11 +27,9 @@ log = logging.getLogger("tallybook.worker")
 
 # durable => false: a crash of the server may forget the claim, whose jobs are then claimed again and whose lease is
 # refused. The flush stays out of the lane's lock.
-_CLAIM = Declared(
-    "claim(worker int, queues text[], max_jobs int[], lease uuid, durable retried boolean)"
-    " -> row (claim_id bigint, queue text, jobs int)",
-    durable="false",
-)
+_CLAIM = Declared("""
+  claim(worker int, queues text[], max_jobs int[], lease uuid, durable boolean, retried boolean)
+  -> row (claim_id bigint, queue text, jobs int)""", durable="false")  # fmt: skip
 # job: one job, or null for all. What almost never is comes as one text, see admission: null costs nothing to read.
 _CLAIMED_JOBS = Declared("""
   claimed_jobs(lease uuid, job bigint)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tallybook._db import aio
 from tallybook._db.declared import Call, Declared
-from tallybook._db.ends import ATTEMPT
+from tallybook._db.ends import AS_ARRAYS, ATTEMPT
 from tallybook._db.link import Link
 from tallybook._db.rates import PUSH
 from tallybook._model.failure import safe_text
@@ -29,15 +29,11 @@ T = TypeVar("T")
 _PROGRESS = Declared(f"progress({ATTEMPT}, done real, message text) -> boolean")
 _CHECKPOINT = Declared(f"checkpoint({ATTEMPT}, value jsonb) -> boolean")
 _CHECKPOINT_OF = Declared("checkpoint_of(job_id bigint) -> jsonb")
-_LIMIT_TAKE = Declared(
-    """
+_LIMIT_TAKE = Declared("""
   limit_take(leases uuid[], job_ids bigint[], attempts int[], names text[], ahead interval, missed boolean)
-  -> rows (starts_in float8, unknown text, late float8, permits boolean)""",
-    leases="array[{lease:uuid}]",
-    job_ids="array[{job_id:bigint}]",
-    attempts="array[{attempt:int}]",
-    ahead="make_interval(secs => {seconds:float8})",
-)
+  -> rows (starts_in float8, unknown text, late float8, permits boolean)""")
+_IN_SECONDS = "make_interval(secs => {seconds:float8})"
+_LIMIT = f"select starts_in, unknown, late, permits from {_LIMIT_TAKE.called('order', **AS_ARRAYS, ahead=_IN_SECONDS)}"  # noqa: S608
 _PUSH = "select " + PUSH.called("order", until="clock_timestamp() + {by:interval}")
 
 
@@ -93,9 +89,7 @@ class Verbs:
         async def ask(conn: Any) -> Any:
             nonlocal asked
             asked = loop.time()  # not before the connection is there
-            cursor = await conn.execute(
-                _LIMIT_TAKE.worker, (job.lease.lease, job.job_id, job.attempt, list(keys), ahead, missed)
-            )
+            cursor = await conn.execute(_LIMIT, (job.lease.lease, job.job_id, job.attempt, list(keys), ahead, missed))
             return await cursor.fetchone()
 
         check_limits(keys)
