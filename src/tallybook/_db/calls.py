@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import partial
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import instant, quoted, text_array
+from tallybook._db.texts import quoted, record, text_array
 from tallybook._model.job import Job, JobCall, JobInfo
 from tallybook._model.options import Options
 from tallybook.errors import UnknownJob, UnknownQueue
@@ -162,14 +161,7 @@ def _jobs(found: str) -> list[Job]:
     return list(map(Job, report["job_ids"], report["created"]))
 
 
-_COLUMNS = frozenset(field.name for field in fields(JobInfo))
-
-
 def _job_info(job_id: int, found: str | None) -> JobInfo:
     if found is None:
         raise UnknownJob(job_id)
-    # A view of a newer release may have columns that this one does not know.
-    columns = {name: value for name, value in loads(found).items() if name in _COLUMNS}
-    for name in ("enqueued_at", "run_at", "started_at", "ended_at", "expires_at"):
-        columns[name] = instant(columns.get(name))
-    return JobInfo(**columns)
+    return record(JobInfo, loads(found), "enqueued_at", "run_at", "started_at", "ended_at", "expires_at")

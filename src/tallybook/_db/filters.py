@@ -9,7 +9,7 @@ from typing import Any
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import checked, moment, records
+from tallybook._db.texts import checked, moment, record, records
 from tallybook._model.job import Cancelled, DeadLetter, Retried
 from tallybook._model.payload import encode
 from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
@@ -98,7 +98,7 @@ def cancel_many(
     if states is not None and (unknown := [state for state in states if state not in _STATES]):
         raise ConfigError("states", unknown, f"are some of {', '.join(_STATES)}")
     return _CANCEL_MANY.call(
-        lambda found: Cancelled(**loads(found)),
+        lambda found: record(Cancelled, loads(found)),
         queue=checked("queue", queue),
         task=checked("task", task),
         unique_key=checked("unique", unique),
@@ -128,7 +128,7 @@ def dead_count(which: DeadFilter, max_jobs: int) -> Call[int]:
 
 def retry_dead(which: DeadFilter, max_jobs: int) -> Call[Retried]:
     """Give every dead letter that matches another attempt, oldest first."""
-    return _RETRY_DEAD.call(lambda found: Retried(**loads(found)), **which.params(max_jobs))
+    return _RETRY_DEAD.call(lambda found: record(Retried, loads(found)), **which.params(max_jobs))
 
 
 def drop_dead(job_id: int) -> Call[bool]:
@@ -147,8 +147,7 @@ def result(job_id: int) -> Call[Ended]:
     def read(found: str | None) -> Ended:
         if found is None:
             raise UnknownJob(job_id)
-        columns = loads(found)
-        return Ended(columns["task"], columns["state"], columns["result"], columns["error"])
+        return record(Ended, loads(found))
 
     return _RESULT.call(read, job_id=job_id)
 

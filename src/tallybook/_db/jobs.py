@@ -10,7 +10,7 @@ from typing import Any
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import checked, columns, instant, moment, records, text_array, whole
+from tallybook._db.texts import checked, instant, moment, record, records, text_array, whole
 from tallybook._model.lists import JobDone, JobLine, JobPage
 from tallybook._model.why import checked_links
 from tallybook.errors import ConfigError
@@ -96,13 +96,8 @@ _INSTANTS = ("enqueued_at", "run_at", "started_at", "ended_at")
 def _page(found: str) -> JobPage:
     rows: list[dict[str, Any]] = loads(found)
     more = rows.pop() if rows and rows[-1]["id"] is None else None
-    lines = []
-    for row in rows:
-        del row["looked_to"]
-        lines.append(JobLine(**columns(row, *_INSTANTS, queue_name="queue", task_name="task")))
-    if more is None:
-        return JobPage(lines, None, None)
-    return JobPage(lines, more["cursor"], instant(more["looked_to"]))
+    lines = [record(JobLine, row, *_INSTANTS, queue_name="queue", task_name="task") for row in rows]
+    return JobPage(lines, None, None) if more is None else JobPage(lines, more["cursor"], instant(more["looked_to"]))
 
 
 def _ids(ids: Iterable[int]) -> str:

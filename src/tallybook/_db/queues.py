@@ -9,7 +9,7 @@ from typing import Any
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import instant, records, text_array
+from tallybook._db.texts import record, records, text_array
 from tallybook._model.options import check_name
 from tallybook._model.queue import QueueInfo, TopJob, Truncated
 from tallybook.errors import ConfigError, UnknownQueue
@@ -70,8 +70,7 @@ def truncate(
 
 def _batch(text: str) -> Batch:
     row: dict[str, Any] = loads(text)
-    done = Truncated(row["cancelled"], row["cancelling"], row["busy"])
-    return Batch(done, row["remain"], json.dumps(row["mark"]))
+    return Batch(record(Truncated, row), row["remain"], json.dumps(row["mark"]))
 
 
 def top(queue: str, *, states: Sequence[str] | None, max_jobs: int, after: str | None) -> Call[list[TopJob]]:
@@ -88,12 +87,6 @@ def queues(name: str | None = None) -> Call[list[QueueInfo]]:
     return Call("queues", _QUEUES, {"name": name}, _queues)
 
 
-_INSTANTS = ("paused_at", "created_at", "changed_at")
-
-
 def _queues(text: str) -> list[QueueInfo]:
-    found = []
-    for row in loads(text):
-        known = {name: value for name, value in row.items() if value is not None}
-        found.append(QueueInfo(**known | {name: instant(row[name]) for name in _INSTANTS}))
-    return found
+    rows = ({name: value for name, value in row.items() if value is not None} for row in loads(text))
+    return [record(QueueInfo, row, "paused_at", "created_at", "changed_at") for row in rows]

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import instant, records
+from tallybook._db.texts import record, records
 from tallybook._model.durations import format_duration
 from tallybook._model.retention import HeldRange, RetentionInfo
 
@@ -37,14 +37,5 @@ def held() -> Call[list[HeldRange]]:
 
 
 def _ranges(found: str) -> list[HeldRange]:
-    return [
-        HeldRange(
-            name=row["class"],
-            lower=int(row["lower"]),
-            upper=None if row["upper"] is None else int(row["upper"]),
-            due_at=instant(row["due_at"]),
-            open_jobs=row["open_jobs"],
-            why=row["why"],
-        )
-        for row in loads(found)
-    ]
+    rows = (row | {"lower": int(row["lower"]), "upper": row["upper"] and int(row["upper"])} for row in loads(found))
+    return [record(HeldRange, row, "due_at", **{"class": "name"}) for row in rows]

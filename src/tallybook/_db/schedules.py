@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from tallybook._db.calls import ME
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import at, columns, records
+from tallybook._db.texts import at, record, records
 from tallybook._model.job import JobCall
 from tallybook._model.options import check_name
 from tallybook._model.schedule import Timing, rule_text
@@ -223,15 +223,13 @@ def _named(name: str) -> str:
 
 
 def _fired(found: str) -> Fired:
-    return Fired(**columns(loads(found), "tick"))
+    return record(Fired, loads(found), "tick")
 
 
-_COLUMNS = frozenset(column.name for column in fields(ScheduleInfo))
-_INSTANTS = ("paused_at", "since", "tick", "due_at", "last_tick")
+_LENGTHS = ("every", "jitter")
 
 
 def _info(row: dict[str, Any]) -> tuple[ScheduleInfo, datetime]:
-    known = columns({name: value for name, value in row.items() if name in _COLUMNS}, *_INSTANTS)
-    for name in ("every", "jitter"):
-        known[name] = None if row[name] is None else timedelta(microseconds=row[name])
-    return ScheduleInfo(**known), at(row["now"])
+    lengths = {name: None if row[name] is None else timedelta(microseconds=row[name]) for name in _LENGTHS}
+    found = record(ScheduleInfo, row | lengths, "paused_at", "since", "tick", "due_at", "last_tick")
+    return found, at(row["now"])

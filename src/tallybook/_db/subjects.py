@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from tallybook._db.calls import RUN_AT
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import checked, instant, text_array, whole
+from tallybook._db.texts import checked, record, text_array, whole
 from tallybook._model.options import Options
 from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport
 from tallybook.errors import ConfigError
@@ -170,7 +169,7 @@ def list_params(
 def _page(found: str) -> SubjectPage:
     rows: list[dict[str, Any]] = loads(found)
     more = rows.pop() if rows and rows[-1]["subject"] is None else None
-    infos = [_read(row | {"task": row["task_name"], "queue": row["queue_name"]}) for row in rows]
+    infos = [_read(row, task_name="task", queue_name="queue") for row in rows]
     return SubjectPage(infos, None if more is None else more["cursor"])
 
 
@@ -213,26 +212,12 @@ def _reports(found: str) -> list[SubjectReport]:
 
 
 def _of_row(row: dict[str, Any]) -> SubjectReport:
-    return SubjectReport(
-        subject=row["subject"],
-        job_id=row["job_id"],
-        report=row["report"],
-        old_run_at=instant(row["old_run_at"]),
-        new_run_at=instant(row["new_run_at"]),
-    )
-
-
-_INFO = frozenset(field.name for field in fields(SubjectInfo))
+    return record(SubjectReport, row, "old_run_at", "new_run_at")
 
 
 def _info(found: str | None) -> SubjectInfo | None:
-    if found is None:
-        return None
-    return _read(loads(found))
+    return None if found is None else _read(loads(found))
 
 
-def _read(row: dict[str, Any]) -> SubjectInfo:
-    columns = {name: value for name, value in row.items() if name in _INFO}
-    for name in ("next_run_at", "last_at", "ended_at"):
-        columns[name] = instant(columns.get(name))
-    return SubjectInfo(**columns)
+def _read(row: dict[str, Any], **names: str) -> SubjectInfo:
+    return record(SubjectInfo, row, "next_run_at", "last_at", "ended_at", **names)

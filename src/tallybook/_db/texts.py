@@ -10,7 +10,7 @@ from tallybook._db.stored import edge, loads
 from tallybook._model.options import text_problem
 from tallybook.errors import ConfigError
 
-__all__ = ["at", "checked", "columns", "instant", "moment", "quoted", "records", "text_array", "whole"]
+__all__ = ["at", "checked", "instant", "moment", "quoted", "record", "records", "text_array", "whole"]
 
 T = TypeVar("T")
 
@@ -32,18 +32,20 @@ def at(text: str) -> datetime:
     return found
 
 
-def columns(row: dict[str, Any], *instants: str, seconds: Sequence[str] = (), **names: str) -> dict[str, Any]:
-    """A row of the server's JSON, these columns as instants, those as durations, some under other names."""
+def record(made: type[T], row: dict[str, Any], *instants: str, seconds: Sequence[str] = (), **names: str) -> T:
+    """A row of JSON as an object of a dataclass: these columns as instants, those as durations, some by other names.
+
+    A column that the class does not know, of a newer release, is left out.
+    """
     lengths = {name: None if row[name] is None else timedelta(seconds=row[name]) for name in seconds}
-    found = row | {name: instant(row[name]) for name in instants} | lengths
-    return {names.get(name, name): value for name, value in found.items()}
+    found = row | {name: instant(row.get(name)) for name in instants} | lengths
+    known: dict[str, Any] = made.__dataclass_fields__  # type: ignore[attr-defined]
+    return made(**{to: value for name, value in found.items() if (to := names.get(name, name)) in known})
 
 
-def records(
-    made: Callable[..., T], *instants: str, seconds: Sequence[str] = (), **names: str
-) -> Callable[[str], list[T]]:
-    """Reads rows of JSON as objects of a class, whose fields are as the columns, or as `names` says."""
-    return lambda text: [made(**columns(row, *instants, seconds=seconds, **names)) for row in loads(text)]
+def records(made: type[T], *instants: str, seconds: Sequence[str] = (), **names: str) -> Callable[[str], list[T]]:
+    """Reads a list of such rows."""
+    return lambda text: [record(made, row, *instants, seconds=seconds, **names) for row in loads(text)]
 
 
 def checked(option: str, value: str | None) -> str | None:
