@@ -159,7 +159,7 @@ async def set_between(dsn: str, db: Any, keys: Path, *, guarded: bool) -> str:
     if guarded:
         assert sync.run(db, write) is False
     else:
-        db.execute("update tallybook.provider_secret set key_id = %s, nonce = decode(%s, 'hex'), ciphertext = decode(%s, 'hex')",
+        db.execute("update tallybook.provider_secret set key_id = %s, nonce = %s::bytea, ciphertext = %s::bytea",
                    [write.params[name] for name in ("key_id", "nonce", "ciphertext")])  # fmt: skip
     steps.drive_sync(steps.rotate(KeySource()), partial(sync.run, db))
     app.providers.forget()

@@ -31,7 +31,7 @@ from tallybook.errors import TallybookError, UnknownJob
 __all__ = ["Call", "Declared", "rendered"]
 
 T = TypeVar("T")
-Value: TypeAlias = "str | int | Sequence[str | None] | None"
+Value: TypeAlias = "str | int | bytes | Sequence[str | None] | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class Declared:
 
     Names before a type share it. A parameter that is left out has its default. One that is not sent as it is has an
     expression in `sent`: a constant, or with {name} for a value of that parameter's type, {name:type} for another.
+    Of internal functions, whose parameters are called p_name, the values have the plain names.
     `unknown` is as in Call; `verb` is the name for people where the function has another one.
     Everything is rendered at its first use.
     """
@@ -117,7 +118,7 @@ class Declared:
         params = {**self.nulls, **{name: _text(value) for name, value in values.items()}}
         if len(params) != len(self.nulls):
             raise TypeError(f"{self.name} has no {', '.join(params.keys() - self.nulls.keys())}")
-        return Call(self._verb or self.name, self.sql, params, row, self._unknown)
+        return Call(self._verb or self.name.removeprefix("_"), self.sql, params, row, self._unknown)
 
     def called(self, dialect: str = "text", **instead: str) -> str:
         """The function with its arguments, some as other expressions than `sent`.
@@ -127,13 +128,14 @@ class Declared:
         places: dict[str, int] = {}
 
         def value(found: re.Match[str]) -> str:
-            name, kind = found[1], found[2] or self.params[found[1]]
+            name = found[1]
+            kind = found[2] or self.params.get(name) or self.params[f"p_{name}"]
             if dialect == "text":
                 text = f"cast(%({name})s as text)"
                 return text if kind == "text" else f"cast({text} as {kind})"
             return _DIALECTS[dialect].format(name=name, kind=kind, place=places.setdefault(name, len(places) + 1))
 
-        sent = {name: f"{{{name}}}" for name in self.params} | self.sent | instead
+        sent = {name: f"{{{name.removeprefix('p_')}}}" for name in self.params} | self.sent | instead
         args = ", ".join(f"{name} => {_VALUE.sub(value, sent[name])}" for name in self.params)
         return f"tallybook.{self.name}({args})"
 
@@ -154,6 +156,8 @@ def _columns(listed: str) -> dict[str, str]:
 def _text(value: Value) -> str | None:
     if value is None or isinstance(value, str):
         return value
+    if isinstance(value, bytes):
+        return f"\\x{value.hex()}"
     return text_array(value) if isinstance(value, (list, tuple)) else str(value).lower()  # true, false
 
 

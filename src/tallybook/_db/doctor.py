@@ -32,6 +32,8 @@ _RECOUNT = timedelta(minutes=10)
 
 Conn = psycopg.Connection[Any]
 _DOCTOR = Declared("doctor(about text) -> rows (name text, level text, finding text, advice text, details jsonb)")
+_COUNTERS = Declared("""
+  _doctor_counters(p_asked boolean) -> rows (name level finding advice text, details jsonb)""", p_asked="false")  # fmt: skip
 _EXISTS = "select to_regprocedure('tallybook.doctor(text, timestamptz)') is not null"
 _LIMITS = "select set_config('statement_timeout', %s, true), set_config('lock_timeout', '1s', true), set_config('jit', 'off', true)"
 _OLDEST = 150000
@@ -99,7 +101,7 @@ def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[Conn], 
 def _group(conn: Conn, *, group: str, verify: bool) -> list[Finding]:
     # Asked for by name counters are recounted whatever their size: without --verify they come with all the others.
     if group == "counters" and not verify:
-        rows = conn.execute("select * from tallybook._doctor_counters(false)").fetchall()
+        rows = conn.execute(_COUNTERS.worker).fetchall()
     else:
         rows = conn.execute(_DOCTOR.worker, (group,)).fetchall()
     return [

@@ -19,7 +19,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from tallybook._db import aio, sync
-from tallybook._db.declared import Call
+from tallybook._db.declared import Call, Declared
 from tallybook._db.kinds import refusal
 from tallybook._db.policy import Action, action_for, backoff, first_line
 from tallybook._model.job import Job
@@ -40,7 +40,7 @@ _TWICE = (
 # The subquery is volatile, so it is run first: the time is not before that of its jobs.
 _MARKED = "select r.said, cast(pg_current_xact_id() as text), cast(clock_timestamp() as text) from ({}) as r(said)"
 _STATUS = "select pg_xact_status(%s::text::xid8)"
-_THERE = "select tallybook._enqueued(%s::bigint[], %s::timestamptz)"
+_THERE = Declared("_enqueued(p_job_ids bigint[], p_before timestamptz) -> bigint")
 _NOT_ASSIGNED = "22023"  # this server has not given out that number: a standby that never had the transaction
 
 
@@ -149,7 +149,7 @@ async def _is_there(conn: psycopg.AsyncConnection[Any], saying: _Saying[Any]) ->
     _check_ended(status)
     if not saying.ids:
         return bool(status == ("committed",))
-    there = await (await conn.execute(_THERE, (saying.ids, saying.mark[1]))).fetchone()
+    there = await (await conn.execute(_THERE.worker, (saying.ids, saying.mark[1]))).fetchone()
     return bool(there == (len(saying.ids),))
 
 
@@ -196,7 +196,7 @@ def _is_there_sync(conn: psycopg.Connection[Any], saying: _Saying[Any]) -> bool:
     _check_ended(status)
     if not saying.ids:
         return bool(status == ("committed",))
-    there = conn.execute(_THERE, (saying.ids, saying.mark[1])).fetchone()
+    there = conn.execute(_THERE.worker, (saying.ids, saying.mark[1])).fetchone()
     return bool(there == (len(saying.ids),))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import instant
+from tallybook._db.texts import record, records
 from tallybook._model.keyring import Place, Sealed
 from tallybook.errors import UnknownProvider
 
@@ -65,12 +65,12 @@ class Listed:
     routes: int = 0
 
 
-_READ = "select cast(tallybook._provider_read(cast(%(name)s as text)) as text)"
+_READ = Declared("_provider_read(p_name text) -> jsonb", verb="provider")
 # One statement, so that what the route says and the provider are of one snapshot.
 _RESOLVE = Declared("provider_resolve(data_type text, symbol text) -> text")
-_ACTIVE = """\
-select cast(coalesce(json_agg(tallybook._provider_read(p.name) order by p.name), '[]') as text)
-  from tallybook.providers as p where p.active"""
+_ACTIVE = f"""\
+select cast(coalesce(json_agg({_READ.called(p_name="p.name")} order by p.name), '[]') as text)
+  from tallybook.providers as p where p.active"""  # noqa: S608
 _NAMES = "select cast(coalesce(json_agg(p.name order by p.name), '[]') as text) from tallybook.providers as p"
 _LIST = """\
 select cast(coalesce(json_agg(json_build_object(
@@ -91,20 +91,15 @@ _ROUTE_SET = Declared(
     "route_set(data_type text, provider text, symbol text, active boolean) -> text", unknown=UnknownProvider
 )
 _ROUTE_DROP = Declared("route_drop(data_type text, symbol text) -> boolean")
-_SECRET_SET = """\
-select tallybook._provider_secret_set(cast(%(provider)s as text), cast(%(field)s as text),
-  decode(cast(%(was)s as text), 'hex'), cast(%(key_id)s as text), decode(cast(%(nonce)s as text), 'hex'),
-  decode(cast(%(ciphertext)s as text), 'hex'), cast(%(former_key_id)s as text),
-  decode(cast(%(former_nonce)s as text), 'hex'), decode(cast(%(former_ciphertext)s as text), 'hex'))"""
-_RESEAL = """\
-select tallybook._provider_secret_reseal(cast(%(provider)s as text), cast(%(field)s as text), cast(%(slot)s as text),
-  decode(cast(%(was)s as text), 'hex'), cast(%(key_id)s as text), decode(cast(%(nonce)s as text), 'hex'),
-  decode(cast(%(ciphertext)s as text), 'hex'))"""
-_SECRET_DROP = """\
-select tallybook._provider_secret_drop(cast(%(provider)s as text), cast(%(field)s as text), cast(%(slot)s as text))"""
-_OTHER_KEYS = """\
-select cast(tallybook._provider_secrets_under_others(cast(%(key_id)s as text), cast(%(provider)s as text), cast(%(field)s as text),
-  cast(%(slot)s as text)) as text)"""
+_SECRET_SET = Declared("""
+  _provider_secret_set(p_provider p_field text, p_was bytea, p_key_id text, p_nonce p_ciphertext bytea, p_former_key_id text,
+                       p_former_nonce p_former_ciphertext bytea) -> boolean""", unknown=UnknownProvider)  # fmt: skip
+_RESEAL = Declared("""
+  _provider_secret_reseal(p_provider p_field p_slot text, p_was bytea, p_key_id text, p_nonce p_ciphertext bytea)
+  -> boolean""", verb="provider_rotate")  # fmt: skip
+_SECRET_DROP = Declared("_provider_secret_drop(p_provider p_field p_slot text) -> boolean")
+_OTHER_KEYS = Declared("""
+  _provider_secrets_under_others(p_key_id p_provider p_field p_slot text) -> jsonb""", verb="provider_rotate")  # fmt: skip
 _KEYS_IN_USE = """\
 select cast(coalesce(json_object_agg(k.key_id, k.n), '{}') as text)
   from (select s.key_id, count(*) as n from tallybook.provider_field as s
@@ -113,14 +108,14 @@ select cast(coalesce(json_object_agg(k.key_id, k.n), '{}') as text)
 
 def read(name: str) -> Call[Stored | None]:
     """One provider with its ciphertexts; None: there is none."""
-    return Call("provider", _READ, {"name": name}, _stored_or_none)
+    return _READ.call(_stored_or_none, name=name)
 
 
 def resolve(data_type: str, symbol: str | None) -> Call[Stored | None]:
     """The provider that the routes say; None: none."""
     return Call(
         "provider_resolve",
-        f"select cast(tallybook._provider_read({_RESOLVE.called()}) as text)",
+        f"select cast({_READ.called(p_name=_RESOLVE.called())} as text)",
         {"data_type": data_type, "symbol": symbol},
         _stored_or_none,
     )
@@ -143,8 +138,7 @@ def listed(name: str | None = None) -> Call[list[Listed]]:
 
 def routes(data_type: str | None = None) -> Call[list[Route]]:
     """The routes, of one kind of data or all; the specific ones first, as they are tried."""
-    row = lambda found: [Route(**route) for route in loads(found)]  # noqa: E731
-    return Call("providers", _ROUTES, {"data_type": data_type}, row)
+    return Call("providers", _ROUTES, {"data_type": data_type}, records(Route))
 
 
 def set_(name: str, kind: str | None, settings: Mapping[str, Any] | None, active: bool | None) -> Call[str]:
@@ -170,44 +164,43 @@ def route_drop(data_type: str, symbol: str | None) -> Call[bool]:
 
 def secret_set(place: Place, was: Sealed | None, sealed: Sealed, former: Sealed | None) -> Call[bool]:
     """Set a secret; False: `was` is not what is stored any more."""
-    params = {
-        "provider": place.provider,
-        "field": place.field,
-        "was": None if was is None else was.nonce.hex(),
-        "key_id": sealed.key_id,
-        "nonce": sealed.nonce.hex(),
-        "ciphertext": sealed.ciphertext.hex(),
-        "former_key_id": None if former is None else former.key_id,
-        "former_nonce": None if former is None else former.nonce.hex(),
-        "former_ciphertext": None if former is None else former.ciphertext.hex(),
-    }
-    return Call("provider_secret_set", _SECRET_SET, params, bool, unknown=UnknownProvider)
+    return _SECRET_SET.call(
+        bool,
+        provider=place.provider,
+        field=place.field,
+        was=None if was is None else was.nonce,
+        key_id=sealed.key_id,
+        nonce=sealed.nonce,
+        ciphertext=sealed.ciphertext,
+        former_key_id=None if former is None else former.key_id,
+        former_nonce=None if former is None else former.nonce,
+        former_ciphertext=None if former is None else former.ciphertext,
+    )
 
 
 def secret_reseal(place: Place, was: Sealed, sealed: Sealed) -> Call[bool]:
     """The same secret under another key; False: it is not what was read any more, or somebody has it right now."""
-    params = {
-        "provider": place.provider,
-        "field": place.field,
-        "slot": place.slot,
-        "was": was.nonce.hex(),
-        "key_id": sealed.key_id,
-        "nonce": sealed.nonce.hex(),
-        "ciphertext": sealed.ciphertext.hex(),
-    }
-    return Call("provider_rotate", _RESEAL, params, bool)
+    return _RESEAL.call(
+        bool,
+        provider=place.provider,
+        field=place.field,
+        slot=place.slot,
+        was=was.nonce,
+        key_id=sealed.key_id,
+        nonce=sealed.nonce,
+        ciphertext=sealed.ciphertext,
+    )
 
 
 def secret_drop(provider: str, field: str, slot: str | None) -> Call[bool]:
     """Forget a slot of a secret, or all of it."""
-    return Call("provider_secret_drop", _SECRET_DROP, {"provider": provider, "field": field, "slot": slot}, bool)
+    return _SECRET_DROP.call(bool, provider=provider, field=field, slot=slot)
 
 
 def under_other_keys(key_id: str, after: Place | None) -> Call[list[tuple[Place, Sealed]]]:
     """At most 100 secrets that are encrypted with another key than this one, in order, from a place on."""
     at = after or Place("", "", "")
-    params = {"key_id": key_id, "provider": at.provider, "field": at.field, "slot": at.slot}
-    return Call("provider_rotate", _OTHER_KEYS, params, _sealed_rows)
+    return _OTHER_KEYS.call(_sealed_rows, key_id=key_id, provider=at.provider, field=at.field, slot=at.slot)
 
 
 def keys_in_use(name: str | None = None) -> Call[dict[str, int]]:
@@ -234,17 +227,6 @@ def _stored_or_none(found: str | None) -> Stored | None:
 
 def _listed(found: str) -> list[Listed]:
     rows: Sequence[dict[str, Any]] = loads(found)
-    return [
-        Listed(
-            **{
-                **row,
-                "created_at": instant(row["created_at"]),
-                "changed_at": instant(row["changed_at"]),
-                "fields": [
-                    Field(**{**one, "set_at": instant(one["set_at"]), "sealed_at": instant(one["sealed_at"])})
-                    for one in row["fields"]
-                ],
-            }
-        )
-        for row in rows
-    ]
+    for row in rows:
+        row["fields"] = [record(Field, one, "set_at", "sealed_at") for one in row["fields"]]
+    return [record(Listed, row, "created_at", "changed_at") for row in rows]

@@ -41,8 +41,8 @@ select cast(coalesce(json_agg(json_build_object(
   'calls_in_window', r.calls_in_window, 'waiting', r.waiting, 'last_call_at', r.last_call_at, 'next_call_at', r.next_call_at,
   'pushed_to', r.pushed_to) order by r.name), '[]') as text)
   from tallybook.rate as r where cast(%(name)s as text) is null or r.name = cast(%(name)s as text)"""
-NAMES = "select tallybook._limit_names()"
-REGISTER = "select tallybook._limits_register(%s::text, %s::jsonb)"
+NAMES = Declared("_limit_names() -> text[]")
+REGISTER = Declared("_limits_register(p_app text, p_rules jsonb) -> void")
 _CONCURRENCY = """\
 select cast(coalesce(json_agg(json_build_object(
   'name', c.name, 'rule', c.rule, 'most', c.most, 'held', c.held, 'waiting', c.waiting) order by c.name), '[]') as text)

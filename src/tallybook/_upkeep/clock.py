@@ -20,6 +20,7 @@ from typing import Any
 
 import psycopg
 
+from tallybook._db.declared import Declared
 from tallybook._db.link import Link
 from tallybook._model.cron import rule
 from tallybook._model.schedule import Plan, plan
@@ -29,14 +30,18 @@ from tallybook.errors import ConfigError
 
 log = logging.getLogger("tallybook.worker")
 
-_REGISTER = """\
-select schedule_name, what, detail
-  from tallybook._schedules_register(%s::text, %s::jsonb, coalesce(%s::timestamptz, clock_timestamp()))"""
-_LOOK = "select due_in, queries_due, queries_in, every from tallybook._schedules_look(%s::timestamptz)"
-_DUE = """\
-select at, upto, name, revision, cron, every, tz, jitter, missed, catch_up, since, tick
-  from tallybook._schedules_due(%s::int, %s::timestamptz, %s::boolean, coalesce(%s::timestamptz, clock_timestamp()))"""
-_FIRE = "select carried, fired, skipped, missed, failed from tallybook._schedules_fire(%s::jsonb, %s::timestamptz)"
+_NOW = "coalesce({at}, clock_timestamp())"
+_REGISTER = Declared("""
+  _schedules_register(p_app text, p_schedules jsonb, p_at timestamptz)
+  -> rows (schedule_name what detail text)""", p_at=_NOW)  # fmt: skip
+_LOOK = Declared(
+    "_schedules_look(p_after timestamptz) -> row (due_in float8, queries_due boolean, queries_in every float8)"
+)
+_DUE = Declared("""
+  _schedules_due(p_max int, p_after timestamptz, p_queries boolean, p_at timestamptz)
+  -> rows (at upto timestamptz, name revision cron text, every bigint, tz text, jitter bigint, missed text, catch_up int,
+           since tick timestamptz)""", p_at=_NOW)  # fmt: skip
+_FIRE = Declared("_schedules_fire(p_plans jsonb, p_at timestamptz) -> row (carried fired skipped missed failed int)")
 _BATCH = 250
 # So long one batch may take to be computed: after a long outage each schedule has much to count, and others wait behind it.
 _COMPUTING = 0.2
@@ -111,7 +116,7 @@ class Clock:
         said = json.dumps(self._declared())
 
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
-            return await (await conn.execute(_REGISTER, (self._app, said, at))).fetchall()
+            return await (await conn.execute(_REGISTER.worker, (self._app, said, at))).fetchall()
 
         busy = False
         for name, what, detail in await self._link.run(call):
@@ -131,7 +136,7 @@ class Clock:
             self._after, self._looked_behind = None, now
 
         async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
-            return await (await conn.execute(_LOOK, (self._after,))).fetchone()
+            return await (await conn.execute(_LOOK.worker, (self._after,))).fetchone()
 
         due_in, self._queries_due, queries_in, self._every = await self._link.run(call)
         if self._declared is not None and now >= self._register_at:
@@ -163,13 +168,13 @@ class Clock:
     async def _batch(self, conn: psycopg.AsyncConnection[Any], at: datetime | None) -> tuple[bool, Ran]:
         """One transaction: whether more may be due, and what was done."""
         async with conn.transaction():
-            cursor = await conn.execute(_DUE, (_BATCH, self._after if at is None else None, False, at))
+            cursor = await conn.execute(_DUE.worker, (_BATCH, self._after if at is None else None, False, at))
             rows = await cursor.fetchall()
             if not rows:
                 return False, Ran()
             plans = await asyncio.to_thread(self._plans, rows)
             now = rows[0][0]
-            row = await (await conn.execute(_FIRE, (json.dumps(plans), now))).fetchone()
+            row = await (await conn.execute(_FIRE.worker, (json.dumps(plans), now))).fetchone()
         assert row is not None
         ran = Ran(*row)
         left = len(rows) == _BATCH or len(plans) < len(rows)
@@ -181,7 +186,7 @@ class Clock:
         """Start to fire query-driven schedules that are due, as many as may run beside each other."""
 
         async def due(conn: psycopg.AsyncConnection[Any]) -> Any:
-            return await (await conn.execute(_DUE, (_BATCH, None, True, at))).fetchall()
+            return await (await conn.execute(_DUE.worker, (_BATCH, None, True, at))).fetchall()
 
         rows = {row[2]: row for row in await self._link.run(due)}
         found = [rows[name] for name in self.queries.wanted(list(rows))]

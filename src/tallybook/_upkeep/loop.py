@@ -31,7 +31,7 @@ _LOOK = _UPKEEP_LOOK.select(
     "due, extract(epoch from next_run_at - clock_timestamp())::float8, passed, work, workers, names, every,"
     " extract(epoch from next_tick_at - clock_timestamp())::float8, extract(epoch from clock_timestamp())::float8"
 )
-_FORWARD = "select tallybook._clock_forward(make_interval(secs => %s))"
+_FORWARD = Declared("_clock_forward(p_by interval) -> void", p_by="make_interval(secs => {seconds:float8})")
 # A step of the server's clock that is put on record; see _clock_back.sql.
 _STEP = 10.0
 # Whatever the services' times are: after so many seconds at most it learns that they have changed.
@@ -131,7 +131,7 @@ class Upkeep:
         (before, asked_before), self._clock = self._clock, (server, asked_at)
         step = server - before - (asyncio.get_running_loop().time() - asked_before)
         if step > _STEP:
-            await conn.execute(_FORWARD, (step,))
+            await conn.execute(_FORWARD.worker, (step,))
 
     async def _serve(self, service: Service) -> None:
         service.run_at = math.inf  # what is said while the answer is on its way counts

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import psycopg
 
+from tallybook._db.declared import Declared
 from tallybook._db.link import Link
 from tallybook._db.policy import Action, action_for, backoff, first_line
 from tallybook._db.socket_timeout import SocketTimeout
@@ -29,8 +30,9 @@ LONGEST: Final = 600.0
 AT_ONCE: Final = 4
 """So many queries one worker runs beside each other: that is how many slow ones it takes to delay another."""
 
-_FIRE = "select carried, jobs, failed, reason from tallybook._schedule_fire_query(%s::jsonb, %s::timestamptz)"
-_FAILED = "select tallybook._schedule_query_failed(%s::jsonb, %s::text, %s::timestamptz)"
+_FIRE = Declared("""
+  _schedule_fire_query(p_plan jsonb, p_at timestamptz) -> row (carried boolean, jobs bigint, failed int, reason text)""")
+_FAILED = Declared("_schedule_query_failed(p_plan jsonb, p_reason text, p_at timestamptz) -> boolean")
 _TIME = "select set_config('statement_timeout', %s, true), set_config('lock_timeout', '0', true)"
 _TRIES = 3
 # Somebody else is at it, or its connection was lost: not again before that.
@@ -99,7 +101,7 @@ class Queries:
         name, text = one["name"], json.dumps(one)
         for left in range(_TRIES, 0, -1):
             try:
-                carried, jobs, failed, reason = await self._call(link, _FIRE, text, at)
+                carried, jobs, failed, reason = await self._call(link, _FIRE.worker, text, at)
             except (psycopg.Error, OSError) as error:
                 action = action_for(error, link.conn)
                 if action is Action.RECONNECT:  # what it did is undone or committed: the next look shows which
@@ -111,7 +113,7 @@ class Queries:
                     await asyncio.sleep(backoff(_TRIES - left))
                     continue
                 reason = first_line(error)
-                if await self._call(link, _FAILED, text, reason, at):
+                if await self._call(link, _FAILED.worker, text, reason, at):
                     _warn(name, reason)
                 return 0
             if not carried:

@@ -40,9 +40,9 @@ def checked(app: App, dsn: str, queues: Iterable[str], *, lives: bool) -> int:
         declared = rates.registered(
             app._rate_rules.values(), app._concurrency_rules.values(), app._breaker_rules.values()
         )
-        conn.execute(rates.REGISTER, (app.name, declared))
+        conn.execute(rates.REGISTER.worker, (app.name, declared))
         if lives:
-            check_limits(app.tasks.values(), conn.execute(rates.NAMES).fetchone())
+            check_limits(app.tasks.values(), conn.execute(rates.NAMES.worker).fetchone())
         known = [row[0] for row in conn.execute("select name from tallybook.queues")]
     for queue in queues:
         if queue not in known and (near := get_close_matches(queue, known, 1, 0.75)):

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from tallybook._app.queues import BATCH
 from tallybook._db import queues as calls
 from tallybook._db import rates as calls_of_limits
+from tallybook._db.declared import Declared
 from tallybook._db.verb import run
 from tallybook._model.queue import QueueInfo
 from tallybook.errors import InvalidArgument, UnknownQueue
@@ -34,11 +35,11 @@ _LONGEST = 20.0  # seconds that a request may go on beginning batches
 _ALL = """\
 select s.queue, s.available, s.running, s.scheduled, s.retrying, s.waiting, s.dead, s.completed, s.unserved, s.paused_at
   from tallybook.queue_stats as s"""
-_OLDEST = "select o.queue, o.oldest from tallybook._oldest_of(cast(%s as text[])) as o"
+_OLDEST = Declared("_oldest_of(p_queues text[]) -> rows (queue text, oldest timestamptz)")
 _STATS = "select * from tallybook.queue_stats as s where s.queue = %s"
-_STATUS = """\
-select s.task, s.state, s.jobs, s.oldest, s.newest, s.average_attempts from tallybook._status_of(%s) as s
- order by s.task, s.state limit 200"""
+_STATUS_OF = Declared("""
+  _status_of(p_queue text) -> rows (task state text, jobs bigint, oldest newest timestamptz, average_attempts numeric)""")
+_STATUS = f"{_STATUS_OF.worker} order by task, state limit 200"
 _WORKERS = """\
 select w.id, w.name, nullif(w.seen_at, '-infinity') as seen_at,
        w.seen_at < clock_timestamp() - w.lease as silent from tallybook.workers as w
@@ -90,7 +91,7 @@ async def queues(view: View) -> Response:
 async def _oldest(conn: Conn, queues: list[dict[str, Any]]) -> dict[str, Any]:
     """Since when the next job in line could run, of those that have one."""
     names = [one["queue"] for one in queues if one["available"]]
-    return {one["queue"]: one["oldest"] for one in await rows(conn, _OLDEST, names)} if names else {}
+    return {one["queue"]: one["oldest"] for one in await rows(conn, _OLDEST.worker, names)} if names else {}
 
 
 async def _rates(view: View, conn: Conn) -> dict[str, float]:
