@@ -8,12 +8,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 import tallybook
-from conftest import Connection
 from tallybook._db.declared import Declared
 
+Connection = psycopg.Connection[tuple[Any, ...]]
 SOURCE = Path(tallybook.__file__).parent
 
 _FUNCTION = """\
@@ -146,7 +147,7 @@ BY_HAND: dict[str, tuple[set[str], str]] = {
     "_db/rights.py": ({"_rights"}, "makes this function"),
     "_db/roles.py": ({"_roles_forget", "_roles_use"}, "run by hand of the owner, with roles that are put in as names"),
     "_db/top.py": ({"_failures_said", "_horizon", "_oldest_of"}, "parts of one large statement"),
-    "_worker/heartbeat.py": ({"_on_timeline", "_timeline"}, "beside the verb, in its statement"),
+    "_worker/life/heartbeat.py": ({"_on_timeline", "_timeline"}, "beside the verb, in its statement"),
     "testing.py": ({"_wake"}, "beside a table, for the clock of tests"),
 }
 """Modules that call functions without a declaration: which, and why. This list only shrinks."""

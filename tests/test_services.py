@@ -167,7 +167,9 @@ async def test_rescue_looks_as_often_as_its_service_says_unless_the_worker_was_t
     """The option rescue_look of one worker goes before the service's interval; without it the service's holds."""
     app.services.set("rescue", "200 ms").sync(db)
     async with working(app, dsn, rescue_look=None) as one, working(app, dsn, rescue_look=50 * S) as other:
-        await eventually(lambda: one.maintenance.rescuer.every == other.maintenance.rescuer.every == 0.2, "both have looked")
+        await eventually(
+            lambda: one.maintenance.rescuer.every == other.maintenance.rescuer.every == 0.2, "both have looked"
+        )
         assert all(0.1 <= one.maintenance.rescuer.pause(100) <= 0.2 for _ in range(20))
         assert all(25 <= other.maintenance.rescuer.pause(100) <= 50 for _ in range(20))
 

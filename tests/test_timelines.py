@@ -14,7 +14,7 @@ import pytest
 from support.waiting import wait_until
 from support.workers import QUICK, Jobs, eventually, working
 from tallybook import App, Context
-from tallybook._worker.life.heartbeat import _RENEW, Heartbeat
+from tallybook._worker.life.heartbeat import _BEAT, Heartbeat
 
 pytestmark = [pytest.mark.anyio, pytest.mark.servers]
 
@@ -133,8 +133,8 @@ def test_a_beat_on_another_timeline_changes_nothing(db: Any) -> None:
     read = "select seen_at, open_from from tallybook.worker where id = %s"
     before = db.execute(read, (worker,)).fetchone()
     with pytest.raises(Exception, match="timeline") as refused:
-        db.execute(_RENEW, ("0000FFFF", worker, 1, [], None, None))
+        db.execute(_BEAT, ("0000FFFF", worker, 1, [], None, None))
     assert refused.value.sqlstate == "TB006"  # type: ignore[attr-defined]
     assert db.execute(read, (worker,)).fetchone() == before
-    db.execute(_RENEW, (here, worker, 1, [], None, None))
+    db.execute(_BEAT, (here, worker, 1, [], None, None))
     wait_until(lambda: db.execute(read, (worker,)).fetchone() != before, "on its own timeline it beats")
