@@ -15,28 +15,24 @@ language plpgsql
 -- profile: nested
 as $$
 declare
-  v_name text; v_first text; v_told boolean := names is not null;
+  v_name text; v_told boolean := names is not null;
 begin
   perform tallybook._check_committed('concurrency_release', 'An older snapshot does not see who has ended.');
   remain := true;
   if as_service and not tallybook._service_claim('concurrency_release', at) then return; end if;
   released := 0;
   if names is null then
-    names := '{}';
-    select l.name into v_first from tallybook.concurrency_line l
-     where l.job_id >= (select b.low + floor(random() * (b.high - b.low + 1))::bigint
-                          from (select min(x.job_id) as low, max(x.job_id) as high from tallybook.concurrency_line x) b)
-     order by l.job_id limit 1;
-    v_name := v_first;
-    for step in 1..1000 loop
-      exit when v_name is null;
-      names := names || v_name;
-      select n.name into v_name from (
-        select (select l.name from tallybook.concurrency_line l where l.name > v_name order by l.name limit 1)) n(name);
-      if v_name is null then select l.name into v_name from tallybook.concurrency_line l order by l.name
-         limit 1; end if;
-      exit when v_name = v_first;
-    end loop;
+    names := array(
+      with recursive k(name) as (
+        (select l.name from tallybook.concurrency_line l
+          where l.job_id >= (select b.low + floor(random() * (b.high - b.low + 1))::bigint
+                               from (select min(x.job_id) as low, max(x.job_id) as high
+                                       from tallybook.concurrency_line x) b)
+          order by l.job_id limit 1)
+        union  -- once round, since what comes twice goes on no further
+        select coalesce((select l.name from tallybook.concurrency_line l where l.name > k.name order by l.name limit 1),
+                        (select l.name from tallybook.concurrency_line l order by l.name limit 1)) from k)
+      select k.name from k limit 1000);
   end if;
   if v_told then  -- all of them first, in the order of limit_take: _let_in locks more, which it only tries
     perform from (select s.name from tallybook.rate_state s where s.name = any (concurrency_release.names)

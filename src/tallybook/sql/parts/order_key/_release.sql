@@ -59,7 +59,7 @@ language plpgsql
 -- profile: nested
 as $$
 declare
-  v_first text; v_key text; v_holder bigint; v_released int := 0; w tallybook.waiting; v_id bigint;
+  v_key text; v_holder bigint; v_released int := 0; w tallybook.waiting; v_id bigint;
 begin
   for v_id in select y.job_id from tallybook.tombstone t join tallybook.waiting y on y.job_id = t.job_id
                where t.cancelled and (t.attempt = y.attempt or t.attempt < y.attempt and not t.once)
@@ -75,31 +75,29 @@ begin
   end loop;
   -- By order_line, which holds all that wait for their key and few besides: waiting may hold a million jobs that wait
   -- for something else.
-  select k.order_key into v_first from tallybook.waiting k
-   where k.order_key >= (select n.key from tallybook.order_line n
-                          where n.job_id >= (select b.low + floor(random() * (b.high - b.low + 1))::bigint
-                                               from (select min(x.job_id) as low, max(x.job_id) as high
-                                                     from tallybook.order_line x) b)
-                          order by n.job_id limit 1)
-   order by k.order_key limit 1;
-  if v_first is null then  -- no such key is behind that one
-    select k.order_key into v_first from tallybook.waiting k where k.order_key is not null order by k.order_key limit 1;
-  end if;
-  v_key := v_first;
-  for step in 1..1000 loop
-    exit when v_key is null or v_released = 100;
+  for v_key in
+    with recursive k(key) as (
+      select coalesce(
+        (select y.order_key from tallybook.waiting y
+          where y.order_key >= (select n.key from tallybook.order_line n
+                                 where n.job_id >= (select b.low + floor(random() * (b.high - b.low + 1))::bigint
+                                                      from (select min(x.job_id) as low, max(x.job_id) as high
+                                                            from tallybook.order_line x) b)
+                                 order by n.job_id limit 1)
+          order by y.order_key limit 1),
+        (select y.order_key from tallybook.waiting y where y.order_key is not null order by y.order_key limit 1))
+      union  -- once round, since what comes twice goes on no further
+      select coalesce(
+        (select y.order_key from tallybook.waiting y where y.order_key > k.key order by y.order_key limit 1),
+        (select y.order_key from tallybook.waiting y where y.order_key is not null order by y.order_key limit 1))
+        from k)
+    select k.key from k where k.key is not null limit 1000 loop
+    exit when v_released = 100;
     select t.job_id into v_holder from tallybook.order_turn t where t.key = v_key order by t.generation desc limit 1;
     if v_holder is null or not tallybook._job_open(v_holder) then
       perform tallybook._release(v_key, null, p_at);
       v_released := v_released + 1;
     end if;
-    select n.order_key into v_key from (
-      select (select k.order_key from tallybook.waiting k where k.order_key > v_key order by k.order_key
-              limit 1)) n(order_key);
-    if v_key is null and v_first is not null then
-      select k.order_key into v_key from tallybook.waiting k where k.order_key is not null order by k.order_key limit 1;
-    end if;
-    exit when v_key = v_first;
   end loop;
 end $$;
 
