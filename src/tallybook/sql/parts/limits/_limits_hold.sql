@@ -9,20 +9,22 @@ language plpgsql
 set enable_memoize = off  -- each row is looked up once: there is nothing to remember
 as $$
 declare
-  v_lanes int[]; v_turn_lanes int[]; v_first timestamptz; v_job tallybook._limited_job;
+  v_lanes int[]; v_turn_lanes int[]; v_first timestamptz; v_job tallybook._limited_job; v_entry tallybook.entry;
 begin
   for v_job in select x.* from unnest(p_jobs) x where x.special loop
-    perform tallybook._until_turn(v_job.lease, v_job.job_id, v_job.attempt, v_job.behind, v_job.until, p_at);
+    v_entry := tallybook._end(v_job.lease, v_job.job_id, v_job.attempt, 'snoozed', null, p_at);
+    continue when v_entry.job_id is null;
+    v_entry.options := coalesce(v_entry.options, '{}') || jsonb_build_object('turn', v_job.behind);
+    perform tallybook._next_attempt(v_entry, v_job.until, p_at);
   end loop;
   p_jobs := array(select x from unnest(p_jobs) x where not x.special);
   if p_jobs = '{}' then return; end if;
   select array_agg(l.lane_id), array_agg(tallybook._lane_beside(l.lane_id, 'turn')) into v_lanes, v_turn_lanes
     from tallybook.lane l where l.lane_id = any (array(select x.lane_id from unnest(p_jobs) x))
          and l.part in ('', 'fair');
-  v_first := (select min(x.until) from unnest(p_jobs) x);
-  if exists (select from tallybook.scheduled s where s.run_at <= v_first and s.run_at > p_at - interval '1 s') then
-    v_first := null;
-  end if;
+  select min(x.until) into v_first from unnest(p_jobs) x
+  having not exists (select from tallybook.scheduled s
+                      where s.run_at <= min(x.until) and s.run_at > p_at - interval '1 s');
   with ended as (
     insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state)
     select h.xid, h.seq, h.job_id, p_at, h.retention, 'snoozed' from unnest(p_jobs) h order by h.job_id
@@ -43,19 +45,4 @@ begin
          coalesce(e.options, '{}') || jsonb_build_object('turn', e.behind)
     from gone e left join unnest(v_lanes, v_turn_lanes) t(lane_id, turn_lane) on t.lane_id = e.lane_id;
   if v_first < p_at + interval '10 s' then perform tallybook._wake(' promote'); end if;
-end $$;
-
--- _until_turn(lease, job_id, attempt, name, run_at, at): end one attempt as snoozed, whose job may have been changed in
--- the meantime (it has a unique key); it stands in scheduled until its turn.
-create or replace function tallybook._until_turn(p_lease uuid, p_job_id bigint, p_attempt int, p_name text,
-  p_run_at timestamptz, p_at timestamptz) returns void
-language plpgsql
--- profile: lookup
-as $$
-declare
-  e tallybook.entry := tallybook._end(p_lease, p_job_id, p_attempt, 'snoozed', null, p_at);
-begin
-  if e.job_id is null then return; end if;
-  e.options := coalesce(e.options, '{}') || jsonb_build_object('turn', p_name);
-  perform tallybook._next_attempt(e, p_run_at, p_at);
 end $$;

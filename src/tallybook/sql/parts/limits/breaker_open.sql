@@ -7,34 +7,34 @@
 -- rights: operator
 create or replace function tallybook.breaker_open(name text, duration interval default null,
   at timestamptz default clock_timestamp())
-returns timestamptz language plpgsql as $$
-declare
-  v_rule tallybook.limit_rule; v_until timestamptz;
-begin
-  select r.* into v_rule from tallybook._limit_of('breaker', breaker_open.name) r;
-  if not found then
-    raise exception 'there is no breaker %', breaker_open.name using errcode = 'TB005',
-      hint = 'Make one by breaker_set.';
-  end if;
-  duration := coalesce(duration, v_rule.open_for);
-  perform tallybook._check_range('duration', duration::text, duration between interval '0' and interval '100 years',
-                                 'It goes from 0 to 100 years.');
-  v_until := at + duration;
-  perform tallybook._breaker_by_hand(breaker_open.name, 'open', v_until, at);
-  return v_until;
-end $$;
+returns timestamptz language sql as $$
+  select b.until from tallybook._breaker_by_hand(breaker_open.name, 'open', duration, at) b
+$$;
 
--- _breaker_by_hand(name, state, until, at): what a person says of a key's breaker. A probe that runs is none any more.
-create or replace function tallybook._breaker_by_hand(p_name text, p_state text, p_until timestamptz,
-  p_at timestamptz) returns void
+-- _breaker_by_hand(name, state, duration, at): what a person says of a key's breaker. A probe that runs is none any
+-- more. was: its state before; null: it had none. until: when it is not open any more; null: it is closed.
+create or replace function tallybook._breaker_by_hand(p_name text, p_state text, p_duration interval,
+  p_at timestamptz, out was text, out until timestamptz)
 language plpgsql as $$
+declare
+  v_rule tallybook.limit_rule;
 begin
+  select r.* into v_rule from tallybook._limit_of('breaker', p_name) r;
+  if not found then
+    raise exception 'there is no breaker %', p_name using errcode = 'TB005', hint = 'Make one by breaker_set.';
+  end if;
+  p_duration := coalesce(p_duration, v_rule.open_for);
+  perform tallybook._check_range('duration', p_duration::text,
+                                 p_duration between interval '0' and interval '100 years',
+                                 'It goes from 0 to 100 years.');
+  if p_state = 'open' then until := p_at + p_duration; end if;
+  select s.state into was from tallybook.breaker_state s where s.name = p_name;
   insert into tallybook.rate_state (name, next_at, front_at, granted)
     values (p_name, '-infinity', '-infinity', 0) on conflict do nothing;
   perform from tallybook.rate_state s where s.name = p_name for update;
   perform tallybook._permits_free(p_name, p_at);  -- what has ended until now counts for what was before
   update tallybook.concurrency_holder h set probe = false where h.name = p_name and h.probe;
-  insert into tallybook.breaker_state as s (name, state, changed_at, open_until) values (p_name, p_state, p_at, p_until)
+  insert into tallybook.breaker_state as s (name, state, changed_at, open_until) values (p_name, p_state, p_at, until)
   on conflict (name) do update set state = excluded.state, open_until = excluded.open_until, failed_at = '{}',
      changed_at = case when s.state = excluded.state then s.changed_at else excluded.changed_at end;
   perform tallybook._wake(' concurrency_release');
