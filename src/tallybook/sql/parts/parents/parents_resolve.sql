@@ -46,10 +46,10 @@ begin
     parents := array(select distinct i from unnest(parents) i
                       where exists (select from tallybook.parent p where p.parent_id = i and p.ended_as is null));
   end if;
-  select array_agg(e.job_id), array_agg(e.ended_as), array_agg(e.failure) into v_ids, v_as, v_failures
-    from tallybook._ended_as(parents) e where e.ended_as is not null;
-
-  while v_ids is not null loop
+  loop
+    select array_agg(e.job_id), array_agg(e.ended_as), array_agg(e.failure) into v_ids, v_as, v_failures
+      from tallybook._ended_as(parents) e where e.ended_as is not null;
+    exit when v_ids is null;
     v_all := array(select distinct p.child_id from tallybook.parent p where p.parent_id = any (v_ids)
                    and p.ended_as is null);
     v_children := array(select w.job_id from tallybook.waiting w where w.job_id = any (v_all)
@@ -86,14 +86,9 @@ begin
     released := released + tallybook._release_children(v_children, at);
     cancelled := cancelled + cardinality(v_cancelled);
 
-    -- What was cancelled here has never been seen by a claim: it has ended, though the look of others needs our commit.
-    select array_agg(i), array_agg('cancelled'::text),
-           array_agg(jsonb_build_object('job', i, 'task', e.task, 'state', 'cancelled', 'reason', null,
-             'message', left((select o.error ->> 'message' from tallybook.outcome o
-                               where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq), 200)))
-      into v_ids, v_as, v_failures
-      from unnest(v_cancelled) i, lateral tallybook._newest(i) e
-     where exists (select from tallybook.parent p where p.parent_id = i and p.ended_as is null);
+    -- What was cancelled here has ended, and others may wait for it in turn.
+    parents := array(select i from unnest(v_cancelled) i
+                      where exists (select from tallybook.parent p where p.parent_id = i and p.ended_as is null));
   end loop;
   remain := exists (select from tallybook.parent);
   if as_service then perform tallybook._service_ran('parents_resolve', at, released + cancelled); end if;
