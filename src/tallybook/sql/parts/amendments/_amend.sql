@@ -16,19 +16,20 @@ returns boolean language plpgsql
 -- profile: lookup
 as $$
 declare
-  e record;
+  e record; v_mine boolean := p_queued or exists (
+    select from tallybook.amendment a where a.job_id = p_job_id and a.xid = pg_current_xact_id_if_assigned());
 begin
-  if p_on_conflict = 'raise_priority' and p_priority is null then p_priority := 2; end if;
+  p_args := case when p_on_conflict = 'replace_args' then p_args end;
+  p_version := case when p_on_conflict = 'replace_args' then p_version end;
+  p_priority := case when p_on_conflict = 'raise_priority' then coalesce(p_priority, 2) end;
+  p_run_at := case when p_on_conflict = 'push_run_at' then p_run_at end;
   if not p_queued then
-    if not tallybook._job_queued(p_job_id) and not exists (
-         select from tallybook.amendment a where a.job_id = p_job_id and a.xid = pg_current_xact_id_if_assigned()) then
+    if not v_mine and not tallybook._job_queued(p_job_id) then
       return tallybook._job_open(p_job_id);  -- do not hold up what runs
     end if;
     perform tallybook._start_waits(p_job_id, p_task);
   end if;
-  if tallybook._amend_aside(p_job_id, p_on_conflict, p_args, p_priority, p_run_at, p_version, p_at) then
-    return true;
-  end if;
+  if tallybook._amend_aside(p_job_id, p_args, p_priority, p_run_at, p_version, p_at) then return true; end if;
   select x.lane_id, l.priority, tallybook._cursor_passed(x.lane_id, x.retention, x.xid, x.seq)
            or exists (select from tallybook.tombstone t where t.job_id = x.job_id and t.attempt = x.attempt
                       and t.taken) as taken,
@@ -39,38 +40,28 @@ begin
    where x.job_id = p_job_id order by x.attempt desc limit 1;
   if not found or e.ended then return false; end if;
   -- Taken: it runs, unless this transaction has changed it before that; then its start waits for us.
-  if e.taken and not p_queued and not exists (
-       select from tallybook.amendment a where a.job_id = p_job_id and a.xid = pg_current_xact_id_if_assigned()) then
-    return true;
-  end if;
+  if e.taken and not v_mine then return true; end if;
   -- What stands in line runs at once, unless it was pushed before.
-  if p_on_conflict = 'push_run_at' and p_run_at <= p_at
-     and not exists (select from tallybook.amendment a where a.job_id = p_job_id) then
+  if p_run_at <= p_at and not exists (select from tallybook.amendment a where a.job_id = p_job_id) then
     return true;
   end if;
-  if p_on_conflict = 'raise_priority' and p_priority >= e.priority then return true; end if;
-  if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'on_conflict % needs READ COMMITTED', p_on_conflict
-      using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || p_job_id
-      || ' has started since.';
-  end if;
+  if p_priority >= e.priority then return true; end if;
+  perform tallybook._check_committed('on_conflict ' || p_on_conflict, format(
+            'With an older snapshot nobody knows whether job %s has started since.', p_job_id));
   insert into tallybook.amendment as a (job_id, args, priority, run_at, version)
-  values (p_job_id, case when p_on_conflict = 'replace_args' then p_args end,
-          case when p_on_conflict = 'raise_priority' then p_priority end,
-          case when p_on_conflict = 'push_run_at' then p_run_at end,
-          case when p_on_conflict = 'replace_args' then p_version end)
+  values (p_job_id, p_args, p_priority, p_run_at, p_version)
   on conflict on constraint amendment_pkey do update
-    set args = coalesce(excluded.args, a.args), version = case when excluded.args is null then a.version
-        else excluded.version end,
+    set args = coalesce(excluded.args, a.args),
+        version = case when excluded.args is null then a.version else excluded.version end,
         priority = least(excluded.priority, a.priority), run_at = coalesce(excluded.run_at, a.run_at),
         xid = excluded.xid;
   if p_on_conflict <> 'replace_args' then perform tallybook._wake(' promote'); end if;
   return true;
 end $$;
 
--- _amend_aside(job_id, on_conflict, args, priority, run_at, version, at): _amend of a job that is scheduled or waiting.
--- False: it is neither.
-create or replace function tallybook._amend_aside(p_job_id bigint, p_on_conflict text, p_args jsonb, p_priority int,
+-- _amend_aside(job_id, args, priority, run_at, version, at): _amend of a job that is scheduled or waiting; null: stays
+-- as it is. False: it is neither.
+create or replace function tallybook._amend_aside(p_job_id bigint, p_args jsonb, p_priority int,
   p_run_at timestamptz, p_version jsonb, p_at timestamptz) returns boolean
 language plpgsql as $$
 declare
@@ -83,9 +74,7 @@ begin
       from tallybook.waiting x join tallybook.lane l on l.lane_id = x.lane_id where x.job_id = p_job_id for update of x;
   end if;
   if not found then return false; end if;
-  p_args := case when p_on_conflict = 'replace_args' then p_args end;
-  p_run_at := case when p_on_conflict = 'push_run_at' then p_run_at end;
-  if p_on_conflict = 'raise_priority' and p_priority < s.priority then
+  if p_priority < s.priority then
     select n.lane_id into v_lane from tallybook._lane(s.queue, p_priority, s.part) n;
   end if;
   if p_args is null and p_run_at is null and v_lane is null then return true; end if;

@@ -11,23 +11,16 @@ language plpgsql
 set lock_timeout = '20ms'  -- somebody's open transaction may cancel the same job
 as $$
 declare
-  a record; e tallybook.entry; v_lane record;
+  a tallybook.amendment; e tallybook.entry;
 begin
-  for a in select x.job_id, x.args, x.priority, x.run_at from tallybook.amendment x
+  for a in select x.* from tallybook.amendment x
             where x.priority is not null or x.run_at is not null order by random() limit 200 for update skip locked loop
     select x.* into e from tallybook.entry x where x.job_id = a.job_id order by x.attempt desc limit 1;
     if not found or exists (select from tallybook.outcome o
                              where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq) then
-      select s.lane_id, l.queue, l.part, l.priority into v_lane from tallybook.scheduled s
-             join tallybook.lane l on l.lane_id = s.lane_id
-       where s.job_id = a.job_id for update of s skip locked;
+      perform from tallybook.scheduled s where s.job_id = a.job_id for update skip locked;
       if found then
-        if a.priority < v_lane.priority then
-          select n.lane_id into v_lane.lane_id from tallybook._lane(v_lane.queue, a.priority, v_lane.part) n;
-        end if;
-        update tallybook.scheduled s set lane_id = v_lane.lane_id, args = coalesce(a.args, s.args),
-          run_at = coalesce(a.run_at, s.run_at)
-         where s.job_id = a.job_id;
+        perform tallybook._amend_aside(a.job_id, a.args, a.priority, a.run_at, a.version, p_at);
         delete from tallybook.amendment x where x.job_id = a.job_id;
       end if;
       continue;
