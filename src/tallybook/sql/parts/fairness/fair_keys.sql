@@ -6,23 +6,20 @@
 -- Reads waiting, lane.
 -- rights: operator, reader
 create or replace function tallybook.fair_keys(max_keys int default 100)
-returns table (queue text, priority int, fair_key text, waiting bigint) language plpgsql stable
+returns table (queue text, priority int, fair_key text, waiting bigint) language sql stable
 -- profile: lookup
 as $$
-#variable_conflict use_column
-declare
-  v_left int := tallybook._keys_most(fair_keys.max_keys); v_lane int := -1; v_key text collate "C";
-begin
-  while v_left > 0 loop
-    select w.lane_id, w.fair_key into v_lane, v_key from tallybook.waiting w
-     where w.fair_key is not null and (w.lane_id, w.fair_key) > (v_lane, coalesce(v_key, ''))
-           order by w.lane_id, w.fair_key limit 1;
-    exit when not found;
-    return query
-    select l.queue, l.priority::int, v_key::text,
-           (select count(*) from (select from tallybook.waiting w where w.lane_id = v_lane and w.fair_key = v_key
-                                  limit 1000) x)
-      from tallybook.lane l where l.lane_id = v_lane;
-    v_left := v_left - 1;
-  end loop;
-end $$;
+  with recursive k(lane_id, fair_key, looks) as (
+    select -1, '' collate "C", tallybook._keys_most(fair_keys.max_keys)
+    union all
+    select n.lane_id, n.fair_key, k.looks - 1
+      from k cross join lateral (
+        select w.lane_id, w.fair_key from tallybook.waiting w
+         where w.fair_key is not null and (w.lane_id, w.fair_key) > (k.lane_id, k.fair_key)
+         order by w.lane_id, w.fair_key limit 1) n
+     where k.looks > 0)
+  select l.queue, l.priority::int, k.fair_key, (
+           select count(*) from (select from tallybook.waiting w
+                                  where w.lane_id = k.lane_id and w.fair_key = k.fair_key limit 1000) x)
+    from k cross join lateral (select x.* from tallybook.lane x where x.lane_id = k.lane_id limit 1) l
+$$;

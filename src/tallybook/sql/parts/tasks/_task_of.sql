@@ -5,11 +5,7 @@
 -- Null: no worker has told. Reads task.
 create or replace function tallybook._task_of(p_name text) returns tallybook.task
 language plpgsql stable as $$
-declare
-  t tallybook.task;
 begin
-  select k.* into t from tallybook.task k
-   where k.name = p_name or p_name = any (k.aliases)
-   order by k.name = p_name, k.registered_at desc, k.name limit 1;
-  return t;
+  return (select k from tallybook.task k where k.name = p_name or p_name = any (k.aliases)
+           order by k.name = p_name, k.registered_at desc, k.name limit 1);
 end $$;
