@@ -43,13 +43,14 @@ begin
     from (select * from tallybook._jobs_of_key(p_task, p_unique_key, p_order_key) k
            where p_unique_key is not null or p_order_key is not null
           union all
-          select * from tallybook._jobs_of_queue(p_queue, p_states) q where p_unique_key is null
-                 and p_order_key is null
+          select * from tallybook._jobs_of_queue(p_queue, p_states) q
+           where p_unique_key is null and p_order_key is null
           union all
-          select d.job_id, 'dead', l.queue, d.task, d.unique_key, d.order_key, d.args, null
-            from tallybook.dead d join tallybook.lane l on l.lane_id = d.lane_id where 'dead' = any (p_states)) f
+          select d.job_id, 'dead', d.lane_id, d.task, d.unique_key, d.order_key, d.args, null
+            from tallybook.dead d where 'dead' = any (p_states)) f
+    join tallybook.lane l on l.lane_id = f.lane_id
    where (p_states is null or f.state = any (p_states))
-     and (p_queue is null or f.queue = p_queue) and (p_task is null or f.task = p_task)
+     and (p_queue is null or l.queue = p_queue) and (p_task is null or f.task = p_task)
      and (p_unique_key is null or f.unique_key = p_unique_key) and (p_order_key is null or f.order_key = p_order_key)
      and (p_args is null or coalesce(case when f.unique_key is not null then (
             select a.args from tallybook.amendment a where a.job_id = f.job_id) end, f.args) @> p_args)
@@ -60,24 +61,25 @@ end $$;
 
 -- _jobs_of_key(task, unique_key, order_key): the open jobs with one of the two, by the indexes on them.
 create or replace function tallybook._jobs_of_key(p_task text, p_unique_key text, p_order_key text)
-returns table (job_id bigint, state text, queue text, task text, unique_key text, order_key text, args jsonb,
+returns table (job_id bigint, state text, lane_id int, task text, unique_key text, order_key text, args jsonb,
   attempt int)
 language plpgsql stable
 -- profile: nested
 as $$
 #variable_conflict use_column
 declare
-  v_ids bigint[] := '{}'; v_task text; k record;
+  v_ids bigint[];
 begin
   if p_unique_key is not null then
-    v_task := coalesce(p_task, (select u.task from tallybook.unique_key u order by u.task limit 1));
-    while v_task is not null loop  -- from task to task: there are few, with many keys each
-      select u.job_id, u.others into k from tallybook.unique_key u
-       where u.task = v_task and u.key = p_unique_key order by u.generation desc limit 1;
-      if found then v_ids := v_ids || k.job_id || coalesce(k.others, '{}'); end if;
-      exit when p_task is not null;
-      v_task := (select u.task from tallybook.unique_key u where u.task > v_task order by u.task limit 1);
-    end loop;
+    v_ids := array(
+      with recursive t(task) as (  -- from task to task: there are few, with many keys each
+        select coalesce(p_task, (select u.task from tallybook.unique_key u order by u.task limit 1))
+        union all
+        select (select u.task from tallybook.unique_key u where u.task > t.task order by u.task limit 1)
+          from t where p_task is null and t.task is not null)
+      select unnest(k.job_id || coalesce(k.others, '{}')) from t cross join lateral (
+               select u.job_id, u.others from tallybook.unique_key u
+                where u.task = t.task and u.key = p_unique_key order by u.generation desc limit 1) k);
   else
     v_ids := array(select n.job_id from tallybook.order_line n where n.key = p_order_key
                    union select w.job_id from tallybook.waiting w where w.order_key = p_order_key
@@ -89,29 +91,27 @@ begin
                           order by t.generation desc limit 1));
   end if;
   return query
-  select s.job_id, 'scheduled', l.queue, s.task, s.unique_key, s.order_key, s.args, s.attempt
+  select s.job_id, 'scheduled', s.lane_id, s.task, s.unique_key, s.order_key, s.args, s.attempt
     from unnest(v_ids) i(id) join tallybook.scheduled s on s.job_id = i.id
-         join tallybook.lane l on l.lane_id = s.lane_id
   union all
-  select w.job_id, 'waiting', l.queue, w.task, w.unique_key, coalesce(w.order_key, w.options #>> '{parents,order_key}'),
-         w.args, w.attempt
-    from unnest(v_ids) i(id) join tallybook.waiting w on w.job_id = i.id join tallybook.lane l on l.lane_id = w.lane_id
+  select w.job_id, 'waiting', w.lane_id, w.task, w.unique_key,
+         coalesce(w.order_key, w.options #>> '{parents,order_key}'), w.args, w.attempt
+    from unnest(v_ids) i(id) join tallybook.waiting w on w.job_id = i.id
   union all
   select e.job_id, case when tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
                           or exists (select from tallybook.tombstone t where t.job_id = e.job_id
                                      and t.attempt = e.attempt and t.taken)
                         then 'running' else 'available' end,
-         l.queue, e.task, e.unique_key, e.order_key, e.args, e.attempt
+         e.lane_id, e.task, e.unique_key, e.order_key, e.args, e.attempt
     from unnest(v_ids) i(id), lateral (
            select x.* from tallybook.entry x where x.job_id = i.id order by x.attempt desc limit 1) e
-    join tallybook.lane l on l.lane_id = e.lane_id
    where not exists (select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid
                      and o.entry_seq = e.seq);
 end $$;
 
 -- _jobs_of_queue(queue, states): the open jobs of a queue, or of all.
 create or replace function tallybook._jobs_of_queue(p_queue text, p_states text[])
-returns table (job_id bigint, state text, queue text, task text, unique_key text, order_key text, args jsonb,
+returns table (job_id bigint, state text, lane_id int, task text, unique_key text, order_key text, args jsonb,
   attempt int)
 language plpgsql stable
 -- profile: nested
@@ -119,39 +119,31 @@ as $$
 #variable_conflict use_column
 begin
   return query
-  with line as (  -- from where the cursor of each lane stands
-    select e.*, n.queue
-      from (select l.lane_id, l.retention, l.queue, coalesce(least(h.lo, h.pos_xid), l.born) as low,
-                   coalesce(h.holes || h.closed, '{}') as holes
-              from tallybook.lane l
-              left join lateral (select c.lo, c.pos_xid, c.holes, c.closed from tallybook.claim c
-                                  where c.lane_id = l.lane_id and c.retention = l.retention order by c.number desc
-                                        limit 1) h on true
-             where (p_queue is null or l.queue = p_queue) and (p_states is null or 'available' = any (p_states))) n
-     cross join lateral (
-       select x.* from tallybook.entry x where x.lane_id = n.lane_id and x.retention = n.retention and x.xid >= n.low
-       union all  -- what has committed late, or is still on its way
-       select x.* from unnest(n.holes) o(xid) join tallybook.entry x on x.xid = o.xid
-        where o.xid < n.low and x.lane_id = n.lane_id and x.retention = n.retention) e
-  )
-  select s.job_id, 'scheduled', l.queue, s.task, s.unique_key, s.order_key, s.args, s.attempt
-    from tallybook.scheduled s join tallybook.lane l on l.lane_id = s.lane_id
-   where p_states is null or 'scheduled' = any (p_states)
+  select s.job_id, 'scheduled', s.lane_id, s.task, s.unique_key, s.order_key, s.args, s.attempt
+    from tallybook.scheduled s where p_states is null or 'scheduled' = any (p_states)
   union all
-  select w.job_id, 'waiting', l.queue, w.task, w.unique_key, w.order_key, w.args, w.attempt
-    from tallybook.waiting w join tallybook.lane l on l.lane_id = w.lane_id
-   where p_states is null or 'waiting' = any (p_states)
+  select w.job_id, 'waiting', w.lane_id, w.task, w.unique_key, w.order_key, w.args, w.attempt
+    from tallybook.waiting w where p_states is null or 'waiting' = any (p_states)
   union all
-  select e.job_id, 'available', e.queue, e.task, e.unique_key, e.order_key, e.args, e.attempt
-    from line e
+  select e.job_id, 'available', e.lane_id, e.task, e.unique_key, e.order_key, e.args, e.attempt
+    from (select l.lane_id, l.retention, coalesce(least(h.lo, h.pos_xid), l.born) as low, h.holes || h.closed as holes
+            from tallybook.lane l  -- from where the cursor of each lane stands
+            left join lateral (select c.lo, c.pos_xid, c.holes, c.closed from tallybook.claim c
+                                where c.lane_id = l.lane_id and c.retention = l.retention order by c.number desc
+                                      limit 1) h on true
+           where (p_queue is null or l.queue = p_queue) and (p_states is null or 'available' = any (p_states))) n
+   cross join lateral (
+     select x.* from tallybook.entry x where x.lane_id = n.lane_id and x.retention = n.retention and x.xid >= n.low
+     union all  -- what has committed late, or is still on its way
+     select x.* from unnest(n.holes) o(xid) join tallybook.entry x on x.xid = o.xid
+      where o.xid < n.low and x.lane_id = n.lane_id and x.retention = n.retention) e
    where not tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
      and not exists (select from tallybook.outcome o
                       where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq)
      and not exists (select from tallybook.tombstone t where t.job_id = e.job_id and t.attempt = e.attempt and t.taken)
   union all
-  select e.job_id, 'running', l.queue, e.task, e.unique_key, e.order_key, e.args, e.attempt
+  select e.job_id, 'running', e.lane_id, e.task, e.unique_key, e.order_key, e.args, e.attempt
     from tallybook.worker k, lateral tallybook._open_attempts(k.id, k.open_from) a
     join tallybook.entry e on e.lane_id = a.lane_id and e.retention = a.retention and e.xid = a.xid and e.seq = a.seq
-    join tallybook.lane l on l.lane_id = e.lane_id
    where k.ended_at is null and (p_states is null or 'running' = any (p_states));
 end $$;

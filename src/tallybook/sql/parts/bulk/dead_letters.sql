@@ -12,9 +12,12 @@ create or replace function tallybook.dead_letters(queue text default null, task 
   before timestamptz default null, max_jobs int default 50, before_id bigint default null, max_looked int default null)
 returns table (job_id bigint, died_at timestamptz, queue_name text, task_name text, why text, failures int, crashes int,
                attempt int, enqueued_at timestamptz, job_args jsonb, summary text, last_error jsonb)
-language sql stable
+language plpgsql stable
 -- profile: nested
 as $$
+#variable_conflict use_column
+begin
+  return query
   with found as materialized (
     select (k.d).job_id, (k.d).died_at, l.queue, (k.d).task, (k.d).reason, (k.d).failures::int, (k.d).crashes::int,
            (k.d).attempt, (k.d).enqueued_at, (k.d).args, tallybook.summary((k.d).task, (k.d).args),
@@ -36,8 +39,8 @@ as $$
                                           coalesce(dead_letters.before_id, 0))
              and x.died_at >= coalesce(dead_letters.since, '-infinity')
              and dead_letters.max_looked is not null and (select count(*) from found) < dead_letters.max_jobs
-           order by x.died_at desc, x.job_id desc limit 1 offset dead_letters.max_looked - 1) k
-$$;
+           order by x.died_at desc, x.job_id desc limit 1 offset dead_letters.max_looked - 1) k;
+end $$;
 
 -- _dead_matches(dead letter, its queue, filters): what the three verbs mean by their filters.
 create or replace function tallybook._dead_matches(d tallybook.dead, p_of_queue text, p_queue text, p_task text,

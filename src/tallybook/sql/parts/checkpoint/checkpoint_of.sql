@@ -9,10 +9,11 @@ $$;
 
 -- _running(lease, job_id, attempt): whether this attempt is the lease's and has not ended.
 create or replace function tallybook._running(p_lease uuid, p_job_id bigint, p_attempt int) returns boolean
-language sql stable
+language plpgsql
 -- profile: lookup
 as $$
-  select exists (select from tallybook._lease_entries(array[p_lease], array[p_job_id], array[p_attempt]) h
+begin
+  return exists (select from tallybook._lease_entries(array[p_lease], array[p_job_id], array[p_attempt]) h
                   where not exists (select from tallybook.outcome o
-                                     where o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq))
-$$;
+                                     where o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq));
+end $$;

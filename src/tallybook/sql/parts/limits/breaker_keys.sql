@@ -16,20 +16,15 @@ language sql stable
 -- profile: lookup
 as $$
   select x.* from tallybook._limit_walk('breaker', breaker_keys.from_name, breaker_keys.max_keys) k cross join lateral (
-    select k.name, r.name, r.most, r.per, r.open_for,
+    select k.name, k.rule, k.most, k.per, k.open_for,
            case when s.state = 'open' and s.open_until <= breaker_keys.at then 'half-open'
                 else coalesce(s.state, 'closed') end as state,
-           (select count(*) from unnest(s.failed_at) f where f > breaker_keys.at - r.per) as failed,
+           (select count(*) from unnest(s.failed_at) f where f > breaker_keys.at - k.per) as failed,
            s.changed_at, case when s.state = 'open' then s.open_until end,
-           (select h.job_id from tallybook.concurrency_holder h where h.name = k.name and h.probe and not exists (
-              select from tallybook.outcome o where o.retention = h.retention and o.entry_xid = h.xid
-                     and o.entry_seq = h.seq) limit 1),
+           (select h.job_id from tallybook._permit_held h where h.name = k.name and h.probe limit 1),
            (select count(*) from (select from tallybook.concurrency_line l where l.name = k.name limit 1000) x)
-             as waiting,
-           case when r.name = k.name then coalesce(r.in_code, '') end as source
-      from (select) one
-      left join lateral tallybook._limit_of('breaker', k.name) r on true
-      left join lateral (select y.* from tallybook.breaker_state y where y.name = k.name) s on true) x
+             as waiting, k.source
+      from (select) one left join tallybook.breaker_state s on s.name = k.name) x
    where x.source is not null or x.state <> 'closed' or x.failed > 0 or x.waiting > 0 or k.last
    limit breaker_keys.max_keys
 $$;

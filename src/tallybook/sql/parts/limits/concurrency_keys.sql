@@ -14,14 +14,10 @@ language sql stable
 as $$
   select x.* from tallybook._limit_walk('concurrency', concurrency_keys.from_name, concurrency_keys.max_keys) k
     cross join lateral (
-    select k.name, r.name as rule, r.most,
-           (select count(*) from (select from tallybook.concurrency_holder h where h.name = k.name and not exists (
-              select from tallybook.outcome o where o.retention = h.retention and o.entry_xid = h.xid
-                     and o.entry_seq = h.seq) limit 1000) x) as held,
+    select k.name, k.rule, k.most,
+           (select count(*) from (select from tallybook._permit_held h where h.name = k.name limit 1000) x) as held,
            (select count(*) from (select from tallybook.concurrency_line l where l.name = k.name limit 1000) x)
-             as waiting,
-           case when r.name = k.name then coalesce(r.in_code, '') end as source
-      from (select) one left join lateral tallybook._limit_of('concurrency', k.name) r on true) x
+             as waiting, k.source offset 0) x
    where x.source is not null or k.last
       -- who waits for a breaker stands in the same line
       or (x.held > 0 or x.waiting > 0)
@@ -29,17 +25,20 @@ as $$
    limit concurrency_keys.max_keys
 $$;
 
--- _limit_walk(kind, from_name, max_keys): the names of the keys of a kind, from one on, each found by an index; 5 times
--- max_keys at most, and last says of the one where the walk ends for that.
+-- _limit_walk(kind, from_name, max_keys): the keys of a kind with their rules, by name, from one on, each found by an
+-- index. source: as in concurrency_keys; last: the walk ends here, after 5 times max_keys.
 create or replace function tallybook._limit_walk(p_kind text, p_from text, p_max_keys int)
-returns table (name text, last boolean) language sql stable as $$
+returns table (name text, rule text, most int, per interval, burst int, open_for interval, source text, last boolean)
+language sql stable as $$
   with recursive k(name, looks) as (
-    select (select n.name from tallybook._limit_key_name n where n.kind = p_kind and n.name >= p_from
+    select (select n.name from tallybook._limit_key_known n where n.kind = p_kind and n.name >= p_from
              order by n.name limit 1), 5 * tallybook._keys_most(p_max_keys)
     union all
-    select (select n.name from tallybook._limit_key_name n where n.kind = p_kind and n.name > k.name
+    select (select n.name from tallybook._limit_key_known n where n.kind = p_kind and n.name > k.name
              order by n.name limit 1), k.looks - 1 from k where k.name is not null and k.looks > 1)
-  select k.name, k.looks = 1 from k where k.name is not null
+  select k.name, r.name, r.most, r.per, r.burst, r.open_for,
+         case when r.name = k.name then coalesce(r.in_code, '') end, k.looks = 1
+    from k left join lateral tallybook._limit_of(p_kind, k.name) r on true where k.name is not null
 $$;
 
 -- _keys_most(max_keys): TB005 unless it is 1 to 1000.

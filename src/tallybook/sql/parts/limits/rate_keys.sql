@@ -14,17 +14,15 @@ language sql stable
 -- profile: lookup
 as $$
   select x.* from tallybook._limit_walk('rate', rate_keys.from_name, rate_keys.max_keys) k cross join lateral (
-    select k.name, r.name, r.most, r.per, r.burst, coalesce(s.granted, 0),
+    select k.name, k.rule, k.most, k.per, k.burst, coalesce(s.granted, 0),
            (select count(*) from (select from tallybook.rate_call c where c.name = k.name
-                                  and c.called_at > rate_keys.at - r.per limit 1000) x) as in_window,
+                                  and c.called_at > rate_keys.at - k.per limit 1000) x) as in_window,
            (select count(*) from (select from tallybook.scheduled w where w.options ? 'turn'
                                   and w.options ->> 'turn' = k.name limit 1000) x) as waiting,
            (select c.called_at from tallybook.rate_call c where c.name = k.name order by c.called_at desc limit 1),
            nullif(s.next_at, '-infinity'), case when s.pushed_to > rate_keys.at then s.pushed_to end as pushed_to,
-           case when r.name = k.name then coalesce(r.in_code, '') end as source
-      from (select) one
-      left join lateral tallybook._limit_of('rate', k.name) r on true
-      left join lateral (select y.* from tallybook.rate_state y where y.name = k.name) s on true) x
+           k.source
+      from (select) one left join tallybook.rate_state s on s.name = k.name) x
    where x.source is not null or x.in_window > 0 or x.waiting > 0 or x.pushed_to is not null or k.last
    limit rate_keys.max_keys
 $$;
