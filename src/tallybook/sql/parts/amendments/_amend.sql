@@ -46,7 +46,7 @@ begin
     return true;
   end if;
   if p_priority >= e.priority then return true; end if;
-  perform tallybook._check_committed('on_conflict ' || p_on_conflict, format(
+  perform tallybook._read_committed('on_conflict ' || p_on_conflict || ' needs READ COMMITTED', format(
             'With an older snapshot nobody knows whether job %s has started since.', p_job_id));
   insert into tallybook.amendment as a (job_id, args, priority, run_at, version)
   values (p_job_id, p_args, p_priority, p_run_at, p_version)

@@ -13,13 +13,10 @@ create or replace function tallybook.cancel_many(queue text default null, task t
   out cancelling int)
 language plpgsql as $$
 begin
-  if queue is null and task is null and unique_key is null and order_key is null and args is null then
-    raise exception 'cancel_many needs a filter' using errcode = 'TB005', hint = 'Name a queue, a task, a key or args.';
-  end if;
-  if not states <@ array['scheduled', 'waiting', 'available', 'running', 'dead'] then
-    raise exception 'states % are unknown', states using errcode = 'TB005',
-      hint = 'They are scheduled, waiting, available, running, dead.';
-  end if;
+  perform tallybook._refuse(coalesce(queue, task, unique_key, order_key, args::text) is null,
+                            'cancel_many needs a filter', 'Name a queue, a task, a key or args.');
+  perform tallybook._refuse(not states <@ '{scheduled,waiting,available,running,dead}',
+            format('states %s are unknown', states), 'They are scheduled, waiting, available, running, dead.');
   select count(*) filter (where c.said = 'cancelled'), count(*) filter (where c.said = 'cancelling')
     into cancelled, cancelling
     from (select tallybook.cancel(o.job_id, cancel_many.reason, cancel_many.at) as said from (

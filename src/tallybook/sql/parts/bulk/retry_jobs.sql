@@ -40,8 +40,7 @@ end $$;
 -- _these_jobs(jobs): each id once, the lowest first. Raises TB005 for more than 1000, and for null.
 create or replace function tallybook._these_jobs(p_jobs bigint[]) returns setof bigint language plpgsql immutable as $$
 begin
-  if p_jobs is null or cardinality(p_jobs) > 1000 or array_position(p_jobs, null) is not null then
-    raise exception 'jobs are up to 1000 ids' using errcode = 'TB005', hint = 'Say more of them in several calls.';
-  end if;
+  perform tallybook._refuse(p_jobs is null or cardinality(p_jobs) > 1000 or array_position(p_jobs, null) is not null,
+                            'jobs are up to 1000 ids', 'Say more of them in several calls.');
   return query select distinct i from unnest(p_jobs) i order by i;
 end $$;

@@ -27,7 +27,8 @@ as $$
 declare
   l record; d record; v_state jsonb; v_known jsonb := coalesce(known, '{}'); v_room int;
 begin
-  perform tallybook._check_committed('fair_release', 'An older snapshot does not see what is in line.');
+  perform tallybook._read_committed('fair_release needs READ COMMITTED',
+                                    'An older snapshot does not see what is in line.');
   known := '{}'; released := 0; busy := false; remain := false;
   for l in select x.lane_id, x.queue, x.retention, x.born from tallybook.lane x where x.part = 'fair'
     order by x.lane_id loop

@@ -18,7 +18,8 @@ language plpgsql as $$
 declare
   f record; r record; v_piece bigint;
 begin
-  perform tallybook._read_committed('prune needs READ COMMITTED', 'An older snapshot does not know what is open.');
+  perform tallybook._read_committed('prune needs READ COMMITTED',
+                                    'An older snapshot does not know what is open.');
   again := false;
   if as_service and not tallybook._service_claim('prune', at) then return; end if;
   if not pg_try_advisory_xact_lock(1413565449, hashtext('prune: one at a time')) then return; end if;

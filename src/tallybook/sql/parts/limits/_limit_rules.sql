@@ -39,10 +39,8 @@ create or replace function tallybook._check_limit_name(p_name text) returns void
 language plpgsql immutable as $$
 begin
   perform tallybook._check_name('name of a limit', p_name, 200);
-  if p_name in ('queue', 'task', 'queue:', 'task:') then
-    raise exception 'a limit cannot be named %', p_name using errcode = 'TB005',
-      hint = 'Write queue:NAME or task:NAME.';
-  end if;
+  perform tallybook._refuse(p_name in ('queue', 'task', 'queue:', 'task:'),
+                            format('a limit cannot be named %s', p_name), 'Write queue:NAME or task:NAME.');
 end $$;
 
 -- _wide_limits(queue, task): the names of the rules for all jobs of a queue and of a task, as a JSON array.

@@ -17,7 +17,8 @@ as $$
 declare
   v_name text; v_told boolean := names is not null;
 begin
-  perform tallybook._check_committed('concurrency_release', 'An older snapshot does not see who has ended.');
+  perform tallybook._read_committed('concurrency_release needs READ COMMITTED',
+                                    'An older snapshot does not see who has ended.');
   remain := true;
   if as_service and not tallybook._service_claim('concurrency_release', at) then return; end if;
   released := 0;

@@ -40,7 +40,8 @@ declare
   v_keys tallybook._limit_key[]; v_names text[]; v_name text; k tallybook._limit_key; v_of int[]; v_late interval;
   c tallybook.rate_call; v_called tallybook.rate_call[] := '{}'; v record; j int;
 begin
-  perform tallybook._check_committed('limit_take', 'An older snapshot does not know who was let through.');
+  perform tallybook._read_committed('limit_take needs READ COMMITTED',
+                                    'An older snapshot does not know who was let through.');
   v_jobs := array(select x from tallybook._limited_jobs(leases, job_ids, attempts, names) x);
   if v_jobs = '{}' then return; end if;
   v_keys := tallybook._limit_keys(array(select distinct n from unnest(v_jobs) x, unnest(x.limits) n order by n),

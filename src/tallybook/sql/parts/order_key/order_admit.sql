@@ -21,7 +21,8 @@ declare
   h record; l record; e tallybook.entry; v_generation bigint; v_holder bigint; v_locked boolean; v_mine boolean;
   v_keys text[] := '{}';
 begin
-  perform tallybook._check_committed('order_admit', 'An older snapshot does not know whose turn it is.');
+  perform tallybook._read_committed('order_admit needs READ COMMITTED',
+                                    'An older snapshot does not know whose turn it is.');
   ready := '{}'; busy := '{}';
   for h in select f.lease, k.*
              from unnest(leases, job_ids, attempts) f(lease, job_id, attempt),

@@ -23,9 +23,7 @@ returns bigint language plpgsql as $$
 declare
   v_ids bigint[];
 begin
-  if after is null then
-    raise exception 'after is null' using errcode = 'TB005', hint = 'Give the ids of the parents.';
-  end if;
+  perform tallybook._refuse(after is null, 'after is null', 'Give the ids of the parents.');
   if after = '{}' then
     return tallybook.enqueue(queue, task, args, run_at, priority, unique_key, max_attempts, headers, on_conflict,
                              unique_while, order_key, expires_at, options, at);

@@ -34,9 +34,9 @@ begin
   select a.n, p.id into r from unnest(afters) with ordinality a(after, n), unnest(a.after::bigint[]) p(id)
    where p.id is null or p.id = 0 or p.id < 0 and -p.id >= a.n limit 1;
   if found then
-    raise exception 'job % of the batch waits for %', r.n, case when r.id < 0
-      then format('job %s of it, which does not come before it', -r.id)
-                                                                else 'a job without an id' end
+    raise exception 'job % of the batch waits for %', r.n,
+      case when r.id < 0 then format('job %s of it, which does not come before it', -r.id)
+           else 'a job without an id' end
       using errcode = 'TB005', hint =
       'A job waits for jobs on record, and for those before it in the batch, so that none waits for itself.';
   end if;
@@ -76,13 +76,9 @@ begin
     perform tallybook._check_range('max_attempts', r.max_attempts::text,
                                    coalesce(r.max_attempts between 1 and 32767, true), 'It goes from 1 to 32767.');
     perform tallybook._check_options(r.order_key, r.expires_at, r.options::jsonb, r.run_at);
-    if coalesce(r.on_parent, 'completed') not in ('completed', 'any') then
-      raise exception 'on_parent % is unknown', to_json(r.on_parent) using errcode = 'TB005',
-        hint = 'It is one of completed, any.';
-    end if;
-    if octet_length(r.failed_as) not between 1 and 200 then
-      raise exception 'failed_as has 1 to 200 bytes' using errcode = 'TB005';
-    end if;
+    perform tallybook._refuse(r.on_parent not in ('completed', 'any'),
+              format('on_parent %s is unknown', to_json(r.on_parent)), 'It is one of completed, any.');
+    perform tallybook._refuse(octet_length(r.failed_as) not between 1 and 200, 'failed_as has 1 to 200 bytes');
     v_after := array(select coalesce(j.id, p.id) from unnest(r.after::bigint[]) with ordinality p(id, at)
                        left join unnest(job_ids) with ordinality j(id, n) on j.n = -p.id order by p.at);
     v_known := array(select p.id from unnest(r.after::bigint[]) p(id) where p.id > 0);

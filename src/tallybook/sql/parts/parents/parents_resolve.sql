@@ -28,7 +28,8 @@ declare
   v_timeouts int := 0;
   v_cancelled bigint[]; v_left bigint[];
 begin
-  perform tallybook._check_committed('parents_resolve', 'An older snapshot does not see who else has ended.');
+  perform tallybook._read_committed('parents_resolve needs READ COMMITTED',
+                                    'An older snapshot does not see who else has ended.');
   if as_service and (after is null and exists (select from tallybook.service s
                                                 where s.name = 'parents_resolve'
                                                       and s.last_run_at between at - interval '0.7 s' and at)

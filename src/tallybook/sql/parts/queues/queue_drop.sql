@@ -19,21 +19,16 @@ begin
   if not exists (select from tallybook.queues q where q.name = queue_drop.queue) then return false; end if;
   select count(*) into v_workers from tallybook.worker w where w.ended_at is null and queue_drop.queue = any (w.queues);
   select count(*) into v_schedules from tallybook.schedule s where s.queue = queue_drop.queue;
-  if v_workers + v_schedules > 0 then
-    raise exception 'queue % is in use: % workers serve it, % schedules enqueue into it', to_json(queue), v_workers,
-      v_schedules
-      using errcode = 'TB005', hint = 'Stop these workers and drop these schedules first.';
-  end if;
+  perform tallybook._refuse(v_workers + v_schedules > 0,
+            format('queue %s is in use: %s workers serve it, %s schedules enqueue into it', to_json(queue), v_workers,
+                   v_schedules), 'Stop these workers and drop these schedules first.');
   while v_remain loop
     select t.mark, t.remain into v_mark, v_remain from tallybook.queue_truncate(queue, mark => v_mark, by => by,
         at => at) t;
   end loop;
   select count(*) into v_jobs from tallybook._open_jobs(queue_drop.queue, null, null, null, null, null);
-  if v_jobs > 0 then
-    raise exception 'queue % has % open jobs', to_json(queue), v_jobs
-      using errcode = 'TB005', hint =
-      'Let them end, or truncate the queue; what runs has to end by itself, or to be cancelled.';
-  end if;
+  perform tallybook._refuse(v_jobs > 0, format('queue %s has %s open jobs', to_json(queue), v_jobs),
+            'Let them end, or truncate the queue; what runs has to end by itself, or to be cancelled.');
   perform tallybook._queue_said(queue, 'dropped', by);
   delete from tallybook.queue q where q.name = queue_drop.queue;
   perform tallybook._queue_lanes(queue);

@@ -20,10 +20,8 @@ declare
   v_done text; v_created boolean; n record;
 begin
   perform tallybook._check_name('queue', queue, 64);
-  if retention not in ('brief', 'default', 'long') then
-    raise exception 'there is no retention class %', to_json(retention) using errcode = 'TB005',
-      hint = 'They are brief, default, long.';
-  end if;
+  perform tallybook._refuse(retention not in ('brief', 'default', 'long'),
+            format('there is no retention class %s', to_json(retention)), 'They are brief, default, long.');
   perform tallybook._check_range('max_attempts', max_attempts::text, coalesce(max_attempts between 0 and 32767, true),
                                  'It goes from 1 to 32767; 0 is what tasks say, or 5.');
   insert into tallybook.queue as q (name, created_at)

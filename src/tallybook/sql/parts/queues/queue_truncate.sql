@@ -29,25 +29,22 @@ language plpgsql
 -- profile: hot
 as $$
 declare
-  c_states constant text[] := array['available', 'scheduled', 'retrying', 'waiting'];
   v_error jsonb; l record; t record; v_locked int := 0; v_seen int := 0; v_next xid8;
 begin
-  if not states <@ c_states or states = '{}' then
-    raise exception 'states % cannot be truncated', states
-      using errcode = 'TB005', hint =
-      'They are available, scheduled, retrying, waiting; say running => true for what runs.';
-  end if;
+  perform tallybook._refuse(not states <@ '{available,scheduled,retrying,waiting}' or states = '{}',
+            format('states %s cannot be truncated', states),
+            'They are available, scheduled, retrying, waiting; say running => true for what runs.');
   perform tallybook._check_range('max_jobs', coalesce(max_jobs::text, '<NULL>'), max_jobs between 1 and 100000,
                                  'It goes from 1 to 100000.');
-  perform tallybook._check_committed('queue_truncate', 'An older snapshot would read an old cursor.');
+  perform tallybook._read_committed('queue_truncate needs READ COMMITTED',
+                                    'An older snapshot would read an old cursor.');
   if not exists (select from tallybook.queues q where q.name = queue_truncate.queue) then
     raise exception 'there is no queue %', to_json(queue) using errcode = 'TB002',
       hint = 'See the view tallybook.queues.';
   end if;
-  if mark is not null and not coalesce(mark ->> 'xid' ~ '^\d{1,19}$' and mark ->> 'id' ~ '^\d{1,19}$', false) then
-    raise exception '% is no mark', mark using errcode = 'TB005',
-      hint = 'Say the mark that the call before returned, or none to begin.';
-  end if;
+  perform tallybook._refuse(
+            mark is not null and (mark ->> 'xid' ~ '^\d{1,19}$' and mark ->> 'id' ~ '^\d{1,19}$') is not true,
+            format('%s is no mark', mark), 'Say the mark that the call before returned, or none to begin.');
   cancelled := 0; cancelling := 0; busy := false; remain := true;
   v_error := jsonb_strip_nulls(jsonb_build_object('message', 'truncated', 'by', left(by, 500)));
   if mark is null then
