@@ -26,7 +26,7 @@ begin
 end $$;
 
 -- _open_jobs(filters): the open jobs that match, and dead ones where these are asked for. With a key the open ones are
--- found by it (see _jobs_of_key); else they are read from where the open jobs of these queues are, so that it does not
+-- found by it (see _open_by_key); else they are read from where the open jobs of these queues are, so that it does not
 -- matter how many have ended.
 create or replace function tallybook._open_jobs(p_queue text, p_task text, p_unique_key text, p_order_key text,
   p_args jsonb, p_states text[]) returns table (job_id bigint, state text)
@@ -37,10 +37,10 @@ as $$
 begin
   return query
   select f.job_id, f.state
-    from (select * from tallybook._jobs_of_key(p_task, p_unique_key, p_order_key) k
+    from (select * from tallybook._open_by_key(p_task, p_unique_key, p_order_key) k
            where p_unique_key is not null or p_order_key is not null
           union all
-          select * from tallybook._jobs_of_queue(p_queue, p_states) q
+          select * from tallybook._open_by_queue(p_queue, p_states) q
            where p_unique_key is null and p_order_key is null
           union all
           select d.job_id, 'dead', d.lane_id, d.task, d.unique_key, d.order_key, d.args, null
@@ -56,8 +56,8 @@ begin
                                                                      and not t.once));
 end $$;
 
--- _jobs_of_key(task, unique_key, order_key): the open jobs with one of the two, by the indexes on them.
-create or replace function tallybook._jobs_of_key(p_task text, p_unique_key text, p_order_key text)
+-- _open_by_key(task, unique_key, order_key): the open jobs with one of the two, by the indexes on them.
+create or replace function tallybook._open_by_key(p_task text, p_unique_key text, p_order_key text)
 returns table (job_id bigint, state text, lane_id int, task text, unique_key text, order_key text, args jsonb,
   attempt int)
 language plpgsql stable
@@ -106,8 +106,8 @@ begin
                      and o.entry_seq = e.seq);
 end $$;
 
--- _jobs_of_queue(queue, states): the open jobs of a queue, or of all.
-create or replace function tallybook._jobs_of_queue(p_queue text, p_states text[])
+-- _open_by_queue(queue, states): the open jobs of a queue, or of all.
+create or replace function tallybook._open_by_queue(p_queue text, p_states text[])
 returns table (job_id bigint, state text, lane_id int, task text, unique_key text, order_key text, args jsonb,
   attempt int)
 language plpgsql stable

@@ -15,7 +15,8 @@ returns table (name text, rule text, failures int, per interval, open_for interv
 language sql stable
 -- profile: lookup
 as $$
-  select x.* from tallybook._limit_walk('breaker', breaker_keys.from_name, breaker_keys.max_keys) k cross join lateral (
+  select x.* from tallybook._limit_keys_from('breaker', breaker_keys.from_name, breaker_keys.max_keys) k
+   cross join lateral (
     select k.name, k.rule, k.most, k.per, k.open_for,
            case when s.state = 'open' and s.open_until <= breaker_keys.at then 'half-open'
                 else coalesce(s.state, 'closed') end as state,

@@ -12,7 +12,7 @@ returns table (name text, rule text, most int, held bigint, waiting bigint, sour
 language sql stable
 -- profile: lookup
 as $$
-  select x.* from tallybook._limit_walk('concurrency', concurrency_keys.from_name, concurrency_keys.max_keys) k
+  select x.* from tallybook._limit_keys_from('concurrency', concurrency_keys.from_name, concurrency_keys.max_keys) k
     cross join lateral (
     select k.name, k.rule, k.most,
            (select count(*) from (select from tallybook._permit_held h where h.name = k.name limit 1000) x) as held,
@@ -25,9 +25,9 @@ as $$
    limit concurrency_keys.max_keys
 $$;
 
--- _limit_walk(kind, from_name, max_keys): the keys of a kind with their rules, by name, from one on, each found by an
--- index. source: as in concurrency_keys; last: the walk ends here, after 5 times max_keys.
-create or replace function tallybook._limit_walk(p_kind text, p_from text, p_max_keys int)
+-- _limit_keys_from(kind, from_name, max_keys): the keys of a kind with their rules, by name, from one on, each found by
+-- an index. source: as in concurrency_keys; last: the walk ends here, after 5 times max_keys.
+create or replace function tallybook._limit_keys_from(p_kind text, p_from text, p_max_keys int)
 returns table (name text, rule text, most int, per interval, burst int, open_for interval, source text, last boolean)
 language sql stable as $$
   with recursive k(name, looks) as (

@@ -13,7 +13,7 @@ returns table (name text, rule text, calls int, per interval, burst int, calls_e
 language sql stable
 -- profile: lookup
 as $$
-  select x.* from tallybook._limit_walk('rate', rate_keys.from_name, rate_keys.max_keys) k cross join lateral (
+  select x.* from tallybook._limit_keys_from('rate', rate_keys.from_name, rate_keys.max_keys) k cross join lateral (
     select k.name, k.rule, k.most, k.per, k.burst, coalesce(s.granted, 0),
            (select count(*) from (select from tallybook.rate_call c where c.name = k.name
                                   and c.called_at > rate_keys.at - k.per limit 1000) x) as in_window,
