@@ -1,8 +1,9 @@
 -- _refuse(wrong, message, hint, code): raise an error with this message if wrong is true; TB005 where no code is given.
+-- Not immutable: with constants it would raise when the statement is planned.
 -- rights: worker, as the caller
 create or replace function tallybook._refuse(p_wrong boolean, p_message text, p_hint text default null,
   p_code text default 'TB005') returns void
-language plpgsql immutable as $$
+language plpgsql stable as $$
 begin
   if p_wrong is not true then return; end if;
   if p_hint is null then raise exception using message = p_message, errcode = p_code; end if;
