@@ -44,12 +44,8 @@ begin
     if as_service then perform tallybook._service_ran('rebase', at, late); end if;
     return;
   end if;
-  if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'rebase needs READ COMMITTED, this transaction is %',
-      upper(current_setting('transaction_isolation'))
-      using errcode = 'TB003', hint =
-      'This database came from another cluster. Run "tallybook migrate", or call rebase() in a transaction of its own.';
-  end if;
+  perform tallybook._read_committed('rebase needs READ COMMITTED, this transaction is %s',
+    'This database came from another cluster. Run "tallybook migrate", or call rebase() in a transaction of its own.');
   perform pg_advisory_xact_lock(1413565440, 0);
   if not tallybook._is_foreign_cluster(cursors) then return; end if;  -- somebody was quicker
 

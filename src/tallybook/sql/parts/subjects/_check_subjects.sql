@@ -4,40 +4,29 @@ create or replace function tallybook._check_subjects(p_queue text, p_task text, 
   p_run_ats timestamptz[], p_priorities int[], p_max_attempts int, p_headers text[], p_options text[]) returns void
 language plpgsql immutable as $$
 declare
-  v_bad record; v_n int := cardinality(p_subjects);
+  v_n int := cardinality(p_subjects);
 begin
   perform tallybook._check_name('queue', p_queue, 64), tallybook._check_name('task name', p_task, 200);
   if v_n is null or cardinality(p_args) is distinct from v_n or cardinality(p_run_ats) <> v_n
-     or cardinality(p_priorities) <> v_n
-     or cardinality(p_headers) <> v_n or cardinality(p_options) <> v_n then
-    raise exception 'the arrays of subjects have different lengths' using errcode = 'TB005';
+     or cardinality(p_priorities) <> v_n or cardinality(p_headers) <> v_n or cardinality(p_options) <> v_n then
+    perform tallybook._refuse(true, 'the arrays of subjects have different lengths');
   end if;
-  if p_max_attempts not between 1 and 32767 then
-    raise exception 'max_attempts % is out of range', p_max_attempts using errcode = 'TB005',
-      hint = 'It goes from 1 to 32767.';
-  end if;
-  select f.n, octet_length(f.subject) as bytes into v_bad from unnest(p_subjects) with ordinality f(subject, n)
-   where f.subject is null or octet_length(f.subject) not between 1 and 512 limit 1;
-  if found then
-    raise exception 'a subject has 1 to 512 bytes, number % has %', v_bad.n, coalesce(v_bad.bytes, 0)
-      using errcode = 'TB005';
-  end if;
-  select f.n into v_bad from unnest(p_args, p_headers) with ordinality f(args, headers, n)
-   where f.args is null or left(f.args, 1) <> '{' or octet_length(f.args) > 1200000 or left(f.headers, 1) <> '{'
-         or octet_length(f.headers) > 8000 limit 1;
-  if found then
-    raise exception 'subject number % does not fit', v_bad.n
-      using errcode = 'TB005', hint =
-      'Args are one JSON object of at most 1,000,000 bytes; headers have at most 8,000.';
-  end if;
+  perform tallybook._refuse(true, format('max_attempts %s is out of range', p_max_attempts), 'It goes from 1 to 32767.')
+    where p_max_attempts not between 1 and 32767;
+  perform tallybook._refuse(true, format('a subject has 1 to 512 bytes, number %s has %s', f.n,
+                                         coalesce(octet_length(f.subject), 0)))
+     from unnest(p_subjects) with ordinality f(subject, n)
+    where f.subject is null or octet_length(f.subject) not between 1 and 512 limit 1;
+  perform tallybook._refuse(true, format('subject number %s does not fit', f.n),
+                            'Args are one JSON object of at most 1,000,000 bytes; headers have at most 8,000.')
+     from unnest(p_args, p_headers) with ordinality f(args, headers, n)
+    where f.args is null or left(f.args, 1) <> '{' or octet_length(f.args) > 1200000 or left(f.headers, 1) <> '{'
+          or octet_length(f.headers) > 8000 limit 1;
   perform tallybook._check_links(h::jsonb -> 'links') from unnest(p_headers) h where h like '%"links"%'
           and h::jsonb ? 'links';
-  if exists (select from unnest(p_run_ats) r where not isfinite(r)) then
-    raise exception 'a run_at is infinite' using errcode = 'TB005', hint = 'Complete the subject, or leave run_at out.';
-  end if;
-  if exists (select from unnest(p_options) o where o::jsonb ? 'fair_key') then
-    raise exception 'a subject has no fair key' using errcode = 'TB005',
-      hint = 'Each subject has one job, which comes at its own time.';
-  end if;
+  perform tallybook._refuse(true, 'a run_at is infinite', 'Complete the subject, or leave run_at out.')
+     from unnest(p_run_ats) r where not isfinite(r) limit 1;
+  perform tallybook._refuse(true, 'a subject has no fair key', 'Each subject has one job, which comes at its own time.')
+     from unnest(p_options) o where o::jsonb ? 'fair_key' limit 1;
   if p_options is not null then perform tallybook._check_options(null, null, o::jsonb) from unnest(p_options) o; end if;
 end $$;

@@ -18,12 +18,10 @@ begin
   if k.ended_as is null then
     select n.state, n.options into w from tallybook._subject_now(p_job_id, p_at) n;
     if (w.state is distinct from case when p_revive then 'completed' end) then return; end if;
-    if exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.cancelled
-               and t.xid = pg_current_xact_id_if_assigned()) then
-      raise exception 'job % was cancelled in this transaction and may have started: its subject is not free yet',
-        p_job_id
-        using errcode = 'TB005', hint = 'Commit the cancel first, or use subject_forget.';
-    end if;
+    perform tallybook._refuse(true,
+      format('job %s was cancelled in this transaction and may have started: its subject is not free yet', p_job_id),
+      'Commit the cancel first, or use subject_forget.') from tallybook.tombstone t
+      where t.job_id = p_job_id and t.cancelled and t.xid = pg_current_xact_id_if_assigned();
     subject := case when p_revive then (w.options -> 'subject') - 'from' else '{"iterations": 0}' end;
   elsif p_revive and k.ended_as = 'completed' then
     subject := jsonb_build_object('iterations', k.iterations, 'last_at', k.last_at);

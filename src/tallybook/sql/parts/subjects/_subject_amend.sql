@@ -36,18 +36,14 @@ begin
       return;
     end if;
     exit when v_locked;
-    if current_setting('transaction_isolation') <> 'read committed' then
-      raise exception 'an upsert of a pending subject needs READ COMMITTED'
-        using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || p_job_id
-        || ' has started since.';
-    end if;
+    perform tallybook._read_committed('an upsert of a pending subject needs READ COMMITTED',
+      format('With an older snapshot nobody knows whether job %s has started since.', p_job_id));
     if not tallybook._subject_waits(p_job_id, e.task, p_at) then return; end if;
     v_locked := true;  -- from here on it does not start before our commit: what is seen now holds
   end loop;
   insert into tallybook.amendment as x (job_id, args, version, run_at, priority)
-  values (p_job_id, case when v_args then p_args end, case when v_args then p_version end, case when v_run_at
-          then new_run_at end,
-          case when p_priority < v_priority then p_priority end)
+  values (p_job_id, case when v_args then p_args end, case when v_args then p_version end,
+          case when v_run_at then new_run_at end, case when p_priority < v_priority then p_priority end)
   on conflict on constraint amendment_pkey do update
     set args = coalesce(excluded.args, x.args), version = case when excluded.args is null then x.version
         else excluded.version end,
@@ -74,18 +70,16 @@ end $$;
 create or replace function tallybook._subject_absorb(p_job_id bigint) returns void
 language plpgsql as $$
 declare
-  s tallybook.scheduled; a tallybook.amendment; l tallybook.lane;
+  a tallybook.amendment;
 begin
-  select x.* into s from tallybook.scheduled x where x.job_id = p_job_id for update;
+  perform from tallybook.scheduled x where x.job_id = p_job_id for update;
   if not found then return; end if;
   delete from tallybook.amendment x where x.job_id = p_job_id returning x.* into a;
-  if not found then return; end if;
-  select x.* into l from tallybook.lane x where x.lane_id = s.lane_id;
-  update tallybook.scheduled x
+  update tallybook.scheduled s
      set args = coalesce(a.args, s.args), run_at = coalesce(a.run_at, s.run_at),
          options = case when a.args is null then s.options else tallybook._versioned(s.options, a.version) end,
-         lane_id = case when a.priority < l.priority then (select n.lane_id
-                                                           from tallybook._lane(l.queue, a.priority, l.part) n)
-                        else s.lane_id end
-   where x.job_id = p_job_id;
+         lane_id = coalesce((select n.lane_id
+                               from tallybook.lane l, lateral tallybook._lane(l.queue, a.priority, l.part) n
+                              where l.lane_id = s.lane_id and a.priority < l.priority), s.lane_id)
+   where s.job_id = p_job_id and a.job_id is not null;
 end $$;

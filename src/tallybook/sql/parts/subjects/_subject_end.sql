@@ -16,10 +16,9 @@ begin
   e := tallybook._end(p_lease, p_job_id, p_attempt, p_state, p_error, p_at);
   if e.job_id is null then return null; end if;
   if not coalesce(e.options ? 'subject', false) then
-    raise exception 'job % is no subject''s job', p_job_id
-      using errcode = 'TB005', hint =
+    perform tallybook._refuse(true, format('job %s is no subject''s job', p_job_id),
       'Only what subject_push, subject_append or subject_upsert has made goes on by itself; end it with complete, fail '
-      'or snooze.';
+      'or snooze.');
   end if;
   if p_args is not null then
     e.args := p_args;
@@ -106,10 +105,9 @@ begin
     end if;
     if v_other <> e.job_id then
       if v_state is null then select n.state into v_state from tallybook._subject_now(v_other, p_at) n; end if;
-      if v_state is not null then
-        raise exception 'job % is the subject % now', v_other, to_json(e.unique_key)
-          using errcode = 'TB005', hint = 'Forget that subject first, or leave this job.';
-      end if;
+      perform tallybook._refuse(v_state is not null,
+        format('job %s is the subject %s now', v_other, to_json(e.unique_key)),
+        'Forget that subject first, or leave this job.');
     end if;
     perform tallybook._subject_lives(e.task, e.unique_key, v_other, e.job_id);
     return;

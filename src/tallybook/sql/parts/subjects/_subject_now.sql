@@ -17,54 +17,50 @@ language plpgsql stable
 set enable_nestloop = on  -- also where the caller has it off
 as $$
 declare
-  e tallybook.entry; a tallybook.amendment; s tallybook.scheduled; d tallybook.dead; v_ended text; v_lane int;
-  v_attempt int; v_open boolean := true;
+  e tallybook.entry; a tallybook.amendment; s tallybook.scheduled; v_ended text; v_open boolean := true;
 begin
   select x.* into s from tallybook.scheduled x where x.job_id = p_job_id;
   if found then
-    state := 'planned'; v_lane := s.lane_id; v_attempt := s.attempt;
-    args := s.args; options := s.options; failures := s.failures; run_at := s.run_at; error := s.errors -> -1;
-    select x.* into a from tallybook.amendment x where x.job_id = p_job_id;  -- what was changed as it went there
-    if a.args is not null then
-      args := a.args; options := tallybook._versioned(options, a.version);
-    end if;
-    run_at := coalesce(a.run_at, run_at);
+    state := 'planned'; e.lane_id := s.lane_id; e.attempt := s.attempt; e.args := s.args; e.options := s.options;
+    e.failures := s.failures; e.errors := s.errors; e.run_at := s.run_at;
   else
     e := tallybook._newest(p_job_id);
     if e.job_id is not null then
       select o.state::text into v_ended from tallybook.outcome o
        where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq limit 1;
     end if;
-    if e.job_id is not null and (v_ended is null or v_ended = 'completed') then
-      v_lane := e.lane_id; v_attempt := e.attempt; args := e.args; options := e.options; failures := e.failures;
-      error := e.errors -> -1;
+    if e.job_id is null or v_ended <> 'completed' then
+      v_open := false;
+      select x.lane_id, x.attempt, x.args, x.options, x.failures, x.errors,
+             case x.reason when 'killed' then 'killed' else 'dead' end
+        into e.lane_id, e.attempt, e.args, e.options, e.failures, e.errors, state
+        from tallybook.dead x where x.job_id = p_job_id;
+      if state is null then return; end if;
+    else
       v_open := v_ended is null and not tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
             and not exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.attempt = e.attempt
                             and t.taken);
-      select x.* into a from tallybook.amendment x where x.job_id = p_job_id;
-      if a.args is not null then
-        args := a.args; options := tallybook._versioned(options, a.version);
-      end if;
-      if v_open then run_at := coalesce(a.run_at, e.run_at, e.enqueued_at); end if;
-      state := case when v_ended is not null then v_ended when not v_open then 'active'
-                    when a.run_at > p_at then 'planned' else 'pending' end;
-    else
-      select x.* into d from tallybook.dead x where x.job_id = p_job_id;
-      if not found then return; end if;
-      state := case d.reason when 'killed' then 'killed'
-        else 'dead' end; v_lane := d.lane_id; v_attempt := d.attempt; v_open := false;
-      args := d.args; options := d.options; failures := d.failures; error := d.errors -> -1;
     end if;
+  end if;
+  args := e.args; options := e.options; failures := e.failures; error := e.errors -> -1;
+  if state is null or state = 'planned' then  -- what was changed since, also on its way to scheduled
+    select x.* into a from tallybook.amendment x where x.job_id = p_job_id;
+    if a.args is not null then
+      args := a.args; options := tallybook._versioned(options, a.version);
+    end if;
+    if v_open then run_at := coalesce(a.run_at, e.run_at, e.enqueued_at); end if;
+    state := coalesce(state, v_ended, case when not v_open then 'active' when a.run_at > p_at then 'planned'
+                                           else 'pending' end);
   end if;
   -- Cancelled, and not started: as the claim that meets it will say.
   if v_open and exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.cancelled
-                           and (t.attempt = v_attempt or t.attempt < v_attempt and not t.once)) then
+                           and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once)) then
     state := null;
     return;
   end if;
   select l.queue, coalesce(least(a.priority, l.priority), l.priority) into queue, priority from tallybook.lane l
-         where l.lane_id = v_lane;
-  attempts := tallybook._subject_attempts(p_job_id, v_attempt - v_open::int, options);
+         where l.lane_id = e.lane_id;
+  attempts := tallybook._subject_attempts(p_job_id, e.attempt - v_open::int, options);
 end $$;
 
 -- _subject_attempts(job_id, attempt, options): how many attempts up to this one were started since the last reschedule.
@@ -75,19 +71,16 @@ language plpgsql stable
 set enable_sort = off  -- the index has them in order: a sort would read all
 as $$
 declare
-  v_from int := coalesce((p_options #>> '{subject,from}')::int, 0); e record; v_moves int := 0;
+  v_from int := coalesce((p_options #>> '{subject,from}')::int, 0);
 begin
   if v_from = 0 then return p_attempt - tallybook._unstarted_attempts(p_job_id, p_attempt + 1); end if;
-  for e in select x.lane_id, x.retention, x.xid, x.seq,
-                  (select o.state from tallybook.outcome o
-                    where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq limit 1) as state
-             from tallybook.entry x
-            where x.job_id = p_job_id and x.attempt > 1 and x.attempt > v_from and x.attempt <= p_attempt
-                  order by x.attempt loop
-    -- As in _unstarted_attempts: put aside for another worker, or cancelled before its start.
-    v_moves := v_moves + (coalesce(e.state, 'cancelled') = 'moved' or coalesce(e.state, 'cancelled') = 'cancelled'
-                          and not exists (
-                            select from tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq)))::int;
-  end loop;
-  return p_attempt - v_from - v_moves;
+  return p_attempt - v_from - (
+    select count(*) from (
+      select from tallybook.entry x left join lateral (
+               select o.state from tallybook.outcome o
+                where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq limit 1) o on true
+       where x.job_id = p_job_id and x.attempt > 1 and x.attempt > v_from and x.attempt <= p_attempt
+         and (o.state = 'moved' or coalesce(o.state, 'cancelled') = 'cancelled' and not exists (
+                select from tallybook._claim_of(x.lane_id, x.retention, x.xid, x.seq)))  -- see _unstarted_attempts
+       order by x.attempt) e);
 end $$;

@@ -22,7 +22,9 @@ begin
                    q.args::jsonb as args, o.args as old_args, coalesce(q.run_at, o.run_at) as run_at,
                    o.run_at as old_run_at, coalesce(q.headers::jsonb, o.headers) as headers,
                    coalesce(p_max_attempts, o.max_attempts)::smallint as max_attempts, o.max_attempts as old_max,
-                   tallybook._subject_options(o.options, q.options::jsonb) as options, o.options as old_options,
+                   case when q.options is null then o.options - 'version'  -- that of the args, which is the first
+                        else q.options::jsonb || jsonb_build_object('subject', o.options -> 'subject') end as options,
+                   o.options as old_options,
                    o.lane_id as old_lane,
                    case when l.queue = p_queue and l.priority = coalesce(q.priority, l.priority) then o.lane_id
                         when q.priority is not null then q.lane

@@ -25,11 +25,8 @@ begin
     if v_state is null then select n.state into v_state from tallybook._subject_now(k.job_id, at) n; end if;
     if v_state = 'active' then return 'active'; end if;
     if v_state in ('planned', 'pending') then
-      if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception 'subject_forget needs READ COMMITTED'
-          using errcode = 'TB003', hint = 'With an older snapshot nobody knows whether job ' || k.job_id
-          || ' has started since.';
-      end if;
+      perform tallybook._read_committed('subject_forget needs READ COMMITTED',
+        format('With an older snapshot nobody knows whether job %s has started since.', k.job_id));
       -- Who is about to start it waits for this transaction from here on, and then looks for the tombstone.
       continue when not tallybook._subject_waits(k.job_id, task, at);
       perform tallybook.cancel(k.job_id, 'its subject was forgotten', at);

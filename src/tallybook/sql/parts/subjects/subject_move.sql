@@ -14,10 +14,8 @@ as $$
 declare
   k record; v_state text;
 begin
-  if run_at is null or not isfinite(run_at) then
-    raise exception 'a subject is moved to a time' using errcode = 'TB005',
-      hint = 'Give run_at; for at once the present.';
-  end if;
+  perform tallybook._refuse(run_at is null or not isfinite(run_at), 'a subject is moved to a time',
+                            'Give run_at; for at once the present.');
   select j.job_id, j.ended_as into k from tallybook.subject_job j where j.task = subject_move.task
          and j.subject = subject_move.subject;
   if not found then return 'unknown'; end if;

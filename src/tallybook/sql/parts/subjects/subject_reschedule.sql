@@ -16,8 +16,7 @@ declare
   e tallybook.entry; v_run_at timestamptz := coalesce(run_at, at + run_in);
 begin
   if v_run_at is null or run_at is not null and run_in is not null or not isfinite(v_run_at) then
-    raise exception 'a subject is rescheduled to run_at, or by run_in' using errcode = 'TB005',
-      hint = 'Give one of them.';
+    perform tallybook._refuse(true, 'a subject is rescheduled to run_at, or by run_in', 'Give one of them.');
   end if;
   e := tallybook._subject_end(lease, job_id, attempt, 'snoozed', null, args, at, version);
   if e.job_id is null then return 'refused'; end if;

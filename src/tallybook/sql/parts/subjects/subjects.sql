@@ -14,27 +14,22 @@ create or replace function tallybook.subjects(task text default null, queue text
   states text[] default null, prefix text default null, after text default null, max_subjects int default 50,
   max_looked int default 50000)
 returns table (task_name text, subject text, job_id bigint, queue_name text, state text, priority int, args jsonb,
-  iterations int, failures int,
-  attempts int, next_run_at timestamptz, last_at timestamptz, last_error text, error jsonb, made_at timestamptz,
-  ended_at timestamptz, cursor text)
+  iterations int, failures int, attempts int, next_run_at timestamptz, last_at timestamptz, last_error text,
+  error jsonb, made_at timestamptz, ended_at timestamptz, cursor text)
 language plpgsql stable
 -- profile: nested
 as $$
 #variable_conflict use_column
 declare
-  v_stopped boolean := coalesce(states <@ '{completed,killed,dead}',
-                                false); v_at jsonb; v_n int := 0; v_left int := max_looked; v_piece int := 256;
-  v_rows int; v_when timestamptz := 'infinity'; v_task text := ''; v_name text := ''; k record;
+  v_stopped boolean := coalesce(states <@ '{completed,killed,dead}', false);
+  v_at jsonb; v_n int := 0; v_left int := max_looked; v_piece int := 256; v_rows int; v_when timestamptz := 'infinity';
+  v_task text := ''; v_name text := ''; k record;
 begin
-  if not states <@ '{planned,pending,active,completed,killed,dead}' or states = '{}' then
-    raise exception 'states % are not known', states using errcode = 'TB005',
-      hint = 'They are some of planned, pending, active, completed, killed, dead.';
-  end if;
-  if max_subjects is null or max_subjects not between 1 and 1000 or max_looked is null or max_looked not between 1000
-     and 1000000 then
-    raise exception 'max_subjects or max_looked is out of range'
-      using errcode = 'TB005', hint = 'The one goes from 1 to 1000, the other from 1000 to 1000000.';
-  end if;
+  perform tallybook._refuse(not states <@ '{planned,pending,active,completed,killed,dead}' or states = '{}',
+    format('states %s are not known', states), 'They are some of planned, pending, active, completed, killed, dead.');
+  perform tallybook._refuse(
+    coalesce(max_subjects not between 1 and 1000 or max_looked not between 1000 and 1000000, true),
+    'max_subjects or max_looked is out of range', 'The one goes from 1 to 1000, the other from 1000 to 1000000.');
   if after is not null then
     begin
       v_at := after::jsonb;
@@ -42,42 +37,36 @@ begin
     exception when others then
       v_at := null;
     end;
-    if v_task is null or v_name is null or (v_when is not null) <> v_stopped then
-      raise exception '% is no cursor of this list', to_json(left(after, 100))
-        using errcode = 'TB005', hint =
-        'Say the cursor of the last row of the page before, with the filters of that page.';
-    end if;
+    perform tallybook._refuse(v_task is null or v_name is null or (v_when is not null) <> v_stopped,
+      format('%s is no cursor of this list', to_json(left(after, 100))),
+      'Say the cursor of the last row of the page before, with the filters of that page.');
+  elsif not v_stopped then
+    v_task := coalesce(subjects.task, '');
   end if;
-  if after is null and not v_stopped then v_task := coalesce(subjects.task, ''); end if;
   loop
     v_rows := 0;
     for k in
-      select j.task, j.subject, j.ended_at, j.ended_as, j.queue from tallybook.subject_job j
-       where v_stopped and j.ended_at is not null and (j.ended_at, j.task, j.subject) < (v_when, v_task, v_name)
-       order by j.ended_at desc, j.task desc, j.subject desc limit v_piece
+      (select j.task, j.subject, j.ended_at, j.ended_as, j.queue from tallybook.subject_job j
+        where v_stopped and j.ended_at is not null and (j.ended_at, j.task, j.subject) < (v_when, v_task, v_name)
+        order by j.ended_at desc, j.task desc, j.subject desc limit v_piece)
+      union all
+      (select j.task, j.subject, j.ended_at, j.ended_as, null from tallybook.subject_job j
+        where not v_stopped and (j.task, j.subject) > (v_task, v_name)
+          and (subjects.task is null or j.task = subjects.task)
+        order by j.task, j.subject limit v_piece)
     loop
       v_rows := v_rows + 1; v_left := v_left - 1; v_when := k.ended_at; v_task := k.task; v_name := k.subject;
       continue when task <> k.task or queue <> k.queue or not starts_with(k.subject, prefix)
         or k.ended_as <> all (states);
-      return query select s.*, json_build_array(s.task, s.subject, s.ended_at)::text from tallybook.subject s
-             where s.task = k.task and s.subject = k.subject;
-      v_n := v_n + 1;
-      exit when v_n = max_subjects or v_left <= 0;
-    end loop;
-    for k in
-      select j.task, j.subject, j.ended_as from tallybook.subject_job j
-       where not v_stopped and (j.task, j.subject) > (v_task, v_name)
-         and (subjects.task is null or j.task = subjects.task)
-       order by j.task, j.subject limit v_piece
-    loop
-      v_rows := v_rows + 1; v_left := v_left - 1; v_task := k.task; v_name := k.subject;
-      continue when not starts_with(k.subject, prefix) or k.ended_as <> all (states);
-      v_left := v_left - 100;  -- looking up what its job is now costs as much as passing so many over
-      return query select s.*, json_build_array(s.task, s.subject)::text from tallybook.subject s
-                    where s.task = k.task and s.subject = k.subject and (subjects.queue is null
-                        or s.queue = subjects.queue)
-                      and (states is null or s.state = any (states));
-      v_n := v_n + found::int;
+      -- Looking up what the job of one that goes on is now costs as much as passing a hundred over.
+      v_left := v_left - case when v_stopped then 0 else 100 end;
+      return query select s.*, case when v_stopped then json_build_array(s.task, s.subject, s.ended_at)
+                                    else json_build_array(s.task, s.subject) end::text
+                     from tallybook.subject s
+                    where s.task = k.task and s.subject = k.subject
+                      and (v_stopped or (subjects.queue is null or s.queue = subjects.queue)
+                                        and (states is null or s.state = any (states)));
+      v_n := v_n + (v_stopped or found)::int;
       exit when v_n = max_subjects or v_left <= 0;
     end loop;
     if v_n = max_subjects or v_left <= 0 then
