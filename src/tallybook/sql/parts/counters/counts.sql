@@ -69,22 +69,20 @@ begin
       from (select * from tallybook._folded_sums() union all select * from tallybook._unfolded()) s
      where s.lane_id is not null group by s.lane_id, s.task, s.what
   ), open as materialized (
-    select s.lane_id, s.task, sum(case when s.what = 'opened' then s.n else -s.n end)::bigint as n,
+    select s.lane_id, s.task,
+           sum(case s.what when 'opened' then s.n when 'unclaimed' then 0 else -s.n end)::bigint as n,
            sum(case when s.what = 'opened' then s.attempts else -s.attempts end)::bigint as attempts,
-           (sum(case when s.what = 'opened' then 0 else s.n end))::bigint as ended,
+           sum(case s.what when 'opened' then 0 when 'unclaimed' then -s.n else s.n end)::bigint as ended,
            max(s.last_at) filter (where s.what = 'opened') as last_at
-      from sums s where s.what in ('opened', 'completed', 'failed', 'snoozed', 'cancelled', 'lost', 'moved', 'died')
-     group by s.lane_id, s.task
+      from sums s where s.what not in ('scheduled', 'retrying', 'waiting', 'dead') group by s.lane_id, s.task
   ), lanes as materialized (
     select o.lane_id, sum(o.n)::bigint as n, count(*) filter (where o.n <> 0) as tasks,
-           (coalesce(h.claimed, 0) - sum(o.ended) + coalesce(max(u.n), 0))::bigint as running
+           (coalesce(h.claimed, 0) - sum(o.ended))::bigint as running
       from open o
       join tallybook.lane l on l.lane_id = o.lane_id
       left join lateral (select c.claimed from tallybook.claim c where c.lane_id = l.lane_id
                          and c.retention = l.retention
                           order by c.number desc limit 1) h on true
-      left join (select s.lane_id, sum(s.n) as n from sums s where s.what = 'unclaimed' group by s.lane_id) u
-        on u.lane_id = o.lane_id
      where l.retired_at is null
      group by o.lane_id, h.claimed having sum(o.n) <> 0
   ), shared as materialized (
@@ -111,12 +109,11 @@ begin
   select s.lane_id, s.task, s.what::text, s.n, s.attempts, s.last_at from sums s
          where s.what not in ('opened', 'unclaimed')
   union all
-  select p.lane_id, p.task, 'available', p.n - p.running, p.attempts * (p.n - p.running) / p.n, p.last_at from split p
-         where p.n <> p.running
-  union all
-  select p.lane_id, p.task, 'running', p.running, p.attempts * p.running / p.n, null from split p where p.running <> 0
-  union all
-  select p.lane_id, p.task, 'unattributed', p.unattributed, 0, null from split p where p.unattributed <> 0;
+  select p.lane_id, p.task, x.what, x.n, x.attempts, x.last_at
+    from split p, lateral (values
+      ('available', p.n - p.running, p.attempts * (p.n - p.running) / p.n, p.last_at),
+      ('running', p.running, p.attempts * p.running / p.n, null),
+      ('unattributed', p.unattributed, 0, null)) x(what, n, attempts, last_at) where x.n <> 0;
 end $$;
 
 -- _split(lane, mode, running): of one lane how many jobs of each task wait (mode 'available': its line is read) or

@@ -22,36 +22,33 @@ begin
   return query
   with lanes as materialized (
     select l.lane_id from tallybook.lane l where levels.queue is null or l.queue = levels.queue
-  ), steps as (
+  ), changes as (
     select date_bin(levels.step, s.at, timestamptz '2001-01-01 00:00+00') as begins, s.what::text as what, sum(s.n) as n
       from tallybook._series_to_now(v_since, levels.at) s join lanes l on l.lane_id = s.lane_id group by 1, 2
     union all  -- what there is now is what all steps together take back
     select 'infinity', case c.what when 'available' then 'opened' when 'running' then 'opened' else c.what end, -c.n
       from tallybook._counted() c join lanes l on l.lane_id = c.lane_id
      where c.what in ('scheduled', 'retrying', 'waiting', 'available', 'running', 'dead')
+    union all select 'infinity', '', 0
+    union all  -- in seconds: by days it would go by the session's time zone, and miss steps where its clocks change
+    select generate_series(v_since, levels.at, make_interval(secs => extract(epoch from levels.step)::float8)), '', 0
   ), flows as (
-    select g.begins, sum((s.what = 'scheduled')::int * s.n) as scheduled,
+    select s.begins, sum((s.what = 'scheduled')::int * s.n) as scheduled,
            sum((s.what = 'retrying')::int * s.n) as retrying, sum((s.what = 'waiting')::int * s.n) as waiting,
            sum((s.what = 'dead')::int * s.n) as dead,
            sum(case when s.what = 'opened' then s.n
-                    when s.what in ('completed', 'failed', 'snoozed', 'cancelled', 'lost', 'moved', 'died')
-                    then -s.n end) as open,
+                    when s.what in ('completed', 'failed', 'snoozed', 'cancelled', 'lost', 'moved', 'died') then -s.n
+                    else 0 end) as open,
            sum((s.what = 'completed')::int * s.n) as completed, sum((s.what = 'failed')::int * s.n) as failed,
            sum((s.what = 'cancelled')::int * s.n) as cancelled, sum((s.what = 'died')::int * s.n) as died
-      -- In seconds: by days it would go by the session's time zone, and miss the steps behind a change of its clocks.
-      from (select generate_series(v_since, levels.at, make_interval(secs => extract(epoch from levels.step)::float8))
-            union all select 'infinity') g(begins)
-      left join steps s on s.begins = g.begins group by g.begins
-  ), sums as (
-    select f.begins, -sum(f.scheduled) over later as scheduled, -sum(f.retrying) over later as retrying,
-           -sum(f.waiting) over later as waiting, -sum(f.open) over later as open, -sum(f.dead) over later as dead,
-           f.completed, f.failed, f.cancelled, f.died
-      from flows f window later as (order by f.begins desc rows between unbounded preceding and 1 preceding)
+      from changes s where s.begins <= levels.at or s.begins = 'infinity' group by s.begins
   )
-  select x.begins, coalesce(x.scheduled, 0)::bigint, coalesce(x.retrying, 0)::bigint, coalesce(x.waiting, 0)::bigint,
-         coalesce(x.open, 0)::bigint, coalesce(x.dead, 0)::bigint, coalesce(x.completed, 0)::bigint,
-         coalesce(x.failed, 0)::bigint, coalesce(x.cancelled, 0)::bigint, coalesce(x.died, 0)::bigint
-    from sums x where x.begins < 'infinity' order by x.begins;
+  select x.* from (
+    select f.begins, (-sum(f.scheduled) over later)::bigint, (-sum(f.retrying) over later)::bigint,
+           (-sum(f.waiting) over later)::bigint, (-sum(f.open) over later)::bigint, (-sum(f.dead) over later)::bigint,
+           f.completed::bigint, f.failed::bigint, f.cancelled::bigint, f.died::bigint
+      from flows f window later as (order by f.begins desc rows between unbounded preceding and 1 preceding)) x
+   where x.begins < 'infinity' order by x.begins;
 end $$;
 
 -- _first_step(step, since, at): when the first step of a series begins. Errors: TB005.

@@ -11,13 +11,9 @@
 -- rights: operator
 create or replace function tallybook.verify() returns table (queue text, task text, what text, counted bigint,
   found bigint)
-language plpgsql stable
+language sql stable
 -- profile: whole
 as $$
-#variable_conflict use_column
-begin
-  if not exists (select from tallybook.fold) then return; end if;
-  return query
   with counted as materialized (
     select l.queue, c.task, c.what, c.n from tallybook._counted() c join tallybook.lane l on l.lane_id = c.lane_id
   ), open as materialized (
@@ -51,11 +47,11 @@ begin
                  select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid
                         and o.entry_seq = e.seq)),
            coalesce((select sum(f.n) from open f where f.what in ('available', 'running')), 0)
+  ), found as (
+    select j.queue, j.task, j.what, j.counted, j.found from jobs j left join unattributed u on u.queue = j.queue
+     where abs(j.counted - j.found) > case when j.what in ('available', 'running') then coalesce(u.n, 0) else 0 end
+    union all select w.queue, null, w.what, w.counted, w.found from whole w where w.counted <> w.found
   )
-  select j.queue, j.task, j.what, j.counted::bigint, j.found::bigint
-    from jobs j left join unattributed u on u.queue = j.queue
-   where abs(j.counted - j.found) > case when j.what in ('available', 'running') then coalesce(u.n, 0) else 0 end
-  union all
-  select w.queue, null, w.what, w.counted::bigint, w.found::bigint from whole w where w.counted <> w.found
-   order by 1, 2, 3;
-end $$;
+  select f.queue, f.task, f.what, f.counted::bigint, f.found::bigint
+    from found f where exists (select from tallybook.fold) order by 1, 2, 3
+$$;

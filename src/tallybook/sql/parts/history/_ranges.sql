@@ -27,8 +27,7 @@ $$;
 -- _range_leaves(parents, lower): the partitions of a family that begin at lower, in the family's order.
 create or replace function tallybook._range_leaves(p_parents regclass[], p_lower numeric) returns regclass[]
 language sql stable as $$
-  select array_agg(r.leaf order by p.n)
-    from unnest(p_parents) with ordinality p(parent, n), lateral tallybook._ranges(p.parent) r where r.lower = p_lower
+  select r.leaves from tallybook._family_ranges(p_parents) r where r.lower = p_lower
 $$;
 
 -- _family_ranges(parents): the ranges of a family: their bounds, their partitions in the family's order, and how large

@@ -6,10 +6,7 @@
 -- rights: operator, reader
 create or replace function tallybook.held_ranges(at timestamptz default clock_timestamp())
 returns table (class text, lower xid8, upper xid8, due_at timestamptz, open_jobs bigint, why text)
-language plpgsql stable as $$
-#variable_conflict use_column
-begin
-  return query
+language sql stable as $$
   select f.name, r.lower::text::xid8, r.upper::text::xid8, d.due_at, nullif(h.open, 0),
          case h.held when 'a reader' then coalesce('a reader: ' || tallybook._range_readers(
                             tallybook._range_leaves(f.parents, r.lower) || case when h.quiet_since is null
@@ -23,8 +20,8 @@ begin
     join pg_catalog.pg_class c on c.oid = r.leaf
     join tallybook.history_range h on h.leaf = c.relname,
          lateral (select coalesce(h.newest_end, least(h.quiet_since, h.begun_at + f.keep / 4)) + f.keep) d(due_at)
-   where h.held is not null and d.due_at <= held_ranges.at;
-end $$;
+   where h.held is not null and d.due_at <= held_ranges.at
+$$;
 
 -- _range_readers(tables): who holds one of these tables; null: nobody.
 create or replace function tallybook._range_readers(p_tables regclass[]) returns text
