@@ -8,13 +8,10 @@
 -- either way.
 -- Ended workers have nothing open, see rescue. Reads worker, claim, entry, outcome.
 create or replace function tallybook._left_running() returns table (xid xid8, seq bigint, worker text)
-language plpgsql stable
+language sql stable
 -- profile: nested
 set enable_nestloop = on  -- also where the caller has it off
 as $$
-#variable_conflict use_column
-begin
-  return query
   select e.xid, e.seq, w.name
     from tallybook.worker w
     join tallybook.claim c on c.worker_id = w.id and c.id >= w.open_from, lateral (
@@ -33,5 +30,5 @@ begin
            and e.seq <> all (c.skipped)) i) e
    where w.ended_at is null and e.n <= c.jobs
      and not exists (select from tallybook.outcome o where o.retention = c.retention and o.entry_xid = e.xid
-                     and o.entry_seq = e.seq);
-end $$;
+                     and o.entry_seq = e.seq)
+$$;

@@ -83,21 +83,22 @@ begin
     from tallybook._rebase_entries(v_old, v_new, null, null, v_xids, v_seqs, v_workers, at) b;
   perform set_config('tallybook.counting', 'off', true);  -- one by one: they are recounted
   -- What a user's transaction has locked stays where it is, and comes over when it is promoted, released or retried.
-  with free as materialized (
-    select f.job_id, f.lane_id from tallybook.scheduled f where f.lane_id = any (v_old) for update skip locked)
-  update tallybook.scheduled k set lane_id = m.new
-    from free f join unnest(v_old, v_new) m(old, new) on m.old = f.lane_id where k.job_id = f.job_id;
-  get diagnostics scheduled = row_count;
-  with free as materialized (
-    select f.job_id, f.lane_id from tallybook.dead f where f.lane_id = any (v_old) for update skip locked)
-  update tallybook.dead k set lane_id = m.new
-    from free f join unnest(v_old, v_new) m(old, new) on m.old = f.lane_id where k.job_id = f.job_id;
-  get diagnostics dead = row_count;
-  with free as materialized (
-    select f.job_id, f.lane_id from tallybook.waiting f where f.lane_id = any (v_old) for update skip locked)
-  update tallybook.waiting k set lane_id = m.new
-    from free f join unnest(v_old, v_new) m(old, new) on m.old = f.lane_id where k.job_id = f.job_id;
-  get diagnostics waiting = row_count;
+  with moved as (
+    select * from unnest(v_old, v_new) m(old, new)
+  ), s as (
+    update tallybook.scheduled k set lane_id = m.new from moved m, (
+      select f.job_id, f.lane_id from tallybook.scheduled f where f.lane_id = any (v_old) for update skip locked) f
+     where m.old = f.lane_id and k.job_id = f.job_id returning 1
+  ), d as (
+    update tallybook.dead k set lane_id = m.new from moved m, (
+      select f.job_id, f.lane_id from tallybook.dead f where f.lane_id = any (v_old) for update skip locked) f
+     where m.old = f.lane_id and k.job_id = f.job_id returning 1
+  ), w as (
+    update tallybook.waiting k set lane_id = m.new from moved m, (
+      select f.job_id, f.lane_id from tallybook.waiting f where f.lane_id = any (v_old) for update skip locked) f
+     where m.old = f.lane_id and k.job_id = f.job_id returning 1
+  )
+  select (select count(*) from s), (select count(*) from d), (select count(*) from w) into scheduled, dead, waiting;
 
   update tallybook.installation i set system_identifier = c.system_identifier from pg_control_system() c;
   perform tallybook.recount(at);

@@ -54,10 +54,8 @@ create or replace function tallybook._check_batch(p_queue text, p_task text, p_m
   p_options jsonb) returns void
 language plpgsql immutable as $$
 begin
-  perform tallybook._check_name('queue', p_queue, 64);
-  perform tallybook._check_name('task name', p_task, 200);
-  perform tallybook._check_args('{}', p_headers);
-  perform tallybook._check_options(null, null, p_options);
+  perform tallybook._check_name('queue', p_queue, 64), tallybook._check_name('task name', p_task, 200),
+          tallybook._check_args('{}', p_headers), tallybook._check_options(null, null, p_options);
   perform tallybook._refuse(p_max_attempts not between 1 and 32767,
                             format('max_attempts %s is out of range', p_max_attempts), 'It goes from 1 to 32767.');
 end $$;

@@ -117,11 +117,9 @@ $$;
 create or replace function tallybook._check_schedule(p tallybook.schedule) returns void
 language plpgsql as $$
 begin
-  perform tallybook._check_name('schedule name', p.name, 200);
-  perform tallybook._check_name('task name', p.task, 200);
-  perform tallybook._check_name('queue', p.queue, 64);
-  perform tallybook._check_args(p.args, p.headers);
-  perform tallybook._check_options(null, null, p.options);
+  perform tallybook._check_name('schedule name', p.name, 200), tallybook._check_name('task name', p.task, 200),
+          tallybook._check_name('queue', p.queue, 64), tallybook._check_args(p.args, p.headers),
+          tallybook._check_options(null, null, p.options);
   perform tallybook._refuse(octet_length(p.options::text) > 7500, 'options of a schedule have at most 7,500 bytes');
   perform tallybook._refuse(p.query is not null and p.args <> '{}', 'a query-driven schedule has no args of its own',
                             'Each row of the query has a column args.');

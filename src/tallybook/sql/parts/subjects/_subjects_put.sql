@@ -27,8 +27,10 @@ begin
                                     p_headers, p_options);
   -- Of those of one name the first counts for a push, the last for an upsert.
   select array_agg(f.n), array_agg(f.subject), array_agg(f.args), array_agg(f.run_at), array_agg(f.priority),
-         array_agg(f.headers), array_agg(f.options)
-    into v_places, v_subjects, v_args, v_run_ats, v_priorities, v_headers, v_options
+         array_agg(f.headers), array_agg(f.options), array_agg('?'::"char"), array_agg(null::bigint),
+         array_agg(null::text), array_agg(null::timestamptz), array_agg(null::timestamptz), array_agg(null::jsonb)
+    into v_places, v_subjects, v_args, v_run_ats, v_priorities, v_headers, v_options, v_kinds, v_jobs, v_reports,
+         v_olds, v_news, v_carry
     from (select distinct on (u.subject collate "C") u.*
             from unnest(p_subjects, p_args, p_run_ats, p_priorities, p_headers, p_options) with ordinality
                    as u(subject, args, run_at, priority, headers, options, n)
@@ -36,12 +38,6 @@ begin
   v_n := cardinality(v_subjects);
   if v_n is null then return; end if;
   select * into v_lanes, v_retentions from tallybook._lanes(array_fill(p_queue, array[v_n]), v_priorities);
-  v_kinds := array_fill('?'::"char", array[v_n]);
-  v_jobs := array_fill(null::bigint, array[v_n]);
-  v_reports := array_fill(null::text, array[v_n]);
-  v_olds := array_fill(null::timestamptz, array[v_n]);
-  v_news := v_olds;
-  v_carry := array_fill(null::jsonb, array[v_n]);
 
   loop
     select * into v_kinds, v_jobs, v_reports
