@@ -73,7 +73,7 @@ async def test_a_limit_of_code_or_of_the_database_lets_the_worker_start(dsn: str
 
 async def test_snoozed_and_limited_jobs_are_not_counted_as_failed(dsn: str, db: psycopg.Connection[Any]) -> None:
     """What a handler puts off has not failed; what fails and goes on has."""
-    from tallybook._worker import prepared
+    from tallybook._worker.entry import prepared
 
     app = App("shop", dsn=dsn)
 

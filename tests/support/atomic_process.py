@@ -73,7 +73,7 @@ def die(where: str) -> None:
 
 
 def main(dsn: str, settings: str) -> None:
-    from tallybook._worker import run_worker
+    from tallybook._worker.entry import run_worker
 
     options = {
         key: timedelta(seconds=value) if isinstance(value, float) else value

@@ -105,7 +105,7 @@ class Releases:
 
 def main(dsn: str, number: str, name: str) -> None:
     """A worker of one release, with one slot, so that the order of the sending is that of the claims."""
-    from tallybook._worker import run_worker
+    from tallybook._worker.entry import run_worker
 
     settings: dict[str, Any] = {"lease": timedelta(seconds=5), "heartbeat": timedelta(seconds=1)}
     asyncio.run(run_worker(release(int(number), dsn), dsn=dsn, queues={"default": 1}, name=name, **settings))

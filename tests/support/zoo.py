@@ -371,8 +371,9 @@ def is_gone(pid: int) -> bool:
 
 
 def main(dsn: str, settings: str) -> None:
-    from tallybook._worker import logs, run_worker
+    from tallybook._worker import logs
     from tallybook._worker.claim import suspects
+    from tallybook._worker.entry import run_worker
     from tallybook._worker.life import supervisor
 
     if os.environ.get("TALLYBOOK_TEST_ALONE") == "no":  # the negative control: all of them start at once

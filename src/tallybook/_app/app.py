@@ -43,7 +43,7 @@ from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
 from tallybook.extra.providers import Providers
 
 if TYPE_CHECKING:
-    from tallybook._worker import DrainReport, WorkerReport
+    from tallybook._worker.entry import DrainReport, WorkerReport
     from tallybook._worker.run.context import Context
 
 __all__ = ["App"]
@@ -587,9 +587,9 @@ class App(Source):
 
         await app.run_worker(queues={"mail": 10, "default": 20})
         """
-        from tallybook import _worker
+        from tallybook._worker import entry
 
-        return await _worker.run_worker(self, queues=queues, **options)
+        return await entry.run_worker(self, queues=queues, **options)
 
     async def drain(
         self,
@@ -607,9 +607,9 @@ class App(Source):
 
             done = await app.drain(max_jobs=10, max_seconds=25)
         """
-        from tallybook import _worker
+        from tallybook._worker import entry
 
-        return await _worker.drain(
+        return await entry.drain(
             self, dsn=dsn, queues=queues, max_jobs=max_jobs, max_seconds=max_seconds, raise_on_failure=raise_on_failure
         )
 

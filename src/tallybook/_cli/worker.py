@@ -16,7 +16,8 @@ from tallybook._cli.common import DURATION, connect, conninfo, dsn_option
 from tallybook._cli.loading import app_option, load_app
 from tallybook._db.link import Link
 from tallybook._model.durations import format_duration
-from tallybook._worker import demand_tasks, logs
+from tallybook._worker import logs
+from tallybook._worker.entry import demand_tasks
 from tallybook._worker.life import signals, supervisor
 from tallybook._worker.life.telemetry import Telemetry
 from tallybook._worker.run import children
@@ -135,7 +136,7 @@ def _check(app: App) -> None:
 
 
 async def _run(app: App, dsn: str, settings: WorkerSettings) -> int:
-    from tallybook import _worker
+    from tallybook._worker.entry import prepared
 
     stop = signals.Stop()
     with signals.stop_on(signals.BOTH, stop):
@@ -144,7 +145,7 @@ async def _run(app: App, dsn: str, settings: WorkerSettings) -> int:
             log.info("stopped before it had begun")
             return 0
         options: dict[str, Any] = {field: getattr(settings, field) for field in settings.__dataclass_fields__}
-        worker = _worker.prepared(app, dsn=dsn, **options)
+        worker = prepared(app, dsn=dsn, **options)
         stop.target = worker.stop
         report = await worker.run()
     log.info(

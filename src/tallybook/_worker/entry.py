@@ -1,0 +1,89 @@
+"""What starts a worker or a drain: `run_worker`, `drain`, and `prepared` for one that does not run yet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from tallybook._worker.life import signals
+from tallybook._worker.life.drain import DrainReport
+from tallybook._worker.life.drain import drain as _drain
+from tallybook._worker.life.report import WorkerReport
+from tallybook._worker.life.worker import Worker
+from tallybook._worker.settings import WorkerSettings, app_queues, parse_queues
+from tallybook.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tallybook._app import App
+
+__all__ = ["DrainReport", "WorkerReport", "WorkerSettings", "demand_tasks", "drain", "prepared", "run_worker"]
+
+
+def _dsn(app: App, dsn: str | None) -> str:
+    if dsn is not None:
+        app.dsn = dsn  # what its handlers enqueue by the app goes to the same database
+    return app.conninfo(dsn)
+
+
+def _served(app: App, queues: Mapping[str, int] | Iterable[str] | str | None) -> dict[str, int]:
+    """What was asked for, else every queue that the app's tasks name, and default."""
+    return parse_queues(app_queues(app) if queues is None else queues)
+
+
+def demand_tasks(app: App) -> None:
+    """ConfigError for an app without tasks."""
+    if not app.tasks:
+        hint = "Import the module that declares them where the App is made, or app.include(...) them"
+        raise ConfigError("app", app.name, "it has no tasks, so there is nothing to run", hint=hint)
+
+
+def prepared(
+    app: App,
+    *,
+    dsn: str | None = None,
+    queues: Mapping[str, int] | Iterable[str] | str | None = None,
+    **options: Any,
+) -> Worker:
+    """A worker that does not run yet; as for run_worker."""
+    dsn = _dsn(app, dsn)
+    if direct := options.get("direct_dsn") or os.environ.get("TALLYBOOK_DIRECT_DSN"):
+        options["direct_dsn"] = app.conninfo(direct)
+    return Worker(app, dsn, WorkerSettings(queues=_served(app, queues), **options))
+
+
+async def run_worker(
+    app: App,
+    *,
+    dsn: str | None = None,
+    queues: Mapping[str, int] | Iterable[str] | str | None = None,
+    install_signals: bool | None = None,
+    **options: Any,
+) -> WorkerReport:
+    """Run a worker in this process until it is told to stop; `options` are those of WorkerSettings.
+
+    `install_signals`: True: SIGTERM and SIGINT stop it; None: those of the two do that nobody else in this process
+    handles, so that a web server that the worker lives in keeps its own; False: none.
+    """
+    demand_tasks(app)
+    worker = prepared(app, dsn=dsn, queues=queues, **options)
+    caught = (signals.BOTH if install_signals else signals.unclaimed()) if install_signals is not False else ()
+    with signals.stop_on(caught, worker.stop) if caught else nullcontext():
+        return await worker.run()
+
+
+async def drain(
+    app: App,
+    *,
+    dsn: str | None = None,
+    queues: Mapping[str, int] | Iterable[str] | str | None = None,
+    max_jobs: int | None = None,
+    max_seconds: float | timedelta | None = None,
+    raise_on_failure: bool = False,
+) -> DrainReport:
+    """Run all that is due, then return; never waits for what is due later. At most so many jobs, so many seconds."""
+    seconds = max_seconds.total_seconds() if isinstance(max_seconds, timedelta) else max_seconds
+    settings = WorkerSettings(queues=_served(app, queues), notify=False)
+    return await _drain(app, _dsn(app, dsn), settings, max_jobs, seconds, raise_on_failure=raise_on_failure)
