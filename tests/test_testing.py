@@ -163,8 +163,9 @@ def test_travel_reaches_what_was_pushed(dsn: str, db: Any) -> None:
 def test_travel_reaches_schedules(dsn: str, db: Any, jitter: timedelta) -> None:
     """A schedule fires when travel has brought its tick by, once however far, and not before; then by the clock again."""
     timed = App("timed")
+    later = datetime.now(UTC) + 12 * HOUR  # no tick of its own within the jitter before now
 
-    @timed.task(schedule=timedelta(days=1), jitter=jitter)
+    @timed.task(schedule=f"{later.minute} {later.hour} * * *", jitter=jitter)
     async def nightly() -> None: ...
 
     assert drain(timed, dsn=dsn).processed == 0  # it is on record now
