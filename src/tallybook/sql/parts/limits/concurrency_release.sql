@@ -67,7 +67,7 @@ language plpgsql
 as $$
 declare
   v_in int := 0; v_free int; v_probing boolean; v_priority int := -1; v_seq bigint := 0; v_job bigint; v_lane record;
-  v_keys text[]; v_probes text[]; v_full text; v_busy boolean; f record; w tallybook.waiting; k text;
+  v_keys text[]; v_probes text[]; v_full text; v_busy boolean; v_here boolean; f record; w tallybook.waiting; k text;
 begin
   select x.free, x.probing into v_free, v_probing from tallybook._permits_free(p_name, p_at) x;
   for step in 1..p_most loop
@@ -77,14 +77,13 @@ begin
     exit when not found;
     select y.* into w from tallybook.waiting y where y.job_id = v_job
            and y.options ->> 'held' = p_name for update skip locked;
-    if not found then
-      continue when exists (select from tallybook.waiting y where y.job_id = v_job and y.options ->> 'held' = p_name);
+    v_here := found;
+    continue when not v_here and exists (  -- somebody has locked it
+      select from tallybook.waiting y where y.job_id = v_job and y.options ->> 'held' = p_name);
+    if not v_here or exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled
+                                and (t.attempt = w.attempt or t.attempt < w.attempt and not t.once)) then
       delete from tallybook.concurrency_line n where n.name = p_name and n.priority = v_priority and n.seq = v_seq;
-      continue;  -- cancelled, and on its way already
-    end if;
-    if exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled
-                  and (t.attempt = w.attempt or t.attempt < w.attempt and not t.once)) then
-      delete from tallybook.concurrency_line n where n.name = p_name and n.priority = v_priority and n.seq = v_seq;
+      continue when not v_here;  -- cancelled, and on its way already
       delete from tallybook.waiting y where y.job_id = w.job_id;
       w.run_at := least(w.run_at, p_at); w.options := w.options - 'held';
       perform tallybook._place_waiting(w, p_at);  -- a claim meets and ends it

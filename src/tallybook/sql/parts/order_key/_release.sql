@@ -59,19 +59,15 @@ language plpgsql
 -- profile: nested
 as $$
 declare
-  v_key text; v_holder bigint; v_released int := 0; w tallybook.waiting; v_id bigint;
+  v_key text; v_holder bigint; v_released int := 0; w tallybook.waiting;
 begin
-  for v_id in select y.job_id from tallybook.tombstone t join tallybook.waiting y on y.job_id = t.job_id
-               where t.cancelled and (t.attempt = y.attempt or t.attempt < y.attempt and not t.once)
-                 and not exists (select from tallybook.parent p where p.child_id = y.job_id)  -- see parents_resolve
-               limit 1000 loop
-    delete from tallybook.waiting x
-     where x.job_id = (select y.job_id from tallybook.waiting y where y.job_id = v_id for update skip locked)
-           returning x.* into w;
-    if found then
-      w.run_at := least(w.run_at, p_at);
-      perform tallybook._place_waiting(w, p_at);
-    end if;
+  for w in delete from tallybook.waiting x where x.job_id = any (array(
+             select y.job_id from tallybook.tombstone t join tallybook.waiting y on y.job_id = t.job_id
+              where t.cancelled and (t.attempt = y.attempt or t.attempt < y.attempt and not t.once)
+                and not exists (select from tallybook.parent p where p.child_id = y.job_id)  -- see parents_resolve
+              limit 1000 for update of y skip locked)) returning x.* loop
+    w.run_at := least(w.run_at, p_at);
+    perform tallybook._place_waiting(w, p_at);
   end loop;
   -- By order_line, which holds all that wait for their key and few besides: waiting may hold a million jobs that wait
   -- for something else.

@@ -25,8 +25,7 @@ language plpgsql
 as $$
 declare
   v_ids bigint[]; v_as text[]; v_failures jsonb[]; v_children bigint[]; v_all bigint[]; v_n int; v_id bigint;
-  v_timeouts int := 0;
-  v_cancelled bigint[]; v_left bigint[];
+  v_timeouts int := 0; v_cancelled bigint[]; v_left bigint[];
 begin
   perform tallybook._read_committed('parents_resolve needs READ COMMITTED',
                                     'An older snapshot does not see who else has ended.');
