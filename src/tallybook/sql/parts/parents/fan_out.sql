@@ -23,13 +23,11 @@ declare
   v_after bigint[]; v_known bigint[]; v_holder bigint; v_wake boolean := false; k int := 0; e tallybook.entry;
 begin
   job_ids := '{}'; created := '{}';
-  if v_n is null or v_n <> any (array[
+  perform tallybook._refuse(v_n is null or v_n <> any (array[
        cardinality(queues), cardinality(args), cardinality(run_ats), cardinality(priorities), cardinality(unique_keys),
        cardinality(max_attempts), cardinality(headers), cardinality(on_conflicts), cardinality(unique_whiles),
        cardinality(order_keys), cardinality(expires_ats), cardinality(options), cardinality(afters),
-       cardinality(on_parents), cardinality(failed_as)]) then
-    raise exception 'the arrays of fan_out have different lengths' using errcode = 'TB005';
-  end if;
+       cardinality(on_parents), cardinality(failed_as)]), 'the arrays of fan_out have different lengths');
   if v_n = 0 then return; end if;
   select a.n, p.id into r from unnest(afters) with ordinality a(after, n), unnest(a.after::bigint[]) p(id)
    where p.id is null or p.id = 0 or p.id < 0 and -p.id >= a.n limit 1;

@@ -4,11 +4,6 @@
 -- rights: operator
 create or replace function tallybook.pause(queue text, who text default session_user,
   at timestamptz default clock_timestamp())
-returns boolean language plpgsql as $$
-begin
-  perform tallybook._known_queue(pause.queue);
-  update tallybook.queue q set paused_at = pause.at, paused_by = pause.who where q.name = pause.queue
-    and q.paused_at is null;
-  if found then perform tallybook._queue_said(pause.queue, 'paused', pause.who); return true; end if;
-  return false;
-end $$;
+returns boolean language sql as $$
+  select tallybook._queue_pause(pause.queue, true, pause.who, pause.at)
+$$;

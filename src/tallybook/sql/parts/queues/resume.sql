@@ -1,27 +1,27 @@
 -- resume(queue, who): let a paused queue run again, and wake who sleeps on it. False: it was not paused.
 -- rights: operator
 create or replace function tallybook.resume(queue text, who text default session_user) returns boolean
-language plpgsql as $$
-begin
-  perform tallybook._known_queue(resume.queue);
-  update tallybook.queue q set paused_at = null, paused_by = null where q.name = resume.queue
-    and q.paused_at is not null;
-  if found then
-    perform tallybook._wake(resume.queue);
-    perform tallybook._queue_said(resume.queue, 'resumed', resume.who);
-    return true;
-  end if;
-  return false;
-end $$;
+language sql as $$
+  select tallybook._queue_pause(resume.queue, false, resume.who)
+$$;
 
--- _known_queue(queue): makes the settings row of a queue that producers have used; TB002 for one that nobody has.
-create or replace function tallybook._known_queue(p_queue text) returns void
+-- _queue_pause(queue, paused, who, at): pause a queue, or let it run; false: it was so already. Makes the settings row
+-- of a queue that producers have used; TB002 for one that nobody has.
+create or replace function tallybook._queue_pause(p_queue text, p_paused boolean, p_who text,
+  p_at timestamptz default null) returns boolean
 language plpgsql as $$
 begin
-  if exists (select from tallybook.queue q where q.name = p_queue) then return; end if;
-  if not exists (select from tallybook.queues k where k.name = p_queue) then
-    raise exception 'there is no queue %', to_json(p_queue)
-      using errcode = 'TB002', hint = 'A queue is born at its first enqueue, or when a worker serves it.';
+  if not exists (select from tallybook.queue q where q.name = p_queue) then
+    if not exists (select from tallybook.queues k where k.name = p_queue) then
+      raise exception 'there is no queue %', to_json(p_queue)
+        using errcode = 'TB002', hint = 'A queue is born at its first enqueue, or when a worker serves it.';
+    end if;
+    insert into tallybook.queue (name) values (p_queue) on conflict do nothing;
   end if;
-  insert into tallybook.queue (name) values (p_queue) on conflict do nothing;
+  update tallybook.queue q set paused_at = p_at, paused_by = case when p_paused then p_who end
+   where q.name = p_queue and (q.paused_at is null) = p_paused;
+  if not found then return false; end if;
+  if not p_paused then perform tallybook._wake(p_queue); end if;
+  perform tallybook._queue_said(p_queue, case when p_paused then 'paused' else 'resumed' end, p_who);
+  return true;
 end $$;
