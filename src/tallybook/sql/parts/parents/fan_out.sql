@@ -71,12 +71,15 @@ begin
             where coalesce(f.after, '{}') <> '{}' order by f.n loop
     perform tallybook._check_name('task name', r.task, 200);
     perform tallybook._check_args(r.args::jsonb, r.headers::jsonb);
-    perform tallybook._check_range('max_attempts', r.max_attempts::text,
-                                   coalesce(r.max_attempts between 1 and 32767, true), 'It goes from 1 to 32767.');
     perform tallybook._check_options(r.order_key, r.expires_at, r.options::jsonb, r.run_at);
-    perform tallybook._refuse(r.on_parent not in ('completed', 'any'),
-              format('on_parent %s is unknown', to_json(r.on_parent)), 'It is one of completed, any.');
-    perform tallybook._refuse(octet_length(r.failed_as) not between 1 and 200, 'failed_as has 1 to 200 bytes');
+    if r.max_attempts not between 1 and 32767 or r.on_parent not in ('completed', 'any')
+       or octet_length(r.failed_as) not between 1 and 200 then
+      perform tallybook._check_range('max_attempts', r.max_attempts::text,
+                                     coalesce(r.max_attempts between 1 and 32767, true), 'It goes from 1 to 32767.');
+      perform tallybook._refuse(r.on_parent not in ('completed', 'any'),
+                format('on_parent %s is unknown', to_json(r.on_parent)), 'It is one of completed, any.');
+      perform tallybook._refuse(octet_length(r.failed_as) not between 1 and 200, 'failed_as has 1 to 200 bytes');
+    end if;
     v_after := array(select coalesce(j.id, p.id) from unnest(r.after::bigint[]) with ordinality p(id, at)
                        left join unnest(job_ids) with ordinality j(id, n) on j.n = -p.id order by p.at);
     v_known := array(select p.id from unnest(r.after::bigint[]) p(id) where p.id > 0);

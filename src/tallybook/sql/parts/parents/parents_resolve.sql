@@ -86,6 +86,7 @@ begin
     released := released + tallybook._release_children(v_children, at);
     cancelled := cancelled + cardinality(v_cancelled);
 
+    exit when v_cancelled = '{}';
     -- What was cancelled here has ended, and others may wait for it in turn.
     parents := array(select i from unnest(v_cancelled) i
                       where exists (select from tallybook.parent p where p.parent_id = i and p.ended_as is null));
