@@ -26,30 +26,26 @@ begin
   -- caller's own changes, which it sees: they are taken off again, since the caller may go on.
   with open as materialized (
     select c.* from tallybook._recounted_open() c
-  ), ended as materialized (
-    select e.lane_id, e.task, replace(o.state::text, 'dead', 'died') as what, count(*) as n, sum(e.attempt) as attempts
-      from tallybook.outcome o
-      join tallybook.entry e on e.retention = o.retention and e.xid = o.entry_xid and e.seq = o.entry_seq
-     group by e.lane_id, e.task, o.state
-  ), before as materialized (
-    select s.lane_id, s.task, s.what::text as what, sum(s.n) as n, sum(s.attempts) as attempts,
-           max(s.last_at) as last_at
-      from (select * from tallybook._folded_sums()
-            -- events that came along from another cluster, counted there after its last fold: no ledger has them
-            union all
-            select t.lane_id, t.task, t.what, t.n, t.attempts, f.folded_at from tallybook.tally t
-             where t.what = 'event' and (t.xid >= f.hi or t.xid = any (f.holes))) s
-                   where s.what not in ('opened', 'scheduled', 'retrying', 'waiting', 'dead', 'unclaimed')
-     group by s.lane_id, s.task, s.what
   ), ends as materialized (
-    select coalesce(e.lane_id, b.lane_id) as lane_id, coalesce(e.task, b.task) as task,
-           coalesce(e.what, b.what) as what, b.last_at,
-           case when b.what = 'event' then b.n when p.pruned then greatest(coalesce(e.n, 0), coalesce(b.n, 0))
-                else coalesce(e.n, 0) end as n,
-           case when p.pruned then greatest(coalesce(e.attempts, 0), coalesce(b.attempts, 0))
-                else coalesce(e.attempts, 0) end as attempts
-      from ended e full join before b on b.lane_id = e.lane_id and b.task = e.task and b.what = e.what
+    select x.lane_id, x.task, x.what, max(x.last_at) as last_at,
+           case when x.what = 'event' then sum(x.before) when p.pruned then greatest(sum(x.n), sum(x.before))
+                else sum(x.n) end as n,
+           case when p.pruned then greatest(sum(x.attempts), sum(x.attempts_before))
+                else sum(x.attempts) end as attempts
+      from (select e.lane_id, e.task, replace(o.state::text, 'dead', 'died') as what, count(*) as n,
+                   sum(e.attempt) as attempts, 0 as before, 0 as attempts_before, null::timestamptz as last_at
+              from tallybook.outcome o
+              join tallybook.entry e on e.retention = o.retention and e.xid = o.entry_xid and e.seq = o.entry_seq
+             group by e.lane_id, e.task, o.state
+            union all
+            select s.lane_id, s.task, s.what::text, 0, 0, s.n, s.attempts, s.last_at from tallybook._folded_sums() s
+             where s.what not in ('opened', 'scheduled', 'retrying', 'waiting', 'dead', 'unclaimed')
+            union all
+            -- events that came along from another cluster, counted there after its last fold: no ledger has them
+            select t.lane_id, t.task, t.what::text, 0, 0, t.n, t.attempts, f.folded_at from tallybook.tally t
+             where t.what = 'event' and (t.xid >= f.hi or t.xid = any (f.holes))) x
      cross join (select exists (select from tallybook.pruned) as pruned) p
+     group by x.lane_id, x.task, x.what, p.pruned
   ), sums as materialized (
     select c.lane_id, c.task, case when c.what in ('available', 'running') then 'opened'
            else c.what end as what, c.n, c.attempts,

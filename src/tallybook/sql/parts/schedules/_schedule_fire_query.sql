@@ -16,13 +16,13 @@ create or replace function tallybook._schedule_fire_query(p_plan jsonb, p_at tim
   out carried boolean, out jobs bigint, out fired int, out failed int, out reason text)
 language plpgsql as $$
 declare
-  p record; v_tick timestamptz; v_jobs bigint; v_missed int;
+  p tallybook._plan := jsonb_populate_record(null::tallybook._plan, p_plan);
+  v_tick timestamptz; v_jobs bigint; v_missed int;
 begin
   perform tallybook._read_committed('a schedule is fired in READ COMMITTED');
   jobs := 0; fired := 0; failed := 0;
   select b.carried, b.missed into carried, v_missed from tallybook._schedule_query_begin(p_plan, p_at) b;
   if not carried then return; end if;
-  select x.* into p from jsonb_to_record(p_plan) x(name text, late timestamptz[], ticks timestamptz[]);
   for v_tick in select k from unnest(p.late || p.ticks) k order by k loop
     continue when not tallybook._schedule_query_tick(p.name, v_tick, v_tick = any (p.late), p_at);
     begin

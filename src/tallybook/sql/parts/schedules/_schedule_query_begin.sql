@@ -7,13 +7,9 @@ create or replace function tallybook._schedule_query_begin(p_plan jsonb, p_at ti
   out missed int)
 language plpgsql as $$
 declare
-  p record;
+  p tallybook._plan := jsonb_populate_record(null::tallybook._plan, p_plan);
 begin
-  carried := false; missed := 0;
-  select x.* into p from jsonb_to_record(p_plan)
-    x(name text, revision xid8, tick timestamptz, ticks timestamptz[], missed_from timestamptz, missed_ticks int,
-      now boolean);
-  p.now := coalesce(p.now, false);
+  carried := false; missed := 0; p.now := coalesce(p.now, false);
   if not tallybook._schedule_query_ours(p.name) then
     if p.now then
       insert into tallybook.fire (schedule, tick, fired_at, what, reason) select p.name, k, p_at, 'skipped', 'overlap'
@@ -70,9 +66,9 @@ language sql as $$
          missed_count = s.missed_count + p_missed
    where s.name = p_plan ->> 'name';
   update tallybook.schedule s set tick = p.next, due_at = p.due, problem = p.problem
-    from jsonb_to_record(p_plan) p(revision xid8, tick timestamptz, next timestamptz, due timestamptz, problem text)
-   where s.name = p_plan ->> 'name' and s.revision = p.revision and s.tick is not distinct from p.tick
-     and s.paused_at is null and (p_plan ->> 'now')::boolean is not true
+    from jsonb_populate_record(null::tallybook._plan, p_plan) p
+   where s.name = p.name and s.revision = p.revision and s.tick is not distinct from p.tick and s.paused_at is null
+     and p.now is not true
 $$;
 
 -- _schedule_of(name): its row, for who runs its query.

@@ -14,18 +14,16 @@ as $$
 declare
   v_idle boolean;
 begin
-  select extract(epoch from v.every), coalesce(v.last_run_at < p_at - 2 * v.every, true) into _schedules_look.every,
-         v_idle
-    from tallybook.service v where v.name = 'schedules';
-  select greatest(0, extract(epoch from s.due_at - p_at)) into due_in
-    from tallybook.schedule s
-   where s.due_at is not null and s.query is null and s.due_at >= coalesce(p_after, '-infinity') order by s.due_at
-         limit 1;
-  queries_due := exists (select from tallybook.schedule s where s.due_at is not null and s.query is not null
-                         and s.due_at <= p_at);
-  select extract(epoch from s.due_at - p_at) into queries_in
-    from tallybook.schedule s
-   where s.due_at is not null and s.query is not null and s.due_at > p_at order by s.due_at limit 1;
+  select extract(epoch from v.every), coalesce(v.last_run_at < p_at - 2 * v.every, true),
+         (select greatest(0, extract(epoch from s.due_at - p_at)) from tallybook.schedule s
+           where s.due_at is not null and s.query is null and s.due_at >= coalesce(p_after, '-infinity')
+           order by s.due_at limit 1),
+         exists (select from tallybook.schedule s
+                  where s.due_at is not null and s.query is not null and s.due_at <= p_at),
+         (select extract(epoch from s.due_at - p_at) from tallybook.schedule s
+           where s.due_at is not null and s.query is not null and s.due_at > p_at order by s.due_at limit 1)
+    into _schedules_look.every, v_idle, due_in, queries_due, queries_in
+    from (select) one left join tallybook.service v on v.name = 'schedules';
   if v_idle and due_in > 0 is not false then perform tallybook._service_ran('schedules', p_at, 0); end if;
 end $$;
 

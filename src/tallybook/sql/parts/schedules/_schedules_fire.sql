@@ -65,10 +65,7 @@ begin
   for d in
     with s as materialized (
       -- in_line: one that catches up with missed ticks puts in several at once, which run one after the other.
-      select p.name, p.late, p.ticks, p.missed_from, p.missed_ticks, p.next, p.due, p.problem, k.overlap, k.in_line,
-             k.live, k.line
-        from jsonb_to_recordset(p_plans) p(name text, late timestamptz[], ticks timestamptz[], missed_from timestamptz,
-                                           missed_ticks int, next timestamptz, due timestamptz, problem text),
+      select p.*, k.* from jsonb_populate_recordset(null::tallybook._plan, p_plans) p,
              lateral (select s.overlap, not s.overlap and s.missed = 'all' as in_line, s.line,
                              not s.overlap and (tallybook._job_open(s.last_job_id)
                                                 or exists (select from unnest(s.line) j
@@ -87,8 +84,8 @@ begin
     ), f as (
       insert into tallybook.fire (schedule, tick, fired_at, what, reason, job_id, jobs)
       select o.name, o.tick, p_at, o.what, case when o.what = 'skipped' then 'overlap' when o.late then 'late' end,
-             case when o.what = 'enqueued' then nextval('tallybook.job_id') end, case when o.what = 'enqueued'
-                  then 1 end
+             case when o.what = 'enqueued' then nextval('tallybook.job_id') end,
+             case when o.what = 'enqueued' then 1 end
         from (select t.* from t order by t.tick, t.name) o
       on conflict do nothing
       returning fire.schedule, fire.tick, fire.what, fire.job_id
@@ -102,10 +99,9 @@ begin
       select k.put
         from f, lateral (
           select tallybook._put(f.job_id, s.queue, s.task, s.args, null, s.priority, null, s.max_attempts, s.headers,
-                                p_at,
-                                case when not s.overlap and s.missed = 'all' then 'schedule:' || s.name end, null,
-                                coalesce(s.options, '{}') || jsonb_build_object('schedule', s.name, 'tick',
-                                    f.tick)) as put
+                                p_at, case when not s.overlap and s.missed = 'all' then 'schedule:' || s.name end, null,
+                                coalesce(s.options, '{}')
+                                  || jsonb_build_object('schedule', s.name, 'tick', f.tick)) as put
             from tallybook.schedule s where s.name = f.schedule limit 1) k
        where f.what = 'enqueued'
     )
@@ -136,8 +132,7 @@ end $$;
 create or replace function tallybook._schedule_failed(p_plan jsonb, p_reason text, p_at timestamptz) returns void
 language sql as $$
   with p as (
-    select x.* from jsonb_to_record(p_plan) x(name text, late timestamptz[], ticks timestamptz[], next timestamptz,
-                                              due timestamptz)
+    select x.* from jsonb_populate_record(null::tallybook._plan, p_plan) x
   ), f as (
     insert into tallybook.fire (schedule, tick, fired_at, what, reason)
     select p.name, k, p_at, 'failed', left(p_reason, 2000) from p, unnest(p.late || p.ticks) k order by k

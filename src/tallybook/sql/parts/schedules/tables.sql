@@ -79,4 +79,8 @@ comment on column tallybook.fire.jobs is 'How many jobs were put in: of a query-
 comment on column tallybook.fire.ticks is
   'Of missed ones: how many this row stands for, from its tick on. 1000 is 1000 or more.';
 
+-- What a worker has computed for a schedule that is due: see _schedules_fire.
+create type tallybook._plan as (name text, revision xid8, tick timestamptz, late timestamptz[], ticks timestamptz[],
+  missed_from timestamptz, missed_ticks int, next timestamptz, due timestamptz, problem text, now boolean);
+
 insert into tallybook.service (name, every) values ('schedules', '5 s');

@@ -6,13 +6,13 @@ language plpgsql immutable as $$
 declare
   v_n int := cardinality(p_subjects);
 begin
-  perform tallybook._check_name('queue', p_queue, 64), tallybook._check_name('task name', p_task, 200);
+  perform tallybook._check_name('queue', p_queue, 64), tallybook._check_name('task name', p_task, 200),
+          tallybook._refuse(p_max_attempts not between 1 and 32767,
+                            format('max_attempts %s is out of range', p_max_attempts), 'It goes from 1 to 32767.');
   if v_n is null or cardinality(p_args) is distinct from v_n or cardinality(p_run_ats) <> v_n
      or cardinality(p_priorities) <> v_n or cardinality(p_headers) <> v_n or cardinality(p_options) <> v_n then
     perform tallybook._refuse(true, 'the arrays of subjects have different lengths');
   end if;
-  perform tallybook._refuse(true, format('max_attempts %s is out of range', p_max_attempts), 'It goes from 1 to 32767.')
-    where p_max_attempts not between 1 and 32767;
   perform tallybook._refuse(true, format('a subject has 1 to 512 bytes, number %s has %s', f.n,
                                          coalesce(octet_length(f.subject), 0)))
      from unnest(p_subjects) with ordinality f(subject, n)
