@@ -26,7 +26,10 @@ begin
   for v_tick in select k from unnest(p.late || p.ticks) k order by k loop
     continue when not tallybook._schedule_query_tick(p.name, v_tick, v_tick = any (p.late), p_at);
     begin
-      v_jobs := tallybook._fire_query(p.name, v_tick, p_at);
+      select e.created into v_jobs
+        from tallybook._schedule_of(p.name) s, lateral tallybook.enqueue_from(s.query, s.queue, s.task, s.priority,
+               s.max_attempts, s.headers,
+               coalesce(s.options, '{}') || jsonb_build_object('schedule', s.name, 'tick', v_tick), p_at) e;
       perform tallybook._schedule_query_ended(p.name, v_tick, v_jobs, null);
       jobs := jobs + v_jobs; fired := fired + 1;
     exception when others then
@@ -38,15 +41,6 @@ begin
   end loop;
   perform tallybook._schedule_query_over(p_plan, fired, failed, v_missed);
 end $$;
-
--- _fire_query(name, tick, at): put in what the query of a schedule yields now. Returns how many jobs.
--- rights: worker, as the caller
-create or replace function tallybook._fire_query(p_name text, p_tick timestamptz, p_at timestamptz) returns bigint
-language sql as $$
-  select e.created from tallybook._schedule_of(p_name) s, lateral tallybook.enqueue_from(s.query, s.queue, s.task,
-    s.priority, s.max_attempts, s.headers,
-    coalesce(s.options, '{}') || jsonb_build_object('schedule', s.name, 'tick', p_tick), p_at) e
-$$;
 
 -- _schedule_query_failed(plan, reason, at): puts on record that a query-driven schedule could not be fired, where that
 -- took the transaction along: its time was up, somebody cancelled it, it met the same contention again and again.

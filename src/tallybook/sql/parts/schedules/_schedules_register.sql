@@ -12,7 +12,7 @@ create or replace function tallybook._schedules_register(p_app text, p_schedules
 returns table (schedule_name text, what text, detail text)
 language plpgsql as $$
 declare
-  v record; d tallybook.schedule; k tallybook.schedule;
+  v record; d tallybook.schedule;
 begin
   -- In the order of the names, what leaves and what comes: two workers of two releases that start at once cannot
   -- deadlock.
@@ -37,11 +37,10 @@ begin
              '{"queue": "default", "args": {}, "priority": 2, "tz": "UTC", "jitter": "0", "missed": "once", '
              '"catch_up": 100, "overlap": false}'
              || v.def || jsonb_build_object('source', 'code', 'app', p_app));
-      select s.* into k from tallybook.schedule s where s.name = v.name;
-      if found and k.source = 'code' and k.app = p_app and tallybook._same_schedule(k, d)
-         and (k.cron, k.every, k.tz, k.query) is not distinct from (d.cron, d.every, d.tz, d.query) then
-        continue;
-      end if;
+      continue when exists (
+        select from tallybook.schedule s where s.name = v.name and s.source = 'code' and s.app = p_app
+           and tallybook._same_schedule(s, d)
+           and (s.cron, s.every, s.tz, s.query) is not distinct from (d.cron, d.every, d.tz, d.query));
       what := tallybook._schedule_set(d, p_at, false);
       if what = 'taken' then select s.app into detail from tallybook.schedule s where s.name = v.name; end if;
     exception when sqlstate 'TB005' or data_exception or integrity_constraint_violation then

@@ -3,8 +3,7 @@
 -- One that is declared in code comes back when a worker of that app starts. Writes schedule.
 -- rights: operator
 create or replace function tallybook.schedule_drop(name text) returns boolean
-language plpgsql as $$
-begin
-  delete from tallybook.schedule s where s.name = schedule_drop.name;
-  return found;
-end $$;
+language sql as $$
+  with gone as (delete from tallybook.schedule s where s.name = schedule_drop.name returning 1)
+  select exists (select from gone)
+$$;
