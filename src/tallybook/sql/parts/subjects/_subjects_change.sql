@@ -12,40 +12,38 @@ begin
                            p_lanes) with ordinality
                       u(job, kind, args, run_at, priority, headers, options, lane, n) where u.kind = 'p'
   ), old as materialized (
-    select q.*, s.* from (select w.job, w.n from want w order by w.job) q(wanted, place), lateral (
-      select x.* from tallybook.scheduled x where x.job_id = q.wanted limit 1 for update) s
+    select q.place, s.was from (select w.job, w.n from want w order by w.job) q(wanted, place), lateral (
+      select x as was from tallybook.scheduled x where x.job_id = q.wanted limit 1 for update) s
   ), new as materialized (
-    select c.*, (c.old_args, c.old_run_at, c.old_lane, c.old_options) is distinct
-           from (c.args, c.run_at, c.lane_id, c.options)
-             or c.old_max is distinct from c.max_attempts as changed
-      from (select q.n, o.job_id, o.enqueued_at, o.attempt, o.failures, o.crashes, o.task,
-                   q.args::jsonb as args, o.args as old_args, coalesce(q.run_at, o.run_at) as run_at,
-                   o.run_at as old_run_at, coalesce(q.headers::jsonb, o.headers) as headers,
-                   coalesce(p_max_attempts, o.max_attempts)::smallint as max_attempts, o.max_attempts as old_max,
-                   case when q.options is null then o.options - 'version'  -- that of the args, which is the first
-                        else q.options::jsonb || jsonb_build_object('subject', o.options -> 'subject') end as options,
-                   o.options as old_options,
-                   o.lane_id as old_lane,
-                   case when l.queue = p_queue and l.priority = coalesce(q.priority, l.priority) then o.lane_id
+    select c.*, ((c.was).args, (c.was).run_at, (c.was).lane_id, (c.was).options, (c.was).max_attempts)
+                is distinct from (c.args, c.run_at, c.lane_id, c.options, c.max_attempts) as changed
+      from (select q.n, o.was, q.args::jsonb as args, coalesce(q.run_at, (o.was).run_at) as run_at,
+                   coalesce(q.headers::jsonb, (o.was).headers) as headers,
+                   coalesce(p_max_attempts, (o.was).max_attempts)::smallint as max_attempts,
+                   case when q.options is null then (o.was).options - 'version'  -- that of the args: the first
+                        else q.options::jsonb || jsonb_build_object('subject', (o.was).options -> 'subject')
+                   end as options,
+                   case when l.queue = p_queue and l.priority = coalesce(q.priority, l.priority) then l.lane_id
                         when q.priority is not null then q.lane
                         else (select x.lane_id from tallybook._lane(p_queue, l.priority, '') x) end as lane_id
               from old o join want q on q.n = o.place, lateral (
-                   select k.queue, k.priority from tallybook.lane k where k.lane_id = o.lane_id limit 1) l) c
+                   select k.lane_id, k.queue, k.priority from tallybook.lane k
+                    where k.lane_id = (o.was).lane_id limit 1) l) c
   ), done as (
     -- They are there, and locked: this finds each by its key. An update that is joined to them could read the whole
     -- of scheduled instead, for a planner that takes it for empty.
     insert into tallybook.scheduled as s (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes,
                                           max_attempts, task, args, headers, options)
-    select x.job_id, x.run_at, x.enqueued_at, x.lane_id, x.attempt, x.failures, x.crashes, x.max_attempts, x.task,
-           x.args, x.headers, x.options
-      from new x where x.changed order by x.job_id
+    select (x.was).job_id, x.run_at, (x.was).enqueued_at, x.lane_id, (x.was).attempt, (x.was).failures,
+           (x.was).crashes, x.max_attempts, (x.was).task, x.args, x.headers, x.options
+      from new x where x.changed order by (x.was).job_id
     on conflict on constraint scheduled_pkey do update
       set args = excluded.args, run_at = excluded.run_at, lane_id = excluded.lane_id,
           max_attempts = excluded.max_attempts, options = excluded.options, headers = excluded.headers)
   select array_agg(case when x.n is null then u.kind else 'd' end order by u.n),
          array_agg(case when x.n is null then u.report when x.changed then 'updated' else 'unchanged' end
                    order by u.n),
-         array_agg(coalesce(x.old_run_at, u.old) order by u.n), array_agg(coalesce(x.run_at, u.new) order by u.n),
+         array_agg(coalesce((x.was).run_at, u.old) order by u.n), array_agg(coalesce(x.run_at, u.new) order by u.n),
          coalesce(bool_or(x.changed and x.run_at < p_at + interval '10 s'), false)
     into kinds, reports, olds, news, soon
     from unnest(kinds, reports, olds, news) with ordinality u(kind, report, old, new, n)
