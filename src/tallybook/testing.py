@@ -262,9 +262,10 @@ def travel(conn: psycopg.Connection[Any] | str, by: timedelta) -> int:
     that a job in line was pushed to, the expires_at of jobs that have not ended, the next tick of schedules that a worker
     (or a drain) has registered, and where rate limits and breakers stand: their calls and failures were so much earlier.
     After travel(..., timedelta(hours=1)) what was due in an hour is due now, in the same order as before; a schedule is
-    due once, however many of its ticks lie in that time, and its tick is now (if its jitter reaches back to a tick of its own,
-    it is due when that tick is); a rate limit has let nothing through in that hour. Nothing runs by that alone: `drain` does it, or within seconds a worker. `conn` is a psycopg connection, in whose
-    transaction it happens, or a DSN. InvalidArgument for a negative time.
+    due once, however many of its ticks lie in that time, and its tick is now (where its jitter reaches back to a tick of its
+    own, it is due when that tick is); a rate limit has let nothing through in that hour. Nothing runs by that alone: `drain`
+    does it, or within seconds a worker. `conn` is a psycopg connection, in whose transaction it happens, or a DSN.
+    InvalidArgument for a negative time.
 
         travel(tallybook_dsn, timedelta(hours=1))
     """
