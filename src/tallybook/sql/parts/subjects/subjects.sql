@@ -70,7 +70,6 @@ begin
       exit when v_n = max_subjects or v_left <= 0;
     end loop;
     if v_n = max_subjects or v_left <= 0 then
-      task_name := null; subject := null; job_id := null; queue_name := null; state := null;
       cursor := case when v_stopped then json_build_array(v_task, v_name, v_when)
         else json_build_array(v_task, v_name) end;
       return next;
