@@ -21,7 +21,7 @@ from tallybook._app.jobs import Dead, Jobs, checked_reason, job_id
 from tallybook._app.limits import ConcurrencyLimits, RateLimits
 from tallybook._app.queues import Queues
 from tallybook._app.results import patience, wait
-from tallybook._app.schedules import Declared, Schedules, declared_task, scheduled_job
+from tallybook._app.schedules import InCode, Schedules, declared_task, scheduled_job
 from tallybook._app.subjects import Subjects
 from tallybook._db import calls, fan_out, schedules
 from tallybook._db.declared import Call
@@ -114,7 +114,7 @@ class App(Source):
         """The concurrency limits that its code declares."""
         self._breaker_rules: dict[str, BreakerRule] = {}
         """The circuit breakers that its code declares."""
-        self._declared: dict[str, Declared] = {}
+        self._declared: dict[str, InCode] = {}
         """The schedules that its code declares."""
         self.audit = Audit(self)
         self.breakers = Breakers(self)
@@ -443,9 +443,9 @@ class App(Source):
             cron=cron, every=every, tz=tz, jitter=jitter, missed=missed, catch_up=catch_up, overlap=overlap
         )
         described(name, job)
-        self._declare_schedule(name, Declared(timing, lambda: job, query))
+        self._declare_schedule(name, InCode(timing, lambda: job, query))
 
-    def _declare_schedule(self, name: str, declared: Declared) -> None:
+    def _declare_schedule(self, name: str, declared: InCode) -> None:
         check_name("schedule", name, 200)
         if name in self._declared:
             raise ConfigError("schedule", name, "declared twice", hint="Give one of them another name")

@@ -18,11 +18,11 @@ from tallybook._model.schedule import Timing, check_query, described
 from tallybook._task import BoundTask, Task
 from tallybook.errors import ConfigError, InvalidArgument, SignatureError
 
-__all__ = ["Declared", "Schedules", "declared_task", "preview", "scheduled_job"]
+__all__ = ["InCode", "Schedules", "declared_task", "preview", "scheduled_job"]
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class InCode:
     """A schedule that code declares; its job is described when a worker starts, since that reads annotations."""
 
     timing: Timing
@@ -97,7 +97,7 @@ def _next(name: str, n: int) -> Steps[list[datetime]]:
     return preview(found, now, n)
 
 
-def declared_task(task: Task[..., Any], timing: Timing) -> Declared:
+def declared_task(task: Task[..., Any], timing: Timing) -> InCode:
     """The schedule of `@app.task(schedule=...)`."""
 
     def job() -> JobCall:
@@ -108,7 +108,7 @@ def declared_task(task: Task[..., Any], timing: Timing) -> Declared:
             reason = f"its job would have no args, and {error.reason}"
             raise ConfigError(f"schedule of task {task.name!r}", timing.cron, reason, hint=hint) from None
 
-    return Declared(timing, job)
+    return InCode(timing, job)
 
 
 def scheduled_job(job: JobCall | Task[..., Any] | BoundTask[..., Any], query: str | None) -> JobCall:
