@@ -113,10 +113,10 @@ def test_a_wrong_declaration_is_found(db: Connection, signature: str, problem: s
 
 
 def test_a_declaration_that_is_none_is_refused() -> None:
-    """A text that is no signature raises where it is used, and so does a value without a parameter."""
+    """A text that is no signature raises where it is used, and so do values that are not its parameters'."""
     with pytest.raises(ValueError, match="declares no function"):
         _ = Declared("cancel").sql
-    with pytest.raises(TypeError, match="cancel has no job"):
+    with pytest.raises(TypeError, match="cancel takes job_id, not job"):
         Declared("cancel(job_id bigint) -> text").call(str, job=1)
 
 
@@ -133,7 +133,7 @@ def test_each_dialect() -> None:
         "select * from tallybook.f(a => $1::text, b => $2::int, c => coalesce($3::timestamptz, now() + $4::interval), d => true)"
     )
     assert one.called("order").startswith("tallybook.f(a => %s::text, b => %s::int, ")
-    assert one.call(int, a="x", b=2, e=None).params == {"a": "x", "b": "2", "c": None, "e": None}
+    assert one.call(int, a="x", b=2, c=None, e=None).params == {"a": "x", "b": "2", "c": None, "e": None}
     assert Declared("g(a text[]) -> rows (b int) order by r.b").sql == (
         "select cast(coalesce(json_agg(r order by r.b), '[]') as text)"
         " from tallybook.g(a => cast(cast(%(a)s as text) as text[])) as r"

@@ -2,7 +2,7 @@
 
 CANCEL = Declared("cancel(job_id bigint, reason text) -> text")
 
-`CANCEL.call(str, job_id=42)` is what a program does, a pure value: `Call(verb, sql, params, row)`. sync.py and aio.py
+`CANCEL.call(str, job_id=42, reason=None)` is what a program does, a pure value: `Call(verb, sql, params, row)`. sync.py and aio.py
 run it on the user's own connection, on every driver, whatever its settings are. Therefore:
 
 - Every parameter is text or null, cast twice (`cast(cast(%(id)s as text) as bigint)`): the driver is told that it
@@ -114,10 +114,10 @@ class Declared:
         return dict.fromkeys(rendered(self.sql, "dollar")[1])
 
     def call(self, row: Callable[[Any], T], /, **values: Value) -> Call[T]:
-        """With these values; one that is not given is null."""
-        params = {**self.nulls, **{name: _text(value) for name, value in values.items()}}
-        if len(params) != len(self.nulls):
-            raise TypeError(f"{self.name} has no {', '.join(params.keys() - self.nulls.keys())}")
+        """With a value for each parameter: none is left to its default by mistake."""
+        params = {name: _text(value) for name, value in values.items()}
+        if params.keys() != self.nulls.keys():
+            raise TypeError(f"{self.name} takes {', '.join(self.nulls)}, not {', '.join(params)}")
         return Call(self._verb or self.name.removeprefix("_"), self.sql, params, row, self._unknown)
 
     def called(self, dialect: str = "text", **instead: str) -> str:

@@ -52,7 +52,7 @@ def atomic_cancelled(attempt: Attempt, reason: str | None) -> Call[str]:
 
 def atomic_dead(attempt: Attempt, error: str) -> Call[str]:
     """Give the job up, with an error as JSON text: dead, refused or left."""
-    return atomic(FAIL, attempt, error=error, final="true")
+    return atomic(FAIL, attempt, error=error, retry_in=None, max_attempts=None, final=True)
 
 
 def atomic_fail(

@@ -36,9 +36,9 @@ class SubjectEnd:
         return VERBS[self.verb].worker
 
     @property
-    def values(self) -> tuple[str | None, ...]:
-        """Of the parameters that follow."""
-        return tuple(map(self.given.get, list(VERBS[self.verb].params)[3:]))
+    def values(self) -> dict[str, str | None]:
+        """Of the parameters that follow, in order."""
+        return {name: self.given.get(name) for name in list(VERBS[self.verb].params)[3:]}
 
     @property
     def state(self) -> str:
@@ -54,11 +54,11 @@ class SubjectEnd:
 
     def call(self, attempt: tuple[str, int, int]) -> Call[str]:
         """For a transaction of the handler's own, on any driver."""
-        return VERBS[self.verb].call(str, **named(attempt), **self.given)
+        return VERBS[self.verb].call(str, **named(attempt), **self.values)
 
     def atomic(self, attempt: tuple[str, int, int]) -> Call[str]:
         """For the transaction of an atomic task; "left" where the handler has left it."""
-        return atomic(VERBS[self.verb], attempt, **self.given)
+        return atomic(VERBS[self.verb], attempt, **self.values)
 
 
 def subject_end(outcome: SubjectOutcome, args: str | None, version: int) -> SubjectEnd:

@@ -101,7 +101,7 @@ class Finisher:
 
     def iterated(self, running: Running, end: SubjectEnd) -> None:
         """An iteration of a subject is over."""
-        self._end(running, end.verb, end.sql, end.values, end.wake_in)
+        self._end(running, end.verb, end.sql, tuple(end.values.values()), end.wake_in)
 
     def move(self, running: Running) -> None:
         """Put aside: this worker does not know the task."""
