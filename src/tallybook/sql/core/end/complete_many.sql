@@ -42,9 +42,9 @@ end $$;
 -- _complete_held(leases, job_ids, attempts, at): write the outcomes of those that their leases hold, and what that was
 -- into tally.
 --
--- Each claim of which many end is read in one go, into arrays, and one INSERT writes all: a join that carries the rows
--- along takes longer, and what this saves pays for the counting. All others are looked up by _lease_entries. n: how
--- many; those of them that have order keys, with these.
+-- A claim of which many end, or one job alone, is read in one go, into arrays, and one INSERT writes all: a join that
+-- carries the rows along takes longer, and what this saves pays for the counting. All others are looked up by
+-- _lease_entries, which takes a job alone 35 us more. n: how many; those of them that have order keys, with these.
 -- Raises unique_violation where one has ended already. Reads claim, entry; writes outcome, tally.
 create or replace function tallybook._complete_held(p_leases uuid[], p_job_ids bigint[], p_attempts int[],
   p_at timestamptz, out n bigint, out ordered bigint[], out keys text[])
@@ -60,7 +60,8 @@ begin
                select k.lane_id, k.retention, k.claimed_at, k.from_xid, k.from_seq, k.pos_xid, k.pos_seq, k.one_xid,
                       k.jobs, k.holes, k.closed, k.skipped
                  from tallybook.claim k where k.lease = d.lease limit 1) k on true loop
-    if c.n < 8 or c.jobs is null or c.n * 8 < c.jobs or c.one_xid is not null or c.closed <> '{}' then
+    if c.n < 8 and (c.n > 1 or c.others) or c.jobs is null or c.n * 8 < c.jobs
+       or c.one_xid is not null or c.closed <> '{}' then
       v_few := v_few || c.lease;
       continue;
     end if;
