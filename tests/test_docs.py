@@ -412,10 +412,8 @@ def test_the_reasons_of_the_why_page_are_those_of_the_functions() -> None:
     listed = set(words(table(text("docs/why.md"), "reason")))
     folder = ROOT / "src/tallybook/sql/read/why"
     source = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*.sql"))
-    given = (
-        {"should_start"}
-        | set(re.findall(r"reason := '(\w+)'", source))
-        | set(re.findall(r"(?:::text, |then |else |select )'([a-z]+_[a-z]+)'", source))
+    given = set(re.findall(r"select (?:v_state, )?'(\w+)'", source)) | set(
+        re.findall(r"(?:then|else) '([a-z]+_[a-z]+)'", source)
     )
     assert listed == given
 

@@ -131,7 +131,7 @@ begin
               left join lateral (select x.claimed_at, x.worker_id
                                  from tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq) x
                                   where x.lease is not null) c on true) t
-  ), now as materialized (select n.* from tallybook._whereabouts(p_job_id) n where n.place is not null)
+  ), now as materialized (select n.* from tallybook._job_place(p_job_id) n)
   -- Put in: as the oldest record has it.
   select f.enqueued_at, p_job_id, f.queue, f.task, 1, 0, 'enqueued', null::text, jsonb_build_object('args', f.args),
          null::jsonb

@@ -1,62 +1,56 @@
--- _why_behind(...): how many jobs go before one that stands in line, and whether its line is one that nobody walks. For
--- why; part of its answer.
+-- _why_behind(place): how many jobs go before one that stands in line, and whether its line is one that nobody walks.
+-- For why; part of its answer.
 --
 -- Counted from the lane's cursor on, as a claim would take them (see _take): former holes first, then the window, then
 -- what comes after. Cancelled ones count as well. Reads lane, claim, entry, installation.
-create or replace function tallybook._why_behind(p_queue text, p_priority int, p_lane_id int, p_retention "char",
-  p_retired boolean, p_xid xid8, p_seq bigint, p_at timestamptz, out reason text, out explanation text,
-  out details jsonb, out place int) returns setof record
+create or replace function tallybook._why_behind(w record, out reason text, out explanation text, out details jsonb,
+  out place int) returns setof record
 language plpgsql stable
 -- profile: nested
 as $$
 declare
-  c_most constant int := 10000; c record; l record; v_own bigint; v_lower bigint := 0;
+  c record; l record; v_own bigint; v_lower bigint := 0;
 begin
-  if p_retired or tallybook._is_foreign_cluster(false) then
-    place := 0; reason := 'not_rebased'; details := '{}';
-    explanation := 'The database has moved to another cluster, and this job is not brought over yet: a worker does '
-                   'that as it starts, and every few seconds.';
-    return next;
+  if w.retired or tallybook._is_foreign_cluster(false) then
+    return query
+    select 'not_rebased', 'The database has moved to another cluster, and this job is not brought over yet: a worker '
+                          'does that as it starts, and every few seconds.', '{}'::jsonb, 0;
     return;
   end if;
-  if p_xid = pg_current_xact_id_if_assigned() then
-    place := 1; reason := 'uncommitted'; details := '{}'; explanation :=
-      'This very transaction has put it in line, and has not committed.';
-    return next;
+  if w.xid = pg_current_xact_id_if_assigned() then
+    return query
+    select 'uncommitted', 'This very transaction has put it in line, and has not committed.', '{}'::jsonb, 1;
     return;
   end if;
   select h.lo, h.hi, h.holes, h.closed, h.pos_xid, h.pos_seq into c
-    from tallybook.claim h where h.lane_id = p_lane_id and h.retention = p_retention order by h.number desc limit 1;
+    from tallybook.claim h where h.lane_id = w.lane_id and h.retention = w.retention order by h.number desc limit 1;
   if not found then
-    select x.born, x.born, x.born into c.lo, c.hi, c.pos_xid from tallybook.lane x where x.lane_id = p_lane_id;
-    c.pos_seq := 0; c.holes := '{}'; c.closed := '{}';
+    select x.born as lo, x.born as hi, '{}'::xid8[] as holes, '{}'::xid8[] as closed, x.born as pos_xid,
+           0::bigint as pos_seq into c from tallybook.lane x where x.lane_id = w.lane_id;
   end if;
-  v_own := tallybook._before(p_lane_id, p_retention, c.lo, c.hi, c.holes, c.closed, c.pos_xid, c.pos_seq, p_xid, p_seq,
-                             c_most);
-  if p_xid = any (c.holes) then
-    place := 2; reason := 'late_commit'; details := jsonb_build_object('transaction', p_xid::text, 'before', v_own);
-    explanation := format('Its transaction committed after its line had moved on: it is taken with the next part of '
-                          'it, after %s.', tallybook._others(v_own, c_most));
-    return next;
+  v_own := tallybook._before(w.lane_id, w.retention, c.lo, c.hi, c.holes, c.closed, c.pos_xid, c.pos_seq, w.xid, w.seq,
+                             10000);
+  if w.xid = any (c.holes) then
+    return query
+    select 'late_commit', format('Its transaction committed after its line had moved on: it is taken with the next '
+                                 'part of it, after %s.', tallybook._others(v_own)),
+           jsonb_build_object('transaction', w.xid::text, 'before', v_own), 2;
     return;
   end if;
   for l in select x.lane_id, x.retention, x.born from tallybook.lane x
-            where x.queue = p_queue and x.priority < p_priority and x.part in ('', 'turn', 'fair')
+            where x.queue = w.queue and x.priority < w.priority and x.part in ('', 'turn', 'fair')
                   and x.retired_at is null
             order by x.priority, x.lane_id limit 50 loop
-    exit when v_lower >= c_most;
-    v_lower := v_lower + tallybook._in_line(l.lane_id, l.retention, l.born, c_most - v_lower::int);
+    exit when v_lower >= 10000;
+    v_lower := v_lower + tallybook._in_line(l.lane_id, l.retention, l.born, 10000 - v_lower::int);
   end loop;
-  if v_own + v_lower > 0 then
-    place := 3; reason := 'behind';
-    details := jsonb_strip_nulls(jsonb_build_object('before', v_own, 'of_lower_priority', v_lower, 'priority',
-                                                    p_priority, 'more', case when greatest(v_own, v_lower) >= c_most
-                                                    then true end));
-    explanation := format('It is behind %s in its line', tallybook._others(v_own, c_most))
-      || case when v_lower > 0 then format(', and behind %s in its queue whose priority number is lower than its %s',
-                                           tallybook._others(v_lower, c_most), p_priority) else '' end || '.';
-    return next;
-  end if;
+  return query
+  select 'behind', format('It is behind %s in its line%s.', tallybook._others(v_own),
+           case when v_lower > 0 then format(', and behind %s in its queue whose priority number is lower than its %s',
+                                             tallybook._others(v_lower), w.priority) end),
+         tallybook._counted_before(v_own) || jsonb_build_object('of_lower_priority', v_lower, 'priority', w.priority)
+           || case when v_lower >= 10000 then '{"more": true}' else '{}'::jsonb end, 3
+   where v_own + v_lower > 0;
 end $$;
 
 -- _before(lane, ..., xid, seq, most): how many entries a claim takes before this one, from where its lane's cursor is.

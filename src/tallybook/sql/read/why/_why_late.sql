@@ -1,67 +1,63 @@
--- _why_late(...): why a job's time has not come, where that is why it does not run. For why; part of its answer.
-create or replace function tallybook._why_late(p_job_id bigint, p_place text, p_run_at timestamptz, p_failures int,
-  p_unique_key text, p_options jsonb, p_error jsonb, p_at timestamptz, out reason text, out explanation text,
+-- _why_late(place, at): why a job's time has not come, where that is why it does not run. For why; part of its answer.
+create or replace function tallybook._why_late(w record, p_at timestamptz, out reason text, out explanation text,
   out details jsonb, out place int) returns setof record
 language plpgsql stable
 -- profile: hot
 as $$
 declare
-  v_run_at timestamptz := p_run_at; v_last text; v_key text := p_options ->> 'turn'; v_other timestamptz;
+  v_run_at timestamptz := w.run_at; v_last text; v_other timestamptz; v_at text;
 begin
-  place := 1;
-  if p_unique_key is not null then  -- a conflict of keys may have given it another time
-    select a.run_at into v_other from tallybook.amendment a where a.job_id = p_job_id;
+  if w.unique_key is not null then  -- a conflict of keys may have given it another time
+    select a.run_at into v_other from tallybook.amendment a where a.job_id = w.job_id;
     v_run_at := coalesce(v_other, v_run_at);
   end if;
-  if p_place = 'entry' and v_other > p_at then
-    reason := 'postponed'; details := jsonb_build_object('until', v_run_at);
-    explanation := format('An enqueue with its unique key has put it off to %s.', tallybook._moment(v_run_at));
-    return next;
+  v_at := tallybook._moment(v_run_at);
+  if w.place = 'entry' then
+    return query
+    select 'postponed', format('An enqueue with its unique key has put it off to %s.', v_at),
+           jsonb_build_object('until', v_run_at), 1 where v_other > p_at;
+    return;
   end if;
-  if p_place = 'entry' then return; end if;
-  select o.state::text into v_last from tallybook._newest(p_job_id) e, tallybook.outcome o
+  select o.state::text into v_last from tallybook._newest(w.job_id) e, tallybook.outcome o
    where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq limit 1;
   if v_run_at <= p_at then
-    reason := 'service_pending';
-    select jsonb_strip_nulls(jsonb_build_object('service', 'promote', 'due_at', v_run_at, 'last_run_at',
-                                                max(s.last_run_at)))
-      into details from tallybook.service s where s.name = 'promote';
-    explanation := format('It is due since %s: a worker puts it in line at its next look.',
-                          tallybook._moment(v_run_at));
-  elsif v_key is not null and v_last = 'snoozed' then
-    select r.explanation, r.details into explanation, details from tallybook._why_rate(v_key, v_run_at, p_at) r;
-    reason := 'rate_limit';
-  elsif p_failures > 0 and v_last = 'failed' then
-    reason := 'retrying'; details := jsonb_strip_nulls(jsonb_build_object('until', v_run_at, 'failures', p_failures,
-        'error', p_error - 'traceback'));
-    explanation := format('It is tried again at %s, after failure %s', tallybook._moment(v_run_at), p_failures)
-      || coalesce(': ' || left(p_error ->> 'message', 200), '') || '.';
+    return query
+    select 'service_pending', format('It is due since %s: a worker puts it in line at its next look.', v_at),
+           jsonb_build_object('service', 'promote', 'due_at', v_run_at, 'last_run_at',
+                              (select s.last_run_at from tallybook.service s where s.name = 'promote')), 1;
+  elsif w.options ? 'turn' and v_last = 'snoozed' then
+    return query select * from tallybook._why_rate(w.options ->> 'turn', v_run_at, p_at, 1);
+  elsif w.failures > 0 and v_last = 'failed' then
+    return query
+    select 'retrying', format('It is tried again at %s, after failure %s%s.', v_at, w.failures,
+                              ': ' || left(w.error ->> 'message', 200)),
+           jsonb_build_object('until', v_run_at, 'failures', w.failures, 'error', w.error - 'traceback'), 1;
   else
-    reason := 'not_due'; details := jsonb_strip_nulls(jsonb_build_object('until', v_run_at, 'after', v_last));
-    explanation := format('It is not due before %s', tallybook._moment(v_run_at)) || case when v_last = 'snoozed'
-      then ': its handler has put it off' else '' end || '.';
+    return query
+    select 'not_due', format('It is not due before %s%s.', v_at,
+                             case when v_last = 'snoozed' then ': its handler has put it off' end),
+           jsonb_build_object('until', v_run_at, 'after', v_last), 1;
   end if;
-  return next;
 end $$;
 
--- _why_rate(key, run_at, at): who waits for its turn at a rate limit: behind how many, and whether the key was pushed.
-create or replace function tallybook._why_rate(p_key text, p_run_at timestamptz, p_at timestamptz, out explanation text,
-  out details jsonb)
+-- _why_rate(key, run_at, at, place): who waits for its turn at a rate limit: behind how many, and whether the key was
+-- pushed.
+create or replace function tallybook._why_rate(p_key text, p_run_at timestamptz, p_at timestamptz, p_place int,
+  out reason text, out explanation text, out details jsonb, out place int) returns setof record
 language plpgsql stable
 -- profile: hot
 as $$
-declare
-  c_most constant int := 10000; v_n bigint; r tallybook.limit_rule; v_pushed timestamptz;
 begin
-  select x.* into r from tallybook._limit_of('rate', p_key) x;
-  select s.pushed_to into v_pushed from tallybook.rate_state s where s.name = p_key and s.pushed_to > p_at;
-  select count(*) into v_n from (
-    select from tallybook.scheduled w where w.options ? 'turn' and w.options ->> 'turn' = p_key and w.run_at < p_run_at
-           limit c_most) x;
-  details := jsonb_strip_nulls(jsonb_build_object('key', p_key, 'rule', r.name, 'calls', r.most, 'per', r.per, 'until',
-                                                  p_run_at, 'before', v_n,
-                                                  'more', case when v_n = c_most then true end, 'pushed_to', v_pushed));
-  explanation := format('Its turn at the rate limit %s comes at about %s, behind %s', to_json(p_key),
-                        tallybook._moment(p_run_at), tallybook._others(v_n, c_most))
-    || coalesce('; the key was pushed to ' || tallybook._moment(v_pushed), '') || '.';
+  return query
+  select 'rate_limit', format('Its turn at the rate limit %s comes at about %s, behind %s%s.', to_json(p_key),
+                              tallybook._moment(p_run_at), tallybook._others(b.n),
+                              '; the key was pushed to ' || tallybook._moment(s.pushed_to)),
+         jsonb_build_object('key', p_key, 'rule', r.name, 'calls', r.most, 'per', r.per, 'until', p_run_at,
+                            'pushed_to', s.pushed_to) || tallybook._counted_before(b.n), p_place
+    from (select count(*) as n from (
+            select from tallybook.scheduled w
+             where w.options ? 'turn' and w.options ->> 'turn' = p_key and w.run_at < p_run_at limit 10000) x) b
+    left join lateral tallybook._limit_of('rate', p_key) r on true
+    left join lateral (select k.pushed_to from tallybook.rate_state k
+                        where k.name = p_key and k.pushed_to > p_at limit 1) s on true;
 end $$;

@@ -1,87 +1,75 @@
--- _why_waiting(...): what a job in waiting waits for: a permit, a breaker, its turn by a key, its parents.
+-- _why_waiting(place, at): what a job in waiting waits for: a permit, a breaker, its turn by a key, its parents.
 -- For why; part of its answer.
-create or replace function tallybook._why_waiting(p_job_id bigint, p_lane_id int, p_task text, p_order_key text,
-  p_fair_key text, p_fair_seq bigint, p_options jsonb, p_at timestamptz, out reason text, out explanation text,
+create or replace function tallybook._why_waiting(w record, p_at timestamptz, out reason text, out explanation text,
   out details jsonb, out place int) returns setof record
 language plpgsql stable
 -- profile: nested
 as $$
 declare
-  c_most constant int := 10000; l record; v_n bigint; v_all int; v_ids bigint[]; v_room int;
+  l record; v_n bigint; v_ids bigint[]; v_room int; v_key text;
 begin
-  place := 1;
-  if p_options ? 'held' then
-    select x.priority, x.seq, x.name into l from tallybook.concurrency_line x where x.job_id = p_job_id limit 1;
+  if w.options ? 'held' then
+    select x.priority, x.seq, x.name into l from tallybook.concurrency_line x where x.job_id = w.job_id limit 1;
+    v_key := coalesce(l.name, w.options ->> 'held');
     select count(*) into v_n from (
       select from tallybook.concurrency_line x where x.name = l.name and (x.priority, x.seq) < (l.priority, l.seq)
-             limit c_most) x;
-    return query select r.reason, r.explanation, r.details
-           || jsonb_strip_nulls(jsonb_build_object('before', v_n, 'more', case when v_n = c_most then true end)), 1
-                   from tallybook._why_permit(coalesce(l.name, p_options ->> 'held'), p_at) r
-                        where r.reason is not null;
+             limit 10000) x;
+    return query select r.reason, r.explanation, r.details || tallybook._counted_before(v_n), 1
+                   from tallybook._why_permit(v_key, p_at, 1) r;
     if not found then
-      return query select r.*, 1 from tallybook._why_service('concurrency_release',
-                                                             format('The key %s lets it go on, behind %s',
-                                                                    to_json(coalesce(l.name, p_options ->> 'held')),
-                                                                        tallybook._others(v_n, c_most))) r;
+      return query select * from tallybook._why_service('concurrency_release', 1, format(
+        'The key %s lets it go on, behind %s', to_json(v_key), tallybook._others(v_n)));
     end if;
-  elsif p_fair_key is not null then
+  elsif w.fair_key is not null then
     select count(*) into v_n from (
-      select from tallybook.waiting x where x.lane_id = p_lane_id and x.fair_key = p_fair_key and x.fair_key is not null
-             and x.fair_seq < p_fair_seq limit c_most) x;
+      select from tallybook.waiting x where x.lane_id = w.lane_id and x.fair_key = w.fair_key and x.fair_key is not null
+             and x.fair_seq < w.fair_seq limit 10000) x;
     select tallybook._in_line(x.lane_id, x.retention, x.born, 200) into v_room from tallybook.lane x
-           where x.lane_id = p_lane_id;
-    reason := 'fair_key';
-    details := jsonb_strip_nulls(jsonb_build_object('key', p_fair_key, 'before', v_n, 'more', case when v_n = c_most
-                                                    then true end, 'in_line', v_room));
-    explanation := format('The turn of %s among the keys of its queue has not come: %s of the key before it, and %s of '
-                          'all keys in line.',
-                          to_json(p_fair_key), tallybook._others(v_n, c_most), v_room);
-    return next;
+           where x.lane_id = w.lane_id;
+    return query
+    select 'fair_key', format('The turn of %s among the keys of its queue has not come: %s of the key before it, and '
+                              '%s of all keys in line.', to_json(w.fair_key), tallybook._others(v_n), v_room),
+           jsonb_build_object('key', w.fair_key, 'in_line', v_room) || tallybook._counted_before(v_n), 1;
     if v_n = 0 and v_room < 200 then
-      return query select r.*, 2 from tallybook._why_service('fair_release', 'There is room in the line') r;
+      return query select * from tallybook._why_service('fair_release', 2, 'There is room in the line');
     end if;
-  elsif p_order_key is not null then
-    return query select r.reason, r.explanation, r.details, 1 from tallybook._why_order(p_job_id, p_order_key) r
-           where r.reason is not null;
+  elsif w.order_key is not null then
+    return query select * from tallybook._why_order(w.job_id, w.order_key, 1);
     if not found then
-      return query select r.*, 1 from tallybook._why_service('rescue',
-                                                             format('Its turn by the order key %s has come',
-                                                                    to_json(p_order_key))) r;
+      return query select * from tallybook._why_service('rescue', 1, format('Its turn by the order key %s has come',
+                                                                           to_json(w.order_key)));
     end if;
   else
     select count(*), (array_agg(x.parent_id))[:10] into v_n, v_ids from (
-      select p.parent_id from tallybook.parent p where p.child_id = p_job_id and p.ended_as is null order by p.parent_id
-             limit c_most) x;
-    if v_n > 0 and exists (select from tallybook._ended_as(v_ids) e where e.ended_as is null) or v_n > 10 then
-      reason := 'parents';
-      v_ids := array(select e.job_id from tallybook._ended_as(v_ids) e where e.ended_as is null order by e.job_id);
-      details := jsonb_strip_nulls(jsonb_build_object('open', v_n, 'more', case when v_n = c_most
-                                                      then true end, 'jobs', v_ids));
-      explanation := format('It waits for its parents: %s of them have not ended, among them %s.', case
-                            when v_n = c_most then 'at least ' || c_most else v_n::text end,
-                                 array_to_string(v_ids, ', '));
-      return next;
+      select p.parent_id from tallybook.parent p where p.child_id = w.job_id and p.ended_as is null order by p.parent_id
+             limit 10000) x;
+    v_ids := array(select e.job_id from tallybook._ended_as(v_ids) e where e.ended_as is null order by e.job_id);
+    if v_ids <> '{}' or v_n > 10 then
+      return query
+      select 'parents', format('It waits for its parents: %s of them have not ended, among them %s.',
+                               case when v_n = 10000 then 'at least 10000' else v_n::text end,
+                               array_to_string(v_ids, ', ')),
+             jsonb_build_object('open', v_n, 'jobs', v_ids) || tallybook._counted_before(v_n) - 'before', 1;
     else
-      return query select r.*, 1 from tallybook._why_service('parents_resolve', 'Its parents have ended') r;
+      return query select * from tallybook._why_service('parents_resolve', 1, 'Its parents have ended');
     end if;
   end if;
 end $$;
 
--- _why_service(service, because): what is free to go on, and is put in line by the next look of a service.
-create or replace function tallybook._why_service(p_service text, p_because text, out reason text, out explanation text,
-  out details jsonb) returns setof record
+-- _why_service(service, place, because): what is free to go on, and is put in line by the next look of a service.
+create or replace function tallybook._why_service(p_service text, p_place int, p_because text, out reason text,
+  out explanation text, out details jsonb, out place int) returns setof record
 language sql stable as $$
   select 'service_pending', format('%s: a worker''s service %s puts it in line at its next look.', p_because,
                                    p_service),
-         jsonb_strip_nulls(jsonb_build_object('service', p_service, 'last_run_at',
-                                              (select s.last_run_at from tallybook.service s where s.name = p_service)))
+         jsonb_build_object('service', p_service, 'last_run_at',
+                            (select s.last_run_at from tallybook.service s where s.name = p_service)), p_place
 $$;
 
--- _why_permit(key, at): what keeps the next job of a key from starting: its breaker, or that its permits are taken.
--- Reason null: neither.
-create or replace function tallybook._why_permit(p_key text, p_at timestamptz, out reason text, out explanation text,
-  out details jsonb)
+-- _why_permit(key, at, place): what keeps the next job of a key from starting: its breaker, or that its permits are
+-- taken. No row: neither.
+create or replace function tallybook._why_permit(p_key text, p_at timestamptz, p_place int, out reason text,
+  out explanation text, out details jsonb, out place int) returns setof record
 language plpgsql stable
 -- profile: nested
 as $$
@@ -100,48 +88,50 @@ begin
     select s.* into b from tallybook.breaker_state s where s.name = p_key;
   end if;
   if b.state = 'open' and b.open_until > p_at then
-    reason := 'breaker'; details := jsonb_build_object('key', p_key, 'state', 'open', 'since', b.changed_at, 'until',
-                                                       b.open_until);
-    explanation := format('The breaker of %s is open since %s, until %s.', to_json(p_key),
-                          tallybook._moment(b.changed_at), tallybook._moment(b.open_until));
+    return query
+    select 'breaker', format('The breaker of %s is open since %s, until %s.', to_json(p_key),
+                             tallybook._moment(b.changed_at), tallybook._moment(b.open_until)),
+           jsonb_build_object('key', p_key, 'state', 'open', 'since', b.changed_at, 'until', b.open_until), p_place;
   elsif b.state in ('open', 'half-open') and v_probe is not null then
-    reason := 'breaker'; details := jsonb_build_object('key', p_key, 'state', 'half-open', 'since', b.changed_at, 'job',
-                                                       v_probe);
-    explanation := format('The breaker of %s has let job %s through as a probe: the others go on if it completes.',
-                          to_json(p_key), v_probe);
+    return query
+    select 'breaker', format('The breaker of %s has let job %s through as a probe: the others go on if it completes.',
+                             to_json(p_key), v_probe),
+           jsonb_build_object('key', p_key, 'state', 'half-open', 'since', b.changed_at, 'job', v_probe), p_place;
   elsif v_held >= v_most then
-    reason := 'concurrency_limit'; details := jsonb_build_object('key', p_key, 'most', v_most, 'held', v_held, 'jobs',
-                                                                 v_jobs);
-    explanation := format('The permits of the limit %s are taken: %s of %s, by job %s%s.', to_json(p_key), v_held,
-                          v_most, array_to_string(v_jobs, ', '), case when v_held > 10 then ', ...' else '' end);
+    return query
+    select 'concurrency_limit', format('The permits of the limit %s are taken: %s of %s, by job %s%s.', to_json(p_key),
+                                       v_held, v_most, array_to_string(v_jobs, ', '), case when v_held > 10
+                                       then ', ...' end),
+           jsonb_build_object('key', p_key, 'most', v_most, 'held', v_held, 'jobs', v_jobs), p_place;
   end if;
 end $$;
 
--- _why_order(job_id, order_key): whose turn it is, or who is before this job in the line of its order key. Reason null:
--- nobody.
-create or replace function tallybook._why_order(p_job_id bigint, p_key text, out reason text, out explanation text,
-  out details jsonb)
+-- _why_order(job_id, order_key, place): whose turn it is, or who is before this job in the line of its order key. No
+-- row: nobody.
+create or replace function tallybook._why_order(p_job_id bigint, p_key text, p_place int, out reason text,
+  out explanation text, out details jsonb, out place int) returns setof record
 language plpgsql stable
 -- profile: hot
 as $$
 declare
-  c_most constant int := 10000; v_holder bigint; v_seq bigint; v_n bigint; l record;
+  v_holder bigint; v_seq bigint; v_n bigint; l record;
 begin
   select t.job_id into v_holder from tallybook.order_turn t where t.key = p_key order by t.generation desc limit 1;
   if v_holder = p_job_id then return; end if;
   if not tallybook._job_open(v_holder) then v_holder := null; end if;
-  select min(x.seq) into v_seq from tallybook.order_line x where x.job_id = p_job_id and x.key = p_key;
-  select count(*) into v_n from (select from tallybook.order_line x where x.key = p_key
-                                 and x.seq < coalesce(v_seq, 9223372036854775807) limit c_most) x;
+  v_seq := coalesce((select min(x.seq) from tallybook.order_line x where x.job_id = p_job_id and x.key = p_key),
+                    9223372036854775807);
+  select count(*) into v_n
+    from (select from tallybook.order_line x where x.key = p_key and x.seq < v_seq limit 10000) x;
   if v_holder is null then  -- the first of those before it that is open, of a hundred
-    for l in select x.job_id from tallybook.order_line x where x.key = p_key
-      and x.seq < coalesce(v_seq, 9223372036854775807) order by x.seq limit 100 loop
+    for l in select x.job_id from tallybook.order_line x where x.key = p_key and x.seq < v_seq
+              order by x.seq limit 100 loop
       if tallybook._job_open(l.job_id) then v_holder := l.job_id; exit; end if;
     end loop;
     if v_holder is null and v_n <= 100 then return; end if;
   end if;
-  reason := 'order_key'; details := jsonb_strip_nulls(jsonb_build_object('key', p_key, 'job', v_holder, 'before', v_n,
-      'more', case when v_n = c_most then true end));
-  explanation := format('Of the order key %s %s first, and %s in its line before this one.', to_json(p_key),
-                        coalesce('job ' || v_holder || ' goes', 'another goes'), tallybook._others(v_n, c_most));
+  return query
+  select 'order_key', format('Of the order key %s %s first, and %s in its line before this one.', to_json(p_key),
+                             coalesce('job ' || v_holder || ' goes', 'another goes'), tallybook._others(v_n)),
+         jsonb_build_object('key', p_key, 'job', v_holder) || tallybook._counted_before(v_n), p_place;
 end $$;
