@@ -199,7 +199,7 @@ def test_control_a_source_that_is_left_out_is_noticed(db: Connection) -> None:
     hands.complete(*hands.claimed_jobs(lease))
     assert differences(db, states=["completed"]) == ""
     text = source("jobs")
-    broken = text.replace("ids := ids || '{taken}'::text[]; mine", "mine")
+    broken = text.replace("ids := ids || 'taken'::text; mine", "mine")
     assert broken != text
     db.execute(cast("LiteralString", broken))
     assert f"missing: [({job}, " in differences(db, states=["completed"])

@@ -30,7 +30,7 @@ begin
                                  where w.ended_at is null);
   end if;
   if v_line then  -- what is ahead of the cursors is not wanted: it may be a million
-    for l in select x.lane_id, e.xid, e.seq from tallybook.lane x, tallybook._line_end(x.lane_id) e loop
+    for l in select x.lane_id, e.xid, e.seq from tallybook.lane x, tallybook._line_up_to(x.lane_id) e loop
       v_xids[l.lane_id] := l.xid; v_seqs[l.lane_id] := l.seq;
     end loop;
   end if;
@@ -155,7 +155,7 @@ begin
   end if;
   if p_state = 'completed' and exists (select from tallybook.tombstone t where t.job_id = p_job_id
                                        and t.attempt = p_attempt and t.taken)
-     and exists (select from (select * from tallybook._newest(p_job_id)) e, tallybook._line_end(e.lane_id) l
+     and exists (select from (select * from tallybook._newest(p_job_id)) e, tallybook._line_up_to(e.lane_id) l
                  where (e.xid, e.seq) > (l.xid, l.seq)) then
     return 'beyond';
   end if;

@@ -75,14 +75,12 @@ returns table (xid xid8, seq bigint, job_id bigint, attempt int, task text, enqu
 as $$
 #variable_conflict use_column
 declare
-  l record; c record;
+  l tallybook.lane; c record;
 begin
-  select x.lane_id, x.retention, x.born into l from tallybook.lane x where x.lane_id = p_lane_id;
+  select x.* into l from tallybook.lane x where x.lane_id = p_lane_id;
   if p_what = 'past' then
-    select x.xid, x.seq into c from tallybook._line_end(p_lane_id) x;
-    if (c.xid, c.seq) < (p_xid, p_seq) then  -- including the last one
-      p_xid := c.xid; p_seq := case when c.seq < 9223372036854775807 then c.seq + 1 else c.seq end;
-    end if;
+    select x.xid, x.seq into c from tallybook._line_up_to(p_lane_id) x;
+    if (c.xid, c.seq) < (p_xid, p_seq) then p_xid := c.xid; p_seq := c.seq + 1; end if;  -- including the last one
   end if;
   if p_what <> 'line' then
     return query
@@ -91,20 +89,16 @@ begin
      order by e.xid desc, e.seq desc limit p_most;
     return;
   end if;
-  select case when h.closed || h.holes = '{}' then h.pos_xid
-         else least(h.lo, h.pos_xid) end as low, h.holes || h.closed as others,
-         case when h.closed || h.holes = '{}' then h.pos_seq else 0 end as after into c
-    from tallybook.claim h where h.lane_id = l.lane_id and h.retention = l.retention order by h.number desc limit 1;
-  if not found then c.low := l.born; c.others := '{}'; c.after := 0; end if;
+  select * into c from tallybook._line_from(p_lane_id);
   return query
   select f.xid, f.seq, f.job_id, f.attempt, f.task, f.enqueued_at from (
     (select e.xid, e.seq, e.job_id, e.attempt, e.task, e.enqueued_at from tallybook.entry e
-      where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= c.low and (e.xid, e.seq) > (c.low, c.after)
+      where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= c.xid and (e.xid, e.seq) > (c.xid, c.seq)
             and e.xid <= p_xid and (e.xid, e.seq) < (p_xid, p_seq)
       order by e.xid desc, e.seq desc limit p_most)
     union all  -- what has committed late
     (select e.xid, e.seq, e.job_id, e.attempt, e.task, e.enqueued_at
-       from (select x from unnest(c.others) x where x < c.low and x <= p_xid order by x desc) o(xid), lateral (
+       from (select x from unnest(c.others) x where x < c.xid and x <= p_xid order by x desc) o(xid), lateral (
          select y.* from tallybook.entry y
           where y.lane_id = l.lane_id and y.retention = l.retention and y.xid = o.xid
                 and (y.xid, y.seq) < (p_xid, p_seq)
@@ -122,55 +116,42 @@ returns table (lane_id int, xid xid8, seq bigint) language plpgsql stable
 as $$
 #variable_conflict use_column
 begin
-  if p_what = 'past' then
-    return query
-    select l.lane_id, e.xid, e.seq
-      from unnest(p_lanes) i(lane_id) join tallybook.lane l on l.lane_id = i.lane_id
-      left join lateral (select case when h.closed = '{}' then h.pos_xid else h.lo end as xid, case when h.closed = '{}'
-                         then h.pos_seq else 0 end as seq
-                           from tallybook.claim h
-                          where h.lane_id = l.lane_id and h.retention = l.retention and l.retired_at is null
-                                order by h.number desc limit 1) c on true,
-           lateral (select coalesce(c.xid, case when l.retired_at is null then l.born
-                                    else '9223372036854775807' end) as xid,
-                           coalesce(c.seq, case when l.retired_at is null then 0
-                                    else 9223372036854775807 end) as seq offset 0) u,
-           lateral (select e.xid, e.seq from tallybook.entry e
-                     where e.lane_id = l.lane_id and e.retention = l.retention and e.xid <= least(p_xid, u.xid)
-                           and (e.xid, e.seq) < (p_xid, p_seq)
-                       and (e.xid, e.seq) <= (u.xid, u.seq)
-                     order by e.xid desc, e.seq desc limit 1) e;
-    return;
-  end if;
   return query
   select l.lane_id, e.xid, e.seq
     from unnest(p_lanes) i(lane_id) join tallybook.lane l on l.lane_id = i.lane_id
-    left join lateral (select case when h.closed || h.holes = '{}' then h.pos_xid
-                       else least(h.lo, h.pos_xid) end as low, h.holes || h.closed as others,
-                              case when h.closed || h.holes = '{}' then h.pos_seq else 0 end as after
-                         from tallybook.claim h
-                        where h.lane_id = l.lane_id and h.retention = l.retention and p_what = 'line'
-                              order by h.number desc limit 1) c on true,
+    left join lateral (select x.xid, x.seq from tallybook._line_up_to(l.lane_id) x
+                        where p_what = 'past' offset 0) u on true
+    left join lateral (select x.xid, x.seq, x.others from tallybook._line_from(l.lane_id) x
+                        where p_what = 'line' offset 0) c on true,
          lateral (select e.xid, e.seq from tallybook.entry e
-                   where e.lane_id = l.lane_id and e.retention = l.retention and e.xid <= p_xid
-                         and (e.xid, e.seq) < (p_xid, p_seq)
+                   where e.lane_id = l.lane_id and e.retention = l.retention and e.xid <= least(p_xid, u.xid)
+                         and (e.xid, e.seq) < (p_xid, p_seq) and (u.xid is null or (e.xid, e.seq) <= (u.xid, u.seq))
                    order by e.xid desc, e.seq desc limit 1) e
-   where c.low is null or c.others <> '{}' or (e.xid, e.seq) > (c.low, c.after);
+   where c.xid is null or c.others <> '{}' or (e.xid, e.seq) > (c.xid, c.seq);
 end $$;
 
--- _line_end(lane): up to where its cursor has come, at most: what lies behind it is taken by its id or not at all.
-create or replace function tallybook._line_end(p_lane_id int, out xid xid8, out seq bigint)
-language plpgsql stable
--- profile: hot
-as $$
-begin
-  select case when h.closed = '{}' then h.pos_xid else h.lo end, case when h.closed = '{}' then h.pos_seq
-         else 0 end into xid, seq
-    from tallybook.lane l, tallybook.claim h
-   where l.lane_id = p_lane_id and l.retired_at is null and h.lane_id = l.lane_id and h.retention = l.retention
-         order by h.number desc limit 1;
-  if not found then
-    select case when l.retired_at is null then l.born else '9223372036854775807' end, 0 into xid, seq
-           from tallybook.lane l where l.lane_id = p_lane_id;
-  end if;
-end $$;
+-- _line_up_to(lane): up to where its cursor has come, at most: what lies behind it is taken by its id or not at all.
+-- For statements of others: without settings of its own it becomes part of them.
+create or replace function tallybook._line_up_to(p_lane_id int, out xid xid8, out seq bigint) returns setof record
+language sql stable as $$
+  select coalesce(h.xid, case when l.retired_at is null then l.born else '9223372036854775807' end), coalesce(h.seq, 0)
+    from tallybook.lane l left join lateral (
+      select case when c.closed = '{}' then c.pos_xid else c.lo end as xid,
+             case when c.closed = '{}' then c.pos_seq else 0 end as seq
+        from tallybook.claim c
+       where c.lane_id = l.lane_id and c.retention = l.retention and l.retired_at is null
+       order by c.number desc limit 1) h on true
+   where l.lane_id = p_lane_id
+$$;
+
+-- _line_from(lane): from where on its cursor may still take what there is, and what it takes before that (others).
+create or replace function tallybook._line_from(p_lane_id int, out xid xid8, out seq bigint, out others xid8[])
+returns setof record language sql stable as $$
+  select coalesce(h.xid, l.born), coalesce(h.seq, 0), coalesce(h.others, '{}')
+    from tallybook.lane l left join lateral (
+      select case when c.closed || c.holes = '{}' then c.pos_xid else least(c.lo, c.pos_xid) end as xid,
+             case when c.closed || c.holes = '{}' then c.pos_seq else 0 end as seq, c.holes || c.closed as others
+        from tallybook.claim c where c.lane_id = l.lane_id and c.retention = l.retention
+       order by c.number desc limit 1) h on true
+   where l.lane_id = p_lane_id
+$$;

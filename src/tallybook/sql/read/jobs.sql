@@ -29,7 +29,7 @@ language plpgsql stable
 as $$
 #variable_conflict use_column
 declare
-  v_sources record; v_filter jsonb; v_n int := 0; v_cursor text := jobs.after; r record;
+  v_sources record; v_filter jsonb; v_n int := 0; v_cursor text := jobs.after; v_end boolean; r record;
 begin
   perform tallybook._check_jobs(jobs.states, jobs.links, jobs.after, jobs.max_jobs, jobs.max_looked);
   v_filter := jsonb_strip_nulls(jsonb_build_object('queue', jobs.queue, 'task', jobs.task, 'states', jobs.states,
@@ -37,8 +37,8 @@ begin
     'unserved', nullif(jobs.unserved, false), 'since', jobs.since, 'before', jobs.before));
   select * into v_sources from tallybook._job_sources(jobs.queue, jobs.states, jobs.links, jobs.error,
                                                       jobs.unserved is true, jobs.since, jobs.before);
-  if (jobs.after ~ 'i' and v_sources.ids = '{}' or jobs.after ~ 'l' and v_sources.line is null or jobs.after ~ 'e'
-      and v_sources.endings = '{}')
+  if (jobs.after ~ 'i' and v_sources.ids = '{}' or jobs.after ~ 'l' and v_sources.line is null
+      or jobs.after ~ 'e' and v_sources.endings = '{}')
      and (v_sources.ids <> '{}' or v_sources.line is not null or v_sources.endings <> '{}') then
     raise exception '% is the cursor of a list with other filters', to_json(jobs.after) using errcode = 'TB005',
       hint = 'Say the filters of its page again.';
@@ -60,28 +60,16 @@ begin
               where v_sources.endings <> '{}') s
      order by at desc nulls last, s.source, s.n
   loop
-    if v_n = jobs.max_jobs or r.line is null then
-      cursor := case when v_n = jobs.max_jobs then v_cursor else tallybook._job_cursor(v_cursor, r.source, r.place) end;
-      id := null; queue_name := null; task_name := null; state := null; priority := null; attempts := null;
-      failures := null; max_attempts := null;
-      enqueued_at := null; run_at := null; started_at := null; ended_at := null; worker := null; summary := null;
-      reason := null;
-      last_error := null; subject := null; unique_key := null; progress := null; looked_to := r.at;
-      return next;
-      return;
-    end if;
+    v_end := v_n = jobs.max_jobs or r.line is null;
+    if v_n < jobs.max_jobs then v_cursor := tallybook._job_cursor(v_cursor, r.source, r.place); end if;
+    return query
+    select (l.x).id, (l.x).queue, (l.x).task, (l.x).state, (l.x).priority, (l.x).attempts, (l.x).failures,
+           (l.x).max_attempts, (l.x).enqueued_at, (l.x).run_at, (l.x).started_at, (l.x).ended_at, (l.x).worker,
+           (l.x).summary, (l.x).reason, (l.x).last_error, (l.x).subject, (l.x).unique_key, (l.x).progress, v_cursor,
+           case when v_end then r.at end
+      from (select case when not v_end then r.line end as x) l;
+    exit when v_end;
     v_n := v_n + 1;
-    v_cursor := tallybook._job_cursor(v_cursor, r.source, r.place);
-    id := (r.line).id; queue_name := (r.line).queue; task_name := (r.line).task; state := (r.line).state;
-    priority := (r.line).priority;
-    attempts := (r.line).attempts; failures := (r.line).failures; max_attempts := (r.line).max_attempts;
-    enqueued_at := (r.line).enqueued_at;
-    run_at := (r.line).run_at; started_at := (r.line).started_at; ended_at := (r.line).ended_at;
-    worker := (r.line).worker;
-    summary := (r.line).summary; reason := (r.line).reason; last_error := (r.line).last_error;
-    subject := (r.line).subject;
-    unique_key := (r.line).unique_key; progress := (r.line).progress; cursor := v_cursor;
-    return next;
   end loop;
 end $$;
 
@@ -95,14 +83,10 @@ begin
       using errcode = 'TB005', hint = format('They are some of %s.', array_to_string(tallybook._job_states(), ', '));
   end if;
   if p_links is not null then perform tallybook._check_links(p_links); end if;
-  if p_max_jobs is null or p_max_jobs not between 1 and 1000 then
-    raise exception 'max_jobs % is out of range', coalesce(p_max_jobs::text, 'null') using errcode = 'TB005',
-      hint = 'It goes from 1 to 1000.';
-  end if;
-  if p_max_looked is null or p_max_looked not between 1000 and 1000000 then
-    raise exception 'max_looked % is out of range', coalesce(p_max_looked::text, 'null') using errcode = 'TB005',
-      hint = 'It goes from 1000 to 1000000.';
-  end if;
+  perform tallybook._check_range('max_jobs', p_max_jobs::text, p_max_jobs between 1 and 1000,
+                                 'It goes from 1 to 1000.'),
+          tallybook._check_range('max_looked', p_max_looked::text, p_max_looked between 1000 and 1000000,
+                                 'It goes from 1000 to 1000000.');
   if p_after !~ '^(i\d{1,18}|[el]\d{1,18}\.\d{1,18})(-(i\d{1,18}|[el]\d{1,18}\.\d{1,18})){0,2}$' then
     raise exception '% is no cursor', to_json(left(p_after, 100)) using errcode = 'TB005',
       hint = 'Say the cursor of the last row of the page before.';
@@ -164,32 +148,28 @@ begin
   low := tallybook._job_id_at(p_since - interval '10 min');
   high := tallybook._job_id_at(p_before + interval '10 min');
   mine := '{aside}';
-  if s && '{scheduled}' and p_error is null then ids := ids || '{scheduled}'::text[];
-  elsif s && '{scheduled,retrying}' then ids := ids || '{scheduled_failed}'::text[]; end if;
-  if s && '{waiting}' then ids := ids || case when p_error is null then '{waiting}'
-     else '{waiting_failed}' end::text[]; end if;
-  if s && '{dead}' then ids := ids || '{dead}'::text[]; end if;
+  if s && '{scheduled}' and p_error is null then ids := ids || 'scheduled'::text;
+  elsif s && '{scheduled,retrying}' or s && '{cancelled}' and p_error is not null
+    then ids := ids || 'scheduled_failed'::text; end if;
+  if s && '{waiting}' and p_error is null then ids := ids || 'waiting'::text;
+  elsif s && '{waiting,cancelled}' and p_error is not null then ids := ids || 'waiting_failed'::text; end if;
+  if s && '{dead}' then ids := ids || 'dead'::text; end if;
   if p_error is not null then
-    if s && '{cancelled}' then ids := array(select unnest(ids)
-                                            union select unnest('{scheduled_failed,waiting_failed}'::text[])); end if;
     if s && '{available,running,completed,cancelled}' then endings := '{failed,dead,lost}'; end if;
   elsif s && '{available,completed}' and coalesce(p_since, p_before) is not null or s @> '{available,completed}'
         and p_queue is null then
     mine := null;
-    ids := ids || '{entry}'::text[];
-    if s && '{cancelled}' then ids := ids || '{intent}'::text[]; end if;
-    if s && '{completed,running}' then ids := ids || '{taken}'::text[]; end if;
+    ids := ids || 'entry'::text;
+    if s && '{completed,running}' then ids := ids || 'taken'::text; end if;
   elsif s @> '{available,completed}' then
     line := 'all';
-    if s && '{cancelled}' then ids := ids || '{intent}'::text[]; end if;
   else
     if s && '{available}' then line := 'line'; end if;
-    if s && '{completed}' then line := 'past'; ids := ids || '{taken}'::text[]; mine := mine
-       || '{beyond}'::text[]; end if;
-    if s && '{running}' then ids := ids || '{running}'::text[]; mine := mine || '{running}'::text[]; end if;
-    if s && '{cancelled}' then ids := ids || '{intent}'::text[]; mine := mine
-       || '{unmet}'::text[]; endings := '{cancelled}'; end if;
+    if s && '{completed}' then line := 'past'; ids := ids || 'taken'::text; mine := mine || 'beyond'::text; end if;
+    if s && '{running}' then ids := ids || 'running'::text; mine := mine || 'running'::text; end if;
+    if s && '{cancelled}' then mine := mine || 'unmet'::text; endings := '{cancelled}'; end if;
   end if;
+  if s && '{cancelled}' and p_error is null then ids := ids || 'intent'::text; end if;
 end $$;
 
 -- _job_id_at(at): the lowest id of a job that was enqueued at this instant or later; null: at is null, or there is

@@ -26,9 +26,7 @@ begin
     raise exception 'states % are not known to queue_top', states using errcode = 'TB005',
       hint = 'They are available, scheduled, retrying.';
   end if;
-  if max_jobs is null or max_jobs not between 1 and 1000 then
-    raise exception 'max_jobs % is out of range', max_jobs using errcode = 'TB005', hint = 'It goes from 1 to 1000.';
-  end if;
+  perform tallybook._check_range('max_jobs', max_jobs::text, max_jobs between 1 and 1000, 'It goes from 1 to 1000.');
   if after !~ '^(line \d+ \d{1,5} [01] [0-3] \d{1,19} \d{1,19}|later \d+ [-+\w:.]+ \d{1,19})$' then
     raise exception '% is no place', to_json(after) using errcode = 'TB005',
       hint = 'Say the place of the last row of the page before.';

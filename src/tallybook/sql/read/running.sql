@@ -11,10 +11,8 @@ set enable_nestloop = on  -- also where the caller has it off
 as $$
 #variable_conflict use_column
 begin
-  if running.max_jobs is null or running.max_jobs not between 1 and 100000 then
-    raise exception 'max_jobs % is out of range', coalesce(running.max_jobs::text, 'null') using errcode = 'TB005',
-      hint = 'It goes from 1 to 100000.';
-  end if;
+  perform tallybook._check_range('max_jobs', running.max_jobs::text, running.max_jobs between 1 and 100000,
+                                 'It goes from 1 to 100000.');
   return query
   select o.job_id, o.attempt, l.queue, e.task, w.id, w.name, c.claimed_at
     from tallybook.worker w

@@ -33,10 +33,8 @@ begin
     raise exception 'trace needs one thing to follow' using errcode = 'TB005',
       hint = 'Name a subject, a unique_key, links or a job.';
   end if;
-  if max_events is null or max_events not between 1 and 10000 then
-    raise exception 'max_events % is out of range', max_events using errcode = 'TB005',
-      hint = 'It goes from 1 to 10000.';
-  end if;
+  perform tallybook._check_range('max_events', max_events::text, max_events between 1 and 10000,
+                                 'It goes from 1 to 10000.');
   if trace.links is not null then
     perform tallybook._check_links(trace.links);
     v_jobs := array(select l from tallybook._linked(trace.links, 10001) l);
