@@ -42,12 +42,9 @@ begin
       raise exception 'more than 10,000 jobs have these links' using errcode = 'TB005',
         hint = 'Name one more link that they have, or look at fewer by a query of your own.';
     end if;
-  elsif trace.subject is not null then
-    v_jobs := tallybook._of_subject(trace.subject, trace.task);
-  elsif trace.unique_key is not null then
-    v_jobs := tallybook._of_unique_key(trace.unique_key, trace.task);
   else
-    v_jobs := array[trace.job];
+    v_jobs := case when trace.job is not null then array[trace.job]
+                   else tallybook._of_name(trace.subject, trace.unique_key, trace.task) end;
   end if;
   return query
   select f.at, f.job_id, f.queue, f.task, f.attempt, f.event, f.worker, f.details, f.error from (
@@ -59,9 +56,9 @@ begin
    order by case when newest_first then f.back else -f.back end;
 end $$;
 
--- _of_subject(subject, task): the jobs that a subject has had, whatever their task, or of one task. From task to task
--- by the index.
-create or replace function tallybook._of_subject(p_subject text, p_task text) returns bigint[]
+-- _of_name(subject, unique_key, task): the jobs that a subject or a unique key has had, the newest 1000 of each task,
+-- whatever their task, or of one task. From task to task by the index.
+create or replace function tallybook._of_name(p_subject text, p_key text, p_task text) returns bigint[]
 language plpgsql stable
 -- profile: hot
 as $$
@@ -72,31 +69,15 @@ declare
            limit 10000);
 begin
   loop
-    v_task := case when p_task is null then (select s.task from tallybook.subject_job s where s.task > v_task
-                                             order by s.task limit 1)
-                   when v_task = '' then p_task end;
+    v_task := case when p_task is not null then case when v_task = '' then p_task end
+                   when p_subject is not null then (select s.task from tallybook.subject_job s where s.task > v_task
+                                                    order by s.task limit 1)
+                   else (select u.task from tallybook.unique_key u where u.task > v_task order by u.task limit 1) end;
     exit when v_task is null;
-    v_jobs := v_jobs || array(select s.job_id from tallybook.subject_job s where s.task = v_task
-                              and s.subject = p_subject);
-  end loop;
-  return array(select distinct j from unnest(v_jobs) j);
-end $$;
-
--- _of_unique_key(key, task): the newest jobs that have had a unique key, 1000 of each task.
-create or replace function tallybook._of_unique_key(p_key text, p_task text) returns bigint[]
-language plpgsql stable
--- profile: hot
-as $$
-declare
-  v_task text := ''; v_jobs bigint[] := '{}';
-begin
-  loop
-    v_task := case when p_task is null then (select u.task from tallybook.unique_key u where u.task > v_task
-                                             order by u.task limit 1)
-                   when v_task = '' then p_task end;
-    exit when v_task is null;
-    v_jobs := v_jobs || array(select u.job_id from tallybook.unique_key u
-                               where u.task = v_task and u.key = p_key order by u.generation desc limit 1000);
+    v_jobs := v_jobs
+      || array(select s.job_id from tallybook.subject_job s where s.task = v_task and s.subject = p_subject)
+      || array(select u.job_id from tallybook.unique_key u
+                where u.task = v_task and u.key = p_key order by u.generation desc limit 1000);
   end loop;
   return array(select distinct j from unnest(v_jobs) j);
 end $$;
