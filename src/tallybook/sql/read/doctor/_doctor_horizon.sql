@@ -52,7 +52,7 @@ returns table (name text, level text, finding text, advice text, details jsonb) 
 as $$
 #variable_conflict use_column
 declare
-  v_all jsonb; v_hidden text := ''; v_jobs text[];
+  v_hidden text := ''; v_jobs text[]; v_idle text := current_setting('idle_in_transaction_session_timeout');
 begin
   -- Whoever has put jobs in holds a lock on a ledger until it ends; a prepared one under the name that it had in its
   -- session.
@@ -63,67 +63,53 @@ begin
      where t.locktype = 'transactionid' and t.mode = 'ExclusiveLock' and t.granted and k.mode = 'RowExclusiveLock'
            and k.granted
        and k.database = (select d.oid from pg_database d where d.datname = current_database()));
-  select jsonb_agg(to_jsonb(h) || jsonb_build_object('age', extract(epoch from p_at - h.since), 'ago',
-                                                     tallybook._ago(p_at - h.since),
-                     'jobs', h.writes and h.xid = any (v_jobs))
-                   order by h.since nulls last, h.transactions desc nulls last)
-    into v_all from tallybook._horizon() h;
   if not pg_has_role(current_user, 'pg_read_all_stats', 'usage') then
     v_hidden := ' as far as it can be seen: sessions of others show neither time nor state without the role pg_monitor';
   end if;
-
-  return query select * from tallybook._finding('horizon', (
-      select jsonb_agg(jsonb_build_object('level', level, 'text', format('%s pins the horizon %s', i ->> 'who',
-                         coalesce('for ' || (i ->> 'ago'), 'by ' || (i ->> 'transactions') || ' transactions')), 'do',
-                         i ->> 'remedy') || i order by n)
-        from jsonb_array_elements(v_all) with ordinality e(i, n),
-             lateral (select case when i ->> 'kind' = 'replication slot'
-                      and (not (i ->> 'active')::boolean or (i ->> 'transactions')::bigint > 1000000) then 'warning'
-                                  when (i ->> 'age')::numeric >= 3600 then 'warning'
-                                  when (i ->> 'age')::numeric >= 300 or i ->> 'age' is null
-                                       and (i ->> 'transactions')::bigint > 100000 then 'note' end) l(level)
-       where level is not null and i ->> 'transactions' is not null),
-    'nobody pins the horizon for longer than 5 min' || v_hidden,
-    'No dead row younger than that can be removed. The ledger stays fast; the few tables that are updated (scheduled, '
-    'worker, service) grow and get slower, and old ranges of history leave later. '
-    'Let it end, or end it, once you know whose it is:');
-
-  return query select * from tallybook._finding('transactions', (
-      select jsonb_agg(jsonb_build_object('level', case when (i ->> 'age')::numeric >= 600 then 'warning'
-                                          else 'note' end,
-               'text', format('%s has written and not committed for %s%s', i ->> 'who', i ->> 'ago',
-                              case when (i ->> 'jobs')::boolean then ', jobs among it'
-                                   else '' end), 'do', i ->> 'remedy') || i
-               order by (i ->> 'jobs')::boolean desc, n)
-        from jsonb_array_elements(v_all) with ordinality e(i, n)
-       where (i ->> 'writes')::boolean and (i ->> 'age')::numeric >= 60),
-    'nobody has written for longer than 1 min without a commit' || v_hidden,
-    'Jobs that it has put in do not run before it commits; all others pass it by. Shorten the transaction, or end it:');
-
-  return query select * from tallybook._finding('idle_in_transaction', (
-      select jsonb_agg(jsonb_build_object('level', case when idle >= 300 then 'warning' else 'note' end,
-               'text', format('%s is idle in its transaction for %s', i ->> 'who',
-                              tallybook._ago(idle * interval '1 s')), 'do', i ->> 'remedy') || i order by n)
-        from jsonb_array_elements(v_all) with ordinality e(i, n),
-             lateral (select extract(epoch from p_at - (i ->> 'idle_since')::timestamptz)) l(idle)
-       where idle >= 60),
-    'no session is idle in a transaction for longer than 1 min' || v_hidden,
-    format('Its program forgot to commit, or waits for something else meanwhile. idle_in_transaction_session_timeout '
-           '(now %s) ends such sessions; by hand:',
-           current_setting('idle_in_transaction_session_timeout')),
-    jsonb_build_object('idle_in_transaction_session_timeout', current_setting('idle_in_transaction_session_timeout')));
-
-  return query select * from tallybook._finding('prepared', (
-      select jsonb_agg(jsonb_build_object('level', case when (i ->> 'age')::numeric >= 300 then 'warning'
-                                          else 'note' end,
-               'text', format('%s waits for its second phase for %s%s', i ->> 'who', i ->> 'ago',
-                              case when (i ->> 'jobs')::boolean then ', with jobs'
-                                   else '' end), 'do', i ->> 'remedy') || i order by n)
-        from jsonb_array_elements(v_all) with ordinality e(i, n)
-       where i ->> 'kind' = 'prepared transaction' and (i ->> 'age')::numeric >= 60),
-    'no prepared transaction is older than 1 min',
-    'It ends by no time-out and no restart, and holds its locks and jobs until then. Ask its transaction manager, '
-    'then:');
+  return query
+  with h as materialized (
+    select k.*, extract(epoch from p_at - k.since) as age, tallybook._ago(p_at - k.since) as ago,
+           k.writes and k.xid = any (v_jobs) as jobs
+      from tallybook._horizon() k
+  ), found as (  -- worst first
+    select x.name, jsonb_agg(jsonb_build_object('level', x.level, 'text', x.text, 'do', h.remedy) || to_jsonb(h)
+                             order by x.first desc, h.since nulls last, h.transactions desc nulls last) as items
+      from h, lateral (values
+        ('horizon', format('%s pins the horizon %s', h.who,
+                           coalesce('for ' || h.ago, 'by ' || h.transactions || ' transactions')), false,
+         case when h.transactions is null then null
+              when h.kind = 'replication slot' and (not h.active or h.transactions > 1000000) or h.age >= 3600
+              then 'warning'
+              when h.age >= 300 or h.age is null and h.transactions > 100000 then 'note' end),
+        ('transactions', format('%s has written and not committed for %s%s', h.who, h.ago,
+                                case when h.jobs then ', jobs among it' end), coalesce(h.jobs, false),
+         case when h.writes and h.age >= 600 then 'warning' when h.writes and h.age >= 60 then 'note' end),
+        ('idle_in_transaction', format('%s is idle in its transaction for %s', h.who,
+                                       tallybook._ago(p_at - h.idle_since)), false,
+         case when p_at - h.idle_since >= '300 s' then 'warning' when p_at - h.idle_since >= '60 s' then 'note' end),
+        ('prepared', format('%s waits for its second phase for %s%s', h.who, h.ago,
+                            case when h.jobs then ', with jobs' end), false,
+         case when h.kind = 'prepared transaction' and h.age >= 60
+              then case when h.age >= 300 then 'warning' else 'note' end end)) x(name, text, first, level)
+     where x.level is not null group by x.name
+  )
+  select f.* from (values
+    ('horizon', 'nobody pins the horizon for longer than 5 min' || v_hidden,
+     'No dead row younger than that can be removed. The ledger stays fast; the few tables that are updated (scheduled, '
+     'worker, service) grow and get slower, and old ranges of history leave later. '
+     'Let it end, or end it, once you know whose it is:', '{}'::jsonb),
+    ('transactions', 'nobody has written for longer than 1 min without a commit' || v_hidden,
+     'Jobs that it has put in do not run before it commits; all others pass it by. Shorten the transaction, or end it:',
+     '{}'),
+    ('idle_in_transaction', 'no session is idle in a transaction for longer than 1 min' || v_hidden,
+     format('Its program forgot to commit, or waits for something else meanwhile. idle_in_transaction_session_timeout '
+            '(now %s) ends such sessions; by hand:', v_idle),
+     jsonb_build_object('idle_in_transaction_session_timeout', v_idle)),
+    ('prepared', 'no prepared transaction is older than 1 min',
+     'It ends by no time-out and no restart, and holds its locks and jobs until then. Ask its transaction manager, '
+     'then:', '{}')) c(name, fine, advice, details),
+    lateral tallybook._finding(c.name, (select d.items from found d where d.name = c.name), c.fine, c.advice,
+                               c.details) f;
 
   return query select * from tallybook._finding('slots', (
       select jsonb_agg(jsonb_build_object('level', level, 'slot', s.slot_name, 'wal_status', s.wal_status, 'kept', kept,

@@ -9,70 +9,61 @@ set enable_nestloop = on  -- also where the caller has it off
 as $$
 #variable_conflict use_column
 declare
-  v_lanes jsonb := '[]'; v_dead bigint; v_last_hour bigint;
+  v_dead bigint; v_last_hour bigint;
+  v_foreign boolean := tallybook._is_foreign_cluster(true);  -- then no cursor means anything: see cluster
 begin
-  if not tallybook._is_foreign_cluster(true) then  -- else no cursor means anything: see cluster
-    select coalesce(jsonb_agg(jsonb_build_object('queue', n.queue, 'part', n.part, 'oldest', n.oldest, 'ago',
-                                                 tallybook._ago(p_at - n.oldest),
-                      'paused', q.paused_at is not null, 'served', exists (select from tallybook.worker w
-                                         where w.ended_at is null and w.seen_at >= p_at - w.lease
-                                               and n.queue = any (w.queues)
-                                           and (n.part = '' or n.part = any (w.parts)))) order by n.oldest, n.queue,
-                                               n.part), '[]')
-      into v_lanes
-      from (select l.queue, l.part, min(e.since) as oldest
-              from (select * from tallybook.lane x where x.retired_at is null order by x.lane_id limit 10000) l
-              cross join lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid) n
-              left join lateral (select greatest(x.run_at, x.enqueued_at) as since from tallybook.entry x
-                                  where x.lane_id = l.lane_id and x.retention = l.retention and x.xid = n.xid
-                                        order by x.seq desc limit 1) e on true
-             where n.xid is not null group by l.queue, l.part) n
-      left join tallybook.queue q on q.name = n.queue;
-  end if;
-
-  return query select * from tallybook._finding('unserved_queues', (
-      select jsonb_agg(jsonb_build_object('level', 'warning', 'text',
-                                          format('queue %s has jobs in line for %s, and no live worker serves it',
-                                                 l -> 'queue', l ->> 'ago')) || l order by n)
-        from jsonb_array_elements(v_lanes) with ordinality x(l, n) where l ->> 'part' in ('', 'turn', 'fair')
-             and not (l ->> 'served')::boolean and not (l ->> 'paused')::boolean),
-    'every queue with jobs in line is served',
-    'Start a worker that serves it: `tallybook worker --queues`, or correct the name where the jobs are put in.');
-  return query select * from tallybook._finding('unserved_tasks', (
-      select jsonb_agg(jsonb_build_object('level', 'warning', 'text',
-                                          format('queue %s has jobs of %s in line for %s, which no live worker knows',
-                                                 l -> 'queue',
-                         case when l ->> 'part' like 'version:%' then format('task %s in version %s',
-                             to_json(split_part(l ->> 'part', ':', 3)), split_part(l ->> 'part', ':', 2))
-                              else 'task ' || to_json(substr(l ->> 'part', 6)) end, l ->> 'ago')) || l order by n)
-        from jsonb_array_elements(v_lanes) with ordinality x(l, n) where l ->> 'part' not in ('', 'turn', 'fair')
-             and not (l ->> 'served')::boolean),
-    'every task that was put aside is known to a live worker',
-    'Start a worker of the release that knows it, give a renamed task its old name as an alias, or cancel these jobs.');
-  return query select * from tallybook._finding('paused', (
-      select jsonb_agg(jsonb_build_object('level', case when l.oldest < p_at - interval '1 hour' then 'warning'
-                                          else 'note' end, 'queue', q.name,
-                         'paused_at', q.paused_at, 'paused_by', q.paused_by, 'oldest', l.oldest,
+  return query
+  with l as materialized (
+    select n.queue, n.part, n.oldest, tallybook._ago(p_at - n.oldest) as ago, q.paused_at is not null as paused,
+           exists (select from tallybook.worker w
+                    where w.ended_at is null and w.seen_at >= p_at - w.lease and n.queue = any (w.queues)
+                      and (n.part = '' or n.part = any (w.parts))) as served
+      from (select x.queue, x.part, min(e.since) as oldest
+              from (select * from tallybook.lane k where k.retired_at is null and not v_foreign
+                     order by k.lane_id limit 10000) x
+              cross join lateral (select tallybook._next(x.lane_id, x.retention, x.born) as xid) n
+              left join lateral (select greatest(y.run_at, y.enqueued_at) as since from tallybook.entry y
+                                  where y.lane_id = x.lane_id and y.retention = x.retention and y.xid = n.xid
+                                        order by y.seq desc limit 1) e on true
+             where n.xid is not null group by x.queue, x.part) n
+      left join tallybook.queue q on q.name = n.queue
+  ), found(name, items) as (
+    select x.name, jsonb_agg(jsonb_build_object('level', x.level, 'text', x.text) || to_jsonb(l)
+                             order by l.oldest, l.queue, l.part)
+      from l, lateral (select l.part not in ('', 'turn', 'fair')) a(side), lateral (values
+        ('unserved_queues', 'warning', not a.side and not l.served and not l.paused,
+         format('queue %s has jobs in line for %s, and no live worker serves it', to_json(l.queue), l.ago)),
+        ('unserved_tasks', 'warning', a.side and not l.served,
+         format('queue %s has jobs of %s in line for %s, which no live worker knows', to_json(l.queue),
+                case when l.part like 'version:%' then format('task %s in version %s',
+                  to_json(split_part(l.part, ':', 3)), split_part(l.part, ':', 2))
+                     else 'task ' || to_json(substr(l.part, 6)) end, l.ago)),
+        ('backlog', case when l.oldest < p_at - interval '1 hour' then 'warning' else 'note' end,
+         l.served and not l.paused and l.oldest < p_at - interval '10 min',
+         format('the next job of queue %s waits for %s', to_json(l.queue), l.ago))) x(name, level, holds, text)
+     where x.holds group by x.name
+    union all
+    select 'paused', jsonb_agg(jsonb_build_object('level', case when k.oldest < p_at - interval '1 hour' then 'warning'
+                                                           else 'note' end, 'queue', q.name,
+                         'paused_at', q.paused_at, 'paused_by', q.paused_by, 'oldest', k.oldest,
                          'text', format('queue %s is paused for %s by %s, %s', to_json(q.name),
                                         tallybook._ago(p_at - q.paused_at), q.paused_by,
-                                        coalesce('with jobs in line for ' || tallybook._ago(p_at - l.oldest),
-                                                 'with nothing in line'))) order by l.oldest nulls last, q.name)
-        from tallybook.queue q
-        left join lateral (select min((e ->> 'oldest')::timestamptz) as oldest from jsonb_array_elements(v_lanes) e
-                           where e ->> 'queue' = q.name) l on true
-       where q.paused_at is not null),
-    'no queue is paused', 'Once its reason is gone: `tallybook queue resume`.');
-  return query select * from tallybook._finding('backlog', (
-      select jsonb_agg(jsonb_build_object('level', case when (l ->> 'oldest')::timestamptz < p_at - interval '1 hour'
-                                          then 'warning' else 'note' end,
-                         'text', format('the next job of queue %s waits for %s', l -> 'queue', l ->> 'ago')) || l
-                         order by n)
-        from jsonb_array_elements(v_lanes) with ordinality x(l, n)
-       where (l ->> 'served')::boolean and not (l ->> 'paused')::boolean
-             and (l ->> 'oldest')::timestamptz < p_at - interval '10 min'),
-    'no job waits for longer than 10 min in a queue that is served',
-    'More comes in than its workers get done: more slots or workers, or a look at what is slow: `tallybook top`. Jobs '
-    'of a lower priority wait for those before them.');
+                                        coalesce('with jobs in line for ' || tallybook._ago(p_at - k.oldest),
+                                                 'with nothing in line'))) order by k.oldest nulls last, q.name)
+      from tallybook.queue q left join lateral (select min(l.oldest) as oldest from l where l.queue = q.name) k on true
+     where q.paused_at is not null
+  )
+  select f.* from (values
+    ('unserved_queues', 'every queue with jobs in line is served',
+     'Start a worker that serves it: `tallybook worker --queues`, or correct the name where the jobs are put in.'),
+    ('unserved_tasks', 'every task that was put aside is known to a live worker',
+     'Start a worker of the release that knows it, give a renamed task its old name as an alias, or cancel these '
+     'jobs.'),
+    ('paused', 'no queue is paused', 'Once its reason is gone: `tallybook queue resume`.'),
+    ('backlog', 'no job waits for longer than 10 min in a queue that is served',
+     'More comes in than its workers get done: more slots or workers, or a look at what is slow: `tallybook top`. Jobs '
+     'of a lower priority wait for those before them.')) c(name, fine, advice),
+    lateral tallybook._finding(c.name, (select d.items from found d where d.name = c.name), c.fine, c.advice) f;
 
   select count(*), count(*) filter (where d.died_at > p_at - interval '1 hour') into v_dead, v_last_hour
     from (select x.died_at from tallybook.dead x where x.died_at > p_at - interval '1 day' order by x.died_at desc

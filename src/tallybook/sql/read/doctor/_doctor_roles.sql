@@ -2,12 +2,10 @@
 -- PUBLIC has is none.
 -- rights: operator
 create or replace function tallybook._doctor_roles()
-returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
+returns table (name text, level text, finding text, advice text, details jsonb) language sql stable
 -- profile: nojit
 as $$
-#variable_conflict use_column
-begin
-  return query select * from tallybook._finding('roles', (
+  select * from tallybook._finding('roles', (
       select jsonb_agg(jsonb_build_object('level', 'warning', 'text', x.text) order by x.text) from (
         select format('role %s is on record and not in this cluster', k.name) as text
           from tallybook.role k where not exists (select from pg_roles r where r.rolname = k.name)
@@ -34,5 +32,5 @@ begin
     case when exists (select from tallybook.role) then 'every role has its rights'
          else 'no roles are in use: whoever may use the schema may do all' end,
     'As the owner of the schema: `tallybook roles`.', jsonb_build_object('roles',
-        (select jsonb_agg(k.name order by k.kind) from tallybook.role k)));
-end $$;
+        (select jsonb_agg(k.name order by k.kind) from tallybook.role k)))
+$$;
