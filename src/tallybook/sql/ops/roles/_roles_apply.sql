@@ -54,20 +54,18 @@ declare
   r record;
 begin
   for r in
-    select distinct 'schema tallybook' as what, p.rolname
-      from pg_catalog.pg_namespace s, aclexplode(s.nspacl) a join pg_catalog.pg_roles p on p.oid = a.grantee
-     where s.nspname = 'tallybook' and p.rolname = any (p_names)
-    union select format('function %s', f.oid::regprocedure), p.rolname
-      from pg_catalog.pg_proc f, aclexplode(f.proacl) a join pg_catalog.pg_roles p on p.oid = a.grantee
-     where f.pronamespace = 'tallybook'::regnamespace and p.rolname = any (p_names)
-    union select format('%s tallybook.%I', case when c.relkind = 'S' then 'sequence' else 'table' end, c.relname),
-      p.rolname
-      from pg_catalog.pg_class c, aclexplode(c.relacl) a join pg_catalog.pg_roles p on p.oid = a.grantee
-     where c.relnamespace = 'tallybook'::regnamespace and p.rolname = any (p_names)
-    union select format('table tallybook.%I', c.relname), p.rolname
-      from pg_catalog.pg_class c join pg_catalog.pg_attribute t on t.attrelid = c.oid, aclexplode(t.attacl) a
-      join pg_catalog.pg_roles p on p.oid = a.grantee
-     where c.relnamespace = 'tallybook'::regnamespace and p.rolname = any (p_names)
+    select distinct o.what, p.rolname
+      from (select 'schema tallybook' as what, s.nspacl as acl from pg_catalog.pg_namespace s
+             where s.nspname = 'tallybook'
+            union all select format('function %s', f.oid::regprocedure), f.proacl from pg_catalog.pg_proc f
+             where f.pronamespace = 'tallybook'::regnamespace
+            union all
+            select format('%s tallybook.%I', case when c.relkind = 'S' then 'sequence' else 'table' end, c.relname), x
+              from pg_catalog.pg_class c, lateral (
+                select c.relacl union all select t.attacl from pg_catalog.pg_attribute t where t.attrelid = c.oid) a(x)
+             where c.relnamespace = 'tallybook'::regnamespace) o,
+           aclexplode(o.acl) a join pg_catalog.pg_roles p on p.oid = a.grantee
+     where p.rolname = any (p_names)
   loop
     execute format('revoke all on %s from %I', r.what, r.rolname);
   end loop;
