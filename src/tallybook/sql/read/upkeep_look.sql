@@ -41,69 +41,56 @@ begin
    where s.run_at >= coalesce(upkeep_look.after, '-infinity') order by s.run_at limit 1;
   -- A second of slack: who commits late is behind it, and is found by the next look with after null.
   passed := least(next_run_at, at - interval '1 s');
-  if next_run_at <= at or after is null and (exists (select from tallybook.amendment)
-                                             or v_waiting and exists (select from tallybook.tombstone t
-                                                                      where t.cancelled)) then
-    due := due || 'promote'::text;
-  end if;
+  due := due || case when next_run_at <= at or after is null and (
+    exists (select from tallybook.amendment)
+    or v_waiting and exists (select from tallybook.tombstone t where t.cancelled)) then 'promote' end;
 
   select count(*) into workers from tallybook.worker w where w.ended_at is null;
-  if exists (select from tallybook.worker w where w.ended_at is null
-                and (w.gone_at is not null or w.seen_at < at - w.lease
-                     -- As in rescue: taken for a microsecond where the session that holds it is gone.
-                     or case when w.session then pg_try_advisory_lock(1413565443, w.id)
-                        and pg_advisory_unlock(1413565443, w.id) else false end))
-     or v_waiting and 'rescue' = any (v_second)
-     or 'rescue' = any (v_old) and (exists (select from tallybook.amendment)
-                                    or exists (select from tallybook.tombstone t
-                                               where t.created_at < at - interval '1 min')) then
-    due := due || 'rescue'::text;
-  end if;
-
-  if 'parents_resolve' = any (v_second) and exists (select from tallybook.parent)
-     then due := due || 'parents_resolve'::text; end if;
-  if 'concurrency_release' = any (v_second) and exists (select from tallybook.concurrency_line)
-     then due := due || 'concurrency_release'::text; end if;
+  due := due || case when exists (
+         select from tallybook.worker w where w.ended_at is null
+            and (w.gone_at is not null or w.seen_at < at - w.lease
+                 -- As in rescue: taken for a microsecond where the session that holds it is gone.
+                 or case when w.session then pg_try_advisory_lock(1413565443, w.id)
+                    and pg_advisory_unlock(1413565443, w.id) else false end))
+    or v_waiting and 'rescue' = any (v_second)
+    or 'rescue' = any (v_old) and (
+       exists (select from tallybook.amendment)
+       or exists (select from tallybook.tombstone t where t.created_at < at - interval '1 min')) then 'rescue' end;
+  due := due || case when 'parents_resolve' = any (v_second) and exists (select from tallybook.parent)
+                     then 'parents_resolve' end;
+  due := due || case when 'concurrency_release' = any (v_second) and exists (select from tallybook.concurrency_line)
+                     then 'concurrency_release' end;
 
   -- Of the newest 10,000 numbers only: all of waiting may be dead rows. What is older is known to the workers that
   -- run fair_release, and looked for by each that starts, and every minute.
-  if 'fair_release' = any (v_second) and exists (
+  due := due || case when 'fair_release' = any (v_second) and exists (
        select from tallybook.lane l where l.part = 'fair' and exists (
          select from tallybook.waiting w where w.lane_id = l.lane_id and w.fair_key is not null
-            and w.fair_seq > (select q.last_value - 10000 from tallybook.job_id q))) then
-    due := due || 'fair_release'::text;
-  end if;
-
-  if tallybook._is_foreign_cluster(false) or 'rebase' = any (v_old)
-     and exists (select from tallybook.lane l where l.retired_at is not null) then
-    due := due || 'rebase'::text;
-  end if;
-
+            and w.fair_seq > (select q.last_value - 10000 from tallybook.job_id q))) then 'fair_release' end;
+  due := due || case when tallybook._is_foreign_cluster(false) or 'rebase' = any (v_old)
+    and exists (select from tallybook.lane l where l.retired_at is not null) then 'rebase' end;
   if 'schedules' = any (services) then
     next_tick_at := least((select s.due_at from tallybook.schedule s where s.due_at is not null and s.query is null
                            order by s.due_at limit 1),
                           (select s.due_at from tallybook.schedule s where s.due_at is not null and s.query is not null
                            order by s.due_at limit 1));
-    if next_tick_at <= at then due := due || 'schedules'::text; end if;
+    due := due || case when next_tick_at <= at then 'schedules' end;
   end if;
 
-  if 'fold' = any (v_second) and exists (
-       select from (select f.hi, f.holes, f.last_job from tallybook.fold f order by f.number desc limit 1) f
-        where f.last_job <> (select q.last_value from tallybook.job_id q)
-           or exists (select from tallybook.tally t where t.xid >= f.hi)
-           or exists (select from unnest(f.holes) x where pg_visible_in_snapshot(x, pg_current_snapshot()))) then
-    due := due || 'fold'::text;
-  end if;
-
+  due := due || case when 'fold' = any (v_second) and exists (
+    select from (select f.hi, f.holes, f.last_job from tallybook.fold f order by f.number desc limit 1) f
+     where f.last_job <> (select q.last_value from tallybook.job_id q)
+        or exists (select from tallybook.tally t where t.xid >= f.hi)
+        or exists (select from unnest(f.holes) x where pg_visible_in_snapshot(x, pg_current_snapshot())))
+    then 'fold' end;
   due := array(select distinct d from unnest(due) d where d = any (services) order by d);
   work := false;
   if queues <> '{}' then
     select w.parts into v_parts from tallybook.worker w where w.id = upkeep_look.worker and w.ended_at is null;
     begin
       -- A worker that was given up, or a cursor of another cluster: its claim knows what to do.
-      work := v_parts is null or exists (
-        select from tallybook._first_lane(queues, array_fill(1, array[cardinality(queues)]), v_parts, '{}') f
-         where f.lane_id is not null);
+      work := v_parts is null or (
+        tallybook._first_lane(queues, array_fill(1, array[cardinality(queues)]), v_parts, '{}')).lane_id is not null;
     exception when sqlstate 'TB004' then
       work := true;
     end;
