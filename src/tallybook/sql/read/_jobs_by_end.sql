@@ -11,14 +11,12 @@ returns table (place text, line tallybook.job_line, at timestamptz, n int) langu
 as $$
 #variable_conflict use_column
 declare
-  v_at timestamptz := coalesce('epoch'::timestamptz + p_below * interval '1 microsecond',
-                               'infinity'); v_id bigint := coalesce(p_below_id, 0);
-  v_piece int := p_most + 1; v_left int := p_looks; v_rows int; k record; v_ats timestamptz[]; v_ids bigint[];
-  v_errors jsonb[];
+  v_at timestamptz := coalesce('epoch'::timestamptz + p_below * interval '1 microsecond', 'infinity');
+  v_id bigint := coalesce(p_below_id, 0); v_piece int := p_most + 1; v_left int := p_looks; v_rows int; v_n int := 0;
+  v_found int; v_ats timestamptz[]; v_ids bigint[]; v_errors jsonb[];
   v_said text := lower(p_filter ->> 'error'); v_cancelled boolean := 'cancelled' = any (p_endings);
   v_since timestamptz := coalesce((p_filter ->> 'since')::timestamptz, '-infinity');
 begin
-  n := 0;
   loop
     select count(*), array_agg(u.ended_at) filter (where u.ok), array_agg(u.job_id) filter (where u.ok),
            array_agg(u.error) filter (where u.ok),
@@ -30,22 +28,21 @@ begin
               from unnest(p_endings) e(state), lateral tallybook._ends(e.state, v_at, v_id, v_since, v_piece) s
              order by s.ended_at desc, s.job_id desc limit v_piece) u;
     exit when v_rows = 0;
-    for k in select l.nth, l.line as line
-               from tallybook._job_lines(v_ids, null, case when not v_cancelled then v_errors end, case when v_cancelled
-                                         then v_ats end,
-                      case when v_cancelled then '{cancelled}'
-                           else '{available,running,completed,beyond,cancelled,unmet}' end::text[], p_filter,
-                             p_most + 1 - n) l loop
-      place := (extract(epoch from v_ats[k.nth]) * 1000000)::bigint || '.'
-        || (k.line).id; line := k.line; at := v_ats[k.nth]; n := n + 1;
-      return next;
-      if n > p_most then return; end if;
-    end loop;
-    exit when v_rows < v_piece;
+    return query
+    select (extract(epoch from v_ats[l.nth]) * 1000000)::bigint || '.' || (l.line).id, l.line, v_ats[l.nth],
+           v_n + row_number() over ()::int
+      from tallybook._job_lines(v_ids, null, case when not v_cancelled then v_errors end,
+                                case when v_cancelled then v_ats end,
+                                case when v_cancelled then '{cancelled}'
+                                     else '{available,running,completed,beyond,cancelled,unmet}' end::text[], p_filter,
+                                p_most + 1 - v_n) l;
+    get diagnostics v_found = row_count;
+    v_n := v_n + v_found;
+    exit when v_n > p_most or v_rows < v_piece;
     v_left := v_left - v_rows - 100 * coalesce(cardinality(v_ids), 0);
     if v_left <= 0 then
-      place := (extract(epoch from v_at) * 1000000)::bigint || '.' || v_id; line := null; at := v_at; n := n + 1;
-      return next;
+      return query select (extract(epoch from v_at) * 1000000)::bigint || '.' || v_id, null::tallybook.job_line, v_at,
+                          v_n + 1;
       return;
     end if;
     v_piece := least(greatest(2 * v_piece, 64), case when cardinality(v_ids) > v_rows / 4 then 256 else 4096 end);

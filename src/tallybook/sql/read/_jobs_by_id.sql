@@ -14,16 +14,13 @@ as $$
 #variable_conflict use_column
 declare
   v_below bigint := least(coalesce(p_below, 9223372036854775807), p_high); v_low bigint := coalesce(p_low, 0);
-  v_piece int := least(p_most + 1,
-                       256); v_left int := p_looks; v_rows int; v_last bigint; v_ids bigint[]; k tallybook.job_line;
-                       l record;
+  v_piece int := least(p_most + 1, 256); v_left int := p_looks; v_rows int; v_last bigint; v_ids bigint[]; l record;
+  v_n int := 0; v_found int; v_xids xid8[]; v_seqs bigint[];
   v_task text := p_filter ->> 'task'; v_error text := lower(p_filter ->> 'error');
-  v_line boolean := 'entry' = any (p_sources) and not coalesce(p_filter -> 'states' ? 'available',
-                                                               true); v_xids xid8[]; v_seqs bigint[];
+  v_line boolean := 'entry' = any (p_sources) and not coalesce(p_filter -> 'states' ? 'available', true);
   v_lanes int[] := case when p_filter ? 'queue' then array(select l.lane_id from tallybook.lane l
                                                            where l.queue = p_filter ->> 'queue') end;
 begin
-  n := 0;
   if 'running' = any (p_sources) then
     p_given := p_given || array(select o.job_id from tallybook.worker w cross
                                 join lateral tallybook._open_attempts(w.id, w.open_from) o
@@ -36,13 +33,12 @@ begin
   end if;
   loop
     select count(*), min(u.job_id),
-           array_agg(distinct u.job_id order by u.job_id desc) filter (where (v_lanes is null or u.lane_id is null
-               or u.lane_id = any (v_lanes))
-                                                  and (v_task is null or u.task is null or u.task = v_task)
-                                                  and (u.xid is null or (u.xid, u.seq) <= (v_xids[u.lane_id],
-                                                      v_seqs[u.lane_id]))
-                                                  and (v_error is null or u.error is null or strpos(lower(concat_ws(' ',
-                                                      u.error ->> 'type', u.error ->> 'message')), v_error) > 0))
+           array_agg(distinct u.job_id order by u.job_id desc) filter (
+             where (v_lanes is null or u.lane_id is null or u.lane_id = any (v_lanes))
+               and (v_task is null or u.task is null or u.task = v_task)
+               and (u.xid is null or (u.xid, u.seq) <= (v_xids[u.lane_id], v_seqs[u.lane_id]))
+               and (v_error is null or u.error is null
+                    or strpos(lower(concat_ws(' ', u.error ->> 'type', u.error ->> 'message')), v_error) > 0))
       into v_rows, v_last, v_ids
       from (select * from (
         (select e.job_id, e.lane_id, e.task, null::jsonb as error, case when v_line then e.xid end as xid, e.seq
@@ -81,20 +77,17 @@ begin
     exit when v_rows = 0;
     -- Of the last one not all rows may be among these.
     if v_rows = v_piece and v_ids[cardinality(v_ids)] is distinct from v_last then v_ids := v_ids || v_last; end if;
-    for k in select (l.line).* from tallybook._job_lines(v_ids, null, null, null, p_mine, p_filter,
-                                                         p_most + 1 - n) l loop
-      place := k.id; line := k; at := k.enqueued_at; n := n + 1;
-      return next;
-      if n > p_most then return; end if;
-    end loop;
-    exit when v_rows < v_piece;
+    return query select (l.line).id::text, l.line, (l.line).enqueued_at, v_n + row_number() over ()::int
+                   from tallybook._job_lines(v_ids, null, null, null, p_mine, p_filter, p_most + 1 - v_n) l;
+    get diagnostics v_found = row_count;
+    v_n := v_n + v_found;
+    exit when v_n > p_most or v_rows < v_piece;
     v_below := v_last;
     -- looking a job up costs as much as passing so many over
     v_left := v_left - v_rows - 100 * coalesce(cardinality(v_ids), 0);
     if v_left <= 0 then
-      place := v_last; line := null; n := n + 1;
-      at := (select j.enqueued_at from tallybook.job j where j.id = v_last limit 1);
-      return next;
+      return query select v_last::text, null::tallybook.job_line,
+                          (select j.enqueued_at from tallybook.job j where j.id = v_last limit 1), v_n + 1;
       return;
     end if;
     v_piece := case when cardinality(v_ids) > v_rows / 4 then least(v_piece, 256) else least(2 * v_piece, 4096) end;

@@ -10,10 +10,9 @@ returns table (place text, line tallybook.job_line, at timestamptz, n int) langu
 as $$
 #variable_conflict use_column
 declare
-  v_xid xid8 := coalesce(p_xid, '9223372036854775807'); v_seq bigint := coalesce(p_seq,
-      0); v_piece int := p_most + 1; v_left int := p_looks;
-  v_rows int; v_at timestamptz; k record; v_xids xid8[]; v_seqs bigint[]; v_ids bigint[]; v_attempts int[];
-  v_task text := p_filter ->> 'task';
+  v_xid xid8 := coalesce(p_xid, '9223372036854775807'); v_seq bigint := coalesce(p_seq, 0); v_piece int := p_most + 1;
+  v_left int := p_looks; v_rows int; v_n int := 0; v_found int; v_at timestamptz; v_xids xid8[]; v_seqs bigint[];
+  v_ids bigint[]; v_attempts int[]; v_task text := p_filter ->> 'task';
   v_mine text[] := case when p_filter ? 'unserved' then '{available,unmet}' when p_what = 'line' then '{available}'
     when p_what = 'past' then '{completed,beyond}'
                         else '{available,running,completed,beyond,cancelled,unmet}' end;
@@ -21,7 +20,6 @@ declare
   -- at once.
   v_lanes int[]; v_head_xids xid8[]; v_head_seqs bigint[]; v_ways int := 16;
 begin
-  n := 0;
   p_lanes := coalesce(p_lanes, array(select l.lane_id from tallybook.lane l where p_what <> 'line'
                                      or l.retired_at is null));
   -- a look at a lane costs as much as passing so many over
@@ -42,12 +40,12 @@ begin
                   v_piece) r
              where v_lanes[v_ways + 1] is null or (r.xid, r.seq) > (v_head_xids[v_ways + 1], v_head_seqs[v_ways + 1])
              order by r.xid desc, r.seq desc limit v_piece) u;
-    for k in select l.nth, l.line as line from tallybook._job_lines(v_ids, v_attempts, null, null, v_mine, p_filter,
-                                                                    p_most + 1 - n) l loop
-      place := v_xids[k.nth] || '.' || v_seqs[k.nth]; line := k.line; at := (k.line).enqueued_at; n := n + 1;
-      return next;
-      if n > p_most then return; end if;
-    end loop;
+    return query
+    select v_xids[l.nth] || '.' || v_seqs[l.nth], l.line, (l.line).enqueued_at, v_n + row_number() over ()::int
+      from tallybook._job_lines(v_ids, v_attempts, null, null, v_mine, p_filter, p_most + 1 - v_n) l;
+    get diagnostics v_found = row_count;
+    v_n := v_n + v_found;
+    exit when v_n > p_most;
     v_left := v_left - 3 * v_rows - 60 * least(v_ways, cardinality(v_lanes)) - 100 * coalesce(cardinality(v_ids), 0);
     select array_agg(h.lane_id order by h.xid desc, h.seq desc), array_agg(h.xid order by h.xid desc, h.seq desc),
            array_agg(h.seq order by h.xid desc, h.seq desc)
@@ -57,8 +55,7 @@ begin
             union all
             select * from unnest(v_lanes[v_ways + 1:], v_head_xids[v_ways + 1:], v_head_seqs[v_ways + 1:])) h;
     if v_left <= 0 and v_lanes is not null then
-      place := v_xid || '.' || v_seq; line := null; at := v_at; n := n + 1;
-      return next;
+      return query select v_xid || '.' || v_seq, null::tallybook.job_line, v_at, v_n + 1;
       return;
     end if;
     v_piece := least(greatest(2 * v_piece, 64), case when cardinality(v_ids) > v_rows / 4 then 256

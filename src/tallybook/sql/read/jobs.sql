@@ -30,6 +30,7 @@ as $$
 #variable_conflict use_column
 declare
   v_sources record; v_filter jsonb; v_n int := 0; v_cursor text := jobs.after; v_end boolean; r record;
+  v_lines tallybook.job_line[]; v_cursors text[];
 begin
   perform tallybook._check_jobs(jobs.states, jobs.links, jobs.after, jobs.max_jobs, jobs.max_looked);
   v_filter := jsonb_strip_nulls(jsonb_build_object('queue', jobs.queue, 'task', jobs.task, 'states', jobs.states,
@@ -62,15 +63,16 @@ begin
   loop
     v_end := v_n = jobs.max_jobs or r.line is null;
     if v_n < jobs.max_jobs then v_cursor := tallybook._job_cursor(v_cursor, r.source, r.place); end if;
-    return query
-    select (l.x).id, (l.x).queue, (l.x).task, (l.x).state, (l.x).priority, (l.x).attempts, (l.x).failures,
-           (l.x).max_attempts, (l.x).enqueued_at, (l.x).run_at, (l.x).started_at, (l.x).ended_at, (l.x).worker,
-           (l.x).summary, (l.x).reason, (l.x).last_error, (l.x).subject, (l.x).unique_key, (l.x).progress, v_cursor,
-           case when v_end then r.at end
-      from (select case when not v_end then r.line end as x) l;
+    v_lines := array_append(v_lines, case when not v_end then r.line end);
+    v_cursors := array_append(v_cursors, v_cursor);
     exit when v_end;
     v_n := v_n + 1;
   end loop;
+  return query
+  select l.id, l.queue, l.task, l.state, l.priority, l.attempts, l.failures, l.max_attempts, l.enqueued_at, l.run_at,
+         l.started_at, l.ended_at, l.worker, l.summary, l.reason, l.last_error, l.subject, l.unique_key, l.progress,
+         v_cursors[l.ordinality], case when v_end and l.ordinality > v_n then r.at end
+    from unnest(v_lines) with ordinality l order by l.ordinality;
 end $$;
 
 -- _check_jobs(states, links, after, max_jobs, max_looked): raises TB005 for what jobs() cannot do.
