@@ -12,9 +12,8 @@ begin
     raise exception 'there is no rate limit %', rate_limit_push.name using errcode = 'TB005',
       hint = 'Make one by rate_limit_set.';
   end if;
-  if until is null or until not between '2000-01-01' and '9999-01-01' then
-    raise exception 'until % is out of range', coalesce(until::text, 'null') using errcode = 'TB005';
-  end if;
+  perform tallybook._refuse(until is null or until not between '2000-01-01' and '9999-01-01',
+                            format('until %s is out of range', coalesce(until::text, 'null')));
   insert into tallybook.rate_state as s (name, next_at, front_at, pushed_to, granted)
   values (rate_limit_push.name, until, '-infinity', until, 0)
   on conflict on constraint rate_state_pkey do update
