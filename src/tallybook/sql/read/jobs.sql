@@ -38,12 +38,11 @@ begin
     'unserved', nullif(jobs.unserved, false), 'since', jobs.since, 'before', jobs.before));
   select * into v_sources from tallybook._job_sources(jobs.queue, jobs.states, jobs.links, jobs.error,
                                                       jobs.unserved is true, jobs.since, jobs.before);
-  if (jobs.after ~ 'i' and v_sources.ids = '{}' or jobs.after ~ 'l' and v_sources.line is null
-      or jobs.after ~ 'e' and v_sources.endings = '{}')
-     and (v_sources.ids <> '{}' or v_sources.line is not null or v_sources.endings <> '{}') then
-    raise exception '% is the cursor of a list with other filters', to_json(jobs.after) using errcode = 'TB005',
-      hint = 'Say the filters of its page again.';
-  end if;
+  perform tallybook._refuse(
+    (jobs.after ~ 'i' and v_sources.ids = '{}' or jobs.after ~ 'l' and v_sources.line is null
+     or jobs.after ~ 'e' and v_sources.endings = '{}')
+    and (v_sources.ids <> '{}' or v_sources.line is not null or v_sources.endings <> '{}'),
+    format('%s is the cursor of a list with other filters', to_json(jobs.after)), 'Say the filters of its page again.');
   for r in
     select s.source, s.place, s.line, min(s.at) over (partition by s.source order by s.n) as at, s.n
       from (select 'i' as source, i.* from tallybook._jobs_by_id(v_sources.ids, v_sources.given, v_sources.mine,
@@ -78,21 +77,19 @@ end $$;
 -- _check_jobs(states, links, after, max_jobs, max_looked): raises TB005 for what jobs() cannot do.
 create or replace function tallybook._check_jobs(p_states text[], p_links jsonb, p_after text, p_max_jobs int,
   p_max_looked int) returns void
-language plpgsql immutable as $$
+language plpgsql stable as $$
 begin
-  if not p_states <@ tallybook._job_states() or p_states = '{}' then
-    raise exception 'states % are not known', p_states
-      using errcode = 'TB005', hint = format('They are some of %s.', array_to_string(tallybook._job_states(), ', '));
-  end if;
+  perform tallybook._refuse(not p_states <@ tallybook._job_states() or p_states = '{}',
+            format('states %s are not known', p_states),
+            format('They are some of %s.', array_to_string(tallybook._job_states(), ', ')));
   if p_links is not null then perform tallybook._check_links(p_links); end if;
   perform tallybook._check_range('max_jobs', p_max_jobs::text, p_max_jobs between 1 and 1000,
                                  'It goes from 1 to 1000.'),
           tallybook._check_range('max_looked', p_max_looked::text, p_max_looked between 1000 and 1000000,
                                  'It goes from 1000 to 1000000.');
-  if p_after !~ '^(i\d{1,18}|[el]\d{1,18}\.\d{1,18})(-(i\d{1,18}|[el]\d{1,18}\.\d{1,18})){0,2}$' then
-    raise exception '% is no cursor', to_json(left(p_after, 100)) using errcode = 'TB005',
-      hint = 'Say the cursor of the last row of the page before.';
-  end if;
+  perform tallybook._refuse(
+    p_after !~ '^(i\d{1,18}|[el]\d{1,18}\.\d{1,18})(-(i\d{1,18}|[el]\d{1,18}\.\d{1,18})){0,2}$',
+    format('%s is no cursor', to_json(left(p_after, 100))), 'Say the cursor of the last row of the page before.');
 end $$;
 
 -- _job_states(): the states that a job can be in, as lists name them.

@@ -22,19 +22,14 @@ declare
   -- run_at, job.
   a text[] := string_to_array(after, ' '); v_at bigint := 0; v_left int := max_jobs; v_n int; g record;
 begin
-  if not states <@ array['available', 'scheduled', 'retrying'] then
-    raise exception 'states % are not known to queue_top', states using errcode = 'TB005',
-      hint = 'They are available, scheduled, retrying.';
-  end if;
+  perform tallybook._refuse(not states <@ array['available', 'scheduled', 'retrying'],
+            format('states %s are not known to queue_top', states), 'They are available, scheduled, retrying.');
   perform tallybook._check_range('max_jobs', max_jobs::text, max_jobs between 1 and 1000, 'It goes from 1 to 1000.');
-  if after !~ '^(line \d+ \d{1,5} [01] [0-3] \d{1,19} \d{1,19}|later \d+ [-+\w:.]+ \d{1,19})$' then
-    raise exception '% is no place', to_json(after) using errcode = 'TB005',
-      hint = 'Say the place of the last row of the page before.';
-  end if;
-  if not exists (select from tallybook.queues q where q.name = queue_top.queue) then
-    raise exception 'there is no queue %', to_json(queue_top.queue) using errcode = 'TB002',
-      hint = 'See the view tallybook.queues.';
-  end if;
+  perform tallybook._refuse(
+            after !~ '^(line \d+ \d{1,5} [01] [0-3] \d{1,19} \d{1,19}|later \d+ [-+\w:.]+ \d{1,19})$',
+            format('%s is no place', to_json(after)), 'Say the place of the last row of the page before.'),
+          tallybook._refuse(not exists (select from tallybook.queues q where q.name = queue_top.queue),
+            format('there is no queue %s', to_json(queue_top.queue)), 'See the view tallybook.queues.', 'TB002');
   v_at := coalesce(a[2]::bigint, 0);
   if (states is null or 'available' = any (states)) and a[1] is distinct from 'later' then
     for g in select l.priority, (l.part <> 'turn')::int as turn, array_agg(l.lane_id) as lanes from tallybook.lane l

@@ -19,19 +19,16 @@ begin
 end $$;
 
 create or replace function tallybook._audit_name(p_what text, p_name text, p_most int) returns void
-language plpgsql immutable as $$
-begin
-  if p_name is null or length(p_name) not between 1 and p_most then
-    raise exception 'the % of an audit row has % characters', p_what, coalesce(length(p_name), 0)
-      using errcode = 'TB005', hint = format('From 1 to %s.', p_most);
-  end if;
-end $$;
+language sql stable as $$
+  select tallybook._refuse((length(p_name) between 1 and p_most) is not true,
+           format('the %s of an audit row has %s characters', p_what, coalesce(length(p_name), 0)),
+           format('From 1 to %s.', p_most))
+$$;
 
 create or replace function tallybook._audit_object(p_what text, p_object jsonb) returns void
-language plpgsql immutable as $$
-begin
-  if p_object is null or jsonb_typeof(p_object) <> 'object' or octet_length(p_object::text) > 8192 then
-    raise exception 'the % of an audit row is no object of at most 8 KB', p_what
-      using errcode = 'TB005', hint = 'Name ids and counts, not all that was changed.';
-  end if;
-end $$;
+language sql stable as $$
+  select tallybook._refuse(
+           p_object is null or jsonb_typeof(p_object) <> 'object' or octet_length(p_object::text) > 8192,
+           format('the %s of an audit row is no object of at most 8 KB', p_what),
+           'Name ids and counts, not all that was changed.')
+$$;

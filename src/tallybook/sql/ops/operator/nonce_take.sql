@@ -13,9 +13,8 @@ returns text language plpgsql as $$
 declare
   c_window constant interval := '300 s';
 begin
-  if key is null or nonce is null or length(key) not between 1 and 200 or length(nonce) not between 1 and 200 then
-    raise exception 'key and nonce have from 1 to 200 characters' using errcode = 'TB005';
-  end if;
+  perform tallybook._refuse((length(key) between 1 and 200 and length(nonce) between 1 and 200) is not true,
+                            'key and nonce have from 1 to 200 characters');
   if signed_at is null or signed_at < at - c_window then return 'late'; end if;
   if signed_at > at + c_window then return 'early'; end if;
   insert into tallybook.api_nonce (key_id, nonce, seen_at)

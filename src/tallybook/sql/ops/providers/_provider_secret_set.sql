@@ -14,9 +14,8 @@ declare
 begin
   perform tallybook._check_name('field of a secret', p_field, 64);
   perform from tallybook.provider p where p.name = p_provider for key share;
-  if not found then
-    raise exception 'there is no provider %', coalesce(to_json(p_provider)::text, 'null') using errcode = 'TB002';
-  end if;
+  perform tallybook._refuse(not found, format('there is no provider %s', coalesce(to_json(p_provider)::text, 'null')),
+                            null, 'TB002');
   if p_was is null then
     insert into tallybook.provider_secret (provider, field, slot, key_id, nonce, ciphertext, set_at, sealed_at)
     values (p_provider, p_field, 'current', p_key_id, p_nonce, p_ciphertext, p_at, p_at) on conflict do nothing;

@@ -15,19 +15,14 @@ declare
 begin
   perform tallybook._check_name('provider name', provider_set.name, 64);
   if kind is not null then perform tallybook._check_name('kind of provider', kind, 64); end if;
-  if jsonb_typeof(settings) <> 'object' then
-    raise exception 'settings of a provider are one JSON object, not %', jsonb_typeof(settings) using errcode = 'TB005';
-  end if;
-  if octet_length(settings::text) > 100000 then
-    raise exception 'settings of a provider have at most 100,000 bytes' using errcode = 'TB005';
-  end if;
+  perform tallybook._refuse(jsonb_typeof(settings) <> 'object',
+            format('settings of a provider are one JSON object, not %s', jsonb_typeof(settings)));
+  perform tallybook._refuse(octet_length(settings::text) > 100000, 'settings of a provider have at most 100,000 bytes');
   loop
     select k.* into p from tallybook.provider k where k.name = provider_set.name for no key update;
     exit when found;
-    if kind is null then
-      raise exception 'there is no provider %', to_json(provider_set.name)
-        using errcode = 'TB005', hint = 'A new one needs a kind, which says what it is for.';
-    end if;
+    perform tallybook._refuse(kind is null, format('there is no provider %s', to_json(provider_set.name)),
+              'A new one needs a kind, which says what it is for.');
     insert into tallybook.provider (name, kind, settings, active, created_at, changed_at)
     values (provider_set.name, provider_set.kind, coalesce(provider_set.settings, '{}'),
             coalesce(provider_set.active, true), at, at)

@@ -15,10 +15,8 @@ begin
   perform tallybook._check_name('data type', route_set.data_type, 64);
   if symbol is not null then perform tallybook._check_name('symbol', route_set.symbol, 200); end if;
   perform from tallybook.provider p where p.name = route_set.provider for key share;
-  if not found then
-    raise exception 'there is no provider %', coalesce(to_json(route_set.provider)::text, 'null')
-      using errcode = 'TB002';
-  end if;
+  perform tallybook._refuse(not found, format('there is no provider %s', coalesce(to_json(provider)::text, 'null')),
+                            null, 'TB002');
   loop
     select k.* into r from tallybook.provider_route k
      where k.data_type = route_set.data_type and k.symbol is not distinct from route_set.symbol for update;

@@ -83,13 +83,9 @@ declare
 begin
   select string_agg(to_json(n)::text, ', ') into v_missing from unnest(v_names) n
    where not exists (select from pg_catalog.pg_roles p where p.rolname = n);
-  if v_missing is not null or array_position(v_names, null) is not null then
-    raise exception 'there is no role %', coalesce(v_missing, 'without a name') using errcode = 'TB005',
-      hint = 'Create it first.';
-  end if;
-  if (select count(distinct n) from unnest(v_names) n) < 5 then
-    raise exception 'two of the roles have one name' using errcode = 'TB005';
-  end if;
+  perform tallybook._refuse(v_missing is not null or array_position(v_names, null) is not null,
+            format('there is no role %s', coalesce(v_missing, 'without a name')), 'Create it first.');
+  perform tallybook._refuse((select count(distinct n) from unnest(v_names) n) < 5, 'two of the roles have one name');
   perform tallybook._roles_revoke(array(select k.name::text from tallybook.role k where k.name <> all (v_names)));
   delete from tallybook.role;
   insert into tallybook.role (kind, name)

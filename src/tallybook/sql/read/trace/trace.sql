@@ -29,19 +29,15 @@ as $$
 declare
   v_jobs bigint[];
 begin
-  if num_nonnulls(trace.subject, trace.unique_key, trace.links, trace.job) <> 1 then
-    raise exception 'trace needs one thing to follow' using errcode = 'TB005',
-      hint = 'Name a subject, a unique_key, links or a job.';
-  end if;
+  perform tallybook._refuse(num_nonnulls(trace.subject, trace.unique_key, trace.links, trace.job) <> 1,
+            'trace needs one thing to follow', 'Name a subject, a unique_key, links or a job.');
   perform tallybook._check_range('max_events', max_events::text, max_events between 1 and 10000,
                                  'It goes from 1 to 10000.');
   if trace.links is not null then
     perform tallybook._check_links(trace.links);
     v_jobs := array(select l from tallybook._linked(trace.links, 10001) l);
-    if cardinality(v_jobs) > 10000 then
-      raise exception 'more than 10,000 jobs have these links' using errcode = 'TB005',
-        hint = 'Name one more link that they have, or look at fewer by a query of your own.';
-    end if;
+    perform tallybook._refuse(cardinality(v_jobs) > 10000, 'more than 10,000 jobs have these links',
+              'Name one more link that they have, or look at fewer by a query of your own.');
   else
     v_jobs := case when trace.job is not null then array[trace.job]
                    else tallybook._of_name(trace.subject, trace.unique_key, trace.task) end;
