@@ -83,11 +83,8 @@ begin
                order by e.xid, e.seq limit c.jobs) e  -- the limit: see claimed_jobs
             join (select u.job_id, u.attempt from unnest(v_ids, v_tries) u(job_id, attempt)) u
               on u.job_id = e.job_id and u.attempt = e.attempt order by e.job_id) e;
-    if f.task <> f.other or f.ordered > 0 then  -- which of them are which has to be known
-      v_few := v_few || c.lease;
-      continue;
-    end if;
-    continue when f.n = 0;
+    if f.task <> f.other or f.ordered > 0 then v_few := v_few || c.lease; end if;  -- each one counts by its own
+    continue when f.task <> f.other or f.ordered > 0 or f.n = 0;
     v_xids := v_xids || f.xids; v_seqs := v_seqs || f.seqs; v_jobs := v_jobs || f.jobs;
     v_classes := v_classes || array_fill(c.retention, array[f.n::int]);
     insert into tallybook.tally (lane_id, n, attempts, what, took, waited, task)
