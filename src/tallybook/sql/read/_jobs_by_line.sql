@@ -128,27 +128,30 @@ begin
 end $$;
 
 -- _line_up_to(lane): up to where its cursor has come, at most: what lies behind it is taken by its id or not at all.
--- For statements of others: without settings of its own it becomes part of them.
 create or replace function tallybook._line_up_to(p_lane_id int, out xid xid8, out seq bigint) returns setof record
 language sql stable as $$
-  select coalesce(h.xid, case when l.retired_at is null then l.born else '9223372036854775807' end), coalesce(h.seq, 0)
-    from tallybook.lane l left join lateral (
-      select case when c.closed = '{}' then c.pos_xid else c.lo end as xid,
-             case when c.closed = '{}' then c.pos_seq else 0 end as seq
-        from tallybook.claim c
-       where c.lane_id = l.lane_id and c.retention = l.retention and l.retired_at is null
-       order by c.number desc limit 1) h on true
-   where l.lane_id = p_lane_id
+  select case when l.retired_at is not null then '9223372036854775807' when c.closed = '{}' then c.pos_xid
+              else c.lo end, case when l.retired_at is null and c.closed = '{}' then c.pos_seq else 0 end
+    from tallybook.lane l, lateral tallybook._cursor_of(l.lane_id) c where l.lane_id = p_lane_id
 $$;
 
 -- _line_from(lane): from where on its cursor may still take what there is, and what it takes before that (others).
 create or replace function tallybook._line_from(p_lane_id int, out xid xid8, out seq bigint, out others xid8[])
 returns setof record language sql stable as $$
-  select coalesce(h.xid, l.born), coalesce(h.seq, 0), coalesce(h.others, '{}')
+  select case when c.closed || c.holes = '{}' then c.pos_xid else least(c.lo, c.pos_xid) end,
+         case when c.closed || c.holes = '{}' then c.pos_seq else 0 end, c.holes || c.closed
+    from tallybook._cursor_of(p_lane_id) c
+$$;
+
+-- _cursor_of(lane): its newest claim, or where it was born. Like those above it has no settings of its own, so that it
+-- becomes part of the statement that asks.
+create or replace function tallybook._cursor_of(p_lane_id int, out lane_id int, out retention "char", out lo xid8,
+  out hi xid8, out holes xid8[], out closed xid8[], out pos_xid xid8, out pos_seq bigint) returns setof record
+language sql stable as $$
+  select l.lane_id, l.retention, coalesce(h.lo, l.born), coalesce(h.hi, l.born), coalesce(h.holes, '{}'),
+         coalesce(h.closed, '{}'), coalesce(h.pos_xid, l.born), coalesce(h.pos_seq, 0)
     from tallybook.lane l left join lateral (
-      select case when c.closed || c.holes = '{}' then c.pos_xid else least(c.lo, c.pos_xid) end as xid,
-             case when c.closed || c.holes = '{}' then c.pos_seq else 0 end as seq, c.holes || c.closed as others
-        from tallybook.claim c where c.lane_id = l.lane_id and c.retention = l.retention
-       order by c.number desc limit 1) h on true
+      select k.lo, k.hi, k.holes, k.closed, k.pos_xid, k.pos_seq from tallybook.claim k
+       where k.lane_id = l.lane_id and k.retention = l.retention order by k.number desc limit 1) h on true
    where l.lane_id = p_lane_id
 $$;

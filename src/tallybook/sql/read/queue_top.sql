@@ -86,23 +86,18 @@ returns table (lane_id int, retention "char", phase int, xid xid8, seq bigint) l
 as $$
 #variable_conflict use_column
 declare
-  c record; l record; v_n int; v_left int := p_most;
+  c record; v_n int; v_left int := p_most;
 begin
-  select x.lane_id, x.retention, x.born into l from tallybook.lane x where x.lane_id = p_lane_id;
-  select h.lo, h.hi, h.holes, h.closed, h.pos_xid, h.pos_seq into c
-    from tallybook.claim h where h.lane_id = l.lane_id and h.retention = l.retention order by h.number desc limit 1;
-  if not found then
-    c.lo := l.born; c.hi := l.born; c.pos_xid := l.born; c.pos_seq := 0; c.holes := '{}'; c.closed := '{}';
-  end if;
+  select * into c from tallybook._cursor_of(p_lane_id);
   if c.holes = '{}' then c.hi := '18446744073709551615'; end if;  -- nothing comes between this window and the next one
   for v_phase in p_phase..3 loop
     if v_phase in (0, 2) then
       return query
-      select l.lane_id, l.retention, v_phase, e.xid, e.seq
+      select c.lane_id, c.retention, v_phase, e.xid, e.seq
         from (select x from unnest(case when v_phase = 0 then c.closed else c.holes end) x
                where (v_phase > p_phase or x >= p_xid) and (v_phase = 2 or x >= c.pos_xid) order by x) o(x), lateral (
           select y.xid, y.seq from tallybook.entry y
-           where y.lane_id = l.lane_id and y.retention = l.retention and y.xid = o.x
+           where y.lane_id = c.lane_id and y.retention = c.retention and y.xid = o.x
              and (v_phase = 2 or (y.xid, y.seq) > (c.pos_xid, c.pos_seq))
                  and (v_phase > p_phase or (y.xid, y.seq) > (p_xid, p_seq))
              and tallybook._stands(y.job_id, y.attempt)
@@ -110,12 +105,12 @@ begin
        order by e.xid, e.seq limit v_left;
     else
       return query
-      select l.lane_id, l.retention, v_phase, e.xid, e.seq from tallybook.entry e,
+      select c.lane_id, c.retention, v_phase, e.xid, e.seq from tallybook.entry e,
              lateral (select case when v_phase = 3 then greatest(c.hi, c.pos_xid) when c.closed <> '{}' then c.lo
                       else c.pos_xid end as xid,
                              case when v_phase = 3 and c.pos_xid < c.hi or c.closed <> '{}' then 0
                                   else c.pos_seq end as seq) f
-       where e.lane_id = l.lane_id and e.retention = l.retention
+       where e.lane_id = c.lane_id and e.retention = c.retention
          and e.xid >= case when v_phase = p_phase then greatest(f.xid, p_xid) else f.xid end
          and (e.xid, e.seq) > (f.xid, f.seq) and (v_phase > p_phase or (e.xid, e.seq) > (p_xid, p_seq))
          and (v_phase = 3 or e.xid < c.hi) and e.xid <> all (c.holes)

@@ -22,12 +22,7 @@ begin
     select 'uncommitted', 'This very transaction has put it in line, and has not committed.', '{}'::jsonb, 1;
     return;
   end if;
-  select h.lo, h.hi, h.holes, h.closed, h.pos_xid, h.pos_seq into c
-    from tallybook.claim h where h.lane_id = w.lane_id and h.retention = w.retention order by h.number desc limit 1;
-  if not found then
-    select x.born as lo, x.born as hi, '{}'::xid8[] as holes, '{}'::xid8[] as closed, x.born as pos_xid,
-           0::bigint as pos_seq into c from tallybook.lane x where x.lane_id = w.lane_id;
-  end if;
+  select * into c from tallybook._cursor_of(w.lane_id);
   v_own := tallybook._before(w.lane_id, w.retention, c.lo, c.hi, c.holes, c.closed, c.pos_xid, c.pos_seq, w.xid, w.seq,
                              10000);
   if w.xid = any (c.holes) then
