@@ -4,20 +4,42 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tallybook._model.exposition import Numbers, Sample, Shown, of_the_database, text
 
 if TYPE_CHECKING:
-    from tallybook._worker.life.worker import Worker
+    from tallybook._db.link import Link
+    from tallybook._worker.claim.claimer import Claimer
+    from tallybook._worker.finish.finisher import Finisher
+    from tallybook._worker.jobs import Book
+    from tallybook._worker.life.watchdog import Watchdog
+    from tallybook._worker.run.runner import Runner
+    from tallybook._worker.settings import WorkerSettings
 
-__all__ = ["exposition"]
+__all__ = ["ShownWorker", "exposition"]
 
 _ENDS = ("completed", "scheduled", "available", "cancelled", "dead", "moved", "refused")
 
 
+class ShownWorker(Protocol):
+    """A Worker, as its endpoint reads it."""
+
+    settings: WorkerSettings
+    book: Book
+    claimer: Claimer
+    runner: Runner
+    finisher: Finisher
+    finishes: Link
+    upkeep: Link
+    handlers: Link
+    watchdog: Watchdog | None
+
+    def why_not_ready(self) -> str: ...
+
+
 def exposition(
-    *, name: str, worker: Worker | None, ready: bool, lag: float, numbers: Numbers | None, shown: Shown
+    *, name: str, worker: ShownWorker | None, ready: bool, lag: float, numbers: Numbers | None, shown: Shown
 ) -> str:
     """The whole text. Without numbers: that the database is away, and what the process knows itself."""
     found: dict[str, list[Sample]] = {
@@ -39,7 +61,7 @@ def _version() -> str:
         return ""
 
 
-def _of_the_process(worker: Worker) -> dict[str, list[Sample]]:
+def _of_the_process(worker: ShownWorker) -> dict[str, list[Sample]]:
     # From another thread than the loop's: each of these is one read of a number, or a copy that is one step.
     slots, free, ends = worker.settings.queues, dict(worker.book.free), dict(worker.finisher.counts)
     links = {

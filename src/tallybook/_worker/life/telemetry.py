@@ -24,11 +24,10 @@ from tallybook._db.link import Link
 from tallybook._db.numbers import ANSWER, Asked, ask
 from tallybook._db.socket_timeout import SocketTimeout
 from tallybook._model.exposition import CONTENT_TYPE, Numbers, Shown
-from tallybook._worker.life.exposition import exposition
+from tallybook._worker.life.exposition import ShownWorker, exposition
 from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tallybook._worker.life.worker import Worker
     from tallybook._worker.settings import WorkerSettings
 
 __all__ = ["Telemetry"]
@@ -93,7 +92,7 @@ class Database:
 class Telemetry(threading.Thread):
     """Listens from `listen` to `close`. `worker` is None before there is one, while the server is waited for."""
 
-    def __init__(self, settings: WorkerSettings, dsn: str, worker: Worker | None = None) -> None:
+    def __init__(self, settings: WorkerSettings, dsn: str, worker: ShownWorker | None = None) -> None:
         super().__init__(name="tallybook-telemetry", daemon=True)
         self._settings = settings
         self._worker = worker

@@ -16,13 +16,29 @@ from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from tallybook._model.durations import format_duration
 
-if TYPE_CHECKING:
-    from tallybook._worker.jobs import Running
-    from tallybook._worker.run.children import Child
+
+class Process(Protocol):
+    """The process of one attempt."""
+
+    def kill(self) -> None: ...
+    def tell_cancel(self) -> None: ...
+
+
+class Guarded(Protocol):
+    """A running attempt, as its Guard reads it."""
+
+    @property
+    def cancel_reason(self) -> str | None: ...
+    @property
+    def guard(self) -> Guard | None: ...
+
+
+J = TypeVar("J", bound=Guarded)
 
 
 class Guard:
@@ -47,16 +63,16 @@ class Guard:
 
     def __init__(
         self,
-        job: Running,
+        job: J,
         timeout: timedelta | None = None,
         grace: float = 0.0,
-        stop: Callable[[Running], None] = lambda job: None,
-        on_overdue: Callable[[Running], None] | None = None,
+        stop: Callable[[J], None] = lambda job: None,
+        on_overdue: Callable[[J], None] = lambda job: None,
     ) -> None:
-        self._job = job
+        self._job: Guarded = job
         self._grace = grace
-        self._stop = stop
-        self._on_overdue = on_overdue
+        self._stop = partial(stop, job)
+        self._on_overdue = partial(on_overdue, job)
         self._timer: asyncio.TimerHandle | None = None
         self.timeout = timeout
         self.deadline: datetime | None = None
@@ -69,7 +85,7 @@ class Guard:
         """Its coroutine swallows even the end that Python gives it."""
         self.relay: asyncio.Task[None] | None = None
         self.thread: Future[Any] | None = None
-        self.child: Child | None = None
+        self.child: Process | None = None
 
     def start(self) -> None:
         """The time runs from now on."""
@@ -92,13 +108,12 @@ class Guard:
         if self.child is not None:
             self.child.kill()
             return
-        self._stop(self._job)
+        self._stop()
         self._set(self._grace, self._overdue)
 
     def _overdue(self) -> None:
         self._timer = None
-        if self._on_overdue is not None:
-            self._on_overdue(self._job)
+        self._on_overdue()
 
     def told(self) -> None:
         """The job was cancelled: a child process is told, and killed after the grace."""
@@ -137,7 +152,7 @@ class Leavable:
 
     __slots__ = ("_coroutine", "_job")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], job: Running) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], job: Guarded) -> None:
         self._coroutine = coroutine
         self._job = job
 
