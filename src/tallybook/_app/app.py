@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from tallybook._app.breakers import Breakers
@@ -45,6 +46,7 @@ from tallybook.extra.providers import Providers
 if TYPE_CHECKING:
     from tallybook._worker.entry import DrainReport, WorkerReport
     from tallybook._worker.run.context import Context
+    from tallybook._worker.run.verbs import Verbs
 
 __all__ = ["App"]
 
@@ -373,6 +375,12 @@ class App(Source):
     def _catalogue(self) -> list[dict[str, Any]]:
         """What each task is, as `tallybook task list` shows it and as workers put it on record."""
         return catalogue(self)
+
+    def _contexts(self, state: SimpleNamespace, verbs: Verbs) -> partial[Context]:
+        """Make the Contexts of its jobs, for a worker that serves it."""
+        from tallybook._worker.run.context import Context
+
+        return partial(Context, state, verbs=verbs, app=self)
 
     def lifespan(self, fn: Hook) -> Hook:
         """Open what handlers share, once per worker process: an async generator function that yields once.

@@ -17,11 +17,11 @@ from tallybook._cli.loading import app_option, load_app
 from tallybook._db.link import Link
 from tallybook._model.durations import format_duration
 from tallybook._worker import logs
-from tallybook._worker.entry import demand_tasks
+from tallybook._worker.entry import app_queues, demand_tasks
 from tallybook._worker.life import signals, supervisor
 from tallybook._worker.life.telemetry import Telemetry
 from tallybook._worker.run import children
-from tallybook._worker.settings import WorkerSettings, app_queues, parse_queues
+from tallybook._worker.settings import WorkerSettings, parse_queues
 from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -13,27 +13,41 @@ from tallybook._worker.life.drain import DrainReport
 from tallybook._worker.life.drain import drain as _drain
 from tallybook._worker.life.report import WorkerReport
 from tallybook._worker.life.worker import Worker
-from tallybook._worker.settings import WorkerSettings, app_queues, parse_queues
+from tallybook._worker.settings import WorkerSettings, parse_queues
 from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tallybook._app import App
+    from tallybook._worker.served import ServedApp
 
-__all__ = ["DrainReport", "WorkerReport", "WorkerSettings", "demand_tasks", "drain", "prepared", "run_worker"]
+__all__ = [
+    "DrainReport",
+    "WorkerReport",
+    "WorkerSettings",
+    "app_queues",
+    "demand_tasks",
+    "drain",
+    "prepared",
+    "run_worker",
+]
 
 
-def _dsn(app: App, dsn: str | None) -> str:
+def _dsn(app: ServedApp, dsn: str | None) -> str:
     if dsn is not None:
         app.dsn = dsn  # what its handlers enqueue by the app goes to the same database
     return app.conninfo(dsn)
 
 
-def _served(app: App, queues: Mapping[str, int] | Iterable[str] | str | None) -> dict[str, int]:
+def app_queues(app: ServedApp) -> list[str]:
+    """Every queue that the app or its tasks name, and default: what is served unless something else is said."""
+    return sorted({"default", *app._also_serves, *(task.queue for task in app.tasks.values())})
+
+
+def _served(app: ServedApp, queues: Mapping[str, int] | Iterable[str] | str | None) -> dict[str, int]:
     """What was asked for, else every queue that the app's tasks name, and default."""
     return parse_queues(app_queues(app) if queues is None else queues)
 
 
-def demand_tasks(app: App) -> None:
+def demand_tasks(app: ServedApp) -> None:
     """ConfigError for an app without tasks."""
     if not app.tasks:
         hint = "Import the module that declares them where the App is made, or app.include(...) them"
@@ -41,7 +55,7 @@ def demand_tasks(app: App) -> None:
 
 
 def prepared(
-    app: App,
+    app: ServedApp,
     *,
     dsn: str | None = None,
     queues: Mapping[str, int] | Iterable[str] | str | None = None,
@@ -55,7 +69,7 @@ def prepared(
 
 
 async def run_worker(
-    app: App,
+    app: ServedApp,
     *,
     dsn: str | None = None,
     queues: Mapping[str, int] | Iterable[str] | str | None = None,
@@ -75,7 +89,7 @@ async def run_worker(
 
 
 async def drain(
-    app: App,
+    app: ServedApp,
     *,
     dsn: str | None = None,
     queues: Mapping[str, int] | Iterable[str] | str | None = None,

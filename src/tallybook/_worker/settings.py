@@ -8,14 +8,10 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from tallybook._model.durations import parse_duration
 from tallybook._model.options import check_name
 from tallybook.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tallybook._app import App
 
 SLOTS = 10
 # A start that a limit lets through is put ahead by what the answers take, and may be late by as much, up to so many seconds.
@@ -123,8 +119,3 @@ def parse_queues(queues: Mapping[str, int] | Iterable[str] | str | None) -> dict
             raise ConfigError("queues", part, f"queue {name!r} is named twice")
         found[name] = int(slots) if equals else SLOTS
     return found
-
-
-def app_queues(app: App) -> list[str]:
-    """Every queue that the app or its tasks name, and default: what is served unless something else is said."""
-    return sorted({"default", *app._also_serves, *(task.queue for task in app.tasks.values())})

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tallybook._task import Task
+    from tallybook._worker.served_task import ServedTask
 
 __all__ = ["check_limits"]
 
 
-def check_limits(tasks: Iterable[Task[..., Any]], known: Sequence[list[str]] | None) -> None:
+def check_limits(tasks: Iterable[ServedTask], known: Sequence[list[str]] | None) -> None:
     """ConfigError for a limit that is declared neither in code nor in the database, and for a `{name}` that is no argument."""
     (names,) = known or ([],)
     for task in tasks:
@@ -35,7 +35,7 @@ def _holds(name: str, key: str) -> bool:
     return name == key or key.startswith(f"{name}:") or ("{" in key and name.startswith(fixed))
 
 
-def _check_arguments(task: Task[..., Any], key: str) -> None:
+def _check_arguments(task: ServedTask, key: str) -> None:
     for wanted in re.findall(r"\{(\w+)\}", key):
         if wanted not in task.args.names and not task.args.is_open:
             known = sorted(task.args.names)

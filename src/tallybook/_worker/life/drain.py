@@ -14,7 +14,7 @@ from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import JobFailed
 
 if TYPE_CHECKING:
-    from tallybook._app import App
+    from tallybook._worker.served import ServedApp
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class DrainReport:
 
 
 async def drain(
-    app: App,
+    app: ServedApp,
     dsn: str,
     settings: WorkerSettings,
     max_jobs: int | None,

@@ -23,7 +23,7 @@ from tallybook._worker.settings import WorkerSettings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tallybook._app import App
+    from tallybook._worker.served import ServedApp
 
 __all__ = ["Maintenance"]
 
@@ -33,7 +33,7 @@ class Maintenance:
 
     def __init__(
         self,
-        app: App,
+        app: ServedApp,
         link: Link,
         settings: WorkerSettings,
         claimer: Claimer,

@@ -17,7 +17,7 @@ from tallybook._worker.claim.limits import check_limits
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tallybook._app import App
+    from tallybook._worker.served import ServedApp
 
 __all__ = ["checked", "explained"]
 
@@ -28,7 +28,7 @@ select n.name, t.app, t.definition ->> 'queue' from tallybook.tasks t, unnest(t.
  where t.app <> %s and n.name = any (%s) order by n.name"""
 
 
-def checked(app: App, dsn: str, queues: Iterable[str], *, lives: bool) -> int:
+def checked(app: ServedApp, dsn: str, queues: Iterable[str], *, lives: bool) -> int:
     """Check the schema and declare the app's limits; the version that a library may expect of it.
 
     Raises SchemaError, and ConfigError for a limit that nobody has set, where the worker `lives` for more than a drain.
@@ -50,7 +50,7 @@ def checked(app: App, dsn: str, queues: Iterable[str], *, lives: bool) -> int:
     return expected
 
 
-def _warn_of_twins(app: App, conn: psycopg.Connection[Any]) -> None:
+def _warn_of_twins(app: ServedApp, conn: psycopg.Connection[Any]) -> None:
     """Two apps with one task name would run each other's jobs on one queue; the catalogue has one entry for both."""
     for name, other, queue in conn.execute(_TWINS, (app.name, list(app._names))).fetchall():
         both = " It has the same queue there: each runs jobs that are meant for the other." * (

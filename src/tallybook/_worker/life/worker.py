@@ -30,7 +30,7 @@ from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import NotSupported, QueueUnavailable, SchemaError
 
 if TYPE_CHECKING:
-    from tallybook._app import App
+    from tallybook._worker.served import ServedApp
 
 log = logging.getLogger("tallybook.worker")
 
@@ -38,7 +38,7 @@ log = logging.getLogger("tallybook.worker")
 class Worker:
     """One process's worker. `run` lives until `stop`."""
 
-    def __init__(self, app: App, dsn: str, settings: WorkerSettings, *, keeps_error: bool = False) -> None:
+    def __init__(self, app: ServedApp, dsn: str, settings: WorkerSettings, *, keeps_error: bool = False) -> None:
         if children.importing_main:
             hint = "Write `if __name__ == '__main__':` before what starts it"
             raise NotSupported("a worker is started while a process of another one imports this program", hint=hint)
@@ -54,7 +54,7 @@ class Worker:
             app,
             self.book,
             self.finisher,
-            Verbs(self.handlers, app),
+            Verbs(self.handlers),
             threads=settings.slots,
             worker_name=settings.name,
             grace=settings.abort_timeout,

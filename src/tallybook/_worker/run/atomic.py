@@ -49,7 +49,8 @@ from tallybook._worker.run.subjects import end_of, rejection
 from tallybook.errors import LeaseLost, QueueUnavailable, SignatureError, TransactionError
 
 if TYPE_CHECKING:
-    from tallybook._app import App, Task
+    from tallybook._worker.served import ServedApp
+    from tallybook._worker.served_task import ServedTask
 
 log = logging.getLogger("tallybook.worker")
 
@@ -71,7 +72,7 @@ class Ended:
 class Atomic:
     """Runs the handlers of atomic tasks. Connections are opened when the first job needs them."""
 
-    def __init__(self, app: App, dsn: str, name: str) -> None:
+    def __init__(self, app: ServedApp, dsn: str, name: str) -> None:
         self._app = app
         self._dsn = dsn
         self._name = f"tallybook {name}"[:63]
@@ -79,7 +80,7 @@ class Atomic:
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
-    def wrap(self, job: Running, known: Task[Any, Any]) -> Callable[..., Any]:
+    def wrap(self, job: Running, known: ServedTask) -> Callable[..., Any]:
         """What the runner calls instead of the task's function; it takes what follows the transaction."""
         kind = known.transaction
         if kind.startswith("async"):
@@ -105,7 +106,7 @@ class Atomic:
 
     # Asynchronous
 
-    async def _again(self, job: Running, known: Task[Any, Any], kind: str, positional: Any, named: Any) -> Ended:
+    async def _again(self, job: Running, known: ServedTask, kind: str, positional: Any, named: Any) -> Ended:
         args = json.dumps(job.args)  # the handler may change what it is given
         library: AsyncLibrary = self._library(kind, known)
         for run in range(1, _RUNS + 1):
@@ -118,9 +119,7 @@ class Atomic:
             positional, named = _reloaded(known, args, positional)
         raise AssertionError("not reached")
 
-    async def _run(
-        self, library: AsyncLibrary, job: Running, known: Task[Any, Any], positional: Any, named: Any
-    ) -> Ended:
+    async def _run(self, library: AsyncLibrary, job: Running, known: ServedTask, positional: Any, named: Any) -> Ended:
         begun = await self._begin(library)
         well = False
         try:
@@ -173,7 +172,7 @@ class Atomic:
 
     # In a thread
 
-    def _again_sync(self, job: Running, known: Task[Any, Any], kind: str, positional: Any, named: Any) -> Ended:
+    def _again_sync(self, job: Running, known: ServedTask, kind: str, positional: Any, named: Any) -> Ended:
         args = json.dumps(job.args)
         library: Library = self._library(kind, known)
         for run in range(1, _RUNS + 1):
@@ -186,7 +185,7 @@ class Atomic:
             positional, named = _reloaded(known, args, positional)
         raise AssertionError("not reached")
 
-    def _run_sync(self, library: Library, job: Running, known: Task[Any, Any], positional: Any, named: Any) -> Ended:
+    def _run_sync(self, library: Library, job: Running, known: ServedTask, positional: Any, named: Any) -> Ended:
         begun = self._begin_sync(library)
         interrupt = job.interrupt = _Interrupt(begun.driver)
         well = False
@@ -229,7 +228,7 @@ class Atomic:
             said = (str(chain(error)[-1]).strip() or type(error).__name__).splitlines()[0]
             log.warning("no transaction for atomic tasks: cannot reach %s: %s", dsn_for_people(self._dsn), said)
 
-    def _may_run_again(self, job: Running, known: Task[Any, Any], error: Exception) -> bool:
+    def _may_run_again(self, job: Running, known: ServedTask, error: Exception) -> bool:
         if job.in_doubt and not conflicts(error):
             return False
         if not conflicts(error) or job.cancel_reason is not None or self._closing.is_set():
@@ -238,7 +237,7 @@ class Atomic:
         log.info("%s %s: its transaction conflicted with another one; again at once", known.name, job.job_id)
         return True
 
-    def _library(self, kind: str, known: Task[Any, Any]) -> Any:
+    def _library(self, kind: str, known: ServedTask) -> Any:
         alias = known.atomic if isinstance(known.atomic, str) else "default"
         key = f"django {alias}" if kind == "django" else kind
         with self._lock:
@@ -302,14 +301,14 @@ def _give_back_sync(library: Library, begun: Begun, *, well: bool) -> None:
         library.drop(begun)
 
 
-def _no_coroutine(known: Task[Any, Any], value: Any) -> Any:
+def _no_coroutine(known: ServedTask, value: Any) -> Any:
     if inspect.iscoroutine(value):
         value.close()
         raise SignatureError(known.name, "an async function behind a plain decorator cannot run in a plain transaction")
     return value
 
 
-def _end(job: Running, known: Task[Any, Any], value: Any) -> tuple[str, Call[str], timedelta | None]:
+def _end(job: Running, known: ServedTask, value: Any) -> tuple[str, Call[str], timedelta | None]:
     """How this attempt ends, as the last statement of its transaction."""
     attempt = (job.lease.lease, job.job_id, job.attempt)
     if not isinstance(value, Outcome):
@@ -334,7 +333,7 @@ def _end(job: Running, known: Task[Any, Any], value: Any) -> tuple[str, Call[str
 
 
 def _end_of_subject(
-    job: Running, known: Task[Any, Any], outcome: SubjectOutcome
+    job: Running, known: ServedTask, outcome: SubjectOutcome
 ) -> tuple[str, Call[str], timedelta | None]:
     attempt = (job.lease.lease, job.job_id, job.attempt)
     if isinstance(outcome, Reject):
@@ -347,7 +346,7 @@ def _end_of_subject(
     return end.verb, end.atomic(attempt), end.wake_in
 
 
-def _checked(said: str, job: Running, known: Task[Any, Any]) -> str:
+def _checked(said: str, job: Running, known: ServedTask) -> str:
     if said == "refused":
         raise LeaseLost(job.job_id, job.attempt)
     if said == "left":
@@ -360,7 +359,7 @@ def _checked(said: str, job: Running, known: Task[Any, Any]) -> str:
     return said
 
 
-def _reloaded(known: Task[Any, Any], args: str, positional: Any) -> tuple[list[Any], dict[str, Any]]:
+def _reloaded(known: ServedTask, args: str, positional: Any) -> tuple[list[Any], dict[str, Any]]:
     fresh, named = known.args.load(json.loads(args))
     return [*positional[: int(known.wants_context)], *fresh], named
 

@@ -22,7 +22,8 @@ from tallybook._worker.run.versions import upgraded
 from tallybook.errors import PayloadError
 
 if TYPE_CHECKING:
-    from tallybook._app import App, Task
+    from tallybook._worker.served import ServedApp
+    from tallybook._worker.served_task import ServedTask
 
 __all__ = ["Handlers"]
 
@@ -42,14 +43,14 @@ def _surrounded(
 class Handlers:
     """The app's handlers, with what they run on: lifespans, threads, processes."""
 
-    def __init__(self, app: App, verbs: Verbs, atomic: Atomic, *, threads: int, worker_name: str) -> None:
+    def __init__(self, app: ServedApp, verbs: Verbs, atomic: Atomic, *, threads: int, worker_name: str) -> None:
         self._app = app
         self._verbs = verbs
         self._atomic = atomic
         self.threads = DaemonThreads(threads, "tallybook-job")
         self._children = Children(worker_name, threads, verbs)
         self._lifespan = AsyncExitStack()
-        self._state = SimpleNamespace()
+        self._contexts = app._contexts(SimpleNamespace(), verbs)
 
     async def open(self) -> None:
         """Enter the app's lifespans, in the order in which they were declared."""
@@ -58,7 +59,7 @@ class Handlers:
         self._verbs.loop = asyncio.get_running_loop()
         self._verbs.providers = self._app.providers
         self._lifespan.enter_context(self._app.providers.through(self._verbs.ask))
-        context = Context(self._state, verbs=self._verbs)
+        context = self._contexts()
         for hook in self._app._lifespans:
             await self._lifespan.enter_async_context(asynccontextmanager(hook)(context))
 
@@ -68,7 +69,7 @@ class Handlers:
         self.threads.shutdown(wait=False, cancel_futures=True)
         await self._lifespan.aclose()
 
-    async def call(self, job: Running, known: Task[Any, Any]) -> Any:
+    async def call(self, job: Running, known: ServedTask) -> Any:
         """What the handler of this job returns; raises what it raises. PayloadError: its args cannot be read."""
         try:  # what SQL put in may be more than Python reads: 5000 digits, 1000 levels
             job.args = json.loads(job.args)  # type: ignore[arg-type]  # text until here
@@ -83,7 +84,7 @@ class Handlers:
         fn = self._atomic.wrap(job, known) if known.atomic else known.fn
         in_thread = not known.is_async and not known.execution.process
         if known.wants_context or self._app._arounds or (in_thread and self._app._thread_arounds):
-            ctx = Context(self._state, job, self._verbs, atomic=bool(known.atomic))
+            ctx = self._contexts(job, atomic=bool(known.atomic))
             if known.wants_context:
                 positional = [ctx, *positional]
             if in_thread and self._app._thread_arounds:
@@ -110,7 +111,7 @@ class Handlers:
         self,
         job: Running,
         ctx: Context,
-        known: Task[Any, Any],
+        known: ServedTask,
         fn: Callable[..., Any],
         positional: list[Any],
         named: dict[str, Any],
@@ -125,7 +126,7 @@ class Handlers:
             value = await self._in_thread(job, contextvars.copy_context(), fn, positional, named)
             return await value if inspect.iscoroutine(value) else value
 
-    async def _in_child(self, job: Running, known: Task[Any, Any]) -> Any:
+    async def _in_child(self, job: Running, known: ServedTask) -> Any:
         # Its end is the process's end: a cancel is told to that, see Guard.
         handle, job.handle = job.handle, None
         try:

@@ -36,7 +36,7 @@ from tallybook._worker.run.verbs import Postponed, Verbs
 from tallybook.errors import ConfigError, LeaseLost
 
 if TYPE_CHECKING:
-    from tallybook._app import Task
+    from tallybook._worker.served_task import ServedTask
 
 __all__ = ["Child", "Children", "FailedInChild", "ProcessDied", "check"]
 
@@ -101,7 +101,7 @@ class ProcessDied(Exception):
         return {"type": "ProcessDied", "message": str(self), "exit_code": self.code, "worker": job.worker_name}
 
 
-def check(task: Task[Any, Any]) -> None:
+def check(task: ServedTask) -> None:
     """ConfigError unless a child process can find the task's function by the name of its module and its own."""
     if not task.execution.process:
         return
@@ -246,7 +246,7 @@ class Children:
         self._all: set[Child] = set()
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def run(self, job: Running, task: Task[Any, Any], carried: dict[str, str] | None = None) -> Any:
+    async def run(self, job: Running, task: ServedTask, carried: dict[str, str] | None = None) -> Any:
         """Run one job in a child: what its handler returned. Raises FailedInChild, ProcessDied, TimeoutError, an Outcome.
 
         `carried` is the context of the trace that it is part of.
@@ -319,7 +319,7 @@ class Children:
         else:
             self._discard(child)
 
-    async def _take(self, task: Task[Any, Any]) -> Child:
+    async def _take(self, task: ServedTask) -> Child:
         wanted = task.execution.env
         for child in reversed(self._idle):
             if child.env == wanted and child.usable:
@@ -364,7 +364,7 @@ class Children:
             await asyncio.wait(self._ending)
 
 
-def _message(job: Running, task: Task[Any, Any], carried: dict[str, str] | None) -> dict[str, Any]:
+def _message(job: Running, task: ServedTask, carried: dict[str, str] | None) -> dict[str, Any]:
     timeout = task.execution.timeout
     return {
         "module": task.fn.__module__,

@@ -68,7 +68,7 @@ class Context:
     `state` is shared by all jobs of the process; lifespans fill it.
     """
 
-    __slots__ = ("_atomic", "_log", "_running", "_verbs", "state")
+    __slots__ = ("_app", "_atomic", "_log", "_running", "_verbs", "state")
 
     def __init__(
         self,
@@ -76,8 +76,10 @@ class Context:
         running: Running | None = None,
         verbs: Verbs | None = None,
         *,
+        app: App | None = None,
         atomic: bool = False,
     ) -> None:
+        self._app = app
         self._verbs = verbs
         self.state = state
         self._atomic = atomic
@@ -92,10 +94,10 @@ class Context:
     @property
     def app(self) -> App:
         """The App whose worker runs the job, for handlers in modules that cannot import it. Not in a process of its own."""
-        app = self._said().app
-        if app is None:
+        self._said()
+        if self._app is None:
             raise RuntimeError("ctx.app is not there in a process of its own: import the app")
-        return app
+        return self._app
 
     @property
     def job_id(self) -> int:

@@ -20,7 +20,7 @@ from tallybook._worker.run.verbs import Postponed
 from tallybook.errors import TallybookError, TransactionError
 
 if TYPE_CHECKING:
-    from tallybook._app import Task
+    from tallybook._worker.served_task import ServedTask
 
 __all__ = ["Ends"]
 
@@ -43,7 +43,7 @@ class Ends:
         self.aborting = False
         """Handlers are cancelled by a stop: what ends by that is given back without a failure."""
 
-    def returned(self, job: Running, known: Task[Any, Any], value: Any) -> None:
+    def returned(self, job: Running, known: ServedTask, value: Any) -> None:
         """End the attempt of a handler that returned; an Outcome may have been raised as well."""
         if isinstance(value, Outcome):
             self._outcome(job, known, value)
@@ -56,17 +56,17 @@ class Ends:
                 log.warning("%s %s was told to stop at its deadline and completed after it", known.name, job.job_id)
             self._completed(job, known, value)
 
-    def broken(self, job: Running, known: Task[Any, Any], error: BaseException) -> None:
+    def broken(self, job: Running, known: ServedTask, error: BaseException) -> None:
         """Fail an attempt whose end could not be told as it was: it has an end, whatever happens."""
         described = describe(error, attempt=job.attempt, worker=self._worker_name)
         self._finisher.fail(job, described, delay=None, limit=known.max_attempts, final=False)
 
-    def not_started(self, job: Running, known: Task[Any, Any] | None, error: dict[str, Any]) -> None:
+    def not_started(self, job: Running, known: ServedTask | None, error: dict[str, Any]) -> None:
         """Fail an attempt that has not started, by its task's own limit of attempts."""
         limit = None if known is None else known.max_attempts
         self._finisher.fail(job, {**error, "worker": self._worker_name}, delay=None, limit=limit, final=False)
 
-    def _completed_itself(self, job: Running, known: Task[Any, Any]) -> None:
+    def _completed_itself(self, job: Running, known: ServedTask) -> None:
         said = "ctx.complete" if job.own_end is None else "ctx.end"
         # It is a failure only where the settler finds that the transaction was not committed.
         error = TransactionError(
@@ -78,7 +78,7 @@ class Ends:
         then = after_failure(job, known, error)
         self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
 
-    def _completed(self, job: Running, known: Task[Any, Any], value: Any) -> None:
+    def _completed(self, job: Running, known: ServedTask, value: Any) -> None:
         if isinstance(value, ChildResult):
             value = value.text if known.store_result else None
             if value is not None:
@@ -91,7 +91,7 @@ class Ends:
         else:
             self._finisher.complete(job)
 
-    def _outcome(self, job: Running, known: Task[Any, Any], outcome: Outcome) -> None:
+    def _outcome(self, job: Running, known: ServedTask, outcome: Outcome) -> None:
         match outcome:
             case Snooze():
                 until = outcome.until
@@ -120,7 +120,7 @@ class Ends:
             case _:
                 raise TypeError(f"{type(outcome).__name__} is none of Snooze, Cancel, Dead")
 
-    def _iterated(self, job: Running, known: Task[Any, Any], outcome: SubjectOutcome) -> None:
+    def _iterated(self, job: Running, known: ServedTask, outcome: SubjectOutcome) -> None:
         try:
             end = end_of(job, known, outcome)
         except TallybookError as error:
@@ -133,7 +133,7 @@ class Ends:
         else:
             self._finisher.iterated(job, end)
 
-    def raised(self, job: Running, known: Task[Any, Any], error: BaseException) -> None:
+    def raised(self, job: Running, known: ServedTask, error: BaseException) -> None:
         """End the attempt of a handler that raised: cancelled, given back, crashed or failed."""
         if issubclass(type(error), asyncio.CancelledError):  # isinstance asks the error, which may raise anything
             if job.handle is not None:

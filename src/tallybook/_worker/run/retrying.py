@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tallybook._model.backoff import Backoff, delay_after, from_json
 from tallybook._model.no_retry import is_final
@@ -14,8 +14,8 @@ from tallybook._model.subject_outcome import Reject
 from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tallybook._app import Task
     from tallybook._worker.jobs import Running
+    from tallybook._worker.served_task import ServedTask
 
 __all__ = ["Next", "after_failure", "after_rejection"]
 
@@ -40,7 +40,7 @@ class Next:
 _NEVER = Next(final=True)
 
 
-def _policy(job: Running, known: Task[Any, Any]) -> tuple[Backoff, str | None]:
+def _policy(job: Running, known: ServedTask) -> tuple[Backoff, str | None]:
     """The job's own policy, else its task's; that one too, and what is wrong, where the job asks for one that is none."""
     said = job.options.get("retry") if job.options else None
     if said is None:
@@ -53,7 +53,7 @@ def _policy(job: Running, known: Task[Any, Any]) -> tuple[Backoff, str | None]:
         return known.retry, problem
 
 
-def after_failure(job: Running, known: Task[Any, Any], error: BaseException) -> Next:
+def after_failure(job: Running, known: ServedTask, error: BaseException) -> Next:
     """What the retry policy says about this failure, no earlier than a Retry-After of the error; never raises.
 
     A policy of the user's that raises, or returns nonsense, leaves it to the server's own backoff.
@@ -80,6 +80,6 @@ def after_failure(job: Running, known: Task[Any, Any], error: BaseException) -> 
     return Next(None if delay is None else min(max(delay, timedelta(0)), _LONGEST), problem=problem)
 
 
-def after_rejection(job: Running, known: Task[Any, Any], outcome: Reject) -> Next:
+def after_rejection(job: Running, known: ServedTask, outcome: Reject) -> Next:
     """The delay that the handler asks for, else what the retry policy says about this failure."""
     return after_failure(job, known, outcome) if outcome.retry_in is None else Next(outcome.retry_in)

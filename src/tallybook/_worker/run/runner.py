@@ -27,7 +27,8 @@ from tallybook._worker.run.verbs import Verbs
 from tallybook._worker.run.versions import is_newer
 
 if TYPE_CHECKING:
-    from tallybook._app import App, Task
+    from tallybook._worker.served import ServedApp
+    from tallybook._worker.served_task import ServedTask
 
 log = logging.getLogger("tallybook.worker")
 
@@ -42,7 +43,7 @@ class Runner:
 
     def __init__(
         self,
-        app: App,
+        app: ServedApp,
         book: Book,
         finisher: Finisher,
         verbs: Verbs,
@@ -56,7 +57,7 @@ class Runner:
         self._app = app
         self._book = book
         self._finisher = finisher
-        self._ready: deque[tuple[Running, Task[Any, Any]]] = deque()
+        self._ready: deque[tuple[Running, ServedTask]] = deque()
         self._relays: set[asyncio.Task[None]] = set()
         self._grace = grace.total_seconds()
         self.handlers = Handlers(app, verbs, atomic, threads=threads, worker_name=worker_name)
@@ -222,7 +223,7 @@ class Runner:
         self._book.freed(job)
         return True
 
-    async def _guarded(self, job: Running, known: Task[Any, Any], me: asyncio.Task[None] | None) -> None:
+    async def _guarded(self, job: Running, known: ServedTask, me: asyncio.Task[None] | None) -> None:
         execution = known.execution
         job.guard = guard = Guard(job, execution.timeout, self._grace, self._stop, self._overdue)
         guard.relay = me
@@ -234,12 +235,12 @@ class Runner:
         finally:
             guard.clear()
 
-    async def _traced(self, job: Running, known: Task[Any, Any]) -> None:
+    async def _traced(self, job: Running, known: ServedTask) -> None:
         assert self.tracing is not None
         with self.tracing.processing(job):
             await self._one(job, known)
 
-    async def _one(self, job: Running, known: Task[Any, Any]) -> None:
+    async def _one(self, job: Running, known: ServedTask) -> None:
         value: Any = None
         raised: BaseException | None = None
         try:

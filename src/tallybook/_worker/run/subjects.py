@@ -14,8 +14,8 @@ from tallybook._model.subject_outcome import Complete, Kill, Reject, SubjectOutc
 from tallybook.errors import NotASubject, PayloadError
 
 if TYPE_CHECKING:
-    from tallybook._app import Task
     from tallybook._worker.jobs import Running
+    from tallybook._worker.served_task import ServedTask
 
 __all__ = ["details_text", "end_of", "rejection"]
 
@@ -23,7 +23,7 @@ _DETAILS_BYTES = 8_000
 _LONGEST_REASON = 4000
 
 
-def end_of(job: Running, known: Task[Any, Any], outcome: SubjectOutcome) -> SubjectEnd | Dead | None:
+def end_of(job: Running, known: ServedTask, outcome: SubjectOutcome) -> SubjectEnd | Dead | None:
     """The end that an outcome other than Reject asks for; None: completed, as by a handler that returns nothing.
 
     An ordinary job may end with Complete and Kill, too: they mean the same there. Raises NotASubject for the others, and
@@ -48,7 +48,7 @@ def end_of(job: Running, known: Task[Any, Any], outcome: SubjectOutcome) -> Subj
     return subject_end(outcome, args, known.contract.version)
 
 
-def rejection(job: Running, known: Task[Any, Any], outcome: Reject) -> dict[str, Any]:
+def rejection(job: Running, known: ServedTask, outcome: Reject) -> dict[str, Any]:
     """What is kept of a Reject: the error of its attempt."""
     error: dict[str, Any] = {
         "type": "Reject",

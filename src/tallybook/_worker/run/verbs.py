@@ -21,7 +21,6 @@ from tallybook._worker.settings import FAR_AHEAD
 from tallybook.errors import ConfigError, LeaseLost
 
 if TYPE_CHECKING:
-    from tallybook._app import App
     from tallybook.extra.providers import Providers
 
 T = TypeVar("T")
@@ -44,11 +43,8 @@ class Postponed(Outcome):
 class Verbs:
     """The verbs behind Context.progress and its like. LeaseLost where the attempt is not this worker's any more."""
 
-    app: App | None = None
-
-    def __init__(self, link: Link, app: App | None = None) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
-        self.app = app
         self.loop: asyncio.AbstractEventLoop | None = None
         self.providers: Providers | None = None
 

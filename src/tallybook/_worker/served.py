@@ -1,0 +1,51 @@
+"""What a worker needs of the App that it serves.
+
+An App imports the worker's entry points, so no module of the worker imports App: it names what it reads of one here.
+Only `run/context.py` does, since `ctx.app` is public and has the type App.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from tallybook._model.breaker import BreakerRule
+    from tallybook._model.rate import ConcurrencyRule, RateRule
+    from tallybook._model.tracing import Tracing
+    from tallybook._worker.run.context import Context
+    from tallybook._worker.run.verbs import Verbs
+    from tallybook._worker.served_task import ServedTask
+    from tallybook.extra.providers import Providers
+
+__all__ = ["ServedApp"]
+
+
+class ServedApp(Protocol):
+    """An App, as a worker reads it."""
+
+    name: str
+    dsn: str | None
+    providers: Providers
+    _tracing: Tracing | None
+    _sessions: tuple[Callable[[], Any], ...]
+    _lifespans: list[Callable[[Any], AsyncIterator[Any]]]
+    _arounds: list[Callable[[Any], AsyncIterator[Any]]]
+    _thread_arounds: list[Callable[[Any], Iterator[Any]]]
+    _also_serves: set[str]
+    _rate_rules: dict[str, RateRule]
+    _concurrency_rules: dict[str, ConcurrencyRule]
+    _breaker_rules: dict[str, BreakerRule]
+
+    @property
+    def tasks(self) -> Mapping[str, ServedTask]: ...
+    @property
+    def _names(self) -> Mapping[str, ServedTask]: ...
+    def conninfo(self, dsn: str | None = None) -> str: ...
+    def _contexts(self, state: SimpleNamespace, verbs: Verbs) -> partial[Context]: ...
+    def _check_policies(self) -> None: ...
+    def _check_tasks(self) -> None: ...
+    def _catalogue(self) -> Sequence[dict[str, Any]]: ...
+    def _declared_schedules(self) -> list[dict[str, Any]]: ...

@@ -1,0 +1,53 @@
+"""What a worker needs of a task.
+
+An App imports the worker's entry points, so no module of the worker imports Task: it names what it reads of one here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from tallybook._model.backoff import Backoff
+    from tallybook._model.contract import Contract
+    from tallybook._model.execution import Execution
+    from tallybook._model.options import Options
+    from tallybook._model.signature import ArgsModel
+
+__all__ = ["ServedTask"]
+
+
+class Policies(Protocol):
+    """An App, for a task that looks up a retry policy by its name."""
+
+    def _policy(self, name: str, *, task: str | None = None) -> Backoff: ...
+
+
+class ServedTask(Protocol):
+    """A Task, as a worker reads it."""
+
+    name: str
+    fn: Callable[..., Any]
+    is_async: bool
+    options: Options
+    max_attempts: int | None
+    no_retry: tuple[type[BaseException], ...]
+    store_result: bool
+    contract: Contract
+    execution: Execution
+    guarded: bool
+    atomic: bool | str
+    args: ArgsModel
+
+    @property
+    def app(self) -> Policies: ...
+    @property
+    def queue(self) -> str: ...
+    @property
+    def retry(self) -> Backoff: ...
+    @property
+    def wants_context(self) -> bool: ...
+    @property
+    def transaction(self) -> str: ...
+    def result_text(self, value: object) -> str | None: ...
