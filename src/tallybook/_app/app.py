@@ -26,7 +26,6 @@ from tallybook._app.schedules import InCode, Schedules, declared_task, scheduled
 from tallybook._app.subjects import Subjects
 from tallybook._db import calls, fan_out, schedules
 from tallybook._db.declared import Call
-from tallybook._db.source import Source
 from tallybook._db.verb import AsyncConn, SyncConn, Verb
 from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
@@ -39,6 +38,7 @@ from tallybook._model.options import Options, check_name
 from tallybook._model.rate import ConcurrencyRule, RateRule
 from tallybook._model.schedule import Timing, check_query, described
 from tallybook._task import AtomicContextTask, AtomicTask, BoundTask, ContextTask, Task
+from tallybook._task.owner import Owner
 from tallybook._task.run import send, send_sync
 from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
 from tallybook.extra.providers import Providers
@@ -75,7 +75,7 @@ class _AtomicDecorator(Protocol):
     def __call__(self, fn: Callable[Concatenate[Tx, P], R], /) -> AtomicTask[Tx, P, R]: ...
 
 
-class App(Source):
+class App(Owner):
     """The tasks of one program under one name. No connection, no work at import.
 
     `dsn` is used where no connection is at hand; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.
@@ -134,7 +134,7 @@ class App(Source):
         self.schedules = Schedules(self)
         self.services = Services(self)
         self.subjects = Subjects(self)
-        self._included: list[App] = []
+        self._included: list[Owner] = []
         """The apps whose tasks it serves, too: what is put in by these tasks is traced as its own."""
 
     @overload
@@ -370,11 +370,12 @@ class App(Source):
 
     def _check_tasks(self) -> None:
         """ConfigError unless summaries, upgrades and on_dead of all tasks fit: what a worker asks when it starts."""
-        check(self)
+        check(self.name, self.tasks, self._names)
+        self._declared_schedules()
 
     def _catalogue(self) -> list[dict[str, Any]]:
         """What each task is, as `tallybook task list` shows it and as workers put it on record."""
-        return catalogue(self)
+        return catalogue(self.name, self.tasks, self._names)
 
     def _contexts(self, state: SimpleNamespace, verbs: Verbs) -> partial[Context]:
         """Make the Contexts of its jobs, for a worker that serves it."""

@@ -7,6 +7,7 @@ task, or its annotations, so it is not checked where a task is declared, which i
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from difflib import get_close_matches
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -17,23 +18,23 @@ from tallybook._model.durations import format_duration
 from tallybook.errors import ConfigError, SignatureError
 
 if TYPE_CHECKING:
-    from tallybook._app import App
     from tallybook._task import Task
+
+    Tasks = Mapping[str, Task[..., Any]]
 
 __all__ = ["catalogue", "check", "definition"]
 
 _LONGEST_DEFAULT = 60
 
 
-def check(app: App) -> None:
-    """ConfigError for a task whose summary, versions, on_dead or schedule do not fit: what a worker asks when it starts."""
-    for task in app.tasks.values():
+def check(app: str, tasks: Tasks, names: Tasks) -> None:
+    """ConfigError for a task whose summary, versions or on_dead do not fit. `names` has the aliases, too."""
+    for task in tasks.values():
         task.contract.check_upgrades(task.name)
         if task.contract.summary is not None:
             _check_summary(task)
         if task.contract.on_dead is not None:
-            _check_on_dead(app, task)
-    app._declared_schedules()
+            _check_on_dead(app, names, task)
 
 
 def _check_summary(task: Task[..., Any]) -> None:
@@ -45,14 +46,14 @@ def _check_summary(task: Task[..., Any]) -> None:
             raise ConfigError(option, task.contract.summary, f"the task has no argument {name!r}", hint=hint)
 
 
-def _check_on_dead(app: App, task: Task[..., Any]) -> None:
+def _check_on_dead(app: str, names: Tasks, task: Task[..., Any]) -> None:
     named = task.contract.on_dead or ""
     option = f"on_dead of task {task.name!r}"
-    follower = app._names.get(named)
+    follower = names.get(named)
     if follower is None:
-        near = get_close_matches(named, app._names, 1)
+        near = get_close_matches(named, names, 1)
         hint = f"Did you mean {near[0]!r}?" if near else "Import the module that defines it"
-        raise ConfigError(option, named, f"app {app.name!r} has no task of that name", hint=hint)
+        raise ConfigError(option, named, f"app {app!r} has no task of that name", hint=hint)
     if follower is task:
         raise ConfigError(option, named, "that is the task itself", hint="Name another task")
     if follower.contract.on_dead is not None:
@@ -68,14 +69,14 @@ def _check_on_dead(app: App, task: Task[..., Any]) -> None:
         raise ConfigError(option, named, f"task {follower.name!r} takes other arguments", hint=hint)
 
 
-def catalogue(app: App) -> list[dict[str, Any]]:
+def catalogue(app: str, tasks: Tasks, names: Tasks) -> list[dict[str, Any]]:
     """One entry a task, as worker_start takes them."""
     found = []
-    for task in sorted(app.tasks.values(), key=lambda task: task.name):
-        follower = app._names.get(task.contract.on_dead or "")
+    for task in sorted(tasks.values(), key=lambda task: task.name):
+        follower = names.get(task.contract.on_dead or "")
         entry = {
             "name": task.name,
-            "app": app.name,
+            "app": app,
             "summary": task.contract.summary,
             "on_dead_task": None if follower is None else follower.name,
             "on_dead_queue": None if follower is None else follower.queue,

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, Protocol, TypeVar
 
 from tallybook._db import subjects
 from tallybook._db.declared import Call
+from tallybook._db.source import Source
 from tallybook._db.verb import Steps, Verb, traced
 from tallybook._model.job import JobCall
 from tallybook._model.options import Options
 from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectReport, check_subject
 from tallybook.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tallybook._task import BoundTask
 
 __all__ = ["HasSubjects", "TaskSubject"]
 
@@ -32,12 +30,24 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class Bound(Protocol[P]):
+    """What a subject needs of a BoundTask."""
+
+    @property
+    def app(self) -> Source: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def options(self) -> Options: ...
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall: ...
+
+
 class HasSubjects(Generic[P]):
     """Mixed into Task and BoundTask."""
 
     __slots__ = ()
 
-    def _with_options(self) -> BoundTask[P, Any]:
+    def _with_options(self) -> Bound[P]:
         raise NotImplementedError
 
     def subject(self, name: str) -> TaskSubject[P]:
@@ -61,7 +71,7 @@ class TaskSubject(Generic[P]):
 
     __slots__ = ("_bound", "name")
 
-    def __init__(self, bound: BoundTask[P, Any], name: str) -> None:
+    def __init__(self, bound: Bound[P], name: str) -> None:
         self._bound = bound
         self.name = name
         _check(bound.options)

@@ -39,12 +39,12 @@ from tallybook._model.payload import compile_decoder, encode
 from tallybook._model.plain import Unfit
 from tallybook._model.signature import ArgsModel
 from tallybook._model.why import checked_links
+from tallybook._task.owner import Owner
 from tallybook._task.run import send, send_sync
 from tallybook._task.subject import HasSubjects
 from tallybook.errors import ConfigError, PayloadError, SignatureError
 
 if TYPE_CHECKING:
-    from tallybook._app import App
     from tallybook._worker.run.context import Context
 
 __all__ = ["AtomicContextTask", "AtomicTask", "BoundTask", "ContextTask", "Task"]
@@ -84,7 +84,7 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
 
     def __init__(
         self,
-        app: App,
+        app: Owner,
         fn: Callable[..., Any],
         *,
         name: str | None,
@@ -118,7 +118,7 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
             self, replace(options, max_attempts=None, version=self.contract.version)
         )
 
-    def of_app(self, app: App) -> Task[P, R_co]:
+    def of_app(self, app: Owner) -> Task[P, R_co]:
         """The same task in another app, whose retry policies, providers and on_dead are then asked."""
         return Task(
             app,
@@ -233,7 +233,7 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         except Unfit as error:
             raise PayloadError(error.path, error.reason, task=self.name, what="result", verb="read") from None
 
-    def enqueue(self, conn: AsyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
+    def enqueue(self, conn: AsyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
         """Put one job in, in `conn`'s transaction: workers see it when that commits, never if it rolls back.
 
         `conn` is a psycopg AsyncConnection, an asyncpg connection, a SQLAlchemy AsyncSession or AsyncConnection; or the
@@ -245,7 +245,7 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         demand_loop("enqueue")
         return self._bound._enqueue(conn, args, kwargs, calls.enqueue)
 
-    def enqueue_sync(self, conn: SyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
+    def enqueue_sync(self, conn: SyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
         """Put one job in, in `conn`'s transaction, like `enqueue`, without an event loop.
 
         `conn` is a psycopg Connection, a SQLAlchemy Session or Connection, a Django connection or its alias; or the
@@ -350,12 +350,12 @@ class BoundTask(_Near, HasSubjects[P], Generic[P, R_co]):
         self._args = owner.args
         self._keyed = options.unique is not None and options.unique is not False
 
-    def enqueue(self, conn: AsyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
+    def enqueue(self, conn: AsyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
         """Put one job in, in `conn`'s transaction; see Task.enqueue."""
         demand_loop("enqueue")
         return self._enqueue(conn, args, kwargs, self.app._putting)
 
-    def enqueue_sync(self, conn: SyncConn | App, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
+    def enqueue_sync(self, conn: SyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
         """Put one job in, in `conn`'s transaction; see Task.enqueue_sync."""
         return send_sync(self.app._tracing, conn, self._job_on(conn, args, kwargs, sync=True), self.app._putting)
 
