@@ -5,20 +5,18 @@ from __future__ import annotations
 import hmac
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 from urllib.parse import parse_qs, unquote_plus, urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import RedirectResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tallybook.extra.dashboard.session import Session
+from tallybook.extra.dashboard.access import Access
+from tallybook.extra.dashboard.session import Session, Sessions
 from tallybook.extra.dashboard.users import User
-
-if TYPE_CHECKING:
-    from tallybook.extra.dashboard.site import Site
 
 __all__ = ["CSP", "Gate", "Visit"]
 
@@ -54,10 +52,22 @@ class Visit:
     notice: tuple[str, str] | None = None
 
 
+class GatedSite(Protocol):
+    """A Site, as its gate asks it."""
+
+    access: Access
+    sessions: Sessions
+
+    def is_scraper(self, request: Request) -> bool: ...
+    def nobody(self, request: Request, visit: Visit) -> ASGIApp: ...
+    def refused(self, request: Request, visit: Visit, status: int, why: str) -> Response: ...
+    def why_read_only(self, user: User | None) -> str: ...
+
+
 class Gate:
     """ASGI middleware; no answer leaves without its headers."""
 
-    def __init__(self, inner: ASGIApp, site: Site) -> None:
+    def __init__(self, inner: ASGIApp, site: GatedSite) -> None:
         self._inner = inner
         self._site = site
 

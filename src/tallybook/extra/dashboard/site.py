@@ -18,32 +18,15 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tallybook.errors import (
-    CommitUnknown,
-    InvalidArgument,
-    KeyTaken,
-    QueueUnavailable,
-    SchemaError,
-    TallybookError,
-    UnknownJob,
-    UnknownProvider,
-    UnknownQueue,
-    UnknownSchedule,
-    UnknownTask,
-)
+from tallybook.errors import TallybookError
 from tallybook.extra.dashboard.access import Access
-from tallybook.extra.dashboard.database import IN_THE_WAY, Database
 from tallybook.extra.dashboard.gate import Gate, Visit
-from tallybook.extra.dashboard.live import Live
 from tallybook.extra.dashboard.metrics import health_routes, knows_token, metrics_route
-from tallybook.extra.dashboard.render import environment
-from tallybook.extra.dashboard.session import Sessions
-from tallybook.extra.dashboard.users import User
+from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import View
 
 if TYPE_CHECKING:
     from tallybook._app import App
-    from tallybook.extra.dashboard.pages.overview import Overview
 
 __all__ = ["Site"]
 
@@ -53,15 +36,9 @@ NOUNS = (
     "overview", "queues", "jobs", "job", "dead", "subjects", "schedules", "workers", "limits", "providers", "upkeep", "audit",
 )  # fmt: skip
 """One file each under pages/."""
-_STATUS: dict[type[Exception], int] = {
-    UnknownJob: 404, UnknownQueue: 404, UnknownSchedule: 404, UnknownTask: 404, UnknownProvider: 404, InvalidArgument: 400,
-    KeyTaken: 409, QueueUnavailable: 503, CommitUnknown: 503, SchemaError: 503,
-}  # fmt: skip
-
-_IN_DOUBT = "The database was lost at the commit: this was done, or it was not. Look before you do it again."
 
 
-class Site:
+class Site(Shared):
     """An ASGI application. Made by tallybook.web.dashboard."""
 
     def __init__(
@@ -73,17 +50,8 @@ class Site:
         secret: str | None = None,
         metrics_token: str | None = None,
     ) -> None:
-        self.app = app
-        self.access = access
-        self.database = Database(app, dsn=dsn)
-        self.live = Live(self.database)
-        self.sessions = Sessions(secret)
+        super().__init__(app, access, dsn=dsn, secret=secret)
         self._metrics_token = metrics_token
-        self.overview: Overview | None = None
-        """What the overview keeps from one reading to the next."""
-        self.env = environment()
-        self.root = ""
-        """Where the dashboard is mounted, as the first request said: for what is written once for all viewers."""
         pages = self._starlette(metrics_token)
         self.routes: list[BaseRoute] = pages.routes
         """Everything that it answers."""
@@ -104,17 +72,6 @@ class Site:
         token = self._metrics_token
         return token is not None and request.method in ("GET", "HEAD") and knows_token(request, token)
 
-    def fragment(self, template: str, **values: Any) -> str:
-        """A piece of a page that all viewers get: without anything that is only for one of them."""
-
-        def url(path: str, **query: Any) -> str:
-            from urllib.parse import urlencode
-
-            said = {key: value for key, value in query.items() if value not in (None, "", [])}
-            return f"{self.root}{path}" + (f"?{urlencode(said, doseq=True)}" if said else "")
-
-        return self.env.get_template(template).render(url=url, **values)
-
     def nobody(self, request: Request, visit: Visit) -> ASGIApp:
         """What somebody gets who may not look."""
         if self.access.users is not None:
@@ -133,35 +90,6 @@ class Site:
     def refused(self, request: Request, visit: Visit, status: int, why: str) -> Response:
         """A page that says why not."""
         return View(request, self).render("error.html", status=status, title="Not this way", message=why, hint=None)
-
-    def why_read_only(self, user: User | None) -> str:
-        """Why somebody who looks cannot act."""
-        if self.access.read_only:
-            return "This dashboard is read-only. Start it with --operate, or with read_only=False, to change things from here."
-        return f"{user.name if user else 'You'} may look, but not change anything."
-
-    def explain(self, error: Exception) -> tuple[int, str, str | None]:
-        """From an exception to a status, a sentence and a hint; never a text that was not meant for people."""
-        if isinstance(error, psycopg.errors.QueryCanceled):
-            return (
-                504,
-                "The database did not answer in time, so this was given up.",
-                "Narrow what is looked for, or try again.",
-            )
-        if isinstance(error, IN_THE_WAY):
-            return 503, "Somebody else holds what this needs. Nothing was changed.", "Try again."
-        if isinstance(error, psycopg.DataError) and error.sqlstate:  # without one it is we who cannot read an answer
-            return 400, "The database cannot take one of these values.", None
-        if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            return (
-                403,
-                "The database does not let this dashboard do that.",
-                "Its login needs the operator's role: see docs/roles.md",
-            )
-        if isinstance(error, TallybookError):
-            status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 400)
-            return status, _IN_DOUBT if isinstance(error, CommitUnknown) else str(error), None
-        return 500, "Something went wrong in the dashboard. Its log says what.", None
 
     def _starlette(self, metrics_token: str | None) -> Starlette:
         routes: list[Mount | Route] = [

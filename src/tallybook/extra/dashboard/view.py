@@ -20,7 +20,7 @@ from tallybook.extra.dashboard.gate import Visit
 
 if TYPE_CHECKING:
     from tallybook._app import App
-    from tallybook.extra.dashboard.site import Site
+    from tallybook.extra.dashboard.shared import Shared
 
 __all__ = ["Act", "Pages", "View", "is_inside"]
 
@@ -28,7 +28,7 @@ __all__ = ["Act", "Pages", "View", "is_inside"]
 class View:
     """One request for a page."""
 
-    def __init__(self, request: Request, site: Site) -> None:
+    def __init__(self, request: Request, site: Shared) -> None:
         self.request = request
         self.site = site
         self.app: App = site.app

@@ -21,7 +21,7 @@ from tallybook.extra.dashboard.view import Act, Pages, View
 
 if TYPE_CHECKING:
     from tallybook._app import App
-    from tallybook.extra.dashboard.site import Site
+    from tallybook.extra.dashboard.shared import Shared
 
 __all__ = ["Event", "events_of", "pages", "topics"]
 
@@ -100,7 +100,7 @@ async def standing(app: App, conn: Conn, job: int) -> Standing:
     return Standing(job, info, reasons, events_of(found), await rows(conn, _ATTEMPTS, job))
 
 
-def topics(site: Site) -> None:
+def topics(site: Shared) -> None:
     """What the page of one job shows live."""
 
     async def job(conn: Conn, rest: str) -> str | None:

@@ -2,114 +2,37 @@
 
 from __future__ import annotations
 
-import json
-import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse, Response
 
-from tallybook._db import top
-from tallybook._db.counting import COMPLETED
-from tallybook._db.top import Reading
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.view import Pages, View
 
 if TYPE_CHECKING:
-    from tallybook.extra.dashboard.site import Site
+    from tallybook.extra.dashboard.shared import Shared
 
 __all__ = ["pages", "topics"]
 
 pages = Pages()
 
-STATES = ("available", "running", "scheduled", "retrying", "waiting", "dead")
 _SPANS = {
     "15m": ("15 minutes", 900, 60),
     "3h": ("3 hours", 10_800, 300),
     "1d": ("1 day", 86_400, 1800),
     "7d": ("7 days", 604_800, 14_400),
 }
-_MOST_QUEUES = 12
-_SAME_LOOK = 0.5  # seconds; the two topics of a page are asked for one after the other
-_RECENT = 10.0  # seconds
-_TODAY_GOOD = 5.0  # seconds; it reads a day's series
-_COMPLETED_TODAY = f"""\
-select cast(coalesce(sum(c.completed), 0) as bigint)
-  from {COMPLETED.called(since="date_trunc('day', clock_timestamp())")} as c"""  # noqa: S608
 
 
-class Overview:
-    """What the poller keeps from one reading to the next."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._before: Reading | None = None
-        self._read_at = 0.0
-        self._today, self._today_until = 0, 0.0
-
-    async def read(self, conn: Conn) -> dict[str, Any]:
-        """How things stand at this moment."""
-        now = await top.read_async(conn, self._before)
-        rates = top.rates(self._recent(), now)
-        self._before, self._read_at = now, time.monotonic()
-        return standing(now, rates) | {"today": await self._completed_today(conn)}
-
-    async def first(self, conn: Conn) -> dict[str, Any]:
-        """For the first sight of the page. The poller's last reading stays, if it polls: rates are between two of its own."""
-        before = self._recent()
-        now = await top.read_async(conn, self._before)
-        if before is None:
-            self._before, self._read_at = now, time.monotonic()
-        return standing(now, top.Rates()) | {"today": await self._completed_today(conn)}
-
-    def _recent(self) -> Reading | None:
-        """The last reading, unless nobody has looked for a while: nobody wants the rate of a night."""
-        return self._before if time.monotonic() - self._read_at < _RECENT else None
-
-    async def _completed_today(self, conn: Conn) -> int:
-        if time.monotonic() > self._today_until:
-            row = await (await conn.execute(_COMPLETED_TODAY)).fetchone()
-            self._today, self._today_until = row[0] if row else 0, time.monotonic() + _TODAY_GOOD
-        return self._today
-
-    async def fragment(self, conn: Conn, _: str) -> str:
-        """The live part of the page."""
-        return self._site.fragment("overview_live.html", **await self.read(conn))
-
-    async def point(self, conn: Conn, _: str) -> str:
-        """The newest point of the charts: time, completed and failed a second, in line, running."""
-        found = self._before
-        if found is None or time.monotonic() - self._read_at > _SAME_LOOK:
-            found = self._before = await top.read_async(conn, self._before)
-        sums = {
-            state: sum(one[state] or 0 for one in found.queues.values()) for state in (*STATES, "completed", "failed")
-        }
-        return json.dumps({"at": found.now.timestamp(), **sums})
-
-
-def standing(now: Reading, rates: top.Rates) -> dict[str, Any]:
-    """A reading as the templates take it."""
-    queues = sorted(
-        now.queues.values(), key=lambda one: (-(one["available"] + one["running"] + one["dead"]), one["name"])
-    )
-    total = {state: sum(one[state] or 0 for one in queues) for state in (*STATES, "completed", "failed")}
-    return {
-        "now": now, "rates": rates, "total": total,
-        "queues": queues[:_MOST_QUEUES], "more_queues": max(0, len(queues) - _MOST_QUEUES),
-        "paused": [one["name"] for one in queues if one["paused_at"]], "silent": [one for one in now.workers if one["silent"]],
-    }  # fmt: skip
-
-
-def topics(site: Site) -> None:
+def topics(site: Shared) -> None:
     """What the overview shows live."""
-    made = site.overview = Overview(site)
-    site.live.topic("overview", made.fragment, single=True)
-    site.live.topic("point", made.point, single=True)
 
+    async def fragment(conn: Conn, _: str) -> str:
+        return site.fragment("overview_live.html", **await site.overview.read(conn))
 
-def _of(site: Site) -> Overview:
-    assert site.overview is not None
-    return site.overview
+    site.live.topic("overview", fragment, single=True)
+    site.live.topic("point", site.overview.point, single=True)
 
 
 @pages.page("/")
@@ -118,7 +41,7 @@ async def overview(view: View) -> Response:
     span = view.asked("span", "15m")
     span = span if span in _SPANS else "15m"
     async with view.read() as conn:
-        found = await _of(view.site).first(conn)
+        found = await view.site.overview.first(conn)
     return view.render("overview.html", span=span, spans=_SPANS, **found)
 
 

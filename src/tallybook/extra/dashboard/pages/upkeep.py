@@ -18,7 +18,7 @@ from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._model.finding import LEVELS, Finding
 from tallybook.errors import TallybookError
 from tallybook.extra.dashboard.pages.queues import rows
-from tallybook.extra.dashboard.site import Site
+from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 __all__ = ["Examination", "pages"]
@@ -74,10 +74,10 @@ class Examination:
             self._ended = time.monotonic()
 
 
-_EXAMINATIONS: WeakKeyDictionary[Site, Examination] = WeakKeyDictionary()
+_EXAMINATIONS: WeakKeyDictionary[Shared, Examination] = WeakKeyDictionary()
 
 
-def examination(site: Site) -> Examination:
+def examination(site: Shared) -> Examination:
     """The one of this dashboard."""
     if site not in _EXAMINATIONS:
         database = site.database  # not the site: it would never be forgotten

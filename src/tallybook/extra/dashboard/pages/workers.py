@@ -12,7 +12,7 @@ from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.view import Pages, View
 
 if TYPE_CHECKING:
-    from tallybook.extra.dashboard.site import Site
+    from tallybook.extra.dashboard.shared import Shared
 
 __all__ = ["pages", "topics"]
 
@@ -35,7 +35,7 @@ _RUNNING = top.RUNNING.select("job_id, attempt, queue, task, started_at")
 class Workers:
     """What the poller keeps from one look to the next."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Shared) -> None:
         self._site = site
         self._runs: top.Runs | None = None
 
@@ -61,7 +61,7 @@ def with_slots(one: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def topics(site: Site) -> None:
+def topics(site: Shared) -> None:
     """What these pages show live."""
     site.live.topic("workers", Workers(site).fragment, single=True)
 

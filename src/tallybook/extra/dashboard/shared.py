@@ -1,0 +1,96 @@
+"""What all pages of one dashboard share: its App, its database, who may see it, and words for errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from tallybook.errors import (
+    CommitUnknown,
+    InvalidArgument,
+    KeyTaken,
+    QueueUnavailable,
+    SchemaError,
+    TallybookError,
+    UnknownJob,
+    UnknownProvider,
+    UnknownQueue,
+    UnknownSchedule,
+    UnknownTask,
+)
+from tallybook.extra.dashboard.access import Access
+from tallybook.extra.dashboard.database import IN_THE_WAY, Database
+from tallybook.extra.dashboard.live import Live
+from tallybook.extra.dashboard.readings import Readings
+from tallybook.extra.dashboard.render import environment
+from tallybook.extra.dashboard.session import Sessions
+from tallybook.extra.dashboard.users import User
+
+if TYPE_CHECKING:
+    from tallybook._app import App
+
+__all__ = ["Shared"]
+
+_STATUS: dict[type[Exception], int] = {
+    UnknownJob: 404, UnknownQueue: 404, UnknownSchedule: 404, UnknownTask: 404, UnknownProvider: 404, InvalidArgument: 400,
+    KeyTaken: 409, QueueUnavailable: 503, CommitUnknown: 503, SchemaError: 503,
+}  # fmt: skip
+
+_IN_DOUBT = "The database was lost at the commit: this was done, or it was not. Look before you do it again."
+
+
+class Shared:
+    """The base of Site: what a page may ask of it."""
+
+    def __init__(self, app: App, access: Access, *, dsn: str | None, secret: str | None) -> None:
+        self.app = app
+        self.access = access
+        self.database = Database(app, dsn=dsn)
+        self.live = Live(self.database)
+        self.sessions = Sessions(secret)
+        self.overview = Readings()
+        """What the overview keeps from one reading to the next."""
+        self.env = environment()
+        self.root = ""
+        """Where the dashboard is mounted, as the first request said: for what is written once for all viewers."""
+
+    def fragment(self, template: str, **values: Any) -> str:
+        """A piece of a page that all viewers get: without anything that is only for one of them."""
+
+        def url(path: str, **query: Any) -> str:
+            from urllib.parse import urlencode
+
+            said = {key: value for key, value in query.items() if value not in (None, "", [])}
+            return f"{self.root}{path}" + (f"?{urlencode(said, doseq=True)}" if said else "")
+
+        return self.env.get_template(template).render(url=url, **values)
+
+    def why_read_only(self, user: User | None) -> str:
+        """Why somebody who looks cannot act."""
+        if self.access.read_only:
+            return "This dashboard is read-only. Start it with --operate, or with read_only=False, to change things from here."
+        return f"{user.name if user else 'You'} may look, but not change anything."
+
+    def explain(self, error: Exception) -> tuple[int, str, str | None]:
+        """From an exception to a status, a sentence and a hint; never a text that was not meant for people."""
+        if isinstance(error, psycopg.errors.QueryCanceled):
+            return (
+                504,
+                "The database did not answer in time, so this was given up.",
+                "Narrow what is looked for, or try again.",
+            )
+        if isinstance(error, IN_THE_WAY):
+            return 503, "Somebody else holds what this needs. Nothing was changed.", "Try again."
+        if isinstance(error, psycopg.DataError) and error.sqlstate:  # without one it is we who cannot read an answer
+            return 400, "The database cannot take one of these values.", None
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            return (
+                403,
+                "The database does not let this dashboard do that.",
+                "Its login needs the operator's role: see docs/roles.md",
+            )
+        if isinstance(error, TallybookError):
+            status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 400)
+            return status, _IN_DOUBT if isinstance(error, CommitUnknown) else str(error), None
+        return 500, "Something went wrong in the dashboard. Its log says what.", None
