@@ -18,10 +18,11 @@ from tallybook._db import calls, sync
 from tallybook._model.backoff import Retry
 from tallybook._model.options import check_name
 from tallybook.contrib.django import _api, _args, _settings, _tasks
+from tallybook.contrib.django._known import priority
 from tallybook.contrib.django._results import read
 from tallybook.errors import ConfigError
 
-__all__ = ["Backend", "Task"]
+__all__ = ["Backend", "Task", "queues"]
 
 _OPTIONS = ("database", "max_attempts", "retry", "timeout")
 
@@ -84,7 +85,7 @@ class Backend(_api.BaseTaskBackend):
             run_at = timezone.make_aware(run_at)
         bound = _tasks.declared[task.module_path].with_(
             queue=task.queue_name,
-            priority=_tasks.priority(task.priority),
+            priority=priority(task.priority),
             run_at=run_at,
             headers={"django": {"backend": self.alias, "args": len(args)}},
         )
@@ -132,3 +133,10 @@ class Backend(_api.BaseTaskBackend):
                 check_name("queue", queue, 64)
             except ConfigError as error:
                 yield checks.Error(f"{where}['QUEUES']: {error}", id="tallybook.E005")
+
+
+def queues() -> set[str]:
+    """Those of all our backends."""
+    return {
+        str(name) for backend in _api.task_backends.all() if isinstance(backend, Backend) for name in backend.queues
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from django.conf import settings
 from django.db import connections
@@ -14,10 +14,8 @@ from tallybook._db import sync
 from tallybook._db.declared import Call
 from tallybook._db.stored import loads
 from tallybook._db.texts import instant
-from tallybook.contrib.django import _api, _args, _tasks
-
-if TYPE_CHECKING:
-    from tallybook.contrib.django._backend import Backend
+from tallybook.contrib.django import _api, _args
+from tallybook.contrib.django._known import found, priority
 
 __all__ = ["read"]
 
@@ -37,7 +35,16 @@ _STATUS = {
 }
 
 
-def read(backend: Backend, result_id: str) -> _api.TaskResult:
+class Place(Protocol):
+    """A Backend, as a result is read from it."""
+
+    alias: str
+
+    @property
+    def database(self) -> str: ...
+
+
+def read(backend: Place, result_id: str) -> _api.TaskResult:
     """What the database has of this job. TaskResultDoesNotExist."""
     try:
         number = int(result_id)
@@ -47,22 +54,20 @@ def read(backend: Backend, result_id: str) -> _api.TaskResult:
         raise _api.TaskResultDoesNotExist(result_id)
     call = Call("get_result", _SQL, {"id": str(number)}, lambda text: loads(text) if text else None)
     row = sync.run(connections[backend.database], call)
-    task = _tasks.found(row["job"]["task"]) if row is not None else None
+    task = found(row["job"]["task"]) if row is not None else None
     if row is None or task is None:
         raise _api.TaskResultDoesNotExist(result_id)
     return _result(backend, task, row["job"], row["attempts"])
 
 
-def _result(backend: Backend, task: _api.Task, job: dict[str, Any], attempts: list[dict[str, Any]]) -> _api.TaskResult:
+def _result(backend: Place, task: _api.Task, job: dict[str, Any], attempts: list[dict[str, Any]]) -> _api.TaskResult:
     count = ((job["headers"] or {}).get("django") or {}).get("args", 0)
     args, kwargs = _args.unpacked(
         task.func, int(task.takes_context), job["args"], count if isinstance(count, int) else 0
     )
     status = _STATUS.get(job["state"], _READY)
     result = _api.TaskResult(
-        task=task.using(
-            priority=max(_tasks.priority(job["priority"]), -100), queue_name=job["queue"], backend=backend.alias
-        ),
+        task=task.using(priority=max(priority(job["priority"]), -100), queue_name=job["queue"], backend=backend.alias),
         id=str(job["id"]),
         status=status,
         enqueued_at=_instant(job["enqueued_at"]),
@@ -95,8 +100,8 @@ def _path(kind: str) -> str:
 
 
 def _instant(text: str | None) -> datetime | None:
-    found = instant(text)
-    if found is None or settings.USE_TZ:
-        return None if found is None else found.astimezone(UTC)
-    naive: datetime = timezone.make_naive(found)
+    at = instant(text)
+    if at is None or settings.USE_TZ:
+        return None if at is None else at.astimezone(UTC)
+    naive: datetime = timezone.make_naive(at)
     return naive

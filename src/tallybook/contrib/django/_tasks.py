@@ -1,19 +1,16 @@
 """The worker's side of `django.tasks`: each of its tasks is one of ours, whose handler does what Django expects of a worker.
 
 A name in the database runs only what the program has declared: a Task that our Backend has validated while its module was
-imported. Nothing is imported by a name that comes out of a row, but for modules of installed apps (`found`).
-"""
+imported."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import traceback
 from collections.abc import Mapping
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.apps import apps
 from django.utils import timezone
 
 from tallybook import Cancel, Context, Dead, Snooze
@@ -21,40 +18,16 @@ from tallybook import Task as Declared
 from tallybook._worker.run.retrying import after_failure
 from tallybook.contrib.django import _api
 from tallybook.contrib.django._app import App
+from tallybook.contrib.django._known import known, priority
+from tallybook.contrib.django._results import read
 
-__all__ = ["declare", "declared", "found", "priority", "queues"]
+__all__ = ["declare", "declared"]
 
 _MAX_ATTEMPTS = 5  # of a job whose task says nothing
 _apart = App("django.tasks")
 
 declared: dict[str, Declared[..., Any]] = _apart.tasks
 """By the path of the function: what workers serve."""
-_known: dict[str, _api.Task] = {}
-
-
-def priority(given: int) -> int:
-    """Django's 100 (first) to -100 as ours, 0 (first) to 200; and the same way back."""
-    return 100 - given
-
-
-def queues() -> set[str]:
-    """Those of all our backends."""
-    from tallybook.contrib.django._backend import Backend
-
-    return {
-        str(name) for backend in _api.task_backends.all() if isinstance(backend, Backend) for name in backend.queues
-    }
-
-
-def found(path: str) -> _api.Task | None:
-    """The task whose function has this path; its module is imported if it belongs to an installed app."""
-    module = path.rpartition(".")[0]
-    if path not in _known and apps.get_containing_app_config(module) is not None:
-        try:
-            importlib.import_module(module)
-        except ImportError:
-            return None
-    return _known.get(path)
 
 
 def declare(task: _api.Task, options: Mapping[str, Any]) -> None:
@@ -67,7 +40,7 @@ def declare(task: _api.Task, options: Mapping[str, Any]) -> None:
     handler = _async_handler(task) if inspect.iscoroutinefunction(task.func) else _handler(task)
     handler.__doc__ = task.func.__doc__
     _apart.task(name=path, queue=task.queue_name, priority=priority(task.priority), **given)(handler)
-    _known[path] = task
+    known[path] = task
 
 
 def _handler(task: _api.Task) -> Any:
@@ -108,8 +81,6 @@ class _Run:
     """One attempt in Django's words."""
 
     def __init__(self, task: _api.Task, context: Context) -> None:
-        from tallybook.contrib.django._results import read
-
         self._context = context
         alias = (context.headers.get("django") or {}).get("backend")
         self.backend = _api.task_backends[alias if isinstance(alias, str) and alias in _aliases() else task.backend]
@@ -131,9 +102,9 @@ class _Run:
 
     def _is_last(self, error: Exception) -> bool:
         job = self._context._job()
-        known = self._context.app._names[self._context.task]
-        limit = job.max_attempts or known.max_attempts or _MAX_ATTEMPTS
-        return job.failures + 1 >= limit or after_failure(job, known, error).final
+        task = self._context.app._names[self._context.task]
+        limit = job.max_attempts or task.max_attempts or _MAX_ATTEMPTS
+        return job.failures + 1 >= limit or after_failure(job, task, error).final
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():

@@ -26,11 +26,11 @@ def _served() -> tallybook.App:
     found = App("django") if target is None else load_app(target)
     autodiscover_modules("jobs", "tasks")
     try:
-        from tallybook.contrib.django import _tasks
+        from tallybook.contrib.django import _backend, _tasks
     except ImportError:  # neither Django 6 nor django-tasks
         return found
     found.include(*_tasks.declared.values())
-    found._also_serves |= _tasks.queues()
+    found._also_serves |= _backend.queues()
     return found
 
 
