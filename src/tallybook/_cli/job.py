@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
-import psycopg
 
 from tallybook._cli.common import (
     Conn,
@@ -26,6 +25,7 @@ from tallybook._cli.job_list import list_, short
 from tallybook._cli.text import clean, local
 from tallybook._cli.why import why
 from tallybook._db import calls, filters, sync
+from tallybook._db.driver import Rollback
 from tallybook._db.stored import loads
 from tallybook._model.job import Cancelled
 from tallybook.errors import TallybookError, UnknownJob
@@ -181,7 +181,7 @@ def _cancel_many(dsn: str | None, reason: str | None, yes: bool, as_json: bool, 
         with conn.transaction() as transaction:
             done = sync.run(conn, call)
             if not (yes := yes or _may_cancel(done)):
-                raise psycopg.Rollback(transaction)
+                raise Rollback(transaction)
     if not yes:
         return
     if as_json:

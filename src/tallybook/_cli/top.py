@@ -14,10 +14,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
-import psycopg
 
 from tallybook._cli.common import DURATION, connect, dsn_option
 from tallybook._cli.errors import Problem, problem
+from tallybook._db.driver import Error
 from tallybook._db.top import Rates, Reading, rates, read
 from tallybook.errors import TallybookError
 
@@ -102,7 +102,7 @@ def _watch(dsn: str | None, every: float, shown: Reading) -> None:
                         show(rate)
                         if pressed(every):
                             return
-            except (psycopg.Error, TallybookError) as error:
+            except (Error, TallybookError) as error:
                 failed += 1
                 told = problem(error)
                 # The last figures stay on view, under what went wrong.

@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 
-import psycopg
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from tallybook._db import numbers
+from tallybook._db.driver import Error
 from tallybook._db.policy import first_line
 from tallybook._model.exposition import COLUMNS, MOST, OTHERS, STATES, Numbers, Shown
 
@@ -120,7 +120,7 @@ class Metrics:
                 name, dsn = workers[0]
                 try:
                     self._found, self._away = numbers.ask_sync(dsn, name), False
-                except (psycopg.Error, OSError) as error:
+                except (Error, OSError) as error:
                     if not self._away:
                         log.warning("telemetry: the database does not answer: %s", first_line(error))
                     self._found, self._away = None, True

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-import psycopg
-
 from tallybook._db.declared import Declared
+from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._model.cron import rule
 from tallybook._model.schedule import Plan, plan
@@ -115,7 +114,7 @@ class Clock:
             return
         said = json.dumps(self._declared())
 
-        async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
+        async def call(conn: AsyncConnection) -> Any:
             return await (await conn.execute(_REGISTER.worker, (self._app, said, at))).fetchall()
 
         busy = False
@@ -135,7 +134,7 @@ class Clock:
         if now - self._looked_behind > self._every:
             self._after, self._looked_behind = None, now
 
-        async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
+        async def call(conn: AsyncConnection) -> Any:
             return await (await conn.execute(_LOOK.worker, (self._after,))).fetchone()
 
         due_in, self._queries_due, queries_in, self._every = await self._link.run(call)
@@ -165,7 +164,7 @@ class Clock:
             if not left or not ran.carried:
                 return total
 
-    async def _batch(self, conn: psycopg.AsyncConnection[Any], at: datetime | None) -> tuple[bool, Ran]:
+    async def _batch(self, conn: AsyncConnection, at: datetime | None) -> tuple[bool, Ran]:
         """One transaction: whether more may be due, and what was done."""
         async with conn.transaction():
             cursor = await conn.execute(_DUE.worker, (_BATCH, self._after if at is None else None, False, at))
@@ -185,7 +184,7 @@ class Clock:
     async def start_queries(self, *, at: datetime | None = None) -> list[asyncio.Task[int]]:
         """Start to fire query-driven schedules that are due, as many as may run beside each other."""
 
-        async def due(conn: psycopg.AsyncConnection[Any]) -> Any:
+        async def due(conn: AsyncConnection) -> Any:
             return await (await conn.execute(_DUE.worker, (_BATCH, None, True, at))).fetchall()
 
         rows = {row[2]: row for row in await self._link.run(due)}

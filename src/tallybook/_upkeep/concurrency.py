@@ -7,9 +7,8 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import psycopg
-
 from tallybook._db.declared import Declared
+from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._upkeep.service import REFUSED, Service
 
@@ -47,7 +46,7 @@ class Permits(Service):
         return int(released)
 
     async def _run(self, names: list[str] | None, *, as_service: bool) -> Any:
-        async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
+        async def call(conn: AsyncConnection) -> Any:
             return await (await conn.execute(_RELEASE.worker, (names, as_service))).fetchone()
 
         row = await self._link.run(call)

@@ -7,9 +7,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import psycopg
-
 from tallybook._db.declared import Declared
+from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._upkeep.service import Service
 
@@ -47,7 +46,7 @@ class FairRelease(Service):
         return released
 
     async def _run(self, *, as_service: bool) -> tuple[int, bool, bool]:
-        async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
+        async def call(conn: AsyncConnection) -> Any:
             return await (await conn.execute(_RELEASE, (self._known, as_service))).fetchone()
 
         # What it knows of a database that was replaced is thrown away with what it knew of the lanes of that one.

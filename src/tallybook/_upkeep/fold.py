@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import psycopg
-
 from tallybook._db.declared import Declared
+from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._upkeep.service import Service
 
@@ -29,7 +28,7 @@ class Folder(Service):
         return await self._run(as_service=False) or 0
 
     async def _run(self, *, as_service: bool) -> int | None:
-        async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
+        async def call(conn: AsyncConnection) -> Any:
             return await (await conn.execute(FOLD.worker, (as_service,))).fetchone()
 
         (found,) = await self._link.run(call)

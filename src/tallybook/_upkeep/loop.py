@@ -12,11 +12,10 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, cast
-
-import psycopg
+from typing import cast
 
 from tallybook._db.declared import Declared
+from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._upkeep.clock import ClockWatch
 from tallybook._upkeep.promote import Promoter
@@ -102,7 +101,7 @@ class Upkeep:
         queues = list(self._idle_queues())
         params = ([s.name for s in asked], after, self._worker_id(), queues)
 
-        async def call(conn: psycopg.AsyncConnection[Any]) -> Row:
+        async def call(conn: AsyncConnection) -> Row:
             self._rescuer.connected_by(conn)
             asked_at = asyncio.get_running_loop().time()
             row = cast(Row, await (await conn.execute(_LOOK, params)).fetchone())
@@ -126,7 +125,7 @@ class Upkeep:
             if service.name in due:
                 service.run_at = now
 
-    async def _look_at_clock(self, conn: psycopg.AsyncConnection[Any], server: float, asked_at: float) -> None:
+    async def _look_at_clock(self, conn: AsyncConnection, server: float, asked_at: float) -> None:
         """Put on record where the server's clock went on by more than there was time. A step back is found in SQL."""
         (before, asked_before), self._clock = self._clock, (server, asked_at)
         step = server - before - (asyncio.get_running_loop().time() - asked_before)

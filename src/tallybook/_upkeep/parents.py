@@ -7,9 +7,8 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import psycopg
-
 from tallybook._db.declared import Declared
+from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._upkeep.service import REFUSED, Service
 
@@ -58,7 +57,7 @@ class Parents(Service):
                 return moved
 
     async def _run(self, parents: list[int] | None, after: int | None, *, as_service: bool) -> Any:
-        async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
+        async def call(conn: AsyncConnection) -> Any:
             return await (await conn.execute(_RESOLVE.worker, (parents, after, as_service))).fetchone()
 
         row = await self._link.run(call)

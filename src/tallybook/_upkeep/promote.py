@@ -9,9 +9,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-import psycopg
-
 from tallybook._db.declared import Declared
+from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._upkeep.service import Service
 
@@ -77,7 +76,7 @@ class Promoter(Service):
             self._behind = False  # what is said while the answer is on its way holds for the next run
         after = None if behind else self.after
 
-        async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
+        async def call(conn: AsyncConnection) -> Any:
             return await (await conn.execute(_RUN, (_BATCH, after, as_service))).fetchone()
 
         promoted, last, next_in = await self._link.run(call)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import psycopg
-
 from tallybook._db.declared import Declared
+from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._upkeep.service import REFUSED, Service
 
@@ -29,7 +28,7 @@ class Pruner(Service):
     async def serve(self) -> str | float | None:
         """One claimed run."""
 
-        async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
+        async def call(conn: AsyncConnection) -> Any:
             return await (await conn.execute(_PRUNE.worker)).fetchone()
 
         effect, again = await self._link.run(call)

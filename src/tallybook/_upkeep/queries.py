@@ -16,9 +16,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-import psycopg
-
 from tallybook._db.declared import Declared
+from tallybook._db.driver import Error
 from tallybook._db.link import Link
 from tallybook._db.policy import Action, action_for, backoff, first_line
 from tallybook._db.socket_timeout import SocketTimeout
@@ -102,7 +101,7 @@ class Queries:
         for left in range(_TRIES, 0, -1):
             try:
                 carried, jobs, failed, reason = await self._call(link, _FIRE.worker, text, at)
-            except (psycopg.Error, OSError) as error:
+            except (Error, OSError) as error:
                 action = action_for(error, link.conn)
                 if action is Action.RECONNECT:  # what it did is undone or committed: the next look shows which
                     log.warning("schedule %r: its connection was lost: %s", name, first_line(error))

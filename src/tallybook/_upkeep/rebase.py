@@ -10,10 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
-from psycopg.errors import InvalidSchemaName, UndefinedFunction
-
 from tallybook._db.declared import Declared
+from tallybook._db.driver import AsyncConnection, Connection, InvalidSchemaName, UndefinedFunction
 from tallybook._db.link import Link
 from tallybook._upkeep.service import REFUSED, Service
 
@@ -61,7 +59,7 @@ class Rebased:
             log.info("%s jobs of transactions older than the move brought over", self.late, extra={"event": "rebased"})
 
 
-async def on_connect(conn: psycopg.AsyncConnection[Any]) -> None:
+async def on_connect(conn: AsyncConnection) -> None:
     """Look on a new connection, before anything else is done on it."""
     try:
         row = await (await conn.execute(_REBASE.worker, (True, False))).fetchone()
@@ -71,7 +69,7 @@ async def on_connect(conn: psycopg.AsyncConnection[Any]) -> None:
     Rebased(*row).told()
 
 
-def rebase(conn: psycopg.Connection[Any]) -> Rebased:
+def rebase(conn: Connection) -> Rebased:
     """The same on a connection of a thread, or of a command; the schema must be there."""
     row = conn.execute(_REBASE.worker, (True, False)).fetchone()
     assert row is not None
@@ -100,7 +98,7 @@ class Rebaser(Service):
         return (await self.look(cursors=True)).rebased
 
     async def _run(self, cursors: bool, as_service: bool) -> Any:
-        async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
+        async def call(conn: AsyncConnection) -> Any:
             return await (await conn.execute(_REBASE.worker, (cursors, as_service))).fetchone()
 
         return await self._link.run(call)

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import psycopg
-
 from tallybook._db.declared import Declared
+from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._upkeep.service import REFUSED, Service
 
@@ -67,7 +66,7 @@ class Rescuer(Service):
         return lost or 0, suspects or 0
 
     async def _run(self, *, as_service: bool = True) -> tuple[int | None, int | None]:
-        async def call(conn: psycopg.AsyncConnection[Any]) -> Any:
+        async def call(conn: AsyncConnection) -> Any:
             self.connected_by(conn)
             settled = time.monotonic() - self._since > self._lease.total_seconds()
             return await (

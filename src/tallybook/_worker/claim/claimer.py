@@ -8,9 +8,8 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import psycopg
-
 from tallybook._db.declared import Declared
+from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._db.roundtrip import RoundTrips
 from tallybook._upkeep import rebase
@@ -99,7 +98,7 @@ class Claimer:
         """Whether it waits for work: no claim is on its way."""
         self._looked_at = 0.0
 
-    async def _prepare(self, conn: psycopg.AsyncConnection[Any]) -> None:
+    async def _prepare(self, conn: AsyncConnection) -> None:
         await rebase.on_connect(conn)  # no claim is made where the cursors are of another cluster
         self._trips = RoundTrips(conn, _STATEMENTS, prepared=not self.link.pooled)
         await self._trips.open()

@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import psycopg
-
 from tallybook._db.declared import Declared
+from tallybook._db.driver import AsyncConnection, Error, Notify, OperationalError, connect_async
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.policy import Outage
 from tallybook._db.socket_timeout import SocketTimeout
@@ -47,7 +46,7 @@ class Sleeper:
         self._name = name
         self._queues = list(queues)
         self._on_word = on_word
-        self._conn: psycopg.AsyncConnection[Any] | None = None
+        self._conn: AsyncConnection | None = None
         self._watched: int | None = None
         self._ended = asyncio.Event()
         self._lock = asyncio.Lock()
@@ -69,16 +68,14 @@ class Sleeper:
                             await self._ended.wait()
                     self._ended.clear()
                     if await self._ask(_PING, ()) != (True,):
-                        raise psycopg.OperationalError("the session does not listen any more")
-            except (psycopg.Error, OSError) as error:
+                        raise OperationalError("the session does not listen any more")
+            except (Error, OSError) as error:
                 pause = outage.failed(error, self._conn)
                 await self._drop()
                 await asyncio.sleep(pause)
 
     async def _connect(self) -> None:
-        conn = await psycopg.AsyncConnection.connect(
-            self._dsn, **CONNECT, application_name=f"tallybook {self._name}"[:63]
-        )
+        conn = await connect_async(self._dsn, **CONNECT, application_name=f"tallybook {self._name}"[:63])
         conn.add_notify_handler(self._heard)
         conn.prepare_threshold = None
         try:
@@ -123,12 +120,12 @@ class Sleeper:
             conn.pgconn.consume_input()
             while word := conn.pgconn.notifies():
                 self._word(word.extra.decode("utf-8", "replace"))
-        except psycopg.Error:
+        except Error:
             self._watch(False)
             self.armed = self.clear = False
             self._ended.set()  # ping now, and reconnect
 
-    def _heard(self, notify: psycopg.Notify) -> None:
+    def _heard(self, notify: Notify) -> None:
         self._word(notify.payload)
 
     def _word(self, word: str) -> None:
@@ -160,7 +157,7 @@ class Sleeper:
                 limit=_ARM_LIMIT,
             )
             self.armed, self.clear = said or (False, False)
-        except (psycopg.Error, OSError):
+        except (Error, OSError):
             self.armed = self.clear = False
         return self.clear
 
@@ -170,7 +167,7 @@ class Sleeper:
             self.armed = self.clear = False
             try:
                 await self._ask(_LISTEN_END.worker, (self._queues,), limit=_ARM_LIMIT)
-            except (psycopg.Error, OSError):
+            except (Error, OSError):
                 log.debug("listen_end failed; the session is made again")
 
     async def wait(self, seconds: float) -> None:

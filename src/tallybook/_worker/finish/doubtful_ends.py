@@ -16,9 +16,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import psycopg
-from psycopg import errors as pg
-
+from tallybook._db.driver import AsyncConnection, LockNotAvailable
 from tallybook._db.ends import ENDED, FAIL
 from tallybook._db.link import Link
 from tallybook._db.subject_ends import SubjectEnd
@@ -91,7 +89,7 @@ class DoubtfulEnds:
         finally:
             self._looking = False
 
-    async def _states(self, ends: list[End], conn: psycopg.AsyncConnection[tuple[Any, ...]]) -> list[str | None]:
+    async def _states(self, ends: list[End], conn: AsyncConnection) -> list[str | None]:
         columns = zip(*(end.params[:3] for end in ends), strict=True)
         row = await (await conn.execute(_ALL_ENDED, [list(column) for column in columns])).fetchone()
         return list(row[0]) if row else [None] * len(ends)
@@ -114,7 +112,7 @@ class DoubtfulEnds:
             try:
                 said = await self._link.run(partial(self._say, end))
                 break
-            except pg.LockNotAvailable:
+            except LockNotAvailable:
                 looks += 1
                 if looks == _LOUD_AFTER:
                     log.warning(
@@ -135,7 +133,7 @@ class DoubtfulEnds:
         else:
             self._on_end(end.running, "complete" if said == "completed" else end.verb, said, end.wake_in)
 
-    async def _say(self, end: End, conn: psycopg.AsyncConnection[tuple[Any, ...]]) -> str | SubjectEnd:
+    async def _say(self, end: End, conn: AsyncConnection) -> str | SubjectEnd:
         if said := await self._found(conn, end):
             return said
         async with conn.transaction():
@@ -146,7 +144,7 @@ class DoubtfulEnds:
             return await self._found(conn, end) or said
         return str(said)
 
-    async def _found(self, conn: psycopg.AsyncConnection[tuple[Any, ...]], end: End) -> str | SubjectEnd | None:
+    async def _found(self, conn: AsyncConnection, end: End) -> str | SubjectEnd | None:
         row = await (await conn.execute(ENDED.worker, end.params[:3])).fetchone()
         return _found(end, row[0] if row else None)
 

@@ -13,8 +13,7 @@ from collections import Counter
 from datetime import timedelta
 from typing import Any
 
-import psycopg
-
+from tallybook._db.driver import AsyncConnection
 from tallybook._db.ends import CANCEL_RUNNING, COMPLETE_MANY, COMPLETE_MANY_WITH, CRASH, FAIL, MOVE, SNOOZE, UNCLAIM
 from tallybook._db.link import Link
 from tallybook._db.subject_ends import SubjectEnd
@@ -182,7 +181,7 @@ class Finisher:
                 )
         self._book.changed.set()  # the claimer may be holding back for what was unsaid
 
-    async def _flush_completed(self, conn: psycopg.AsyncConnection[tuple[Any, ...]], jobs: list[Running]) -> None:
+    async def _flush_completed(self, conn: AsyncConnection, jobs: list[Running]) -> None:
         ids, attempts = [job.job_id for job in jobs], [job.attempt for job in jobs]
         first = jobs[0].lease
         if self._results and any(job in self._results for job in jobs):
@@ -199,7 +198,7 @@ class Finisher:
         for job_id in refused:
             self._refused(job_id, "complete")
 
-    async def _flush_ends(self, conn: psycopg.AsyncConnection[tuple[Any, ...]], ends: list[End]) -> None:
+    async def _flush_ends(self, conn: AsyncConnection, ends: list[End]) -> None:
         # One statement: a flush that is said again after a lost connection finds all of it done, or nothing. Of several, even
         # in one transaction, a process that is frozen between them leaves the outcomes locked, and the server's limit for
         # idle transactions does not count in a pipeline: nobody could rescue these jobs.

@@ -17,9 +17,8 @@ from datetime import timedelta
 from importlib import metadata
 from typing import Any
 
-import psycopg
-
 from tallybook._db.declared import Declared
+from tallybook._db.driver import Connection, Error, connect
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.policy import Outage, first_line, is_gone
 from tallybook._db.schema import UNDEFINED, refusal
@@ -91,7 +90,7 @@ class Heartbeat(threading.Thread):
         self._catalogue = json.dumps(catalogue)
         self._expected = expected
         self._lag = lag
-        self._conn: psycopg.Connection[Any] | None = None
+        self._conn: Connection | None = None
         self._ear, self._mouth = socket.socketpair()
         self._ear.setblocking(False)
         self._mouth.setblocking(False)
@@ -109,8 +108,8 @@ class Heartbeat(threading.Thread):
             self.worker_id = self._register(conn)
         return self.worker_id
 
-    def _connect(self) -> psycopg.Connection[Any]:
-        conn = psycopg.connect(self._dsn, **CONNECT, application_name=f"tallybook {self._settings.name}"[:63])
+    def _connect(self) -> Connection:
+        conn = connect(self._dsn, **CONNECT, application_name=f"tallybook {self._settings.name}"[:63])
         conn.prepare_threshold = None
         # A heartbeat may be lost in a crash of the server: so may the worker's whole memory of it.
         # Behind a pooler the session is shared with others: nothing is set on it there.
@@ -120,7 +119,7 @@ class Heartbeat(threading.Thread):
         self._conn = conn
         return conn
 
-    def _register(self, conn: psycopg.Connection[Any]) -> int:
+    def _register(self, conn: Connection) -> int:
         settings = self._settings
         params = (
             settings.name, list(settings.queues), self._tasks, self._session, settings.lease, self._catalogue,
@@ -134,7 +133,7 @@ class Heartbeat(threading.Thread):
         self._beats_as, self._timeline = number, timeline
         return self._beats_as
 
-    def _hold(self, conn: psycopg.Connection[Any], number: int) -> None:
+    def _hold(self, conn: Connection, number: int) -> None:
         if self._session:  # behind a pooler there is none to hold it
             with ThreadSocketTimeout(conn, self._answer):
                 conn.execute(_HOLD, (number,))
@@ -160,7 +159,7 @@ class Heartbeat(threading.Thread):
             if ready and conn is not None:
                 try:
                     conn.pgconn.consume_input()
-                except psycopg.Error:
+                except Error:
                     conn.close()
                     return
 
@@ -177,16 +176,16 @@ class Heartbeat(threading.Thread):
                 self._look_at_schema(self._conn)
                 if outage.failures:
                     outage.over()
-            except (psycopg.Error, OSError) as error:
-                if isinstance(error, psycopg.Error) and error.sqlstate == "TB006":
+            except (Error, OSError) as error:
+                if isinstance(error, Error) and error.sqlstate == "TB006":
                     if not self._stopping:  # or it would be on record for ever after its worker_stop
                         self._come_back(error)
                     continue
                 pause = outage.failed(error, self._conn)
                 if self._conn is not None and is_gone(error, self._conn):
                     self._conn.close()
-                elif isinstance(error, psycopg.Error) and error.sqlstate in UNDEFINED:
-                    with suppress(psycopg.Error):
+                elif isinstance(error, Error) and error.sqlstate in UNDEFINED:
+                    with suppress(Error):
                         self._look_at_schema(self._conn)
             self._wait(pause)
         if self._conn is not None:
@@ -204,7 +203,7 @@ class Heartbeat(threading.Thread):
         for job_id, reason, attempt in cancelled:
             self._on_cancel(job_id, reason, attempt)
 
-    def _look_at_schema(self, conn: psycopg.Connection[Any] | None) -> None:
+    def _look_at_schema(self, conn: Connection | None) -> None:
         """One row: somebody may have migrated to a schema that this release cannot work with."""
         if conn is None:
             return
@@ -213,7 +212,7 @@ class Heartbeat(threading.Thread):
         if error is not None:
             self._on_schema(error)
 
-    def _come_back(self, error: psycopg.Error) -> None:
+    def _come_back(self, error: Error) -> None:
         """The others gave this worker up (it was stopped, or cut off, for longer than the lease), or the server failed over.
 
         Start as a new one.
@@ -234,7 +233,7 @@ class Heartbeat(threading.Thread):
                 if self._session:
                     self._conn.execute(_LET_GO, (old,))
                 self._conn.execute(STOP.worker, (old,))
-        except (psycopg.Error, OSError) as failure:
+        except (Error, OSError) as failure:
             log.warning("cannot start again yet: %s", first_line(failure))
             self._wait(_COMES_BACK)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
-
-import psycopg
+from typing import TYPE_CHECKING
 
 from tallybook._db import migrate, rates
+from tallybook._db.driver import Connection, Error, connect
 from tallybook._db.link import CONNECT
 from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._worker.claim.limits import check_limits
@@ -34,7 +33,7 @@ def checked(app: ServedApp, dsn: str, queues: Iterable[str], *, lives: bool) -> 
     Raises SchemaError, and ConfigError for a limit that nobody has set, where the worker `lives` for more than a drain.
     Warns of task names that another app has, and of queues that look misspelt.
     """
-    with psycopg.connect(dsn, connect_timeout=10, autocommit=True) as conn:
+    with connect(dsn, connect_timeout=10, autocommit=True) as conn:
         expected = migrate.check(conn).expected
         _warn_of_twins(app, conn)
         declared = rates.registered(
@@ -50,7 +49,7 @@ def checked(app: ServedApp, dsn: str, queues: Iterable[str], *, lives: bool) -> 
     return expected
 
 
-def _warn_of_twins(app: ServedApp, conn: psycopg.Connection[Any]) -> None:
+def _warn_of_twins(app: ServedApp, conn: Connection) -> None:
     """Two apps with one task name would run each other's jobs on one queue; the catalogue has one entry for both."""
     for name, other, queue in conn.execute(_TWINS, (app.name, list(app._names))).fetchall():
         both = " It has the same queue there: each runs jobs that are meant for the other." * (
@@ -64,8 +63,8 @@ def _warn_of_twins(app: ServedApp, conn: psycopg.Connection[Any]) -> None:
 
 def explained(error: BaseException, dsn: str, expected: int) -> BaseException:
     """What is missing in the schema may be so because it is another one by now; then that is the error."""
-    if not isinstance(error, psycopg.Error) or error.sqlstate not in UNDEFINED:
+    if not isinstance(error, Error) or error.sqlstate not in UNDEFINED:
         return error
-    with contextlib.suppress(psycopg.Error), psycopg.connect(dsn, **CONNECT) as conn:
+    with contextlib.suppress(Error), connect(dsn, **CONNECT) as conn:
         return refusal(conn, expected) or error
     return error

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import psycopg
-
+from tallybook._db.driver import AsyncConnection, connect
 from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler, shares_sessions
 from tallybook._worker.settings import WorkerSettings
@@ -45,12 +44,12 @@ async def hold(link: Link, settings: WorkerSettings) -> bool:
     return False
 
 
-async def _where(conn: psycopg.AsyncConnection[Any]) -> Any:
+async def _where(conn: AsyncConnection) -> Any:
     return await (await conn.execute(_WHERE)).fetchone()
 
 
 def _is_direct(dsn: str, here: Any) -> bool:
-    with psycopg.connect(dsn, **CONNECT) as conn:
+    with connect(dsn, **CONNECT) as conn:
         if conn.execute(_WHERE).fetchone() != here:
             raise ConfigError("direct_dsn", dsn_for_people(dsn), "it leads to another database than the DSN")
         if not is_behind_pooler(conn):
@@ -58,7 +57,7 @@ def _is_direct(dsn: str, here: Any) -> bool:
     return not shares_sessions(dsn, connect_timeout=10)  # a pooler in session mode is as good
 
 
-async def _say_unguarded(conn: psycopg.AsyncConnection[Any]) -> None:
+async def _say_unguarded(conn: AsyncConnection) -> None:
     for name, value, wanted in await (await conn.execute(UNGUARDED)).fetchall():
         log.warning(
             "%s is %r for this role or database, and behind a pooler a worker cannot change it for itself; "

@@ -18,8 +18,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import psycopg
-
+from tallybook._db.driver import Error
 from tallybook._db.link import Link
 from tallybook._db.numbers import ANSWER, Asked, ask
 from tallybook._db.socket_timeout import SocketTimeout
@@ -77,7 +76,7 @@ class Database:
             self.questions += 1
             with SocketTimeout(conn, ANSWER):
                 return await ask(conn)
-        except (psycopg.Error, OSError):
+        except (Error, OSError):
             await self.close()
             self._link = Link(self._dsn, self._name)
             if kept and again:  # a server that was restarted answers the next try

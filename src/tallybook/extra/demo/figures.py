@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import psycopg
-
+from tallybook._db.driver import Connection
 from tallybook.extra.demo.processes import Note
 
 _JOBS = """select (args ->> 'submission_id')::bigint, state, attempts, extract(epoch from enqueued_at)::float8
@@ -62,7 +60,7 @@ class Figures:
         )
 
 
-def measure(conn: psycopg.Connection[Any], notes: Sequence[Note]) -> Figures:
+def measure(conn: Connection, notes: Sequence[Note]) -> Figures:
     """Count it all."""
     saved = {f"submission-{number}": sha256 for number, sha256 in conn.execute(_SUBMISSIONS)}
     jobs = conn.execute(_JOBS).fetchall()
