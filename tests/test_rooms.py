@@ -27,3 +27,22 @@ def imports() -> dict[str, set[str]]:
 def test_there_is_no_import_cycle(imports: dict[str, set[str]]) -> None:
     """No module imports itself through others, at run time or for a type: CycleError names the modules of a cycle."""
     TopologicalSorter(imports).prepare()
+
+
+DRIVER = {
+    "tallybook": "a missing libpq is named, with what to do",
+    "tallybook.contrib.django._settings": "Django's settings become a connection string, by libpq's own list of options",
+    "tallybook.contrib.fastapi": "public: what its dependency gives is a psycopg connection",
+    "tallybook.contrib.flask": "public: what `transaction` gives is a psycopg connection",
+    "tallybook.embedded": "makes and drops databases, whose names are quoted by psycopg.sql",
+    "tallybook.extra.dashboard.database": "has a pool of its own",
+    "tallybook.extra.demo.app": "an application, written as a user writes one",
+    "tallybook.testing": "public: `travel` takes a psycopg connection; makes and drops databases",
+}
+"""The modules outside `_db` that import psycopg, each with its reason. The list only shrinks."""
+
+
+def test_other_rooms_import_the_driver_from_db(imports: dict[str, set[str]]) -> None:
+    """Outside `_db` only these modules import psycopg; what others need of it is in `_db/driver.py`."""
+    outside = {module for module in imports if not module.startswith("tallybook._db")}
+    assert {module for module in outside if imports[module] & {"psycopg", "psycopg_pool"}} == set(DRIVER)

@@ -11,11 +11,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-import psycopg
 
 from tallybook._cli.errors import short
 from tallybook._cli.text import clean, columns, json_safe
-from tallybook._db import migrate
+from tallybook._db import driver, migrate
+from tallybook._db.driver import Connection, OperationalError
 from tallybook._db.link import CONNECT, backoff, dsn_for_people, is_final
 from tallybook._db.source import Source
 from tallybook._db.stored import READER
@@ -42,7 +42,7 @@ __all__ = [
     "working",
 ]  # fmt: skip
 
-Conn = psycopg.Connection[tuple[Any, ...]]
+Conn = Connection
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -134,8 +134,8 @@ def _connected(target: str, wait: timedelta) -> Conn:
     until, failures = time.monotonic() + wait.total_seconds(), 0
     while True:
         try:
-            return psycopg.connect(target, **CONNECT, context=READER)
-        except psycopg.OperationalError as error:
+            return driver.connect(target, **CONNECT, context=READER)
+        except OperationalError as error:
             if is_final(error) or time.monotonic() >= until:
                 raise QueueUnavailable(dsn_for_people(target), str(error)) from error
             if not failures:

@@ -13,13 +13,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
-from psycopg.conninfo import conninfo_to_dict
 
 from tallybook._cli.common import connect, conninfo, dsn_option, working
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import app_option, home
 from tallybook._cli.text import clean
 from tallybook._db import migrate
+from tallybook._db.driver import conninfo_to_dict
 from tallybook._db.link import dsn_for_people
 from tallybook._worker.life.supervisor import DSN_OF_PARENT, WRONG, Child, how
 from tallybook.errors import TallybookError

@@ -10,12 +10,12 @@ from difflib import get_close_matches
 from typing import Any
 
 import click
-import psycopg
 
 from tallybook._cli.common import DURATION, Conn, connect, dsn_option, json_option, print_json
 from tallybook._cli.errors import Problem
 from tallybook._cli.text import clean
 from tallybook._db import calls, sync
+from tallybook._db.driver import InsufficientPrivilege
 from tallybook._model.job import JobCall
 from tallybook._model.options import Options, check_name
 from tallybook._model.payload import encode
@@ -150,7 +150,7 @@ def unserved(conn: Conn, queue: str, task: str) -> str | None:
     """What keeps the job from running for now, if workers are there and none of them fits."""
     try:
         rows = conn.execute("select w.queues, w.tasks from tallybook.workers w where w.ended_at is null").fetchall()
-    except psycopg.errors.InsufficientPrivilege:  # a producer by its role
+    except InsufficientPrivilege:  # a producer by its role
         return None
     if not rows or any(queue in queues and task in tasks for queues, tasks in rows):
         return None

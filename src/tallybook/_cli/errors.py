@@ -10,9 +10,9 @@ from datetime import timedelta
 from difflib import get_close_matches
 
 import click
-import psycopg
 
 from tallybook._cli.text import clean
+from tallybook._db.driver import Error
 from tallybook._db.link import is_final
 from tallybook._model.durations import format_duration
 from tallybook.errors import ConfigError, PayloadError, QueueUnavailable, SchemaError, SignatureError, TallybookError
@@ -69,7 +69,7 @@ def problem(error: BaseException) -> Problem | None:
         return Problem(error.format_message(), exit_code=error.exit_code)
     if isinstance(error, TallybookError):
         return _of_tallybook(error)
-    if isinstance(error, psycopg.Error):
+    if isinstance(error, Error):
         return _of_postgres(error)
     return None
 
@@ -135,7 +135,7 @@ def short(reason: str) -> str:
 _IS_IT_UP = "Is the server running there? See --dsn, TALLYBOOK_DSN and the PG* variables"
 
 
-def _of_postgres(error: psycopg.Error) -> Problem:
+def _of_postgres(error: Error) -> Problem:
     primary = error.diag.message_primary
     if primary is None:  # the connection's, not the server's
         return Problem(f"PostgreSQL: {short(str(error) or type(error).__name__)}")

@@ -8,21 +8,34 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
-from psycopg import Error, Notify, OperationalError, Rollback
-from psycopg.errors import InvalidSchemaName, LockNotAvailable, UndefinedFunction
+from psycopg import DataError, Error, Notify, OperationalError, Rollback
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.errors import (
+    InsufficientPrivilege,
+    InvalidSchemaName,
+    LockNotAvailable,
+    QueryCanceled,
+    UndefinedFunction,
+    UndefinedTable,
+)
 
 __all__ = [
     "AsyncConnection",
     "Connection",
+    "DataError",
     "Error",
+    "InsufficientPrivilege",
     "InvalidSchemaName",
     "LockNotAvailable",
     "Notify",
     "OperationalError",
+    "QueryCanceled",
     "Rollback",
     "UndefinedFunction",
+    "UndefinedTable",
     "connect",
     "connect_async",
+    "conninfo_to_dict",
 ]
 
 Connection = psycopg.Connection[tuple[Any, ...]]

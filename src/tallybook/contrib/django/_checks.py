@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
-import psycopg
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Django's own name
 from django.core.exceptions import ImproperlyConfigured
@@ -14,6 +13,7 @@ from django.db import connections
 
 import tallybook
 from tallybook._cli.loading import load_app
+from tallybook._db.driver import connect
 from tallybook._db.migrate import latest
 from tallybook._db.schema import refusal
 from tallybook.contrib.django import _settings
@@ -63,7 +63,7 @@ def check_schema(app_configs: Any = None, databases: Sequence[str] | None = None
         return []  # check_settings says it
     found: list[CheckMessage] = []
     for alias in wanted:
-        with psycopg.connect(_settings.dsn(alias), autocommit=True) as conn:
+        with connect(_settings.dsn(alias), autocommit=True) as conn:
             problem = refusal(conn, latest())
         if problem is not None:  # no error: that would keep `manage.py migrate` from running
             words = "manage.py migrate" if _settings.read().migrate else "manage.py tallybook migrate"

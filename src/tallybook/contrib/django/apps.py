@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import psycopg
 from django.apps import AppConfig
 from django.core import checks
 from django.db.models.signals import pre_migrate
 
+from tallybook._db.driver import connect
 from tallybook._db.migrate import migrate
 from tallybook.contrib.django import _checks, _settings
 
@@ -32,7 +32,7 @@ def _bring_schema(*, using: str, verbosity: int = 1, **_: Any) -> None:
     """Before Django's own migrations, so that those may refer to the schema."""
     if not _settings.read().migrate or using not in _checks.databases():
         return
-    with psycopg.connect(_settings.dsn(using), autocommit=True) as conn:
+    with connect(_settings.dsn(using), autocommit=True) as conn:
         done = migrate(conn)
     if done and verbosity >= 1:
         print(f"  Brought the schema tallybook of database {using!r} up to date")

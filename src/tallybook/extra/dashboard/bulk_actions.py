@@ -11,9 +11,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-import psycopg
-
 from tallybook._db.calls import STATE
+from tallybook._db.driver import QueryCanceled
 from tallybook._db.jobs import STATES
 from tallybook._model.lists import JobDone
 from tallybook.errors import InvalidArgument, QueueUnavailable, TallybookError
@@ -123,7 +122,7 @@ def looking(view: View, found: Preview) -> Iterator[None]:
     """Around one look: where a further one fails, what was found before it stays, and the page says why there is no more."""
     try:
         yield
-    except (QueueUnavailable, psycopg.errors.QueryCanceled, *IN_THE_WAY) as error:
+    except (QueueUnavailable, QueryCanceled, *IN_THE_WAY) as error:
         if not _is_further(view):
             raise
         found.problem = view.site.explain(error)[1]
@@ -183,7 +182,7 @@ async def do(act: Act, verb: Verb) -> str:
                     await act.audit(f"jobs.{verb.name}", target, dict(became))
                 else:
                     act.nothing()
-        except (TallybookError, psycopg.errors.QueryCanceled, *IN_THE_WAY) as error:
+        except (TallybookError, QueryCanceled, *IN_THE_WAY) as error:
             if not at:
                 raise
             why = act.site.explain(error)[1].removesuffix(" Nothing was changed.")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import psycopg
-
+from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
 from tallybook.errors import (
     CommitUnknown,
     InvalidArgument,
@@ -74,7 +73,7 @@ class Shared:
 
     def explain(self, error: Exception) -> tuple[int, str, str | None]:
         """From an exception to a status, a sentence and a hint; never a text that was not meant for people."""
-        if isinstance(error, psycopg.errors.QueryCanceled):
+        if isinstance(error, QueryCanceled):
             return (
                 504,
                 "The database did not answer in time, so this was given up.",
@@ -82,9 +81,9 @@ class Shared:
             )
         if isinstance(error, IN_THE_WAY):
             return 503, "Somebody else holds what this needs. Nothing was changed.", "Try again."
-        if isinstance(error, psycopg.DataError) and error.sqlstate:  # without one it is we who cannot read an answer
+        if isinstance(error, DataError) and error.sqlstate:  # without one it is we who cannot read an answer
             return 400, "The database cannot take one of these values.", None
-        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        if isinstance(error, InsufficientPrivilege):
             return (
                 403,
                 "The database does not let this dashboard do that.",

@@ -9,7 +9,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,6 +17,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tallybook._db.driver import Error
 from tallybook.errors import TallybookError
 from tallybook.extra.dashboard.access import Access
 from tallybook.extra.dashboard.gate import Gate, Visit
@@ -113,7 +113,7 @@ class Site(Shared):
         handlers: dict[Any, Any] = {
             HTTPException: self._http_error,
             TallybookError: self._error,
-            psycopg.Error: self._error,
+            Error: self._error,
         }
         built = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers | {500: self._crash})
         built.state.site = self

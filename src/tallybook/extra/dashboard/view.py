@@ -7,12 +7,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlencode
 
-import psycopg
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from tallybook._db import audit
+from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
 from tallybook._db.verb import run
 from tallybook.errors import TallybookError
 from tallybook.extra.dashboard.database import IN_THE_WAY, READ_TIMEOUT, Conn
@@ -153,10 +153,10 @@ def is_inside(address: str, root: str) -> bool:
 
 
 _TOLD = (
-    psycopg.DataError,
-    psycopg.errors.QueryCanceled,
+    DataError,
+    QueryCanceled,
     *IN_THE_WAY,
-    psycopg.errors.InsufficientPrivilege,
+    InsufficientPrivilege,
 )
 """Errors of the database that somebody who acts is told where the form was."""
 Page = Callable[[View], Awaitable[Response]]

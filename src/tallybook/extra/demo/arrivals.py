@@ -9,8 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-import psycopg
-
+from tallybook._db.driver import connect
 from tallybook.extra.demo.app import save
 from tallybook.extra.demo.rows import Row
 
@@ -59,7 +58,7 @@ class Arrivals:
 
     def _run(self) -> None:
         try:
-            with psycopg.connect(self._dsn, autocommit=True, application_name="tallybook demo web") as conn:
+            with connect(self._dsn, autocommit=True, application_name="tallybook demo web") as conn:
                 while (row := self._wait_for_one()) is not None:
                     begun = time.monotonic()
                     job = save(conn, row)

@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import psycopg
-
+from tallybook._db.driver import Connection, connect
 from tallybook._db.migrate import migrate
 from tallybook.embedded import temporary_server
 from tallybook.errors import TallybookError
@@ -93,7 +92,7 @@ def play(rows: Sequence[Row], display: Display) -> Outcome:
         server = stack.enter_context(temporary_server(durable=True))
         dsn = server.create_database("demo")
         # Never prepared: a plan made while the tables are empty would stay when they are full.
-        conn = stack.enter_context(psycopg.connect(dsn, autocommit=True, prepare_threshold=None))
+        conn = stack.enter_context(connect(dsn, autocommit=True, prepare_threshold=None))
         migrate(conn)
         conn.execute(demo_app.TABLE)
         display.event(f"PostgreSQL {server.version} is up, the schema tallybook and the table submission are in it")
@@ -104,9 +103,7 @@ def play(rows: Sequence[Row], display: Display) -> Outcome:
 
 
 class _Stage:
-    def __init__(
-        self, conn: psycopg.Connection[Any], dsn: str, rows: Sequence[Row], processes: Processes, display: Display
-    ) -> None:
+    def __init__(self, conn: Connection, dsn: str, rows: Sequence[Row], processes: Processes, display: Display) -> None:
         self._conn = conn
         self._dsn = dsn
         self._processes = processes

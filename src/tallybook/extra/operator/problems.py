@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-import psycopg
 from starlette.responses import Response
 
 from tallybook import errors
+from tallybook._db.driver import Error, InsufficientPrivilege, InvalidSchemaName, UndefinedFunction, UndefinedTable
 from tallybook._db.policy import Action, action_for
 
 __all__ = ["CODES", "Problem", "problem_of"]
@@ -82,7 +82,7 @@ def problem_of(error: Exception) -> Problem:
         return error
     if isinstance(error, errors.TallybookError):
         return _ours(error)
-    if isinstance(error, psycopg.Error):
+    if isinstance(error, Error):
         return _of_database(error)
     log.exception("the request failed", exc_info=error)
     return Problem(500, "failed", "this should not happen: see the log of the server")
@@ -106,18 +106,16 @@ def _ours(error: errors.TallybookError) -> Problem:
     return Problem(500, "failed", "this should not happen: see the log of the server")
 
 
-def _of_database(error: psycopg.Error) -> Problem:
+def _of_database(error: Error) -> Problem:
     action = action_for(error)
     if action is Action.AGAIN:
         return Problem(503, "slow", "it took too long, or others hold what it needs")
     if action is Action.PAYLOAD:
         return Problem(422, "invalid", "the database cannot store these values")
-    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+    if isinstance(error, InsufficientPrivilege):
         log.warning("the user of the API may not do what was asked for: %s", error)
         return Problem(403, "rights", "the database does not let the user of this API do that")
-    if action is not Action.CALLER or isinstance(
-        error, psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction | psycopg.errors.UndefinedTable
-    ):
+    if action is not Action.CALLER or isinstance(error, InvalidSchemaName | UndefinedFunction | UndefinedTable):
         log.warning("the database cannot serve: %s", error)
         return Problem(503, "unavailable", _AWAY)
     log.exception("the request failed", exc_info=error)

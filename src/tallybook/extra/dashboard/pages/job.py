@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 from starlette.responses import Response
 
 from tallybook._db.calls import STATE
+from tallybook._db.driver import InsufficientPrivilege
 from tallybook._model.job import JobInfo
 from tallybook._model.why import Reason, TraceEvent
 from tallybook.errors import InvalidArgument, TallybookError, UnknownJob
@@ -109,7 +109,7 @@ def topics(site: Shared) -> None:
         try:
             async with conn.transaction():  # an error of this one leaves the others their answers
                 found = await standing(site.app, conn, wanted)
-        except (TallybookError, psycopg.errors.InsufficientPrivilege):
+        except (TallybookError, InsufficientPrivilege):
             return None
         return site.fragment("job_live.html", now=found)
 

@@ -10,10 +10,10 @@ from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import psycopg
 from starlette.responses import Response
 
 from tallybook._db import doctor
+from tallybook._db.driver import Error, connect
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._model.finding import LEVELS, Finding
 from tallybook.errors import TallybookError
@@ -59,11 +59,11 @@ class Examination:
 
     def _run(self) -> None:
         try:
-            with psycopg.connect(self._conninfo(), **CONNECT, application_name="tallybook web doctor") as conn:
+            with connect(self._conninfo(), **CONNECT, application_name="tallybook web doctor") as conn:
                 conn.prepare_threshold = None
                 for one in doctor.examine(conn, patience=_PATIENCE):
                     self._found.append(one)
-        except (psycopg.Error, TallybookError, OSError) as error:
+        except (Error, TallybookError, OSError) as error:
             where = ""
             with contextlib.suppress(TallybookError):
                 where = f" {dsn_for_people(self._conninfo())}"
