@@ -45,8 +45,10 @@ from tallybook.extra.providers import Providers
 
 if TYPE_CHECKING:
     from tallybook._worker.entry import DrainReport, WorkerReport
+    from tallybook._worker.jobs import Running
     from tallybook._worker.run.context import Context
     from tallybook._worker.run.verbs import Verbs
+    from tallybook._worker.served import Contexts
 
 __all__ = ["App"]
 
@@ -377,11 +379,14 @@ class App(Owner):
         """What each task is, as `tallybook task list` shows it and as workers put it on record."""
         return catalogue(self.name, self.tasks, self._names)
 
-    def _contexts(self, state: SimpleNamespace, verbs: Verbs) -> partial[Context]:
+    def _contexts(self, state: SimpleNamespace, verbs: Verbs) -> Contexts:
         """Make the Contexts of its jobs, for a worker that serves it."""
         from tallybook._worker.run.context import Context
 
-        return partial(Context, state, verbs=verbs, app=self)
+        def context(job: Running | None = None, *, atomic: bool = False) -> Context:
+            return Context(state, job, verbs, app=self, atomic=atomic)
+
+        return context
 
     def lifespan(self, fn: Hook) -> Hook:
         """Open what handlers share, once per worker process: an async generator function that yields once.

@@ -7,7 +7,6 @@ Only `run/context.py` does, since `ctx.app` is public and has the type App.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,12 +14,19 @@ if TYPE_CHECKING:
     from tallybook._model.breaker import BreakerRule
     from tallybook._model.rate import ConcurrencyRule, RateRule
     from tallybook._model.tracing import Tracing
+    from tallybook._worker.jobs import Running
     from tallybook._worker.run.context import Context
     from tallybook._worker.run.verbs import Verbs
     from tallybook._worker.served_task import ServedTask
     from tallybook.extra.providers import Providers
 
-__all__ = ["ServedApp"]
+__all__ = ["Contexts", "ServedApp"]
+
+
+class Contexts(Protocol):
+    """Makes a Context of each job, and one without a job for lifespans."""
+
+    def __call__(self, job: Running | None = None, *, atomic: bool = False) -> Context: ...
 
 
 class ServedApp(Protocol):
@@ -44,7 +50,7 @@ class ServedApp(Protocol):
     @property
     def _names(self) -> Mapping[str, ServedTask]: ...
     def conninfo(self, dsn: str | None = None) -> str: ...
-    def _contexts(self, state: SimpleNamespace, verbs: Verbs) -> partial[Context]: ...
+    def _contexts(self, state: SimpleNamespace, verbs: Verbs) -> Contexts: ...
     def _check_policies(self) -> None: ...
     def _check_tasks(self) -> None: ...
     def _catalogue(self) -> Sequence[dict[str, Any]]: ...
