@@ -32,7 +32,8 @@ begin
   if v_own is null and pg_snapshot_xmin(v_snap) = pg_snapshot_xmax(v_snap) then
     select e.xid into v_xid from tallybook.entry e
      where e.lane_id = p_lane_id and e.retention = p_retention
-       and e.xid >= c.pos_xid and (e.xid, e.seq) > (c.pos_xid, c.pos_seq) order by e.xid, e.seq limit 1;
+       and e.xid >= c.pos_xid and (e.xid, e.seq) > (c.pos_xid, c.pos_seq) and e.xid < pg_snapshot_xmax(v_snap)
+     order by e.xid, e.seq limit 1;
     if found or c.holes = '{}' then return v_xid; end if;
   end if;
   v_busy := array(select x from (select x from pg_snapshot_xip(v_snap) x union select v_own) b
