@@ -8,6 +8,7 @@
 --   lease    a random UUID of the caller's: whatever ends these attempts names it
 --   durable  false: this transaction commits asynchronously. A crash of the server can then forget the claim; its jobs
 --            are claimed again and the forgotten lease is refused. Only for a transaction that does nothing else.
+--   retried  false: this lease is passed for the first time, so no earlier answer is looked for
 -- Returns the claim's number for renew, the queue and how many jobs it took; a null number where there is no work, a
 -- number and 0 jobs where all that it met was cancelled: claim again. The same lease passed twice gets the same answer.
 -- It may take fewer than there are: a claim does not reach over the end of a window. Claim once per transaction: a
