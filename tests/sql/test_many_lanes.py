@@ -14,7 +14,7 @@ from support.hands import Hands, put
 Connection = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[..., Connection]
 MANY = 30
-"""More than the 20 lanes that a claim looks at one by one before it reads the others in one statement."""
+"""More than the 10 lanes that a claim looks at one by one before it reads the others in one statement."""
 
 
 def _looks(db: Connection) -> Callable[[], int]:
@@ -32,7 +32,7 @@ def _looks(db: Connection) -> Callable[[], int]:
 
 
 def test_a_claim_of_many_lanes_looks_at_the_first(db: Connection) -> None:
-    """With 30 priorities in line a claim looks closely at the first alone; with none in line at 20 of them at most."""
+    """With 30 priorities in line a claim looks closely at the first alone; with none in line at 10 of them."""
     hands = Hands(db)
     for priority in range(MANY):
         put(db, priority=priority)
@@ -43,7 +43,7 @@ def test_a_claim_of_many_lanes_looks_at_the_first(db: Connection) -> None:
         pass
     looks()
     assert hands.claim(1) == []
-    assert looks() == 20
+    assert looks() == 10
 
 
 def test_the_idle_look_of_many_lanes_looks_at_none(db: Connection) -> None:

@@ -1,4 +1,4 @@
--- _first_lane(queues, max_jobs, parts, tried): where the first 20 lanes have no work, the one that claim takes from.
+-- _first_lane(queues, max_jobs, parts, tried): where the first 10 lanes have no work, the one that claim takes from.
 --
 -- One statement reads what seems to be next in each lane, in a tenth of the time that _next takes for it. Then _next
 -- looks at the first of them, in claim's order. A cursor of another cluster, or one that drains former holes, comes

@@ -53,7 +53,7 @@ begin
        order by rank, n.place loop
       exit when x.rank > v_rank;
       v_lanes := v_lanes + 1;
-      if v_lanes > 20 then
+      if v_lanes > 10 then
         select f.* into v from tallybook._first_lane(queues, max_jobs, v_parts, v_tried) f;
         v_next := v.xid;
         exit;
