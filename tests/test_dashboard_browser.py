@@ -274,7 +274,7 @@ def test_a_preview_counts_on_by_itself(look: Browser, site: str, data: str) -> N
             "select count(*) from tallybook.job where task = 'bulk' and state <> 'cancelled'"
         ).fetchone()
         assert left == (0,)
-    look.get(site + "/upkeep")
+    look.get(site + "/maintenance")
     wait_until(lambda: look.all("#findings:not([aria-busy])"), "the doctor has been everywhere")
     assert "checks are good" in look.text
     assert look.complaints() == []

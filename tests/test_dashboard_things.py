@@ -1,4 +1,4 @@
-"""The dashboard's pages for schedules, workers, limits, providers, upkeep and audit, as an ASGI client meets them."""
+"""The dashboard's pages for schedules, workers, limits, providers, maintenance and audit, as an ASGI client meets them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tallybook._worker.life.memory import memory
 from tallybook._worker.life.watchdog import Watchdog
 from tallybook.extra.dashboard.live import Live
 from tallybook.extra.dashboard.pages import schedules as schedule_pages
-from tallybook.extra.dashboard.pages.upkeep import Examination
+from tallybook.extra.dashboard.pages.maintenance import Examination
 from tallybook.web import Site, dashboard
 
 pytestmark = pytest.mark.anyio
 
-PAGES = ("/schedules", "/workers", "/limits", "/providers", "/upkeep", "/audit")
+PAGES = ("/schedules", "/workers", "/limits", "/providers", "/maintenance", "/audit")
 EVIL = "<img src=x onerror=alert(1)>'\"&amp;"
 CANARY = "canary-b7f1e6d2"
 KEY = "k1:" + base64.b64encode(b"0123456789abcdef0123456789abcdef").decode()
@@ -109,7 +109,9 @@ async def test_pages_of_an_empty_database(seen: Seen) -> None:
     assert all(word in said["/limits"] for word in ("No concurrency limit", "No rate limit", "No breaker"))
     assert "No provider yet" in said["/providers"] and "No route" in said["/providers"]
     assert (
-        "rescue" in said["/upkeep"] and "dead letters" in said["/upkeep"] and f"version {latest()}" in said["/upkeep"]
+        "rescue" in said["/maintenance"]
+        and "dead letters" in said["/maintenance"]
+        and f"version {latest()}" in said["/maintenance"]
     )
     assert "Nobody has changed anything" in said["/audit"]
 
@@ -137,8 +139,8 @@ ACTIONS = {
     "/limit/breaker/drop": {"name": "b"},
     "/provider/active": {"name": "acme", "active": "no"},
     "/provider/route/drop": {"data_type": "equity", "symbol": "GOLD"},
-    "/upkeep/service": {"name": "rescue", "every": "7 s"},
-    "/upkeep/retention": {"name": "dead", "keep": "12 days"},
+    "/maintenance/service": {"name": "rescue", "every": "7 s"},
+    "/maintenance/retention": {"name": "dead", "keep": "12 days"},
     "/schedule/drop": {"name": "s"},
 }
 
@@ -221,8 +223,8 @@ async def test_what_was_so_already_is_not_on_record(app: App, seen: Seen, db: An
         ("/limit/rate/push", {"name": "r", "wait": "999999999 days"}, "too long"),
         ("/limit/rate/push", {"name": "none", "wait": "1 s"}, "none"),
         ("/limit/breaker/open", {"name": "none"}, "none"),
-        ("/upkeep/service", {"name": "rescue", "every": "soon"}, "every"),
-        ("/upkeep/retention", {"name": "none", "keep": "1 day"}, "none"),
+        ("/maintenance/service", {"name": "rescue", "every": "soon"}, "every"),
+        ("/maintenance/retention", {"name": "none", "keep": "1 day"}, "none"),
         ("/schedule/run", {"name": "none"}, "there is no schedule"),
         ("/provider/active", {"name": "none", "active": "yes"}, "none"),
     ],
@@ -480,20 +482,20 @@ async def test_no_page_shows_a_secret(app: App, seen: Seen, db: Any, monkeypatch
     assert EVIL[:40] not in text and "api_key" not in await seen.page("/providers?q=img")
 
 
-# --- upkeep and audit -------------------------------------------------------------------------------------------------
+# --- maintenance and audit -------------------------------------------------------------------------------------------------
 
 
-async def test_upkeep_says_what_the_doctor_finds(seen: Seen, db: Any) -> None:
+async def test_maintenance_says_what_the_doctor_finds(seen: Seen, db: Any) -> None:
     """S2-09: findings stand with what to do, bad ones first, and good ones are folded away."""
     db.execute("select tallybook.enqueue('lost', 'nobody', '{}')")
-    text, asked = await seen.page("/upkeep"), 0
+    text, asked = await seen.page("/maintenance"), 0
     while 'aria-busy="true"' in text:  # as the page does by itself
-        assert 'hx-get="/upkeep/findings"' in text and (asked := asked + 1) < 3000
-        text = await seen.page("/upkeep/findings")
+        assert 'hx-get="/maintenance/findings"' in text and (asked := asked + 1) < 3000
+        text = await seen.page("/maintenance/findings")
     shown, _, folded = text.partition('<details class="more">')
     assert "checks are good" in folded and ">connection</th>" in folded and ">connection</th>" not in shown
     assert re.search(r'<span class="badge (bad|warn)">(problem|warning)</span>', shown)
-    assert "What the doctor finds" in await seen.page("/upkeep")
+    assert "What the doctor finds" in await seen.page("/maintenance")
 
 
 async def test_the_doctor_does_not_hold_up_the_page(dsn: str) -> None:
@@ -545,12 +547,12 @@ async def test_what_a_readers_role_may_not_see_is_told(empty_dsn: str) -> None:
         at.db.execute("select tallybook.worker_start('till', '{mail}')")
         reader, operator = at.dsn_of(at.user("reader")), at.dsn_of(at.user("operator"))
         async with seeing(app, reader) as seen:
-            for path in ("/schedules", "/workers", "/limits", "/providers", "/upkeep"):
+            for path in ("/schedules", "/workers", "/limits", "/providers", "/maintenance"):
                 assert CANARY not in await seen.page(path)
             text = await seen.page("/schedule?name=s")
             assert CANARY not in text and "reader's role" in html.unescape(text)
             assert "docs/roles.md" in await seen.page("/audit", 403)
         async with seeing(app, operator) as seen:
             assert CANARY in await seen.page("/schedule?name=s")  # control
-            await seen.page("/upkeep")
+            await seen.page("/maintenance")
             assert "put in job" in await seen.act("/schedule/run", name="s")

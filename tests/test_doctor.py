@@ -411,7 +411,7 @@ def test_an_open_breaker(patient: Patient) -> None:
     patient.fine("breakers")
 
 
-# --- upkeep -----------------------------------------------------------------------------------------------------------
+# --- maintenance -----------------------------------------------------------------------------------------------------------
 
 
 def test_services_that_do_not_run(patient: Patient) -> None:

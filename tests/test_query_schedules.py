@@ -19,8 +19,8 @@ from support.workers import eventually, working
 from tallybook import App, Context
 from tallybook._cli import cli
 from tallybook._db.link import Link
-from tallybook._upkeep import queries
-from tallybook._upkeep.clock import Clock
+from tallybook._maintenance import queries
+from tallybook._maintenance.clock import Clock
 from tallybook.errors import ConfigError, InvalidArgument
 
 pytestmark = pytest.mark.anyio

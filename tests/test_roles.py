@@ -303,7 +303,7 @@ select tallybook.fail('7c9e6679-7425-40de-944b-e07fc1f90ae7', 2, 1, '{"message":
 select tallybook.promote(at => pg_catalog.clock_timestamp());
 select tallybook.rescue(at => pg_catalog.clock_timestamp());
 select tallybook.rebase(at => pg_catalog.clock_timestamp());
-select tallybook.upkeep_look(at => pg_catalog.clock_timestamp());
+select tallybook.services_due(at => pg_catalog.clock_timestamp());
 select tallybook.schedule_set('s', 't', every => '1 h', at => pg_catalog.clock_timestamp());
 select tallybook.schedule_run('s', at => pg_catalog.clock_timestamp());
 select tallybook.cancel(4, at => pg_catalog.clock_timestamp());

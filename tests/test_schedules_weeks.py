@@ -16,7 +16,7 @@ from support.hands import Hands
 from support.ticking import clocks, fires, one, put
 from tallybook import App
 from tallybook._db.link import Link
-from tallybook._upkeep.clock import Clock
+from tallybook._maintenance.clock import Clock
 
 pytestmark = pytest.mark.anyio
 

@@ -206,7 +206,7 @@ async def test_a_database_that_is_not_there(app: App) -> None:
         assert value(found, "tallybook_up") == 0
         assert value(found, "tallybook_worker_slots", queue="default") == 10
         assert not [name for name, _ in found if name.startswith("tallybook_jobs")]
-        await eventually(lambda: worker.upkeep.errors, "a failure is counted")
+        await eventually(lambda: worker.maintenance_link.errors, "a failure is counted")
         assert (await page(worker, "/readyz"))[0] == 503
         assert (await page(worker, "/healthz"))[0] == 200
     finally:

@@ -78,7 +78,7 @@ async def reserve(sku: str, count: int) -> Cancel | None:
 async def digest() -> None: ...
 
 
-@app.task(queue="upkeep", schedule=timedelta(seconds=10))
+@app.task(queue="maintenance", schedule=timedelta(seconds=10))
 async def heartbeat() -> None: ...
 
 
@@ -162,7 +162,7 @@ def pages(dsn: str) -> dict[str, str]:
         "worker": f"/worker?id={worker}",
         "limits": "/limits",
         "providers": "/providers",
-        "upkeep": "/upkeep",
+        "maintenance": "/maintenance",
         "audit": "/audit",
         "empty": "/jobs?queue=nothing-here",
     }
@@ -222,7 +222,7 @@ def running(stack: ExitStack) -> Iterator[tuple[str, str, Command]]:
         "-A",
         "screenshots:app",
         "--queues",
-        "mail=10,reports=2,feeds=2,upkeep=1",
+        "mail=10,reports=2,feeds=2,maintenance=1",
         "--name",
         "web-1:4711",
     )

@@ -36,7 +36,7 @@ RUNS = {
 
 def look(db: Connection, at: datetime) -> list[str]:
     """Which services have something to do, as a look for promote alone is told."""
-    due: list[str] = one(db, "select due from tallybook.upkeep_look('{promote}', at => %s)", at)
+    due: list[str] = one(db, "select due from tallybook.services_due('{promote}', at => %s)", at)
     return due
 
 
@@ -82,7 +82,7 @@ def test_a_step_is_on_record_once_and_the_doctor_shows_it(db: Connection) -> Non
     run(db, at=T)
     run(db, at=T - HOUR)
     assert db.execute("select noticed_at, by from tallybook.clock_step").fetchall() == [(T - HOUR, -HOUR)]
-    doctor = "select level, finding from tallybook.doctor('upkeep', at => %s) where name = 'clock_steps'"
+    doctor = "select level, finding from tallybook.doctor('maintenance', at => %s) where name = 'clock_steps'"
     assert db.execute(doctor, (T - HOUR + 5 * MIN,)).fetchone() == (
         "warning", "the clock of the server stepped back by 60 min, 5 min ago",
     )  # fmt: skip

@@ -396,8 +396,8 @@ def test_a_move_to_another_cluster_takes_them_along(db: Connection) -> None:
 
 
 def test_a_look_says_that_there_is_to_deal(db: Connection) -> None:
-    """upkeep_look names deal while a job waits for its turn and nobody has dealt in the last second, and not when none does."""
-    due = "select 'fair_release' = any (due) from tallybook.upkeep_look(at => %s)"
+    """services_due names deal while a job waits for its turn and nobody has dealt in the last second, and not when none does."""
+    due = "select 'fair_release' = any (due) from tallybook.services_due(at => %s)"
     put(db, "a")
     db.execute("select tallybook.fair_release(max_line => 0, as_service => true, at => %s)", (T,))
     assert not one(db, due, T + 0.5 * S)

@@ -47,9 +47,9 @@ def test_a_claim_of_many_lanes_looks_at_the_first(db: Connection) -> None:
 
 
 def test_the_idle_look_of_many_lanes_looks_at_none(db: Connection) -> None:
-    """upkeep_look, which stands for an idle claim, reads the lanes as a claim does; it sees work and a foreign cursor."""
+    """services_due, which stands for an idle claim, reads the lanes as a claim does; it sees work and a foreign cursor."""
     hands = Hands(db)
-    work = "select work from tallybook.upkeep_look('{}', worker => %s, queues => '{q}')"
+    work = "select work from tallybook.services_due('{}', worker => %s, queues => '{q}')"
     for priority in range(MANY):
         put(db, priority=priority)
     looks = _looks(db)

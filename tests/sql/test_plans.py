@@ -170,8 +170,8 @@ VERBS = {
     "worker_stop": "select tallybook.worker_stop(:worker)",
     "promote": "select tallybook.promote(20, at => now() + '1 day')",
     "promote nothing": "select tallybook.promote(20, at => now() - interval '1 day')",
-    "the look of the services": "select tallybook.upkeep_look(worker => :worker, queues => '{mail,keyed}')",
-    "the look of the services, from a mark": "select tallybook.upkeep_look('{rescue}', now() + interval '100 min')",
+    "the look of the services": "select tallybook.services_due(worker => :worker, queues => '{mail,keyed}')",
+    "the look of the services, from a mark": "select tallybook.services_due('{rescue}', now() + interval '100 min')",
     "promote as a service": "select tallybook.promote(20, at => now() - interval '1 day', as_service => true)",
 }
 WORDS = {

@@ -21,7 +21,7 @@ RUNS = {
     "rescue": "select lost from tallybook.rescue(at => %s, as_service => true)",
     "rebase": "select rebased::int from tallybook.rebase(at => %s, as_service => true)",
 }
-LOOK = "select due, next_run_at, passed, work, workers from tallybook.upkeep_look(%s::text[], after => %s, at => %s)"
+LOOK = "select due, next_run_at, passed, work, workers from tallybook.services_due(%s::text[], after => %s, at => %s)"
 # What the claim is, taken away.
 ANYBODY = (
     "create or replace function tallybook._service_claim(p_name text, p_at timestamptz default now()) returns boolean"
@@ -185,7 +185,7 @@ def test_every_is_changed_by_sql(db: Connection) -> None:
     """S3-32: service_every changes how often a service is looked after; each look tells it."""
     assert one(db, "select tallybook.service_every('rescue', '10 s')") is True
     assert one(db, "select tallybook.service_every('rescue', '10 s')") is False
-    names, every = db.execute("select names, every from tallybook.upkeep_look()").fetchone() or ((), ())
+    names, every = db.execute("select names, every from tallybook.services_due()").fetchone() or ((), ())
     assert dict(zip(names, every, strict=True))["rescue"] == 10 * S
 
 
@@ -309,7 +309,7 @@ def test_the_look_names_the_clock_when_a_schedule_is_due(db: Connection, ran: da
     db.execute("update tallybook.schedule set tick = %s, due_at = %s", (ran + 10 * S, ran + 10 * S))
     db.execute("update tallybook.service set last_run_at = %s", [ran])
     # Not fold: it is due whenever a transaction ends that was open at the last fold, in whatever database.
-    look = "select due, next_tick_at from tallybook.upkeep_look('{promote,rescue,rebase,schedules}', at => %s)"
+    look = "select due, next_tick_at from tallybook.services_due('{promote,rescue,rebase,schedules}', at => %s)"
     assert db.execute(look, [ran + 9 * S]).fetchone() == ([], ran + 10 * S)
     assert db.execute(look, [ran + 10 * S]).fetchone() == (["schedules"], ran + 10 * S)
     db.execute("select tallybook.schedule_pause('s')")
@@ -339,7 +339,7 @@ def test_what_has_not_run_for_a_minute_runs(db: Connection, now: datetime) -> No
 
 def test_only_what_is_asked_for_is_named(db: Connection, now: datetime) -> None:
     """A worker asks for the services that it runs; one that a newer schema has is not its business."""
-    assert one(db, "select due from tallybook.upkeep_look('{rescue}', at => %s)", now) == ["rescue"]
+    assert one(db, "select due from tallybook.services_due('{rescue}', at => %s)", now) == ["rescue"]
 
 
 # The look in place of an idle claim
@@ -347,7 +347,7 @@ def test_only_what_is_asked_for_is_named(db: Connection, now: datetime) -> None:
 
 def work(db: Connection, hands: Hands, *queues: str) -> bool:
     found = one(
-        db, "select work from tallybook.upkeep_look('{}', worker => %s, queues => %s)", hands.worker, list(queues)
+        db, "select work from tallybook.services_due('{}', worker => %s, queues => %s)", hands.worker, list(queues)
     )
     assert isinstance(found, bool)
     return found

@@ -105,7 +105,7 @@ class Crowd:
             "producer": self.producers,
             "late": 1,
             "zombie": 1,
-            "upkeep": 1,
+            "maintenance": 1,
         }.items():
             for number in range(n):
                 self._start(role, number)

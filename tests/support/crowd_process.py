@@ -372,7 +372,7 @@ class Zombie(Claimer):
         self.start()
 
 
-class Upkeep:
+class Maintenance:
     """Promotes what is due and rescues what the dead left, all the time."""
 
     def __init__(self, dsn: str, rng: random.Random, number: int) -> None:
@@ -412,7 +412,7 @@ ROLES: dict[str, Callable[[str, random.Random, int], Any]] = {
     "late": Late,
     "claimer": Claimer,
     "zombie": Zombie,
-    "upkeep": Upkeep,
+    "maintenance": Maintenance,
 }
 
 

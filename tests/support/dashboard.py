@@ -110,7 +110,7 @@ def routes(site: Site, method: str) -> list[str]:
 # What is no page: parts and data of pages, and what machines ask for.
 NO_PAGES = {
     "/login", "/events", "/series", "/metrics", "/healthz", "/readyz",
-    "/jobs/preview/further", "/dead/preview/further", "/upkeep/findings",
+    "/jobs/preview/further", "/dead/preview/further", "/maintenance/findings",
 }  # fmt: skip
 
 

@@ -141,7 +141,7 @@ def steps(rules: Rules, world: World) -> Iterator[Step[World]]:
         return  # it has ended, and no crash undoes that: only what workers still do and say can matter
     for who, process in enumerate(world.processes):
         yield from _goes_on_record(rules, world, who, process)
-    yield from _upkeep(rules, world)
+    yield from _maintenance(rules, world)
     yield from _user(world)
     if world.faults:
         yield from _faults(rules, world._replace(faults=world.faults - 1))
@@ -281,7 +281,7 @@ def _goes_on_record(rules: Rules, world: World, who: int, p: Process) -> Iterato
 # Promote, rescue, the WAL writer. Any worker may do them at any time.
 
 
-def _upkeep(rules: Rules, world: World) -> Iterator[Step[World]]:
+def _maintenance(rules: Rules, world: World) -> Iterator[Step[World]]:
     ledger = world.memory
     if world.disk != ledger:
         yield Step("the WAL writer flushes", world.durably(ledger))

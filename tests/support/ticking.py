@@ -11,7 +11,7 @@ import psycopg
 
 from tallybook import App
 from tallybook._db.link import Link
-from tallybook._upkeep.clock import Clock
+from tallybook._maintenance.clock import Clock
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 

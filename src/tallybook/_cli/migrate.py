@@ -12,7 +12,7 @@ from tallybook._cli.common import DURATION, Conn, connect, dsn_option, json_opti
 from tallybook._cli.errors import Problem
 from tallybook._cli.text import clean
 from tallybook._db import migrate as schema
-from tallybook._upkeep.rebase import rebase
+from tallybook._maintenance.rebase import rebase
 
 __all__ = ["info", "migrate", "uninstall"]
 

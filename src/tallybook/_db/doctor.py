@@ -26,7 +26,7 @@ from tallybook.errors import QueueUnavailable
 
 __all__ = ["GROUPS", "PATIENCE", "clock", "doctor", "examine"]
 
-GROUPS = ("horizon", "storage", "settings", "workers", "queues", "upkeep", "counters", "roles")
+GROUPS = ("horizon", "storage", "settings", "workers", "queues", "maintenance", "counters", "roles")
 PATIENCE = timedelta(seconds=5)
 _RECOUNT = timedelta(minutes=10)
 

@@ -12,7 +12,7 @@ from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._db.roundtrip import RoundTrips
-from tallybook._upkeep import rebase
+from tallybook._maintenance import rebase
 from tallybook._worker.claim.admission import Admission
 from tallybook._worker.claim.sleeper import Sleeper, jittered
 from tallybook._worker.claim.suspects import Suspects

@@ -31,7 +31,7 @@ class ShownWorker(Protocol):
     runner: Runner
     finisher: Finisher
     finishes: Link
-    upkeep: Link
+    maintenance_link: Link
     handlers: Link
     watchdog: Watchdog | None
 
@@ -67,7 +67,7 @@ def _of_the_process(worker: ShownWorker) -> dict[str, list[Sample]]:
     links = {
         "claims": worker.claimer.link,
         "ends": worker.finishes,
-        "upkeep": worker.upkeep,
+        "maintenance": worker.maintenance_link,
         "handlers": worker.handlers,
     }
     return {

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tallybook._db.link import Link
-from tallybook._upkeep import rebase
-from tallybook._upkeep.clock import Clock, ClockWatch
-from tallybook._upkeep.concurrency import Permits
-from tallybook._upkeep.fairness import FairRelease
-from tallybook._upkeep.fold import Folder
-from tallybook._upkeep.loop import Upkeep
-from tallybook._upkeep.parents import Parents
-from tallybook._upkeep.promote import Promoter
-from tallybook._upkeep.prune import Pruner
-from tallybook._upkeep.rescue import Rescuer
+from tallybook._maintenance import rebase
+from tallybook._maintenance.clock import Clock, ClockWatch
+from tallybook._maintenance.concurrency import Permits
+from tallybook._maintenance.fairness import FairRelease
+from tallybook._maintenance.fold import Folder
+from tallybook._maintenance.loop import MaintenanceLoop
+from tallybook._maintenance.parents import Parents
+from tallybook._maintenance.promote import Promoter
+from tallybook._maintenance.prune import Pruner
+from tallybook._maintenance.rescue import Rescuer
 from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.claim.sleeper import DEAL, PLACES, SCHEDULE, SETTLE
 from tallybook._worker.jobs import Callbacks
@@ -63,7 +63,7 @@ class Maintenance:
             self.promoter, self.rescuer, rebaser, self.parents, self.permits, self.fairness, Folder(link), Pruner(link),
             watch,
         ]  # fmt: skip
-        self.loop = Upkeep(
+        self.loop = MaintenanceLoop(
             link,
             services,
             self.promoter,

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tallybook._db.link import Link, dsn_for_people
-from tallybook._upkeep import rebase
-from tallybook._upkeep.fold import FOLD
+from tallybook._maintenance import rebase
+from tallybook._maintenance.fold import FOLD
 from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.claim.sleeper import CANCEL, Sleeper
 from tallybook._worker.finish.finisher import Finisher
@@ -67,8 +67,8 @@ class Worker:
             if settings.notify
             else None
         )
-        self.upkeep = Link(dsn, settings.name, on_connect=rebase.on_connect)
-        rebaser = rebase.Rebaser(self.upkeep, on_rebased=self._wake)
+        self.maintenance_link = Link(dsn, settings.name, on_connect=rebase.on_connect)
+        rebaser = rebase.Rebaser(self.maintenance_link, on_rebased=self._wake)
 
         self.claimer = Claimer(
             dsn,
@@ -81,7 +81,7 @@ class Worker:
             on_foreign=rebaser.foreign_cursor,
         )
         self.maintenance = Maintenance(
-            app, self.upkeep, settings, self.claimer, rebaser, self.book.on, worker_id=self._id
+            app, self.maintenance_link, settings, self.claimer, rebaser, self.book.on, worker_id=self._id
         )
         self.book.on.many, self.book.on.abandoned = self._beat_now, self._abandoned
         self.stopping = Stopping(settings, self.book, self.claimer.admission, self.runner, self.finisher)
@@ -106,7 +106,7 @@ class Worker:
             return "stopping"
         if not self._id():
             return "starting: it is not on record yet"
-        links = {"claims": self.claimer.link, "ends": self.finishes, "upkeep": self.upkeep}
+        links = {"claims": self.claimer.link, "ends": self.finishes, "maintenance": self.maintenance_link}
         away = ", ".join(what for what, link in links.items() if link.away)
         return f"no connection to the database: {away}" if away else ""
 
@@ -144,10 +144,10 @@ class Worker:
 
     async def start(self) -> None:
         """Connect, check the schema, go on record, open the lifespans. Waits for a server that is not up."""
-        await self.upkeep.first()
+        await self.maintenance_link.first()
         check = partial(on_record.checked, self._app, self.dsn, self.settings.queues, lives=self._lives)
-        self._expected = await self.upkeep.until(check)
-        session = await pooler_check.hold(self.upkeep, self.settings)
+        self._expected = await self.maintenance_link.until(check)
+        session = await pooler_check.hold(self.maintenance_link, self.settings)
         if not session:
             self.sleeper = None
             self.claimer.only_poll()
@@ -169,7 +169,7 @@ class Worker:
             expected=self._expected,
             lag=lambda: self.watchdog.lag() if self.watchdog else None,
         )
-        await self.upkeep.until(self.heartbeat.register)
+        await self.maintenance_link.until(self.heartbeat.register)
         self.watchdog = Watchdog(loop)
         self.watchdog.start()
         self.heartbeat.start()
@@ -219,7 +219,7 @@ class Worker:
             )
             if self.sleeper:
                 self._serve(self.sleeper.run(), "listener")
-            self._serve(self.maintenance.loop.run(), "upkeep")
+            self._serve(self.maintenance.loop.run(), "maintenance")
             self._serve(self.maintenance.clock.serve(), "schedules")
             await self._claim()
             return await self._finish()
@@ -279,7 +279,7 @@ class Worker:
         self._claim_no_more()
         self.claimer.link.giving_up.set()
         if self.heartbeat is None:  # still waiting for the server
-            self.upkeep.giving_up.set()
+            self.maintenance_link.giving_up.set()
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()  # a lifespan may wait for something that does not come
 
@@ -302,7 +302,7 @@ class Worker:
                 await asyncio.to_thread(self.heartbeat.join, 2.0)
             with contextlib.suppress(Exception):  # the others rescue it if this does not get through
                 async with asyncio.timeout(5):
-                    conn = await self.upkeep.connect()
+                    conn = await self.maintenance_link.connect()
                     await conn.execute(STOP.worker, (self.heartbeat.worker_id,))
                     await conn.execute(FOLD.worker, (False,))  # there may be nobody else to do it
         if self.runner.tracing is not None:
@@ -312,5 +312,11 @@ class Worker:
         await self.finisher.doubtful.close()
         if self.sleeper:
             await self.sleeper.close()
-        for link in (self.claimer.link, self.finishes, self.upkeep, self.maintenance.clock.queries, self.handlers):
+        for link in (
+            self.claimer.link,
+            self.finishes,
+            self.maintenance_link,
+            self.maintenance.clock.queries,
+            self.handlers,
+        ):
             await link.close()

@@ -33,7 +33,7 @@ __all__ = ["Site"]
 log = logging.getLogger("tallybook.web")
 
 NOUNS = (
-    "overview", "queues", "jobs", "job", "dead", "subjects", "schedules", "workers", "limits", "providers", "upkeep", "audit",
+    "overview", "queues", "jobs", "job", "dead", "subjects", "schedules", "workers", "limits", "providers", "maintenance", "audit",
 )  # fmt: skip
 """One file each under pages/."""
 

@@ -1,7 +1,8 @@
 -- doctor(about): looks at the database and says, check by check, what was found and what to do. One row a check.
 --
---   about   one group of checks: horizon, storage, settings, workers, queues, upkeep, counters, roles; null: all of
---           them name: the check; level: ok, note (good to know), warning (will hurt), problem (hurts now); finding:
+--   about   one group of checks: horizon, storage, settings, workers, queues, maintenance, counters, roles;
+--           null: all of them
+-- Returns name: the check; level: ok, note (good to know), warning (will hurt), problem (hurts now); finding:
 --           what was found; advice: what to do, null where nothing is to be done; details: the same for programs, the
 --           first 20 things found and how many there are.
 -- counters reads all of the history that is kept; without being asked for it is looked at only where the ledgers are
@@ -14,7 +15,7 @@ create or replace function tallybook.doctor(about text default null, at timestam
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable as $$
 #variable_conflict use_column
 declare
-  v_group text; v_groups text[] := '{horizon,storage,settings,workers,queues,upkeep,counters,roles}';
+  v_group text; v_groups text[] := '{horizon,storage,settings,workers,queues,maintenance,counters,roles}';
 begin
   if doctor.about <> all (v_groups) then
     raise exception 'the doctor knows nothing about %', to_json(doctor.about)
@@ -28,7 +29,7 @@ begin
         when 'settings' then return query select * from tallybook._doctor_settings();
         when 'workers' then return query select * from tallybook._doctor_workers(doctor.at);
         when 'queues' then return query select * from tallybook._doctor_queues(doctor.at);
-        when 'upkeep' then return query select * from tallybook._doctor_upkeep(doctor.at);
+        when 'maintenance' then return query select * from tallybook._doctor_maintenance(doctor.at);
         when 'counters' then return query select * from tallybook._doctor_counters(doctor.about is not null);
         when 'roles' then return query select * from tallybook._doctor_roles();
       end case;

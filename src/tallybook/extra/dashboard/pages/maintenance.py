@@ -1,4 +1,4 @@
-"""Upkeep: services, how long what is kept, what the doctor finds, the schema."""
+"""Maintenance: services, how long what is kept, what the doctor finds, the schema."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def examination(site: Shared) -> Examination:
     return _EXAMINATIONS[site]
 
 
-@pages.page("/upkeep")
-async def upkeep(view: View) -> Response:
+@pages.page("/maintenance")
+async def maintenance(view: View) -> Response:
     """The page; the doctor looks meanwhile, on a connection of its own."""
     looking = asyncio.create_task(_findings(view))
     try:
@@ -99,15 +99,15 @@ async def upkeep(view: View) -> Response:
         found = await looking
     folded = next((one.last_run_at for one in services if one.name == "fold"), None)
     return view.render(
-        "upkeep.html", services=services, retentions=retentions, held=held[:100], more_held=max(0, len(held) - 100),
+        "maintenance.html", services=services, retentions=retentions, held=held[:100], more_held=max(0, len(held) - 100),
         schema=schema, folded=folded, first=True, **found,
     )  # fmt: skip
 
 
-@pages.page("/upkeep/findings")
+@pages.page("/maintenance/findings")
 async def findings(view: View) -> Response:
     """What the doctor has found by now: the page asks until that is all."""
-    return view.render("upkeep_findings.html", first=False, **await _findings(view))
+    return view.render("maintenance_findings.html", first=False, **await _findings(view))
 
 
 async def _findings(view: View) -> dict[str, Any]:
@@ -120,7 +120,7 @@ async def _findings(view: View) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pages.action("/upkeep/service")
+@pages.action("/maintenance/service")
 async def service(act: Act) -> str:
     """How often a service is looked after at least."""
     name, every = act.form("name"), act.form("every")
@@ -129,7 +129,7 @@ async def service(act: Act) -> str:
     return f"Service {name} is looked after every {every} now." if done else f"Service {name} was so already."
 
 
-@pages.action("/upkeep/retention")
+@pages.action("/maintenance/retention")
 async def retention(act: Act) -> str:
     """How long something is kept."""
     name, keep = act.form("name"), act.form("keep")

@@ -10,7 +10,7 @@ from typing import Any
 from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
-from tallybook._upkeep.service import REFUSED, Service
+from tallybook._maintenance.service import REFUSED, Service
 
 _RELEASE = Declared("concurrency_release(names text[], as_service boolean) -> row (released int, remain boolean)")
 _BATCH = 500

@@ -1,7 +1,7 @@
--- _doctor_upkeep(at): another cluster, services that do not run, steps of the server's clock, schedules that do not
--- fire, ranges of history that cannot leave.
+-- _doctor_maintenance(at): another cluster, services that do not run, steps of the server's clock, schedules that do
+-- not fire, ranges of history that cannot leave.
 -- rights: operator
-create or replace function tallybook._doctor_upkeep(p_at timestamptz)
+create or replace function tallybook._doctor_maintenance(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: nojit
 as $$

@@ -1,6 +1,6 @@
 """The loop of all services: one question for all of them, then only those run that have something to do.
 
-An idle worker says one statement a look, `upkeep_look`, which writes nothing and stands for the claimer's poll as well.
+An idle worker says one statement a look, `services_due`, which writes nothing and stands for the claimer's poll as well.
 How often a service is looked after it learns from each answer, so that a change reaches it within one look. What is known
 to fall due, a scheduled job, runs at that moment, without a question.
 """
@@ -17,16 +17,16 @@ from typing import cast
 from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
-from tallybook._upkeep.clock import ClockWatch
-from tallybook._upkeep.promote import Promoter
-from tallybook._upkeep.rescue import Rescuer
-from tallybook._upkeep.service import REFUSED, Service
+from tallybook._maintenance.clock import ClockWatch
+from tallybook._maintenance.promote import Promoter
+from tallybook._maintenance.rescue import Rescuer
+from tallybook._maintenance.service import REFUSED, Service
 
-_UPKEEP_LOOK = Declared("""
-  upkeep_look(services text[], after timestamptz, worker int, queues text[])
+_DUE = Declared("""
+  services_due(services text[], after timestamptz, worker int, queues text[])
   -> row (due text[], next_run_at timestamptz, passed timestamptz, work boolean, workers int, names text[], every interval[],
           next_tick_at timestamptz)""")
-_LOOK = _UPKEEP_LOOK.select(
+_LOOK = _DUE.select(
     "due, extract(epoch from next_run_at - clock_timestamp())::float8, passed, work, workers, names, every,"
     " extract(epoch from next_tick_at - clock_timestamp())::float8, extract(epoch from clock_timestamp())::float8"
 )
@@ -41,7 +41,7 @@ _AGAIN = 0.1
 Row = tuple[list[str], float | None, datetime | None, bool, int, list[str], list[timedelta], float | None, float]
 
 
-class Upkeep:
+class MaintenanceLoop:
     """Runs the services for as long as the worker lives."""
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import Any
 from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
-from tallybook._upkeep.service import Service
+from tallybook._maintenance.service import Service
 
 _FAIR_RELEASE = Declared("""
   fair_release(known jsonb, as_service boolean) -> row (known jsonb, released int, busy boolean, remain boolean)""")

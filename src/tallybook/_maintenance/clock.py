@@ -21,10 +21,10 @@ from typing import Any
 from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
+from tallybook._maintenance.queries import Queries
+from tallybook._maintenance.service import Service
 from tallybook._model.cron import rule
 from tallybook._model.schedule import Plan, plan
-from tallybook._upkeep.queries import Queries
-from tallybook._upkeep.service import Service
 from tallybook.errors import ConfigError
 
 log = logging.getLogger("tallybook.worker")

@@ -12,7 +12,7 @@ from typing import Any
 from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
-from tallybook._upkeep.service import Service
+from tallybook._maintenance.service import Service
 
 _PROMOTE = Declared("""
   promote(max_jobs int, after timestamptz, as_service boolean)

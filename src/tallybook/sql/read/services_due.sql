@@ -1,4 +1,4 @@
--- upkeep_look(services, after, worker, queues, at): what there is to do for the services, in one statement that writes
+-- services_due(services, after, worker, queues, at): what there is to do for the services, in one statement that writes
 -- nothing.
 --
 --   services  those to look for; null: all
@@ -11,7 +11,7 @@
 -- Reads service, scheduled, schedule, worker, waiting, parent, tombstone, amendment, lane, queue, claim, entry,
 -- installation, fold, tally.
 -- rights: worker
-create or replace function tallybook.upkeep_look(services text[] default null, after timestamptz default null,
+create or replace function tallybook.services_due(services text[] default null, after timestamptz default null,
   worker int default null, queues text[] default '{}', at timestamptz default clock_timestamp(), out due text[],
   out next_run_at timestamptz, out passed timestamptz, out work boolean, out workers int, out names text[],
   out every interval[], out next_tick_at timestamptz)
@@ -35,10 +35,10 @@ begin
      not between at - interval '2 min' and at + interval '10 s' then
     services := names; due := names; v_old := names; v_second := names;
   end if;
-  if upkeep_look.after > at + interval '10 s' then upkeep_look.after := null; end if;  -- a mark from before such a step
+  if services_due.after > at + interval '10 s' then services_due.after := null; end if;  -- a mark from before it
 
   select s.run_at into next_run_at from tallybook.scheduled s
-   where s.run_at >= coalesce(upkeep_look.after, '-infinity') order by s.run_at limit 1;
+   where s.run_at >= coalesce(services_due.after, '-infinity') order by s.run_at limit 1;
   -- A second of slack: who commits late is behind it, and is found by the next look with after null.
   passed := least(next_run_at, at - interval '1 s');
   due := due || case when next_run_at <= at or after is null and (
@@ -86,7 +86,7 @@ begin
   due := array(select distinct d from unnest(due) d where d = any (services) order by d);
   work := false;
   if queues <> '{}' then
-    select w.parts into v_parts from tallybook.worker w where w.id = upkeep_look.worker and w.ended_at is null;
+    select w.parts into v_parts from tallybook.worker w where w.id = services_due.worker and w.ended_at is null;
     begin
       -- A worker that was given up, or a cursor of another cluster: its claim knows what to do.
       work := v_parts is null or (

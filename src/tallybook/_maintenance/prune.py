@@ -8,7 +8,7 @@ from typing import Any
 from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
-from tallybook._upkeep.service import REFUSED, Service
+from tallybook._maintenance.service import REFUSED, Service
 
 _PRUNE = Declared("prune(as_service boolean) -> row (effect bigint, again boolean)", as_service="true")
 # A piece takes some ten milliseconds: the other services of this worker have their turn between two.

@@ -8,7 +8,7 @@ from typing import Any
 from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
-from tallybook._upkeep.service import Service
+from tallybook._maintenance.service import Service
 
 FOLD = Declared("fold(as_service boolean) -> bigint")
 _ROUND = 1.0
