@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from support.broken import source
+from support.broken import source, without
 from support.waiting import wait_until
 from tallybook._db.migrate import migrate
 from tallybook.embedded import temporary_server
@@ -251,6 +251,42 @@ def test_a_claim_without_a_lease_is_refused(db: Connection, call: LiteralString)
         db.execute("select " + call, {"worker": worker, "job": job})
     assert raised.value.sqlstate == "TB005"
     assert drain(db) == [job]
+
+
+@pytest.mark.direct("watches which session waits for which")
+@pytest.mark.parametrize(
+    ("verb", "look", "query", "said"),
+    [
+        ("claim_job", "exit when found", "select tallybook.claim_job(%(worker)s, %(job)s, gen_random_uuid())", True),
+        ("retry", "exit when e.attempt is not", "select tallybook.retry(%(job)s)", 2),
+        ("cancel", "if not found then select w.attempt", "select tallybook.cancel(%(job)s)", "cancelled"),
+    ],
+)
+def test_a_job_that_moves_between_two_looks_is_found(
+    db: Connection, connect: Any, verb: str, look: str, query: LiteralString, said: object
+) -> None:
+    """Who looks in one table after the other finds a job that goes from one to the other between the looks."""
+    mover, gate, caller, worker = connect(), connect(), connect(), start_worker(db)
+    if verb == "cancel":  # a child whose time has not come goes from waiting to scheduled
+        (parent,) = enqueue(db)
+        job = one(
+            db, "select tallybook.enqueue_after('q', 'work', %s, run_at => %s)", [parent], now(db) + seconds(3600)
+        )
+        assert drain(db) == [parent]
+        move: LiteralString = "select tallybook.parents_resolve()"
+    else:
+        (job,) = enqueue(db, run_at=now(db) + seconds(3600))
+        move = "select tallybook.promote(at => clock_timestamp() + interval '2 h')"
+    if verb == "retry":
+        assert one(db, "select tallybook.cancel(%s)", job) == "cancelled"
+    without(db, verb, look, f"assert pg_advisory_lock(1) is not null and pg_advisory_unlock(1); {look}")
+    gate.execute("select pg_advisory_lock(1)")
+    with behind(caller) as pool:
+        answer = pool.submit(one, caller, query.replace("%(worker)s", str(worker)).replace("%(job)s", str(job)))
+        wait_until(lambda: blocked_by(db, caller) == [gate.info.backend_pid], "the verb to stand between its looks")
+        mover.execute(move)
+        gate.execute("select pg_advisory_unlock(1)")
+        assert answer.result(timeout=20) == said
 
 
 # --- 3, 4: rescue's view of claims ---------------------------------------------------------------------------------

@@ -21,26 +21,28 @@ begin
     return exists (select from tallybook.claim c join tallybook.entry x on x.xid = c.one_xid and x.seq = c.one_seq
                     where c.lease = claim_job.lease and x.job_id = claim_job.job_id);
   end if;
-  delete from tallybook.scheduled y
-   where y.job_id = (select x.job_id from tallybook.scheduled x  -- a producer that changes it may stay open
-                      where x.job_id = claim_job.job_id and x.run_at <= claim_job.at for update skip locked)
-     and not exists (select from tallybook.tombstone t
-                      where t.job_id = y.job_id and t.cancelled and (t.attempt = y.attempt or t.attempt < y.attempt
-                                                                     and not t.once))
-  returning y.* into v_due;
-  if found then
-    e := tallybook._entry_of(to_jsonb(v_due));
-    insert into tallybook.entry values (e.*);
-    perform tallybook._line_up_many(array[e.order_key], array[e.job_id], array[e.seq]) where e.order_key is not null;
-  end if;
-  select x.* into e from tallybook.entry x where x.job_id = claim_job.job_id order by x.attempt desc limit 1;
-  if not found then
+  loop
+    delete from tallybook.scheduled y
+     where y.job_id = (select x.job_id from tallybook.scheduled x  -- a producer that changes it may stay open
+                        where x.job_id = claim_job.job_id and x.run_at <= claim_job.at for update skip locked)
+       and not exists (select from tallybook.tombstone t
+                        where t.job_id = y.job_id and t.cancelled and (t.attempt = y.attempt or t.attempt < y.attempt
+                                                                       and not t.once))
+    returning y.* into v_due;
+    if found then
+      e := tallybook._entry_of(to_jsonb(v_due));
+      insert into tallybook.entry values (e.*);
+      perform tallybook._line_up_many(array[e.order_key], array[e.job_id], array[e.seq]) where e.order_key is not null;
+    end if;
+    select x.* into e from tallybook.entry x where x.job_id = claim_job.job_id order by x.attempt desc limit 1;
+    exit when found;
     if exists (select from tallybook.scheduled s where s.job_id = claim_job.job_id)
-       or exists (select from tallybook.waiting w where w.job_id = claim_job.job_id) then
+       or exists (select from tallybook.waiting w where w.job_id = claim_job.job_id)
+       or exists (select from tallybook.dead d where d.job_id = claim_job.job_id) then
       return false;
     end if;
-    raise exception 'there is no job %', claim_job.job_id using errcode = 'TB002';
-  end if;
+    perform tallybook._check_job(claim_job.job_id);  -- it has just come into line: look again
+  end loop;
   -- The tombstone comes before the lane's lock: it may have to wait for a user's transaction that cancelled this job.
   begin
     insert into tallybook.tombstone (job_id, attempt, taken, created_at)

@@ -31,8 +31,8 @@ begin
        where x.job_id = cancel.job_id order by x.attempt desc limit 1;
       if not found then
         if tallybook._cancel_dead(cancel.job_id, cancel.reason, cancel.at) then return 'cancelled'; end if;
-        raise exception 'there is no job %', cancel.job_id using errcode = 'TB002',
-          detail = coalesce(tallybook._pruned_hint(cancel.job_id), '');
+        perform tallybook._check_job(cancel.job_id);
+        continue;  -- it was on its way from one table to the other
       end if;
       if e.state in ('completed', 'cancelled') then return e.state; end if;
       if e.state is not null then

@@ -9,8 +9,7 @@ language plpgsql
 -- profile: nested
 as $$
 declare
-  e tallybook.entry; d tallybook.dead; v_state text; v_holder bigint; v_back boolean := false; v_behind int;
-  v_attempt int;
+  e tallybook.entry; d tallybook.dead; v_state text; v_holder bigint; v_back boolean := false; v_attempt int;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'retry needs READ COMMITTED' using errcode = 'TB003';
@@ -22,13 +21,10 @@ begin
     loop  -- Two people at once: the newest attempt's row is locked, as that of a dead letter is.
       v_attempt := e.attempt;
       select x.* into e from tallybook.entry x where x.job_id = retry.job_id order by x.attempt desc limit 1 for update;
-      exit when e.attempt is not distinct from v_attempt;
+      exit when e.attempt is not distinct from v_attempt
+                and (e.job_id is not null or tallybook._behind(retry.job_id) is not null);
+      if e.job_id is null then perform tallybook._check_job(retry.job_id); end if;
     end loop;
-    v_behind := tallybook._behind(retry.job_id);
-    if e.job_id is null and v_behind is null then
-      raise exception 'there is no job %', retry.job_id using errcode = 'TB002',
-        detail = coalesce(tallybook._pruned_hint(retry.job_id), '');
-    end if;
     v_state := tallybook._uncancelled(retry.job_id, e, retry.at);
     v_back := coalesce(v_state = 'back', false);
     if not v_back and (v_state is distinct from 'cancelled' or tallybook._behind(retry.job_id) is not null) then

@@ -1,0 +1,16 @@
+-- _check_job(job_id): raises TB002 unless there is this job, other than as a dead letter.
+--
+-- For who has looked in one table after the other and not found it: it may have been on its way. One statement sees it
+-- on either side.
+create or replace function tallybook._check_job(p_job_id bigint) returns void
+language plpgsql
+-- profile: lookup
+as $$
+begin
+  if not (exists (select from tallybook.scheduled s where s.job_id = p_job_id)
+          or exists (select from tallybook.waiting w where w.job_id = p_job_id)
+          or exists (select from tallybook.entry e where e.job_id = p_job_id)) then
+    raise exception 'there is no job %', p_job_id using errcode = 'TB002',
+      detail = coalesce(tallybook._pruned_hint(p_job_id), '');
+  end if;
+end $$;
