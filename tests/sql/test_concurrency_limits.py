@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, LiteralString, cast
 
 import psycopg
 import pytest
@@ -82,6 +82,29 @@ def test_an_end_lets_the_next_go_on(db: Connection) -> None:
     assert order == jobs[1:]
     assert one(db, "select array_agg(distinct (attempts, failures)::text) from tallybook.job") == ["(1,0)"]
     assert one(db, "select count(*) from tallybook.concurrency_line") == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "asks"),
+    [
+        ("select 1", False),
+        ("select tallybook.rate_limit_set('customer', 10, '1 s')", True),
+        ("select tallybook.breaker_set('customer', 3, '1 min', '1 min')", True),
+        ("select tallybook.concurrency_limit_set('queue:q', 5)", True),
+        ("delete from tallybook.concurrency_holder", True),
+    ],
+    ids=["permits alone", "a rate", "a breaker", "a rule for its queue", "its permit was lost"],
+)
+def test_who_waited_for_a_permit_asks_no_second_time(db: Connection, more: LiteralString, asks: bool) -> None:
+    """A job that comes into line with all its permits starts from there; where anything else limits it, it asks."""
+    limit(db, most=1)
+    first, second = put(db, "customer:1", n=2)
+    asker = Asker(db)
+    asker.look(T)
+    complete(asker, first)
+    permits(db, "customer:1")
+    db.execute(more)
+    assert [(job, limited) for _, job, _, limited in asker.claim(T)] == [(second, asks)]
 
 
 def test_a_newcomer_goes_behind_those_who_wait(db: Connection) -> None:
@@ -235,7 +258,7 @@ def test_other_claims_read_no_more_for_those_who_wait(db: Connection) -> None:
     assert min(pages() for _ in range(10)) <= before + 10
 
 
-LEFT = "select count(*) from tallybook.job where state not in ('completed', 'cancelled', 'running')"
+LEFT = "select count(*) from tallybook.job where state not in ('completed', 'cancelled', 'dead', 'running')"
 
 
 @pytest.mark.parametrize("seed", seeds(8))

@@ -89,9 +89,16 @@ class Asker:
         self.db.execute("select tallybook.promote(at => %s)", (at,))
         started = []
         while jobs := self.claim(at, n):
-            assert all(limited for *_, limited in jobs)
-            started += self.ask(jobs, at)
+            started += self.start([job for job in jobs if not job[3]], at)
+            if limited := [job for job in jobs if job[3]]:
+                started += self.ask(limited, at)
         return started
+
+    def start(self, jobs: list[tuple[UUID, int, int, bool]], at: datetime) -> list[int]:
+        """These came into line with their permits: there is nothing to ask."""
+        self.held.update({job: (lease, attempt) for lease, job, attempt, _ in jobs})
+        self.started += [(job, at) for _, job, _, _ in jobs]
+        return [job for _, job, _, _ in jobs]
 
     def run(self, until: datetime, since: datetime = T) -> list[int]:
         """Look now, and then whenever something falls due."""

@@ -113,6 +113,8 @@ class Running:
         self.lost = False
         self.permits: list[str] | None = None
         """The keys of the limits of which it may hold a permit."""
+        if self.blocked_by is None and self.options and "turn" in self.options:  # it came into line with them
+            self.holds_permits()
         self.latest: float | None = None
         """A limit lets it start until then, on the loop's clock."""
         self.guard: Guard | None = None
@@ -132,6 +134,10 @@ class Running:
         self.options = _options(options, self.job_id) if options else None
         if self.options is not None and subject is not None:
             self.options["subject_name"] = subject
+
+    def holds_permits(self) -> None:
+        """It may hold permits of all limits that can hold it."""
+        self.holds([*(self.options or {}).get("limits", ()), f"queue:{self.queue}", f"task:{self.task_name}"])
 
     def holds(self, keys: Iterable[str]) -> None:
         """It may hold permits of these keys, which others wait for when it has ended."""

@@ -135,7 +135,7 @@ class Admission:
             if args is not None:
                 job.changed(args, options)
             if permits:
-                job.holds(_keys(job))
+                job.holds_permits()
             if verdict == "wait":
                 left.append(job)
             elif verdict == "unknown":
@@ -216,10 +216,6 @@ class Admission:
 
 def _array(values: Sequence[object]) -> bytes:
     return ("{" + ",".join("null" if value is None else str(value) for value in values) + "}").encode()
-
-
-def _keys(job: Running) -> list[str]:
-    return [*(job.options or {}).get("limits", ()), f"queue:{job.queue}", f"task:{job.task_name}"]
 
 
 def _no_such_limit(name: str) -> dict[str, Any]:

@@ -12,10 +12,12 @@
 --   changing   a producer's open transaction is about to change the job, or relies on its being queued
 --   postponed  it was given a later time since
 --   order_key  it may not be its turn     limit  a limit holds it, or may do so
+-- Where it is null and options have turn, the job holds permits: say concurrency_release() with the names of its limits
+-- when it has ended.
 -- max_attempts null: what the task says. run_at null: it was to run at once.
 -- job: only this one of them. Of a job that is not changing nothing can change any more that a producer was told.
 -- No rows where no claim has that lease: it took nothing, or a crash of the server has taken it back.
--- Reads claim, entry, tombstone; for jobs with a unique key amendment; see _has_limits.
+-- Reads claim, entry, tombstone; for jobs with a unique key amendment; see _is_limited.
 -- The limit is what the claim has counted: a scan does not end at a row's second column, so without it each claim of a
 -- big transaction would read all of that transaction's jobs that are still to come.
 -- rights: worker
@@ -53,7 +55,8 @@ begin
               when (e.a).busy then 'changing'
               when (e.a).run_at > claimed_jobs.at then 'postponed'
               when e.order_key is not null then 'order_key'
-              when e.options ? 'limits' or v_wide and tallybook._wide_limits(v_queue, e.task) <> '[]' then 'limit' end
+              when (e.options ? 'limits' or v_wide)
+                   and tallybook._is_limited(v_queue, e.task, e.options, e.xid, e.seq) then 'limit' end
     from (
       select x.*, case when x.unique_key is not null then  -- it can have been changed
                tallybook._amendment_state(x.job_id, x.task, (select tallybook._crowd())) end as a

@@ -12,7 +12,7 @@
 -- No failure is counted, and its next attempt asks again: a turn is good at its time only, and what was not used is not
 -- saved up.
 --   names     what to take instead of the limits that the jobs name: what a handler knows only when it runs
---   ahead     how long the caller needs from asking to starting; no start is sooner
+--   ahead     how long the caller needs from asking to starting; no start is sooner that a rate lets through
 --   missed    these were let through and did not start in time: they start as soon as they can, and all who come after
 --             them later
 --   at        the time; for tests
@@ -82,7 +82,7 @@ begin
       v_keys[j] := k;
     end loop;
     if v.passes then
-      starts_in := extract(epoch from v.start_at - limit_take.at);
+      starts_in := case when v_late is null then 0 else extract(epoch from v.start_at - limit_take.at) end;
       return next;
     else
       v_job.until := greatest(v.start_at - interval '120 ms', limit_take.at + interval '1 us');  -- see _limit_keys
