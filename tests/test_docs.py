@@ -669,7 +669,7 @@ def test_task_options_are_those_of_the_functions() -> None:
     part = section("docs/configuration.md", "Task")
     declared = inspect.signature(tallybook.App.task).parameters
     rows = table(part, "option of `@app.task`")
-    assert words(rows) == [found for found in declared if found not in ("self", "fn")]
+    assert words(rows) == [found for found in declared if found not in ("app", "fn")]
     defaults = {words([row])[0]: row[1].strip("`") for row in rows}
     assert defaults["queue"] == declared["queue"].default
     assert defaults["priority"] == str(declared["priority"].default)

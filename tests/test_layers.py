@@ -1,7 +1,8 @@
-"""The rooms of the package: no import cycle, imports for types included. The layers are import-linter's, see pyproject.toml."""
+"""The rooms of the package: no import cycle, imports for types included; and no long function. The layers are import-linter's."""
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -46,3 +47,14 @@ def test_other_rooms_import_the_driver_from_db(imports: dict[str, set[str]]) -> 
     """Outside `_db` only these modules import psycopg; what others need of it is in `_db/driver.py`."""
     outside = {module for module in imports if not module.startswith("tallybook._db")}
     assert {module for module in outside if imports[module] & {"psycopg", "psycopg_pool"}} == set(DRIVER)
+
+
+def test_no_function_is_long() -> None:
+    """No function of the package has more than 70 lines, its signature and its docstring included."""
+    found = {
+        f"{file.relative_to(ROOT)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for file in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: lines for name, lines in found.items() if lines > 70} == {}

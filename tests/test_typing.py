@@ -94,6 +94,8 @@ async def use(conn: psycopg.AsyncConnection[Any], plain: psycopg.Connection[Any]
     known: dict[str, Task[..., Any]] = app.tasks
     one: Task[..., Any] = report
     ids: list[int] = [job.id for job in jobs]
+    paused: bool = await send.app.queues.pause("mail")
+    same: App = pay.app
 
 async def use_forms(session: Session, later: AsyncSession, plain: psycopg.Connection[Any]) -> None:
     paused: bool = await app.queues.pause("mail", by="ada")
@@ -168,6 +170,8 @@ send.enqueue_sync(app, 42).ident  # no such attribute
 pay.job("42")  # an atomic task's arguments are checked as well
 book.job(object(), 42)  # neither its transaction nor its Context is an argument
 pay(object(), 42)  # a direct call needs a transaction of the right kind
+app.task(atomic=True, process=True)  # it runs in the worker
+send.app.colours  # no such noun
 app.task(atomic=3)  # neither True nor an alias
 refresh.subject(42)  # a name is a text
 refresh.subject("a").push("42")  # wrong type

@@ -5,7 +5,7 @@ try:
 except ImportError as error:  # pragma: no cover - told to people
     raise ImportError(f"{error}\nTo get psycopg with its own libpq: pip install 'tallybook[binary]'") from error
 
-from tallybook._app import App
+from tallybook._app import App, Task
 from tallybook._db.schedules import Fire, Fired, ScheduleInfo
 from tallybook._model.audit import AuditRow
 from tallybook._model.backoff import Constant, Exponential, Linear
@@ -24,7 +24,6 @@ from tallybook._model.service import ServiceInfo
 from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectPage, SubjectReport
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
 from tallybook._model.why import Reason, TraceEvent
-from tallybook._task import Task
 from tallybook._worker.run.context import Context
 
 __version__ = "0.1.0"

@@ -6,14 +6,14 @@ Making one and declaring tasks opens no connection, reads no setting and resolve
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
+from tallybook._app import declaring
 from tallybook._app.breakers import Breakers
 from tallybook._app.catalogue import catalogue, check
 from tallybook._app.counts import Counts, Events
@@ -22,7 +22,7 @@ from tallybook._app.jobs import Dead, Jobs, checked_reason, job_id
 from tallybook._app.limits import ConcurrencyLimits, RateLimits
 from tallybook._app.queues import Queues
 from tallybook._app.results import patience, wait
-from tallybook._app.schedules import InCode, Schedules, declared_task, scheduled_job
+from tallybook._app.schedules import InCode, Schedules, scheduled_job
 from tallybook._app.subjects import Subjects
 from tallybook._db import calls, fan_out, schedules
 from tallybook._db.declared import Call
@@ -30,33 +30,60 @@ from tallybook._db.verb import AsyncConn, SyncConn, Verb
 from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
 from tallybook._model.breaker import BreakerRule
-from tallybook._model.contract import Contract
-from tallybook._model.execution import Execution
 from tallybook._model.job import Job, JobCall, JobInfo
-from tallybook._model.no_retry import NoRetry, checked
-from tallybook._model.options import Options, check_name
+from tallybook._model.options import check_name
 from tallybook._model.rate import ConcurrencyRule, RateRule
 from tallybook._model.schedule import Timing, check_query, described
-from tallybook._task import AtomicContextTask, AtomicTask, BoundTask, ContextTask, Task
+from tallybook._task import BoundTask
+from tallybook._task import Task as _Task
 from tallybook._task.owner import Owner
 from tallybook._task.run import send, send_sync
 from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
 from tallybook.extra.providers import Providers
 
 if TYPE_CHECKING:
+    from tallybook._app.declaring import AtomicOptions, PlainOptions
     from tallybook._worker.entry import DrainReport, WorkerReport
     from tallybook._worker.jobs import Running
     from tallybook._worker.run.context import Context
     from tallybook._worker.run.verbs import Verbs
     from tallybook._worker.served import Contexts
 
-__all__ = ["App"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 Tx = TypeVar("Tx")
 Hook = TypeVar("Hook", bound=Callable[[Any], AsyncIterator[Any]])
 Around = TypeVar("Around", bound=Callable[[Any], AsyncIterator[Any] | Iterator[Any]])
+
+
+if TYPE_CHECKING:
+
+    class Task(_Task[P, R_co]):
+        """A Task as its App has made it: with the App itself, whose nouns a type checker sees."""
+
+        app: App
+
+    class ContextTask(Task[P, R_co]):
+        """A Task whose function takes a Context first: a direct call gives one, an enqueue does not."""
+
+        def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
+            """Call the function here and now, with a Context."""
+
+    class AtomicTask(Task[P, R_co], Generic[Tx, P, R_co]):
+        """A Task whose function takes its transaction first: a direct call gives one, an enqueue does not."""
+
+        def __call__(self, tx: Tx, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
+            """Call the function here and now, in a transaction of yours."""
+
+    class AtomicContextTask(Task[P, R_co], Generic[Tx, P, R_co]):
+        """A Task whose function takes its transaction and a Context."""
+
+        def __call__(self, tx: Tx, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
+            """Call the function here and now, in a transaction of yours and with a Context."""
+
+else:
+    Task = ContextTask = AtomicTask = AtomicContextTask = _Task
 
 
 class _Decorator(Protocol):
@@ -144,96 +171,12 @@ class App(Owner):
     @overload
     def task(self, fn: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(
-        self,
-        /,
-        *,
-        name: str | None = None,
-        queue: str = "default",
-        priority: int = 2,
-        retry: Retry | str | None = None,
-        no_retry: NoRetry = (),
-        max_attempts: int | None = None,
-        unique: bool | tuple[str, ...] | None = None,
-        limits: tuple[str, ...] = (),
-        fair_key: str | None = None,
-        store_result: bool = True,
-        version: int = 1,
-        aliases: tuple[str, ...] = (),
-        summary: str | None = None,
-        on_dead: Task[..., Any] | str | None = None,
-        atomic: Literal[False] = False,
-        timeout: timedelta | str | None = None,
-        process: bool = False,
-        memory: str | None = None,
-        env: Sequence[str] = (),
-        schedule: str | timedelta | None = None,
-        tz: str | None = None,
-        jitter: timedelta | str | None = None,
-        missed: str | None = None,
-        catch_up: int | None = None,
-        overlap: bool | None = None,
-    ) -> _Decorator: ...
+    def task(self, /, **options: Unpack[PlainOptions]) -> _Decorator: ...
     @overload
-    def task(
-        self,
-        /,
-        *,
-        atomic: Literal[True] | str,
-        name: str | None = None,
-        queue: str = "default",
-        priority: int = 2,
-        retry: Retry | str | None = None,
-        no_retry: NoRetry = (),
-        max_attempts: int | None = None,
-        unique: bool | tuple[str, ...] | None = None,
-        limits: tuple[str, ...] = (),
-        fair_key: str | None = None,
-        store_result: bool = True,
-        version: int = 1,
-        aliases: tuple[str, ...] = (),
-        summary: str | None = None,
-        on_dead: Task[..., Any] | str | None = None,
-        timeout: timedelta | str | None = None,
-        schedule: str | timedelta | None = None,
-        tz: str | None = None,
-        jitter: timedelta | str | None = None,
-        missed: str | None = None,
-        catch_up: int | None = None,
-        overlap: bool | None = None,
-    ) -> _AtomicDecorator: ...
+    def task(self, /, **options: Unpack[AtomicOptions]) -> _AtomicDecorator: ...
 
-    def task(
-        self,
-        fn: Callable[..., Any] | None = None,
-        /,
-        *,
-        name: str | None = None,
-        queue: str = "default",
-        priority: int = 2,
-        retry: Retry | str | None = None,
-        no_retry: NoRetry = (),
-        max_attempts: int | None = None,
-        unique: bool | tuple[str, ...] | None = None,
-        limits: tuple[str, ...] = (),
-        fair_key: str | None = None,
-        store_result: bool = True,
-        version: int = 1,
-        aliases: tuple[str, ...] = (),
-        summary: str | None = None,
-        on_dead: Task[..., Any] | str | None = None,
-        atomic: bool | str = False,
-        timeout: timedelta | str | None = None,
-        process: bool = False,
-        memory: str | None = None,
-        env: Sequence[str] = (),
-        schedule: str | timedelta | None = None,
-        tz: str | None = None,
-        jitter: timedelta | str | None = None,
-        missed: str | None = None,
-        catch_up: int | None = None,
-        overlap: bool | None = None,
-    ) -> Any:
+    @declaring.signed
+    def task(self, fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Make a task of a function, async or plain; it stays callable as the function that it is.
 
         `name` is what its jobs carry, by default the function's own, without its module. `queue` and `priority` (0 to
@@ -268,40 +211,7 @@ class App(Owner):
             @app.task(queue="mail", retry=Exponential(timedelta(minutes=5)))
             async def send_welcome(user_id: int, *, lang: str = "en") -> None: ...
         """
-        timing = _timing(schedule, tz=tz, jitter=jitter, missed=missed, catch_up=catch_up, overlap=overlap)
-        if isinstance(unique, str):
-            hint = f"Write unique=({unique!r},) for one job per value of that argument, or with_(unique=...) for a key"
-            raise ConfigError("unique", unique, "one key for all jobs of a task", hint=hint)
-        if isinstance(retry, str):
-            check_name("retry", retry, 64)
-        elif retry is not None:
-            retry = as_policy(retry)
-        no_retry = checked(no_retry)
-        options = Options(queue, priority, unique, max_attempts=max_attempts, limits=limits, fair_key=fair_key)
-        contract = Contract(version, aliases, summary, self._follower(on_dead))
-
-        def declare(fn: Callable[..., Any]) -> Task[..., Any]:
-            execution = Execution.checked(fn, timeout=timeout, process=process, memory=memory, env=env)
-            if process and atomic:
-                raise ConfigError("process", fn, "an atomic task runs in the worker, which has its transaction")
-            declared: Task[..., Any] = Task(
-                self,
-                fn,
-                name=name,
-                options=options,
-                retry=retry,
-                no_retry=no_retry,
-                store_result=store_result,
-                atomic=atomic,
-                execution=execution,
-                contract=replace(contract, upgrades={}),  # each function has its own
-            )
-            self._declare(declared)
-            if timing is not None:
-                self._declare_schedule(declared.name, declared_task(declared, timing))
-            return declared
-
-        return declare if fn is None else declare(fn)
+        return declaring.task(self, fn, **options)
 
     def include(self, *tasks: Task[..., Any]) -> None:
         """Serve tasks that another App declares, under their names and with their options, as the ready-made ones.
@@ -330,15 +240,6 @@ class App(Owner):
         self.tasks[declared.name] = declared
         self._names.update(dict.fromkeys(names, declared))
         return declared
-
-    def _follower(self, on_dead: object) -> str | None:
-        if not isinstance(on_dead, Task):
-            if on_dead is None or isinstance(on_dead, str):
-                return on_dead
-            raise ConfigError("on_dead", on_dead, "not a task", hint="Name a task, without options: on_dead=tell_admin")
-        if on_dead.app is not self:
-            raise ConfigError("on_dead", on_dead, f"a task of another app than {self.name!r}")
-        return on_dead.name
 
     def retry_policy(self, name: str, policy: Retry) -> Backoff:
         """Give a retry policy a name that tasks and jobs say: `retry="patient"`. Returns the policy.
@@ -637,17 +538,6 @@ def _listed(jobs: Iterable[JobCall]) -> list[JobCall]:
         if type(job) is not JobCall:
             raise InvalidArgument(f"job {at} is of type {type(job).__name__}", hint="Describe it by task.job(...)")
     return listed
-
-
-def _timing(schedule: str | timedelta | None, **given: Any) -> Timing | None:
-    said = {name: value for name, value in given.items() if value is not None}
-    if schedule is None:
-        if said:
-            option, value = next(iter(said.items()))
-            raise ConfigError(option, value, "there is no schedule", hint="Give schedule='*/5 * * * *', too")
-        return None
-    kind = {"every": schedule} if isinstance(schedule, timedelta) else {"cron": schedule}
-    return Timing.checked(**kind, **said, option="schedule")
 
 
 def _hook(option: str, fn: Any) -> Any:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, Self, TypeVar, cast
 
 from tallybook._db import calls
 from tallybook._db.declared import Call
@@ -44,17 +44,11 @@ from tallybook._task.run import send, send_sync
 from tallybook._task.subject import HasSubjects
 from tallybook.errors import ConfigError, PayloadError, SignatureError
 
-if TYPE_CHECKING:
-    from tallybook._worker.run.context import Context
-
-__all__ = ["AtomicContextTask", "AtomicTask", "BoundTask", "ContextTask", "Task"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 U = TypeVar("U", bound=Upgrade)
 OnConflict = Literal["skip", "raise", "replace_args", "raise_priority", "push_run_at"]
-Tx = TypeVar("Tx")
 
 
 class _Near:
@@ -118,9 +112,9 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
             self, replace(options, max_attempts=None, version=self.contract.version)
         )
 
-    def of_app(self, app: Owner) -> Task[P, R_co]:
+    def of_app(self, app: Owner) -> Self:
         """The same task in another app, whose retry policies, providers and on_dead are then asked."""
-        return Task(
+        return type(self)(
             app,
             self.fn,
             name=self.name,
@@ -435,30 +429,6 @@ class BoundTask(_Near, HasSubjects[P], Generic[P, R_co]):
 
     def __repr__(self) -> str:
         return f"<Task {self.name} with {self.options}>"
-
-
-if TYPE_CHECKING:
-
-    class ContextTask(Task[P, R_co]):
-        """A Task whose function takes a Context first: a direct call gives one, an enqueue does not."""
-
-        def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
-            """Call the function here and now, with a Context."""
-
-    class AtomicTask(Task[P, R_co], Generic[Tx, P, R_co]):
-        """A Task whose function takes its transaction first: a direct call gives one, an enqueue does not."""
-
-        def __call__(self, tx: Tx, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
-            """Call the function here and now, in a transaction of yours."""
-
-    class AtomicContextTask(Task[P, R_co], Generic[Tx, P, R_co]):
-        """A Task whose function takes its transaction and a Context."""
-
-        def __call__(self, tx: Tx, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
-            """Call the function here and now, in a transaction of yours and with a Context."""
-
-else:
-    ContextTask = AtomicTask = AtomicContextTask = Task
 
 
 def _is_context(annotation: Any) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from tallybook._app import App
+from tallybook._app import App, ContextTask
 from tallybook._model.backoff import Backoff
-from tallybook._task import ContextTask
 from tallybook._worker.run.context import Context
 
 P = ParamSpec("P")
