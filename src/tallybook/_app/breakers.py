@@ -8,8 +8,6 @@ from tallybook._db import breakers
 from tallybook._db.verb import ListOf, Noun, Verb
 from tallybook._model.breaker import BreakerInfo, BreakerRule
 
-__all__ = ["Breakers"]
-
 
 class Breakers(Noun):
     """The circuit breakers of the app's database. `app.breaker(...)` declares one in code."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Tasks = Mapping[str, Task[..., Any]]
 
-__all__ = ["catalogue", "check", "definition"]
-
 _LONGEST_DEFAULT = 60
 
 

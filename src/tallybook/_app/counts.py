@@ -10,8 +10,6 @@ from tallybook._db.verb import ListOf, Noun, Verb
 from tallybook._model.counting import Counts as CountsRow
 from tallybook._model.counting import Difference, Level, Throughput, Timings
 
-__all__ = ["Counts", "Events"]
-
 
 class Counts(Noun):
     """How many jobs there are, and how they do."""

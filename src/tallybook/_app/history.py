@@ -13,8 +13,6 @@ from tallybook._model.finding import Finding
 from tallybook._model.retention import HeldRange, RetentionInfo
 from tallybook._model.service import ServiceInfo
 
-__all__ = ["Audit", "Doctor", "History", "Services"]
-
 
 class History(Noun):
     """How long what is kept, and what holds it."""

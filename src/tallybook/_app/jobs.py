@@ -17,8 +17,6 @@ from tallybook._model.options import text_problem
 from tallybook._model.why import Reason, TraceEvent
 from tallybook.errors import InvalidArgument, UnknownJob
 
-__all__ = ["Dead", "DeadWhich", "Jobs", "checked_reason", "job_id"]
-
 
 class Jobs(Noun):
     """The jobs of the app's database."""

@@ -8,8 +8,6 @@ from tallybook._db import rates
 from tallybook._db.verb import ListOf, Noun, Verb
 from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
 
-__all__ = ["ConcurrencyLimits", "RateLimits"]
-
 
 class RateLimits(Noun):
     """The rate limits of the app's database. `app.rate_limit(...)` declares one in code."""

@@ -9,8 +9,6 @@ from tallybook._db import calls, queues
 from tallybook._db.verb import ListOf, Noun, Steps, Verb
 from tallybook._model.queue import QueueInfo, TopJob, Truncated
 
-__all__ = ["Queues"]
-
 BATCH = 10_000
 
 

@@ -13,8 +13,6 @@ from tallybook._model.durations import parse_duration
 from tallybook._task import Task
 from tallybook.errors import JobCancelled, JobDied, ResultMissing, ResultTimeout
 
-__all__ = ["patience", "wait"]
-
 _FIRST_LOOK, _SLOWEST_LOOK = 0.01, 0.5
 
 

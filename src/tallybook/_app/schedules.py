@@ -18,8 +18,6 @@ from tallybook._model.schedule import Timing, check_query, described
 from tallybook._task import BoundTask, Task
 from tallybook.errors import ConfigError, InvalidArgument, SignatureError
 
-__all__ = ["InCode", "Schedules", "declared_task", "preview", "scheduled_job"]
-
 
 @dataclass(frozen=True, slots=True)
 class InCode:

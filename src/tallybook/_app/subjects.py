@@ -10,8 +10,6 @@ from tallybook._db.verb import ListOf, Noun, Steps, Verb, traced
 from tallybook._model.subject import SubjectCall, SubjectPage, SubjectReport
 from tallybook.errors import InvalidArgument
 
-__all__ = ["Subjects"]
-
 
 class Subjects(Noun):
     """The subjects of the app's database: jobs with a name that live on."""

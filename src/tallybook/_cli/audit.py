@@ -12,8 +12,6 @@ from tallybook._cli.text import local
 from tallybook._db import audit as calls
 from tallybook._db import sync
 
-__all__ = ["audit"]
-
 
 @click.command()
 @click.option("--actor", metavar="NAME", help="Only what this user, or this API key, has changed.")

@@ -14,8 +14,6 @@ from tallybook._db import breakers, sync
 from tallybook._model.breaker import BreakerInfo, BreakerRule
 from tallybook._model.durations import format_duration
 
-__all__ = ["breaker"]
-
 
 @click.group()
 def breaker() -> None:

@@ -25,23 +25,6 @@ from tallybook.errors import ConfigError, QueueUnavailable
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "DSN",
-    "DURATION",
-    "Conn",
-    "agreed",
-    "connect",
-    "conninfo",
-    "dsn_before",
-    "dsn_option",
-    "json_object",
-    "json_option",
-    "print_json",
-    "print_pairs",
-    "print_table",
-    "working",
-]  # fmt: skip
-
 Conn = Connection
 F = TypeVar("F", bound=Callable[..., Any])
 

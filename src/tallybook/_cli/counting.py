@@ -16,8 +16,6 @@ from tallybook._db import counting, sync
 from tallybook._model.counting import Counts, Level, Throughput, Timings
 from tallybook._model.options import check_name
 
-__all__ = ["count", "event"]
-
 _STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 _OLDEST = "select q.queue, q.oldest from tallybook.queue_stats q"
 _BLOCKS = " ▁▂▃▄▅▆▇█"

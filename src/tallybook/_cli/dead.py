@@ -26,8 +26,6 @@ from tallybook._db.filters import DeadFilter
 from tallybook._model.job import DeadLetter
 from tallybook.errors import TallybookError
 
-__all__ = ["dead"]
-
 REASONS = ("failed", "crashed", "expired", "killed")
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -9,8 +9,6 @@ import click
 
 from tallybook._cli.errors import Problem
 
-__all__ = ["demo"]
-
 
 @click.command()
 @click.option(

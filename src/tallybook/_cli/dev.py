@@ -24,8 +24,6 @@ from tallybook._db.link import dsn_for_people
 from tallybook._worker.life.supervisor import DSN_OF_PARENT, WRONG, Child, how
 from tallybook.errors import TallybookError
 
-__all__ = ["dev"]
-
 _LOOK_EVERY = 0.5
 _PATIENCE = 12.0  # above the child's own 2 s for running jobs and 5 s for aborted ones
 _MOST_FILES = 20_000

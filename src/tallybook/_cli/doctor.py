@@ -13,8 +13,6 @@ from tallybook._cli.text import clean
 from tallybook._db.doctor import examine
 from tallybook._model.finding import LEVELS, Finding
 
-__all__ = ["doctor"]
-
 _MARKS = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
 _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
 

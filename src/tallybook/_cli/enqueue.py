@@ -20,8 +20,6 @@ from tallybook._model.job import JobCall
 from tallybook._model.options import Options, check_name
 from tallybook._model.payload import encode
 
-__all__ = ["INSTANT", "args_text", "enqueue", "unserved"]
-
 
 class _Instant(click.ParamType[datetime]):
     """An ISO 8601 instant with its zone."""

@@ -17,8 +17,6 @@ from tallybook._db.link import is_final
 from tallybook._model.durations import format_duration
 from tallybook.errors import ConfigError, PayloadError, QueueUnavailable, SchemaError, SignatureError, TallybookError
 
-__all__ = ["Problem", "problem", "report", "say", "short"]
-
 _USAGE, _OTHER, _INTERRUPTED = 2, 1, 130
 
 

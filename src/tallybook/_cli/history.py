@@ -13,8 +13,6 @@ from tallybook._db import retention as calls
 from tallybook._db import sync
 from tallybook._model.durations import format_duration
 
-__all__ = ["history"]
-
 
 @click.group()
 def history() -> None:

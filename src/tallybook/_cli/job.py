@@ -30,8 +30,6 @@ from tallybook._db.stored import loads
 from tallybook._model.job import Cancelled
 from tallybook.errors import TallybookError, UnknownJob
 
-__all__ = ["job"]
-
 CANCEL_STATES = ("scheduled", "waiting", "available", "running", "dead")
 MANY = 2**31 - 1
 _LARGEST = 2**63 - 1

@@ -14,8 +14,6 @@ from tallybook._cli.why import read_links
 from tallybook._db.jobs import JOBS, MOST, STATES, JobFilter
 from tallybook._db.stored import loads
 
-__all__ = ["WHEN", "list_", "short"]
-
 _LOOKED = 1_000_000
 """Rows that one command may pass over: about a second."""
 _LIST = f"""\

@@ -16,8 +16,6 @@ from tallybook._db.stored import loads
 from tallybook._model.durations import format_duration
 from tallybook._model.rate import ConcurrencyRule, RateInfo, RateRule
 
-__all__ = ["limit"]
-
 _CALLS = """\
 select to_json(c)::text from (
   select r.name, r.called_at, r.job_id, r.attempt, r.success from tallybook.rate_calls r

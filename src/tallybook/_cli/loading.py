@@ -19,8 +19,6 @@ from tallybook.errors import TallybookError
 if TYPE_CHECKING:
     from tallybook._app import App
 
-__all__ = ["app_option", "home", "load_app"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 _FORM = "Write -A module:app, as in -A shop.jobs:app for `app = App(...)` in shop/jobs.py"
 

@@ -14,8 +14,6 @@ from tallybook._cli.text import clean
 from tallybook._db import migrate as schema
 from tallybook._maintenance.rebase import rebase
 
-__all__ = ["info", "migrate", "uninstall"]
-
 
 @click.command()
 @dsn_option

@@ -36,8 +36,6 @@ from tallybook.extra.providers import steps
 from tallybook.extra.providers.keys import KeySource
 from tallybook.extra.providers.steps import Steps, Tested
 
-__all__ = ["provider"]
-
 T = TypeVar("T")
 
 _LOOSE = {"ignore_unknown_options": True}

@@ -20,8 +20,6 @@ from tallybook._db.stored import loads
 from tallybook._model.queue import Truncated
 from tallybook.errors import InvalidArgument, UnknownQueue
 
-__all__ = ["me", "queue"]
-
 _NAMES = "select q.name from tallybook.queues q"
 
 _LIST = """\

@@ -8,8 +8,6 @@ from tallybook._cli.common import connect, dsn_option
 from tallybook._cli.text import clean
 from tallybook._db import roles as database
 
-__all__ = ["roles"]
-
 
 @click.command()
 @click.option(

@@ -13,8 +13,6 @@ from tallybook._db import providers as calls
 from tallybook._db import sync
 from tallybook.errors import UnknownProvider
 
-__all__ = ["route"]
-
 
 @click.group()
 def route() -> None:

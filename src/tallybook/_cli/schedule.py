@@ -35,8 +35,6 @@ from tallybook._model.payload import encode
 from tallybook._model.schedule import MISSED, Timing, check_query
 from tallybook.errors import UnknownSchedule
 
-__all__ = ["schedule"]
-
 T = TypeVar("T")
 
 _NAMES = "select s.name from tallybook.schedules s"

@@ -15,8 +15,6 @@ import click
 from tallybook._model.secret import Secret
 from tallybook.extra.providers.steps import check_field
 
-__all__ = ["given", "nothing_else", "one_secret", "several"]
-
 
 def nothing_else(more: Sequence[str]) -> None:
     """A usage error for words that are too many: one of them may be the secret."""

@@ -13,8 +13,6 @@ from tallybook._db import services, sync
 from tallybook._model.durations import format_duration
 from tallybook._model.service import ServiceInfo
 
-__all__ = ["service"]
-
 
 @click.group()
 def service() -> None:

@@ -26,8 +26,6 @@ from tallybook._db.subjects import LISTED, STATES
 from tallybook._model.options import Options, check_name
 from tallybook._model.subject import SubjectCall, SubjectReport, check_subject
 
-__all__ = ["subject"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 _BATCH = 1000
 _LOOKED = 1_000_000

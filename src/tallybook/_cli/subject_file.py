@@ -16,8 +16,6 @@ from tallybook._model.payload import encode
 from tallybook._model.subject import SubjectCall, check_subject
 from tallybook.errors import TallybookError
 
-__all__ = ["Row", "rows_of"]
-
 COLUMNS = ("subject", "args", "run_at", "priority")
 _KNOWN = ", ".join(COLUMNS)
 _FORMS = (

@@ -14,8 +14,6 @@ from tallybook._cli.text import clean, local
 from tallybook._db.stored import loads
 from tallybook.errors import UnknownTask
 
-__all__ = ["task"]
-
 # What nobody has put on record but somebody serves (a worker in another language, an older release) is listed, too.
 _LIST = """\
 with live as (

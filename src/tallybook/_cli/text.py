@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-__all__ = ["clean", "columns", "json_safe", "local"]
-
 _SPACES = re.compile(r"[\t\n\r\v\f\x85\u2028\u2029]+")
 _SEQUENCES = re.compile("(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]")
 # C0 and C1 controls, and the marks that turn the direction of what follows.

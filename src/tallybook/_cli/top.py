@@ -24,8 +24,6 @@ from tallybook.errors import TallybookError
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["top"]
-
 Press = Callable[[float], bool]
 
 

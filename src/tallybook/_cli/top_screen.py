@@ -13,8 +13,6 @@ from tallybook._cli.text import clean
 from tallybook._db.texts import instant
 from tallybook._db.top import Rates, Reading
 
-__all__ = ["screen"]
-
 _GAP = 2
 _STATES = ("available", "running", "scheduled", "retrying", "waiting", "dead")
 

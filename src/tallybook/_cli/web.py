@@ -20,8 +20,6 @@ from tallybook.errors import ConfigError
 if TYPE_CHECKING:
     from tallybook._app import App
 
-__all__ = ["web"]
-
 _INSTALL = "pip install 'tallybook[web]'"
 
 

@@ -16,8 +16,6 @@ from tallybook._db import why as verbs
 from tallybook._model.why import TraceEvent
 from tallybook.errors import InvalidArgument, UnknownJob
 
-__all__ = ["read_links", "trace", "why"]
-
 _DO = {
     "queue_paused": "let it run again: tallybook queue resume {queue}",
     "no_worker": "start one: tallybook worker",

@@ -27,8 +27,6 @@ from tallybook.errors import ConfigError
 if TYPE_CHECKING:
     from tallybook._app import App
 
-__all__ = ["worker"]
-
 log = logging.getLogger("tallybook.worker")
 _AFTER_STOP = WorkerSettings.abort_timeout + timedelta(seconds=10)
 _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_sensitive=False)

@@ -12,8 +12,6 @@ from tallybook._db.declared import Call, rendered
 from tallybook._db.kinds import kind_of, refusal, refused
 from tallybook._db.sync import sqlalchemy_text
 
-__all__ = ["run"]
-
 T = TypeVar("T")
 
 

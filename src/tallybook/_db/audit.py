@@ -13,8 +13,6 @@ from tallybook._model.audit import AuditRow
 from tallybook._model.options import text_problem
 from tallybook.errors import ConfigError
 
-__all__ = ["Taken", "add", "audits", "nonce_take"]
-
 Taken = Literal["fresh", "used", "late", "early"]
 
 _ADD = Declared("audit_add(actor text, via text, action text, target jsonb, done jsonb) -> bigint")

@@ -12,8 +12,6 @@ from tallybook._model.breaker import BreakerInfo, BreakerRule
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_name
 
-__all__ = ["breakers", "close", "drop", "open_", "registered", "set_"]
-
 _SET = Declared("breaker_set(name text, failures int, per interval, open_for interval) -> text")
 _DROP = Declared("breaker_drop(name text) -> boolean")
 _OPEN = Declared("breaker_open(name text, duration interval) -> timestamptz")

@@ -12,22 +12,6 @@ from tallybook._model.job import Job, JobCall, JobInfo
 from tallybook._model.options import Options
 from tallybook.errors import UnknownJob, UnknownQueue
 
-__all__ = [
-    "JOBS",
-    "ME",
-    "RUN_AT",
-    "RUN_ATS",
-    "STATE",
-    "cancel",
-    "enqueue",
-    "enqueue_many",
-    "get",
-    "pause",
-    "resume",
-    "retry",
-    "state",
-]
-
 # Delays are added here because the server's clock is the one that promotes; PostgreSQL skips a branch not taken.
 RUN_AT = "coalesce({run_at}, clock_timestamp() + {delay:interval})"
 RUN_ATS = """\

@@ -13,21 +13,6 @@ from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_name
 from tallybook.errors import InvalidArgument
 
-__all__ = [
-    "Since",
-    "completed_since",
-    "count_event",
-    "counts",
-    "event_counts",
-    "event_series",
-    "levels",
-    "recount",
-    "series_keep",
-    "throughput",
-    "timings",
-    "verify",
-]
-
 T = TypeVar("T")
 Since = datetime | timedelta | str
 

@@ -28,8 +28,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from tallybook._db.texts import text_array
 from tallybook.errors import TallybookError, UnknownJob
 
-__all__ = ["Call", "Declared", "rendered"]
-
 T = TypeVar("T")
 Value: TypeAlias = "str | int | bytes | Sequence[str | None] | None"
 

@@ -24,8 +24,6 @@ from tallybook._db.schema import verdict
 from tallybook._model.finding import Finding
 from tallybook.errors import QueueUnavailable
 
-__all__ = ["GROUPS", "PATIENCE", "clock", "doctor", "examine"]
-
 GROUPS = ("horizon", "storage", "settings", "workers", "queues", "maintenance", "counters", "roles")
 PATIENCE = timedelta(seconds=5)
 _RECOUNT = timedelta(minutes=10)

@@ -25,8 +25,6 @@ from tallybook._db.policy import Action, action_for, backoff, first_line
 from tallybook._model.job import Job
 from tallybook.errors import CommitUnknown, QueueUnavailable
 
-__all__ = ["run", "run_sync"]
-
 T = TypeVar("T")
 
 PATIENCE = 10.0

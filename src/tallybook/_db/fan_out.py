@@ -11,8 +11,6 @@ from tallybook._db.texts import text_array
 from tallybook._model.after import arranged
 from tallybook._model.job import Job, JobCall
 
-__all__ = ["enqueue", "fan_out"]
-
 FAILED = "failed"
 """The parameter of a task that gets what became of the parents that did not complete."""
 

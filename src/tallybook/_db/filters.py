@@ -14,18 +14,6 @@ from tallybook._model.job import Cancelled, DeadLetter, Retried
 from tallybook._model.payload import encode
 from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
 
-__all__ = [
-    "DeadFilter",
-    "Ended",
-    "cancel_many",
-    "dead_count",
-    "dead_letters",
-    "drop_dead",
-    "drop_dead_many",
-    "result",
-    "retry_dead",
-]
-
 _CANCEL_MANY = Declared("""
   cancel_many(queue task unique_key order_key text, args jsonb, states text[], reason text, max_jobs int)
   -> row (cancelled int, cancelling int)""")

@@ -15,8 +15,6 @@ from tallybook._model.lists import JobDone, JobLine, JobPage
 from tallybook._model.why import checked_links
 from tallybook.errors import ConfigError
 
-__all__ = ["STATES", "JobFilter", "cancel_jobs", "drop_jobs", "jobs", "retry_jobs"]
-
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "completed", "cancelled", "dead")
 MOST = 1000
 """Jobs of one page, and of one call that changes them."""

@@ -7,8 +7,6 @@ from typing import Any, get_origin
 from tallybook._db.declared import Call
 from tallybook.errors import ConnectionNotSupported, TallybookError, UnknownJob, from_sqlstate
 
-__all__ = ["chain", "kind_of", "refusal", "refused", "transaction_kind"]
-
 _KINDS = {
     "psycopg.Connection": "psycopg",
     "psycopg.AsyncConnection": "async psycopg",

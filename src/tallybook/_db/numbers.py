@@ -16,8 +16,6 @@ from tallybook._db.policy import first_line
 from tallybook._model.exposition import COLUMNS, Numbers
 from tallybook.errors import QueueUnavailable
 
-__all__ = ["ANSWER", "Asked", "ask", "ask_sync"]
-
 log = logging.getLogger("tallybook.telemetry")
 
 FRESH = 1.0

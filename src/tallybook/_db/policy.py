@@ -14,8 +14,6 @@ from typing import Any
 
 import psycopg
 
-__all__ = ["TABLE", "Action", "Outage", "action_for", "backoff", "first_line", "is_final", "is_gone"]
-
 log = logging.getLogger("tallybook.db")
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import psycopg
 
-__all__ = ["UNGUARDED", "ask_asyncpg", "is_behind_pooler", "make_fit", "make_fit_async", "shares_sessions"]
-
 IS_SESSION = "select pg_backend_pid() = %s::int"
 
 # So that the server finds out about a client that is gone, and ends its transaction: on a session of our own only.

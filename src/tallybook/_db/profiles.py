@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["PROFILES", "applied"]
-
 _BY_INDEX = "set jit = off set enable_seqscan = off set enable_bitmapscan = off"
 _ONCE = "set plan_cache_mode = force_generic_plan"
 PROFILES = {

@@ -14,8 +14,6 @@ from tallybook._db.texts import record, records
 from tallybook._model.keyring import Place, Sealed
 from tallybook.errors import UnknownProvider
 
-__all__ = ["Field", "Listed", "Route", "Stored"]
-
 
 @dataclass(frozen=True, slots=True)
 class Stored:

@@ -14,8 +14,6 @@ from tallybook._model.options import check_name
 from tallybook._model.queue import QueueInfo, TopJob, Truncated
 from tallybook.errors import ConfigError, UnknownQueue
 
-__all__ = ["Batch", "drop", "queues", "set_", "top", "truncate"]
-
 _BY = "coalesce({by}, session_user)"
 _SET = Declared("queue_set(queue text, retention text, max_attempts int, notify boolean, by text) -> text", by=_BY)
 _DROP = Declared("queue_drop(queue text, by text) -> boolean", by=_BY)

@@ -17,18 +17,6 @@ from tallybook._model.options import check_name
 from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
 from tallybook.errors import ConfigError
 
-__all__ = [
-    "REGISTER",
-    "concurrency",
-    "drop",
-    "drop_concurrency",
-    "push",
-    "rates",
-    "registered",
-    "set_",
-    "set_concurrency",
-]
-
 _SET = Declared("rate_limit_set(name text, calls int, per interval, burst int) -> text")
 _DROP = Declared("rate_limit_drop(name text) -> boolean")
 PUSH = Declared("rate_limit_push(name text, until timestamptz) -> timestamptz")

@@ -10,8 +10,6 @@ from tallybook._db.texts import record, records
 from tallybook._model.durations import format_duration
 from tallybook._model.retention import HeldRange, RetentionInfo
 
-__all__ = ["held", "retentions", "set_"]
-
 _RETENTIONS = """\
 select cast(coalesce(json_agg(json_build_object('name', r.class, 'keep', extract(epoch from r.keep), 'what', r.what)
   order by r.keep, r.class), '[]') as text) from tallybook.retentions as r"""

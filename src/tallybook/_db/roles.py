@@ -16,8 +16,6 @@ from psycopg import sql
 
 from tallybook.errors import ConfigError, RoleError
 
-__all__ = ["KINDS", "PREFIX", "Done", "create", "forget", "names", "script", "statements", "superuser_owner"]
-
 KINDS = ("producer", "worker", "operator", "reader", "metrics")
 PREFIX = "tallybook_"
 _LOCK = "select pg_advisory_xact_lock(1413565440, 0)"

@@ -15,21 +15,6 @@ from tallybook._model.options import check_name
 from tallybook._model.schedule import Timing, rule_text
 from tallybook.errors import ConfigError, UnknownSchedule
 
-__all__ = [
-    "Fire",
-    "Fired",
-    "ScheduleInfo",
-    "definition",
-    "drop",
-    "fires",
-    "listed",
-    "pause",
-    "resume",
-    "run",
-    "set_",
-    "show",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleInfo:

@@ -13,8 +13,6 @@ import psycopg
 
 from tallybook.errors import SchemaError, SchemaMissing, SchemaTooNew, SchemaTooOld, SchemaUnreleased
 
-__all__ = ["UNDEFINED", "installed", "refusal", "verdict"]
-
 UNDEFINED = ("42883", "42P01", "42703", "42704", "3F000")
 """SQLSTATEs of a function, table, column, type or schema that is not there: the schema may have been migrated, or dropped."""
 

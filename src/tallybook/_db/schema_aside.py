@@ -14,8 +14,6 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-__all__ = ["aside", "set_aside"]
-
 _DROP = re.compile(r"^drop function if exists (tallybook\.(\w+)\([^;]*\));$", re.MULTILINE | re.IGNORECASE)
 _RENAME = """\
 do $$ begin

@@ -16,8 +16,6 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-__all__ = ["BUSY", "altered", "holders", "take"]
-
 BUSY = (pg.LockNotAvailable, pg.QueryCanceled, pg.DeadlockDetected)
 """What a migration that did not get its locks fails with."""
 

@@ -9,8 +9,6 @@ from tallybook._db.texts import records
 from tallybook._model.durations import format_duration
 from tallybook._model.service import ServiceInfo
 
-__all__ = ["service_every", "services"]
-
 # Durations as numbers: what an interval looks like depends on the user's settings.
 _SERVICES = """\
 select cast(coalesce(json_agg(json_build_object(

@@ -17,8 +17,6 @@ from typing import Any, Self
 
 import psycopg
 
-__all__ = ["NoAnswer", "SocketTimeout", "ThreadSocketTimeout", "cut"]
-
 
 class NoAnswer(psycopg.OperationalError):
     """The peer was silent for too long; the connection was cut."""

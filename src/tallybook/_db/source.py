@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import psycopg
     from psycopg_pool import AsyncConnectionPool
 
-__all__ = ["Source", "demand_loop"]
-
 T = TypeVar("T")
 
 

@@ -16,8 +16,6 @@ from tallybook._db.pooler import make_fit, make_fit_async
 from tallybook._db.transactions import MARK, RESET, Begun, own_to_commit
 from tallybook.errors import ConfigError
 
-__all__ = ["AsyncSessions", "Sessions"]
-
 Maker = Callable[[], Any]
 
 

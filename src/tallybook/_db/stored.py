@@ -18,8 +18,6 @@ from psycopg.adapt import AdaptersMap
 from psycopg.types.datetime import IntervalLoader, TimestamptzLoader
 from psycopg.types.json import set_json_loads
 
-__all__ = ["READER", "Reader", "edge", "loads"]
-
 _DEEPEST = 200
 """Levels of a JSON value that are read as such; what is deeper is read as its text. Ours have at most 64."""
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')

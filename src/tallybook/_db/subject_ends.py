@@ -10,9 +10,6 @@ from tallybook._db.declared import Call, Declared
 from tallybook._db.ends import ATTEMPT, atomic, named
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
 
-__all__ = ["SubjectEnd", "subject_end"]
-
-
 _VERBS = {
     "reschedule": f"({ATTEMPT}, run_at timestamptz, run_in interval, args jsonb, version int)",
     "complete": f"({ATTEMPT}, args jsonb, version int)",

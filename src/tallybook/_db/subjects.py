@@ -15,20 +15,6 @@ from tallybook._model.options import Options
 from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport
 from tallybook.errors import ConfigError
 
-__all__ = [
-    "STATES",
-    "append",
-    "forget",
-    "get",
-    "list_params",
-    "listed",
-    "move",
-    "push",
-    "push_many",
-    "upsert",
-    "upsert_many",
-]
-
 _JOB = "priority int, max_attempts int, headers jsonb, options jsonb"
 _NAMED = f"queue text, task text, subject text, args jsonb, run_at timestamptz, {_JOB}"
 _MOVED = "report text, old_run_at timestamptz, new_run_at timestamptz"

@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 from tallybook._db.declared import Call, rendered
 from tallybook._db.kinds import kind_of, refusal, refused
 
-__all__ = ["run"]
-
 T = TypeVar("T")
 
 

@@ -10,8 +10,6 @@ from tallybook._db.stored import edge, loads
 from tallybook._model.options import text_problem
 from tallybook.errors import ConfigError
 
-__all__ = ["at", "checked", "instant", "moment", "quoted", "record", "records", "text_array", "whole"]
-
 T = TypeVar("T")
 
 

@@ -13,8 +13,6 @@ from tallybook._db.declared import Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import at
 
-__all__ = ["Rates", "Reading", "Runs", "rates", "read", "read_async", "runs_async"]
-
 Conn = psycopg.Connection[Any]
 
 _LIMITS = """\

@@ -24,24 +24,6 @@ from tallybook._db.link import CONNECT, is_gone
 from tallybook._db.pooler import ask_asyncpg, make_fit, make_fit_async
 from tallybook.errors import TransactionError
 
-__all__ = [
-    "KEEPALIVES",
-    "MARK",
-    "RESET",
-    "AsyncLibrary",
-    "AsyncPsycopg",
-    "Asyncpg",
-    "Begun",
-    "Django",
-    "Library",
-    "Psycopg",
-    "asyncpg_url",
-    "conflicts",
-    "gone",
-    "interrupted",
-    "own_to_commit",
-]
-
 Conn = TypeVar("Conn")
 
 MARK = "set local tallybook.atomic = on"

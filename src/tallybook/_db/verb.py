@@ -22,21 +22,6 @@ from tallybook._db.source import Source
 from tallybook._model.tracing import Tracing, What
 from tallybook.errors import InvalidArgument
 
-__all__ = [
-    "AsyncConn",
-    "Beside",
-    "ListOf",
-    "Noun",
-    "Pause",
-    "Plain",
-    "Steps",
-    "SyncConn",
-    "Verb",
-    "run",
-    "run_sync",
-    "traced",
-]
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

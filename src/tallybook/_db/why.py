@@ -11,8 +11,6 @@ from tallybook._model.options import check_name
 from tallybook._model.why import Reason, TraceEvent, checked_links
 from tallybook.errors import InvalidArgument
 
-__all__ = ["trace", "why"]
-
 _WHY = Declared("why(job_id bigint) -> rows (state text, reason text, explanation text, details jsonb)")
 _TRACE = Declared("""
   trace(subject text, unique_key text, links jsonb, job bigint, task text, max_events int, newest_first boolean)

@@ -10,8 +10,6 @@ from tallybook._model.job import Job, JobCall
 from tallybook._model.options import Options
 from tallybook.errors import ConfigError, InvalidArgument
 
-__all__ = ["ON_PARENT", "Arranged", "Parent", "arranged", "checked_after", "with_follow_up", "with_headers"]
-
 Parent = Job | JobCall | int
 """A job that is on record, or one that is put in by the same call."""
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-__all__ = ["AuditRow"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRow:

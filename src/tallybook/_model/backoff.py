@@ -27,20 +27,6 @@ from typing import Any, Protocol
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook.errors import ConfigError
 
-__all__ = [
-    "DEFAULT",
-    "Backoff",
-    "ByFunction",
-    "Constant",
-    "Exponential",
-    "Linear",
-    "Retry",
-    "as_policy",
-    "delay_after",
-    "from_json",
-    "to_json",
-]
-
 _SIX_HOURS = timedelta(hours=6)
 _HINT = "Write retry=Exponential(timedelta(minutes=5)), the name of a policy, or a function of (failures, error)"
 

@@ -9,8 +9,6 @@ from tallybook._model.durations import parse_duration
 from tallybook._model.rate import check_limit_name
 from tallybook.errors import ConfigError
 
-__all__ = ["BreakerInfo", "BreakerRule"]
-
 
 @dataclass(frozen=True, slots=True)
 class BreakerRule:

@@ -18,8 +18,6 @@ from tallybook._model.options import check_name
 from tallybook._model.payload import encode
 from tallybook.errors import ConfigError, PayloadError
 
-__all__ = ["DEATH", "DEATH_SIGNATURE", "LAST_VERSION", "Contract", "Upgrade"]
-
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 """Makes args of the next version of args of one version: JSON values in, JSON values out."""
 

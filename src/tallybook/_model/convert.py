@@ -15,19 +15,6 @@ from tallybook._model.durations import parse_iso_duration
 from tallybook._model.failure import safe_text
 from tallybook._model.plain import SCALARS, Unfit, Walk, kind_name
 
-__all__ = [
-    "TEXTS",
-    "Convert",
-    "enumeration",
-    "guard",
-    "instance",
-    "json_kind",
-    "literal",
-    "pydantic_model",
-    "struct",
-    "to_float",
-]
-
 Convert = Callable[[Any], Any]
 """Takes a JSON value and returns what the annotation says; raises Unfit, which knows the path, and nothing else."""
 

@@ -20,8 +20,6 @@ from cronsim import CronSim, CronSimError
 
 from tallybook.errors import ConfigError, ExpressionError
 
-__all__ = ["LONGEST", "Cron", "Every", "Rule", "rule", "zone"]
-
 NAMES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",

@@ -12,8 +12,6 @@ from typing import Any
 from tallybook._model.durations import parse_duration
 from tallybook.errors import ConfigError
 
-__all__ = ["PLAIN", "Execution", "parse_size"]
-
 _UNITS = {"": 0, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
 _LONGEST = timedelta(days=3650)  # more is a mistake, and no timer of an event loop counts so far

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-__all__ = [
-    "COLUMNS", "CONTENT_TYPE", "METRICS", "MOST", "OTHERS", "STATES", "Numbers", "Sample", "Shown", "of_the_database", "text",
-]  # fmt: skip
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST = 100
 """So many pairs of queue and task, and so many queues, have series of their own; the others are summed up under OTHERS."""

@@ -15,8 +15,6 @@ from itertools import islice
 from pathlib import Path
 from types import FrameType, TracebackType
 
-__all__ = ["describe", "safe_text"]
-
 _LIBRARY = str(Path(__file__).resolve().parents[1])
 _STANDARD = str(Path(json.__file__).resolve().parents[1])
 _UNPRINTABLE = "<unprintable>"

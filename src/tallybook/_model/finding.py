@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["LEVELS", "Finding"]
-
 LEVELS = ("ok", "note", "warning", "problem")
 """From good to bad."""
 

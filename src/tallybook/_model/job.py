@@ -17,8 +17,6 @@ else:
 
     R_co = TypeVar("R_co", covariant=True)
 
-__all__ = ["Cancelled", "DeadLetter", "Job", "JobCall", "JobInfo", "Retried"]
-
 
 @dataclass(frozen=True, slots=True)
 class JobCall:

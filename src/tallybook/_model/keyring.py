@@ -22,8 +22,6 @@ from tallybook.errors import ConfigError, NotSupported, SecretError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-__all__ = ["LONGEST", "Keyring", "Place", "Sealed", "new_key", "parse_keys"]
-
 LONGEST = 65_536
 """Bytes of one secret."""
 _ID = re.compile(r"[A-Za-z0-9._-]{1,32}")  # so short that a key in its place is not taken for an id, and shown

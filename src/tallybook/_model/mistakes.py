@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["METHODS", "OPTIONS", "as_option"]
-
 METHODS = dict.fromkeys(
     ("delay", "apply_async", "defer", "defer_async", "send", "kiq", "enqueue_async", "perform_async", "si", "s"),
     "enqueue(conn, ...), or .enqueue_sync(conn, ...) without an event loop",

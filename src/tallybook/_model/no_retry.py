@@ -6,8 +6,6 @@ from typing import cast
 
 from tallybook.errors import ConfigError
 
-__all__ = ["NoRetry", "checked", "is_final"]
-
 NoRetry = type[BaseException] | tuple[type[BaseException], ...]
 """A class of exceptions, or several."""
 

@@ -21,8 +21,6 @@ import hashlib
 import hmac
 import re
 
-__all__ = ["canonical", "sign"]
-
 _UNSIGNABLE = re.compile(rb"[\x00-\x20\x7f]")
 
 

@@ -13,8 +13,6 @@ from tallybook._model.backoff import Backoff, as_policy, to_json
 from tallybook._model.durations import parse_duration
 from tallybook.errors import ConfigError
 
-__all__ = ["ON_CONFLICT", "Options", "Unique", "check_limits", "check_name", "text_problem"]
-
 Unique = str | bool | tuple[str, ...]
 """A key; or True: derived from all args; or the names of the args that it is derived from."""
 

@@ -16,8 +16,6 @@ from datetime import datetime, timedelta
 
 from tallybook.errors import ConfigError
 
-__all__ = ["Cancel", "Dead", "Outcome", "Snooze"]
-
 
 class Outcome(Exception):
     """The common class, for `except Outcome` and `isinstance`; use one of the three below."""

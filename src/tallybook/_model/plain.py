@@ -25,8 +25,6 @@ from uuid import UUID
 from tallybook._model.durations import iso_duration
 from tallybook._model.failure import safe_text
 
-__all__ = ["SCALARS", "TEXT", "Unfit", "Walk", "kind_name"]
-
 SCALARS = frozenset({str, int, bool, NoneType, float})
 TEXT = frozenset({str})
 _MAX_DIGITS = 131_072  # before the decimal point: what PostgreSQL's numeric, and so jsonb, can hold

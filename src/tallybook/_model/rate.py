@@ -9,8 +9,6 @@ from tallybook._model.durations import parse_duration
 from tallybook._model.options import check_name
 from tallybook.errors import ConfigError
 
-__all__ = ["ConcurrencyInfo", "ConcurrencyRule", "RateInfo", "RateRule", "check_limit_name"]
-
 _MOST = 100_000
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-__all__ = ["HeldRange", "RetentionInfo"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionInfo:

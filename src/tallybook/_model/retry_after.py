@@ -20,8 +20,6 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import islice
 
-__all__ = ["LONGEST", "retry_after"]
-
 LONGEST = timedelta(hours=24)
 """No Retry-After puts a job off for longer than this; its retry policy may."""
 

@@ -13,8 +13,6 @@ from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.job import JobCall
 from tallybook.errors import ConfigError
 
-__all__ = ["LATE", "Plan", "Timing", "check_query", "described", "due", "plan", "rule_text"]
-
 LATE = timedelta(seconds=60)
 """A tick that is found later than this was missed."""
 

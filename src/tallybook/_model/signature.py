@@ -26,8 +26,6 @@ from tallybook._model.mistakes import as_option
 from tallybook._model.plain import Unfit
 from tallybook.errors import PayloadError, SignatureError
 
-__all__ = ["ArgsModel"]
-
 _POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 _VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL

@@ -9,8 +9,6 @@ from typing import Any
 from tallybook._model.options import Options, text_problem
 from tallybook.errors import ConfigError
 
-__all__ = ["Subject", "SubjectCall", "SubjectInfo", "SubjectPage", "SubjectReport", "check_subject", "subject_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Subject:

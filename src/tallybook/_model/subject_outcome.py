@@ -21,8 +21,6 @@ from tallybook._model.options import text_problem
 from tallybook._model.outcome import Outcome
 from tallybook.errors import ConfigError
 
-__all__ = ["Complete", "Drop", "Kill", "Reject", "Reschedule", "SubjectOutcome"]
-
 _LONGEST = timedelta(days=36_500)
 """'For ever' has to be an instant that PostgreSQL knows."""
 _REF_BYTES = 200

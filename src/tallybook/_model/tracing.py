@@ -9,8 +9,6 @@ from typing import Any, Protocol, TypeVar
 from tallybook._model.job import JobCall
 from tallybook._model.subject import SubjectCall
 
-__all__ = ["Attempt", "Sending", "Tracing", "What"]
-
 What = TypeVar("What", JobCall, SubjectCall, list[JobCall], list[SubjectCall])
 """What an enqueue puts in: one, or a batch."""
 

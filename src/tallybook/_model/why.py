@@ -11,8 +11,6 @@ from typing import Any
 from tallybook._model.options import text_problem
 from tallybook.errors import ConfigError
 
-__all__ = ["Reason", "TraceEvent", "checked_links"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:

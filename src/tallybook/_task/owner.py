@@ -7,8 +7,6 @@ from tallybook._db.source import Source
 from tallybook._model.backoff import Backoff
 from tallybook._model.job import Job, JobCall
 
-__all__ = ["Owner"]
-
 
 class Owner(Source):
     """The base of App: its tasks use its connections and its traces as any Source's, its retry policies and its verbs."""

@@ -9,8 +9,6 @@ from tallybook._db.declared import Call
 from tallybook._db.verb import run, run_sync
 from tallybook._model.tracing import Tracing, What
 
-__all__ = ["send", "send_sync"]
-
 T = TypeVar("T")
 
 

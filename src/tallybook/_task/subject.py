@@ -24,8 +24,6 @@ from tallybook._model.options import Options
 from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectReport, check_subject
 from tallybook.errors import ConfigError
 
-__all__ = ["HasSubjects", "TaskSubject"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

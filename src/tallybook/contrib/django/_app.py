@@ -14,8 +14,6 @@ import tallybook
 from tallybook import Context
 from tallybook.contrib.django import _settings
 
-__all__ = ["App"]
-
 
 class App(tallybook.App):
     """An App whose database is that of settings.TALLYBOOK, and which closes Django's old connections around its jobs.

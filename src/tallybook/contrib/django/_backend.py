@@ -22,8 +22,6 @@ from tallybook.contrib.django._known import priority
 from tallybook.contrib.django._results import read
 from tallybook.errors import ConfigError
 
-__all__ = ["Backend", "Task", "queues"]
-
 _OPTIONS = ("database", "max_attempts", "retry", "timeout")
 
 

@@ -19,8 +19,6 @@ from tallybook._db.schema import refusal
 from tallybook.contrib.django import _settings
 from tallybook.contrib.django._app import App
 
-__all__ = ["check_schema", "check_settings", "databases"]
-
 _BACKEND = "tallybook.contrib.django.Backend"
 
 

@@ -8,8 +8,6 @@ from django.apps import apps
 
 from tallybook.contrib.django import _api
 
-__all__ = ["found", "known", "priority"]
-
 known: dict[str, _api.Task] = {}
 
 

@@ -17,8 +17,6 @@ from tallybook._db.texts import instant
 from tallybook.contrib.django import _api, _args
 from tallybook.contrib.django._known import found, priority
 
-__all__ = ["read"]
-
 # No error for an id that is not there: it would end the caller's transaction.
 _SQL = """\
 select cast((

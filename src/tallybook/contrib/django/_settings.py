@@ -12,8 +12,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from psycopg.conninfo import make_conninfo
 
-__all__ = ["DATABASE", "Settings", "dsn", "read"]
-
 DATABASE = "TALLYBOOK_DJANGO_DATABASE"
 """The environment variable by which `manage.py tallybook --database` tells the processes that it starts."""
 

@@ -21,8 +21,6 @@ from tallybook.contrib.django._app import App
 from tallybook.contrib.django._known import known, priority
 from tallybook.contrib.django._results import read
 
-__all__ = ["declare", "declared"]
-
 _MAX_ATTEMPTS = 5  # of a job whose task says nothing
 _apart = App("django.tasks")
 
