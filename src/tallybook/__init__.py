@@ -1,30 +1,35 @@
 """Tallybook: a background-job queue that lives inside your own PostgreSQL."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 try:
     import psycopg as _psycopg  # noqa: F401 - first of all, so that a missing libpq is told with what to do
 except ImportError as error:  # pragma: no cover - told to people
     raise ImportError(f"{error}\nTo get psycopg with its own libpq: pip install 'tallybook[binary]'") from error
 
 from tallybook._app import App, Task
-from tallybook._db.schedules import Fire, Fired, ScheduleInfo
-from tallybook._model.audit import AuditRow
 from tallybook._model.backoff import Constant, Exponential, Linear
-from tallybook._model.breaker import BreakerInfo
-from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
-from tallybook._model.finding import Finding
-from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
-from tallybook._model.lists import JobDone, JobLine, JobPage
-from tallybook._model.outcome import Cancel, Dead, Snooze
-from tallybook._model.provider import Provider
-from tallybook._model.queue import QueueInfo, TopJob, Truncated
-from tallybook._model.rate import ConcurrencyInfo, RateInfo
-from tallybook._model.retention import HeldRange, RetentionInfo
-from tallybook._model.secret import Secret
-from tallybook._model.service import ServiceInfo
-from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectPage, SubjectReport
-from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
-from tallybook._model.why import Reason, TraceEvent
-from tallybook._worker.run.context import Context
+
+if TYPE_CHECKING:
+    from tallybook._db.schedules import Fire, Fired, ScheduleInfo
+    from tallybook._model.audit import AuditRow
+    from tallybook._model.breaker import BreakerInfo
+    from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
+    from tallybook._model.finding import Finding
+    from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
+    from tallybook._model.lists import JobDone, JobLine, JobPage
+    from tallybook._model.outcome import Cancel, Dead, Snooze
+    from tallybook._model.provider import Provider
+    from tallybook._model.queue import QueueInfo, TopJob, Truncated
+    from tallybook._model.rate import ConcurrencyInfo, RateInfo
+    from tallybook._model.retention import HeldRange, RetentionInfo
+    from tallybook._model.secret import Secret
+    from tallybook._model.service import ServiceInfo
+    from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectPage, SubjectReport
+    from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
+    from tallybook._model.why import Reason, TraceEvent
+    from tallybook._worker.run.context import Context
 
 __version__ = "0.1.0"
 
@@ -82,3 +87,37 @@ __all__ = [
     "Truncated",
     "__version__",
 ]
+
+_LATER = {
+    "_db.schedules": "Fire Fired ScheduleInfo",
+    "_model.audit": "AuditRow",
+    "_model.breaker": "BreakerInfo",
+    "_model.counting": "Counts Difference Level Throughput Timings",
+    "_model.finding": "Finding",
+    "_model.job": "Cancelled DeadLetter Job JobCall JobInfo Retried",
+    "_model.lists": "JobDone JobLine JobPage",
+    "_model.outcome": "Cancel Dead Snooze",
+    "_model.provider": "Provider",
+    "_model.queue": "QueueInfo TopJob Truncated",
+    "_model.rate": "ConcurrencyInfo RateInfo",
+    "_model.retention": "HeldRange RetentionInfo",
+    "_model.secret": "Secret",
+    "_model.service": "ServiceInfo",
+    "_model.subject": "Subject SubjectCall SubjectInfo SubjectPage SubjectReport",
+    "_model.subject_outcome": "Complete Drop Kill Reject Reschedule",
+    "_model.why": "Reason TraceEvent",
+    "_worker.run.context": "Context",
+}
+"""What an App can do without is imported when it is first asked for: most programs name few of these."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _LATER.items():
+        if name in names.split():
+            found = globals()[name] = getattr(import_module(f"tallybook.{module}"), name)
+            return found
+    raise AttributeError(f"module 'tallybook' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -10,44 +10,42 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from tallybook._app import declaring
-from tallybook._app.breakers import Breakers
-from tallybook._app.catalogue import catalogue, check
-from tallybook._app.counts import Counts, Events
-from tallybook._app.history import Audit, Doctor, History, Services
-from tallybook._app.jobs import Dead, Jobs, checked_reason, job_id
-from tallybook._app.limits import ConcurrencyLimits, RateLimits
-from tallybook._app.queues import Queues
-from tallybook._app.results import patience, wait
-from tallybook._app.schedules import InCode, Schedules, scheduled_job
-from tallybook._app.subjects import Subjects
-from tallybook._db import calls, fan_out, schedules
+from tallybook._db import calls, fan_out
 from tallybook._db.declared import Call
 from tallybook._db.verb import AsyncConn, SyncConn, Verb
 from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
-from tallybook._model.breaker import BreakerRule
-from tallybook._model.job import Job, JobCall, JobInfo
+from tallybook._model.job import Job, JobCall, JobInfo, checked_reason, job_id
 from tallybook._model.options import check_name
-from tallybook._model.rate import ConcurrencyRule, RateRule
-from tallybook._model.schedule import Timing, check_query, described
 from tallybook._task import BoundTask
 from tallybook._task import Task as _Task
 from tallybook._task.owner import Owner
 from tallybook._task.run import send, send_sync
 from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
-from tallybook.extra.providers import Providers
 
 if TYPE_CHECKING:
+    from tallybook._app.breakers import Breakers
+    from tallybook._app.counts import Counts, Events
     from tallybook._app.declaring import AtomicOptions, PlainOptions
+    from tallybook._app.history import Audit, Doctor, History, Services
+    from tallybook._app.jobs import Dead, Jobs
+    from tallybook._app.limits import ConcurrencyLimits, RateLimits
+    from tallybook._app.queues import Queues
+    from tallybook._app.schedules import InCode, Schedules
+    from tallybook._app.subjects import Subjects
+    from tallybook._model.breaker import BreakerRule
+    from tallybook._model.rate import ConcurrencyRule, RateRule
     from tallybook._worker.entry import DrainReport, WorkerReport
     from tallybook._worker.jobs import Running
     from tallybook._worker.run.context import Context
     from tallybook._worker.run.verbs import Verbs
     from tallybook._worker.served import Contexts
+    from tallybook.extra.providers import Providers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -86,6 +84,26 @@ else:
     Task = ContextTask = AtomicTask = AtomicContextTask = _Task
 
 
+class _Noun:
+    """A noun of an App; its module is imported when it is first asked for, since no program needs them all."""
+
+    def __init__(self, module: str, cls: str) -> None:
+        self._module, self._cls = module, cls
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, app: object, owner: type) -> Any:
+        if app is None:
+            return self
+        made = vars(app)[self._name] = getattr(import_module(f"tallybook.{self._module}"), self._cls)(app)
+        return made
+
+
+def _noun(module: str, cls: str) -> Any:
+    return _Noun(module, cls)
+
+
 class _Decorator(Protocol):
     """What `app.task(queue="mail")` returns: it makes a Task of a function."""
 
@@ -117,6 +135,22 @@ class App(Owner):
         async def send_welcome(user_id: int) -> None: ...
     """
 
+    audit: Audit = _noun("_app.history", "Audit")
+    breakers: Breakers = _noun("_app.breakers", "Breakers")
+    concurrency_limits: ConcurrencyLimits = _noun("_app.limits", "ConcurrencyLimits")
+    counts: Counts = _noun("_app.counts", "Counts")
+    dead: Dead = _noun("_app.jobs", "Dead")
+    doctor: Doctor = _noun("_app.history", "Doctor")
+    events: Events = _noun("_app.counts", "Events")
+    history: History = _noun("_app.history", "History")
+    jobs: Jobs = _noun("_app.jobs", "Jobs")
+    providers: Providers = _noun("extra.providers", "Providers")
+    queues: Queues = _noun("_app.queues", "Queues")
+    rate_limits: RateLimits = _noun("_app.limits", "RateLimits")
+    schedules: Schedules = _noun("_app.schedules", "Schedules")
+    services: Services = _noun("_app.history", "Services")
+    subjects: Subjects = _noun("_app.subjects", "Subjects")
+
     def __init__(
         self,
         name: str,
@@ -147,22 +181,6 @@ class App(Owner):
         """The circuit breakers that its code declares."""
         self._declared: dict[str, InCode] = {}
         """The schedules that its code declares."""
-        self.audit = Audit(self)
-        self.breakers = Breakers(self)
-        self.concurrency_limits = ConcurrencyLimits(self)
-        self.counts = Counts(self)
-        self.dead = Dead(self)
-        self.doctor = Doctor(self)
-        self.events = Events(self)
-        self.history = History(self)
-        self.jobs = Jobs(self)
-        self.providers = Providers(self)
-        """Whom jobs call, with their secrets."""
-        self.queues = Queues(self)
-        self.rate_limits = RateLimits(self)
-        self.schedules = Schedules(self)
-        self.services = Services(self)
-        self.subjects = Subjects(self)
         self._included: list[Owner] = []
         """The apps whose tasks it serves, too: what is put in by these tasks is traced as its own."""
 
@@ -273,11 +291,15 @@ class App(Owner):
 
     def _check_tasks(self) -> None:
         """ConfigError unless summaries, upgrades and on_dead of all tasks fit: what a worker asks when it starts."""
+        from tallybook._app.catalogue import check
+
         check(self.name, self.tasks, self._names)
         self._declared_schedules()
 
     def _catalogue(self) -> list[dict[str, Any]]:
         """What each task is, as `tallybook task list` shows it and as workers put it on record."""
+        from tallybook._app.catalogue import catalogue
+
         return catalogue(self.name, self.tasks, self._names)
 
     def _contexts(self, state: SimpleNamespace, verbs: Verbs) -> Contexts:
@@ -351,6 +373,9 @@ class App(Owner):
 
             app.schedule("stale", refresh.with_(priority=3), query="select id as key, ...", cron="* * * * *")
         """
+        from tallybook._app.schedules import InCode, scheduled_job
+        from tallybook._model.schedule import Timing, check_query, described
+
         if query is not None:
             query = check_query(query)
         job = scheduled_job(job, query)
@@ -368,6 +393,8 @@ class App(Owner):
 
     def _declared_schedules(self) -> list[dict[str, Any]]:
         """What each schedule in code is, as workers put it on record. ConfigError for one whose job cannot be described."""
+        from tallybook._db import schedules
+
         return [
             schedules.definition(name, found.job(), found.timing, found.query)
             for name, found in sorted(self._declared.items())
@@ -383,6 +410,8 @@ class App(Owner):
 
             app.rate_limit("provider", 8, per="1 min")
         """
+        from tallybook._model.rate import RateRule
+
         rule = RateRule.checked(name, calls, per, burst)
         if name in self._rate_rules:
             raise ConfigError("rate_limit", name, "declared twice", hint="Give one of them another name")
@@ -396,6 +425,8 @@ class App(Owner):
 
             app.concurrency_limit("customer", 2)
         """
+        from tallybook._model.rate import ConcurrencyRule
+
         rule = ConcurrencyRule(name, most)
         if name in self._concurrency_rules:
             raise ConfigError("concurrency_limit", name, "declared twice", hint="Give one of them another name")
@@ -409,6 +440,8 @@ class App(Owner):
 
             app.breaker("provider", 5, per="1 min", open_for="30 s")
         """
+        from tallybook._model.breaker import BreakerRule
+
         rule = BreakerRule.checked(name, failures, per, open_for)
         if name in self._breaker_rules:
             raise ConfigError("breaker", name, "declared twice", hint="Give one of them another name")
@@ -459,6 +492,8 @@ class App(Owner):
 
             text = await app.result(job, timeout=timedelta(seconds=10))
         """
+        from tallybook._app.results import patience, wait
+
         return Verb(self, partial(wait, job_id(job), patience(timeout), self._names), "result")
 
     async def enqueue_many(

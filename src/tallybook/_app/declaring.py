@@ -6,17 +6,18 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Literal, Required, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar
 
-from tallybook._app.schedules import declared_task
 from tallybook._model.backoff import Backoff, Retry, as_policy
 from tallybook._model.contract import Contract
 from tallybook._model.execution import Execution
 from tallybook._model.no_retry import NoRetry, checked
 from tallybook._model.options import Options, check_name
-from tallybook._model.schedule import Timing
 from tallybook._task import Task
 from tallybook.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tallybook._model.schedule import Timing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -115,6 +116,8 @@ def task(
         )
         app._declare(declared)
         if timing is not None:
+            from tallybook._app.schedules import declared_task
+
             app._declare_schedule(declared.name, declared_task(declared, timing))
         return declared
 
@@ -158,5 +161,7 @@ def _timing(schedule: str | timedelta | None, **given: Any) -> Timing | None:
             option, value = next(iter(said.items()))
             raise ConfigError(option, value, "there is no schedule", hint="Give schedule='*/5 * * * *', too")
         return None
+    from tallybook._model.schedule import Timing
+
     kind = {"every": schedule} if isinstance(schedule, timedelta) else {"cron": schedule}
     return Timing.checked(**kind, **said, option="schedule")

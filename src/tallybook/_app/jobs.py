@@ -11,11 +11,9 @@ from tallybook._db import jobs as many
 from tallybook._db.filters import DeadFilter
 from tallybook._db.jobs import LOOKED, JobFilter
 from tallybook._db.verb import ListOf, Noun, Verb
-from tallybook._model.job import Cancelled, DeadLetter, Job, Retried
+from tallybook._model.job import Cancelled, DeadLetter, Job, Retried, job_id
 from tallybook._model.lists import JobDone, JobPage
-from tallybook._model.options import text_problem
 from tallybook._model.why import Reason, TraceEvent
-from tallybook.errors import InvalidArgument, UnknownJob
 
 
 class Jobs(Noun):
@@ -189,20 +187,3 @@ class Dead(Noun):
     def drop_matching(self, *, max_jobs: int = 10_000, **which: Unpack[DeadWhich]) -> Verb[int]:
         """Throw away every dead letter that matches, oldest first; how many. Filters as in `list`."""
         return self._verb(filters.drop_dead_many(DeadFilter(**which), max_jobs))
-
-
-def job_id(job: int | Job) -> int:
-    """The id of what a caller names a job by. UnknownJob for a number that no job can have."""
-    found = job.id if isinstance(job, Job) else job
-    if isinstance(found, bool) or not isinstance(found, int):
-        raise InvalidArgument(f"a job id is a whole number, not of type {type(found).__name__}")
-    if not 0 < found < 1 << 63:
-        raise UnknownJob(found)
-    return found
-
-
-def checked_reason(reason: str | None) -> str | None:
-    """A reason that the database can keep. InvalidArgument."""
-    if reason is not None and (problem := text_problem(reason)):
-        raise InvalidArgument(f"the reason {problem}")
-    return reason

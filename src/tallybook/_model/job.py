@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic
 
-from tallybook._model.options import Options
+from tallybook._model.options import Options, text_problem
+from tallybook.errors import InvalidArgument, UnknownJob
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -133,3 +134,20 @@ class Retried:
     retried: int
     refused: int
     """Another live job has their unique key."""
+
+
+def job_id(job: int | Job) -> int:
+    """The id of what a caller names a job by. UnknownJob for a number that no job can have."""
+    found = job.id if isinstance(job, Job) else job
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise InvalidArgument(f"a job id is a whole number, not of type {type(found).__name__}")
+    if not 0 < found < 1 << 63:
+        raise UnknownJob(found)
+    return found
+
+
+def checked_reason(reason: str | None) -> str | None:
+    """A reason that the database can keep. InvalidArgument."""
+    if reason is not None and (problem := text_problem(reason)):
+        raise InvalidArgument(f"the reason {problem}")
+    return reason
