@@ -1,25 +1,32 @@
-"""What the commands share: the DSN, connections, the app, output for people and for programs."""
+"""What the commands share: how one is made of a function, the DSN, connections, output for people and for programs.
+
+@command(of=breaker)                                   fn(db, ...) returns the line to print
+@listing({"key": "name", ...}, of=breaker, empty=...)  fn(db, ...) returns rows: a table, or with --json a document
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, is_dataclass
+from datetime import datetime, timedelta
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from tallybook._cli.errors import short
-from tallybook._cli.text import clean, columns, json_safe
-from tallybook._db import driver, migrate
+from tallybook._cli.text import clean, columns, json_safe, local
+from tallybook._db import driver, migrate, sync
+from tallybook._db.declared import Call
 from tallybook._db.driver import Connection, OperationalError
 from tallybook._db.link import CONNECT, backoff, dsn_for_people, is_final
 from tallybook._db.source import Source
-from tallybook._db.stored import READER
-from tallybook._model.durations import parse_duration
+from tallybook._db.stored import READER, loads
+from tallybook._model.durations import format_duration, parse_duration
 from tallybook.errors import ConfigError, QueueUnavailable
 
 if TYPE_CHECKING:
@@ -27,6 +34,10 @@ if TYPE_CHECKING:
 
 Conn = Connection
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+Made = Callable[[Callable[..., Any]], click.Command]
+Columns = Mapping[str, str | Callable[[Any], object]]
+"""Of a table: a title, and an attribute or what makes the cell of a row."""
 
 
 DSN = "Connection string or URL; else TALLYBOOK_DSN, else the PG* variables."
@@ -55,6 +66,132 @@ _BEFORE = "tallybook.dsn"
 def json_option(command: F) -> F:
     """--json."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
+
+
+def options(*given: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Several options or arguments in one, for commands that share them."""
+
+    def added(command: F) -> F:
+        for option in reversed(given):
+            command = option(command)
+        return command
+
+    return added
+
+
+def state_option(*states: str) -> Callable[[F], F]:
+    """--state, which can be repeated."""
+    says = f"In this state; can be repeated: {', '.join(states)}."
+    return click.option("--state", "states", multiple=True, type=click.Choice(states), metavar="STATE", help=says)
+
+
+def limit_option(most: int = 1_000_000, default: int = 50, says: str = "At most so many.") -> Callable[[F], F]:
+    """--limit."""
+    return click.option("--limit", type=click.IntRange(1, most), default=default, show_default=True, help=says)
+
+
+by_option = click.option("--by", metavar="WHO", help="Who does it, shown with it. [user@host]")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+class Db:
+    """The database of a command. It is connected to when it is first asked: a mistake in an option is told without it."""
+
+    def __init__(self, dsn: str | None, stack: ExitStack) -> None:
+        self._dsn, self._stack = dsn, stack
+
+    @cached_property
+    def conn(self) -> Conn:
+        """The connection, as `connect` makes it."""
+        return self._stack.enter_context(connect(self._dsn))
+
+    def run(self, call: Call[T]) -> T:
+        """The result of a verb."""
+        return sync.run(self.conn, call)
+
+    def texts(self, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> list[str]:
+        """The first column of a query: rows as JSON, or names."""
+        return [row[0] for row in self.conn.execute(sql.encode(), params).fetchall()]
+
+
+def command(name: str | None = None, *, of: click.Group | None = None, json: bool = False, **settings: Any) -> Made:
+    """Make a command of a function of a Db, which returns the line to print, or None; with `json` it is told `as_json`."""
+
+    def made(fn: Callable[..., Any]) -> click.Command:
+        @wraps(fn)
+        def run(dsn: str | None, **given: Any) -> None:
+            with ExitStack() as stack:
+                line = fn(Db(dsn, stack), **given)
+            if line is not None:
+                click.echo(line)
+
+        found = dsn_option(json_option(run) if json else run)
+        return (click.command if of is None else of.command)(name, **settings)(found)
+
+    return made
+
+
+def listing(
+    shown: Columns,
+    *,
+    empty: str,
+    name: str | None = "list",
+    of: click.Group | None = None,
+    newest: bool = False,
+    plain: Callable[[Any], object] | None = None,
+) -> Made:
+    """Make a command of a function of a Db that returns rows: dataclasses, dicts, or the server's own JSON.
+
+    With `newest` a full page says that --limit shows more. `plain` makes JSON of what JSON has not: else instants are
+    ISO 8601, and durations are seconds.
+    """
+
+    def made(fn: Callable[..., Any]) -> click.Command:
+        @wraps(fn)
+        def run(db: Db, as_json: bool, **given: Any) -> None:
+            rows = fn(db, **given)
+            if as_json:
+                print_json([row_json(row, plain) for row in rows])
+                return
+            print_rows(shown, rows, empty=empty)
+            if newest and len(rows) == given["limit"]:
+                click.echo(f"the newest {len(rows)}; --limit shows more", err=True)
+
+        return command(name, of=of, json=True)(run)
+
+    return made
+
+
+def print_rows(shown: Columns, rows: Sequence[Any], *, empty: str) -> None:
+    """A table of rows; those that are the server's JSON are read first."""
+    read = [loads(row) if isinstance(row, str) else row for row in rows]
+    print_table(tuple(shown), [[_cell(row, of) for of in shown.values()] for row in read], empty=empty)
+
+
+def _cell(row: Any, of: str | Callable[[Any], object]) -> object:
+    found: Any = of(row) if callable(of) else row[of] if isinstance(row, dict) else getattr(row, of)
+    if isinstance(found, timedelta):
+        return format_duration(found)
+    return local(found) if isinstance(found, datetime) or (isinstance(of, str) and of.endswith("_at")) else found
+
+
+def row_json(row: Any, plain: Callable[[Any], object] | None = None) -> str:
+    """A row of a list as JSON; the server's own text as it is."""
+    if isinstance(row, str):
+        return row
+    return json.dumps(asdict(row) if is_dataclass(row) else row, default=plain or _plain, ensure_ascii=False)  # type: ignore[arg-type]
+
+
+def _plain(value: datetime | timedelta) -> object:
+    return value.total_seconds() if isinstance(value, timedelta) else value.isoformat()
+
+
+def gone(found: bool, what: str, name: str) -> str:
+    """The line for what a drop has done; exit code 1 where there was nothing to remove."""
+    if not found:
+        click.echo(f"there is no {what} {clean(name)!r}")
+        raise SystemExit(1)
+    return f"{what} {clean(name)!r} is removed"
 
 
 class _Duration(click.ParamType[timedelta]):

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, fields
-from datetime import datetime, timedelta
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any
 
 import click
 
-from tallybook._cli.common import DURATION, connect, dsn_option, json_option, print_json, print_table, working
+from tallybook._cli.common import (
+    DURATION,
+    Columns,
+    Db,
+    command,
+    listing,
+    print_json,
+    print_rows,
+    print_table,
+    row_json,
+    working,
+)
 from tallybook._cli.text import clean, local
-from tallybook._db import counting, sync
+from tallybook._db import counting
 from tallybook._model.counting import Counts, Level, Throughput, Timings
 from tallybook._model.options import check_name
+from tallybook.errors import UnknownQueue
 
 _STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 _OLDEST = "select q.queue, q.oldest from tallybook.queue_stats q"
@@ -27,22 +39,21 @@ def count() -> None:
     """Show how many jobs there are, now and over time."""
 
 
-@count.command("list")
-@dsn_option
+@command("list", of=count, json=True)
 @click.option("--by-task", is_flag=True, help="One line per queue and task.")
-@json_option
-def list_(dsn: str | None, by_task: bool, as_json: bool) -> None:
+def list_(db: Db, by_task: bool, as_json: bool) -> None:
     """How many jobs are in which state, how fast they end, how long they wait and take. Costs the same at any size.
 
     Per second: of the last minute. Waited and took: percentiles of the last 15 min, per task; a queue of several tasks
     shows those of its slowest. In JSON they are milliseconds.
     """
-    with connect(dsn) as conn:
-        found = sync.run(conn, counting.counts())
-        rates = sync.run(conn, counting.throughput("1 min"))
-        timings = sync.run(conn, counting.timings("15 min"))
-        oldest = dict(conn.execute(_OLDEST).fetchall())
-        (now,) = conn.execute("select clock_timestamp()").fetchone() or (None,)
+    found, rates, timings = (
+        db.run(counting.counts()),
+        db.run(counting.throughput("1 min")),
+        db.run(counting.timings("15 min")),
+    )
+    oldest: dict[str, Any] = dict(db.conn.execute(_OLDEST).fetchall())
+    (now,) = db.conn.execute("select clock_timestamp()").fetchone() or (None,)
     for queue in oldest if not by_task else ():  # one in which there has never been a job
         if all(one.queue != queue for one in found):
             found.append(Counts(queue=queue, task="", **dict.fromkeys(_NUMBERS, 0)))
@@ -51,7 +62,7 @@ def list_(dsn: str | None, by_task: bool, as_json: bool) -> None:
         since = oldest.get(line["queue"])
         line["oldest"] = None if since is None or by_task else max(0.0, round((now - since).total_seconds(), 3))
     if as_json:
-        print_json([json.dumps(line, ensure_ascii=False) for line in lines])
+        print_json([row_json(line) for line in lines])
         return
     rate = ("completed/s", "failed/s")
     titles = ("queue", *(["task"] if by_task else ["oldest"]), *_STATES, *rate, "waited p50", "p95", "took p50", "p95")
@@ -112,20 +123,20 @@ def _ms(value: object) -> str:
     return f"{value:.0f} ms" if value < 10_000 else _span(value / 1000)
 
 
-@count.command()
+@command(of=count, json=True)
 @click.argument("queue", required=False)
-@dsn_option
 @click.option("--step", type=DURATION, default="1 min", show_default=True, help="Whole minutes.")
 @click.option("--since", type=DURATION, metavar="DURATION", help="How long ago it begins. [60 steps]")
-@json_option
-def series(queue: str | None, dsn: str | None, step: timedelta, since: timedelta | None, as_json: bool) -> None:
+def series(db: Db, queue: str | None, step: timedelta, since: timedelta | None, as_json: bool) -> None:
     """The counters of QUEUE, or of all queues, over time: states at the end of each step, ends within it."""
-    with connect(dsn) as conn:
-        if queue is not None:
-            _must_be_known(conn.execute("select q.name from tallybook.queues q").fetchall(), queue)
-        found = sync.run(conn, counting.levels(step, since, queue))
+    if queue is not None:
+        check_name("queue", queue, 64)
+        known = db.texts("select q.name from tallybook.queues q")
+        if queue not in known:
+            raise UnknownQueue(queue, known)
+    found = db.run(counting.levels(step, since, queue))
     if as_json:
-        print_json([json.dumps(asdict(level), default=datetime.isoformat) for level in found])
+        print_json([row_json(level) for level in found])
         return
     most_open = max((level.open for level in found), default=0)
     most_done = max((level.completed for level in found), default=0)
@@ -136,19 +147,10 @@ def series(queue: str | None, dsn: str | None, step: timedelta, since: timedelta
         click.echo(f"completed  {_spark([one.completed for one in found])}  at most {most_done}")
 
 
-def _must_be_known(rows: Sequence[tuple[str]], queue: str) -> None:
-    from tallybook.errors import UnknownQueue
-
-    check_name("queue", queue, 64)
-    known = [row[0] for row in rows]
-    if queue not in known:
-        raise UnknownQueue(queue, known)
-
-
 def _level(one: Level, most_open: int, most_done: int) -> tuple[object, ...]:
     rest = (one.failed, one.died, one.scheduled, one.retrying, one.waiting, one.dead)
     done = _bar(one.completed, most_done)
-    return (local(one.begins.isoformat()), one.open, _bar(one.open, most_open), one.completed, done, *rest)
+    return (local(one.begins), one.open, _bar(one.open, most_open), one.completed, done, *rest)
 
 
 def _bar(value: int, most: int, width: int = 12) -> str:
@@ -166,23 +168,26 @@ def _spark(values: Sequence[int], width: int = 80) -> str:
     return "".join(_BLOCKS[0 if high <= 0 else max(1, round(high / most * 8))] for high in highs)
 
 
-@count.command()
-@dsn_option
-@json_option
-def verify(dsn: str | None, as_json: bool) -> None:
+_DIFFERENCES: Columns = {
+    "queue": lambda one: one.queue or "(all)", "task": lambda one: one.task or "(all)", "what": "what", "counted": "counted",
+    "found": "found",
+}  # fmt: skip
+
+
+@command(of=count, json=True)
+def verify(db: Db, as_json: bool) -> None:
     """Recount everything and hold it against the counters. Exit code 1 where they differ.
 
     It reads all that is open and all that is kept, under one snapshot; some seconds for ten million jobs.
     """
-    with connect(dsn) as conn, working("recounting what is kept ..."):
-        found = sync.run(conn, counting.verify())
+    with working("recounting what is kept ..."):
+        found = db.run(counting.verify())
     if as_json:
-        print_json([json.dumps(asdict(one), ensure_ascii=False) for one in found])
+        print_json([row_json(one) for one in found])
     elif not found:
         click.echo("the counters agree")
     else:
-        rows = [(one.queue or "(all)", one.task or "(all)", one.what, one.counted, one.found) for one in found]
-        print_table(("queue", "task", "what", "counted", "found"), rows, empty="")
+        print_rows(_DIFFERENCES, found, empty="")
         click.echo(
             "the counters differ from a recount, which is a defect of Tallybook: please report it with these lines."
             " `tallybook count recount` sets them right",
@@ -192,13 +197,12 @@ def verify(dsn: str | None, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-@count.command()
-@dsn_option
-def recount(dsn: str | None) -> None:
+@command(of=count)
+def recount(db: Db) -> str:
     """Count everything anew, from what is kept, and go on from there. No job waits for it."""
-    with connect(dsn) as conn, working("counting everything anew ..."):
-        sums = sync.run(conn, counting.recount())
-    click.echo(f"counted anew: {sums} sum{'' if sums == 1 else 's'}")
+    with working("counting everything anew ..."):
+        sums = db.run(counting.recount())
+    return f"counted anew: {sums} sum{'' if sums == 1 else 's'}"
 
 
 @click.group()
@@ -206,25 +210,16 @@ def event() -> None:
     """Count events of your own, and list how often each was counted."""
 
 
-@event.command("list")
-@dsn_option
-@json_option
-def list_events(dsn: str | None, as_json: bool) -> None:
+@listing({"event": "name", "counted": "n"}, of=event, empty="no events: `tallybook event count NAME` counts one")
+def list_events(db: Db) -> list[dict[str, object]]:
     """List the events with how often each was counted."""
-    with connect(dsn) as conn:
-        found = sync.run(conn, counting.event_counts())
-    if as_json:
-        print_json([json.dumps({"name": name, "n": n}, ensure_ascii=False) for name, n in found.items()])
-        return
-    print_table(("event", "counted"), list(found.items()), empty="no events: `tallybook event count NAME` counts one")
+    return [{"name": name, "n": n} for name, n in db.run(counting.event_counts()).items()]
 
 
-@event.command("count")
+@command("count", of=event)
 @click.argument("name")
 @click.argument("n", type=int, default=1)
-@dsn_option
-def count_event(name: str, n: int, dsn: str | None) -> None:
+def count_event(db: Db, name: str, n: int) -> str:
     """Count an event NAME, N times; a negative N takes back (`event count NAME -- -1`)."""
-    with connect(dsn) as conn:
-        sync.run(conn, counting.count_event(name, n))
-    click.echo(f"event {clean(name)!r} is counted" + ("" if n == 1 else f" {n} times" if n > 0 else f" back by {-n}"))
+    db.run(counting.count_event(name, n))
+    return f"event {clean(name)!r} is counted" + ("" if n == 1 else f" {n} times" if n > 0 else f" back by {-n}")

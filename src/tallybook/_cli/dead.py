@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from tallybook._cli.common import (
-    Conn,
+    Columns,
+    Db,
     agreed,
-    connect,
-    dsn_option,
+    command,
     json_object,
-    json_option,
-    print_json,
-    print_table,
+    limit_option,
+    listing,
+    options,
+    yes_option,
 )
-from tallybook._cli.job import MANY, show
+from tallybook._cli.job import MANY, said_of, show
 from tallybook._cli.job_list import WHEN
-from tallybook._cli.text import clean, local
-from tallybook._db import calls, filters, sync
-from tallybook._db.filters import DeadFilter
+from tallybook._cli.text import clean, short
+from tallybook._db import calls, filters
+from tallybook._db.filters import REASONS, DeadFilter
 from tallybook._model.job import DeadLetter
 from tallybook.errors import TallybookError
-
-REASONS = ("failed", "crashed", "expired", "killed")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group()
@@ -38,22 +35,18 @@ def dead() -> None:
     """
 
 
-def _filters(command: F) -> F:
-    for option in reversed(
-        (
-            click.option("--queue", help="Of this queue."),
-            click.option("--task", help="Of this task."),
-            click.option("--reason", type=click.Choice(REASONS), metavar="REASON", help=f"{', '.join(REASONS)}."),
-            click.option("--error", metavar="TEXT", help="Whose last error contains this, whatever the case."),
-            click.option("--args", metavar="JSON", help="Whose args contain this JSON object."),
-            click.option(
-                "--since", type=WHEN, metavar="WHEN", help="Died since then: '2 hours' ago, or 2026-01-31T09:00Z."
-            ),
-            click.option("--before", type=WHEN, metavar="WHEN", help="Died before then."),
-        )
-    ):
-        command = option(command)
-    return command
+# All about one job, dead or not: one command, found under both nouns.
+dead.add_command(show)
+
+_filters = options(
+    click.option("--queue", help="Of this queue."),
+    click.option("--task", help="Of this task."),
+    click.option("--reason", type=click.Choice(REASONS), metavar="REASON", help=f"{', '.join(REASONS)}."),
+    click.option("--error", metavar="TEXT", help="Whose last error contains this, whatever the case."),
+    click.option("--args", metavar="JSON", help="Whose args contain this JSON object."),
+    click.option("--since", type=WHEN, metavar="WHEN", help="Died since then: '2 hours' ago, or 2026-01-31T09:00Z."),
+    click.option("--before", type=WHEN, metavar="WHEN", help="Died before then."),
+)
 
 
 def _which(given: dict[str, Any]) -> DeadFilter:
@@ -61,80 +54,60 @@ def _which(given: dict[str, Any]) -> DeadFilter:
     return DeadFilter(**given, args=None if args is None else json_object("--args", args))
 
 
-@dead.command("list")
+def _error(letter: DeadLetter) -> str:
+    text = said_of(letter.error or {})
+    return short(f"{letter.summary} - {text}" if letter.summary else text)
+
+
+_COLUMNS: Columns = {
+    "job": "job", "died": "died_at", "queue": "queue", "task": "task", "reason": "reason", "failures": "failures",
+    "error": _error,
+}  # fmt: skip
+
+
+@listing(_COLUMNS, of=dead, empty="no such dead letters", newest=True)
 @_filters
-@click.option("--limit", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="At most so many.")
-@dsn_option
-@json_option
-def list_(dsn: str | None, limit: int, as_json: bool, **given: Any) -> None:
+@limit_option()
+def list_(db: Db, limit: int, **given: Any) -> list[DeadLetter]:
     """List dead letters, newest first."""
-    with connect(dsn) as conn:
-        letters = sync.run(conn, filters.dead_letters(_which(given), limit))
-    if as_json:
-        print_json([_json(letter) for letter in letters])
-        return
-    titles = ("job", "died", "queue", "task", "reason", "failures", "error")
-    print_table(titles, [_line(letter) for letter in letters], empty="no such dead letters")
-    if len(letters) == limit:
-        click.echo(f"the newest {limit}; --limit shows more", err=True)
+    return db.run(filters.dead_letters(_which(given), limit))
 
 
-def _line(letter: DeadLetter) -> tuple[object, ...]:
-    error = letter.error or {}
-    text = ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
-    if letter.summary:
-        text = f"{letter.summary} - {text}"
-    text = clean(text)
-    return (
-        letter.job, local(letter.died_at.isoformat()), letter.queue, letter.task, letter.reason, letter.failures,
-        text if len(text) <= 100 else text[:97] + "...",
-    )  # fmt: skip
+_chosen = options(
+    click.argument("job_ids", metavar="[ID...]", type=int, nargs=-1),
+    _filters,
+    click.option("--all", "everything", is_flag=True, help="All dead letters."),
+    yes_option,
+)
 
 
-def _json(letter: DeadLetter) -> str:
-    columns = {name: getattr(letter, name) for name in DeadLetter.__dataclass_fields__}
-    return json.dumps(columns, default=lambda value: value.isoformat(), ensure_ascii=False)
-
-
-# All about one job, dead or not: one command, found under both nouns.
-dead.add_command(show)
-
-
-@dead.command()
-@click.argument("job_ids", metavar="[ID...]", type=int, nargs=-1)
-@_filters
-@click.option("--all", "everything", is_flag=True, help="All dead letters.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@dsn_option
-def retry(job_ids: Sequence[int], everything: bool, yes: bool, dsn: str | None, **given: Any) -> None:
+@command(of=dead)
+@_chosen
+def retry(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: Any) -> str | None:
     """Give dead letters another attempt, at once: these jobs, or all that match every filter given."""
     which = _one_way(job_ids, everything, given)
-    with connect(dsn) as conn:
-        if which is None:
-            _each(conn, job_ids, lambda job_id: f"back in line, attempt {sync.run(conn, calls.retry(job_id))}")
-            return
-        if _many_agreed(conn, which, "retry", yes):
-            done = sync.run(conn, filters.retry_dead(which, MANY))
-            click.echo(f"{done.retried} jobs are back in line", nl=not done.refused)
-            if done.refused:
-                click.echo(f", {done.refused} are not: another live job has their unique key")
+    if which is None:
+        _each(db, job_ids, lambda job_id: f"back in line, attempt {db.run(calls.retry(job_id))}")
+        return None
+    if not _many_agreed(db, which, "retry", yes):
+        return None
+    done = db.run(filters.retry_dead(which, MANY))
+    refused = f", {done.refused} are not: another live job has their unique key" if done.refused else ""
+    return f"{done.retried} jobs are back in line{refused}"
 
 
-@dead.command()
-@click.argument("job_ids", metavar="[ID...]", type=int, nargs=-1)
-@_filters
-@click.option("--all", "everything", is_flag=True, help="All dead letters.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@dsn_option
-def drop(job_ids: Sequence[int], everything: bool, yes: bool, dsn: str | None, **given: Any) -> None:
+@command(of=dead)
+@_chosen
+def drop(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: Any) -> str | None:
     """Throw dead letters away for good: these jobs, or all that match every filter given."""
     which = _one_way(job_ids, everything, given)
-    with connect(dsn) as conn:
-        if which is None:
-            said = {True: "dropped", False: "nothing done: it is not dead"}
-            _each(conn, job_ids, lambda job_id: said[sync.run(conn, filters.drop_dead(job_id))])
-        elif _many_agreed(conn, which, "drop", yes):
-            click.echo(f"{sync.run(conn, filters.drop_dead_many(which, MANY))} dead letters dropped")
+    if which is None:
+        said = {True: "dropped", False: "nothing done: it is not dead"}
+        _each(db, job_ids, lambda job_id: said[db.run(filters.drop_dead(job_id))])
+        return None
+    if not _many_agreed(db, which, "drop", yes):
+        return None
+    return f"{db.run(filters.drop_dead_many(which, MANY))} dead letters dropped"
 
 
 def _one_way(job_ids: Sequence[int], everything: bool, given: dict[str, Any]) -> DeadFilter | None:
@@ -147,21 +120,21 @@ def _one_way(job_ids: Sequence[int], everything: bool, given: dict[str, Any]) ->
     return None if job_ids else _which(given)
 
 
-def _many_agreed(conn: Conn, which: DeadFilter, verb: str, yes: bool) -> bool:
+def _many_agreed(db: Db, which: DeadFilter, verb: str, yes: bool) -> bool:
     if yes:
         return True
-    shown = sync.run(conn, filters.dead_letters(which, 1001))
-    count = f"{len(shown)}" if len(shown) <= 1000 else "more than 1000"
-    if not shown:
+    found = db.run(filters.dead_count(which, 1001))
+    if not found:
         click.echo("no such dead letters")
         return False
-    if not agreed(f"{verb} {count} dead letters?", yes):
+    if not agreed(f"{verb} {found if found <= 1000 else 'more than 1000'} dead letters?", yes):
         click.echo("nothing done", err=True)
         return False
     return True
 
 
-def _each(conn: Conn, job_ids: Sequence[int], verb: Callable[[int], str]) -> None:
+def _each(db: Db, job_ids: Sequence[int], verb: Callable[[int], str]) -> None:
+    _ = db.conn  # what is wrong with the database is no error of one job
     failed = False
     for job_id in dict.fromkeys(job_ids):
         try:

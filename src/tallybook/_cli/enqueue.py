@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
 
 import click
 
-from tallybook._cli.common import DURATION, Conn, connect, dsn_option, json_option, print_json
+from tallybook._cli.common import DURATION, Db, command, options, print_json
 from tallybook._cli.errors import Problem
 from tallybook._cli.text import clean
-from tallybook._db import calls, sync
+from tallybook._db import calls
 from tallybook._db.driver import InsufficientPrivilege
 from tallybook._model.job import JobCall
 from tallybook._model.options import Options, check_name
@@ -40,53 +40,44 @@ class _Instant(click.ParamType[datetime]):
 INSTANT = _Instant()
 
 
-@click.command()
+job_options = options(
+    click.option("--run-at", type=INSTANT, metavar="INSTANT", help="Not before, like 2026-01-31T09:00:00+01:00."),
+    click.option("--delay", type=DURATION, metavar="DURATION", help='Not before so long from now, like "5 min".'),
+    click.option("--priority", type=click.IntRange(0, 32767), help="Lower runs first. [2]"),
+    click.option("--max-attempts", type=click.IntRange(1, 32767), help="Failures that end it. [the task's, or 5]"),
+)
+
+
+@command(json=True)
 @click.argument("queue")
 @click.argument("task")
 @click.argument("args", metavar="[ARGS_JSON]", default="{}")
-@dsn_option
-@click.option("--run-at", type=INSTANT, metavar="INSTANT", help="Not before, like 2026-01-31T09:00:00+01:00.")
-@click.option("--delay", type=DURATION, metavar="DURATION", help='Not before so long from now, like "5 min".')
-@click.option("--priority", type=click.IntRange(0, 32767), help="Lower runs first. [2]")
+@job_options
 @click.option("--unique", metavar="KEY", help="At most one live job of this task has this key.")
-@click.option("--max-attempts", type=click.IntRange(1, 32767), help="Failures that end it. [what the task says, or 5]")
-@json_option
-def enqueue(
-    queue: str,
-    task: str,
-    args: str,
-    dsn: str | None,
-    run_at: datetime | None,
-    delay: timedelta | None,
-    priority: int | None,
-    unique: str | None,
-    max_attempts: int | None,
-    as_json: bool,
-) -> None:
+def enqueue(db: Db, queue: str, task: str, args: str, unique: str | None, as_json: bool, **given: Any) -> None:
     """Put one job in.
 
     ARGS_JSON is one object: TASK's args by parameter name; "-" reads it from stdin.
 
     tallybook enqueue mail send_welcome '{"user_id": 42}' --delay "5 min"
     """
-    given = {
-        "queue": queue, "run_at": run_at, "delay": delay, "priority": priority, "unique": unique,
-        "max_attempts": max_attempts,
-    }  # fmt: skip
-    options = Options().replaced(given)
-    check_name("task", task, 200)
+    options = checked_options(queue, task, {**given, "unique": unique})
     text = args_text(args, task)
-    with connect(dsn) as conn:
-        job = sync.run(conn, calls.enqueue(JobCall(task, text, unique, options)))
-        unknown = unserved(conn, queue, task)
+    job = db.run(calls.enqueue(JobCall(task, text, unique, options)))
     if as_json:
         print_json(json.dumps({"id": job.id, "created": job.created}))
     elif job.created:
         click.echo(f"job {job.id} is in queue {clean(queue)!r}")
     else:
         click.echo(f"nothing enqueued: job {job.id} has the unique key {clean(unique)!r}")
-    if unknown:
-        click.echo(f"tallybook: note: {unknown}", err=True)
+    note_unserved(db, queue, task)
+
+
+def checked_options(queue: str, task: str, given: dict[str, Any]) -> Options:
+    """The options of a job, or of a subject. ConfigError, for the name of the task, too."""
+    found = Options().replaced({"queue": queue, **given})
+    check_name("task", task, 200)
+    return found
 
 
 def args_text(args: str, task: str) -> str:
@@ -144,16 +135,17 @@ def _bad_json(text: str, error: json.JSONDecodeError) -> Problem:
     return _wrong(f"ARGS_JSON is no JSON: {reason} at {where}{shown}", hint)
 
 
-def unserved(conn: Conn, queue: str, task: str) -> str | None:
-    """What keeps the job from running for now, if workers are there and none of them fits."""
+def note_unserved(db: Db, queue: str, task: str) -> None:
+    """Say what keeps the job from running for now, if workers are there and none of them fits."""
     try:
-        rows = conn.execute("select w.queues, w.tasks from tallybook.workers w where w.ended_at is null").fetchall()
+        rows = db.conn.execute("select w.queues, w.tasks from tallybook.workers w where w.ended_at is null").fetchall()
     except InsufficientPrivilege:  # a producer by its role
-        return None
+        return
     if not rows or any(queue in queues and task in tasks for queues, tasks in rows):
-        return None
+        return
     tasks = {name for _, names in rows for name in names}
+    note = f"no living worker that knows task {clean(task)!r} serves queue {clean(queue)!r}"
     if task not in tasks:
         near = get_close_matches(task, tasks, 1)
-        return f"no living worker knows task {clean(task)!r}" + (f"; did you mean {clean(near[0])!r}?" if near else "")
-    return f"no living worker that knows task {clean(task)!r} serves queue {clean(queue)!r}"
+        note = f"no living worker knows task {clean(task)!r}" + (f"; did you mean {clean(near[0])!r}?" if near else "")
+    click.echo(f"tallybook: note: {note}", err=True)

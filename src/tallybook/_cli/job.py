@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from tallybook._cli.common import (
-    Conn,
+    Columns,
+    Db,
     agreed,
-    connect,
-    dsn_option,
+    command,
     json_object,
-    json_option,
     print_json,
     print_pairs,
-    print_table,
+    print_rows,
+    state_option,
+    yes_option,
 )
 from tallybook._cli.errors import problem, say
-from tallybook._cli.job_list import list_, short
-from tallybook._cli.text import clean, local
+from tallybook._cli.job_list import list_
+from tallybook._cli.text import clean, local, short
 from tallybook._cli.why import why
-from tallybook._db import calls, filters, sync
+from tallybook._db import calls, filters
 from tallybook._db.driver import Rollback
 from tallybook._db.stored import loads
 from tallybook._model.job import Cancelled
 from tallybook.errors import TallybookError, UnknownJob
 
-CANCEL_STATES = ("scheduled", "waiting", "available", "running", "dead")
 MANY = 2**31 - 1
 _LARGEST = 2**63 - 1
 
@@ -54,14 +53,24 @@ job.add_command(list_)
 job.add_command(why)
 
 
-@job.command()
+def said_of(error: object) -> str:
+    """An error in one line."""
+    if not isinstance(error, dict):
+        return str(error)
+    return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
+
+
+_ATTEMPTS: Columns = {
+    "attempt": "attempt", "state": "state", "started": "started_at", "ended": "ended_at", "worker": "worker",
+    "error": lambda one: short(said_of(one["error"] or {})),
+}  # fmt: skip
+
+
+@command(of=job, json=True)
 @click.argument("job_id", metavar="ID", type=int)
-@dsn_option
-@json_option
-def show(job_id: int, dsn: str | None, as_json: bool) -> None:
+def show(db: Db, job_id: int, as_json: bool) -> None:
     """Show all about one job: its columns, its errors, its attempts."""
-    with connect(dsn) as conn:
-        row = conn.execute(_SHOW, (_within(job_id),)).fetchone()
+    row = db.conn.execute(_SHOW, (_within(job_id),)).fetchone()
     if row is None:
         raise UnknownJob(job_id)
     if as_json:
@@ -71,12 +80,11 @@ def show(job_id: int, dsn: str | None, as_json: bool) -> None:
     errors = found.pop("errors") or []
     first = {"id": found["id"], "state": found["state"]}
     if errors and found["state"] in ("dead", "retrying"):
-        first["error"] = _said(errors[-1])
-    print_pairs([(name, _value(name, value)) for name, value in {**first, **found}.items()])
+        first["error"] = said_of(errors[-1])
+    print_pairs([(name, value_of(name, value)) for name, value in {**first, **found}.items()])
     if history:
         click.echo()
-        titles = ("attempt", "state", "started", "ended", "worker", "error")
-        print_table(titles, [_attempt(one) for one in history], empty="")
+        print_rows(_ATTEMPTS, history, empty="")
     for error in errors:
         _print_error(error)
 
@@ -87,30 +95,13 @@ def _within(job_id: int) -> int:
     return job_id
 
 
-def _value(name: str, value: object) -> object:
+def value_of(name: str, value: object) -> object:
+    """A column of a row of JSON, as a person reads it."""
     if value is None:
         return "-"
     if name.endswith("_at"):
         return local(str(value))
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list | bool) else value
-
-
-def _said(error: object) -> str:
-    """An error in one line."""
-    if not isinstance(error, dict):
-        return str(error)
-    return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
-
-
-def _attempt(one: dict[str, Any]) -> tuple[object, ...]:
-    return (
-        one["attempt"],
-        one["state"],
-        local(one["started_at"]),
-        local(one["ended_at"]),
-        one["worker"],
-        short(_said(one["error"] or {})),
-    )
 
 
 def _print_error(error: object) -> None:
@@ -126,26 +117,17 @@ def _print_error(error: object) -> None:
         click.echo("  " + line[: len(line) - len(line.lstrip(" "))] + clean(line.strip()))
 
 
-@job.command()
+@command(of=job, json=True)
 @click.argument("job_ids", metavar="[ID...]", type=int, nargs=-1)
-@dsn_option
 @click.option("--reason", help="Why; shown with the job.")
 @click.option("--queue", help="Instead of ids: all open jobs of this queue.")
 @click.option("--task", help="Of this task.")
 @click.option("--key", "unique", help="With this unique key.")
 @click.option("--order-key", help="With this order key.")
 @click.option("--args", metavar="JSON", help="Whose args contain this JSON object.")
-@click.option(
-    "--state",
-    "states",
-    multiple=True,
-    type=click.Choice(CANCEL_STATES),
-    metavar="STATE",
-    help=f"In this state; can be repeated: {', '.join(CANCEL_STATES)}.",
-)
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@json_option
-def cancel(job_ids: Sequence[int], dsn: str | None, reason: str | None, yes: bool, as_json: bool, **which: Any) -> None:
+@state_option(*filters.STATES)
+@yes_option
+def cancel(db: Db, job_ids: Sequence[int], reason: str | None, yes: bool, as_json: bool, **which: Any) -> None:
     """Say that jobs shall not run; what runs is told to stop.
 
     Either these jobs, each for itself, or all open ones that match every filter given;
@@ -155,31 +137,26 @@ def cancel(job_ids: Sequence[int], dsn: str | None, reason: str | None, yes: boo
     if filtered == bool(job_ids):
         raise click.UsageError("give either ids or filters (--queue, --task, --key, --order-key, --args)")
     if filtered:
-        _cancel_many(dsn, reason, yes, as_json, which)
-        return
-
-    def one(conn: Conn, job_id: int) -> str:
-        return sync.run(conn, calls.cancel(_within(job_id), reason))
-
-    _each(job_ids, dsn, one, as_json, "state", _cancelled)
+        _cancel_many(db, reason, yes, as_json, which)
+    else:
+        _each(db, job_ids, lambda one: db.run(calls.cancel(_within(one), reason)), as_json, "state", _cancelled)
 
 
-def _cancel_many(dsn: str | None, reason: str | None, yes: bool, as_json: bool, which: dict[str, Any]) -> None:
+def _cancel_many(db: Db, reason: str | None, yes: bool, as_json: bool, which: dict[str, Any]) -> None:
     args = None if which["args"] is None else json_object("--args", which["args"])
     states = which.pop("states") or None
     call = filters.cancel_many(**{**which, "args": args}, states=states, reason=reason, max_jobs=MANY)
-    with connect(dsn) as conn:
-        if "dead" in (states or ()) and not yes:
-            # Others would wait for the rows of dead letters meanwhile: they are counted first, and given back.
-            with conn.transaction(force_rollback=True):
-                found = sync.run(conn, call)
-            if not (yes := _may_cancel(found)):
-                return
-        # Only intents are written, and they hold up nobody: so they can be counted first, and taken back.
-        with conn.transaction() as transaction:
-            done = sync.run(conn, call)
-            if not (yes := yes or _may_cancel(done)):
-                raise Rollback(transaction)
+    if "dead" in (states or ()) and not yes:
+        # Others would wait for the rows of dead letters meanwhile: they are counted first, and given back.
+        with db.conn.transaction(force_rollback=True):
+            found = db.run(call)
+        if not (yes := _may_cancel(found)):
+            return
+    # Only intents are written, and they hold up nobody: so they can be counted first, and taken back.
+    with db.conn.transaction() as transaction:
+        done = db.run(call)
+        if not (yes := yes or _may_cancel(done)):
+            raise Rollback(transaction)
     if not yes:
         return
     if as_json:
@@ -209,45 +186,40 @@ def _cancelled(state: object) -> str:
     return _CANCELLED.get(str(state), str(state))
 
 
-@job.command()
+@command(of=job, json=True)
 @click.argument("job_ids", metavar="ID...", type=int, nargs=-1, required=True)
-@dsn_option
-@json_option
-def retry(job_ids: Sequence[int], dsn: str | None, as_json: bool) -> None:
+def retry(db: Db, job_ids: Sequence[int], as_json: bool) -> None:
     """Give dead or cancelled jobs another attempt, at once. Each job for itself."""
-
-    def one(conn: Conn, job_id: int) -> int:
-        return sync.run(conn, calls.retry(_within(job_id)))
-
-    _each(job_ids, dsn, one, as_json, "attempt", lambda attempt: f"back in line, attempt {attempt}")
+    told = "back in line, attempt {}".format
+    _each(db, job_ids, lambda one: db.run(calls.retry(_within(one))), as_json, "attempt", told)
 
 
 def _each(
+    db: Db,
     job_ids: Sequence[int],
-    dsn: str | None,
-    verb: Callable[[Conn, int], object],
+    verb: Callable[[int], object],
     as_json: bool,
     key: str,
     told: Callable[[object], str],
 ) -> None:
     """Do `verb` for each job; one that fails is told and does not keep the others from it. Exit code 1 if any did."""
+    _ = db.conn  # what is wrong with the database is no error of one job
     done: list[str] = []
     failed = False
-    with connect(dsn) as conn:
-        for job_id in dict.fromkeys(job_ids):
-            try:
-                result = verb(conn, job_id)
-            except TallybookError as error:
-                failed = True
-                if as_json:
-                    done.append(json.dumps({"id": job_id, "error": str(error)}))
-                elif found := problem(error):
-                    say(found.message, found.hint)
-            else:
-                done.append(json.dumps({"id": job_id, key: result}))
-                if not as_json:
-                    click.echo(f"job {job_id}: {clean(told(result))}")
+    for job_id in dict.fromkeys(job_ids):
+        try:
+            result = verb(job_id)
+        except TallybookError as error:
+            failed = True
+            if as_json:
+                done.append(json.dumps({"id": job_id, "error": str(error)}))
+            elif found := problem(error):
+                say(found.message, found.hint)
+        else:
+            done.append(json.dumps({"id": job_id, key: result}))
+            if not as_json:
+                click.echo(f"job {job_id}: {clean(told(result))}")
     if as_json:
         print_json(done)
     if failed:
-        sys.exit(1)
+        raise SystemExit(1)

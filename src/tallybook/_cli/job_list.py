@@ -7,12 +7,11 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import DURATION, Conn, connect, dsn_option, json_option, print_json, print_table
+from tallybook._cli.common import DURATION, Columns, Db, command, limit_option, print_json, print_rows, state_option
 from tallybook._cli.enqueue import INSTANT
-from tallybook._cli.text import clean, local
+from tallybook._cli.text import local, short
 from tallybook._cli.why import read_links
 from tallybook._db.jobs import JOBS, MOST, STATES, JobFilter
-from tallybook._db.stored import loads
 
 _LOOKED = 1_000_000
 """Rows that one command may pass over: about a second."""
@@ -38,18 +37,10 @@ class _When(click.ParamType[datetime]):
 WHEN = _When()
 
 
-@click.command("list")
-@dsn_option
+@command("list", json=True)
 @click.option("--queue", help="Of this queue.")
 @click.option("--task", help="Of this task.")
-@click.option(
-    "--state",
-    "states",
-    type=click.Choice(STATES),
-    metavar="STATE",
-    multiple=True,
-    help=f"In this state; can be repeated: {', '.join(STATES)}.",
-)
+@state_option(*STATES)
 @click.option("--unserved", is_flag=True, help="Whose task no living worker knows.")
 @click.option(
     "--link", "links", metavar="KIND=KEY", multiple=True, callback=read_links, help="With this link; can be repeated."
@@ -58,37 +49,31 @@ WHEN = _When()
 @click.option("--since", type=WHEN, metavar="WHEN", help="Enqueued since then: '2 hours' ago, or 2026-01-31T09:00Z.")
 @click.option("--before", type=WHEN, metavar="WHEN", help="Enqueued before then.")
 @click.option("--after", metavar="CURSOR", help="Go on behind another list: what it has printed as its end.")
-@click.option("--limit", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="At most so many.")
-@json_option
-def list_(dsn: str | None, as_json: bool, after: str | None, limit: int, **given: Any) -> None:
+@limit_option()
+def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) -> None:
     """List jobs, newest first."""
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value}
-    which = JobFilter(**chosen)
-    with connect(dsn) as conn:
-        rows, more, looked_to = _read(conn, which, after, limit)
+    rows, more, looked_to = _read(db, JobFilter(**chosen), after, limit)
     if as_json:
         print_json(rows)
     else:
-        titles = ("id", "state", "queue", "task", "prio", "attempts", "enqueued", "note")
         empty = "no such jobs" if chosen or after else "no jobs"
-        if more is not None:
-            empty += " so far"
-        print_table(titles, [_line(loads(row)) for row in rows], empty=empty)
+        print_rows(_COLUMNS, rows, empty=empty if more is None else f"{empty} so far")
     if more is None:
         return
     if len(rows) == limit:
         click.echo(f"the newest {len(rows)}; --limit shows more, --after {more} the next", err=True)
     else:
-        click.echo(f"looked back to {local(looked_to.isoformat())}; --after {more} goes on", err=True)
+        click.echo(f"looked back to {local(looked_to)}; --after {more} goes on", err=True)
 
 
-def _read(conn: Conn, which: JobFilter, after: str | None, limit: int) -> tuple[list[str], str | None, Any]:
+def _read(db: Db, which: JobFilter, after: str | None, limit: int) -> tuple[list[str], str | None, Any]:
     """The jobs as JSON; where the list goes on, if it may, and up to when it has looked."""
     rows: list[str] = []
     looked_to: Any = None
     while len(rows) < limit:
         most = min(limit - len(rows), MOST)
-        found = conn.execute(_LIST.encode(), which.params(after, most, _LOOKED)).fetchall()
+        found = db.conn.execute(_LIST.encode(), which.params(after, most, _LOOKED)).fetchall()
         after = None
         if found and found[-1][0] is None:
             _, after, looked_to, _ = found.pop()
@@ -96,13 +81,6 @@ def _read(conn: Conn, which: JobFilter, after: str | None, limit: int) -> tuple[
         if after is None or len(found) < most:
             break
     return rows, after, looked_to
-
-
-def _line(row: dict[str, Any]) -> tuple[object, ...]:
-    return (
-        row["id"], row["state"], row["queue"], row["task"], row["priority"], row["attempts"],
-        local(row["enqueued_at"]), short(_note(row)),
-    )  # fmt: skip
 
 
 def _note(row: dict[str, Any]) -> str:
@@ -125,7 +103,7 @@ def _note(row: dict[str, Any]) -> str:
     return f"{row['summary']} - {note}".removesuffix(" - ") if row.get("summary") else note
 
 
-def short(text: str, most: int = 100) -> str:
-    """As much of a text as fits on a line."""
-    text = clean(text)
-    return text if len(text) <= most else text[: most - 3] + "..."
+_COLUMNS: Columns = {
+    "id": "id", "state": "state", "queue": "queue", "task": "task", "prio": "priority", "attempts": "attempts",
+    "enqueued": "enqueued_at", "note": lambda row: short(_note(row)),
+}  # fmt: skip

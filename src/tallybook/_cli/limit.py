@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import click
 
-from tallybook._cli.common import DURATION, connect, dsn_option, json_option, print_json, print_table
+from tallybook._cli.common import DURATION, Columns, Db, command, listing, print_json, print_rows, row_json
 from tallybook._cli.text import clean, local
-from tallybook._db import rates, sync
-from tallybook._db.stored import loads
+from tallybook._db import rates
 from tallybook._model.durations import format_duration
 from tallybook._model.rate import ConcurrencyRule, RateInfo, RateRule
 
@@ -27,86 +23,61 @@ def limit() -> None:
     """List and change limits: of rates, and of what runs at once."""
 
 
-@limit.command("list")
-@dsn_option
-@json_option
-def list_(dsn: str | None, as_json: bool) -> None:
+def _rule(one: RateInfo) -> str:
+    if one.per is None:
+        return "none any more"
+    return f"{one.calls} per {format_duration(one.per)}" + (f", {one.burst} at once" if one.burst != 1 else "")
+
+
+_RATES: Columns = {
+    "key": "name", "limit": _rule, "in window": "calls_in_window", "waiting": "waiting", "last call": "last_call_at",
+    "next call": lambda one: local(one.next_call_at) + (" (pushed back)" if one.pushed_to else ""),
+}  # fmt: skip
+_AT_ONCE: Columns = {
+    "key": "name", "at once": lambda one: "none any more" if one.most is None else one.most, "held": "held",
+    "waiting": "waiting",
+}  # fmt: skip
+
+
+@command("list", of=limit, json=True)
+def list_(db: Db, as_json: bool) -> None:
     """List the limits and their keys, with how many jobs wait at each. In JSON durations are seconds."""
-    with connect(dsn) as conn:
-        found, at_once = sync.run(conn, rates.rates()), sync.run(conn, rates.concurrency())
+    found, at_once = db.run(rates.rates()), db.run(rates.concurrency())
     if as_json:
-        rows_of = [asdict(one) for one in found] + [asdict(one) for one in at_once]
-        print_json([json.dumps(row, default=_plain) for row in rows_of])
+        print_json([row_json(one) for one in (*found, *at_once)])
         return
-    titles = ("key", "limit", "in window", "waiting", "last call", "next call")
-    print_table(titles, [_line(one) for one in found], empty="no rate limits")
+    print_rows(_RATES, found, empty="no rate limits")
     if at_once:
         click.echo()
-        rows = [(one.name, "none any more" if one.most is None else one.most, one.held, one.waiting) for one in at_once]
-        print_table(("key", "at once", "held", "waiting"), rows, empty="no concurrency limits")
+        print_rows(_AT_ONCE, at_once, empty="no concurrency limits")
 
 
-def _plain(value: Any) -> object:
-    return value.total_seconds() if isinstance(value, timedelta) else value.isoformat()
-
-
-def _line(one: RateInfo) -> tuple[object, ...]:
-    rule = "none any more"
-    if one.per is not None:
-        rule = f"{one.calls} per {format_duration(one.per)}" + (f", {one.burst} at once" if one.burst != 1 else "")
-    next_call = _shown(one.next_call_at)
-    pushed = " (pushed back)" if one.pushed_to else ""
-    return (
-        one.name,
-        rule,
-        one.calls_in_window,
-        one.waiting,
-        _shown(one.last_call_at),
-        next_call + pushed,
-    )
-
-
-def _shown(at: datetime | None) -> str:
-    return local(at.isoformat()) if at else ""
-
-
-@limit.command("set")
+@command("set", of=limit)
 @click.argument("name")
 @click.argument("calls", type=int)
 @click.argument("per", type=DURATION)
 @click.option("--burst", type=int, default=1, show_default=True, help="How many may start at once.")
-@dsn_option
-def set_(name: str, calls: int, per: timedelta, burst: int, dsn: str | None) -> None:
+def set_(db: Db, name: str, calls: int, per: timedelta, burst: int) -> str:
     """Make or change a limit of CALLS in any window of PER, like `provider 8 1min`, `queue:mail 100 1s`."""
-    rule = RateRule.checked(name, calls, per, burst)
-    with connect(dsn) as conn:
-        said = sync.run(conn, rates.set_(rule))
-    click.echo(f"rate limit {clean(name)!r} is {said}")
+    said = db.run(rates.set_(RateRule.checked(name, calls, per, burst)))
+    return f"rate limit {clean(name)!r} is {said}"
 
 
-@limit.command("at-once")
+@command("at-once", of=limit)
 @click.argument("name")
 @click.argument("most", type=int)
-@dsn_option
-def at_once(name: str, most: int, dsn: str | None) -> None:
+def at_once(db: Db, name: str, most: int) -> str:
     """Make or change a limit of MOST jobs that run at once, like `customer 2`, `queue:reports 5`."""
-    rule = ConcurrencyRule(name, most)
-    with connect(dsn) as conn:
-        said = sync.run(conn, rates.set_concurrency(rule))
-    click.echo(f"concurrency limit {clean(name)!r} is {said}")
+    said = db.run(rates.set_concurrency(ConcurrencyRule(name, most)))
+    return f"concurrency limit {clean(name)!r} is {said}"
 
 
-@limit.command()
+@command(of=limit)
 @click.argument("name")
-@dsn_option
-def drop(name: str, dsn: str | None) -> None:
+def drop(db: Db, name: str) -> None:
     """Remove what this name has of both kinds of limits. Jobs that still name it fail."""
-    with connect(dsn) as conn:
-        gone = [
-            kind
-            for kind, call in (("rate", rates.drop(name)), ("concurrency", rates.drop_concurrency(name)))
-            if sync.run(conn, call)
-        ]
+    kinds = (("rate", rates.drop(name)), ("concurrency", rates.drop_concurrency(name)))
+    gone = [kind for kind, call in kinds if db.run(call)]
     for kind in gone:
         click.echo(f"{kind} limit {clean(name)!r} is removed")
     if not gone:
@@ -114,30 +85,27 @@ def drop(name: str, dsn: str | None) -> None:
         raise SystemExit(1)
 
 
-@limit.command()
+@command(of=limit)
 @click.argument("name")
 @click.argument("duration", type=DURATION)
-@dsn_option
-def push(name: str, duration: timedelta, dsn: str | None) -> None:
+def push(db: Db, name: str, duration: timedelta) -> str:
     """Let no call of a key start for so long, like `provider:acme 5min`."""
-    with connect(dsn) as conn:
-        until = sync.run(conn, rates.push(name, datetime.now(UTC) + duration))
-    click.echo(f"the next call of {clean(name)!r} may start at {_shown(until)}")
+    until = db.run(rates.push(name, datetime.now(UTC) + duration))
+    return f"the next call of {clean(name)!r} may start at {local(until)}"
 
 
-@limit.command()
+_SUCCESS = {True: "yes", False: "no", None: "not ended"}
+_CALLED: Columns = {
+    "called": "called_at",
+    "job": "job_id",
+    "attempt": "attempt",
+    "success": lambda row: _SUCCESS[row["success"]],
+}
+
+
+@listing(_CALLED, name="calls", of=limit, empty="no calls")
 @click.argument("name")
 @click.option("-n", "most", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many.")
-@dsn_option
-@json_option
-def calls(name: str, most: int, dsn: str | None, as_json: bool) -> None:
+def calls(db: Db, name: str, most: int) -> list[str]:
     """List the newest calls of a key: when, of which job, and whether it succeeded."""
-    with connect(dsn) as conn:
-        rows = [row[0] for row in conn.execute(_CALLS, (name, most)).fetchall()]
-    if as_json:
-        print_json(rows)
-        return
-    found = [loads(row) for row in rows]
-    words = {True: "yes", False: "no", None: "not ended"}
-    lines = [(local(row["called_at"]), row["job_id"], row["attempt"], words[row["success"]]) for row in found]
-    print_table(("called", "job", "attempt", "success"), lines, empty="no calls")
+    return db.texts(_CALLS, (name, most))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-
 import click
 
-from tallybook._cli.common import connect, dsn_option, json_option, print_json, print_table
+from tallybook._cli.common import Columns, Db, command, listing
 from tallybook._cli.text import clean
 from tallybook._db import providers as calls
-from tallybook._db import sync
 from tallybook.errors import UnknownProvider
 
 
@@ -19,50 +15,30 @@ def route() -> None:
     """Choose a provider by the kind of data, and by symbol: a rule for one symbol goes before the one for all."""
 
 
-@route.command("set")
+@command("set", of=route)
 @click.argument("data_type")
 @click.argument("name")
 @click.option("--symbol", help="Only for this one; without it for all that have no route of their own.")
 @click.option("--active/--inactive", default=None, help="Whether it counts.")
-@dsn_option
-def set_(data_type: str, name: str, symbol: str | None, active: bool | None, dsn: str | None) -> None:
+def set_(db: Db, data_type: str, name: str, symbol: str | None, active: bool | None) -> str:
     """Lead a kind of data to a provider. Running workers follow within seconds."""
-    with connect(dsn) as conn:
-        try:
-            what = sync.run(conn, calls.route_set(data_type, name, symbol, active))
-        except UnknownProvider:
-            known = sync.run(conn, calls.names())
-            raise UnknownProvider(name, known) from None
-    click.echo(f"the route of {_shown(data_type, symbol)} is {what}")
+    try:
+        what = db.run(calls.route_set(data_type, name, symbol, active))
+    except UnknownProvider:
+        known = db.run(calls.names())
+        raise UnknownProvider(name, known) from None
+    return f"the route of {_shown(data_type, symbol)} is {what}"
 
 
-@route.command()
+@command(of=route)
 @click.argument("data_type")
 @click.option("--symbol", help="The route of this one; without it the one for all.")
-@dsn_option
-def drop(data_type: str, symbol: str | None, dsn: str | None) -> None:
+def drop(db: Db, data_type: str, symbol: str | None) -> str:
     """Remove a route. Exit code 1 if there is none."""
-    with connect(dsn) as conn:
-        dropped = sync.run(conn, calls.route_drop(data_type, symbol))
-    if not dropped:
+    if not db.run(calls.route_drop(data_type, symbol)):
         click.echo(f"there is no route of {_shown(data_type, symbol)}", err=True)
         raise SystemExit(1)
-    click.echo(f"the route of {_shown(data_type, symbol)} is removed")
-
-
-@route.command("list")
-@click.argument("data_type", required=False)
-@dsn_option
-@json_option
-def list_(data_type: str | None, dsn: str | None, as_json: bool) -> None:
-    """List the routes in the order in which they are tried."""
-    with connect(dsn) as conn:
-        found = sync.run(conn, calls.routes(data_type))
-    if as_json:
-        print_json([json.dumps(asdict(one), ensure_ascii=False) for one in found])
-        return
-    rows = [(one.data_type, one.symbol or "(all)", one.provider, _state(one)) for one in found]
-    print_table(("data type", "symbol", "provider", "state"), rows, empty="no routes")
+    return f"the route of {_shown(data_type, symbol)} is removed"
 
 
 def _state(one: calls.Route) -> str:
@@ -71,18 +47,28 @@ def _state(one: calls.Route) -> str:
     return "active" if one.in_force else "its provider is inactive"
 
 
-@route.command()
+_COLUMNS: Columns = {
+    "data type": "data_type", "symbol": lambda one: one.symbol or "(all)", "provider": "provider", "state": _state,
+}  # fmt: skip
+
+
+@listing(_COLUMNS, of=route, empty="no routes")
+@click.argument("data_type", required=False)
+def list_(db: Db, data_type: str | None) -> list[calls.Route]:
+    """List the routes in the order in which they are tried."""
+    return db.run(calls.routes(data_type))
+
+
+@command(of=route)
 @click.argument("data_type")
 @click.argument("symbol", required=False)
-@dsn_option
-def which(data_type: str, symbol: str | None, dsn: str | None) -> None:
+def which(db: Db, data_type: str, symbol: str | None) -> str:
     """Print the provider that a kind of data, and a symbol, leads to. Exit code 1 if there is none."""
-    with connect(dsn) as conn:
-        found = sync.run(conn, calls.resolve(data_type, symbol))
+    found = db.run(calls.resolve(data_type, symbol))
     if found is None:
         click.echo(f"no provider serves {_shown(data_type, symbol)}", err=True)
         raise SystemExit(1)
-    click.echo(clean(found.name))
+    return clean(found.name)
 
 
 def _shown(data_type: str, symbol: str | None) -> str:

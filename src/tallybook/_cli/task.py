@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import connect, dsn_option, json_option, print_json, print_pairs, print_table
+from tallybook._cli.common import Columns, Db, command, listing, print_json, print_pairs
 from tallybook._cli.loading import load_app
 from tallybook._cli.text import clean, local
 from tallybook._db.stored import loads
@@ -30,9 +30,13 @@ select json_build_object(
  order by n.name"""
 
 
-def _app_option(command: Any) -> Any:
-    text = "Show what the code of this App declares, instead of what is on record in the database."
-    return click.option("-A", "--app", "target", metavar="MODULE:APP", help=text)(command)
+_app_option = click.option(
+    "-A",
+    "--app",
+    "target",
+    metavar="MODULE:APP",
+    help="Show what the code of this App declares, instead of what is on record in the database.",
+)
 
 
 @click.group()
@@ -45,22 +49,7 @@ def task() -> None:
     """
 
 
-@task.command("list")
-@_app_option
-@dsn_option
-@json_option
-def list_(target: str | None, dsn: str | None, as_json: bool) -> None:
-    """List the tasks, one a line."""
-    found = _found(target, dsn)
-    if as_json:
-        print_json([json.dumps(one, ensure_ascii=False) for one in found])
-        return
-    titles = ("task", "app", "queue", "prio", "retry", "attempts", "workers")
-    empty = "no tasks: workers put theirs on record when they start"
-    print_table(titles, [_line(one) for one in found], empty=empty)
-
-
-def _found(target: str | None, dsn: str | None) -> list[dict[str, Any]]:
+def _found(db: Db, target: str | None) -> list[dict[str, Any]]:
     if target is not None:
         app = load_app(target)
         app._check_policies()
@@ -69,24 +58,40 @@ def _found(target: str | None, dsn: str | None) -> list[dict[str, Any]]:
             {"aliases": [], **one, "on_dead": one.get("on_dead_task"), "workers": None, "registered_at": None}
             for one in app._catalogue()
         ]
-    with connect(dsn) as conn:
-        return [loads(row[0]) for row in conn.execute(_LIST).fetchall()]
+    return [loads(row) for row in db.texts(_LIST)]
 
 
-def _line(one: dict[str, Any]) -> tuple[object, ...]:
-    said = one.get("definition") or {}
-    name = f"{clean(one['name'])}({_signature(said.get('args'))})"
+def _said(one: dict[str, Any]) -> dict[str, Any]:
+    return one.get("definition") or {}
+
+
+def _named(one: dict[str, Any]) -> str:
+    name = f"{clean(one['name'])}({_signature(_said(one).get('args'))})"
     if (one.get("version") or 1) > 1:
         name += f" v{one['version']}"
     if one["aliases"]:
         name += f", was {', '.join(map(clean, one['aliases']))}"
     if one.get("alias_of"):
         name += f", an alias of {clean(one['alias_of'])}"
-    workers = "" if one["workers"] is None else len(one["workers"])
-    return (
-        name, one.get("app") or "-", said.get("queue") or "-", said.get("priority", "-"), _retry(said),
-        said.get("max_attempts") or (5 if said else "-"), workers,
-    )  # fmt: skip
+    return name
+
+
+_COLUMNS: Columns = {
+    "task": _named,
+    "app": lambda one: one.get("app") or "-",
+    "queue": lambda one: _said(one).get("queue") or "-",
+    "prio": lambda one: _said(one).get("priority", "-"),
+    "retry": lambda one: _retry(_said(one)),
+    "attempts": lambda one: _said(one).get("max_attempts") or (5 if _said(one) else "-"),
+    "workers": lambda one: "" if one["workers"] is None else len(one["workers"]),
+}
+
+
+@listing(_COLUMNS, of=task, empty="no tasks: workers put theirs on record when they start")
+@_app_option
+def list_(db: Db, target: str | None) -> list[dict[str, Any]]:
+    """List the tasks, one a line."""
+    return _found(db, target)
 
 
 def _signature(args: Any) -> str:
@@ -119,14 +124,12 @@ def _retry(said: dict[str, Any]) -> str:
             return f"{name}{values}"
 
 
-@task.command()
+@command(of=task, json=True)
 @click.argument("name")
 @_app_option
-@dsn_option
-@json_option
-def show(name: str, target: str | None, dsn: str | None, as_json: bool) -> None:
+def show(db: Db, name: str, target: str | None, as_json: bool) -> None:
     """Show all about one task."""
-    found = _found(target, dsn)
+    found = _found(db, target)
     # An alias leads to its task, even where older releases have put the old name on record.
     by_name = {one["name"]: one for one in found} | {alias: one for one in found for alias in one["aliases"] or ()}
     if name not in by_name:
@@ -139,7 +142,7 @@ def show(name: str, target: str | None, dsn: str | None, as_json: bool) -> None:
     if as_json:
         print_json(json.dumps(one, ensure_ascii=False, indent=1))
         return
-    said = one.get("definition") or {}
+    said = _said(one)
     pairs: list[tuple[str, object]] = [
         ("task", one["name"]),
         ("app", one.get("app") or "-"),

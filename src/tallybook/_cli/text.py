@@ -23,15 +23,21 @@ def json_safe(text: str) -> str:
     return _C1.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def local(text: str | None) -> str:
-    """An instant as JSON has it, in the zone of who looks, to the second."""
+def local(text: str | datetime | None) -> str:
+    """An instant, or one as JSON has it, in the zone of who looks, to the second."""
     if not text:
         return ""
     try:
-        at = datetime.fromisoformat(text)
+        at = text if isinstance(text, datetime) else datetime.fromisoformat(text)
         return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):  # infinity, or a year that Python does not know
         return clean(text)
+
+
+def short(text: str, most: int = 100) -> str:
+    """As much of a text as fits on a line."""
+    text = clean(text)
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def columns(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from datetime import datetime
 from typing import Any
 
 import click
 
-from tallybook._cli.common import connect, dsn_option, json_option, print_json, print_table
-from tallybook._cli.text import clean, local
-from tallybook._db import sync
+from tallybook._cli.common import Columns, Db, command, limit_option, listing, print_json, row_json
+from tallybook._cli.text import clean, local, short
 from tallybook._db import why as verbs
 from tallybook._model.why import TraceEvent
 from tallybook.errors import InvalidArgument, UnknownJob
@@ -40,18 +37,15 @@ def read_links(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
     return {kind: key for kind, _, key in (text.partition("=") for text in value)} or None
 
 
-@click.command()
+@command(json=True)
 @click.argument("job_id", metavar="ID", type=int)
-@dsn_option
-@json_option
-def why(job_id: int, dsn: str | None, as_json: bool) -> None:
+def why(db: Db, job_id: int, as_json: bool) -> None:
     """Say why a job does not run, and what to do about it."""
     if not 0 < job_id < 1 << 63:
         raise UnknownJob(job_id)
-    with connect(dsn) as conn:
-        found = sync.run(conn, verbs.why(job_id))
+    found = db.run(verbs.why(job_id))
     if as_json:
-        print_json([json.dumps(asdict(one), ensure_ascii=False) for one in found])
+        print_json([row_json(one) for one in found])
         return
     click.echo(f"job {job_id}: {found[0].state or 'unknown'}")
     for one in found:
@@ -61,8 +55,24 @@ def why(job_id: int, dsn: str | None, as_json: bool) -> None:
             click.echo(f"  {todo.format(**{'job': job_id, 'queue': '', 'key': '', **known})}")
 
 
-@click.command()
-@dsn_option
+def _note(one: TraceEvent) -> str:
+    if one.error:
+        text = ": ".join(str(one.error[key]) for key in ("type", "message") if one.error.get(key))
+    elif one.event == "scheduled" and one.details:
+        text = f"for {local(str(one.details['run_at']))}"
+    else:
+        said = {name: value for name, value in (one.details or {}).items() if value is not None}
+        text = str(said["reason"]) if list(said) == ["reason"] else json.dumps(said, ensure_ascii=False) if said else ""
+    return short(text)
+
+
+_EVENTS: Columns = {
+    "at": "at", "job": "job", "queue": "queue", "task": "task", "attempt": "attempt", "event": "event", "worker": "worker",
+    "note": _note,
+}  # fmt: skip
+
+
+@listing(_EVENTS, name="trace", empty="nothing on record", newest=True)
 @click.option("--subject", help="Of the jobs of this subject.")
 @click.option("--unique", metavar="KEY", help="Of the jobs that have had this unique key.")
 @click.option(
@@ -75,10 +85,9 @@ def why(job_id: int, dsn: str | None, as_json: bool) -> None:
 )
 @click.option("--job", type=click.IntRange(1, (1 << 63) - 1), metavar="ID", help="Of this job.")
 @click.option("--task", help="Of this task only.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=1000, show_default=True, help="The newest so many.")
+@limit_option(10_000, 1000, "The newest so many.")
 @click.option("--newest-first", is_flag=True, help="The other way round.")
-@json_option
-def trace(dsn: str | None, as_json: bool, limit: int, **which: Any) -> None:
+def trace(db: Db, limit: int, **which: Any) -> list[TraceEvent]:
     """List all that happened for one thing, in order of time.
 
     For a subject, a unique key, a link or a job, across queues.
@@ -87,30 +96,4 @@ def trace(dsn: str | None, as_json: bool, limit: int, **which: Any) -> None:
         call = verbs.trace(**which, max_events=limit)
     except InvalidArgument:
         raise click.UsageError("give one of --subject, --unique, --link, --job") from None
-    with connect(dsn) as conn:
-        found = sync.run(conn, call)
-    if as_json:
-        print_json([json.dumps(asdict(one), default=datetime.isoformat, ensure_ascii=False) for one in found])
-        return
-    titles = ("at", "job", "queue", "task", "attempt", "event", "worker", "note")
-    print_table(titles, [_line(one) for one in found], empty="nothing on record")
-    if len(found) == limit:
-        click.echo(f"the newest {limit}; --limit shows more", err=True)
-
-
-def _line(one: TraceEvent) -> tuple[object, ...]:
-    return (
-        local(one.at.isoformat()), one.job, one.queue, one.task, one.attempt, one.event, one.worker or "", _note(one),
-    )  # fmt: skip
-
-
-def _note(one: TraceEvent) -> str:
-    if one.error:
-        text = ": ".join(str(one.error[key]) for key in ("type", "message") if one.error.get(key))
-    elif one.event == "scheduled" and one.details:
-        text = f"for {local(str(one.details['run_at']))}"
-    else:
-        said = {name: value for name, value in (one.details or {}).items() if value is not None}
-        text = str(said["reason"]) if list(said) == ["reason"] else json.dumps(said, ensure_ascii=False) if said else ""
-    text = clean(text)
-    return text if len(text) <= 100 else text[:97] + "..."
+    return db.run(call)

@@ -27,8 +27,8 @@ _DROP_DEAD_MANY = Declared(f"drop_dead_many({_FILTER}) -> int")
 _DROP_DEAD = Declared("drop_dead(job_id bigint) -> boolean")
 _RESULT = Declared("result(job_id bigint) -> row (task text, state text, result jsonb, error jsonb)")
 
-_STATES = ("scheduled", "waiting", "available", "running", "dead")
-_REASONS = ("failed", "crashed", "expired", "killed")
+STATES = ("scheduled", "waiting", "available", "running", "dead")
+REASONS = ("failed", "crashed", "expired", "killed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,8 @@ class DeadFilter:
 
     def params(self, max_jobs: int) -> dict[str, str | None]:
         """As the statements take them."""
-        if self.reason is not None and self.reason not in _REASONS:
-            raise ConfigError("reason", self.reason, f"is one of {', '.join(_REASONS)}")
+        if self.reason is not None and self.reason not in REASONS:
+            raise ConfigError("reason", self.reason, f"is one of {', '.join(REASONS)}")
         return {
             "queue": checked("queue", self.queue),
             "task": checked("task", self.task),
@@ -83,8 +83,8 @@ def cancel_many(
     """Cancel every open job that matches all that is given, or dead ones by `states`; one filter is needed."""
     if queue is None and task is None and unique is None and order_key is None and args is None:
         raise InvalidArgument("cancel_many needs a filter", hint="Name a queue, a task, a key or args")
-    if states is not None and (unknown := [state for state in states if state not in _STATES]):
-        raise ConfigError("states", unknown, f"are some of {', '.join(_STATES)}")
+    if states is not None and (unknown := [state for state in states if state not in STATES]):
+        raise ConfigError("states", unknown, f"are some of {', '.join(STATES)}")
     return _CANCEL_MANY.call(
         lambda found: record(Cancelled, loads(found)),
         queue=checked("queue", queue),
