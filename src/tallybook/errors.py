@@ -263,6 +263,13 @@ class DuplicateTask(TallybookError):
         self.task, self.first, self.second = task, first, second
 
 
+def _unknown(error: TallybookError, what: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
+    names = tuple(sorted(known))
+    hint = _did_you_mean(name, names) or otherwise or f"See the names with `tallybook {what} list`"
+    TallybookError.__init__(error, f"unknown {what} {name!r}", hint=hint)
+    vars(error).update({what: name, "known": names})
+
+
 class UnknownTask(TallybookError):
     """No function is known under this task name; `task` is the name, `known` are the names that there are."""
 
@@ -270,10 +277,7 @@ class UnknownTask(TallybookError):
     known: tuple[str, ...] = ()
 
     def __init__(self, task: str, known: Iterable[str] = ()) -> None:
-        self.known = tuple(sorted(known))
-        hint = _did_you_mean(task, self.known) or "Import the module that defines it, or run the job elsewhere"
-        super().__init__(f"unknown task {task!r}", hint=hint)
-        self.task = task
+        _unknown(self, "task", task, known, "Import the module that defines it, or run the job elsewhere")
 
 
 class UnknownQueue(TallybookError):
@@ -283,10 +287,7 @@ class UnknownQueue(TallybookError):
     known: tuple[str, ...] = ()
 
     def __init__(self, queue: str, known: Iterable[str] = ()) -> None:
-        self.known = tuple(sorted(known))
-        hint = _did_you_mean(queue, self.known) or "See the names with `tallybook queue list`"
-        super().__init__(f"unknown queue {queue!r}", hint=hint)
-        self.queue = queue
+        _unknown(self, "queue", queue, known)
 
 
 class UnknownProvider(TallybookError):
@@ -297,13 +298,12 @@ class UnknownProvider(TallybookError):
     inactive: bool = False
 
     def __init__(self, provider: str, known: Iterable[str] = (), *, inactive: bool = False) -> None:
-        self.provider, self.known, self.inactive = provider, tuple(sorted(known)), inactive
         if inactive:
             hint = f"Switch it on: `tallybook provider set {provider} --active`"
             super().__init__(f"provider {provider!r} is not active", hint=hint)
+            self.provider, self.known, self.inactive = provider, tuple(sorted(known)), inactive
         else:
-            hint = _did_you_mean(provider, self.known) or "See the names with `tallybook provider list`"
-            super().__init__(f"unknown provider {provider!r}", hint=hint)
+            _unknown(self, "provider", provider, known)
 
 
 class UnknownSchedule(TallybookError):
@@ -313,10 +313,7 @@ class UnknownSchedule(TallybookError):
     known: tuple[str, ...] = ()
 
     def __init__(self, schedule: str, known: Iterable[str] = ()) -> None:
-        self.known = tuple(sorted(known))
-        hint = _did_you_mean(schedule, self.known) or "See the names with `tallybook schedule list`"
-        super().__init__(f"unknown schedule {schedule!r}", hint=hint)
-        self.schedule = schedule
+        _unknown(self, "schedule", schedule, known)
 
 
 class UnknownJob(TallybookError):

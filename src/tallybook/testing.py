@@ -21,9 +21,9 @@ import json
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import psycopg
@@ -218,10 +218,8 @@ def assert_enqueued(conn: SyncConn, task: Task[..., Any] | str, /, **args: objec
         assert job.queue == "mail"
     """
     call = _find(task, args)
-    if (dsn := _dsn(conn)) is None:
-        return _found(run_sync(conn, call), task, args, lambda job_id: run_sync(conn, calls.get(job_id)))
-    with psycopg.connect(dsn, autocommit=True) as own:
-        return _found(run_sync(own, call), task, args, lambda job_id: run_sync(own, calls.get(job_id)))
+    with _opened(conn) as own:
+        return run_sync(own, calls.get(_matching(run_sync(own, call), task, args)))
 
 
 def assert_not_enqueued(conn: SyncConn, task: Task[..., Any] | str, /, **args: object) -> None:
@@ -230,10 +228,7 @@ def assert_not_enqueued(conn: SyncConn, task: Task[..., Any] | str, /, **args: o
     assert_not_enqueued(conn, send_welcome, user_id=42)
     """
     call = _find(task, args)
-    if (dsn := _dsn(conn)) is None:
-        _absent(run_sync(conn, call), task, args)
-        return
-    with psycopg.connect(dsn, autocommit=True) as own:
+    with _opened(conn) as own:
         _absent(run_sync(own, call), task, args)
 
 
@@ -243,8 +238,7 @@ async def assert_enqueued_async(conn: AsyncConn, task: Task[..., Any] | str, /, 
     job = await assert_enqueued_async(conn, send_welcome, user_id=42)
     """
     found = await run(conn, _find(task, args))
-    job_id = _matching(found, task, args)
-    return await run(conn, calls.get(job_id))
+    return await run(conn, calls.get(_matching(found, task, args)))
 
 
 async def assert_not_enqueued_async(conn: AsyncConn, task: Task[..., Any] | str, /, **args: object) -> None:
@@ -345,13 +339,10 @@ def _task_name(task: Task[..., Any] | str, args: dict[str, object]) -> str:
     return task.name
 
 
-def _dsn(conn: object) -> str | None:
-    # Any other text is a Django alias.
-    return conn if isinstance(conn, str) and ("=" in conn or "://" in conn) else None
-
-
-def _found(found: dict[str, Any], task: Task[..., Any] | str, args: dict[str, object], get: Any) -> JobInfo:
-    return cast(JobInfo, get(_matching(found, task, args)))
+def _opened(conn: SyncConn) -> AbstractContextManager[Any]:
+    # Any text that is no DSN is a Django alias.
+    is_dsn = isinstance(conn, str) and ("=" in conn or "://" in conn)
+    return psycopg.connect(conn, autocommit=True) if isinstance(conn, str) and is_dsn else nullcontext(conn)
 
 
 def _matching(found: dict[str, Any], task: Task[..., Any] | str, args: dict[str, object]) -> int:

@@ -268,10 +268,7 @@ class App(Owner):
             app.retry_policy("patient", Exponential(timedelta(minutes=5)))
         """
         check_name("retry_policy", name, 64)
-        if name in self._retry_policies:
-            raise ConfigError("retry_policy", name, "declared twice", hint="Give one of them another name")
-        self._retry_policies[name] = found = as_policy(policy, option=f"retry_policy {name!r}")
-        return found
+        return _add("retry_policy", self._retry_policies, name, as_policy(policy, option=f"retry_policy {name!r}"))
 
     def _policy(self, name: str, *, task: str | None = None) -> Backoff:
         """The retry policy that `retry_policy` has declared under this name. ConfigError: there is none."""
@@ -387,9 +384,7 @@ class App(Owner):
 
     def _declare_schedule(self, name: str, declared: InCode) -> None:
         check_name("schedule", name, 200)
-        if name in self._declared:
-            raise ConfigError("schedule", name, "declared twice", hint="Give one of them another name")
-        self._declared[name] = declared
+        _add("schedule", self._declared, name, declared)
 
     def _declared_schedules(self) -> list[dict[str, Any]]:
         """What each schedule in code is, as workers put it on record. ConfigError for one whose job cannot be described."""
@@ -412,10 +407,7 @@ class App(Owner):
         """
         from tallybook._model.rate import RateRule
 
-        rule = RateRule.checked(name, calls, per, burst)
-        if name in self._rate_rules:
-            raise ConfigError("rate_limit", name, "declared twice", hint="Give one of them another name")
-        self._rate_rules[name] = rule
+        _add("rate_limit", self._rate_rules, name, RateRule.checked(name, calls, per, burst))
 
     def concurrency_limit(self, name: str, most: int) -> None:
         """Declare a concurrency limit: at most `most` jobs of a key run at once, over all workers.
@@ -427,10 +419,7 @@ class App(Owner):
         """
         from tallybook._model.rate import ConcurrencyRule
 
-        rule = ConcurrencyRule(name, most)
-        if name in self._concurrency_rules:
-            raise ConfigError("concurrency_limit", name, "declared twice", hint="Give one of them another name")
-        self._concurrency_rules[name] = rule
+        _add("concurrency_limit", self._concurrency_rules, name, ConcurrencyRule(name, most))
 
     def breaker(self, name: str, failures: int, *, per: timedelta | str, open_for: timedelta | str) -> None:
         """Declare a circuit breaker: after `failures` of a key within `per` its jobs wait for `open_for`.
@@ -442,10 +431,7 @@ class App(Owner):
         """
         from tallybook._model.breaker import BreakerRule
 
-        rule = BreakerRule.checked(name, failures, per, open_for)
-        if name in self._breaker_rules:
-            raise ConfigError("breaker", name, "declared twice", hint="Give one of them another name")
-        self._breaker_rules[name] = rule
+        _add("breaker", self._breaker_rules, name, BreakerRule.checked(name, failures, per, open_for))
 
     def get(self, job: int | Job) -> Verb[JobInfo]:
         """Read one job as it is now. Raises UnknownJob.
@@ -565,6 +551,13 @@ class App(Owner):
 
     def __repr__(self) -> str:
         return f"<App {self.name}, {len(self.tasks)} tasks>"
+
+
+def _add(option: str, declared: dict[str, R], name: str, one: R) -> R:
+    if name in declared:
+        raise ConfigError(option, name, "declared twice", hint="Give one of them another name")
+    declared[name] = one
+    return one
 
 
 def _listed(jobs: Iterable[JobCall]) -> list[JobCall]:

@@ -52,7 +52,7 @@ def list_(db: Db, by_task: bool, as_json: bool) -> None:
         db.run(counting.throughput("1 min")),
         db.run(counting.timings("15 min")),
     )
-    oldest: dict[str, Any] = dict(db.conn.execute(_OLDEST).fetchall())
+    oldest: dict[Any, Any] = dict(db.conn.execute(_OLDEST).fetchall())
     (now,) = db.conn.execute("select clock_timestamp()").fetchone() or (None,)
     for queue in oldest if not by_task else ():  # one in which there has never been a job
         if all(one.queue != queue for one in found):

@@ -47,7 +47,6 @@ def add(
 
 
 def audits(*, actor: str | None, action: str | None, before: int | None, max_rows: int) -> Call[list[AuditRow]]:
-    """A page of the audit, newest first."""
     for option, value in (("actor", actor), ("action", action)):
         if value is not None and (not isinstance(value, str) or text_problem(value)):
             raise ConfigError(option, value, "not a text that a name can be")

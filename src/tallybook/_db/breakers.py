@@ -25,7 +25,6 @@ select cast(coalesce(json_agg(json_build_object(
 
 
 def set_(rule: BreakerRule) -> Call[str]:
-    """Make or change a rule: created, changed or unchanged."""
     return _SET.call(str, **_named(rule))
 
 
@@ -39,20 +38,17 @@ def _named(rule: BreakerRule) -> dict[str, str]:
 
 
 def drop(name: str) -> Call[bool]:
-    """Remove a rule; False: there is none."""
     check_name("name", name, 200)
     return _DROP.call(bool, name=name)
 
 
 def open_(name: str, duration: timedelta | str | None) -> Call[datetime]:
-    """Open a key's breaker; until when it is open."""
     check_name("name", name, 200)
     text = None if duration is None else format_duration(parse_duration(duration, option="duration"))
     return _OPEN.call(lambda text: at(loads(text)), name=name, duration=text)
 
 
 def close(name: str) -> Call[bool]:
-    """Close a key's breaker; whether it was not closed."""
     check_name("name", name, 200)
     return _CLOSE.call(bool, name=name)
 

@@ -116,22 +116,18 @@ def _known_state(job_id: int, found: str | None) -> str:
 
 
 def cancel(job_id: int, reason: str | None = None) -> Call[str]:
-    """Cancel one job; the state that this leaves it in."""
     return _CANCEL.call(str, job_id=job_id, reason=reason)
 
 
 def retry(job_id: int) -> Call[int]:
-    """Give a dead or cancelled job another attempt; its number."""
     return _RETRY.call(int, job_id=job_id)
 
 
 def pause(queue: str, who: str | None = None) -> Call[bool]:
-    """Pause a queue; False: it was paused already. `who` is shown with it, by default the database user."""
     return _PAUSE.call(bool, queue=queue, who=who)
 
 
 def resume(queue: str, who: str | None = None) -> Call[bool]:
-    """Let a paused queue run again; False: it was not paused."""
     return _RESUME.call(bool, queue=queue, who=who)
 
 

@@ -49,29 +49,24 @@ _KEEP = Declared("series_keep(step int, keep interval) -> boolean")
 
 
 def counts() -> Call[list[Counts]]:
-    """Every queue and task that was ever used."""
     return COUNTS.call(records(Counts))
 
 
 def throughput(span: timedelta | str) -> Call[list[Throughput]]:
-    """What came and ended in the last span."""
     return _THROUGHPUT.call(records(Throughput, "since"), span=_duration("span", span))
 
 
 def timings(span: timedelta | str) -> Call[list[Timings]]:
-    """Percentiles of what completed in the last span."""
     return _TIMINGS.call(records(Timings), span=_duration("span", span))
 
 
 def levels(step: timedelta | str, since: Since | None, queue: str | None) -> Call[list[Level]]:
-    """The counters as a time series, oldest first."""
     if queue is not None:
         check_name("queue", queue, 64)
     return _LEVELS.call(records(Level, "begins"), **_steps(step, since), queue=queue)
 
 
 def completed_since(since: datetime) -> Call[dict[tuple[str, str], int]]:
-    """How many have completed since then, by queue and task."""
 
     def read(text: str) -> dict[tuple[str, str], int]:
         return {(row["queue"], row["task"]): int(row["completed"]) for row in loads(text)}
@@ -80,17 +75,14 @@ def completed_since(since: datetime) -> Call[dict[tuple[str, str], int]]:
 
 
 def verify() -> Call[list[Difference]]:
-    """Where a recount differs; empty: nowhere."""
     return _VERIFY.call(records(Difference))
 
 
 def recount() -> Call[int]:
-    """How many sums there are."""
     return _RECOUNT.call(int)
 
 
 def count_event(name: str, n: int) -> Call[None]:
-    """Count something of the user's own."""
     check_name("name", name, 200)
     if isinstance(n, bool) or not isinstance(n, int) or not -(1 << 31) <= n < 1 << 31 or n == 0:
         raise InvalidArgument(f"n is a whole number other than 0 of at most 31 bits, not {n!r}")
@@ -98,12 +90,10 @@ def count_event(name: str, n: int) -> Call[None]:
 
 
 def event_counts() -> Call[dict[str, int]]:
-    """How often each event was counted."""
     return _EVENTS.call(lambda text: {row["name"]: int(row["n"]) for row in loads(text)})
 
 
 def event_series(name: str, step: timedelta | str, since: Since | None) -> Call[list[tuple[datetime, int]]]:
-    """How often an event was counted, per step of time in which it was."""
     check_name("name", name, 200)
     return _EVENT_SERIES.call(
         lambda text: [(at(row["begins"]), int(row["n"])) for row in loads(text)], name=name, **_steps(step, since)
@@ -111,7 +101,6 @@ def event_series(name: str, step: timedelta | str, since: Since | None) -> Call[
 
 
 def series_keep(step: int, keep: timedelta | str) -> Call[bool]:
-    """How long steps of this length are kept; False: it was so already."""
     if isinstance(step, bool) or not isinstance(step, int):
         raise InvalidArgument(f"a step is a number of seconds, not of type {type(step).__name__}")
     return _KEEP.call(bool, step=step, keep=_duration("keep", keep))

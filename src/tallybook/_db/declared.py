@@ -13,6 +13,9 @@ run it on the user's own connection, on every driver, whatever its settings are.
 
 Arrays are sent as PostgreSQL's array literal, which takes a fifth of the time of the drivers' list adaptation.
 
+Modules beside this one have a function for each verb, which checks its values and returns the Call. What the verb does is
+said once, at the noun of the App that people call it by.
+
 A worker has connections of its own, all of psycopg: `CANCEL.worker` is a statement with `%s`, for values in the declared
 order. tests/test_declared.py holds each declaration against pg_proc.
 """

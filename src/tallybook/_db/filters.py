@@ -80,7 +80,6 @@ def cancel_many(
     reason: str | None,
     max_jobs: int,
 ) -> Call[Cancelled]:
-    """Cancel every open job that matches all that is given, or dead ones by `states`; one filter is needed."""
     if queue is None and task is None and unique is None and order_key is None and args is None:
         raise InvalidArgument("cancel_many needs a filter", hint="Name a queue, a task, a key or args")
     if states is not None and (unknown := [state for state in states if state not in STATES]):
@@ -105,7 +104,6 @@ _letters = records(
 
 
 def dead_letters(which: DeadFilter, max_jobs: int) -> Call[list[DeadLetter]]:
-    """List dead letters, newest first."""
     return _DEAD_LETTERS.call(_letters, **which.params(max_jobs))
 
 
@@ -115,17 +113,14 @@ def dead_count(which: DeadFilter, max_jobs: int) -> Call[int]:
 
 
 def retry_dead(which: DeadFilter, max_jobs: int) -> Call[Retried]:
-    """Give every dead letter that matches another attempt, oldest first."""
     return _RETRY_DEAD.call(lambda found: record(Retried, loads(found)), **which.params(max_jobs))
 
 
 def drop_dead(job_id: int) -> Call[bool]:
-    """Throw one dead letter away; False: there is none."""
     return _DROP_DEAD.call(bool, job_id=job_id)
 
 
 def drop_dead_many(which: DeadFilter, max_jobs: int) -> Call[int]:
-    """Throw away every dead letter that matches, oldest first; how many."""
     return _DROP_DEAD_MANY.call(int, **which.params(max_jobs))
 
 

@@ -66,7 +66,6 @@ class JobFilter:
 
 
 def jobs(which: JobFilter, *, after: str | None, max_jobs: int, max_looked: int = LOOKED) -> Call[JobPage]:
-    """One page of the jobs that match."""
     return JOBS.call(_page, **which.params(after, max_jobs, max_looked))
 
 
@@ -74,17 +73,14 @@ _done = records(JobDone, job_id="job")
 
 
 def retry_jobs(ids: Iterable[int]) -> Call[list[JobDone]]:
-    """Give each of these jobs another attempt."""
     return _RETRY.call(_done, jobs=_ids(ids))
 
 
 def cancel_jobs(ids: Iterable[int], reason: str | None) -> Call[list[JobDone]]:
-    """Say of each of these jobs that it shall not run."""
     return _CANCEL.call(_done, jobs=_ids(ids), reason=checked("reason", reason))
 
 
 def drop_jobs(ids: Iterable[int]) -> Call[list[JobDone]]:
-    """Throw these dead letters away."""
     return _DROP.call(_done, jobs=_ids(ids))
 
 

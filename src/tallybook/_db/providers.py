@@ -140,23 +140,19 @@ def routes(data_type: str | None = None) -> Call[list[Route]]:
 
 
 def set_(name: str, kind: str | None, settings: Mapping[str, Any] | None, active: bool | None) -> Call[str]:
-    """Create or change a provider: created, changed or unchanged."""
     text = None if settings is None else json.dumps(settings, ensure_ascii=False, allow_nan=False)
     return _SET.call(str, name=name, kind=kind, settings=text, active=active)
 
 
 def drop(name: str) -> Call[bool]:
-    """Remove a provider with its secrets."""
     return _DROP.call(bool, name=name)
 
 
 def route_set(data_type: str, provider: str, symbol: str | None, active: bool | None) -> Call[str]:
-    """Create or change a route: created, changed or unchanged."""
     return _ROUTE_SET.call(str, data_type=data_type, provider=provider, symbol=symbol, active=active)
 
 
 def route_drop(data_type: str, symbol: str | None) -> Call[bool]:
-    """Remove a route."""
     return _ROUTE_DROP.call(bool, data_type=data_type, symbol=symbol)
 
 

@@ -32,7 +32,6 @@ select cast(coalesce(json_agg(q order by q.name), '[]') as text) from tallybook.
 def set_(
     queue: str, *, retention: str | None, max_attempts: int | None, notify: bool | None, by: str | None
 ) -> Call[str]:
-    """Make a queue or change its settings: created, changed or unchanged."""
     check_name("queue", queue, 64)
     if retention is not None and retention not in ("brief", "default", "long"):
         raise ConfigError("retention", retention, "is brief, default or long")
@@ -43,7 +42,6 @@ def set_(
 
 
 def drop(queue: str, by: str | None) -> Call[bool]:
-    """Forget a queue that nobody uses; False: there is none."""
     check_name("queue", queue, 64)
     return _DROP.call(bool, queue=queue, by=by)
 
@@ -72,7 +70,6 @@ def _batch(text: str) -> Batch:
 
 
 def top(queue: str, *, states: Sequence[str] | None, max_jobs: int, after: str | None) -> Call[list[TopJob]]:
-    """The next jobs of a queue."""
     check_name("queue", queue, 64)
     those = None if states is None else text_array(tuple(states))
     return _TOP.call(

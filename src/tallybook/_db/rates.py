@@ -38,12 +38,10 @@ select cast(coalesce(json_agg(json_build_object(
 
 
 def set_(rule: RateRule) -> Call[str]:
-    """Make or change a rule: created, changed or unchanged."""
     return _SET.call(str, name=rule.name, calls=rule.calls, per=format_duration(rule.per), burst=rule.burst)
 
 
 def drop(name: str) -> Call[bool]:
-    """Remove a rule; False: there is none."""
     check_name("name", name, 200)
     return _DROP.call(bool, name=name)
 
@@ -64,12 +62,10 @@ def rates(name: str | None = None) -> Call[list[RateInfo]]:
 
 
 def set_concurrency(rule: ConcurrencyRule) -> Call[str]:
-    """Make or change a rule: created, changed or unchanged."""
     return _SET_CONCURRENCY.call(str, name=rule.name, most=rule.most)
 
 
 def drop_concurrency(name: str) -> Call[bool]:
-    """Remove a rule; False: there is none."""
     check_name("name", name, 200)
     return _DROP_CONCURRENCY.call(bool, name=name)
 

@@ -20,17 +20,14 @@ _HELD = Declared("""
 
 
 def retentions() -> Call[list[RetentionInfo]]:
-    """How long what is kept, the shortest first."""
     return Call("retentions", _RETENTIONS, {}, records(RetentionInfo, seconds=["keep"]))
 
 
 def set_(name: str, keep: timedelta) -> Call[bool]:
-    """Change how long something is kept; False: it was so already."""
     return _SET.call(bool, **{"class": name, "keep": format_duration(keep)})
 
 
 def held() -> Call[list[HeldRange]]:
-    """The ranges of history that stay although their time is over."""
     return _HELD.call(_ranges)
 
 

@@ -153,33 +153,27 @@ def _job(job: JobCall) -> dict[str, Any]:
 
 
 def set_(name: str, job: JobCall, timing: Timing, query: str | None = None) -> Call[str]:
-    """Create or change a schedule in the database: created, changed or unchanged."""
     found = {"name": _named(name), **_job(job), **timing.columns(), "query": query}
     return _SET.call(str, **found)
 
 
 def drop(name: str) -> Call[bool]:
-    """Remove a schedule; False: there is none."""
     return _DROP.call(bool, name=_named(name))
 
 
 def pause(name: str, who: str | None) -> Call[bool]:
-    """Pause a schedule; False: it was paused already."""
     return _PAUSE.call(bool, name=_named(name), who=who)
 
 
 def resume(name: str) -> Call[bool]:
-    """Let a schedule fire again; False: it was not paused."""
     return _RESUME.call(bool, name=_named(name))
 
 
 def run(name: str) -> Call[Fired]:
-    """Fire a schedule now."""
     return _RUN.call(_fired, name=_named(name))
 
 
 def listed() -> Call[list[ScheduleInfo]]:
-    """All schedules, by name."""
     return Call("schedule_list", _LIST, {}, lambda found: [_info(row)[0] for row in loads(found)])
 
 
@@ -195,7 +189,6 @@ def show(name: str) -> Call[tuple[ScheduleInfo, datetime]]:
 
 
 def fires(name: str, most: int) -> Call[list[Fire]]:
-    """What became of the latest ticks of a schedule, newest first."""
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise ConfigError("max_fires", most, "is a whole number from 1 on")
     params = {"name": _named(name), "most": str(min(most, 1_000_000))}

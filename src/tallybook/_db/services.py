@@ -19,10 +19,8 @@ _EVERY = Declared("service_every(service text, every interval) -> boolean")
 
 
 def services() -> Call[list[ServiceInfo]]:
-    """All services, by name."""
     return Call("services", _SERVICES, {}, records(ServiceInfo, "last_run_at", seconds=["every", "last_took"]))
 
 
 def service_every(name: str, every: timedelta) -> Call[bool]:
-    """How often a service is looked after at least; False: it was so already."""
     return _EVERY.call(bool, service=name, every=format_duration(every))

@@ -62,17 +62,14 @@ _LOOKED = 50_000
 
 
 def push(call: SubjectCall) -> Call[SubjectReport]:
-    """Make the subject, unless there is one of this name."""
     return _PUSH.call(partial(_pushed, call.name), **_params(call))
 
 
 def upsert(call: SubjectCall) -> Call[SubjectReport]:
-    """Make the subject, or change it unless it runs."""
     return _UPSERT.call(partial(_report, call.name), **_params(call))
 
 
 def append(task: str, args: str, options: Options) -> Call[SubjectReport]:
-    """Make a subject with a name that nobody has."""
     params = _params(SubjectCall(task, "", args, options))
     for name in ("subject", "run_at", "delay"):
         del params[name]
@@ -80,12 +77,10 @@ def append(task: str, args: str, options: Options) -> Call[SubjectReport]:
 
 
 def push_many(calls: Sequence[SubjectCall]) -> Call[list[SubjectReport]]:
-    """Make those subjects that there are not."""
     return Call("subject_push_many", _many(_PUSH_MANY), _columns(calls), _reports)
 
 
 def upsert_many(calls: Sequence[SubjectCall]) -> Call[list[SubjectReport]]:
-    """Make or change these subjects, the running ones apart."""
     return Call("subject_upsert_many", _many(_UPSERT_MANY), _columns(calls), _reports)
 
 
@@ -95,17 +90,14 @@ def _many(verb: Declared) -> str:
 
 
 def get(task: str, name: str) -> Call[SubjectInfo | None]:
-    """Read one subject; None: there is none."""
     return Call("subject", _GET, {"task": task, "subject": name}, _info)
 
 
 def forget(task: str, name: str) -> Call[str]:
-    """Let the name be free: forgotten, active, or unknown."""
     return _FORGET.call(str, task=task, subject=name)
 
 
 def move(task: str, name: str, run_at: datetime) -> Call[str]:
-    """Let a planned subject run at another time: moved, or the state that it has instead."""
     if run_at.utcoffset() is None:
         raise ConfigError("run_at", run_at, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
     return _MOVE.call(str, task=task, subject=name, run_at=run_at.astimezone(UTC).isoformat())

@@ -349,29 +349,27 @@ class Django:
 
 
 # What asyncpg reads from a URL; everything else would be taken for a setting of the server's.
-_ASYNCPG = frozenset(
-    (
-        "host",
-        "port",
-        "dbname",
-        "user",
-        "password",
-        "passfile",
-        "service",
-        "sslmode",
-        "sslcert",
-        "sslkey",
-        "sslrootcert",
-        "sslcrl",
-        "sslpassword",
-        "sslnegotiation",
-        "ssl_min_protocol_version",
-        "ssl_max_protocol_version",
-        "target_session_attrs",
-        "krbsrvname",
-        "options",
-    )
-)
+_ASYNCPG = [
+    "host",
+    "port",
+    "dbname",
+    "user",
+    "password",
+    "passfile",
+    "service",
+    "sslmode",
+    "sslcert",
+    "sslkey",
+    "sslrootcert",
+    "sslcrl",
+    "sslpassword",
+    "sslnegotiation",
+    "ssl_min_protocol_version",
+    "ssl_max_protocol_version",
+    "target_session_attrs",
+    "krbsrvname",
+    "options",
+]
 
 
 def asyncpg_url(dsn: str) -> str:

@@ -19,7 +19,6 @@ _TRACE = Declared("""
 
 
 def why(job_id: int) -> Call[list[Reason]]:
-    """Why a job does not run; one that there is not has a reason, too."""
     return _WHY.call(records(Reason), job_id=job_id)
 
 
@@ -33,7 +32,6 @@ def trace(
     max_events: int = 1000,
     newest_first: bool = False,
 ) -> Call[list[TraceEvent]]:
-    """All that happened for one thing, in order."""
     if sum(given is not None for given in (subject, unique, links, job)) != 1:
         raise InvalidArgument("trace needs one thing to follow", hint="Name a subject, a unique key, links or a job")
     whole("max_events", max_events, 1, 10_000)

@@ -17,6 +17,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, Self, TypeVar, cast
@@ -114,18 +115,10 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
 
     def of_app(self, app: Owner) -> Self:
         """The same task in another app, whose retry policies, providers and on_dead are then asked."""
-        return type(self)(
-            app,
-            self.fn,
-            name=self.name,
-            options=self.options,
-            retry=self.retry_name or self._retry,
-            no_retry=self.no_retry,
-            store_result=self.store_result,
-            contract=self.contract,
-            atomic=self.atomic,
-            execution=self.execution,
-        )
+        found = copy(self)
+        found.app = app
+        found._bound = BoundTask(found, self._bound.options)
+        return found
 
     @property
     def queue(self) -> str:
