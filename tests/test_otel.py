@@ -26,6 +26,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from psycopg import AsyncConnection
 
+from support.paths import TESTS
 from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, Cancel, Constant, Context, Dead, Reschedule, Snooze
 from tallybook._db import numbers as _numbers
@@ -37,7 +38,6 @@ from tallybook.otel import instrument, uninstrument
 from tallybook.testing import drain, drain_async, travel
 
 pytestmark = pytest.mark.anyio
-TESTS = Path(__file__).parent
 CUSTOM = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 

@@ -9,6 +9,7 @@ What producers commit is on record in `ledger_check`, written in the jobs' own t
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import signal
@@ -23,10 +24,12 @@ from typing import Any
 
 import psycopg
 
+from support.paths import ROOT
+
 from .crowd_process import QUEUES, TASKS
 from .waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
+SEED = int(os.environ.get("TALLYBOOK_SEED") or random.randrange(1_000_000))
 TABLES = """
 create table ledger_check (job_id bigint primary key);
 create table runs (lease uuid, job_id bigint, attempt int);

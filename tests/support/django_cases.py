@@ -1,4 +1,4 @@
-"""More tests of the project in docs/django.md, run by Django's own runner: tests/test_django.py puts them into the app shop."""
+"""More tests of the project in docs/django.md, run by Django's own runner: test_django.py puts them into the app shop."""
 
 from __future__ import annotations
 

@@ -11,15 +11,14 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Self
 
 import psycopg
 
+from support.paths import ROOT
 from support.waiting import wait_until
 from tallybook import App, Context
 
-ROOT = Path(__file__).parents[2]
 TABLE = "create table if not exists mail (n int, said text, worker text, job_id bigint, attempt int)"
 
 

@@ -20,15 +20,14 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Self
 
 import psycopg
 
+from support.paths import ROOT
 from support.waiting import wait_until
 from tallybook import App, Constant, Context
 
-ROOT = Path(__file__).parents[2]
 TABLES = """
 create table if not exists ran (job_id bigint, attempt int, worker text, n int, primary key (job_id, attempt));
 create table if not exists gate (open boolean);

@@ -12,8 +12,9 @@ from psycopg.conninfo import conninfo_to_dict
 from standardwebhooks import Webhook
 
 from support.outside import HttpServer, smtp_server
+from support.pages import blocks, project, python, section, statements, table, words
+from support.paths import ROOT
 from tallybook.extra.tasks import email, http, new_signing_secret, webhook
-from test_docs import ROOT, blocks, project, python, section, statements, table, words
 
 PAGE = "docs/webhooks.md"
 

@@ -8,16 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.paths import ROOT
 from support.workers import eventually
 from tallybook import App
 from tallybook._worker.life import signals
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow

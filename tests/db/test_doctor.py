@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -17,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict
 
+from support.paths import ROOT
 from support.roles import House, house
 from support.waiting import wait_until
 from support.workers import POOLED
@@ -539,7 +539,7 @@ def test_all_checks(dsn: str, patient: Patient) -> None:
 
 def test_the_page_lists_every_check(dsn: str) -> None:
     """docs/doctor.md has one line a check, in the order in which they are made, with its group."""
-    page = (Path(__file__).parent.parent / "docs" / "doctor.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/doctor.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| (?:`(\w+)`)? ?\| `(\w+)` \|", page, re.MULTILINE)
     made = [one.name for one in doctor(dsn)]
     elsewhere = {"partitions"} - set(made)  # where history is dropped

@@ -20,11 +20,12 @@ from starlette.routing import Mount
 
 from support.dashboard import SECURITY, Visitor, visiting, walk
 from support.dashboard_app import app, furnish
+from support.paths import ROOT, TESTS
 from tallybook.web import Site, User, dashboard, mounted
 
 pytestmark = pytest.mark.anyio
 
-ROOT = "/ops/queue"
+MOUNT = "/ops/queue"
 _ADDRESS = re.compile(r'(?:href|src|action)="([^"]*)"')
 
 
@@ -38,7 +39,7 @@ def in_starlette(site: Site) -> Any:
 
 def in_fastapi(site: Site) -> Any:
     api = FastAPI()
-    api.mount(ROOT, site)
+    api.mount(MOUNT, site)
     return api
 
 
@@ -47,7 +48,7 @@ def in_any(site: Site) -> Any:
         await send({"type": "http.response.start", "status": 418, "headers": []})
         await send({"type": "http.response.body", "body": b"the host"})
 
-    return mounted(elsewhere, ROOT, site)
+    return mounted(elsewhere, MOUNT, site)
 
 
 async def check(visitor: Visitor, db: Any) -> None:
@@ -56,17 +57,17 @@ async def check(visitor: Visitor, db: Any) -> None:
     assert {address for address, answer in walked.items() if answer.status == 200} >= {"/", "/queues"}
     for answer in walked.values():
         addresses = [one for one in _ADDRESS.findall(answer.text) if not one.startswith("#")]
-        assert addresses and all(one.startswith(f"{ROOT}/") for one in addresses), addresses
-        assert f'data-root="{ROOT}"' in answer.text
+        assert addresses and all(one.startswith(f"{MOUNT}/") for one in addresses), addresses
+        assert f'data-root="{MOUNT}"' in answer.text
     for file in set(re.findall(r'(?:href|src)="([^"]*/static/[^"]*)"', walked["/"].text)):
-        answer = await visitor.get(file.removeprefix(ROOT))
+        answer = await visitor.get(file.removeprefix(MOUNT))
         assert answer.status == 200 and SECURITY.items() <= dict(answer.headers).items()
     assert "at" in json.loads((await visitor.get("/series")).text)
-    answer = await visitor.post("/queue/pause", name="mail", back=f"{ROOT}/queue?name=mail")
-    assert (answer.status, answer.headers["location"]) == (303, f"{ROOT}/queue?name=mail")
-    assert f"Path={ROOT};" in answer.headers["set-cookie"]
+    answer = await visitor.post("/queue/pause", name="mail", back=f"{MOUNT}/queue?name=mail")
+    assert (answer.status, answer.headers["location"]) == (303, f"{MOUNT}/queue?name=mail")
+    assert f"Path={MOUNT};" in answer.headers["set-cookie"]
     assert "Queue mail is paused." in (await visitor.get("/queue?name=mail")).text
-    assert (await visitor.post("/queue/resume", name="mail", back="/admin")).headers["location"] == f"{ROOT}/"
+    assert (await visitor.post("/queue/resume", name="mail", back="/admin")).headers["location"] == f"{MOUNT}/"
     found = db.execute("select actor, action from tallybook.audits where via = 'web' order by id").fetchall()
     assert found == [("ada", "queue.pause"), ("ada", "queue.resume")]
 
@@ -77,18 +78,18 @@ async def test_it_works_below_a_path(mount: Any, dsn: str, db: Any) -> None:
     """Mounted in another application, its links, files, forms and cookies stay below its path; the host says who is there."""
     await furnish(dsn, drain=False)
     site = dashboard(app, authenticate=who, dsn=dsn)
-    async with visiting(site, within=mount(site), base="https://shop.example", root=ROOT) as visitor:
+    async with visiting(site, within=mount(site), base="https://shop.example", root=MOUNT) as visitor:
         assert (await visitor.get("/")).status == 403
         visitor.http.cookies.set("host", "ada", domain="shop.example")
         await check(visitor, db)
         assert (await visitor.ask("GET", "", follow_redirects=False)).status == 307
-        beside = await visitor.http.get(f"{ROOT}er/queues")
+        beside = await visitor.http.get(f"{MOUNT}er/queues")
         assert beside.status_code in (404, 418)
         async with stream(visitor) as events:
             chunk = await anext(events)
             while "event: overview" not in chunk:
                 chunk += await anext(events)
-            assert f'href="{ROOT}/jobs' in chunk
+            assert f'href="{MOUNT}/jobs' in chunk
     await site.aclose()
     assert site.live.viewers == 0
 
@@ -102,14 +103,14 @@ async def test_it_is_found_behind_a_prefix_that_a_proxy_has_taken_off(dsn: str, 
         # As servers do: the prefix is in the path again, and is the root path.
         await whole({**scope, "root_path": "/shop", "path": "/shop" + scope["path"]}, receive, send)
 
-    async with visiting(site, within=served, base="https://shop.example", root=ROOT) as visitor:
+    async with visiting(site, within=served, base="https://shop.example", root=MOUNT) as visitor:
         visitor.http.cookies.set("host", "ada", domain="shop.example")
         answer = await visitor.get("/queues")
-        assert answer.status == 200 and f'href="/shop{ROOT}/jobs"' in answer.text
-        assert f"Path=/shop{ROOT};" in answer.headers["set-cookie"]
+        assert answer.status == 200 and f'href="/shop{MOUNT}/jobs"' in answer.text
+        assert f"Path=/shop{MOUNT};" in answer.headers["set-cookie"]
         assert (await visitor.get("/static/app.css")).status == 200
         assert (await visitor.http.get("/shop/elsewhere")).status_code == 418
-        assert (await visitor.http.get(f"{ROOT}er/queues")).status_code == 418
+        assert (await visitor.http.get(f"{MOUNT}er/queues")).status_code == 418
     await site.aclose()
 
 
@@ -120,7 +121,7 @@ async def stream(visitor: Visitor) -> AsyncIterator[AsyncIterator[str]]:
     gone = asyncio.Event()
     cookie = "; ".join(f"{one.name}={one.value}" for one in visitor.http.cookies.jar)
     scope = {
-        "type": "http", "method": "GET", "path": f"{ROOT}/events", "raw_path": b"", "query_string": b"topic=overview",
+        "type": "http", "method": "GET", "path": f"{MOUNT}/events", "raw_path": b"", "query_string": b"topic=overview",
         "headers": [(b"host", b"shop.example"), (b"cookie", cookie.encode())], "client": ("127.0.0.1", 1), "scheme": "https",
         "root_path": "", "http_version": "1.1", "asgi": {"version": "3.0"}, "server": ("shop.example", 443),
     }  # fmt: skip
@@ -157,7 +158,7 @@ def test_a_mount_needs_a_path() -> None:
         mounted(in_any, "/", in_any)
 
 
-PAGE = (Path(__file__).parents[1] / "docs/dashboard.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/dashboard.md").read_text(encoding="utf-8")
 
 
 def shown(file: str) -> str:
@@ -234,7 +235,7 @@ def django(folder: Path, dsn: str) -> Iterator[str]:
     (folder / "asgi.py").write_text(shown("project/asgi.py"))
     (folder / "shop").mkdir()
     (folder / "shop" / "jobs.py").write_text("from support.dashboard_app import app\n")
-    environment = {"TESTS": str(Path(__file__).parent), "PATH": "/usr/bin:/bin", "TALLYBOOK_DSN": dsn}
+    environment = {"TESTS": str(TESTS), "PATH": "/usr/bin:/bin", "TALLYBOOK_DSN": dsn}
     command = [sys.executable, "serve.py"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True, cwd=folder) as running:
         assert running.stderr is not None

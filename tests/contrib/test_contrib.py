@@ -21,6 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
+from support.pages import blocks, project, python
+from support.paths import ROOT
 from support.waiting import wait_until
 from tallybook import App
 from tallybook.contrib.fastapi import in_transaction, lifespan, the_app
@@ -29,7 +31,6 @@ from tallybook.contrib.sqlalchemy import include_name
 from tallybook.errors import ConfigError, QueueUnavailable
 from tallybook.testing import drain
 from tallybook.web import dashboard
-from test_docs import ROOT, blocks, project, python
 
 CUSTOMERS = "create table customer (id int primary key, boss int references customer deferrable initially deferred)"
 

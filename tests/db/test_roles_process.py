@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from psycopg.conninfo import make_conninfo
 
 from support.cli import Command
+from support.paths import ROOT
 from support.roles import House, house
 from support.waiting import wait_until
 from tallybook import App, Snooze
@@ -182,7 +183,7 @@ def test_the_command(at: House) -> None:
     assert wrong.exit_code == 2 and "prefix" in wrong.output
 
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "roles.md"
+PAGE = ROOT / "docs/roles.md"
 
 
 def blocks(language: str) -> list[str]:

@@ -16,13 +16,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from support.paths import ROOT
 from support.waiting import wait_until
 from tallybook import App
 from tallybook.testing import drain
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent
 OLD = "ce3f690"
 """The release before: the last commit whose tables, types and names are those of today."""
 UNRELEASED = "2412f45"

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import pickle
 import signal
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from click.testing import CliRunner
 from psycopg import sql
 
 from support import canary
+from support.canary_forms import CANARY, CONTROL, FORBIDDEN, FORMER, KEY, KEYS, MOVED, found_in
 from support.cli import Command
+from support.paths import TESTS
 from support.waiting import wait_until
 from tallybook import App
 from tallybook._cli import cli
-from tallybook._model.keyring import new_key
 
 pytestmark = pytest.mark.anyio
-
-CANARY, FORMER, MOVED = "sk-canary/4711+ä", "sk-former/0815", "sk-moved/2342"
-CONTROL = "may-be-seen-2342"
-KEY = new_key("k1")
 
 
 COMMANDS = """\
@@ -47,23 +42,6 @@ provider add beta --kind x --secret-env x={canary}
 provider add beta --kind x --secret-env {canary}
 job list
 dead list"""
-
-
-def forms(text: str) -> set[str]:
-    """How it could be seen: plain, and as encodings that are no encryption."""
-    raw = text.encode()
-    return {
-        text, text[3:-1], quote(text), raw.hex(), base64.b64encode(raw).decode()[:-4], json.dumps(text)[1:-1],
-        repr(raw)[2:-1], text.encode("utf-16-le").hex(),
-    }  # fmt: skip
-
-
-FORBIDDEN = forms(CANARY) | forms(FORMER) | forms(MOVED)
-KEYS = {KEY.split(":")[1][:-4], base64.b64decode(KEY.split(":")[1]).hex()}
-
-
-def found_in(text: str) -> set[str]:
-    return {one for one in FORBIDDEN | KEYS if one in text}
 
 
 def dump(db: Any) -> str:
@@ -104,7 +82,7 @@ async def test_the_canary_is_nowhere(dsn: str, db: Any, tmp_path: Path, monkeypa
     assert key.reveal() == CANARY and key.previous is not None and key.previous.reveal() == FORMER
 
     options = ("-A", "support.canary:app", "--log-level", "debug", "--log-format", "json", "--queues", "default")
-    environment = {"PYTHONPATH": str(Path(__file__).parent), "TALLYBOOK_KEYS": KEY}
+    environment = {"PYTHONPATH": str(TESTS), "TALLYBOOK_KEYS": KEY}
     with Command(tmp_path, "worker", *options, dsn=dsn, **environment) as worker:
         worker.says("lifespan")
         await app.providers.set("broken", kind="x", active=True)

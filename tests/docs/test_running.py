@@ -7,7 +7,6 @@ import http.client
 import json
 import re
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -15,6 +14,7 @@ import pytest
 import yaml
 from psycopg import AsyncConnection
 
+from support.paths import ROOT
 from support.roles import house
 from support.workers import Jobs, eventually, working
 from tallybook import App, Context
@@ -23,7 +23,6 @@ from tallybook._model.exposition import METRICS
 from tallybook._worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.anyio
-ROOT = Path(__file__).parents[1]
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGE = (ROOT / "docs/running.md").read_text(encoding="utf-8")
 STOP = WorkerSettings().stop_timeout + WorkerSettings().abort_timeout + timedelta(seconds=15)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 import tomllib
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 import grimp
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from support.paths import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ import psycopg
 import pytest
 
 import tallybook
+from support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 OTHERS = ("celery", "procrastinate", "pgqueuer", "rq")
 FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PINS = [

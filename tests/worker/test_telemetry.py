@@ -18,6 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.cli import Command
+from support.paths import ROOT
 from support.roles import house
 from support.waiting import wait_until
 from support.workers import QUICK, SLEEPY, Jobs, eventually, working
@@ -464,7 +465,7 @@ def test_every_process_has_a_port_of_its_own() -> None:
 
 def test_the_page_lists_every_metric() -> None:
     """docs/telemetry.md lists each metric with its type and labels, and the bound on the series."""
-    page = (Path(__file__).parents[1] / "docs/telemetry.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/telemetry.md").read_text(encoding="utf-8")
     rows = [[cell.strip().strip("`") for cell in line.split("|")[1:-1]] for line in page.splitlines()
             if line.startswith("| `tallybook_")]  # fmt: skip
     assert [(name, kind, labels.replace("`", "")) for name, kind, labels, _ in rows] == [

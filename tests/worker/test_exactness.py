@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +9,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.broken import Sql
-from support.crowd import Crowd
+from support.broken import without
+from support.crowd import SEED, Crowd
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
 CLAIM = "select jobs from tallybook.claim(%s, '{mail}', '{9}', gen_random_uuid())"
-SEED = int(os.environ.get("TALLYBOOK_SEED") or random.randrange(1_000_000))
 
 
 @pytest.mark.direct("kills processes and waits for the end of their sessions")
@@ -46,7 +43,7 @@ def test_every_committed_job_ends_exactly_once_for_long(dsn: str) -> None:
 @pytest.mark.direct("kills processes and waits for the end of their sessions")
 def test_control_a_claim_that_ignores_holes_loses_jobs(dsn: str, db: Connection) -> None:
     """Negative control: with the holes emptied, the same run finds lost jobs."""
-    replace_in(db, "_window", "h.lo := v_old_hi;", "h.holes := '{}'; h.closed := '{}'; h.lo := v_old_hi;")
+    without(db, "_window", "h.lo := v_old_hi;", "h.holes := '{}'; h.closed := '{}'; h.lo := v_old_hi;")
     run = Crowd(dsn, SEED, seconds=0.5, producers=1, claimers=2).run()
     assert kinds(run.findings) >= {"lost", "an attempt without outcome"}
 
@@ -58,7 +55,7 @@ def test_control_an_end_without_the_fence_ends_twice(dsn: str, db: Connection) -
     for name in ("brief", "default", "long"):
         db.execute(f'drop index tallybook."an attempt of {name} ends once"')
     for function in ("_end", "_rescue_attempts", "_skip"):
-        replace_in(db, function, "on conflict do nothing", "")
+        without(db, function, "on conflict do nothing", "")
     run = Crowd(dsn, SEED, seconds=0.5, producers=1, claimers=2).run()
     assert "an attempt with two outcomes" in kinds(run.findings)
 
@@ -66,7 +63,7 @@ def test_control_an_end_without_the_fence_ends_twice(dsn: str, db: Connection) -
 def test_control_an_end_by_a_lease_that_is_not_on_record(db: Connection) -> None:
     """Negative control: with the lease left out of `_lease_entries`, a claim that was taken back ends what another one runs."""
     assert end_by_a_forgotten_lease(db) is False
-    replace_in(
+    without(
         db,
         "_lease_entries",
         "from tallybook.claim k where k.lease = d.lease limit 1",
@@ -219,13 +216,6 @@ def without_waiting(watch: Connection, conn: Connection, statement: str, params:
 
 def kinds(findings: list[str]) -> set[str]:
     return {finding.split(": ")[0] for finding in findings}
-
-
-def replace_in(db: Connection, function: str, old: str, new: str) -> None:
-    """Make one of tallybook's functions anew with a part of it replaced."""
-    text = Sql(one(db, "select pg_get_functiondef(%s::regproc)", f"tallybook.{function}"))
-    assert old in text, f"{function} reads otherwise now: adapt this control"
-    db.execute(text.replace(old, new).encode())
 
 
 def one(conn: Connection, statement: str, *params: Any) -> Any:

@@ -20,9 +20,9 @@ import psycopg
 import pytest
 
 import tallybook
+from support.paths import ROOT
 from tallybook._embedded.binaries import binaries
 
-ROOT = Path(__file__).resolve().parents[1]
 PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from support.paths import ROOT
+
 RIGHT = """
 import asyncio
 from datetime import timedelta
@@ -192,8 +194,7 @@ def mypy(folder: Path, source: str) -> tuple[dict[int, str], str]:
     """The errors by line, and the whole output."""
     path = folder / "shop.py"
     path.write_text(source)
-    root = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(root / ".mypy_cache"), str(path)]
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(ROOT / ".mypy_cache"), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     lines: dict[int, str] = {}
     for number, text in re.findall(r"^shop\.py:(\d+): error: (.*)$", done.stdout, re.MULTILINE):

@@ -6,18 +6,18 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
 import tallybook
+from support.pages import table, text, words
+from support.paths import ROOT
 from tallybook._cli import cli
-from test_docs import table, text, words
 from tools.reference import sql_files
 
-SOURCE = Path(__file__).resolve().parents[1] / "src" / "tallybook"
+SOURCE = ROOT / "src" / "tallybook"
 ROWS = table(text("docs/glossary.md"), "word")
 
 OF_OTHER_IDEAS = {

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
+from support.paths import ROOT
 from tools import docs, reference
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_every_page_is_in_the_nav() -> None:

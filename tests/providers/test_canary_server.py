@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner
 from psycopg import sql
 
+from support.canary_forms import CANARY, CONTROL, FORMER, KEY, found_in
 from support.clusters import cluster
 from tallybook import App
 from tallybook._cli import cli
 from tallybook._db.migrate import migrate
 from tallybook._model.keyring import new_key
-from test_canary import CANARY, CONTROL, FORMER, KEY, found_in
 
 pytestmark = pytest.mark.anyio
 ALL = {

@@ -28,13 +28,13 @@ from support.cli import Command
 from support.dashboard import JOBS, NO_PAGES, PASSWORD, covers, routes, users_file
 from support.dashboard_app import HOSTILE, IMG, LONG, QUEUE, SECRET, app, furnish
 from support.hands import Hands, put
+from support.paths import TESTS
 from support.waiting import wait_until
 from tallybook.extra.dashboard.gate import CSP
 from tallybook.web import dashboard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-TESTS = str(Path(__file__).parent)
 BUSY = "select 1 from tallybook.job where task = 'stay' and state = 'running'"
 ROUTES = routes(dashboard(app, dsn="host=/nowhere"), "GET")
 
@@ -59,7 +59,7 @@ def site(data: str, folder: Path) -> Iterator[str]:
     """A dashboard that may change things, beside a worker; its address."""
     anyio.run(furnish, data)
     words = ("worker", "-A", "support.dashboard_app:app", "--queues", "mail=2,slow=2,feeds=2", "--name", f"w{IMG}")
-    with Command(folder, *words, dsn=data, PYTHONPATH=TESTS), serving(folder, data, "--operate") as address:
+    with Command(folder, *words, dsn=data, PYTHONPATH=str(TESTS)), serving(folder, data, "--operate") as address:
         with psycopg.connect(data, autocommit=True) as conn:
             conn.execute("select tallybook.enqueue('slow', 'stay', '{\"n\": 1}')")
             wait_until(lambda: conn.execute(BUSY).fetchone(), "the worker runs a job", seconds=40)
@@ -69,7 +69,7 @@ def site(data: str, folder: Path) -> Iterator[str]:
 @contextmanager
 def serving(folder: Path, dsn: str, *words: str) -> Iterator[str]:
     """`tallybook web` in a process of its own; its address."""
-    with Command(folder, "web", "--port", "0", *words, dsn=dsn, PYTHONPATH=TESTS) as running:
+    with Command(folder, "web", "--port", "0", *words, dsn=dsn, PYTHONPATH=str(TESTS)) as running:
         running.says("the dashboard is at ")
         found = re.search(r"http://\S+:\d+", running.output)
         assert found

@@ -6,14 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.paths import ROOT
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parent.parent
 KEYS = {
     *("attempted", "acknowledged", "lost", "unexpected", "duplicate_runs", "recovered", "second_effects"),
     *("rescue_p50_s", "rescue_max_s"),

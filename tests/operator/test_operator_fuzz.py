@@ -12,8 +12,9 @@ import pytest
 
 from support.operator_client import SECRET
 from support.operator_process import serving
+from support.paths import TESTS
 
-HERE = Path(__file__).parent
+HERE = TESTS
 HEADERS = ("Key", "Timestamp", "Nonce", "Signature")
 
 

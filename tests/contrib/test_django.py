@@ -16,9 +16,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from support.cli import children
+from support.paths import ROOT
 from support.waiting import wait_until
 
-ROOT = Path(__file__).parents[1]
 FENCED = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 pytestmark = pytest.mark.direct("Django's test runner makes a database of its own, and its workers hold sessions")
 

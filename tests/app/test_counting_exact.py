@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.crowd import Crowd
-from test_exactness import SEED, replace_in
+from support.broken import without
+from support.crowd import SEED, Crowd
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 pytestmark = [pytest.mark.servers, pytest.mark.direct("kills processes and waits for the end of their sessions")]
@@ -70,7 +70,7 @@ def test_a_recount_sets_the_counters_right_beside_producers_and_workers(dsn: str
 @pytest.mark.slow
 def test_control_a_fold_that_ignores_holes_counts_too_little(dsn: str, db: Connection) -> None:
     """Negative control: with the holes of a fold left out, what commits late is never counted."""
-    replace_in(db, "fold", "values (f.number + 1, at, v_hi, v_holes,", "values (f.number + 1, at, v_hi, '{}',")
+    without(db, "fold", "values (f.number + 1, at, v_hi, v_holes,", "values (f.number + 1, at, v_hi, '{}',")
     _, found = differences(dsn, Crowd(dsn, SEED, seconds=1.0))
     assert found
 
@@ -78,7 +78,7 @@ def test_control_a_fold_that_ignores_holes_counts_too_little(dsn: str, db: Conne
 @pytest.mark.slow
 def test_control_ends_that_tell_nobody_are_found(dsn: str, db: Connection) -> None:
     """Negative control: where an end of two is counted once, verify says what is missing."""
-    replace_in(
+    without(
         db, "_complete_held", "count(*), sum(k.attempt), 'completed'", "(count(*) + 1) / 2, sum(k.attempt), 'completed'"
     )
     _, found = differences(dsn, Crowd(dsn, SEED, seconds=0.5, producers=1, claimers=2))

@@ -15,12 +15,13 @@ import pytest
 from support.cli import Command
 from support.operator_client import SECRET
 from support.operator_process import serving
+from support.pages import blocks, section, table, text
+from support.paths import ROOT
 from tallybook.extra.operator import openapi
 from tallybook.extra.operator.keys import SCOPES
 from tallybook.extra.operator.problems import CODES
 from tallybook.extra.operator.routes import OPERATIONS
 from tallybook.web import read_keys
-from test_docs import ROOT, blocks, section, table, text
 
 PAGE = "docs/operator-api.md"
 

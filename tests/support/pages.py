@@ -1,0 +1,90 @@
+"""The pages of the docs: their parts, and what they show, run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from support.paths import ROOT
+
+FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def text(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of one language, in their order."""
+    return [body for found, body in FENCED.findall(page.read_text(encoding="utf-8")) if found == language]
+
+
+def statements(block: str) -> list[str]:
+    """The statements of one SQL block; each ends with a semicolon at the end of a line."""
+    bare = re.sub(r"--[^\n]*", "", block)
+    assert bare.strip().endswith(";"), f"a statement without its semicolon: {block}"
+    return [statement.strip() for statement in re.split(r";[ ]*\n", bare) if statement.strip()]
+
+
+def section(page: str, heading: str) -> str:
+    """What stands below one heading, up to the next one of the same or a higher level."""
+    found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^#{{1,2}} |\Z)", text(page), re.MULTILINE | re.DOTALL)
+    assert found, f"{page} has no heading {heading!r}"
+    return found[2]
+
+
+def table(part: str, first_title: str) -> list[list[str]]:
+    """The rows of the table whose first column has this title."""
+    lines = iter(part.splitlines())
+    for line in lines:
+        if line.startswith(f"| {first_title} |"):
+            break
+    else:
+        raise AssertionError(f"there is no table with the column {first_title!r}")
+    next(lines)
+    rows = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip().strip("|").split("|")])
+    assert rows, f"the table with the column {first_title!r} is empty"
+    return rows
+
+
+def words(rows: list[list[str]], column: int = 0) -> list[str]:
+    """What stands in backticks in one column."""
+    return [word for row in rows for word in re.findall(r"`([^`]+)`", row[column])]
+
+
+def project(folder: Path, page: str) -> list[str]:
+    """Write the Python files of a page, each of which names itself in its first line; their names."""
+    written = []
+    for block in blocks(ROOT / page, "python"):
+        title = re.match(r"# (\w+\.py)\n", block)
+        if title:
+            (folder / title[1]).write_text(block, encoding="utf-8")
+            written.append(title[1])
+    return written
+
+
+def python(folder: Path, dsn: str, *arguments: str, **environment: str) -> str:
+    """Run Python in this folder, with TALLYBOOK_DSN; what it printed."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG", "PYTEST_"))}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**clean, "TALLYBOOK_DSN": dsn, **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
