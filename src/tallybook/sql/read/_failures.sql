@@ -11,7 +11,6 @@ returns table (ended_at timestamptz, queue text, task text, job_id bigint, attem
 -- profile: nested
 set enable_nestloop = on set enable_sort = off set max_parallel_workers_per_gather = 0  -- newest first, by index
 as $$
-#variable_conflict use_column
 begin
   return query
   select o.ended_at, l.queue, e.task, o.job_id, e.attempt, o.state::text, o.error ->> 'type', o.error ->> 'message'

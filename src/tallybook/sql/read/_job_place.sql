@@ -12,7 +12,6 @@ returns table (place text, job_id bigint, lane_id int, queue text, priority int,
 language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 begin
   return query
   select 'scheduled', p_job_id, s.lane_id, l.queue, l.priority::int, l.part, l.retired_at is not null, l.retention,

@@ -9,7 +9,6 @@ create or replace function tallybook._jobs_by_end(p_endings tallybook.ending[], 
 returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 declare
   v_at timestamptz := coalesce('epoch'::timestamptz + p_below * interval '1 microsecond', 'infinity');
   v_id bigint := coalesce(p_below_id, 0); v_piece int := p_most + 1; v_left int := p_looks; v_rows int; v_n int := 0;
@@ -56,7 +55,6 @@ create or replace function tallybook._ends(p_state tallybook.ending, p_at timest
 returns table (ended_at timestamptz, job_id bigint, error jsonb) language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 begin
   return query
   select o.ended_at, o.job_id, o.error from tallybook.outcome o

@@ -11,10 +11,9 @@ create or replace function tallybook._jobs_by_id(p_sources text[], p_given bigin
 returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 declare
   v_below bigint := least(coalesce(p_below, 9223372036854775807), p_high); v_low bigint := coalesce(p_low, 0);
-  v_piece int := least(p_most + 1, 256); v_left int := p_looks; v_rows int; v_last bigint; v_ids bigint[]; l record;
+  v_piece int := least(p_most + 1, 256); v_left int := p_looks; v_rows int; v_last bigint; v_ids bigint[]; r record;
   v_n int := 0; v_found int; v_xids xid8[]; v_seqs bigint[];
   v_task text := p_filter ->> 'task'; v_error text := lower(p_filter ->> 'error');
   v_line boolean := 'entry' = any (p_sources) and not coalesce(p_filter -> 'states' ? 'available', true);
@@ -27,8 +26,8 @@ begin
                                  where w.ended_at is null);
   end if;
   if v_line then  -- what is ahead of the cursors is not wanted: it may be a million
-    for l in select x.lane_id, e.xid, e.seq from tallybook.lane x, tallybook._line_up_to(x.lane_id) e loop
-      v_xids[l.lane_id] := l.xid; v_seqs[l.lane_id] := l.seq;
+    for r in select x.lane_id, e.xid, e.seq from tallybook.lane x, tallybook._line_up_to(x.lane_id) e loop
+      v_xids[r.lane_id] := r.xid; v_seqs[r.lane_id] := r.seq;
     end loop;
   end if;
   loop

@@ -8,7 +8,6 @@ create or replace function tallybook._jobs_by_line(p_what text, p_lanes int[], p
 returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 declare
   v_xid xid8 := coalesce(p_xid, '9223372036854775807'); v_seq bigint := coalesce(p_seq, 0); v_piece int := p_most + 1;
   v_left int := p_looks; v_rows int; v_n int := 0; v_found int; v_at timestamptz; v_xids xid8[]; v_seqs bigint[];
@@ -70,7 +69,6 @@ returns table (xid xid8, seq bigint, job_id bigint, attempt int, task text, enqu
   language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 declare
   l tallybook.lane; c record;
 begin
@@ -111,7 +109,6 @@ create or replace function tallybook._line_heads(p_lanes int[], p_what text, p_x
 returns table (lane_id int, xid xid8, seq bigint) language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 begin
   return query
   select l.lane_id, e.xid, e.seq

@@ -27,7 +27,6 @@ returns table (id bigint, queue_name text, task_name text, state text, priority 
 language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 declare
   v_sources record; v_filter jsonb; v_n int := 0; v_cursor text := jobs.after; v_end boolean; r record;
   v_lines tallybook.job_line[]; v_cursors text[];

@@ -16,7 +16,6 @@ returns table ("position" bigint, id bigint, task text, state text, priority int
 language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 declare
   -- A place: what it is in, its position, and the key of the row. Of the line: priority, turn, phase, xid, seq; else:
   -- run_at, job.
@@ -84,7 +83,6 @@ create or replace function tallybook._line_of(p_lane_id int, p_phase int, p_xid 
 returns table (lane_id int, retention "char", phase int, xid xid8, seq bigint) language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 declare
   c record; v_n int; v_left int := p_most;
 begin

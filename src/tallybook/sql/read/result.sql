@@ -7,7 +7,6 @@ create or replace function tallybook.result(job_id bigint, out task text, out st
 returns setof record language plpgsql
 -- profile: nested
 as $$
-#variable_conflict use_column
 declare
   v_job_id bigint := result.job_id; e tallybook.entry;
 begin

@@ -9,7 +9,6 @@ returns table (job_id bigint, attempt int, queue text, task text, worker_id int,
 -- profile: nested
 set enable_nestloop = on  -- also where the caller has it off
 as $$
-#variable_conflict use_column
 begin
   perform tallybook._check_range('max_jobs', running.max_jobs::text, running.max_jobs between 1 and 100000,
                                  'It goes from 1 to 100000.');

@@ -33,7 +33,6 @@ create or replace function tallybook._open_jobs(p_queue text, p_task text, p_uni
 language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 begin
   return query
   select f.job_id, f.state
@@ -63,7 +62,6 @@ returns table (job_id bigint, state text, lane_id int, task text, unique_key tex
 language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 declare
   v_ids bigint[];
 begin
@@ -113,7 +111,6 @@ returns table (job_id bigint, state text, lane_id int, task text, unique_key tex
 language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 begin
   return query
   select s.job_id, 'scheduled', s.lane_id, s.task, s.unique_key, s.order_key, s.args, s.attempt

@@ -15,7 +15,6 @@ returns table (job_id bigint, died_at timestamptz, queue_name text, task_name te
 language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 begin
   return query
   with found as materialized (

@@ -6,7 +6,6 @@ create or replace function tallybook._edges_of(p_queue text) returns table (lane
 language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 begin
   return query
   select x.lane_id, x.task, x.state, min(x.enqueued_at), max(x.enqueued_at)
@@ -47,7 +46,6 @@ language plpgsql stable
 -- profile: nojit
 set plan_cache_mode = force_generic_plan  -- a plan made anew costs more than it gains
 as $$
-#variable_conflict use_column
 begin
   return query
   select l.queue, c.task, c.what, sum(c.n)::bigint, min(e.oldest),
@@ -75,7 +73,6 @@ create or replace function tallybook._oldest_of(p_queues text[]) returns table (
 language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 declare
   v_snap pg_snapshot := pg_current_snapshot();
   v_quiet boolean := pg_snapshot_xmin(v_snap) >= pg_snapshot_xmax(v_snap) and pg_current_xact_id_if_assigned() is null;

@@ -15,7 +15,6 @@ create or replace function tallybook.backlog(out queue text, out state text, out
 returns setof record language plpgsql stable
 -- profile: hot
 as $$
-#variable_conflict use_column
 begin
   return query
   with n as materialized (

@@ -60,7 +60,6 @@ returns table (lane_id int, task text, what text, n bigint, attempts bigint, las
 language plpgsql stable
 -- profile: hot
 as $$
-#variable_conflict use_column
 begin
   return query
   with sums as materialized (
@@ -126,7 +125,6 @@ create or replace function tallybook._split(p_lane_id int, p_mode text, p_runnin
 returns table (task text, n bigint) language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 declare
   l record; c record; w record; v_tasks text[] := '{}'; v_seen int := 0; v_low bigint;
 begin

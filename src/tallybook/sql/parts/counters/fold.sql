@@ -71,7 +71,6 @@ returns table (lane_id int, task text, what tallybook.counted, took smallint, wa
 language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 begin
   -- Retired lanes: the ids in them are of another cluster. What is still to come out of them has been recounted.
   return query

@@ -15,7 +15,6 @@ create or replace function tallybook.levels(step interval default '1 min', since
 returns setof record language plpgsql stable
 -- profile: hot
 as $$
-#variable_conflict use_column
 declare
   v_since timestamptz := tallybook._first_step(levels.step, levels.since, levels.at);
 begin

@@ -119,7 +119,6 @@ returns table (task text, n bigint, attempts bigint)
 language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 declare
   h tallybook.claim; v_xid xid8; v_seq bigint;
 begin

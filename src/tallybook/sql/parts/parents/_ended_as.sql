@@ -9,7 +9,6 @@ create or replace function tallybook._ended_as(p_job_ids bigint[]) returns table
 language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 begin
   return query
   select f.id, f.ended_as,

@@ -9,7 +9,6 @@ language plpgsql
 -- profile: nested
 set enable_nestloop = on  -- also where the caller has it off
 as $$
-#variable_conflict use_column
 declare
   k tallybook.subject_job; w record;
 begin

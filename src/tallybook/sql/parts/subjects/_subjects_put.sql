@@ -16,7 +16,6 @@ returns table (place bigint, job_id bigint, report text, old_run_at timestamptz,
 language plpgsql
 -- profile: batch
 as $$
-#variable_conflict use_column
 declare
   v_places bigint[]; v_subjects text[]; v_args text[]; v_run_ats timestamptz[]; v_priorities int[]; v_headers text[];
   v_options text[]; v_lanes int[]; v_retentions "char"[];

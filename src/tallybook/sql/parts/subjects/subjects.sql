@@ -19,7 +19,6 @@ returns table (task_name text, subject text, job_id bigint, queue_name text, sta
 language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 declare
   v_stopped boolean := coalesce(states <@ '{completed,killed,dead}', false);
   v_at jsonb; v_n int := 0; v_left int := max_looked; v_piece int := 256; v_rows int; v_when timestamptz := 'infinity';

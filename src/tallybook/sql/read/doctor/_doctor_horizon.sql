@@ -50,7 +50,6 @@ create or replace function tallybook._doctor_horizon(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: nojit
 as $$
-#variable_conflict use_column
 declare
   v_hidden text := ''; v_jobs text[]; v_idle text := current_setting('idle_in_transaction_session_timeout');
 begin
@@ -112,22 +111,22 @@ begin
                                c.details) f;
 
   return query select * from tallybook._finding('slots', (
-      select jsonb_agg(jsonb_build_object('level', level, 'slot', s.slot_name, 'wal_status', s.wal_status, 'kept', kept,
-                                          'active', s.active,
+      select jsonb_agg(jsonb_build_object('level', l.level, 'slot', s.slot_name, 'wal_status', s.wal_status,
+                                          'kept', k.kept, 'active', s.active,
                'text', format('the replication slot %s (%s) %s', s.slot_name,
                               concat_ws(', ', s.slot_type, s.plugin, case when not s.active then 'not in use' end),
                               case when s.wal_status = 'lost' then 'has lost what it needs'
-                                   else 'keeps ' || pg_size_pretty(kept) || ' of WAL' end),
+                                   else 'keeps ' || pg_size_pretty(k.kept) || ' of WAL' end),
                'do', case when not s.active then format('select pg_drop_replication_slot(%L);', s.slot_name) end)
-               order by kept desc nulls last, s.slot_name)
+               order by k.kept desc nulls last, s.slot_name)
         from pg_replication_slots s,
              lateral (select case when not pg_is_in_recovery() then pg_wal_lsn_diff(pg_current_wal_lsn(),
                  s.restart_lsn) end) k(kept),
-             lateral (select case when s.wal_status in ('unreserved', 'lost') or kept > 10737418240 then 'problem'
+             lateral (select case when s.wal_status in ('unreserved', 'lost') or k.kept > 10737418240 then 'problem'
                                   when not s.active and (s.restart_lsn is not null or s.xmin is not null
                                                          or s.catalog_xmin is not null) then 'warning'
-                                  when kept > 1073741824 then 'note' end) l(level)
-       where level is not null),
+                                  when k.kept > 1073741824 then 'note' end) l(level)
+       where l.level is not null),
     'no replication slot keeps more WAL than it should',
     'A slot keeps WAL until its reader has it, in the end all of the disk. Start its reader, or drop it where there is '
     'none; max_slot_wal_keep_size bounds what one may keep.');

@@ -5,7 +5,6 @@ create or replace function tallybook._doctor_maintenance(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: nojit
 as $$
-#variable_conflict use_column
 declare
   v_since timestamptz;
 begin

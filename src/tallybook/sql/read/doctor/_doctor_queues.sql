@@ -7,7 +7,6 @@ returns table (name text, level text, finding text, advice text, details jsonb) 
 -- profile: hot
 set enable_nestloop = on  -- also where the caller has it off
 as $$
-#variable_conflict use_column
 declare
   v_dead bigint; v_last_hour bigint;
   v_foreign boolean := tallybook._is_foreign_cluster(true);  -- then no cursor means anything: see cluster

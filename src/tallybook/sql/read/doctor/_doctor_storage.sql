@@ -7,7 +7,6 @@ create or replace function tallybook._doctor_storage()
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: nojit
 as $$
-#variable_conflict use_column
 declare
   v_tables jsonb; v_freeze numeric := current_setting('autovacuum_freeze_max_age')::numeric;
 begin

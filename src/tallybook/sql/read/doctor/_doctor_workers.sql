@@ -6,7 +6,6 @@ returns table (name text, level text, finding text, advice text, details jsonb) 
 -- profile: nojit
 set plan_cache_mode = force_generic_plan  -- a plan made anew costs more than it gains
 as $$
-#variable_conflict use_column
 declare
   v_live bigint; v_used bigint; v_most int := current_setting('max_connections')::int; v_share numeric;
 begin

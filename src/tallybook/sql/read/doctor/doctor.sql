@@ -13,7 +13,6 @@
 -- rights: operator, as the caller
 create or replace function tallybook.doctor(about text default null, at timestamptz default clock_timestamp())
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable as $$
-#variable_conflict use_column
 declare
   v_group text; v_groups text[] := '{horizon,storage,settings,workers,queues,maintenance,counters,roles}';
 begin

@@ -86,7 +86,6 @@ returns table (at timestamptz, job_id bigint, queue text, task text, attempt int
 language plpgsql stable
 -- profile: nested
 as $$
-#variable_conflict use_column
 begin
   return query
   with tries as materialized (
