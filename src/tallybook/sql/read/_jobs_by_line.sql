@@ -133,22 +133,10 @@ language sql stable as $$
 $$;
 
 -- _line_from(lane): from where on its cursor may still take what there is, and what it takes before that (others).
+-- Like the one above it has no settings of its own, so that it becomes part of the statement that asks.
 create or replace function tallybook._line_from(p_lane_id int, out xid xid8, out seq bigint, out others xid8[])
 returns setof record language sql stable as $$
   select case when c.closed || c.holes = '{}' then c.pos_xid else least(c.lo, c.pos_xid) end,
          case when c.closed || c.holes = '{}' then c.pos_seq else 0 end, c.holes || c.closed
     from tallybook._cursor_of(p_lane_id) c
-$$;
-
--- _cursor_of(lane): its newest claim, or where it was born. Like those above it has no settings of its own, so that it
--- becomes part of the statement that asks.
-create or replace function tallybook._cursor_of(p_lane_id int, out lane_id int, out retention "char", out lo xid8,
-  out hi xid8, out holes xid8[], out closed xid8[], out pos_xid xid8, out pos_seq bigint) returns setof record
-language sql stable as $$
-  select l.lane_id, l.retention, coalesce(h.lo, l.born), coalesce(h.hi, l.born), coalesce(h.holes, '{}'),
-         coalesce(h.closed, '{}'), coalesce(h.pos_xid, l.born), coalesce(h.pos_seq, 0)
-    from tallybook.lane l left join lateral (
-      select k.lo, k.hi, k.holes, k.closed, k.pos_xid, k.pos_seq from tallybook.claim k
-       where k.lane_id = l.lane_id and k.retention = l.retention order by k.number desc limit 1) h on true
-   where l.lane_id = p_lane_id
 $$;

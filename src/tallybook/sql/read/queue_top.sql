@@ -77,48 +77,24 @@ begin
 end $$;
 
 -- _line_of(lane, phase, xid, seq, most): the next entries of a lane that a claim would hand out, in their order, at
--- most so many, from behind this one on. phase 0: former holes; 1: the window; 2: what holes have committed since; 3:
--- what the next window will have. See _take.
+-- most so many, from behind this one on; phase: see _line_ranges.
 create or replace function tallybook._line_of(p_lane_id int, p_phase int, p_xid xid8, p_seq bigint, p_most int)
 returns table (lane_id int, retention "char", phase int, xid xid8, seq bigint) language plpgsql stable
 -- profile: nested
 as $$
-declare
-  c record; v_n int; v_left int := p_most;
 begin
-  select * into c from tallybook._cursor_of(p_lane_id);
-  if c.holes = '{}' then c.hi := '18446744073709551615'; end if;  -- nothing comes between this window and the next one
-  for v_phase in p_phase..3 loop
-    if v_phase in (0, 2) then
-      return query
-      select c.lane_id, c.retention, v_phase, e.xid, e.seq
-        from (select x from unnest(case when v_phase = 0 then c.closed else c.holes end) x
-               where (v_phase > p_phase or x >= p_xid) and (v_phase = 2 or x >= c.pos_xid) order by x) o(x), lateral (
-          select y.xid, y.seq from tallybook.entry y
-           where y.lane_id = c.lane_id and y.retention = c.retention and y.xid = o.x
-             and (v_phase = 2 or (y.xid, y.seq) > (c.pos_xid, c.pos_seq))
-                 and (v_phase > p_phase or (y.xid, y.seq) > (p_xid, p_seq))
-             and tallybook._stands(y.job_id, y.attempt)
-           order by y.seq limit v_left) e
-       order by e.xid, e.seq limit v_left;
-    else
-      return query
-      select c.lane_id, c.retention, v_phase, e.xid, e.seq from tallybook.entry e,
-             lateral (select case when v_phase = 3 then greatest(c.hi, c.pos_xid) when c.closed <> '{}' then c.lo
-                      else c.pos_xid end as xid,
-                             case when v_phase = 3 and c.pos_xid < c.hi or c.closed <> '{}' then 0
-                                  else c.pos_seq end as seq) f
-       where e.lane_id = c.lane_id and e.retention = c.retention
-         and e.xid >= case when v_phase = p_phase then greatest(f.xid, p_xid) else f.xid end
-         and (e.xid, e.seq) > (f.xid, f.seq) and (v_phase > p_phase or (e.xid, e.seq) > (p_xid, p_seq))
-         and (v_phase = 3 or e.xid < c.hi) and e.xid <> all (c.holes)
-         and tallybook._stands(e.job_id, e.attempt)
-       order by e.xid, e.seq limit v_left;
-    end if;
-    get diagnostics v_n = row_count;
-    v_left := v_left - v_n;
-    exit when v_left = 0;
-  end loop;
+  return query
+  select r.lane_id, r.retention, r.phase, e.xid, e.seq
+    from tallybook._line_ranges(p_lane_id) r,
+         lateral (select case when r.phase = p_phase then greatest(r.from_xid, p_xid) else r.from_xid end as xid) f,
+         lateral (
+           select y.xid, y.seq from tallybook.entry y
+            where y.lane_id = r.lane_id and y.retention = r.retention
+              and y.xid >= f.xid and (y.xid, y.seq) > (r.from_xid, r.from_seq)
+              and y.xid <= r.to_xid and (y.xid, y.seq) < (r.to_xid, r.to_seq) and y.xid <> all (r.holes)
+              and (r.phase > p_phase or (y.xid, y.seq) > (p_xid, p_seq)) and tallybook._stands(y.job_id, y.attempt)
+            order by y.xid, y.seq limit p_most) e
+   where r.phase >= p_phase order by r.phase, e.xid, e.seq limit p_most;
 end $$;
 
 -- _stands(job_id, attempt): whether this attempt, which no cursor has passed, is still to be handed out: neither

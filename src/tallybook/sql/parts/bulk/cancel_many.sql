@@ -120,20 +120,9 @@ begin
     from tallybook.waiting w where p_states is null or 'waiting' = any (p_states)
   union all
   select e.job_id, 'available', e.lane_id, e.task, e.unique_key, e.order_key, e.args, e.attempt
-    from (select l.lane_id, l.retention, coalesce(least(h.lo, h.pos_xid), l.born) as low, h.holes || h.closed as holes
-            from tallybook.lane l  -- from where the cursor of each lane stands
-            left join lateral (select c.lo, c.pos_xid, c.holes, c.closed from tallybook.claim c
-                                where c.lane_id = l.lane_id and c.retention = l.retention order by c.number desc
-                                      limit 1) h on true
-           where (p_queue is null or l.queue = p_queue) and (p_states is null or 'available' = any (p_states))) n
-   cross join lateral (
-     select x.* from tallybook.entry x where x.lane_id = n.lane_id and x.retention = n.retention and x.xid >= n.low
-     union all  -- what has committed late, or is still on its way
-     select x.* from unnest(n.holes) o(xid) join tallybook.entry x on x.xid = o.xid
-      where o.xid < n.low and x.lane_id = n.lane_id and x.retention = n.retention) e
-   where not tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
-     and not exists (select from tallybook.outcome o
-                      where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq)
+    from tallybook.lane l, lateral tallybook._line_entries(l.lane_id) e
+   where (p_queue is null or l.queue = p_queue) and (p_states is null or 'available' = any (p_states))
+     and not exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq))
      and not exists (select from tallybook.tombstone t where t.job_id = e.job_id and t.attempt = e.attempt and t.taken)
   union all
   select e.job_id, 'running', e.lane_id, e.task, e.unique_key, e.order_key, e.args, e.attempt

@@ -81,17 +81,13 @@ begin
   select q.name, min(coalesce(d.ready_at, e.ready_at))
     from unnest(p_queues) q(name)
     join tallybook.lane l on l.queue = q.name and l.retired_at is null
-    left join lateral (select h.pos_xid, h.pos_seq, h.holes = '{}' and h.closed = '{}'
-                       and h.hi <= pg_snapshot_xmax(v_snap) as whole
-                         from tallybook.claim h where h.lane_id = l.lane_id and h.retention = l.retention
-                        order by h.number desc limit 1) c on true
+   cross join lateral (select h.*, v_quiet and h.holes = '{}' and h.closed = '{}' and h.hi <= pg_snapshot_xmax(v_snap)
+                                   as whole from tallybook._cursor_of(l.lane_id) h) c
     left join lateral (select greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
-                        where v_quiet and coalesce(c.whole, true) and e.lane_id = l.lane_id
-                              and e.retention = l.retention
-                          and (e.xid, e.seq) > (coalesce(c.pos_xid, l.born), coalesce(c.pos_seq, 0))
-                              order by e.xid, e.seq limit 1) d on true
+                        where c.whole and e.lane_id = l.lane_id and e.retention = l.retention
+                          and (e.xid, e.seq) > (c.pos_xid, c.pos_seq) order by e.xid, e.seq limit 1) d on true
     left join lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid
-                        where not (v_quiet and coalesce(c.whole, true)) offset 0) n on true
+                        where not c.whole offset 0) n on true
     left join lateral (select greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
                         where e.lane_id = l.lane_id and e.retention = l.retention
                           and (e.xid, e.seq) > (n.xid, case when n.xid = c.pos_xid then c.pos_seq else 0 end)

@@ -76,13 +76,10 @@ begin
       from sums s where s.what not in ('scheduled', 'retrying', 'waiting', 'dead') group by s.lane_id, s.task
   ), lanes as materialized (
     select o.lane_id, sum(o.n)::bigint as n, count(*) filter (where o.n <> 0) as tasks,
-           (coalesce(h.claimed, 0) - sum(o.ended))::bigint as running
+           (h.claimed - sum(o.ended))::bigint as running
       from open o
-      join tallybook.lane l on l.lane_id = o.lane_id
-      left join lateral (select c.claimed from tallybook.claim c where c.lane_id = l.lane_id
-                         and c.retention = l.retention
-                          order by c.number desc limit 1) h on true
-     where l.retired_at is null
+      join tallybook.lane l on l.lane_id = o.lane_id and l.retired_at is null
+      cross join lateral tallybook._cursor_of(l.lane_id) h
      group by o.lane_id, h.claimed having sum(o.n) <> 0
   ), shared as materialized (
     select l.*, case when l.tasks = 1 or l.running = 0 or l.running = l.n then null when l.n - l.running <= 2000
@@ -126,16 +123,17 @@ returns table (task text, n bigint) language plpgsql stable
 -- profile: nested
 as $$
 declare
-  l record; c record; w record; v_tasks text[] := '{}'; v_seen int := 0; v_low bigint;
+  c record; w record; v_tasks text[] := '{}'; v_seen int := 0; v_low bigint;
 begin
   if p_mode is null then return; end if;
-  select x.retention, x.born into l from tallybook.lane x where x.lane_id = p_lane_id;
   if p_mode = 'available' then
-    return query select a.task, a.n from tallybook._line(p_lane_id, l.retention, l.born) a;
+    return query select a.task, a.n from tallybook._line(p_lane_id) a;
     return;
   end if;
   for c in select k.id, k.worker_id, k.number, k.jobs from tallybook.claim k
-            where k.lane_id = p_lane_id and k.retention = l.retention and k.jobs > 0 order by k.number desc loop
+            where k.lane_id = p_lane_id and k.jobs > 0
+              and k.retention = (select l.retention from tallybook.lane l where l.lane_id = p_lane_id)
+            order by k.number desc loop
     v_tasks := v_tasks || tallybook._open_tasks(c.worker_id, c.id);
     v_low := c.number; v_seen := v_seen + c.jobs;
     exit when cardinality(v_tasks) >= p_running or v_seen >= 3000;

@@ -53,15 +53,11 @@ begin
     union all select e.lane_id, e.task, e.what, e.n, e.attempts, e.last_at from ends e
     union all select e.lane_id, e.task, 'opened', e.n, e.attempts, null from ends e where e.what <> 'event'
   ), unclaimed as (  -- what of a lane has ended or gone and was never handed out: its tasks do not matter
-    select l.lane_id, s.n - coalesce(h.claimed, 0) - coalesce(a.n, 0) as n
-      from tallybook.lane l
-      join (select s.lane_id, sum(s.n) as n from sums s where s.what = 'opened' group by s.lane_id) s
-           on s.lane_id = l.lane_id
+    select s.lane_id, s.n - h.claimed - coalesce(a.n, 0) as n
+      from (select s.lane_id, sum(s.n) as n from sums s where s.what = 'opened' group by s.lane_id) s
       left join (select c.lane_id, sum(c.n) as n from open c where c.what = 'available' group by c.lane_id) a
-        on a.lane_id = l.lane_id
-      left join lateral (select c.claimed from tallybook.claim c where c.lane_id = l.lane_id
-                         and c.retention = l.retention
-                          order by c.number desc limit 1) h on true
+        on a.lane_id = s.lane_id
+      cross join lateral tallybook._cursor_of(s.lane_id) h
   ), put as (
     insert into tallybook.total (checkpoint, n, attempts, last_at, lane_id, what, task)
     select v_number, sum(s.n), sum(s.attempts), max(s.last_at), s.lane_id, s.what::tallybook.counted, s.task
@@ -104,7 +100,7 @@ language sql stable as $$
   union all select d.lane_id, d.task, 'dead', count(*), sum(d.attempt) from tallybook.dead d group by 1, 2
   union all
   select l.lane_id, a.task, 'available', a.n, a.attempts
-    from tallybook.lane l, lateral tallybook._line(l.lane_id, l.retention, l.born) a where l.retired_at is null
+    from tallybook.lane l, lateral tallybook._line(l.lane_id) a where l.retired_at is null
   union all
   select a.lane_id, e.task, 'running', count(*), sum(e.attempt)
     from tallybook.worker k, lateral tallybook._open_attempts(k.id, k.open_from) a
@@ -112,38 +108,16 @@ language sql stable as $$
    where k.ended_at is null group by 1, 2
 $$;
 
--- _line(lane, retention, born): what stands in one line, by task: behind the cursor, and what has committed late. See
--- _cursor_passed.
-create or replace function tallybook._line(p_lane_id int, p_retention "char", p_born xid8)
-returns table (task text, n bigint, attempts bigint)
+-- _line(lane): what stands in one line, by task: behind the cursor, and what has committed late.
+create or replace function tallybook._line(p_lane_id int) returns table (task text, n bigint, attempts bigint)
 language plpgsql stable
 -- profile: nested
+set enable_nestloop = on  -- also where the caller has it off
 as $$
-declare
-  h tallybook.claim; v_xid xid8; v_seq bigint;
 begin
-  select c.* into h from tallybook.claim c where c.lane_id = p_lane_id and c.retention = p_retention
-         order by c.number desc limit 1;
-  if not found then
-    h.lo := p_born; h.hi := p_born; h.pos_xid := p_born; h.pos_seq := 0; h.holes := '{}'; h.closed := '{}';
-  end if;
-  -- The window from the position on, or all of it where former holes are drained first, and all behind it.
-  v_xid := case when h.closed = '{}' then h.pos_xid else h.lo end;
-  v_seq := case when h.closed = '{}' then h.pos_seq else -1 end;
   return query
-  select e.task, count(*), sum(e.attempt) from (
-    select e.task, e.attempt, e.job_id from tallybook.entry e
-     where e.lane_id = p_lane_id and e.retention = p_retention and e.xid >= v_xid and (e.xid, e.seq) > (v_xid, v_seq)
-       and (e.xid >= h.hi or e.xid <> all (h.holes))
-    union all
-    select e.task, e.attempt, e.job_id from unnest(h.holes) x(xid), tallybook.entry e
-     where x.xid < h.hi and e.lane_id = p_lane_id and e.retention = p_retention and e.xid = x.xid
-    union all
-    select e.task, e.attempt, e.job_id from unnest(h.closed) x(xid), tallybook.entry e
-     where x.xid < h.lo and e.lane_id = p_lane_id and e.retention = p_retention and e.xid = x.xid
-           and (e.xid, e.seq) > (h.pos_xid, h.pos_seq)) e
-   -- Taken out of the line by its id.
+  select e.task, count(*), sum(e.attempt) from tallybook._line_entries(p_lane_id) e
    where coalesce((select false from tallybook.tombstone t where t.job_id = e.job_id and t.attempt = e.attempt
-                   and t.taken limit 1), true)
+                   and t.taken limit 1), true)  -- taken out of the line by its id
    group by e.task;
 end $$;

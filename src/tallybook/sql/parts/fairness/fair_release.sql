@@ -30,16 +30,15 @@ begin
   perform tallybook._read_committed('fair_release needs READ COMMITTED',
                                     'An older snapshot does not see what is in line.');
   known := '{}'; released := 0; busy := false; remain := false;
-  for l in select x.lane_id, x.queue, x.retention, x.born from tallybook.lane x where x.part = 'fair'
-    order by x.lane_id loop
+  for l in select x.lane_id, x.queue, x.retention from tallybook.lane x where x.part = 'fair' order by x.lane_id loop
     -- Without a lock: an idle lane costs a look at its end.
     v_state := tallybook._fair_keys(l.lane_id, v_known -> l.lane_id::text, max_line, at);
     if v_state -> 'keys' <> '{}' then
-      v_room := max_line - tallybook._in_line(l.lane_id, l.retention, l.born, max_line);
+      v_room := max_line - tallybook._in_line(l.lane_id, max_line);
       if v_room > 0 then
         if tallybook._service_claim('fair_release ' || l.lane_id, at) then
           -- Once more, now that nobody else can put any in.
-          v_room := max_line - tallybook._in_line(l.lane_id, l.retention, l.born, max_line);
+          v_room := max_line - tallybook._in_line(l.lane_id, max_line);
           select * into d from tallybook._fair_release_lane(l.lane_id, l.queue, l.retention, v_state -> 'keys', v_room,
                                                             at);
           v_state := v_state || jsonb_build_object('keys', d.keys);
@@ -128,36 +127,13 @@ begin
                             'looked', case when v_all then to_jsonb(v_now) else p_state -> 'looked' end);
 end $$;
 
--- _in_line(lane_id, retention, born, most): how many entries of a lane no claim has passed yet; no more than most are
--- counted.
-create or replace function tallybook._in_line(p_lane_id int, p_retention "char", p_born xid8, p_most int) returns int
+-- _in_line(lane_id, most): how many entries of a lane no claim has passed yet; no more than most are counted.
+create or replace function tallybook._in_line(p_lane_id int, p_most int) returns int
 language plpgsql stable
 -- profile: nested
 as $$
-declare
-  c record;
 begin
-  select h.lo, h.holes, h.closed, h.pos_xid, h.pos_seq into c
-    from tallybook.claim h where h.lane_id = p_lane_id and h.retention = p_retention order by h.number desc limit 1;
-  if not found then
-    c.lo := p_born; c.pos_xid := p_born; c.pos_seq := 0; c.holes := '{}'; c.closed := '{}';
-  end if;
-  return (select count(*) from (
-    -- Former holes first, then the window and all behind it, then what has been put into a hole since. See _take.
-    (select 1 from unnest(c.closed) x(xid), lateral (
-       select 1 from tallybook.entry e where e.lane_id = p_lane_id and e.retention = p_retention and e.xid = x.xid
-          and (e.xid, e.seq) > (c.pos_xid, c.pos_seq) order by e.seq limit p_most) e)
-    union all
-    (select 1 from (select case when c.closed <> '{}' then c.lo else c.pos_xid end as xid, case when c.closed <> '{}'
-                    then 0 else c.pos_seq end as seq) f,
-       lateral (select 1 from tallybook.entry e where e.lane_id = p_lane_id and e.retention = p_retention
-                   and e.xid >= f.xid and (e.xid, e.seq) > (f.xid, f.seq) and e.xid <> all (c.holes)
-                 order by e.xid, e.seq limit p_most) e)
-    union all
-    (select 1 from unnest(c.holes) x(xid), lateral (
-       select 1 from tallybook.entry e where e.lane_id = p_lane_id and e.retention = p_retention and e.xid = x.xid
-        order by e.seq limit p_most) e)
-    limit p_most) n);
+  return (select count(*) from (select from tallybook._line_entries(p_lane_id) limit p_most) n);
 end $$;
 
 -- _fair_release_lane(lane_id, queue, retention, keys, room, at): put the next of these keys' jobs in line, at most so

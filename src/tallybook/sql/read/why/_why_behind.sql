@@ -23,7 +23,8 @@ begin
     return;
   end if;
   select * into c from tallybook._cursor_of(w.lane_id);
-  v_own := tallybook._before(w.lane_id, w.retention, c.lo, c.hi, c.holes, c.closed, c.pos_xid, c.pos_seq, w.xid, w.seq,
+  v_own := tallybook._before(w.lane_id, case when w.xid = any (c.closed) then 0 when w.xid = any (c.holes) then 2
+                                             when w.xid >= c.hi and c.holes <> '{}' then 3 else 1 end, w.xid, w.seq,
                              10000);
   if w.xid = any (c.holes) then
     return query
@@ -32,12 +33,12 @@ begin
            jsonb_build_object('transaction', w.xid::text, 'before', v_own), 2;
     return;
   end if;
-  for l in select x.lane_id, x.retention, x.born from tallybook.lane x
+  for l in select x.lane_id from tallybook.lane x
             where x.queue = w.queue and x.priority < w.priority and x.part in ('', 'turn', 'fair')
                   and x.retired_at is null
             order by x.priority, x.lane_id limit 50 loop
     exit when v_lower >= 10000;
-    v_lower := v_lower + tallybook._in_line(l.lane_id, l.retention, l.born, 10000 - v_lower::int);
+    v_lower := v_lower + tallybook._in_line(l.lane_id, 10000 - v_lower::int);
   end loop;
   return query
   select 'behind', format('It is behind %s in its line%s.', tallybook._others(v_own),
@@ -48,40 +49,15 @@ begin
    where v_own + v_lower > 0;
 end $$;
 
--- _before(lane, ..., xid, seq, most): how many entries a claim takes before this one, from where its lane's cursor is.
-create or replace function tallybook._before(p_lane_id int, p_retention "char", p_lo xid8, p_hi xid8, p_holes xid8[],
-  p_closed xid8[], p_pos_xid xid8, p_pos_seq bigint, p_xid xid8, p_seq bigint, p_most int) returns bigint
-language plpgsql stable
+-- _before(lane, phase, xid, seq, most): how many entries claims take before this one, from where its lane's cursor is.
+create or replace function tallybook._before(p_lane_id int, p_phase int, p_xid xid8, p_seq bigint, p_most int)
+returns bigint language plpgsql stable
 -- profile: nested
 as $$
-declare
-  v_n bigint := 0; v_hole boolean := p_xid = any (p_holes); v_late boolean := p_xid = any (p_closed);
-  v_new boolean := p_xid >= p_hi;
-  v_from_xid xid8 := p_pos_xid; v_from_seq bigint := p_pos_seq; v_to_xid xid8 := p_xid; v_to_seq bigint := p_seq;
 begin
-  if p_closed <> '{}' then  -- former holes, which are drained first
-    select count(*) into v_n from (
-      select from unnest(p_closed) x(xid), lateral (
-        select from tallybook.entry e where e.lane_id = p_lane_id and e.retention = p_retention and e.xid = x.xid
-           and (e.xid, e.seq) > (p_pos_xid, p_pos_seq) and (not v_late or (e.xid, e.seq) < (p_xid, p_seq))
-               order by e.seq limit p_most) e
-      limit p_most) n;
-    if v_late then return v_n; end if;
-    v_from_xid := p_lo; v_from_seq := 0;
-  end if;
-  if v_hole or v_new then  -- those of earlier holes that have committed since, with the next window
-    select v_n + count(*) into v_n from (
-      select from unnest(p_holes) x(xid), lateral (
-        select from tallybook.entry e where e.lane_id = p_lane_id and e.retention = p_retention and e.xid = x.xid
-           and (v_new or (e.xid, e.seq) < (p_xid, p_seq)) order by e.seq limit p_most) e
-      limit p_most) n;
-    if v_hole then v_to_xid := p_hi; v_to_seq := 0; end if;
-  end if;
-  return v_n + (select count(*) from (
-    select from tallybook.entry e
-     where e.lane_id = p_lane_id and e.retention = p_retention
-       and e.xid >= v_from_xid and (e.xid, e.seq) > (v_from_xid, v_from_seq) and e.xid <= v_to_xid
-           and (e.xid, e.seq) < (v_to_xid, v_to_seq)
-       and e.xid <> all (p_holes)
-     order by e.xid, e.seq limit p_most) n);
+  return (select count(*) from (
+    select from tallybook._line_entries(p_lane_id) e
+     where e.phase <= p_phase
+       and (e.xid, e.seq) < (case when e.phase = p_phase then p_xid else '18446744073709551615' end, p_seq)
+     limit p_most) n);
 end $$;

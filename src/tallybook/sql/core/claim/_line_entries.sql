@@ -1,0 +1,49 @@
+-- _line_entries(lane): the entries of a lane that its cursor has not passed, in no order; phase: see _line_ranges. What
+-- is cancelled, or was taken by its id, is among them.
+--
+-- Like those below it has no settings of its own, so that it becomes part of the statement that asks.
+create or replace function tallybook._line_entries(p_lane_id int)
+returns table (phase int, lane_id int, retention "char", xid xid8, seq bigint, job_id bigint, attempt int, task text,
+  args jsonb, unique_key text, order_key text)
+language sql stable as $$
+  select r.phase, e.lane_id, e.retention, e.xid, e.seq, e.job_id, e.attempt, e.task, e.args, e.unique_key, e.order_key
+    from tallybook._line_ranges(p_lane_id) r
+    join tallybook.entry e on e.lane_id = r.lane_id and e.retention = r.retention
+     and e.xid >= r.from_xid and (e.xid, e.seq) > (r.from_xid, r.from_seq)
+     and e.xid <= r.to_xid and (e.xid, e.seq) < (r.to_xid, r.to_seq) and e.xid <> all (r.holes)
+$$;
+
+-- _line_ranges(lane): where those entries lie, in the order in which claims will take them (see _take): between two
+-- places of the line, holes left out.
+--
+--   phase  0: a former hole, one row each; 1: the window, and all behind it where nothing comes in between; 2: what a
+--          hole has committed since, one row each; 3: what comes with the next window
+create or replace function tallybook._line_ranges(p_lane_id int)
+returns table (lane_id int, retention "char", phase int, from_xid xid8, from_seq bigint, to_xid xid8, to_seq bigint,
+  holes xid8[])
+language sql stable as $$
+  select c.lane_id, c.retention, r.*
+    from tallybook._cursor_of(p_lane_id) c cross join lateral (
+      select 0, x, case when x = c.pos_xid then c.pos_seq else 0 end, x, 9223372036854775807, '{}'::xid8[]
+        from unnest(c.closed) x where x >= c.pos_xid
+      union all
+      select 1, case when c.closed = '{}' then c.pos_xid else c.lo end,
+             case when c.closed = '{}' then c.pos_seq else 0 end,
+             case when c.holes = '{}' then '18446744073709551615' else c.hi end, 0, c.holes
+      union all
+      select 2, x, 0, x, 9223372036854775807, '{}' from unnest(c.holes) x
+      union all
+      select 3, c.hi, 0, '18446744073709551615', 0, '{}' where c.holes <> '{}') r
+$$;
+
+-- _cursor_of(lane): where its cursor stands: its newest claim, or where it was born; claimed: how many it has handed out.
+create or replace function tallybook._cursor_of(p_lane_id int, out lane_id int, out retention "char", out lo xid8,
+  out hi xid8, out holes xid8[], out closed xid8[], out pos_xid xid8, out pos_seq bigint, out claimed bigint)
+returns setof record language sql stable as $$
+  select l.lane_id, l.retention, coalesce(h.lo, l.born), coalesce(h.hi, l.born), coalesce(h.holes, '{}'),
+         coalesce(h.closed, '{}'), coalesce(h.pos_xid, l.born), coalesce(h.pos_seq, 0), coalesce(h.claimed, 0)
+    from tallybook.lane l left join lateral (
+      select k.lo, k.hi, k.holes, k.closed, k.pos_xid, k.pos_seq, k.claimed from tallybook.claim k
+       where k.lane_id = l.lane_id and k.retention = l.retention order by k.number desc limit 1) h on true
+   where l.lane_id = p_lane_id
+$$;
