@@ -11,7 +11,7 @@ from typing import Any, LiteralString, cast
 import psycopg
 import pytest
 
-from support.broken import source
+from support.broken import source, without
 from support.hands import Hands
 from support.waiting import wait_until
 
@@ -172,9 +172,7 @@ def test_the_claim_of_a_running_job_stays(db: Connection, now: datetime) -> None
 
 def test_control_without_the_look_at_claims_a_running_job_loses_its_claim(db: Connection, now: datetime) -> None:
     """Control: without the look at workers' claims, the claim of a running job goes with its range, and the job cannot end."""
-    db.execute(
-        "create or replace function tallybook._claim_open(c tallybook.claim) returns boolean language sql as 'select false'"
-    )
+    without(db, "_range_claims", "exists (select from tallybook._open_attempts(c.worker_id, c.id, c.id))", "false")
     hands = Hands(db)
     put(db, 1)
     cut(db)

@@ -314,14 +314,14 @@ def test_who_is_far_away_may_be_late_by_as_much(db: Connection) -> None:
 
 def test_control_a_gap_that_knows_only_the_last_start(db: Connection) -> None:
     """Control: where the longer gap is that of its own start, one that was late by more makes one too many."""
-    without(db, "_limit_moved", "greatest(k.lag, k.late)", "k.late")
+    without(db, "limit_take", "greatest(k.lag, k.late)", "k.late")
     with pytest.raises(AssertionError):
         test_who_is_far_away_may_be_late_by_as_much(db)
 
 
 def test_control_without_the_longer_gap_a_late_start_makes_one_too_many(db: Connection) -> None:
     """Control: with gaps of exactly the window divided by the calls, a start that is a little late makes nine in a minute."""
-    without(db, "_limit_moved", "k.next_at := k.next_at + k.lag;")
+    without(db, "limit_take", "k.next_at := k.next_at + k.lag;")
     db.execute("select tallybook.rate_limit_set('api', 8, '1 minute')")
     put(db, "api", n=20)
     asker = Asker(db)

@@ -446,7 +446,7 @@ UNORDERED = {
         f"where u.kind = 'n' order by {BACKWARDS.format('length(u.subject)')}",
     )),
     "planned": ("_subjects_change", (
-        "from want w order by w.job) q", f"from want w order by {BACKWARDS.format('w.job')}) q"
+        "from want w order by w.job_id) q", f"from want w order by {BACKWARDS.format('w.job_id')}) q"
     )),
 }  # fmt: skip
 

@@ -24,7 +24,11 @@ begin
       from (select s.ended_at, s.job_id, s.error,
                    v_said is null or strpos(lower(concat_ws(' ', s.error ->> 'type', s.error ->> 'message')),
                                             v_said) > 0 as ok
-              from unnest(p_endings) e(state), lateral tallybook._ends(e.state, v_at, v_id, v_since, v_piece) s
+              from unnest(p_endings) e(state), lateral (
+                     select o.ended_at, o.job_id, o.error from tallybook.outcome o
+                      where o.state = e.state and o.state <> 'completed' and o.ended_at <= v_at
+                        and o.ended_at >= v_since and (o.ended_at, o.job_id) < (v_at, v_id)
+                      order by o.ended_at desc, o.job_id desc limit v_piece) s
              order by s.ended_at desc, s.job_id desc limit v_piece) u;
     exit when v_rows = 0;
     return query
@@ -46,19 +50,4 @@ begin
     end if;
     v_piece := least(greatest(2 * v_piece, 64), case when cardinality(v_ids) > v_rows / 4 then 256 else 4096 end);
   end loop;
-end $$;
-
--- _ends(state, at, job_id, since, most): the last outcomes of this state below this place, at most so many, none before
--- since.
-create or replace function tallybook._ends(p_state tallybook.ending, p_at timestamptz, p_job_id bigint,
-  p_since timestamptz, p_most int)
-returns table (ended_at timestamptz, job_id bigint, error jsonb) language plpgsql stable
--- profile: nested
-as $$
-begin
-  return query
-  select o.ended_at, o.job_id, o.error from tallybook.outcome o
-   where o.state = p_state and o.state <> 'completed' and o.ended_at <= p_at and o.ended_at >= p_since
-         and (o.ended_at, o.job_id) < (p_at, p_job_id)
-   order by o.ended_at desc, o.job_id desc limit p_most;
 end $$;

@@ -45,26 +45,14 @@ begin
           where 'entry' = any (p_sources) and e.job_id < v_below and e.job_id >= v_low order by e.job_id desc
                 limit v_piece)
         union all
-        (select s.job_id, s.lane_id, s.task, s.errors -> -1, null, null from tallybook.scheduled s
-          where 'scheduled' = any (p_sources) and s.job_id < v_below and s.job_id >= v_low order by s.job_id desc
+        (select a.job_id, a.lane_id, a.task, a.errors -> -1, null, null from tallybook._aside a
+          where a.place = any (p_sources) and a.job_id < v_below and a.job_id >= v_low order by a.job_id desc
                 limit v_piece)
         union all
-        (select s.job_id, s.lane_id, s.task, s.errors -> -1, null, null from tallybook.scheduled s
-          where 'scheduled_failed' = any (p_sources) and s.errors is not null and s.job_id < v_below
-                and s.job_id >= v_low
-          order by s.job_id desc limit v_piece)
-        union all
-        (select w.job_id, w.lane_id, w.task, w.errors -> -1, null, null from tallybook.waiting w
-          where 'waiting' = any (p_sources) and w.job_id < v_below and w.job_id >= v_low order by w.job_id desc
-                limit v_piece)
-        union all
-        (select w.job_id, w.lane_id, w.task, w.errors -> -1, null, null from tallybook.waiting w
-          where 'waiting_failed' = any (p_sources) and w.errors is not null and w.job_id < v_below and w.job_id >= v_low
-          order by w.job_id desc limit v_piece)
-        union all
-        (select d.job_id, d.lane_id, d.task, d.errors -> -1, null, null from tallybook.dead d
-          where 'dead' = any (p_sources) and d.job_id < v_below and d.job_id >= v_low order by d.job_id desc
-                limit v_piece)
+        (select a.job_id, a.lane_id, a.task, a.errors -> -1, null, null from tallybook._aside a
+          where a.place || '_failed' = any (p_sources) and a.errors is not null and a.job_id < v_below
+                and a.job_id >= v_low
+          order by a.job_id desc limit v_piece)
         union all
         (select t.job_id, null, null, null, null, null from tallybook.tombstone t
           where (t.cancelled and 'intent' = any (p_sources) or t.taken and 'taken' = any (p_sources))
@@ -127,7 +115,8 @@ begin
      and (v_since is null or j.enqueued_at >= v_since) and (v_before is null or j.enqueued_at < v_before)
      and (not p_filter ? 'unserved' or j.unserved)
      and (v_error is null or strpos(lower(concat_ws(' ', j.errors -> -1 ->> 'type', j.last_error)), v_error) > 0)
-     and (not p_filter ? 'links' or tallybook._has_links(j.links, p_filter -> 'links'))
+     and (not p_filter ? 'links' or not exists (  -- a key as text or as number
+           select from jsonb_each_text(p_filter -> 'links') k where (j.links ->> k.key) is distinct from k.value))
      and (p_mine is null or tallybook._job_kind(j.id, j.state, j.attempt, j.ended_at) = any (p_mine))
    order by i.n limit p_most;
 end $$;
@@ -153,9 +142,3 @@ begin
   end if;
   return p_state;
 end $$;
-
--- _has_links(links, wanted): whether a job's links have all that are wanted, a key as text or as number.
-create or replace function tallybook._has_links(p_links jsonb,
-  p_wanted jsonb) returns boolean language sql immutable as $$
-  select not exists (select from jsonb_each_text(p_wanted) w where (p_links ->> w.key) is distinct from w.value)
-$$;

@@ -23,11 +23,6 @@ begin
     (select e.job_id from tallybook.entry e where e.headers ? 'links' and e.headers -> 'links' @@ v_path
      limit 2 * p_most)
     union all
-    (select s.job_id from tallybook.scheduled s where s.headers ? 'links' and s.headers -> 'links' @@ v_path
-     limit p_most)
-    union all
-    (select w.job_id from tallybook.waiting w where w.headers ? 'links' and w.headers -> 'links' @@ v_path limit p_most)
-    union all
-    (select d.job_id from tallybook.dead d where d.headers ? 'links' and d.headers -> 'links' @@ v_path
+    (select a.job_id from tallybook._aside a where a.headers ? 'links' and a.headers -> 'links' @@ v_path
      limit p_most)) f;
 end $$;

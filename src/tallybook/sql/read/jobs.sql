@@ -31,7 +31,17 @@ declare
   v_sources record; v_filter jsonb; v_n int := 0; v_cursor text := jobs.after; v_end boolean; r record;
   v_lines tallybook.job_line[]; v_cursors text[];
 begin
-  perform tallybook._check_jobs(jobs.states, jobs.links, jobs.after, jobs.max_jobs, jobs.max_looked);
+  perform tallybook._refuse(not jobs.states <@ tallybook._job_states() or jobs.states = '{}',
+            format('states %s are not known', jobs.states),
+            format('They are some of %s.', array_to_string(tallybook._job_states(), ', ')));
+  if jobs.links is not null then perform tallybook._check_links(jobs.links); end if;
+  perform tallybook._check_range('max_jobs', jobs.max_jobs::text, jobs.max_jobs between 1 and 1000,
+                                 'It goes from 1 to 1000.'),
+          tallybook._check_range('max_looked', jobs.max_looked::text, jobs.max_looked between 1000 and 1000000,
+                                 'It goes from 1000 to 1000000.');
+  perform tallybook._refuse(
+    jobs.after !~ '^(i\d{1,18}|[el]\d{1,18}\.\d{1,18})(-(i\d{1,18}|[el]\d{1,18}\.\d{1,18})){0,2}$',
+    format('%s is no cursor', to_json(left(jobs.after, 100))), 'Say the cursor of the last row of the page before.');
   v_filter := jsonb_strip_nulls(jsonb_build_object('queue', jobs.queue, 'task', jobs.task, 'states', jobs.states,
                                                    'links', jobs.links, 'error', jobs.error,
     'unserved', nullif(jobs.unserved, false), 'since', jobs.since, 'before', jobs.before));
@@ -60,7 +70,11 @@ begin
      order by at desc nulls last, s.source, s.n
   loop
     v_end := v_n = jobs.max_jobs or r.line is null;
-    if v_n < jobs.max_jobs then v_cursor := tallybook._job_cursor(v_cursor, r.source, r.place); end if;
+    if v_n < jobs.max_jobs then  -- with another place of this source
+      v_cursor := (select string_agg(c, '-' order by c) from unnest(string_to_array(v_cursor, '-')
+                                                                    || (r.source || r.place)) c
+                    where c = r.source || r.place or left(c, 1) <> r.source);
+    end if;
     v_lines := array_append(v_lines, case when not v_end then r.line end);
     v_cursors := array_append(v_cursors, v_cursor);
     exit when v_end;
@@ -73,35 +87,9 @@ begin
     from unnest(v_lines) with ordinality l order by l.ordinality;
 end $$;
 
--- _check_jobs(states, links, after, max_jobs, max_looked): raises TB005 for what jobs() cannot do.
-create or replace function tallybook._check_jobs(p_states text[], p_links jsonb, p_after text, p_max_jobs int,
-  p_max_looked int) returns void
-language plpgsql stable as $$
-begin
-  perform tallybook._refuse(not p_states <@ tallybook._job_states() or p_states = '{}',
-            format('states %s are not known', p_states),
-            format('They are some of %s.', array_to_string(tallybook._job_states(), ', ')));
-  if p_links is not null then perform tallybook._check_links(p_links); end if;
-  perform tallybook._check_range('max_jobs', p_max_jobs::text, p_max_jobs between 1 and 1000,
-                                 'It goes from 1 to 1000.'),
-          tallybook._check_range('max_looked', p_max_looked::text, p_max_looked between 1000 and 1000000,
-                                 'It goes from 1000 to 1000000.');
-  perform tallybook._refuse(
-    p_after !~ '^(i\d{1,18}|[el]\d{1,18}\.\d{1,18})(-(i\d{1,18}|[el]\d{1,18}\.\d{1,18})){0,2}$',
-    format('%s is no cursor', to_json(left(p_after, 100))), 'Say the cursor of the last row of the page before.');
-end $$;
-
 -- _job_states(): the states that a job can be in, as lists name them.
 create or replace function tallybook._job_states() returns text[] language sql immutable as $$
   select array['scheduled', 'retrying', 'waiting', 'available', 'running', 'completed', 'cancelled', 'dead']
-$$;
-
--- _job_cursor(cursor, source, place): the cursor with another place of one of its sources.
-create or replace function tallybook._job_cursor(p_cursor text, p_source text,
-  p_place text) returns text language sql immutable as $$
-  select string_agg(k.one, '-' order by k.one) from (
-    select c.one from unnest(string_to_array(p_cursor, '-')) c(one) where left(c.one, 1) <> p_source
-    union all select p_source || p_place) k
 $$;
 
 -- _job_sources(queue, states, links, error, unserved, since, before): where jobs() finds what it is asked for, so that
@@ -179,21 +167,14 @@ declare
   v_low bigint := 0; v_high bigint; v_middle bigint; v_id bigint; v_at timestamptz;
 begin
   if p_at is null then return null; end if;
-  select max(x.id) + 1 into v_high from (
-    (select e.job_id from tallybook.entry e order by e.job_id desc limit 1) union all
-    (select s.job_id from tallybook.scheduled s order by s.job_id desc limit 1) union all
-    (select w.job_id from tallybook.waiting w order by w.job_id desc limit 1) union all
-    (select d.job_id from tallybook.dead d order by d.job_id desc limit 1)) x(id);
+  v_high := 1 + greatest((select e.job_id from tallybook.entry e order by e.job_id desc limit 1),
+                         (select a.job_id from tallybook._aside a order by a.job_id desc limit 1));
   while v_low < v_high loop  -- the answer is one of these, v_high standing for none
     v_middle := v_low + (v_high - v_low) / 2;
     select x.id, x.at into v_id, v_at from (
       (select e.job_id, e.enqueued_at from tallybook.entry e where e.job_id >= v_middle order by e.job_id limit 1)
       union all
-      (select s.job_id, s.enqueued_at from tallybook.scheduled s where s.job_id >= v_middle order by s.job_id limit 1)
-      union all
-      (select w.job_id, w.enqueued_at from tallybook.waiting w where w.job_id >= v_middle order by w.job_id limit 1)
-      union all
-      (select d.job_id, d.enqueued_at from tallybook.dead d where d.job_id >= v_middle order by d.job_id
+      (select a.job_id, a.enqueued_at from tallybook._aside a where a.job_id >= v_middle order by a.job_id
        limit 1)) x(id, at)
      order by x.id limit 1;
     if v_id is null or v_at >= p_at then v_high := v_middle; else v_low := v_id + 1; end if;

@@ -68,8 +68,7 @@ begin
                  and (x.run_at, x.job_id) > (coalesce(a[3]::timestamptz, '-infinity'), coalesce(a[4]::bigint, 0))
                  and (queue_top.states is null or case when x.failures > 0 then 'retrying'
                       else 'scheduled' end = any (queue_top.states))
-                 and not exists (select from tallybook.tombstone t where t.job_id = x.job_id and t.cancelled
-                                    and (t.attempt = x.attempt or t.attempt < x.attempt and not t.once))
+                 and not exists (select from tallybook._cancel_of(x.job_id, x.attempt))
                order by x.lane_id, x.run_at, x.job_id limit v_left) d
              where l.queue = queue_top.queue order by d.run_at, d.job_id limit v_left) s
      order by s.run_at, s.job_id;
@@ -92,19 +91,10 @@ begin
             where y.lane_id = r.lane_id and y.retention = r.retention
               and y.xid >= f.xid and (y.xid, y.seq) > (r.from_xid, r.from_seq)
               and y.xid <= r.to_xid and (y.xid, y.seq) < (r.to_xid, r.to_seq) and y.xid <> all (r.holes)
-              and (r.phase > p_phase or (y.xid, y.seq) > (p_xid, p_seq)) and tallybook._stands(y.job_id, y.attempt)
+              and (r.phase > p_phase or (y.xid, y.seq) > (p_xid, p_seq))
+              and not exists (select from tallybook.tombstone t
+                               where t.job_id = y.job_id and t.attempt = y.attempt and t.taken)
+              and not exists (select from tallybook._cancel_of(y.job_id, y.attempt))
             order by y.xid, y.seq limit p_most) e
    where r.phase >= p_phase order by r.phase, e.xid, e.seq limit p_most;
-end $$;
-
--- _stands(job_id, attempt): whether this attempt, which no cursor has passed, is still to be handed out: neither
--- cancelled nor taken by its id.
-create or replace function tallybook._stands(p_job_id bigint, p_attempt int) returns boolean
-language plpgsql stable
--- profile: lookup
-as $$
-begin
-  return not exists (select from tallybook.tombstone t where t.job_id = p_job_id
-    and (t.taken and t.attempt = p_attempt or t.cancelled
-         and (t.attempt = p_attempt or t.attempt < p_attempt and not t.once)));
 end $$;

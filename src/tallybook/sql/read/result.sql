@@ -8,15 +8,10 @@ returns setof record language plpgsql
 -- profile: nested
 as $$
 declare
-  v_job_id bigint := result.job_id; e tallybook.entry;
+  v_job_id bigint := result.job_id; e tallybook.entry := tallybook._newest(result.job_id); o tallybook.outcome;
 begin
-  select x.* into e
-    from tallybook.entry x where x.job_id = v_job_id order by x.attempt desc limit 1;
-  if found then
-    task := e.task;
-    select o.state::text, o.result, o.error into state, result, error from tallybook.outcome o
-     where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq;
-  end if;
+  select x.* into o from tallybook._outcome_of(e.retention, e.xid, e.seq) x;
+  task := e.task; state := o.state; result := o.result; error := o.error;
   if state is distinct from 'completed' then
     if task is null then
       select s.task into task from tallybook.scheduled s where s.job_id = v_job_id;
@@ -27,9 +22,7 @@ begin
       select j.task, case when j.state = 'cancelled' then j.state end, jsonb_build_object('message', j.reason)
         into task, state, error from tallybook.job j where j.id = v_job_id;
       if not found and e.task is not null then  -- a dead letter that was thrown away: its history is left
-        task := e.task; state := 'dead';
-        select o.error into error from tallybook.outcome o
-         where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq;
+        task := e.task; state := 'dead'; error := o.error;
       end if;
     end if;
     result := null;

@@ -5,6 +5,17 @@ create type tallybook.job_line as (
   reason text, last_error text, subject text, unique_key text, progress float4, unserved boolean, last jsonb
 );
 
+-- One row of what why finds, from each of its parts: place is its order among those of its part.
+create type tallybook._reason as (reason text, explanation text, details jsonb, place int);
+
+-- The row in which a job is now: see _job_place.
+create type tallybook._job_place as (
+  place text, job_id bigint, lane_id int, queue text, priority int, part text, retired boolean, retention "char",
+  xid xid8, seq bigint, attempt int, failures int, task text, args jsonb, unique_key text, order_key text,
+  fair_key text, fair_seq bigint, expires_at timestamptz, options jsonb, run_at timestamptz, enqueued_at timestamptz,
+  since timestamptz, state text, error jsonb, reason text
+);
+
 -- What has failed among what has not: few of many.
 create index scheduled_failed on tallybook.scheduled (job_id) where errors is not null;
 create index waiting_failed on tallybook.waiting (job_id) where errors is not null;

@@ -7,10 +7,11 @@ returns table (phase int, lane_id int, retention "char", xid xid8, seq bigint, j
   args jsonb, unique_key text, order_key text)
 language sql stable as $$
   select r.phase, e.lane_id, e.retention, e.xid, e.seq, e.job_id, e.attempt, e.task, e.args, e.unique_key, e.order_key
-    from tallybook._line_ranges(p_lane_id) r
-    join tallybook.entry e on e.lane_id = r.lane_id and e.retention = r.retention
-     and e.xid >= r.from_xid and (e.xid, e.seq) > (r.from_xid, r.from_seq)
-     and e.xid <= r.to_xid and (e.xid, e.seq) < (r.to_xid, r.to_seq) and e.xid <> all (r.holes)
+    from tallybook._line_ranges(p_lane_id) r, lateral (  -- range by range: a join may read all of the lane
+      select * from tallybook.entry x
+       where x.lane_id = r.lane_id and x.retention = r.retention
+         and x.xid >= r.from_xid and (x.xid, x.seq) > (r.from_xid, r.from_seq)
+         and x.xid <= r.to_xid and (x.xid, x.seq) < (r.to_xid, r.to_seq) and x.xid <> all (r.holes) offset 0) e
 $$;
 
 -- _line_ranges(lane): where those entries lie, in the order in which claims will take them (see _take): between two
@@ -36,7 +37,8 @@ language sql stable as $$
       select 3, c.hi, 0, '18446744073709551615', 0, '{}' where c.holes <> '{}') r
 $$;
 
--- _cursor_of(lane): where its cursor stands: its newest claim, or where it was born; claimed: how many it has handed out.
+-- _cursor_of(lane): where its cursor stands: its newest claim, or where it was born; claimed: how many it has handed
+-- out.
 create or replace function tallybook._cursor_of(p_lane_id int, out lane_id int, out retention "char", out lo xid8,
   out hi xid8, out holes xid8[], out closed xid8[], out pos_xid xid8, out pos_seq bigint, out claimed bigint)
 returns setof record language sql stable as $$

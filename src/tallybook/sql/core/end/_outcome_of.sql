@@ -1,6 +1,7 @@
--- _outcome_of(retention, xid, seq): how the attempt of an entry has ended; no row: it has not. It has no settings of its
--- own, so that it becomes part of the statement that asks; and a limit, so that this looks up one at a time: a join may
--- read all of the index.
+-- _outcome_of(retention, xid, seq): how the attempt of an entry has ended; no row: it has not.
+--
+-- It has no settings of its own, so that it becomes part of the statement that asks; and a limit, so that one is looked
+-- up at a time: a join may read all of the index.
 create or replace function tallybook._outcome_of(p_retention "char", p_xid xid8, p_seq bigint)
 returns setof tallybook.outcome language sql stable as $$
   select o.* from tallybook.outcome o

@@ -9,26 +9,17 @@ create or replace function tallybook.audit_add( actor text, via text, action tex
 declare
   v_id bigint;
 begin
-  perform tallybook._audit_name('actor', actor, 200), tallybook._audit_name('via', via, 32),
-          tallybook._audit_name('action', action, 64);
-  perform tallybook._audit_object('target', target), tallybook._audit_object('done', done);
+  perform tallybook._refuse((length(n.name) between 1 and n.most) is not true,
+            format('the %s of an audit row has %s characters', n.what, coalesce(length(n.name), 0)),
+            format('From 1 to %s.', n.most))
+     from (values ('actor', actor, 200), ('via', via, 32), ('action', action, 64)) n(what, name, most);
+  perform tallybook._refuse(o.object is null or jsonb_typeof(o.object) <> 'object'
+                            or octet_length(o.object::text) > 8192,
+            format('the %s of an audit row is no object of at most 8 KB', o.what),
+            'Name ids and counts, not all that was changed.')
+     from (values ('target', target), ('done', done)) o(what, object);
   insert into tallybook.audit (at, actor, via, action, target, done)
   values (audit_add.at, audit_add.actor, audit_add.via, audit_add.action, audit_add.target, audit_add.done)
          returning id into v_id;
   return v_id;
 end $$;
-
-create or replace function tallybook._audit_name(p_what text, p_name text, p_most int) returns void
-language sql stable as $$
-  select tallybook._refuse((length(p_name) between 1 and p_most) is not true,
-           format('the %s of an audit row has %s characters', p_what, coalesce(length(p_name), 0)),
-           format('From 1 to %s.', p_most))
-$$;
-
-create or replace function tallybook._audit_object(p_what text, p_object jsonb) returns void
-language sql stable as $$
-  select tallybook._refuse(
-           p_object is null or jsonb_typeof(p_object) <> 'object' or octet_length(p_object::text) > 8192,
-           format('the %s of an audit row is no object of at most 8 KB', p_what),
-           'Name ids and counts, not all that was changed.')
-$$;

@@ -33,8 +33,7 @@ begin
   select x.lane_id, l.priority, tallybook._cursor_passed(x.lane_id, x.retention, x.xid, x.seq)
            or exists (select from tallybook.tombstone t where t.job_id = x.job_id and t.attempt = x.attempt
                       and t.taken) as taken,
-         exists (select from tallybook.outcome o
-                  where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq) as ended
+         exists (select from tallybook._outcome_of(x.retention, x.xid, x.seq)) as ended
     into e
     from tallybook.entry x join tallybook.lane l on l.lane_id = x.lane_id
    where x.job_id = p_job_id order by x.attempt desc limit 1;

@@ -16,8 +16,7 @@ begin
   for a in select x.* from tallybook.amendment x
             where x.priority is not null or x.run_at is not null order by random() limit 200 for update skip locked loop
     select x.* into e from tallybook.entry x where x.job_id = a.job_id order by x.attempt desc limit 1;
-    if not found or exists (select from tallybook.outcome o
-                             where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq) then
+    if not found or exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq)) then
       perform from tallybook.scheduled s where s.job_id = a.job_id for update skip locked;
       if found then
         perform tallybook._amend_aside(a.job_id, a.args, a.priority, a.run_at, a.version, p_at);
@@ -42,8 +41,7 @@ begin
     if not pg_try_advisory_xact_lock(1413565441, e.lane_id)
        or tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
        or exists (select from tallybook.tombstone t where t.job_id = a.job_id and t.cancelled)
-       or exists (select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid
-                  and o.entry_seq = e.seq) then
+       or exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq)) then
       delete from tallybook.tombstone t where t.job_id = a.job_id and t.attempt = e.attempt and t.taken
         and not t.cancelled;
       continue;

@@ -50,9 +50,7 @@ begin
      and (p_unique_key is null or f.unique_key = p_unique_key) and (p_order_key is null or f.order_key = p_order_key)
      and (p_args is null or coalesce(case when f.unique_key is not null then (
             select a.args from tallybook.amendment a where a.job_id = f.job_id) end, f.args) @> p_args)
-     and not exists (select from tallybook.tombstone t
-                      where t.job_id = f.job_id and t.cancelled and (t.attempt = f.attempt or t.attempt < f.attempt
-                                                                     and not t.once));
+     and not exists (select from tallybook._cancel_of(f.job_id, f.attempt));
 end $$;
 
 -- _open_by_key(task, unique_key, order_key): the open jobs with one of the two, by the indexes on them.
@@ -86,12 +84,9 @@ begin
                           order by t.generation desc limit 1));
   end if;
   return query
-  select s.job_id, 'scheduled', s.lane_id, s.task, s.unique_key, s.order_key, s.args, s.attempt
-    from unnest(v_ids) i(id) join tallybook.scheduled s on s.job_id = i.id
-  union all
-  select w.job_id, 'waiting', w.lane_id, w.task, w.unique_key,
-         coalesce(w.order_key, w.options #>> '{parents,order_key}'), w.args, w.attempt
-    from unnest(v_ids) i(id) join tallybook.waiting w on w.job_id = i.id
+  select a.job_id, a.place, a.lane_id, a.task, a.unique_key,
+         coalesce(a.order_key, a.options #>> '{parents,order_key}'), a.args, a.attempt
+    from unnest(v_ids) i(id) join tallybook._aside a on a.job_id = i.id and a.place <> 'dead'
   union all
   select e.job_id, case when tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
                           or exists (select from tallybook.tombstone t where t.job_id = e.job_id
@@ -100,8 +95,7 @@ begin
          e.lane_id, e.task, e.unique_key, e.order_key, e.args, e.attempt
     from unnest(v_ids) i(id), lateral (
            select x.* from tallybook.entry x where x.job_id = i.id order by x.attempt desc limit 1) e
-   where not exists (select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid
-                     and o.entry_seq = e.seq);
+   where not exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq));
 end $$;
 
 -- _open_by_queue(queue, states): the open jobs of a queue, or of all.
@@ -113,11 +107,8 @@ language plpgsql stable
 as $$
 begin
   return query
-  select s.job_id, 'scheduled', s.lane_id, s.task, s.unique_key, s.order_key, s.args, s.attempt
-    from tallybook.scheduled s where p_states is null or 'scheduled' = any (p_states)
-  union all
-  select w.job_id, 'waiting', w.lane_id, w.task, w.unique_key, w.order_key, w.args, w.attempt
-    from tallybook.waiting w where p_states is null or 'waiting' = any (p_states)
+  select a.job_id, a.place, a.lane_id, a.task, a.unique_key, a.order_key, a.args, a.attempt
+    from tallybook._aside a where a.place <> 'dead' and (p_states is null or a.place = any (p_states))
   union all
   select e.job_id, 'available', e.lane_id, e.task, e.unique_key, e.order_key, e.args, e.attempt
     from tallybook.lane l, lateral tallybook._line_entries(l.lane_id) e

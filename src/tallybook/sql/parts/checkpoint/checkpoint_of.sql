@@ -14,6 +14,5 @@ language plpgsql
 as $$
 begin
   return exists (select from tallybook._lease_entries(array[p_lease], array[p_job_id], array[p_attempt]) h
-                  where not exists (select from tallybook.outcome o
-                                     where o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq));
+                  where not exists (select from tallybook._outcome_of(h.retention, h.xid, h.seq)));
 end $$;

@@ -29,6 +29,5 @@ as $$
                     else (e.xid, e.seq) > (c.from_xid, c.from_seq) and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq) end
            and e.seq <> all (c.skipped)) i) e
    where w.ended_at is null and e.n <= c.jobs
-     and not exists (select from tallybook.outcome o where o.retention = c.retention and o.entry_xid = e.xid
-                     and o.entry_seq = e.seq)
+     and not exists (select from tallybook._outcome_of(c.retention, e.xid, e.seq))
 $$;

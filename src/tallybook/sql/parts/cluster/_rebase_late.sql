@@ -22,9 +22,7 @@ begin
     if exists (select from tallybook.entry e
                 where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= l.born
                       and e.xid < pg_snapshot_xmax(s)
-                  and not exists (select from tallybook.outcome o
-                                   where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq))
-                                         then
+                  and not exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq))) then
       perform pg_advisory_xact_lock(1413565441, l.lane_id);  -- against claim_job
       select n.lane_id into v_to from tallybook._lane(l.queue, l.priority, l.part) n;
       select * into b from tallybook._rebase_entries(array[l.lane_id], array[v_to], array[l.born], pg_snapshot_xmax(s),

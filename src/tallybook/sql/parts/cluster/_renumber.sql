@@ -9,9 +9,7 @@ language sql as $$
            select max(e.job_id) as n from tallybook.entry e where e.job_id between q.seqmin and q.seqmax
            union all select max(e.seq) from tallybook.entry e where e.seq between q.seqmin and q.seqmax
            union all select max(n.seq) from tallybook.order_line n where n.seq between q.seqmin and q.seqmax
-           union all select max(s.job_id) from tallybook.scheduled s where s.job_id between q.seqmin and q.seqmax
-           union all select max(w.job_id) from tallybook.waiting w where w.job_id between q.seqmin and q.seqmax
-           union all select max(d.job_id) from tallybook.dead d where d.job_id between q.seqmin and q.seqmax
+           union all select max(a.job_id) from tallybook._aside a where a.job_id between q.seqmin and q.seqmax
            union all select max(u.job_id) from tallybook.unique_key u where u.job_id between q.seqmin and q.seqmax
            union all
            select max(j.job_id) from tallybook.subject_job j where j.job_id between q.seqmin and q.seqmax) x) t

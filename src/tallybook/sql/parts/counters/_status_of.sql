@@ -8,20 +8,12 @@ language plpgsql stable
 as $$
 begin
   return query
-  select x.lane_id, x.task, x.state, min(x.enqueued_at), max(x.enqueued_at)
-    from ((select s.lane_id, s.task, case when s.failures > 0 then 'retrying' else 'scheduled' end as state,
-                  s.enqueued_at from tallybook.scheduled s order by s.job_id limit 1000)
-          union all
-          (select s.lane_id, s.task, case when s.failures > 0 then 'retrying' else 'scheduled' end, s.enqueued_at
-             from tallybook.scheduled s order by s.job_id desc limit 1000)
-          union all
-          (select w.lane_id, w.task, 'waiting', w.enqueued_at from tallybook.waiting w order by w.job_id limit 1000)
-          union all
-          (select w.lane_id, w.task, 'waiting', w.enqueued_at from tallybook.waiting w order by w.job_id desc
-           limit 1000)
-          union all (select d.lane_id, d.task, 'dead', d.enqueued_at from tallybook.dead d order by d.job_id limit 1000)
-          union all
-          (select d.lane_id, d.task, 'dead', d.enqueued_at from tallybook.dead d order by d.job_id desc limit 1000)) x
+  select x.lane_id, x.task, case when x.place = 'scheduled' and x.failures > 0 then 'retrying' else x.place end,
+         min(x.enqueued_at), max(x.enqueued_at)
+    from unnest('{scheduled,waiting,dead}'::text[]) p(place), lateral (
+           (select a.* from tallybook._aside a where a.place = p.place order by a.job_id limit 1000)
+           union all
+           (select a.* from tallybook._aside a where a.place = p.place order by a.job_id desc limit 1000)) x
    group by 1, 2, 3;
   return query
   select l.lane_id, x.task, 'available', min(x.enqueued_at), max(x.enqueued_at)

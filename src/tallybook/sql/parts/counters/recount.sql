@@ -94,10 +94,9 @@ end $$;
 create or replace function tallybook._recounted_open() returns table (lane_id int, task text, what text, n bigint,
   attempts bigint)
 language sql stable as $$
-  select s.lane_id, s.task, case when s.failures > 0 then 'retrying' else 'scheduled' end, count(*), sum(s.attempt)
-    from tallybook.scheduled s group by 1, 2, 3
-  union all select w.lane_id, w.task, 'waiting', count(*), sum(w.attempt) from tallybook.waiting w group by 1, 2
-  union all select d.lane_id, d.task, 'dead', count(*), sum(d.attempt) from tallybook.dead d group by 1, 2
+  select a.lane_id, a.task, case when a.place = 'scheduled' and a.failures > 0 then 'retrying' else a.place end,
+         count(*), sum(a.attempt)
+    from tallybook._aside a group by 1, 2, 3
   union all
   select l.lane_id, a.task, 'available', a.n, a.attempts
     from tallybook.lane l, lateral tallybook._line(l.lane_id) a where l.retired_at is null

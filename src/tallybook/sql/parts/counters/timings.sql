@@ -18,8 +18,8 @@ as $$
       from tallybook._series_since(timings.at - span) x join tallybook.lane l on l.lane_id = x.lane_id
      where x.what in ('took', 'waited') group by l.queue, x.task, x.what, x.bucket
   ), c as (
-    select b.queue, b.task, b.what = 'took' as took, tallybook._bucket_ms(b.bucket) as ms, sum(b.n) over w as whole,
-           sum(b.n) over (w order by b.bucket) / sum(b.n) over w as part
+    select b.queue, b.task, b.what = 'took' as took, 2.0::float8 ^ (b.bucket / 4.0::float8) as ms,
+           sum(b.n) over w as whole, sum(b.n) over (w order by b.bucket) / sum(b.n) over w as part
       from b window w as (partition by b.queue, b.task, b.what)
   )
   select c.queue, c.task, max(c.whole)::bigint, min(c.ms) filter (where not c.took and c.part >= 0.50),
@@ -28,7 +28,3 @@ as $$
          min(c.ms) filter (where c.took and c.part >= 0.99)
     from c group by c.queue, c.task
 $$;
-
--- _bucket_ms(bucket): the upper end of a bucket, in milliseconds.
-create or replace function tallybook._bucket_ms(p_bucket int) returns float8
-language sql immutable as $$ select 2.0::float8 ^ (p_bucket / 4.0::float8) $$;

@@ -20,7 +20,7 @@ as $$
 declare
   v_ours boolean[] := array_fill(false, array[cardinality(p_places)]); v_ids bigint[];
   v_distinct int[]; v_lanes int[]; v_retentions "char"[];
-  v_before text; v_now bigint; v_later bigint; v record;
+  v_before text; v_now bigint; v_later bigint; v record; v_fair boolean := coalesce(p_options ? 'fair_key', false);
 begin
   perform tallybook._check_batch(p_queue, p_task, p_max_attempts, p_headers, p_options);
   perform tallybook._query_row(f.key, f.args, f.run_at) from unnest(p_keys, p_args, p_run_ats) f(key, args, run_at)
@@ -41,8 +41,7 @@ begin
     open as (  -- but for what is cancelled: see _job_open
       select e.job_id from tallybook.entry e
        where e.job_id = any ((select ids from jobs)::bigint[])
-         and (select o.entry_seq from tallybook.outcome o
-               where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq) is null
+         and not exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq))
       union all select s.job_id from tallybook.scheduled s where s.job_id = any ((select ids from jobs)::bigint[])
       union all select w.job_id from tallybook.waiting w where w.job_id = any ((select ids from jobs)::bigint[])),
     cancelled as (select t.job_id from tallybook.tombstone t where t.job_id = any ((select ids from jobs)::bigint[]))
@@ -69,33 +68,33 @@ begin
           or f.key is null) d,
          tallybook._lane(p_queue, d.priority, '') l;
   if v_lanes is null then return 0; end if;
-  if p_options ? 'fair_key' then
+  with u as materialized (
+    select f.*, l.*, coalesce(f.run_at > p_at, false) as later
+      from unnest(v_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
+      join (select d.*, case when v_fair then tallybook._lane_beside(d.lane_id, 'fair') end as fair_id
+              from unnest(v_distinct, v_lanes, v_retentions) d(of_priority, lane_id, retention)) l
+        on l.of_priority = f.priority
+     where f.ours or f.key is null
+  ), fair as (
     insert into tallybook.waiting (job_id, waits_since, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
                                    task, args, headers, unique_key, options, fair_key, fair_seq)
-    select f.id, p_at, p_at, l.fair_id, 1, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options,
-           p_options ->> 'fair_key', f.id
-      from unnest(v_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
-      join (select u.priority, tallybook._lane_beside(u.id, 'fair')
-            from unnest(v_distinct, v_lanes) u(priority, id)) l(priority, fair_id) on l.priority = f.priority
-     where (f.ours or f.key is null) and (f.run_at is null or f.run_at <= p_at);
-  else
+    select u.id, p_at, p_at, u.fair_id, 1, 0, 0, p_max_attempts, p_task, u.args, p_headers, u.key, p_options,
+           p_options ->> 'fair_key', u.id
+      from u where not u.later and v_fair
+  ), now as (
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
                                  task, args, headers, unique_key, options)
-    select f.id, f.id, p_at, l.id, 1, l.retention, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options
-      from unnest(v_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
-      join unnest(v_distinct, v_lanes, v_retentions) l(priority, id, retention) on l.priority = f.priority
-     where (f.ours or f.key is null) and (f.run_at is null or f.run_at <= p_at);
-  end if;
-  get diagnostics v_now = row_count;
-  insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts, task,
-                                   args, headers, unique_key, options)
-  select f.id, f.run_at, p_at, l.id, 1, 0, 0, p_max_attempts, p_task, f.args, p_headers, f.key, p_options
-    from unnest(v_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
-    join unnest(v_distinct, v_lanes, v_retentions) l(priority, id, retention) on l.priority = f.priority
-   where (f.ours or f.key is null) and f.run_at > p_at;
-  get diagnostics v_later = row_count;
-  if v_now > 0 then perform tallybook._wake(case when p_options ? 'fair_key' then ' fair_release'
-                                            else p_queue end); end if;
+    select u.id, u.id, p_at, u.lane_id, 1, u.retention, 0, 0, p_max_attempts, p_task, u.args, p_headers, u.key,
+           p_options
+      from u where not u.later and not v_fair
+  ), later as (
+    insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
+                                     task, args, headers, unique_key, options)
+    select u.id, u.run_at, p_at, u.lane_id, 1, 0, 0, p_max_attempts, p_task, u.args, p_headers, u.key, p_options
+      from u where u.later
+  )
+  select count(*) filter (where not u.later), count(*) filter (where u.later) into v_now, v_later from u;
+  if v_now > 0 then perform tallybook._wake(case when v_fair then ' fair_release' else p_queue end); end if;
   if v_later > 0 and exists (select from unnest(p_run_ats) r where r > p_at and r < p_at + interval '10 s') then
     perform tallybook._wake(' promote');
   end if;

@@ -193,7 +193,7 @@ begin
               where k.worker_id = w.id and k.id >= w.first and k.retention = p_code and k.xid >= p_lower
                     and k.xid < p_upper
               order by k.id limit c_batch loop
-      v_n := v_n + 1; v_open := tallybook._claim_open(c);
+      v_n := v_n + 1; v_open := exists (select from tallybook._open_attempts(c.worker_id, c.id, c.id));
       if v_open or v_n = c_batch then
         update tallybook.history_range r
            set checked = r.checked || jsonb_build_object(w.id, c.id - v_open::int),
@@ -205,10 +205,6 @@ begin
   end loop;
   return 'over';
 end $$;
-
--- _claim_open(claim): whether an attempt that it took has not ended.
-create or replace function tallybook._claim_open(c tallybook.claim) returns boolean
-language sql stable as $$ select exists (select from tallybook._open_attempts(c.worker_id, c.id, c.id)) $$;
 
 -- _range_heads(class, lower, upper): move lanes' cursors on that lie in a range: a claim of nothing is appended, with
 -- the same cursor.

@@ -10,7 +10,5 @@ as $$
    where q.seqrelid = 'tallybook.job_id'::regclass and p_job_id between q.seqmin and s.last_value
      and exists (select from tallybook.pruned)
      and coalesce(p_job_id < least((select min(e.job_id) from tallybook.entry e where e.job_id >= q.seqmin),
-                                   (select min(s.job_id) from tallybook.scheduled s where s.job_id >= q.seqmin),
-                                   (select min(w.job_id) from tallybook.waiting w where w.job_id >= q.seqmin),
-                                   (select min(d.job_id) from tallybook.dead d where d.job_id >= q.seqmin)), true)
+                                   (select min(a.job_id) from tallybook._aside a where a.job_id >= q.seqmin)), true)
 $$;

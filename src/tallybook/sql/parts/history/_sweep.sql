@@ -70,9 +70,7 @@ language plpgsql stable
 as $$
 begin
   return exists (select from tallybook.entry e where e.job_id = p_job_id)
-      or exists (select from tallybook.scheduled s where s.job_id = p_job_id)
-      or exists (select from tallybook.waiting w where w.job_id = p_job_id)
-      or exists (select from tallybook.dead d where d.job_id = p_job_id);
+      or exists (select from tallybook._aside a where a.job_id = p_job_id);
 end $$;
 
 -- _sweep_place(kind), _sweep_to(kind, place): where the walk over a table goes on; null: at its beginning.

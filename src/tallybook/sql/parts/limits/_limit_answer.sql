@@ -61,23 +61,3 @@ begin
     start_at := greatest(start_at, k.front_at, case when not p_job.front then k.tail_at end);
   end loop;
 end $$;
-
--- _limit_moved(key, front, passes, start_at, was): where a key stands after that answer to one of its jobs.
-create or replace function tallybook._limit_moved(k tallybook._limit_key, p_front boolean, p_passes boolean,
-  p_start_at timestamptz, p_was timestamptz) returns tallybook._limit_key
-language plpgsql immutable as $$
-begin
-  if k.gap is null then return k; end if;
-  if p_was is not null then  -- it has been counted: all who come after it start later
-    k.next_at := k.next_at + (p_start_at - p_was);
-  elsif p_passes then
-    k.granted := k.granted + 1; k.lag := greatest(k.lag, k.late);
-    k.next_at := greatest(k.next_at, p_start_at - (k.burst - 1) * k.gap) + k.gap;
-    if k.granted % k.every = 0 then k.next_at := k.next_at + k.lag; k.lag := '0'; end if;
-  elsif p_front then
-    k.front_at := p_start_at + k.step;
-  else
-    k.tail_at := p_start_at + k.step;
-  end if;
-  return k;
-end $$;

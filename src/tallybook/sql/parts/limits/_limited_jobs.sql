@@ -26,7 +26,6 @@ begin
       select x.task, x.options, x.unique_key from tallybook.entry x
        where x.lane_id = k.lane_id and x.retention = k.retention and x.xid = k.xid and x.seq = k.seq limit 1) e
     join tallybook.lane l on l.lane_id = k.lane_id
-   where not exists (select from tallybook.outcome o
-                      where o.retention = k.retention and o.entry_xid = k.xid and o.entry_seq = k.seq)
+   where not exists (select from tallybook._outcome_of(k.retention, k.xid, k.seq))
    order by front desc, l.priority, k.xid, k.seq;
 end $$;

@@ -24,9 +24,7 @@ begin
          bool_or(h.probe and o.state = 'completed'), max(o.ended_at) filter (where h.probe
              and o.state in ('failed', 'dead'))
     into v_gone, v_failed, v_proved, v_disproved
-    from tallybook.concurrency_holder h, lateral (
-      select o.state, o.ended_at from tallybook.outcome o
-       where o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq limit 1) o
+    from tallybook.concurrency_holder h, lateral tallybook._outcome_of(h.retention, h.xid, h.seq) o
    where h.name = p_name;
   if v_gone is not null then delete from tallybook.concurrency_holder h where h.ctid = any (v_gone); end if;
   select count(*), count(*) filter (where h.probe) into v_held, v_probes from tallybook.concurrency_holder h

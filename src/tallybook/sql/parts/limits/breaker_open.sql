@@ -20,9 +20,7 @@ declare
   v_rule tallybook.limit_rule;
 begin
   select r.* into v_rule from tallybook._limit_of('breaker', p_name) r;
-  if not found then
-    raise exception 'there is no breaker %', p_name using errcode = 'TB005', hint = 'Make one by breaker_set.';
-  end if;
+  perform tallybook._refuse(not found, 'there is no breaker ' || p_name, 'Make one by breaker_set.');
   p_duration := coalesce(p_duration, v_rule.open_for);
   perform tallybook._check_range('duration', p_duration::text,
                                  p_duration between interval '0' and interval '100 years',

@@ -80,8 +80,7 @@ begin
     v_here := found;
     continue when not v_here and exists (  -- somebody has locked it
       select from tallybook.waiting y where y.job_id = v_job and y.options ->> 'held' = p_name);
-    if not v_here or exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled
-                                and (t.attempt = w.attempt or t.attempt < w.attempt and not t.once)) then
+    if not v_here or exists (select from tallybook._cancel_of(w.job_id, w.attempt)) then
       delete from tallybook.concurrency_line n where n.name = p_name and n.priority = v_priority and n.seq = v_seq;
       continue when not v_here;  -- cancelled, and on its way already
       delete from tallybook.waiting y where y.job_id = w.job_id;
@@ -128,25 +127,4 @@ begin
     end if;
   end loop;
   return v_in;
-end $$;
-
--- _until_permit(lease, job_id, attempt, name, priority, at): end an attempt as moved; the job waits for a permit of
--- this key.
-create or replace function tallybook._until_permit(p_lease uuid, p_job_id bigint, p_attempt int, p_name text,
-  p_priority int, p_at timestamptz) returns void
-language plpgsql
--- profile: lookup
-as $$
-declare
-  e tallybook.entry := tallybook._end(p_lease, p_job_id, p_attempt, 'moved', null, p_at);
-begin
-  if e.job_id is null then return; end if;
-  e.attempt := e.attempt + 1;
-  e.options := coalesce(e.options, '{}') || jsonb_build_object('held', p_name)
-               || case when e.options -> 'limits' ? p_name then '{}'::jsonb else
-                    jsonb_build_object('permits', coalesce(e.options -> 'permits', '[]') - p_name
-                                       || to_jsonb(p_name)) end;
-  perform tallybook._wait(e, p_at);
-  insert into tallybook.concurrency_line (name, priority, seq, job_id)
-    values (p_name, p_priority, nextval('tallybook.job_id'), e.job_id);
 end $$;

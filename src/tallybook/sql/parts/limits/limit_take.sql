@@ -38,7 +38,7 @@ declare
   c_soon constant timestamptz := c_from + interval '150 ms';  -- a start that is so near is waited for
   v_jobs tallybook._limited_job[]; v_job tallybook._limited_job; v_held tallybook._limited_job[] := '{}';
   v_keys tallybook._limit_key[]; v_names text[]; v_name text; k tallybook._limit_key; v_of int[]; v_late interval;
-  c tallybook.rate_call; v_called tallybook.rate_call[] := '{}'; v record; j int;
+  e tallybook.entry; c tallybook.rate_call; v_called tallybook.rate_call[] := '{}'; v record; j int;
 begin
   perform tallybook._read_committed('limit_take needs READ COMMITTED',
                                     'An older snapshot does not know who was let through.');
@@ -63,8 +63,16 @@ begin
                                                  permits and (v_job.front or missed or names is not null), missed,
                                                  limit_take.at);
     if v.blocked_by is not null then
-      perform tallybook._until_permit(v_job.lease, v_job.job_id, v_job.attempt, v.blocked_by, v_job.priority,
-                                      limit_take.at);
+      e := tallybook._end(v_job.lease, v_job.job_id, v_job.attempt, 'moved', null, limit_take.at);
+      continue when e.job_id is null;
+      e.attempt := e.attempt + 1;
+      e.options := coalesce(e.options, '{}') || jsonb_build_object('held', v.blocked_by)
+                   || case when e.options -> 'limits' ? v.blocked_by then '{}'::jsonb else
+                        jsonb_build_object('permits', coalesce(e.options -> 'permits', '[]') - v.blocked_by
+                                           || to_jsonb(v.blocked_by)) end;
+      perform tallybook._wait(e, limit_take.at);
+      insert into tallybook.concurrency_line (name, priority, seq, job_id)
+      values (v.blocked_by, v_job.priority, nextval('tallybook.job_id'), e.job_id);
       continue;
     end if;
     foreach j in array v_of loop
@@ -78,7 +86,18 @@ begin
         c.called_at := v.start_at; c.job_id := v_job.job_id; c.attempt := v_job.attempt; c.name := k.name;
         v_called := v_called || c;
       end if;
-      k := tallybook._limit_moved(k, v_job.front, v.passes, v.start_at, v.was);
+      if k.gap is null then  -- no rate: it stands where it stood
+      elsif v.was is not null then  -- it has been counted: all who come after it start later
+        k.next_at := k.next_at + (v.start_at - v.was);
+      elsif v.passes then
+        k.granted := k.granted + 1; k.lag := greatest(k.lag, k.late);
+        k.next_at := greatest(k.next_at, v.start_at - (k.burst - 1) * k.gap) + k.gap;
+        if k.granted % k.every = 0 then k.next_at := k.next_at + k.lag; k.lag := '0'; end if;
+      elsif v_job.front then
+        k.front_at := v.start_at + k.step;
+      else
+        k.tail_at := v.start_at + k.step;
+      end if;
       v_keys[j] := k;
     end loop;
     if v.passes then

@@ -8,10 +8,8 @@ language plpgsql as $$
 declare
   v_next timestamptz;
 begin
-  if not exists (select from tallybook._limit_of('rate', rate_limit_push.name)) then
-    raise exception 'there is no rate limit %', rate_limit_push.name using errcode = 'TB005',
-      hint = 'Make one by rate_limit_set.';
-  end if;
+  perform tallybook._refuse(not exists (select from tallybook._limit_of('rate', rate_limit_push.name)),
+                            'there is no rate limit ' || rate_limit_push.name, 'Make one by rate_limit_set.');
   perform tallybook._refuse(until is null or until not between '2000-01-01' and '9999-01-01',
                             format('until %s is out of range', coalesce(until::text, 'null')));
   insert into tallybook.rate_state as s (name, next_at, front_at, pushed_to, granted)

@@ -27,8 +27,8 @@ begin
   for h in select f.lease, k.*
              from unnest(leases, job_ids, attempts) f(lease, job_id, attempt),
                   lateral tallybook._lease_entries(array[f.lease], array[f.job_id], array[f.attempt]) k
-            where not exists (select from tallybook.outcome o  -- rescued meanwhile: it is another's
-                               where o.retention = k.retention and o.entry_xid = k.xid and o.entry_seq = k.seq)
+            -- rescued meanwhile: it is another's
+            where not exists (select from tallybook._outcome_of(k.retention, k.xid, k.seq))
             order by k.job_id loop
     if h.order_key is null then ready := ready || h.job_id; continue; end if;
     if h.order_key <> all (v_keys) then

@@ -31,9 +31,7 @@ begin
       left join lateral (select x.task from tallybook.scheduled x where x.job_id = i.id
                          union all select x.task from tallybook.waiting x where x.job_id = i.id limit 1) q on true
       left join lateral tallybook._newest(i.id) e on true
-      left join lateral (select x.state, x.error from tallybook.outcome x
-                          where x.retention = e.retention and x.entry_xid = e.xid and x.entry_seq = e.seq
-                                limit 1) o on true
+      left join lateral tallybook._outcome_of(e.retention, e.xid, e.seq) o on true
       left join lateral (select x.job_id, x.reason from tallybook.tombstone x
                           where x.job_id = i.id and x.cancelled and not x.once order by x.attempt desc
                                 limit 1) t on true) f;

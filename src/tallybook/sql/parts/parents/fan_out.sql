@@ -72,14 +72,11 @@ begin
     perform tallybook._check_name('task name', r.task, 200);
     perform tallybook._check_args(r.args::jsonb, r.headers::jsonb);
     perform tallybook._check_options(r.order_key, r.expires_at, r.options::jsonb, r.run_at);
-    if r.max_attempts not between 1 and 32767 or r.on_parent not in ('completed', 'any')
-       or octet_length(r.failed_as) not between 1 and 200 then
-      perform tallybook._check_range('max_attempts', r.max_attempts::text,
-                                     coalesce(r.max_attempts between 1 and 32767, true), 'It goes from 1 to 32767.');
-      perform tallybook._refuse(r.on_parent not in ('completed', 'any'),
-                format('on_parent %s is unknown', to_json(r.on_parent)), 'It is one of completed, any.');
-      perform tallybook._refuse(octet_length(r.failed_as) not between 1 and 200, 'failed_as has 1 to 200 bytes');
-    end if;
+    perform tallybook._check_range('max_attempts', r.max_attempts::text,
+                                   coalesce(r.max_attempts between 1 and 32767, true), 'It goes from 1 to 32767.'),
+            tallybook._refuse(r.on_parent not in ('completed', 'any'),
+              format('on_parent %s is unknown', to_json(r.on_parent)), 'It is one of completed, any.'),
+            tallybook._refuse(octet_length(r.failed_as) not between 1 and 200, 'failed_as has 1 to 200 bytes');
     v_after := array(select coalesce(j.id, p.id) from unnest(r.after::bigint[]) with ordinality p(id, at)
                        left join unnest(job_ids) with ordinality j(id, n) on j.n = -p.id order by p.at);
     v_known := array(select p.id from unnest(r.after::bigint[]) p(id) where p.id > 0);
@@ -129,9 +126,7 @@ declare
 begin
   select i into v_missing from unnest(p_known) i
    where not exists (select from tallybook.entry x where x.job_id = i)
-     and not exists (select from tallybook.scheduled s where s.job_id = i)
-     and not exists (select from tallybook.waiting w where w.job_id = i)
-     and not exists (select from tallybook.dead d where d.job_id = i) limit 1;
+     and not exists (select from tallybook._aside a where a.job_id = i) limit 1;
   if found then
     raise exception 'there is no job %', v_missing using errcode = 'TB002', detail = 'A job cannot wait for it.',
       hint = 'Its transaction has not committed, or its history is past its retention.';

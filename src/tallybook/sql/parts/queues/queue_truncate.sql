@@ -38,10 +38,8 @@ begin
                                  'It goes from 1 to 100000.');
   perform tallybook._read_committed('queue_truncate needs READ COMMITTED',
                                     'An older snapshot would read an old cursor.');
-  if not exists (select from tallybook.queues q where q.name = queue_truncate.queue) then
-    raise exception 'there is no queue %', to_json(queue) using errcode = 'TB002',
-      hint = 'See the view tallybook.queues.';
-  end if;
+  perform tallybook._refuse(not exists (select from tallybook.queues q where q.name = queue_truncate.queue),
+            format('there is no queue %s', to_json(queue)), 'See the view tallybook.queues.', 'TB002');
   perform tallybook._refuse(
             mark is not null and (mark ->> 'xid' ~ '^\d{1,19}$' and mark ->> 'id' ~ '^\d{1,19}$') is not true,
             format('%s is no mark', mark), 'Say the mark that the call before returned, or none to begin.');
@@ -77,10 +75,9 @@ begin
       if v_locked = 100 then return; end if;
       v_seen := v_seen + 1;
       if tallybook._next(l.lane_id, l.retention, l.born) < (mark ->> 'xid')::xid8 then
-        if not tallybook._locks_left('tallybook.lanes_locked', 256) then
-          raise exception 'one transaction truncates at most 256 lanes of queue %', to_json(queue)
-            using errcode = 'TB005', hint = 'Call queue_truncate until remain is false, and commit after each call.';
-        end if;
+        perform tallybook._refuse(not tallybook._locks_left('tallybook.lanes_locked', 256),
+                  format('one transaction truncates at most 256 lanes of queue %s', to_json(queue)),
+                  'Call queue_truncate until remain is false, and commit after each call.');
         if v_locked = 0 then
           perform pg_advisory_xact_lock(1413565441, l.lane_id);
         elsif not pg_try_advisory_xact_lock(1413565441, l.lane_id) then

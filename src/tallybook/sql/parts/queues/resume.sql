@@ -12,10 +12,9 @@ create or replace function tallybook._queue_pause(p_queue text, p_paused boolean
 language plpgsql as $$
 begin
   if not exists (select from tallybook.queue q where q.name = p_queue) then
-    if not exists (select from tallybook.queues k where k.name = p_queue) then
-      raise exception 'there is no queue %', to_json(p_queue)
-        using errcode = 'TB002', hint = 'A queue is born at its first enqueue, or when a worker serves it.';
-    end if;
+    perform tallybook._refuse(not exists (select from tallybook.queues k where k.name = p_queue),
+              format('there is no queue %s', coalesce(to_json(p_queue)::text, '<NULL>')),
+              'A queue is born at its first enqueue, or when a worker serves it.', 'TB002');
     insert into tallybook.queue (name) values (p_queue) on conflict do nothing;
   end if;
   update tallybook.queue q set paused_at = p_at, paused_by = case when p_paused then p_who end

@@ -58,12 +58,43 @@ end $$;
 --
 -- Without wait it also answers taken: the name belongs to another app, or to the other source (with wait TB005); and
 -- busy: somebody's open transaction has the row.
+-- Errors: TB005 a definition that no job could be made of, or that cannot tick.
 create or replace function tallybook._schedule_set(p tallybook.schedule, p_at timestamptz, p_wait boolean) returns text
 language plpgsql as $$
 declare
   s tallybook.schedule; v_moved boolean;
 begin
-  perform tallybook._check_schedule(p);
+  perform tallybook._check_name('schedule name', p.name, 200), tallybook._check_name('task name', p.task, 200),
+          tallybook._check_name('queue', p.queue, 64), tallybook._check_args(p.args, p.headers),
+          tallybook._check_options(null, null, p.options);
+  perform tallybook._refuse(octet_length(p.options::text) > 7500, 'options of a schedule have at most 7,500 bytes');
+  perform tallybook._refuse(p.query is not null and p.args <> '{}', 'a query-driven schedule has no args of its own',
+                            'Each row of the query has a column args.');
+  perform tallybook._refuse(p.priority not between 0 and 32767, format('priority %s is out of range', p.priority),
+                            'Priorities go from 0 to 32767, lower runs first, 2 is the default.');
+  perform tallybook._refuse(p.max_attempts not between 1 and 32767,
+                            format('max_attempts %s is out of range', p.max_attempts), 'It goes from 1 to 32767.');
+  perform tallybook._refuse(num_nonnulls(p.cron, p.every) <> 1, 'a schedule has a cron expression or an interval',
+                            'Give one of cron and every.');
+  perform tallybook._refuse(length(p.cron) > 200 or p.cron !~ '^\s*(@\w+|(\S+\s+){4,5}\S+)\s*$',
+    format('a cron expression has 5 fields, or 6 with seconds: %s', to_json(left(p.cron, 200))),
+    'Like */5 * * * * or @daily; an interval is given as every.');
+  perform tallybook._refuse(p.every not between interval '1 s' and interval '366 days'
+                            or extract(year from p.every) <> 0 or extract(month from p.every) <> 0,
+    format('every %s is out of range', p.every),
+    'From 1 s to 366 days; months and years have no fixed length: write a cron expression.');
+  perform tallybook._refuse(p.jitter not between interval '0' and interval '1 day',
+                            format('jitter %s is out of range', p.jitter), 'From 0 to 1 day.');
+  perform tallybook._refuse(p.missed not in ('once', 'skip', 'all'),
+                            format('missed %s is none of once, skip, all', to_json(p.missed)));
+  perform tallybook._refuse(p.catch_up not between 1 and 1000, format('catch_up %s is out of range', p.catch_up),
+                            'From 1 to 1000.');
+  begin
+    perform timestamptz 'epoch' at time zone p.tz;
+  exception when invalid_parameter_value then
+    raise exception 'time zone % is not known', to_json(p.tz) using errcode = 'TB005',
+      hint = 'Like Europe/Berlin or UTC.';
+  end;
   loop
     if p_wait then
       select k.* into s from tallybook.schedule k where k.name = p.name for update;
@@ -71,12 +102,9 @@ begin
       select k.* into s from tallybook.schedule k where k.name = p.name for update skip locked;
     end if;
     exit when found;
-    insert into tallybook.schedule (name, source, app, task, queue, args, priority, max_attempts, headers, options,
-                                    cron, every, query, tz, jitter, missed, catch_up, overlap, since, due_at,
-                                    created_at, changed_at)
-    values (p.name, p.source, p.app, p.task, p.queue, p.args, p.priority, p.max_attempts, p.headers, p.options, p.cron,
-            p.every, p.query, p.tz, p.jitter, p.missed, p.catch_up, p.overlap, p_at, p_at, p_at, p_at)
-    on conflict do nothing;
+    p.since := p_at; p.due_at := p_at; p.created_at := p_at; p.changed_at := p_at; p.revision := pg_current_xact_id();
+    p.fired_count := 0; p.skipped_count := 0; p.missed_count := 0; p.failed_count := 0;
+    insert into tallybook.schedule values (p.*) on conflict do nothing;
     if found then
       perform tallybook._wake(' schedule');
       return 'created';
@@ -112,40 +140,3 @@ language sql immutable as $$
          (b.task, b.queue, b.args, b.priority, b.max_attempts, b.headers, b.options, b.jitter, b.missed, b.catch_up,
           b.overlap)
 $$;
-
--- _check_schedule(schedule): raises TB005 for a definition that no job could be made of, or that cannot tick.
-create or replace function tallybook._check_schedule(p tallybook.schedule) returns void
-language plpgsql as $$
-begin
-  perform tallybook._check_name('schedule name', p.name, 200), tallybook._check_name('task name', p.task, 200),
-          tallybook._check_name('queue', p.queue, 64), tallybook._check_args(p.args, p.headers),
-          tallybook._check_options(null, null, p.options);
-  perform tallybook._refuse(octet_length(p.options::text) > 7500, 'options of a schedule have at most 7,500 bytes');
-  perform tallybook._refuse(p.query is not null and p.args <> '{}', 'a query-driven schedule has no args of its own',
-                            'Each row of the query has a column args.');
-  perform tallybook._refuse(p.priority not between 0 and 32767, format('priority %s is out of range', p.priority),
-                            'Priorities go from 0 to 32767, lower runs first, 2 is the default.');
-  perform tallybook._refuse(p.max_attempts not between 1 and 32767,
-                            format('max_attempts %s is out of range', p.max_attempts), 'It goes from 1 to 32767.');
-  perform tallybook._refuse(num_nonnulls(p.cron, p.every) <> 1, 'a schedule has a cron expression or an interval',
-                            'Give one of cron and every.');
-  perform tallybook._refuse(length(p.cron) > 200 or p.cron !~ '^\s*(@\w+|(\S+\s+){4,5}\S+)\s*$',
-    format('a cron expression has 5 fields, or 6 with seconds: %s', to_json(left(p.cron, 200))),
-    'Like */5 * * * * or @daily; an interval is given as every.');
-  perform tallybook._refuse(p.every not between interval '1 s' and interval '366 days'
-                            or extract(year from p.every) <> 0 or extract(month from p.every) <> 0,
-    format('every %s is out of range', p.every),
-    'From 1 s to 366 days; months and years have no fixed length: write a cron expression.');
-  perform tallybook._refuse(p.jitter not between interval '0' and interval '1 day',
-                            format('jitter %s is out of range', p.jitter), 'From 0 to 1 day.');
-  perform tallybook._refuse(p.missed not in ('once', 'skip', 'all'),
-                            format('missed %s is none of once, skip, all', to_json(p.missed)));
-  perform tallybook._refuse(p.catch_up not between 1 and 1000, format('catch_up %s is out of range', p.catch_up),
-                            'From 1 to 1000.');
-  begin
-    perform timestamptz 'epoch' at time zone p.tz;
-  exception when invalid_parameter_value then
-    raise exception 'time zone % is not known', to_json(p.tz) using errcode = 'TB005',
-      hint = 'Like Europe/Berlin or UTC.';
-  end;
-end $$;

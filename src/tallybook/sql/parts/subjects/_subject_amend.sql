@@ -17,8 +17,7 @@ declare
 begin
   loop
     e := tallybook._newest(p_job_id);
-    if e.job_id is null or exists (select from tallybook.outcome o
-                                    where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq)
+    if e.job_id is null or exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq))
        or exists (select from tallybook.scheduled s where s.job_id = p_job_id) then
       return;
     end if;

@@ -77,8 +77,7 @@ begin
                 select k.job_id, k.task, k.subject from tallybook.subject_job k
                  where k.job_id = u.id and k.ended_as is null limit 1) j order by j.task, j.subject loop
     e := tallybook._newest(v_id);
-    select o.ended_at into v_at from tallybook.outcome o
-     where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq and o.state = 'completed' limit 1;
+    select o.ended_at into v_at from tallybook._outcome_of(e.retention, e.xid, e.seq) o where o.state = 'completed';
     continue when not found;  -- it was refused
     e := tallybook._amended(e, v_at);
     e.options := tallybook._subject_iterated(e.options, v_at);

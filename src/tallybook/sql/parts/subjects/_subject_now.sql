@@ -25,10 +25,7 @@ begin
     e.failures := s.failures; e.errors := s.errors; e.run_at := s.run_at;
   else
     e := tallybook._newest(p_job_id);
-    if e.job_id is not null then
-      select o.state::text into v_ended from tallybook.outcome o
-       where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq limit 1;
-    end if;
+    select o.state::text into v_ended from tallybook._outcome_of(e.retention, e.xid, e.seq) o;
     if e.job_id is null or v_ended <> 'completed' then
       v_open := false;
       select x.lane_id, x.attempt, x.args, x.options, x.failures, x.errors,
@@ -53,8 +50,7 @@ begin
                                            else 'pending' end);
   end if;
   -- Cancelled, and not started: as the claim that meets it will say.
-  if v_open and exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.cancelled
-                           and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once)) then
+  if v_open and exists (select from tallybook._cancel_of(p_job_id, e.attempt)) then
     state := null;
     return;
   end if;
@@ -76,9 +72,7 @@ begin
   if v_from = 0 then return p_attempt - tallybook._unstarted_attempts(p_job_id, p_attempt + 1); end if;
   return p_attempt - v_from - (
     select count(*) from (
-      select from tallybook.entry x left join lateral (
-               select o.state from tallybook.outcome o
-                where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq limit 1) o on true
+      select from tallybook.entry x left join lateral tallybook._outcome_of(x.retention, x.xid, x.seq) o on true
        where x.job_id = p_job_id and x.attempt > 1 and x.attempt > v_from and x.attempt <= p_attempt
          and (o.state = 'moved' or coalesce(o.state, 'cancelled') = 'cancelled' and not exists (
                 select from tallybook._claim_of(x.lane_id, x.retention, x.xid, x.seq)))  -- see _unstarted_attempts

@@ -1,32 +1,29 @@
--- _subjects_change(queue, jobs, ...): an upsert of planned jobs, in place; see _subjects_put, whose settings it has.
+-- _subjects_change(queue, max_attempts, at, wanted, known): an upsert of planned jobs, in place; see _subjects_put,
+-- whose settings it has.
 --
 -- Of kind p those that are still planned become d, with their reports and times; soon: one of them is due within 10 s.
-create or replace function tallybook._subjects_change(p_queue text, p_jobs bigint[], p_args text[],
-  p_run_ats timestamptz[], p_priorities int[], p_headers text[], p_options text[], p_lanes int[], p_max_attempts int,
-  p_at timestamptz, inout kinds "char"[], inout reports text[], inout olds timestamptz[], inout news timestamptz[],
-  out soon boolean)
+create or replace function tallybook._subjects_change(p_queue text, p_max_attempts int, p_at timestamptz,
+  p_wanted tallybook._wanted_subject[], inout known tallybook._found_subject[], out soon boolean)
 language plpgsql as $$
 begin
   with want as materialized (
-    select u.* from unnest(p_jobs, kinds, p_args, p_run_ats, p_priorities, p_headers, p_options,
-                           p_lanes) with ordinality
-                      u(job, kind, args, run_at, priority, headers, options, lane, n) where u.kind = 'p'
+    select u.* from unnest(p_wanted, known) with ordinality u where u.kind = 'p'
   ), old as materialized (
-    select q.place, s.was from (select w.job, w.n from want w order by w.job) q(wanted, place), lateral (
-      select x as was from tallybook.scheduled x where x.job_id = q.wanted limit 1 for update) s
+    select q.ordinality, s.was from (select w.job_id, w.ordinality from want w order by w.job_id) q, lateral (
+      select x as was from tallybook.scheduled x where x.job_id = q.job_id limit 1 for update) s
   ), new as materialized (
     select c.*, ((c.was).args, (c.was).run_at, (c.was).lane_id, (c.was).options, (c.was).max_attempts)
                 is distinct from (c.args, c.run_at, c.lane_id, c.options, c.max_attempts) as changed
-      from (select q.n, o.was, q.args::jsonb as args, coalesce(q.run_at, (o.was).run_at) as run_at,
+      from (select q.ordinality, o.was, q.args::jsonb as args, coalesce(q.run_at, (o.was).run_at) as run_at,
                    coalesce(q.headers::jsonb, (o.was).headers) as headers,
                    coalesce(p_max_attempts, (o.was).max_attempts)::smallint as max_attempts,
                    case when q.options is null then (o.was).options - 'version'  -- that of the args: the first
                         else q.options::jsonb || jsonb_build_object('subject', (o.was).options -> 'subject')
                    end as options,
                    case when l.queue = p_queue and l.priority = coalesce(q.priority, l.priority) then l.lane_id
-                        when q.priority is not null then q.lane
+                        when q.priority is not null then q.lane_id
                         else (select x.lane_id from tallybook._lane(p_queue, l.priority, '') x) end as lane_id
-              from old o join want q on q.n = o.place, lateral (
+              from old o join want q on q.ordinality = o.ordinality, lateral (
                    select k.lane_id, k.queue, k.priority from tallybook.lane k
                     where k.lane_id = (o.was).lane_id limit 1) l) c
   ), done as (
@@ -40,12 +37,12 @@ begin
     on conflict on constraint scheduled_pkey do update
       set args = excluded.args, run_at = excluded.run_at, lane_id = excluded.lane_id,
           max_attempts = excluded.max_attempts, options = excluded.options, headers = excluded.headers)
-  select array_agg(case when x.n is null then u.kind else 'd' end order by u.n),
-         array_agg(case when x.n is null then u.report when x.changed then 'updated' else 'unchanged' end
-                   order by u.n),
-         array_agg(coalesce((x.was).run_at, u.old) order by u.n), array_agg(coalesce(x.run_at, u.new) order by u.n),
+  select array_agg(row(case when x.ordinality is null then u.kind else 'd' end, u.job_id,
+                       case when x.ordinality is null then u.report when x.changed then 'updated'
+                            else 'unchanged' end,
+                       coalesce((x.was).run_at, u.old_run_at), coalesce(x.run_at, u.new_run_at),
+                       u.carry)::tallybook._found_subject order by u.ordinality),
          coalesce(bool_or(x.changed and x.run_at < p_at + interval '10 s'), false)
-    into kinds, reports, olds, news, soon
-    from unnest(kinds, reports, olds, news) with ordinality u(kind, report, old, new, n)
-    left join new x on x.n = u.n;
+    into known, soon
+    from unnest(known) with ordinality u left join new x on x.ordinality = u.ordinality;
 end $$;

@@ -17,87 +17,93 @@ language plpgsql
 -- profile: batch
 as $$
 declare
-  v_places bigint[]; v_subjects text[]; v_args text[]; v_run_ats timestamptz[]; v_priorities int[]; v_headers text[];
-  v_options text[]; v_lanes int[]; v_retentions "char"[];
-  v_jobs bigint[]; v_kinds "char"[]; v_reports text[]; v_olds timestamptz[]; v_news timestamptz[]; v_carry jsonb[];
-  r record; w record; v_n int; v_made boolean; v_soon boolean := false;
+  v_wanted tallybook._wanted_subject[]; v tallybook._found_subject[]; r record; w record; v_soon boolean := false;
+  v_n int := cardinality(p_subjects);
 begin
-  perform tallybook._check_subjects(p_queue, p_task, p_subjects, p_args, p_run_ats, p_priorities, p_max_attempts,
-                                    p_headers, p_options);
+  perform tallybook._check_name('queue', p_queue, 64), tallybook._check_name('task name', p_task, 200),
+          tallybook._refuse(p_max_attempts not between 1 and 32767,
+                            format('max_attempts %s is out of range', p_max_attempts), 'It goes from 1 to 32767.');
+  perform tallybook._refuse(v_n is null or cardinality(p_args) is distinct from v_n or v_n <> any (array[
+            cardinality(p_run_ats), cardinality(p_priorities), cardinality(p_headers), cardinality(p_options)]),
+                            'the arrays of subjects have different lengths');
+  perform tallybook._refuse(true, format('a subject has 1 to 512 bytes, number %s has %s', f.n,
+                                         coalesce(octet_length(f.subject), 0)))
+     from unnest(p_subjects) with ordinality f(subject, n)
+    where f.subject is null or octet_length(f.subject) not between 1 and 512 limit 1;
+  perform tallybook._refuse(true, format('subject number %s does not fit', f.n),
+                            'Args are one JSON object of at most 1,000,000 bytes; headers have at most 8,000.')
+     from unnest(p_args, p_headers) with ordinality f(args, headers, n)
+    where f.args is null or left(f.args, 1) <> '{' or octet_length(f.args) > 1200000 or left(f.headers, 1) <> '{'
+          or octet_length(f.headers) > 8000 limit 1;
+  perform tallybook._check_links(h::jsonb -> 'links') from unnest(p_headers) h where h like '%"links"%'
+          and h::jsonb ? 'links';
+  perform tallybook._refuse(true, 'a run_at is infinite', 'Complete the subject, or leave run_at out.')
+     from unnest(p_run_ats) u where not isfinite(u) limit 1;
+  perform tallybook._refuse(true, 'a subject has no fair key', 'Each subject has one job, which comes at its own time.')
+     from unnest(p_options) o where o::jsonb ? 'fair_key' limit 1;
+  if p_options is not null then perform tallybook._check_options(null, null, o::jsonb) from unnest(p_options) o; end if;
+  if v_n = 0 then return; end if;
   -- Of those of one name the first counts for a push, the last for an upsert.
-  select array_agg(f.n), array_agg(f.subject), array_agg(f.args), array_agg(f.run_at), array_agg(f.priority),
-         array_agg(f.headers), array_agg(f.options), array_agg('?'::"char"), array_agg(null::bigint),
-         array_agg(null::text), array_agg(null::timestamptz), array_agg(null::timestamptz), array_agg(null::jsonb)
-    into v_places, v_subjects, v_args, v_run_ats, v_priorities, v_headers, v_options, v_kinds, v_jobs, v_reports,
-         v_olds, v_news, v_carry
-    from (select distinct on (u.subject collate "C") u.*
-            from unnest(p_subjects, p_args, p_run_ats, p_priorities, p_headers, p_options) with ordinality
-                   as u(subject, args, run_at, priority, headers, options, n)
-           order by u.subject collate "C", case when p_upsert then -u.n else u.n end) f;
-  v_n := cardinality(v_subjects);
-  if v_n is null then return; end if;
-  select * into v_lanes, v_retentions from tallybook._lanes(array_fill(p_queue, array[v_n]), v_priorities);
+  v_wanted := array(
+    select row(f.n, f.subject, f.args, f.run_at, f.priority, f.headers, f.options, f.lane_id,
+               f.retention)::tallybook._wanted_subject
+      from (select distinct on (u.subject collate "C") u.*
+              from tallybook._lanes(array_fill(p_queue, array[v_n]), p_priorities) l,
+                   unnest(p_subjects, p_args, p_run_ats, p_priorities, p_headers, p_options, l.lanes, l.retentions)
+                     with ordinality as u(subject, args, run_at, priority, headers, options, lane_id, retention, n)
+             order by u.subject collate "C", case when p_upsert then -u.n else u.n end) f);
+  v := array(select row('?', null, null, null, null, null)::tallybook._found_subject from unnest(v_wanted));
 
   loop
-    select * into v_kinds, v_jobs, v_reports
-      from tallybook._subjects_look(p_upsert, p_task, v_subjects, p_at, v_kinds, v_jobs, v_reports);
+    v := tallybook._subjects_look(p_upsert, p_task, p_at, v_wanted, v);
 
     -- 1. The names: new ones, then those that are to be had again.
-    if 'n' = any (v_kinds) then
+    if exists (select from unnest(v) u where u.kind = 'n') then
       with put as materialized (
         insert into tallybook.subject_job as k (task, subject, job_id, made_at)
         select p_task, u.subject, nextval('tallybook.job_id'), p_at
-          from unnest(v_subjects, v_kinds) u(subject, kind) where u.kind = 'n' order by u.subject collate "C"
+          from unnest(v_wanted, v) u where u.kind = 'n' order by u.subject collate "C"
         on conflict do nothing returning k.subject, k.job_id)
-      select array_agg(coalesce(p.job_id, u.job) order by u.n),
-             array_agg(case when p.job_id is null then u.kind else 'c' end order by u.n)
-        into v_jobs, v_kinds
-        from unnest(v_subjects, v_kinds, v_jobs) with ordinality u(subject, kind, job, n) left
-             join put p on p.subject = u.subject;
+      select array_agg(row(case when p.job_id is null then u.kind else 'c' end, coalesce(p.job_id, u.job_id), u.report,
+                           u.old_run_at, u.new_run_at, u.carry)::tallybook._found_subject order by u.ordinality) into v
+        from unnest(v_wanted, v) with ordinality u left join put p on p.subject = u.subject;
     end if;
-    for r in select u.* from unnest(v_subjects, v_kinds, v_jobs) with ordinality u(subject, kind, job, n)
-              where u.kind in ('r', 'g') order by u.n loop
-      select a.job_id, a.subject into w from tallybook._subject_again(p_task, r.subject, r.job, r.kind = 'r', p_at) a;
-      if w.job_id is not null then
-        v_jobs[r.n] := w.job_id; v_carry[r.n] := w.subject;
-        v_kinds[r.n] := case r.kind when 'r' then 'v' else 'c' end;
-      end if;
+    for r in select u.* from unnest(v_wanted, v) with ordinality u where u.kind in ('r', 'g') order by u.ordinality loop
+      select a.job_id, a.subject into w
+        from tallybook._subject_again(p_task, r.subject, r.job_id, r.kind = 'r', p_at) a;
+      continue when w.job_id is null;
+      v[r.ordinality].job_id := w.job_id; v[r.ordinality].carry := w.subject;
+      v[r.ordinality].kind := case r.kind when 'r' then 'v' else 'c' end;
     end loop;
 
     -- 2. Planned ones, in place.
-    if 'p' = any (v_kinds) then
-      select * into v_kinds, v_reports, v_olds, v_news, v_made
-        from tallybook._subjects_change(p_queue, v_jobs, v_args, v_run_ats, v_priorities, v_headers, v_options, v_lanes,
-                                        p_max_attempts, p_at, v_kinds, v_reports, v_olds, v_news);
-      v_soon := v_soon or v_made;
+    if exists (select from unnest(v) u where u.kind = 'p') then
+      select c.known, v_soon or c.soon into v, v_soon
+        from tallybook._subjects_change(p_queue, p_max_attempts, p_at, v_wanted, v) c;
     end if;
 
     -- 3. Those in line.
-    for r in select u.* from unnest(v_kinds, v_jobs, v_args, v_run_ats, v_priorities, v_options) with ordinality
-                               u(kind, job, args, run_at, priority, options, n) where u.kind = 'l' order by u.job loop
-      select * into w from tallybook._subject_amend(r.job, r.args::jsonb, r.options::jsonb -> 'version', r.run_at,
+    for r in select u.* from unnest(v_wanted, v) with ordinality u where u.kind = 'l' order by u.job_id loop
+      select * into w from tallybook._subject_amend(r.job_id, r.args::jsonb, r.options::jsonb -> 'version', r.run_at,
                                                     r.priority, p_at);
-      if w.report is not null then
-        v_reports[r.n] := w.report; v_olds[r.n] := w.old_run_at; v_news[r.n] := w.new_run_at; v_kinds[r.n] := 'd';
-      end if;
+      continue when w.report is null;
+      v[r.ordinality] := row('d', r.job_id, w.report, w.old_run_at, w.new_run_at, r.carry);
     end loop;
-    exit when not v_kinds && '{n,r,g,p,l,?}';
+    exit when not exists (select from unnest(v) u where u.kind in ('n', 'r', 'g', 'p', 'l', '?'));
   end loop;
 
-  if v_kinds && '{c,v}' then
-    perform tallybook._subjects_put_in(p_queue, p_task, v_kinds, v_jobs, v_subjects, v_args, v_run_ats, v_lanes,
-      v_retentions, v_headers, v_options, v_carry, v_places, p_max_attempts, p_at);
+  if exists (select from unnest(v) u where u.kind in ('c', 'v')) then
+    perform tallybook._subjects_put_in(p_queue, p_task, p_max_attempts, p_at, v_wanted, v);
   end if;
   if v_soon then perform tallybook._wake(' promote'); end if;
 
   return query
-  select g.n, u.job,
+  select g.n, u.job_id,
          case when u.kind = 'd' then case when g.wins or u.report not in ('created', 'updated') then u.report
               else 'unchanged' end
               when not g.wins then 'unchanged' when u.kind = 'c' then 'created' else 'updated' end,
-         u.old, case when u.kind = 'd' then u.new else coalesce(u.run_at, p_at) end
-    from unnest(v_subjects, v_kinds, v_jobs, v_reports, v_olds, v_news, v_run_ats) u(subject, kind, job, report, old,
-        new, run_at)
+         u.old_run_at, case when u.kind = 'd' then u.new_run_at else coalesce(u.run_at, p_at) end
+    from unnest(v_wanted, v) u
     join (select x.subject, x.n, case when p_upsert then x.n = max(x.n) over p else x.n = min(x.n) over p end as wins
             from unnest(p_subjects) with ordinality x(subject, n) window p as (partition by x.subject)) g
                  on g.subject = u.subject;

@@ -30,3 +30,9 @@ create index subject_stopped on tallybook.subject_job (ended_at, task, subject) 
 
 -- The jobs that a subject has had: one row a job, none for its iterations.
 create index entry_of_subject on tallybook.entry (unique_key) where attempt = 1 and options ? 'subject';
+
+-- What one call of _subjects_put is asked for, and what it knows of each.
+create type tallybook._wanted_subject as (place bigint, subject text, args text, run_at timestamptz, priority int,
+  headers text, options text, lane_id int, retention "char");
+create type tallybook._found_subject as (kind "char", job_id bigint, report text, old_run_at timestamptz,
+  new_run_at timestamptz, carry jsonb);

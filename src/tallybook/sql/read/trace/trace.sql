@@ -99,9 +99,7 @@ begin
                     union all
                     (select x.* from tallybook.entry x where x.job_id = p_job_id and x.attempt = 1 limit 1)) e
               cross join lateral (select n.queue from tallybook.lane n where n.lane_id = e.lane_id) l
-              left join lateral (select x.state, x.ended_at, x.error, x.result from tallybook.outcome x
-                                  where x.retention = e.retention and x.entry_xid = e.xid and x.entry_seq = e.seq
-                                        limit 1) o on true
+              left join lateral tallybook._outcome_of(e.retention, e.xid, e.seq) o on true
               left join lateral (select x.claimed_at, x.worker_id
                                  from tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq) x
                                   where x.lease is not null) c on true) t
@@ -151,7 +149,7 @@ begin
   select x.created_at, p_job_id, n.queue, n.task, n.attempt, 6, 'cancelling', null,
          jsonb_build_object('reason', x.reason), null
     from now n, lateral tallybook._cancel_of(p_job_id, n.attempt) x
-   where n.state is null and n.place <> 'dead' and x.created_at is not null
+   where n.state is null and n.place <> 'dead'
   union all
   -- A subject's job of which nothing else is left.
   select s.ended_at, p_job_id, s.queue, s.task, coalesce(s.attempts, 1), 7, case s.ended_as when 'completed'

@@ -3,8 +3,7 @@
 --
 -- Counted from the lane's cursor on, as a claim would take them (see _take): former holes first, then the window, then
 -- what comes after. Cancelled ones count as well. Reads lane, claim, entry, installation.
-create or replace function tallybook._why_behind(w record, out reason text, out explanation text, out details jsonb,
-  out place int) returns setof record
+create or replace function tallybook._why_behind(w record) returns setof tallybook._reason
 language plpgsql stable
 -- profile: nested
 as $$
@@ -56,8 +55,13 @@ returns bigint language plpgsql stable
 as $$
 begin
   return (select count(*) from (
-    select from tallybook._line_entries(p_lane_id) e
-     where e.phase <= p_phase
-       and (e.xid, e.seq) < (case when e.phase = p_phase then p_xid else '18446744073709551615' end, p_seq)
-     limit p_most) n);
+    select from tallybook._line_ranges(p_lane_id) r, lateral (
+      select from tallybook.entry e
+       where e.lane_id = r.lane_id and e.retention = r.retention
+         and e.xid >= r.from_xid and (e.xid, e.seq) > (r.from_xid, r.from_seq)
+         and e.xid <= case when r.phase = p_phase then least(r.to_xid, p_xid) else r.to_xid end
+         and (e.xid, e.seq) < (r.to_xid, r.to_seq) and e.xid <> all (r.holes)
+         and (r.phase < p_phase or (e.xid, e.seq) < (p_xid, p_seq))
+       order by e.xid, e.seq limit p_most) e
+     where r.phase <= p_phase limit p_most) n);
 end $$;

@@ -1,6 +1,5 @@
 -- _why_late(place, at): why a job's time has not come, where that is why it does not run. For why; part of its answer.
-create or replace function tallybook._why_late(w record, p_at timestamptz, out reason text, out explanation text,
-  out details jsonb, out place int) returns setof record
+create or replace function tallybook._why_late(w record, p_at timestamptz) returns setof tallybook._reason
 language plpgsql stable
 -- profile: hot
 as $$
@@ -18,8 +17,8 @@ begin
            jsonb_build_object('until', v_run_at), 1 where v_other > p_at;
     return;
   end if;
-  select o.state::text into v_last from tallybook._newest(w.job_id) e, tallybook.outcome o
-   where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq limit 1;
+  select o.state::text into v_last
+    from tallybook._newest(w.job_id) e, tallybook._outcome_of(e.retention, e.xid, e.seq) o;
   if v_run_at <= p_at then
     return query
     select 'service_pending', format('It is due since %s: a worker puts it in line at its next look.', v_at),
@@ -42,9 +41,8 @@ end $$;
 
 -- _why_rate(key, run_at, at, place): who waits for its turn at a rate limit: behind how many, and whether the key was
 -- pushed.
-create or replace function tallybook._why_rate(p_key text, p_run_at timestamptz, p_at timestamptz, p_place int,
-  out reason text, out explanation text, out details jsonb, out place int) returns setof record
-language plpgsql stable
+create or replace function tallybook._why_rate(p_key text, p_run_at timestamptz, p_at timestamptz, p_place int)
+returns setof tallybook._reason language plpgsql stable
 -- profile: hot
 as $$
 begin

@@ -2,8 +2,7 @@
 -- a producer. For why; part of its answer.
 --
 -- What it is told when it asks for its start may be another thing: these stand as they are now. Reads what why reads.
-create or replace function tallybook._why_start(w record, p_at timestamptz, out reason text, out explanation text,
-  out details jsonb, out place int) returns setof record
+create or replace function tallybook._why_start(w record, p_at timestamptz) returns setof tallybook._reason
 language plpgsql stable
 -- profile: nested
 as $$

@@ -2,8 +2,7 @@
 -- part of its answer.
 --
 -- A worker without tasks is one of another language, which takes what comes. Reads queue, worker.
-create or replace function tallybook._why_unserved(w record, p_at timestamptz, out reason text, out explanation text,
-  out details jsonb, out place int) returns setof record
+create or replace function tallybook._why_unserved(w record, p_at timestamptz) returns setof tallybook._reason
 language plpgsql stable
 -- profile: hot
 as $$

@@ -1,7 +1,6 @@
 -- _why_waiting(place, at): what a job in waiting waits for: a permit, a breaker, its turn by a key, its parents.
 -- For why; part of its answer.
-create or replace function tallybook._why_waiting(w record, p_at timestamptz, out reason text, out explanation text,
-  out details jsonb, out place int) returns setof record
+create or replace function tallybook._why_waiting(w record, p_at timestamptz) returns setof tallybook._reason
 language plpgsql stable
 -- profile: nested
 as $$
@@ -56,9 +55,8 @@ begin
 end $$;
 
 -- _why_service(service, place, because): what is free to go on, and is put in line by the next look of a service.
-create or replace function tallybook._why_service(p_service text, p_place int, p_because text, out reason text,
-  out explanation text, out details jsonb, out place int) returns setof record
-language sql stable as $$
+create or replace function tallybook._why_service(p_service text, p_place int, p_because text)
+returns setof tallybook._reason language sql stable as $$
   select 'service_pending', format('%s: a worker''s service %s puts it in line at its next look.', p_because,
                                    p_service),
          jsonb_build_object('service', p_service, 'last_run_at',
@@ -67,9 +65,8 @@ $$;
 
 -- _why_permit(key, at, place): what keeps the next job of a key from starting: its breaker, or that its permits are
 -- taken. No row: neither.
-create or replace function tallybook._why_permit(p_key text, p_at timestamptz, p_place int, out reason text,
-  out explanation text, out details jsonb, out place int) returns setof record
-language plpgsql stable
+create or replace function tallybook._why_permit(p_key text, p_at timestamptz, p_place int)
+returns setof tallybook._reason language plpgsql stable
 -- profile: nested
 as $$
 declare
@@ -79,10 +76,7 @@ begin
   select count(*), (array_agg(h.job_id order by h.job_id))[:10], min(h.job_id) filter (where h.probe) into v_held,
          v_jobs, v_probe from (
     select x.job_id, x.probe from tallybook.concurrency_holder x
-     where x.name = p_key and (select o.state from tallybook.outcome o
-                                where o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq
-                                      limit 1) is null
-     limit 10000) h;
+     where x.name = p_key and not exists (select from tallybook._outcome_of(x.retention, x.xid, x.seq)) limit 10000) h;
   if exists (select from tallybook._limit_of('breaker', p_key)) then
     select s.* into b from tallybook.breaker_state s where s.name = p_key;
   end if;
@@ -107,9 +101,8 @@ end $$;
 
 -- _why_order(job_id, order_key, place): whose turn it is, or who is before this job in the line of its order key. No
 -- row: nobody.
-create or replace function tallybook._why_order(p_job_id bigint, p_key text, p_place int, out reason text,
-  out explanation text, out details jsonb, out place int) returns setof record
-language plpgsql stable
+create or replace function tallybook._why_order(p_job_id bigint, p_key text, p_place int)
+returns setof tallybook._reason language plpgsql stable
 -- profile: hot
 as $$
 declare

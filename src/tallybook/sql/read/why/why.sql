@@ -20,7 +20,7 @@ language plpgsql stable
 -- profile: nested
 as $$
 declare
-  w record; k record; v_worker int; v_claimed_at timestamptz; v_state text;
+  w record; k tallybook.tombstone; v_worker int; v_claimed_at timestamptz; v_state text;
 begin
   select * into w from tallybook._job_place(why.job_id);
   if w.place is null or w.place = 'dead' or w.state is not null then
@@ -29,7 +29,7 @@ begin
            r.explanation, jsonb_strip_nulls(r.details) from tallybook._why_ended(w, why.job_id) r;
     return;
   end if;
-  k := tallybook._cancel_of(w.job_id, w.attempt);
+  select x.* into k from tallybook._cancel_of(w.job_id, w.attempt) x;
   if w.place = 'entry' then
     select x.worker_id, x.claimed_at into v_worker, v_claimed_at
       from tallybook._claim_of(w.lane_id, w.retention, w.xid, w.seq) x;
@@ -83,8 +83,7 @@ $$;
 
 -- _why_ended(place, job_id): of a job that lies nowhere, or has ended and goes on nowhere. A subject's end outlives its
 -- history.
-create or replace function tallybook._why_ended(w record, p_job_id bigint, out reason text, out explanation text,
-  out details jsonb, out place int) returns setof record
+create or replace function tallybook._why_ended(w record, p_job_id bigint) returns setof tallybook._reason
 language plpgsql stable
 -- profile: hot
 as $$
@@ -126,8 +125,7 @@ end $$;
 
 -- _why_running(place, worker, claimed_at, cancelled_at, cancel_reason, at): of a job that a claim has taken.
 create or replace function tallybook._why_running(w record, p_worker int, p_claimed_at timestamptz,
-  p_cancelled_at timestamptz, p_cancel_reason text, p_at timestamptz, out reason text, out explanation text,
-  out details jsonb, out place int) returns setof record
+  p_cancelled_at timestamptz, p_cancel_reason text, p_at timestamptz) returns setof tallybook._reason
 language plpgsql stable
 -- profile: hot
 as $$
