@@ -14,12 +14,10 @@ as $$
 begin
   return query
   select o.ended_at, l.queue, e.task, o.job_id, e.attempt, o.state::text, o.error ->> 'type', o.error ->> 'message'
-    from (select * from (
-            (select f.* from tallybook.outcome f where f.state = 'failed' order by f.ended_at desc limit p_most)
-            union all
-            (select f.* from tallybook.outcome f where f.state = 'dead' order by f.ended_at desc limit p_most) union all
-            (select f.* from tallybook.outcome f where f.state = 'lost' order by f.ended_at desc limit p_most)) u
-           order by u.ended_at desc limit p_most) o
+    from (select f.* from unnest('{failed,dead,lost}'::tallybook.ending[]) s(state), lateral (
+            select x.* from tallybook.outcome x where x.state = s.state and x.state <> 'completed'
+             order by x.ended_at desc limit p_most) f
+           order by f.ended_at desc limit p_most) o
     join lateral (select x.task, x.attempt, x.lane_id from tallybook.entry x
                    where x.job_id = o.job_id and x.retention = o.retention and x.xid = o.entry_xid
                          and x.seq = o.entry_seq limit 1) e on true

@@ -7,12 +7,16 @@ $$;
 
 -- _limit_set(kind, name, most, per, burst, open_for, in_code, at): make a rule, or change it: created, changed or
 -- unchanged. A person's rule stays as it is when code declares one of its name. Those who wait go by the new rule.
+-- Errors: TB005 a name that no rule may have.
 create or replace function tallybook._limit_set(p_kind text, p_name text, p_most int, p_per interval, p_burst int,
   p_open_for interval, p_in_code text, p_at timestamptz) returns text
 language plpgsql as $$
 declare
   v_there tallybook.limit_rule;
 begin
+  perform tallybook._check_name('name of a limit', p_name, 200),
+          tallybook._refuse(p_name in ('queue', 'task', 'queue:', 'task:'),
+                            format('a limit cannot be named %s', p_name), 'Write queue:NAME or task:NAME.');
   loop
     select r.* into v_there from tallybook.limit_rule r where r.kind = p_kind and r.name = p_name for update;
     if found then
@@ -32,15 +36,6 @@ begin
     values (p_kind, p_name, p_most, p_per, p_burst, p_open_for, p_in_code, p_at, p_at) on conflict do nothing;
     if found then return 'created'; end if;
   end loop;
-end $$;
-
--- _check_limit_name(name): raises TB005 unless a rule may have this name.
-create or replace function tallybook._check_limit_name(p_name text) returns void
-language plpgsql immutable as $$
-begin
-  perform tallybook._check_name('name of a limit', p_name, 200);
-  perform tallybook._refuse(p_name in ('queue', 'task', 'queue:', 'task:'),
-                            format('a limit cannot be named %s', p_name), 'Write queue:NAME or task:NAME.');
 end $$;
 
 -- _wide_limits(queue, task): the names of the rules for all jobs of a queue and of a task, as a JSON array.

@@ -13,7 +13,6 @@ create or replace function tallybook.breaker_set(name text, failures int, per in
   in_code text default null, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
 begin
-  perform tallybook._check_limit_name(name);
   perform tallybook._check_range('failures', failures::text, failures between 1 and 1000, 'It goes from 1 to 1000.');
   perform tallybook._check_range('per', per::text, per between interval '1 s' and interval '366 days',
                                  'It goes from 1 s to 366 days.');

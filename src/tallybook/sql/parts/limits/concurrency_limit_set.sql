@@ -7,7 +7,6 @@ create or replace function tallybook.concurrency_limit_set(name text, most int, 
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
 begin
-  perform tallybook._check_limit_name(name);
   perform tallybook._check_range('most', most::text, most between 1 and 10000, 'It goes from 1 to 10000.');
   return tallybook._limit_set('concurrency', name, most, null, null, null, in_code, at);
 end $$;

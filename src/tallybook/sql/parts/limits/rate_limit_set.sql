@@ -13,7 +13,6 @@ create or replace function tallybook.rate_limit_set(name text, calls int, per in
   in_code text default null, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
 begin
-  perform tallybook._check_limit_name(name);
   perform tallybook._check_range('calls', calls::text, calls between 1 and 100000, 'It goes from 1 to 100000.');
   perform tallybook._check_range('burst', burst::text, burst between 1 and calls, 'It goes from 1 to calls.');
   perform tallybook._check_range('per', per::text, per between interval '1 s' and interval '366 days',

@@ -16,20 +16,18 @@ begin
            jsonb_build_object('job', f.id, 'task', f.task, 'state', f.ended_as, 'reason', f.reason, 'message',
                               left(f.message, 200)) end
     from (
-    select i.id, coalesce(d.task, q.task, e.task) as task, d.reason,
-           coalesce(d.message, o.error ->> 'message', t.reason) as message,
-           case when d.task is not null then 'dead'
-                when q.task is not null or e.job_id is not null and o.state is null
+    select i.id, coalesce(a.task, e.task) as task, a.reason,
+           coalesce(case when a.place = 'dead' then a.errors -> -1 ->> 'message' end, o.error ->> 'message',
+                    t.reason) as message,
+           case when a.place = 'dead' then 'dead'
+                when a.place is not null or e.job_id is not null and o.state is null
                 then case when t.job_id is not null and not tallybook._job_open(i.id) then 'cancelled' end
                 when e.job_id is null then 'gone'
                 when o.state in ('completed', 'cancelled') then o.state::text
                 -- a dead letter that was dropped: the last attempt has ended, and nothing goes on
                 else 'dead' end as ended_as
       from unnest(p_job_ids) i(id)
-      left join lateral (select x.task, x.reason, x.errors -> -1 ->> 'message' as message from tallybook.dead x
-                         where x.job_id = i.id) d on true
-      left join lateral (select x.task from tallybook.scheduled x where x.job_id = i.id
-                         union all select x.task from tallybook.waiting x where x.job_id = i.id limit 1) q on true
+      left join lateral (select x.* from tallybook._aside x where x.job_id = i.id limit 1) a on true
       left join lateral tallybook._newest(i.id) e on true
       left join lateral tallybook._outcome_of(e.retention, e.xid, e.seq) o on true
       left join lateral (select x.job_id, x.reason from tallybook.tombstone x

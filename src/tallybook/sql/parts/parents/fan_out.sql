@@ -20,7 +20,8 @@ language plpgsql
 as $$
 declare
   v_n int := cardinality(tasks); v_root boolean[]; v_followed int[]; r record; v_ids bigint[]; v_created boolean[];
-  v_after bigint[]; v_known bigint[]; v_holder bigint; v_wake boolean := false; k int := 0; e tallybook.entry;
+  v_after bigint[]; v_known bigint[]; v_missing bigint; v_holder bigint; v_wake boolean := false; k int := 0;
+  e tallybook.entry;
 begin
   job_ids := '{}'; created := '{}';
   perform tallybook._refuse(v_n is null or v_n <> any (array[
@@ -102,7 +103,18 @@ begin
     e.options := coalesce(e.options, '{}') || jsonb_build_object('followed', true, 'parents', jsonb_strip_nulls(
       jsonb_build_object('on', coalesce(r.on_parent, 'completed'), 'failed_as', r.failed_as,
                          'order_key', r.order_key)));
-    perform tallybook._put_child(e, r.queue, r.priority, v_after, v_known);
+    -- One look-up each: a join may read all of a table.
+    select i into v_missing from unnest(v_known) i
+     where coalesce((select true from tallybook.entry x where x.job_id = i limit 1),
+                    (select true from tallybook._aside a where a.job_id = i limit 1)) is null limit 1;
+    if found then
+      raise exception 'there is no job %', v_missing using errcode = 'TB002', detail = 'A job cannot wait for it.',
+        hint = 'Its transaction has not committed, or its history is past its retention.';
+    end if;
+    select l.lane_id into e.lane_id from tallybook._lane(r.queue, r.priority, '') l;
+    perform tallybook._wait(e, e.enqueued_at);
+    insert into tallybook.parent (child_id, parent_id, place)
+    select e.job_id, u.id, min(u.n) from unnest(v_after) with ordinality u(id, n) group by u.id;
     v_wake := v_wake or v_known <> '{}' or false = any (created);
   end loop;
   if v_wake then perform tallybook._wake(' parents_resolve'); end if;
@@ -113,29 +125,6 @@ create or replace function tallybook._picked(p_all anyarray, p_mask boolean[]) r
 language sql immutable strict as $$
   select array(select u.x from unnest(p_all, p_mask) with ordinality u(x, picked, n) where u.picked order by u.n)
 $$;
-
--- _put_child(entry, queue, priority, after, known): puts a job in waiting, and its parents. TB002: one of known is not
--- on record.
-create or replace function tallybook._put_child(e tallybook.entry, p_queue text, p_priority int, p_after bigint[],
-  p_known bigint[]) returns void
-language plpgsql
--- profile: nested
-as $$
-declare
-  v_missing bigint;
-begin
-  select i into v_missing from unnest(p_known) i
-   where not exists (select from tallybook.entry x where x.job_id = i)
-     and not exists (select from tallybook._aside a where a.job_id = i) limit 1;
-  if found then
-    raise exception 'there is no job %', v_missing using errcode = 'TB002', detail = 'A job cannot wait for it.',
-      hint = 'Its transaction has not committed, or its history is past its retention.';
-  end if;
-  select l.lane_id into e.lane_id from tallybook._lane(p_queue, p_priority, '') l;
-  perform tallybook._wait(e, e.enqueued_at);
-  insert into tallybook.parent (child_id, parent_id, place)
-  select e.job_id, i, min(n) from unnest(p_after) with ordinality u(i, n) group by i;
-end $$;
 
 -- _waits_on(job_ids, job_id): whether one of these jobs is that job, or waits for it, through others too.
 create or replace function tallybook._waits_on(p_job_ids bigint[], p_job_id bigint) returns boolean

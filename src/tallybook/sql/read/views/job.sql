@@ -16,43 +16,32 @@ select j.job_id as id, j.queue, j.task, j.state, j.priority, j.args, j.headers, 
        (select p.message from tallybook.progress p where p.job_id = j.job_id) as progress_message, j.options,
        case when j.options ? 'subject' then j.unique_key end as subject, j.headers -> 'links' as links
   from (
-    select s.job_id, l.queue, s.task,
-           case when t.cancelled then 'cancelled' when s.failures > 0 then 'retrying' else 'scheduled' end as state,
-           l.priority::int, s.args, s.headers, s.attempt, 1 as unstarted, s.failures, s.crashes, s.max_attempts,
-           s.unique_key, s.enqueued_at, s.run_at, null::timestamptz as started_at, null::timestamptz as ended_at,
-           null::int as worker_id, null::text as worker, t.reason, s.errors, false as unserved, s.order_key,
-           s.expires_at, null::jsonb as result, s.options
-      from tallybook.scheduled s
-      join tallybook.lane l on l.lane_id = s.lane_id
-      left join lateral (select t.cancelled, t.reason from tallybook.tombstone t
-                          where t.job_id = s.job_id and (t.attempt = s.attempt or t.attempt < s.attempt and not t.once)
-                                and t.cancelled limit 1) t on true
-    union all
-    select w.job_id, l.queue, w.task, case when t.cancelled then 'cancelled' else 'waiting' end, l.priority::int,
-           w.args, w.headers, w.attempt, 1, w.failures, w.crashes, w.max_attempts, w.unique_key, w.enqueued_at,
-           w.run_at, null, null, null, null,
-           coalesce(t.reason, case
-             when w.options ? 'held' then
+    select a.job_id, l.queue, a.task,
+           case when t.cancelled then 'cancelled' when a.place = 'scheduled' and a.failures > 0 then 'retrying'
+                else a.place end as state,
+           l.priority::int, a.args, a.headers, a.attempt,
+           case when a.place = 'dead' then (a.reason = 'expired')::int else 1 end as unstarted, a.failures, a.crashes,
+           a.max_attempts, a.unique_key, a.enqueued_at, a.run_at, null::timestamptz as started_at,
+           case when a.place = 'dead' then a.since end as ended_at, null::int as worker_id, null::text as worker,
+           coalesce(t.reason, a.reason, case
+             when a.place <> 'waiting' then null
+             when a.options ? 'held' then
                format(case when exists (select from tallybook.breaker_state b
-                                         where b.name = w.options ->> 'held' and b.state <> 'closed')
+                                         where b.name = a.options ->> 'held' and b.state <> 'closed')
                            then 'the breaker of %s is open' else 'the permits of the limit %s are taken' end,
-                      to_json(w.options ->> 'held'))
-             when w.fair_key is not null then
-               format('the turn of %s among the keys of its queue has not come', to_json(w.fair_key::text))
-             when w.order_key is null then tallybook._waits_for(w.job_id)
-             else format('another job with the order key %s is before it', to_json(w.order_key)) end),
-           w.errors, false, coalesce(w.order_key, w.options #>> '{parents,order_key}'), w.expires_at, null, w.options
-      from tallybook.waiting w
-      join tallybook.lane l on l.lane_id = w.lane_id
+                      to_json(a.options ->> 'held'))
+             when a.fair_key is not null then
+               format('the turn of %s among the keys of its queue has not come', to_json(a.fair_key))
+             when a.order_key is null then tallybook._waits_for(a.job_id)
+             else format('another job with the order key %s is before it', to_json(a.order_key)) end) as reason,
+           a.errors, false as unserved,
+           coalesce(a.order_key, case when a.place = 'waiting' then a.options #>> '{parents,order_key}' end)
+             as order_key, a.expires_at, null::jsonb as result, a.options
+      from tallybook._aside a
+      join tallybook.lane l on l.lane_id = a.lane_id
       left join lateral (select t.cancelled, t.reason from tallybook.tombstone t
-                          where t.job_id = w.job_id and (t.attempt = w.attempt or t.attempt < w.attempt and not t.once)
-                                and t.cancelled limit 1) t on true
-    union all
-    select d.job_id, l.queue, d.task, 'dead', l.priority::int, d.args, d.headers, d.attempt,
-           (d.reason = 'expired')::int, d.failures, d.crashes, d.max_attempts, d.unique_key, d.enqueued_at, null, null,
-           d.died_at, null, null, d.reason, d.errors, false, d.order_key, d.expires_at, null, d.options
-      from tallybook.dead d
-      join tallybook.lane l on l.lane_id = d.lane_id
+                          where a.place <> 'dead' and t.job_id = a.job_id and t.cancelled
+                                and (t.attempt = a.attempt or t.attempt < a.attempt and not t.once) limit 1) t on true
     union all
     select e.job_id, l.queue, e.task,
            case when o.state is not null then o.state::text when c.lease is not null then 'running'
