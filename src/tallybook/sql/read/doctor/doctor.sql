@@ -16,9 +16,10 @@ returns table (name text, level text, finding text, advice text, details jsonb) 
 declare
   v_group text; v_groups text[] := '{horizon,storage,settings,workers,queues,maintenance,counters,roles}';
 begin
-  perform tallybook._refuse(doctor.about <> all (v_groups),
-                            format('the doctor knows nothing about %s', to_json(doctor.about)),
-                            format('About one of %s.', array_to_string(v_groups, ', ')));
+  if doctor.about <> all (v_groups) then
+    raise exception 'the doctor knows nothing about %', to_json(doctor.about)
+      using errcode = 'TB005', hint = 'About one of ' || array_to_string(v_groups, ', ') || '.';
+  end if;
   foreach v_group in array case when doctor.about is null then v_groups else array[doctor.about] end loop
     begin
       case v_group
