@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tallybook._worker.jobs import Lease, Running
+from tallybook._worker.jobs import Lease, Running, current_job
 from tallybook._worker.logs import JobFilter, JsonFormatter, TextFormatter
-from tallybook._worker.run.context import Context, current_job
+from tallybook._worker.run.context import Context
 
 
 class Unprintable:

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from tallybook._worker.entry import DrainReport, WorkerReport
     from tallybook._worker.jobs import Running
     from tallybook._worker.run.context import Context
+    from tallybook._worker.run.served import Contexts
     from tallybook._worker.run.verbs import Verbs
-    from tallybook._worker.served import Contexts
     from tallybook.extra.providers import Providers
 
 P = ParamSpec("P")

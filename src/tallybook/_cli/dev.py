@@ -21,7 +21,8 @@ from tallybook._cli.text import clean
 from tallybook._db import migrate
 from tallybook._db.driver import conninfo_to_dict
 from tallybook._db.link import dsn_for_people
-from tallybook._worker.life.supervisor import DSN_OF_PARENT, WRONG, Child, how
+from tallybook._worker.life.supervisor import DSN_OF_PARENT, WRONG, Child
+from tallybook._worker.run.children import how
 from tallybook.errors import TallybookError
 
 _LOOK_EVERY = 0.5

@@ -17,7 +17,7 @@ from tallybook._worker.settings import WorkerSettings, parse_queues
 from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tallybook._worker.served import ServedApp
+    from tallybook._worker.run.served import ServedApp
 
 __all__ = [
     "DrainReport",

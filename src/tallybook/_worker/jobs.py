@@ -6,15 +6,19 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tallybook._db.subject_ends import SubjectEnd
-    from tallybook._worker.run.deadline import Guard
+    from tallybook._worker.deadline import Guard
 
 log = logging.getLogger("tallybook.worker")
+
+current_job: ContextVar[Running | None] = ContextVar("tallybook_job", default=None)
+"""The job that runs in this context: what every log line of a job is marked with."""
 
 
 def _nothing(*_: object) -> None:

@@ -9,7 +9,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from tallybook._worker.run.context import current_job
+from tallybook._worker.jobs import current_job
 
 __all__ = ["JobFilter", "JsonFormatter", "TextFormatter", "setup"]
 

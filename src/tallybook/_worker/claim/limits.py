@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tallybook._worker.served_task import ServedTask
+    from tallybook._worker.run.served_task import ServedTask
 
 __all__ = ["check_limits"]
 

@@ -14,7 +14,7 @@ from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import JobFailed
 
 if TYPE_CHECKING:
-    from tallybook._worker.served import ServedApp
+    from tallybook._worker.run.served import ServedApp
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from tallybook._worker.settings import WorkerSettings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tallybook._worker.served import ServedApp
+    from tallybook._worker.run.served import ServedApp
 
 __all__ = ["Maintenance"]
 

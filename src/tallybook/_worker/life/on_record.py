@@ -16,7 +16,7 @@ from tallybook._worker.claim.limits import check_limits
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tallybook._worker.served import ServedApp
+    from tallybook._worker.run.served import ServedApp
 
 __all__ = ["checked", "explained"]
 

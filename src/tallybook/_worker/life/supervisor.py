@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
+from tallybook._worker.run.children import how
+
 __all__ = ["DSN_OF_PARENT", "Child", "supervise", "watch_parent"]
 
 log = logging.getLogger("tallybook.supervisor")
@@ -180,16 +182,6 @@ class _Supervisor:
             log.error("worker process %s does not end, it is killed", child.pid)
             child.send(signal.SIGKILL)
         return await ending
-
-
-def how(code: int) -> str:
-    """In words, how a process ended."""
-    if code >= 0:
-        return f"ended with code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
 
 
 def _port(first: int | None, number: int) -> list[str]:

@@ -30,7 +30,7 @@ from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import NotSupported, QueueUnavailable, SchemaError
 
 if TYPE_CHECKING:
-    from tallybook._worker.served import ServedApp
+    from tallybook._worker.run.served import ServedApp
 
 log = logging.getLogger("tallybook.worker")
 

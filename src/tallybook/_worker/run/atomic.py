@@ -42,15 +42,15 @@ from tallybook._db.transactions import (
 from tallybook._model.failure import safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._model.subject_outcome import Reject, SubjectOutcome
+from tallybook._worker.deadline import Leavable
 from tallybook._worker.jobs import Running
-from tallybook._worker.run.deadline import Leavable
 from tallybook._worker.run.retrying import after_rejection
 from tallybook._worker.run.subjects import end_of, rejection
 from tallybook.errors import LeaseLost, QueueUnavailable, SignatureError, TransactionError
 
 if TYPE_CHECKING:
-    from tallybook._worker.served import ServedApp
-    from tallybook._worker.served_task import ServedTask
+    from tallybook._worker.run.served import ServedApp
+    from tallybook._worker.run.served_task import ServedTask
 
 log = logging.getLogger("tallybook.worker")
 

@@ -11,10 +11,10 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from tallybook._worker.jobs import Running
+from tallybook._worker.jobs import Running, current_job
 from tallybook._worker.run.atomic import Atomic
 from tallybook._worker.run.children import Children, check
-from tallybook._worker.run.context import Context, current_job
+from tallybook._worker.run.context import Context
 from tallybook._worker.run.stepping import InContext, stepped
 from tallybook._worker.run.threads import DaemonThreads
 from tallybook._worker.run.verbs import Verbs
@@ -22,8 +22,8 @@ from tallybook._worker.run.versions import upgraded
 from tallybook.errors import PayloadError
 
 if TYPE_CHECKING:
-    from tallybook._worker.served import ServedApp
-    from tallybook._worker.served_task import ServedTask
+    from tallybook._worker.run.served import ServedApp
+    from tallybook._worker.run.served_task import ServedTask
 
 __all__ = ["Handlers"]
 

@@ -44,10 +44,10 @@ from tallybook._model.retry_after import retry_after
 from tallybook._model.signature import ArgsModel
 from tallybook._model.subject_outcome import SubjectOutcome
 from tallybook._worker import logs
-from tallybook._worker.jobs import Lease, Running
+from tallybook._worker.deadline import Guard
+from tallybook._worker.jobs import Lease, Running, current_job
 from tallybook._worker.run import children
-from tallybook._worker.run.context import Context, current_job
-from tallybook._worker.run.deadline import Guard
+from tallybook._worker.run.context import Context
 from tallybook._worker.run.frames import pack, receive
 from tallybook._worker.run.retrying import after_failure
 from tallybook._worker.run.subject_frames import to_frame

@@ -26,19 +26,18 @@ from typing import TYPE_CHECKING, Any
 from tallybook._model.failure import safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._worker import logs
+from tallybook._worker.deadline import deadline_passed
 from tallybook._worker.jobs import Running
-from tallybook._worker.life.supervisor import how
 from tallybook._worker.run import frames
-from tallybook._worker.run.deadline import deadline_passed
 from tallybook._worker.run.retrying import Next
 from tallybook._worker.run.subject_frames import from_frame
 from tallybook._worker.run.verbs import Postponed, Verbs
 from tallybook.errors import ConfigError, LeaseLost
 
 if TYPE_CHECKING:
-    from tallybook._worker.served_task import ServedTask
+    from tallybook._worker.run.served_task import ServedTask
 
-__all__ = ["Child", "Children", "FailedInChild", "ProcessDied", "check"]
+__all__ = ["Child", "Children", "FailedInChild", "ProcessDied", "check", "how"]
 
 log = logging.getLogger("tallybook.worker")
 
@@ -87,6 +86,16 @@ class FailedInChild(Exception):
         if (then := answer.get("then")) is not None:
             seconds = then["delay"]
             self.then = Next(None if seconds is None else timedelta(seconds=seconds), then["final"], then["problem"])
+
+
+def how(code: int) -> str:
+    """In words, how a process ended."""
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
 
 
 class ProcessDied(Exception):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, MutableMapping
-from contextvars import ContextVar
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _log = logging.getLogger("tallybook.job")
-
-current_job: ContextVar[Running | None] = ContextVar("tallybook_job", default=None)
-"""The job that runs in this context: what every log line of a job is marked with."""
 
 
 class JobLogger(logging.LoggerAdapter[logging.Logger]):

@@ -20,7 +20,7 @@ from tallybook._worker.run.verbs import Postponed
 from tallybook.errors import TallybookError, TransactionError
 
 if TYPE_CHECKING:
-    from tallybook._worker.served_task import ServedTask
+    from tallybook._worker.run.served_task import ServedTask
 
 __all__ = ["Ends"]
 

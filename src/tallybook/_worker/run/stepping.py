@@ -6,7 +6,7 @@ import contextvars
 from collections.abc import Coroutine, Generator
 from typing import Any
 
-from tallybook._worker.run.context import current_job
+from tallybook._worker.jobs import current_job
 
 __all__ = ["InContext", "stepped"]
 

@@ -15,7 +15,7 @@ from tallybook.errors import NotASubject, PayloadError
 
 if TYPE_CHECKING:
     from tallybook._worker.jobs import Running
-    from tallybook._worker.served_task import ServedTask
+    from tallybook._worker.run.served_task import ServedTask
 
 __all__ = ["details_text", "end_of", "rejection"]
 

@@ -8,7 +8,7 @@ from tallybook._model.contract import LAST_VERSION
 
 if TYPE_CHECKING:
     from tallybook._worker.jobs import Running
-    from tallybook._worker.served_task import ServedTask
+    from tallybook._worker.run.served_task import ServedTask
 
 __all__ = ["is_newer", "upgraded"]
 

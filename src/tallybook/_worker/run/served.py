@@ -1,7 +1,7 @@
 """What a worker needs of the App that it serves.
 
 An App imports the worker's entry points, so no module of the worker imports App: it names what it reads of one here.
-Only `run/context.py` does, since `ctx.app` is public and has the type App.
+Only `context.py` beside this does, since `ctx.app` is public and has the type App.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tallybook._model.tracing import Tracing
     from tallybook._worker.jobs import Running
     from tallybook._worker.run.context import Context
+    from tallybook._worker.run.served_task import ServedTask
     from tallybook._worker.run.verbs import Verbs
-    from tallybook._worker.served_task import ServedTask
     from tallybook.extra.providers import Providers
 
 __all__ = ["Contexts", "ServedApp"]
