@@ -20,7 +20,7 @@ from support.roles import house
 from support.waiting import wait_until
 from tallybook import App
 from tallybook._db.migrate import latest
-from tallybook._worker.life.memory import memory
+from tallybook._worker.life.heartbeat import memory
 from tallybook._worker.life.watchdog import Watchdog
 from tallybook.extra.dashboard.live import Live
 from tallybook.extra.dashboard.pages import schedules as schedule_pages

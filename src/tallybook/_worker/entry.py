@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tallybook._worker.life import signals
 from tallybook._worker.life.drain import DrainReport
 from tallybook._worker.life.drain import drain as _drain
-from tallybook._worker.life.report import WorkerReport
+from tallybook._worker.life.stopping import WorkerReport
 from tallybook._worker.life.worker import Worker
 from tallybook._worker.settings import WorkerSettings, parse_queues
 from tallybook.errors import ConfigError

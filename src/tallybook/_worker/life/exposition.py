@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import metadata
 from typing import TYPE_CHECKING, Protocol
 
 from tallybook._model.exposition import Numbers, Sample, Shown, of_the_database, text
+from tallybook._worker.life.heartbeat import version
 
 if TYPE_CHECKING:
     from tallybook._db.link import Link
@@ -30,9 +29,7 @@ class ShownWorker(Protocol):
     claimer: Claimer
     runner: Runner
     finisher: Finisher
-    finishes: Link
-    maintenance_link: Link
-    handlers: Link
+    links: dict[str, Link]
     watchdog: Watchdog | None
 
     def why_not_ready(self) -> str: ...
@@ -44,7 +41,7 @@ def exposition(
     """The whole text. Without numbers: that the database is away, and what the process knows itself."""
     found: dict[str, list[Sample]] = {
         **of_the_database(numbers, shown),
-        "tallybook_worker_info": [((name, _version()), 1.0)],
+        "tallybook_worker_info": [((name, version() or ""), 1.0)],
         "tallybook_worker_ready": [((), float(ready))],
         "tallybook_worker_loop_lag_seconds": [((), lag)],
     }
@@ -53,23 +50,9 @@ def exposition(
     return text(found)
 
 
-@cache
-def _version() -> str:
-    try:
-        return metadata.version("tallybook")
-    except metadata.PackageNotFoundError:  # run from a folder that nobody has installed
-        return ""
-
-
 def _of_the_process(worker: ShownWorker) -> dict[str, list[Sample]]:
     # From another thread than the loop's: each of these is one read of a number, or a copy that is one step.
     slots, free, ends = worker.settings.queues, dict(worker.book.free), dict(worker.finisher.counts)
-    links = {
-        "claims": worker.claimer.link,
-        "ends": worker.finishes,
-        "maintenance": worker.maintenance_link,
-        "handlers": worker.handlers,
-    }
     return {
         "tallybook_worker_slots": [((queue,), float(n)) for queue, n in slots.items()],
         "tallybook_worker_slots_used": [((queue,), float(n - free[queue])) for queue, n in slots.items()],
@@ -80,5 +63,5 @@ def _of_the_process(worker: ShownWorker) -> dict[str, list[Sample]]:
         "tallybook_worker_ends_waiting": [((), float(worker.finisher.waiting))],
         "tallybook_worker_handlers_abandoned": [((), float(worker.runner.still_abandoned))],
         "tallybook_worker_loop_blocked_total": [((), float(worker.watchdog.blocked if worker.watchdog else 0))],
-        "tallybook_worker_connection_errors_total": [((what,), float(link.errors)) for what, link in links.items()],
+        "tallybook_worker_connection_errors_total": [((what,), float(link.errors)) for what, link in worker.links.items()],
     }  # fmt: skip

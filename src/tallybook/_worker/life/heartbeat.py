@@ -5,8 +5,10 @@ Its session also holds the advisory lock by which the others see at once that th
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import os
 import select
 import socket
 import threading
@@ -14,8 +16,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 from importlib import metadata
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tallybook._db.declared import Declared
 from tallybook._db.driver import Connection, Error, connect
@@ -23,10 +27,13 @@ from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.policy import Outage, first_line, is_gone
 from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._db.socket_timeout import ThreadSocketTimeout
+from tallybook._maintenance.fold import FOLD
 from tallybook._worker.jobs import Book
-from tallybook._worker.life.memory import memory
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import SchemaError
+
+if TYPE_CHECKING:
+    from tallybook._db.link import Link
 
 log = logging.getLogger("tallybook.worker")
 
@@ -39,7 +46,7 @@ _START = Declared("""
   -> int""")
 _HOLD = "select pg_advisory_lock_shared(1413565443, %s::int)"
 _LET_GO = "select pg_advisory_unlock_shared(1413565443, %s::int)"
-STOP = Declared("worker_stop(worker int) -> int")
+_STOP = Declared("worker_stop(worker int) -> int")
 # After a failover the server may have lost ends that this worker was told had happened. It must not say that all of its
 # claims up to some number are over then: nobody would ever look for what was lost. So the timeline is looked at in the
 # same statement, and the worker starts anew on another one; its old self's open attempts are rescued from what is on record.
@@ -52,10 +59,20 @@ select r.job_id, r.reason, r.attempt
  where r.job_id is not null"""  # noqa: S608
 
 
-def _version() -> str | None:
+@cache
+def version() -> str | None:
+    """The release that is installed; None: its files are there without an installation."""
     try:
         return metadata.version("tallybook")
-    except metadata.PackageNotFoundError:  # its files are there without an installation
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def memory() -> int | None:
+    """Bytes of this process that are in memory; None where the system does not say so in /proc (only Linux does)."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
         return None
 
 
@@ -123,7 +140,7 @@ class Heartbeat(threading.Thread):
         settings = self._settings
         params = (
             settings.name, list(settings.queues), self._tasks, self._session, settings.lease, self._catalogue,
-            list(settings.queues.values()), _version(),
+            list(settings.queues.values()), version(),
         )  # fmt: skip
         row = conn.execute(f"{_START.worker}, tallybook._timeline()", params).fetchone()
         assert row is not None
@@ -232,12 +249,20 @@ class Heartbeat(threading.Thread):
             with ThreadSocketTimeout(self._conn, 2 * _MOST_ANSWER):
                 if self._session:
                     self._conn.execute(_LET_GO, (old,))
-                self._conn.execute(STOP.worker, (old,))
+                self._conn.execute(_STOP.worker, (old,))
         except (Error, OSError) as failure:
             log.warning("cannot start again yet: %s", first_line(failure))
             self._wait(_COMES_BACK)
 
-    def stop(self) -> None:
-        """End the thread and its session."""
+    async def leave(self, link: Link) -> None:
+        """End the thread, and take the worker off record over this connection; if that does not get through it is rescued."""
+        # First: a beat after worker_stop would be refused, and put the worker on record again.
         self._stopping = True
         self.beat_now()
+        if self.ident is not None:  # told to stop between its registration and its start
+            await asyncio.to_thread(self.join, 2.0)
+        with suppress(Exception):
+            async with asyncio.timeout(5):
+                conn = await link.connect()
+                await conn.execute(_STOP.worker, (self.worker_id,))
+                await conn.execute(FOLD.worker, (False,))  # there may be nobody else to do it

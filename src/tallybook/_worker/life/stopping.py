@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 
 from tallybook._worker.claim.admission import Admission
@@ -13,9 +14,27 @@ from tallybook._worker.jobs import Book, Running
 from tallybook._worker.run.runner import Runner
 from tallybook._worker.settings import WorkerSettings
 
-__all__ = ["Stopping"]
+__all__ = ["Stopping", "WorkerReport"]
 
 log = logging.getLogger("tallybook.worker")
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What a worker did in its life."""
+
+    completed: int
+    failed: int
+    """Attempts that failed and go on after a backoff."""
+    dead: int
+    released: int
+    """Jobs that were given back unfinished at the stop."""
+    abandoned: int = 0
+    """Handlers that did not end after their deadline and the grace."""
+    worn_out: bool = False
+    """It stopped by itself, since too many abandoned handlers were left: start the process again."""
+    snoozed: int = 0
+    """Attempts that were put off, by their handlers or by a limit; they count as no attempts."""
 
 
 class Stopping:
@@ -32,8 +51,8 @@ class Stopping:
         self.aborted = asyncio.Event()
         """Set by a second stop: what runs is aborted now."""
 
-    async def finish(self) -> int:
-        """Give back what has not started, let handlers end, abort them after `stop_timeout`; how many were given back running."""
+    async def finish(self, *, worn_out: bool = False) -> WorkerReport:
+        """Give back what has not started, let handlers end, abort them after `stop_timeout`; what the worker did in its life."""
         for job in self._admission.give_back():  # claimed, and not started
             self._give_back_one(job)
         if not await self.ended_within(self._settings.stop_timeout.total_seconds(), self.aborted):
@@ -44,7 +63,16 @@ class Stopping:
             self._give_back_one(job)
             self._runner.leave(job)
         await self.told()
-        return len(left)
+        counts, failed = self._finisher.counts, self._finisher.failed
+        return WorkerReport(
+            completed=counts["completed"],
+            failed=failed["scheduled"] + failed["available"],
+            snoozed=counts["scheduled"] - failed["scheduled"],
+            dead=counts["dead"],
+            released=len(left) + counts["available"] - failed["available"],
+            abandoned=self._runner.abandoned,
+            worn_out=worn_out,
+        )
 
     async def let_go(self, seconds: float) -> int:
         """End what runs within so many seconds, then by force; give back what has not started: how many jobs those were."""

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from tallybook._db.link import Link, dsn_for_people
 from tallybook._maintenance import rebase
-from tallybook._maintenance.fold import FOLD
 from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.claim.sleeper import CANCEL, Sleeper
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book
 from tallybook._worker.life import on_record, pooler_check
-from tallybook._worker.life.heartbeat import STOP, Heartbeat
+from tallybook._worker.life.heartbeat import Heartbeat
 from tallybook._worker.life.maintenance import Maintenance
-from tallybook._worker.life.report import WorkerReport
-from tallybook._worker.life.stopping import Stopping
+from tallybook._worker.life.stopping import Stopping, WorkerReport
 from tallybook._worker.life.telemetry import Telemetry
 from tallybook._worker.life.watchdog import Watchdog
 from tallybook._worker.run import children
@@ -46,15 +44,14 @@ class Worker:
         self.settings = settings
         self.dsn = dsn
         self.book = Book(dict(settings.queues))
-        self.finishes = Link(dsn, settings.name)
-        self.finisher = Finisher(self.finishes, self.book)
-        self.handlers = Link(dsn, settings.name)
+        finishes, handlers = Link(dsn, settings.name), Link(dsn, settings.name)
+        self.finisher = Finisher(finishes, self.book)
         self.atomic = Atomic(app, dsn, settings.name)
         self.runner = Runner(
             app,
             self.book,
             self.finisher,
-            Verbs(self.handlers),
+            Verbs(handlers),
             threads=settings.slots,
             worker_name=settings.name,
             grace=settings.abort_timeout,
@@ -69,7 +66,6 @@ class Worker:
         )
         self.maintenance_link = Link(dsn, settings.name, on_connect=rebase.on_connect)
         rebaser = rebase.Rebaser(self.maintenance_link, on_rebased=self._wake)
-
         self.claimer = Claimer(
             dsn,
             settings,
@@ -84,6 +80,9 @@ class Worker:
             app, self.maintenance_link, settings, self.claimer, rebaser, self.book.on, worker_id=self._id
         )
         self.book.on.many, self.book.on.abandoned = self._beat_now, self._abandoned
+        self.links = {
+            "claims": self.claimer.link, "ends": finishes, "maintenance": self.maintenance_link, "handlers": handlers,
+        }  # fmt: skip
         self.stopping = Stopping(settings, self.book, self.claimer.admission, self.runner, self.finisher)
         app._check_policies()
         app._check_tasks()
@@ -106,8 +105,7 @@ class Worker:
             return "stopping"
         if not self._id():
             return "starting: it is not on record yet"
-        links = {"claims": self.claimer.link, "ends": self.finishes, "maintenance": self.maintenance_link}
-        away = ", ".join(what for what, link in links.items() if link.away)
+        away = ", ".join(what for what, link in self.links.items() if link.away and what != "handlers")
         return f"no connection to the database: {away}" if away else ""
 
     def _id(self) -> int:
@@ -209,20 +207,15 @@ class Worker:
     async def _live(self) -> WorkerReport:
         try:
             await self._begin()
-            log.info(
-                "worker %s (%s) serves %s with %s tasks",
-                self._id(),
-                self.settings.name,
-                ", ".join(f"{q}={n}" for q, n in self.settings.queues.items()),
-                len(self._app.tasks),
-                extra={"event": "started"},
-            )
+            served = ", ".join(f"{q}={n}" for q, n in self.settings.queues.items())
+            said = (self._id(), self.settings.name, served, len(self._app.tasks))
+            log.info("worker %s (%s) serves %s with %s tasks", *said, extra={"event": "started"})
             if self.sleeper:
                 self._serve(self.sleeper.run(), "listener")
             self._serve(self.maintenance.loop.run(), "maintenance")
             self._serve(self.maintenance.clock.serve(), "schedules")
             await self._claim()
-            return await self._finish()
+            return await self.stopping.finish(worn_out=self.worn_out)
         except asyncio.CancelledError:  # the program that runs us ends: what a second stop does
             await self.give_back()
             raise
@@ -267,7 +260,7 @@ class Worker:
         """Abort what runs and tell the database its end, for whoever cancels a worker or a drain."""
         self.claimer.stopping.set()
         self.stopping.aborted.set()
-        await self._finish()
+        await self.stopping.finish()
 
     def stop(self) -> None:
         """Claim nothing more and finish what runs; a second time: abort it."""
@@ -283,12 +276,6 @@ class Worker:
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()  # a lifespan may wait for something that does not come
 
-    async def _finish(self) -> WorkerReport:
-        released = await self.stopping.finish()
-        return WorkerReport.of(
-            self.finisher, released=released, abandoned=self.runner.abandoned, worn_out=self.worn_out
-        )
-
     async def _close(self) -> None:
         if self.watchdog:
             self.watchdog.stop()
@@ -296,15 +283,7 @@ class Worker:
             service.cancel()
         await asyncio.gather(*self._services, return_exceptions=True)
         if self.heartbeat and self.heartbeat.worker_id:
-            # First: a beat after worker_stop would be refused, and put the worker on record again.
-            self.heartbeat.stop()
-            if self.heartbeat.ident is not None:  # told to stop between its registration and its start
-                await asyncio.to_thread(self.heartbeat.join, 2.0)
-            with contextlib.suppress(Exception):  # the others rescue it if this does not get through
-                async with asyncio.timeout(5):
-                    conn = await self.maintenance_link.connect()
-                    await conn.execute(STOP.worker, (self.heartbeat.worker_id,))
-                    await conn.execute(FOLD.worker, (False,))  # there may be nobody else to do it
+            await self.heartbeat.leave(self.maintenance_link)
         if self.runner.tracing is not None:
             self.runner.tracing.closed(self.settings.name)
         await self.runner.handlers.close()
@@ -312,11 +291,6 @@ class Worker:
         await self.finisher.doubtful.close()
         if self.sleeper:
             await self.sleeper.close()
-        for link in (
-            self.claimer.link,
-            self.finishes,
-            self.maintenance_link,
-            self.maintenance.clock.queries,
-            self.handlers,
-        ):
+        await self.maintenance.clock.queries.close()
+        for link in self.links.values():
             await link.close()

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from tallybook._model.contract import LAST_VERSION
 from tallybook._worker.jobs import Running, current_job
 from tallybook._worker.run.atomic import Atomic
 from tallybook._worker.run.children import Children, check
@@ -18,14 +19,27 @@ from tallybook._worker.run.context import Context
 from tallybook._worker.run.stepping import InContext, stepped
 from tallybook._worker.run.threads import DaemonThreads
 from tallybook._worker.run.verbs import Verbs
-from tallybook._worker.run.versions import upgraded
 from tallybook.errors import PayloadError
 
 if TYPE_CHECKING:
     from tallybook._worker.run.served import ServedApp
     from tallybook._worker.run.served_task import ServedTask
 
-__all__ = ["Handlers"]
+__all__ = ["Handlers", "is_newer"]
+
+
+def is_newer(options: dict[str, Any], known: ServedTask) -> bool:
+    """Whether these options say a version of args that this task does not know yet."""
+    version = options.get("version")
+    return type(version) is int and known.contract.version < version <= LAST_VERSION
+
+
+def _upgraded(job: Running, known: ServedTask) -> Any:
+    """The job's args as the task takes them. PayloadError where they cannot be made so."""
+    version = job.options.get("version", 1) if job.options else 1
+    if version == known.contract.version and type(version) is int:
+        return job.args
+    return known.contract.upgraded(known.name, job.args, version)
 
 
 def _surrounded(
@@ -77,7 +91,7 @@ class Handlers:
         except (ValueError, RecursionError) as error:
             raise PayloadError("$", f"it cannot be read: {error}", task=known.name, verb="read") from error
         if job.options or known.contract.version != 1:
-            job.args = upgraded(job, known)
+            job.args = _upgraded(job, known)
         positional, named = known.args.load(job.args)
         context = contextvars.copy_context()
         context.run(current_job.set, job)

@@ -25,7 +25,7 @@ import socket
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,21 +36,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from tallybook import errors
-from tallybook._model.failure import describe, safe_text
+from tallybook._model.failure import describe
 from tallybook._model.no_retry import is_final
-from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
+from tallybook._model.outcome import Outcome
 from tallybook._model.payload import encode
 from tallybook._model.retry_after import retry_after
 from tallybook._model.signature import ArgsModel
-from tallybook._model.subject_outcome import SubjectOutcome
 from tallybook._worker import logs
 from tallybook._worker.deadline import Guard
 from tallybook._worker.jobs import Lease, Running, current_job
 from tallybook._worker.run import children
 from tallybook._worker.run.context import Context
 from tallybook._worker.run.frames import pack, receive
+from tallybook._worker.run.outcome_frames import KINDS, to_frame
 from tallybook._worker.run.retrying import after_failure
-from tallybook._worker.run.subject_frames import to_frame
 from tallybook._worker.run.verbs import Postponed, Verbs, checked_push
 from tallybook.errors import PayloadError
 
@@ -84,7 +83,7 @@ class _Verbs(Verbs):
     async def get_checkpoint(self, job: Running) -> Any:
         return await self._ask(job, "get_checkpoint")
 
-    async def limit(self, job: Running, keys: tuple[str, ...]) -> None:
+    async def limit(self, job: Running, keys: Sequence[str]) -> None:
         await self._ask(job, "limit", keys)
 
     async def push(self, job: Running, key: str, by: timedelta) -> None:
@@ -222,19 +221,8 @@ def _call(function: Callable[..., Any], positional: list[Any], named: dict[str, 
 
 
 def _ended(value: Any, task: str) -> dict[str, Any]:
-    match value:
-        case Snooze():
-            until, delay = value.until, value.delay
-            return {
-                "snooze": None if delay is None else [delay.days, delay.seconds, delay.microseconds],
-                "until": None if until is None else until.astimezone(UTC).isoformat(),
-            }
-        case Cancel() | Dead():
-            return {"cancel" if isinstance(value, Cancel) else "dead": safe_text(value.reason)}
-        case Postponed():
-            return {"postponed": True}
-        case SubjectOutcome():
-            return {"subject": to_frame(value, task)}
+    if isinstance(value, KINDS):
+        return {"outcome": to_frame(value, task)}
     try:
         return {"value": None if value is None else encode(value, task=task, what="result")}
     except PayloadError as error:
@@ -296,10 +284,7 @@ def main(number: int) -> None:
     sock = socket.socket(fileno=number)
     sock.set_inheritable(False)  # what a handler starts does not hold it open
     _die_with_parent()
-    for ours in (
-        signal.SIGTERM,
-        signal.SIGINT,
-    ):  # a handler, not SIG_IGN: that one would be inherited by what it starts
+    for ours in (signal.SIGTERM, signal.SIGINT):  # not SIG_IGN, which what a handler starts would inherit
         signal.signal(ours, lambda *_: None)
     faulthandler.enable()
     hello = receive(sock)

@@ -18,20 +18,20 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from tallybook._model.failure import safe_text
-from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._worker import logs
 from tallybook._worker.deadline import deadline_passed
 from tallybook._worker.jobs import Running
 from tallybook._worker.run import frames
+from tallybook._worker.run.outcome_frames import from_frame
 from tallybook._worker.run.retrying import Next
-from tallybook._worker.run.subject_frames import from_frame
-from tallybook._worker.run.verbs import Postponed, Verbs
+from tallybook._worker.run.verbs import Verbs
 from tallybook.errors import ConfigError, LeaseLost
 
 if TYPE_CHECKING:
@@ -61,6 +61,11 @@ importing_main = False
 _START_LIMIT = 60.0
 """Seconds until a child has imported what it needs."""
 _LAST_WORDS = 0.5
+_VERBS: dict[str, Callable[..., Any]] = {
+    verb.__name__: verb
+    for verb in (Verbs.progress, Verbs.set_checkpoint, Verbs.get_checkpoint, Verbs.limit, Verbs.push)
+}
+"""What a handler may ask for."""
 _END_LIMIT = 1.0
 
 
@@ -291,32 +296,22 @@ class Children:
             guard.clear()
             self._back(child, answer)
         if answer["kind"] == "ended":
-            return _value(answer)
+            return from_frame(answer["outcome"]) if "outcome" in answer else ChildResult(answer["value"])
         raise FailedInChild(answer)
 
     async def _answer(self, job: Running, child: Child, question: dict[str, Any]) -> None:
         """Do for a handler what needs the database: its progress, its checkpoints."""
-        verb = {
-            "progress": self._verbs.progress,
-            "set_checkpoint": self._verbs.set_checkpoint,
-            "get_checkpoint": self._verbs.get_checkpoint,
-            "limit": self._limit,
-            "push": self._push,
-        }[question["verb"]]
+        verb, values = _VERBS[question["verb"]], question["values"]
+        if verb is Verbs.push:
+            values[1] = timedelta(seconds=values[1])
         try:
             if question["job"] != [job.job_id, job.attempt]:  # of a thread that an earlier job has left behind
                 raise LeaseLost(*question["job"])
-            value = await verb(job, *question["values"])  # type: ignore[operator]
+            value = await verb(self._verbs, job, *values)
         except Exception as error:
             child.answer({"id": question["id"], "error": type(error).__name__, "message": safe_text(error)})
         else:
             child.answer({"id": question["id"], "value": value})
-
-    async def _limit(self, job: Running, keys: list[str]) -> None:
-        await self._verbs.limit(job, tuple(keys))
-
-    async def _push(self, job: Running, key: str, seconds: float) -> None:
-        await self._verbs.push(job, key, timedelta(seconds=seconds))
 
     def _back(self, child: Child, answer: dict[str, Any] | None) -> None:
         """Keep a child for the next job, if it is as good as new."""
@@ -393,23 +388,3 @@ def _message(job: Running, task: ServedTask, carried: dict[str, str] | None) -> 
         "timeout": None if timeout is None else timeout.total_seconds(),
         "carried": carried,
     }
-
-
-def _value(answer: dict[str, Any]) -> Any:
-    outcome: Outcome
-    if answer.get("snooze") is not None:
-        days, seconds, microseconds = answer["snooze"]
-        outcome = Snooze(timedelta(days, seconds, microseconds))
-    elif answer.get("until") is not None:
-        outcome = Snooze(until=datetime.fromisoformat(answer["until"]))
-    elif "cancel" in answer:
-        outcome = Cancel(answer["cancel"])
-    elif "dead" in answer:
-        outcome = Dead(answer["dead"])
-    elif "postponed" in answer:
-        outcome = Postponed()
-    elif "subject" in answer:
-        outcome = from_frame(answer["subject"])
-    else:
-        return ChildResult(answer["value"])
-    return outcome

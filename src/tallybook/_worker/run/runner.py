@@ -21,10 +21,9 @@ from tallybook._worker.deadline import Guard, deadline_passed
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
 from tallybook._worker.run.atomic import Atomic
-from tallybook._worker.run.calling import Handlers
+from tallybook._worker.run.calling import Handlers, is_newer
 from tallybook._worker.run.ending import Ends
 from tallybook._worker.run.verbs import Verbs
-from tallybook._worker.run.versions import is_newer
 
 if TYPE_CHECKING:
     from tallybook._worker.run.served import ServedApp

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -77,7 +78,7 @@ class Verbs:
         text = await self._link.run(ask)
         return None if text is None else json.loads(text)
 
-    async def limit(self, job: Running, keys: tuple[str, ...]) -> None:
+    async def limit(self, job: Running, keys: Sequence[str]) -> None:
         """A call of each key, at its moment; Postponed where that is not near, and then the attempt is over."""
         loop = asyncio.get_running_loop()
         asked, missed, ahead = loop.time(), False, 0.0
@@ -88,7 +89,7 @@ class Verbs:
             cursor = await conn.execute(_LIMIT, (job.lease.lease, job.job_id, job.attempt, list(keys), ahead, missed))
             return await cursor.fetchone()
 
-        check_limits(keys)
+        check_limits(tuple(keys))
         while True:
             found = await self._link.run(ask)
             if found is None:
