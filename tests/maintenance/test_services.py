@@ -253,9 +253,10 @@ class SlowLink:
         self.marks: list[Any] = []
 
     async def run(self, call: Any) -> Any:
-        self.marks.append(call.__closure__[[*call.__code__.co_freevars].index("after")].cell_contents)
+        _, mark, _ = call.__closure__[[*call.__code__.co_freevars].index("params")].cell_contents
+        self.marks.append(mark)
         self.now += 0.02
-        return 0, datetime(2031, 1, 1, tzinfo=UTC), self.next_in
+        return [(0, datetime(2031, 1, 1, tzinfo=UTC), self.next_in)]
 
 
 @anyio

@@ -63,7 +63,7 @@ def web(
         import uvicorn
 
         from tallybook.extra.dashboard.access import is_loopback
-        from tallybook.extra.operator.beside import Beside
+        from tallybook.extra.operator.serve import beside
         from tallybook.web import dashboard, operator_api
     except ImportError as error:
         raise Problem(f"the dashboard needs more packages: {error}", hint=_INSTALL, exit_code=2) from error
@@ -84,7 +84,7 @@ def web(
         dsn=dsn,
     )
     served: Any = (
-        site if api_keys is None else Beside(site, operator_api(app, keys=api_keys, dsn=dsn, read_only=read_only))
+        site if api_keys is None else beside(site, operator_api(app, keys=api_keys, dsn=dsn, read_only=read_only))
     )
     with connect(site.database.conninfo):
         pass  # a wrong DSN, or a database without the schema, is told here

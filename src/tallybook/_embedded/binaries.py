@@ -74,7 +74,6 @@ def version_text(bin_directory: Path) -> str:
 
 
 def major_version(bin_directory: Path) -> int:
-    """Return the major version of the PostgreSQL in this directory."""
     text = version_text(bin_directory)
     match = re.search(r"\) (\d+)", text)
     if match is None:

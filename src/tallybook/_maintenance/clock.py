@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,7 +22,7 @@ from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._maintenance.queries import Queries
-from tallybook._maintenance.service import Service
+from tallybook._maintenance.service import Service, asked
 from tallybook._model.cron import rule
 from tallybook._model.schedule import Plan, plan
 from tallybook.errors import ConfigError
@@ -53,8 +53,6 @@ _AGAIN = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What one run did."""
-
     carried: int = 0
     """Schedules that were due and have moved on."""
     fired: int = 0
@@ -63,11 +61,7 @@ class Ran:
     failed: int = 0
 
     def __add__(self, other: Ran) -> Ran:
-        return Ran(*map(sum, zip(_values(self), _values(other), strict=True)))
-
-
-def _values(ran: Ran) -> tuple[int, ...]:
-    return (ran.carried, ran.fired, ran.skipped, ran.missed, ran.failed)
+        return Ran(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 class Clock:
@@ -113,12 +107,8 @@ class Clock:
         if self._declared is None or time.monotonic() < self._register_at:
             return
         said = json.dumps(self._declared())
-
-        async def call(conn: AsyncConnection) -> Any:
-            return await (await conn.execute(_REGISTER.worker, (self._app, said, at))).fetchall()
-
         busy = False
-        for name, what, detail in await self._link.run(call):
+        for name, what, detail in await asked(self._link, _REGISTER.worker, self._app, said, at):
             busy |= what == "busy"
             if what in ("created", "changed", "removed"):
                 log.info("schedule %r of app %r is %s", name, self._app, what, extra={"event": f"schedule {what}"})
@@ -133,11 +123,7 @@ class Clock:
         now = time.monotonic()
         if now - self._looked_behind > self._every:
             self._after, self._looked_behind = None, now
-
-        async def call(conn: AsyncConnection) -> Any:
-            return await (await conn.execute(_LOOK.worker, (self._after,))).fetchone()
-
-        due_in, self._queries_due, queries_in, self._every = await self._link.run(call)
+        ((due_in, self._queries_due, queries_in, self._every),) = await asked(self._link, _LOOK.worker, self._after)
         if self._declared is not None and now >= self._register_at:
             return 0.0
         alone = now - self._watched_at > 2 * self._every
@@ -183,11 +169,7 @@ class Clock:
 
     async def start_queries(self, *, at: datetime | None = None) -> list[asyncio.Task[int]]:
         """Start to fire query-driven schedules that are due, as many as may run beside each other."""
-
-        async def due(conn: AsyncConnection) -> Any:
-            return await (await conn.execute(_DUE.worker, (_BATCH, None, True, at))).fetchall()
-
-        rows = {row[2]: row for row in await self._link.run(due)}
+        rows = {row[2]: row for row in await asked(self._link, _DUE.worker, _BATCH, None, True, at)}
         found = [rows[name] for name in self.queries.wanted(list(rows))]
         plans = await asyncio.to_thread(self._plans, found)
         return [self.queries.start(one, row[0]) for one, row in zip(plans, found, strict=False)]
@@ -244,7 +226,6 @@ class Clock:
             log.warning("schedule %r: %s", name, text, extra={"event": "schedule problem"})
 
     async def serve(self) -> None:
-        """For ever."""
         busy = _BUSY
         try:
             while True:
@@ -281,8 +262,8 @@ class ClockWatch(Service):
 
     name = "schedules"
 
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
+    def __init__(self, link: Link, clock: Clock) -> None:
+        super().__init__(link)
         self._clock = clock
 
     def looked(self, due_in: float | None) -> None:

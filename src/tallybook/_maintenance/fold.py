@@ -1,17 +1,16 @@
-"""Fold: the counters take in what has changed."""
+"""What is kept small: the counters take in what has changed (fold), and history past its retention goes (prune)."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
 
 from tallybook._db.declared import Declared
-from tallybook._db.driver import AsyncConnection
-from tallybook._db.link import Link
-from tallybook._maintenance.service import Service
+from tallybook._maintenance.service import REFUSED, Service
 
 FOLD = Declared("fold(as_service boolean) -> bigint")
-_ROUND = 1.0
+_PRUNE = Declared("prune(as_service boolean) -> row (effect bigint, again boolean)", as_service="true")
+# A piece takes some ten milliseconds: the other services of this worker have their turn between two.
+_PIECE = 0.05
 
 
 class Folder(Service):
@@ -19,23 +18,20 @@ class Folder(Service):
 
     name = "fold"
 
-    def __init__(self, link: Link) -> None:
-        super().__init__()
-        self._link = link
+    async def serve(self) -> str | float | None:
+        (found,) = await self._row(FOLD.worker, True)
+        # Refused: somebody else has just folded. Who has nothing to do waits for the next look.
+        return None if found == 0 else random.uniform(0.9, 1.3)
 
-    async def look(self) -> int:
-        """Fold, whoever else does the same: how many sums have changed."""
-        return await self._run(as_service=False) or 0
 
-    async def _run(self, *, as_service: bool) -> int | None:
-        async def call(conn: AsyncConnection) -> Any:
-            return await (await conn.execute(FOLD.worker, (as_service,))).fetchone()
+class Pruner(Service):
+    """One piece a run, see docs/history.md; the next one soon, while there is more to do."""
 
-        (found,) = await self._link.run(call)
-        return None if found is None else int(found)
+    name = "prune"
+    every = 60.0
 
     async def serve(self) -> str | float | None:
-        """One fold; another one soon if it has found something."""
-        found = await self._run(as_service=True)
-        # Refused: somebody else has just folded. Who has nothing to do waits for the next look.
-        return None if found == 0 else _ROUND * random.uniform(0.9, 1.3)
+        effect, again = await self._row(_PRUNE.worker)
+        if effect is None:
+            return REFUSED
+        return _PIECE * random.uniform(0.75, 1.25) if again else None

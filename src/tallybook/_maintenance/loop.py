@@ -69,7 +69,6 @@ class MaintenanceLoop:
         """What the server's clock and the loop's were at the last look."""
 
     async def run(self) -> None:
-        """For ever."""
         loop = asyncio.get_running_loop()
         while True:
             await self._wait()

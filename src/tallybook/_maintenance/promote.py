@@ -7,10 +7,8 @@ import math
 import random
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
 
 from tallybook._db.declared import Declared
-from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._maintenance.service import Service
 
@@ -33,8 +31,7 @@ class Promoter(Service):
     name = "promote"
 
     def __init__(self, link: Link, *, on_promoted: Callable[[], None]) -> None:
-        super().__init__()
-        self._link = link
+        super().__init__(link)
         self._on_promoted = on_promoted
         self.after: datetime | None = None
         """The mark: nothing is scheduled before it, but for what commits late; None: look for all."""
@@ -75,11 +72,7 @@ class Promoter(Service):
         if behind:
             self._behind = False  # what is said while the answer is on its way holds for the next run
         after = None if behind else self.after
-
-        async def call(conn: AsyncConnection) -> Any:
-            return await (await conn.execute(_RUN, (_BATCH, after, as_service))).fetchone()
-
-        promoted, last, next_in = await self._link.run(call)
+        promoted, last, next_in = await self._row(_RUN, _BATCH, after, as_service)
         if promoted is None:
             self._behind = self._behind or behind
             return None, next_in
@@ -92,7 +85,6 @@ class Promoter(Service):
         return promoted, next_in
 
     async def serve(self) -> float | None:
-        """One claimed run of at most 1,000 jobs."""
         promoted, next_in = await self._run()
         if promoted == _BATCH:
             return 0.0

@@ -60,7 +60,6 @@ class Queries:
         self._not_before: dict[str, float] = {}
 
     def wanted(self, names: Sequence[str]) -> list[str]:
-        """Which of these, that are due, can be started now."""
         now = time.monotonic()
         self._not_before = {name: at for name, at in self._not_before.items() if at > now}
         able = [name for name in names if name not in self._running and name not in self._not_before]

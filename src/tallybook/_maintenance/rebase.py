@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection, Connection, InvalidSchemaName, UndefinedFunction
@@ -25,8 +24,6 @@ _REBASE = Declared("""
 
 @dataclass(frozen=True)
 class Rebased:
-    """What one look found and did."""
-
     rebased: bool
     """Whether this look rebased the lanes: the database had come from another cluster."""
     lanes: int
@@ -52,7 +49,6 @@ class Rebased:
         )
 
     def told(self) -> None:
-        """One line in the log where something was done."""
         if self.rebased:
             log.warning("%s", self, extra={"event": "rebased"})
         elif self.late:
@@ -84,24 +80,17 @@ class Rebaser(Service):
     name = "rebase"
 
     def __init__(self, link: Link, *, on_rebased: Callable[[], None]) -> None:
-        super().__init__()
-        self._link = link
+        super().__init__(link)
         self._on_rebased = on_rebased
 
     async def look(self, *, cursors: bool = False) -> Rebased:
         """One run, whoever else runs it. cursors: after TB004."""
-        return self._told(Rebased(*await self._run(cursors, False)))
+        return self._told(Rebased(*await self._row(_REBASE.worker, cursors, False)))
 
     async def foreign_cursor(self) -> bool:
         """A claim was refused by TB004, for the database was replaced or its data came without the row in installation:
         whether this has rebased it."""
         return (await self.look(cursors=True)).rebased
-
-    async def _run(self, cursors: bool, as_service: bool) -> Any:
-        async def call(conn: AsyncConnection) -> Any:
-            return await (await conn.execute(_REBASE.worker, (cursors, as_service))).fetchone()
-
-        return await self._link.run(call)
 
     def _told(self, found: Rebased) -> Rebased:
         found.told()
@@ -110,8 +99,7 @@ class Rebaser(Service):
         return found
 
     async def serve(self) -> str | None:
-        """One claimed run."""
-        row = await self._run(False, True)
+        row = await self._row(_REBASE.worker, False, True)
         if row[0] is None:
             return REFUSED
         self._told(Rebased(*row))

@@ -35,8 +35,7 @@ class Rescuer(Service):
     def __init__(
         self, link: Link, *, lease: timedelta, every: timedelta | None, on_rescued: Callable[[], None]
     ) -> None:
-        super().__init__()
-        self._link = link
+        super().__init__(link)
         self._lease = lease
         self._own = every
         self._on_rescued = on_rescued

@@ -10,8 +10,6 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import Getter, TextMapPropagator
 
-__all__ = ["Headers"]
-
 _MOST_BYTES = 8_000
 # jsonb writes a number out that JSON gives an exponent; no float of Python's needs more digits than this.
 _DIGITS = 330
@@ -38,7 +36,6 @@ class Headers:
         self._propagator = propagator
 
     def carried(self) -> dict[str, str]:
-        """The current context as headers."""
         found: dict[str, str] = {}
         self._propagator.inject(found)
         return found

@@ -14,8 +14,6 @@ from tallybook._db.driver import Error
 from tallybook._db.policy import first_line
 from tallybook._model.exposition import COLUMNS, MOST, OTHERS, STATES, Numbers, Shown
 
-__all__ = ["SYSTEM", "Metrics"]
-
 log = logging.getLogger("tallybook.telemetry")
 
 SYSTEM = "tallybook"
@@ -63,11 +61,9 @@ class Metrics:
         self._took.record(seconds, {**at, **failed})
 
     def started(self, queue: str, task: str) -> None:
-        """An attempt starts."""
         self._consumed.add(1, self._labels("process", queue, task))
 
     def ended(self, queue: str, task: str, seconds: float, error: str | None) -> None:
-        """An attempt is over."""
         labels = self._labels("process", queue, task)
         self._processed.record(seconds, {**labels, "error.type": error} if error else labels)
 
@@ -90,11 +86,9 @@ class Metrics:
         return labels
 
     def opened(self, dsn: str, name: str) -> None:
-        """A worker has started."""
         self._workers[name] = dsn
 
     def closed(self, name: str) -> None:
-        """It has ended."""
         self._workers.pop(name, None)
 
     def _jobs(self, options: CallbackOptions) -> Iterable[Observation]:

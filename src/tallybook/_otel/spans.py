@@ -21,8 +21,6 @@ from tallybook._model.tracing import Attempt, What
 from tallybook._otel.headers import Headers
 from tallybook._otel.metrics import SYSTEM, Metrics
 
-__all__ = ["Traces"]
-
 _MOST_LINKS = 100
 _ENDS = {
     "complete": "completed", "fail": "failed", "crash": "crashed", "cancel": "cancelled", "snooze": "snoozed",
@@ -157,7 +155,6 @@ class Traces:
         return self._headers.carried()
 
     def enter(self, carried: Mapping[str, str]) -> None:
-        """Make it the current one there."""
         otel.attach(self._headers.context_of(carried))
 
 

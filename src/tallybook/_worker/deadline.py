@@ -88,7 +88,6 @@ class Guard:
         self.child: Process | None = None
 
     def start(self) -> None:
-        """The time runs from now on."""
         if self.timeout is not None and self._job.cancel_reason is None:
             self.deadline = datetime.now(UTC) + self.timeout
             self._set(self.timeout.total_seconds(), self._passed)

@@ -6,18 +6,16 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tallybook._worker.life import signals
 from tallybook._worker.life.drain import DrainReport
 from tallybook._worker.life.drain import drain as _drain
 from tallybook._worker.life.stopping import WorkerReport
 from tallybook._worker.life.worker import Worker
+from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings, parse_queues
 from tallybook.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tallybook._worker.run.served import ServedApp
 
 __all__ = [
     "DrainReport",
@@ -48,7 +46,6 @@ def _served(app: ServedApp, queues: Mapping[str, int] | Iterable[str] | str | No
 
 
 def demand_tasks(app: ServedApp) -> None:
-    """ConfigError for an app without tasks."""
     if not app.tasks:
         hint = "Import the module that declares them where the App is made, or app.include(...) them"
         raise ConfigError("app", app.name, "it has no tasks, so there is nothing to run", hint=hint)

@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from tallybook._worker.jobs import current_job
 
-__all__ = ["JobFilter", "JsonFormatter", "TextFormatter", "setup"]
-
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "job_line"}
 _MARKS = ("job", "task_name", "queue", "attempt")
 _VISIBLE = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}

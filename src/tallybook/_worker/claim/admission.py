@@ -61,7 +61,6 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """How many jobs are held here."""
         return len(self._waiting)
 
     def admit(self, jobs: list[Running]) -> list[Running]:

@@ -53,7 +53,6 @@ _MANY = 500
 
 
 def _array(values: Sequence[str | int]) -> bytes:
-    """A one-dimensional array in PostgreSQL's text form."""
     quoted = (str(value).replace("\\", "\\\\").replace('"', '\\"') for value in values)
     return ("{" + ",".join(f'"{value}"' for value in quoted) + "}").encode()
 
@@ -123,13 +122,11 @@ class Claimer:
         self._sleeper = None
 
     def wake(self) -> None:
-        """Look now."""
         self.awake.set()
         if self._sleeper:
             self._sleeper.woken.set()
 
     async def run(self) -> None:
-        """Until told to stop."""
         in_a_row = 0
         while not self.stopping.is_set():
             await self._room()

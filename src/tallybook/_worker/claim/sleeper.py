@@ -55,7 +55,6 @@ class Sleeper:
         self.woken = asyncio.Event()
 
     async def run(self) -> None:
-        """Keep the session alive for ever."""
         # It said nothing itself when it was lost, but for the poll nothing is late: the first few failures are silent.
         outage = Outage(f"cannot listen, database {dsn_for_people(self._dsn)}", quiet=3)
         while True:
@@ -171,7 +170,6 @@ class Sleeper:
                 log.debug("listen_end failed; the session is made again")
 
     async def wait(self, seconds: float) -> None:
-        """Until woken, or about so many seconds."""
         try:
             async with asyncio.timeout(seconds):
                 await self.woken.wait()
@@ -179,10 +177,8 @@ class Sleeper:
             pass
 
     async def close(self) -> None:
-        """Close the session."""
         await self._drop()
 
 
 def jittered(seconds: float) -> float:
-    """Half to one and a half times as long."""
     return seconds * random.uniform(0.5, 1.5)

@@ -17,13 +17,10 @@ import random
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
-
-if TYPE_CHECKING:
-    from tallybook._worker.run.runner import Runner
+from tallybook._worker.run.runner import Runner
 
 log = logging.getLogger("tallybook.worker")
 

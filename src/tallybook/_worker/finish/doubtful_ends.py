@@ -95,7 +95,6 @@ class DoubtfulEnds:
         return list(row[0]) if row else [None] * len(ends)
 
     async def settled(self) -> None:
-        """Wait until none is in doubt."""
         while self._open:
             await asyncio.wait(self._open)
 

@@ -60,7 +60,6 @@ class Finisher:
         return len(self._completed) + len(self._ends)
 
     def complete(self, running: Running) -> None:
-        """The handler returned nothing."""
         self._completed.append(running)
         self._idle.clear()
         self._work.set()
@@ -80,7 +79,6 @@ class Finisher:
         self._end(running, "snooze", SNOOZE.worker, (delay,), delay)
 
     def cancelled(self, running: Running, reason: str | None) -> None:
-        """Ended as cancelled."""
         self._end(running, "cancel", CANCEL_RUNNING.worker, (reason,))
 
     def crash(self, running: Running, error: dict[str, Any]) -> None:
@@ -94,12 +92,10 @@ class Finisher:
         self._end(running, "unclaim", UNCLAIM.worker, (delay,), delay)
 
     def complete_with(self, running: Running, result: str) -> None:
-        """The handler returned something, as JSON text."""
         self._results[running] = result
         self.complete(running)
 
     def iterated(self, running: Running, end: SubjectEnd) -> None:
-        """An iteration of a subject is over."""
         self._end(running, end.verb, end.sql, tuple(end.values.values()), end.wake_in)
 
     def move(self, running: Running) -> None:

@@ -6,15 +6,12 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tallybook._worker.jobs import Running
 from tallybook._worker.life.worker import Worker
+from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import JobFailed
-
-if TYPE_CHECKING:
-    from tallybook._worker.run.served import ServedApp
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from tallybook._db.link import Link
 from tallybook._model.exposition import Numbers, Sample, Shown, of_the_database, text
+from tallybook._worker.claim.claimer import Claimer
+from tallybook._worker.finish.finisher import Finisher
+from tallybook._worker.jobs import Book
 from tallybook._worker.life.heartbeat import version
-
-if TYPE_CHECKING:
-    from tallybook._db.link import Link
-    from tallybook._worker.claim.claimer import Claimer
-    from tallybook._worker.finish.finisher import Finisher
-    from tallybook._worker.jobs import Book
-    from tallybook._worker.life.watchdog import Watchdog
-    from tallybook._worker.run.runner import Runner
-    from tallybook._worker.settings import WorkerSettings
-
-__all__ = ["ShownWorker", "exposition"]
+from tallybook._worker.life.watchdog import Watchdog
+from tallybook._worker.run.runner import Runner
+from tallybook._worker.settings import WorkerSettings
 
 _ENDS = ("completed", "scheduled", "available", "cancelled", "dead", "moved", "refused")
 

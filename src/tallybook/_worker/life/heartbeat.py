@@ -19,11 +19,11 @@ from datetime import timedelta
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tallybook._db.declared import Declared
 from tallybook._db.driver import Connection, Error, connect
-from tallybook._db.link import CONNECT, dsn_for_people
+from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.policy import Outage, first_line, is_gone
 from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._db.socket_timeout import ThreadSocketTimeout
@@ -31,9 +31,6 @@ from tallybook._maintenance.fold import FOLD
 from tallybook._worker.jobs import Book
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import SchemaError
-
-if TYPE_CHECKING:
-    from tallybook._db.link import Link
 
 log = logging.getLogger("tallybook.worker")
 
@@ -156,7 +153,6 @@ class Heartbeat(threading.Thread):
                 conn.execute(_HOLD, (number,))
 
     def beat_now(self) -> None:
-        """Do not wait for the next beat."""
         with suppress(OSError):  # it is full: the thread is told already
             self._mouth.send(b".")
 

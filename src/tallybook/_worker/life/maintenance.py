@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from tallybook._db.link import Link
 from tallybook._maintenance import rebase
 from tallybook._maintenance.clock import Clock, ClockWatch
-from tallybook._maintenance.concurrency import Permits
-from tallybook._maintenance.fairness import FairRelease
-from tallybook._maintenance.fold import Folder
+from tallybook._maintenance.fold import Folder, Pruner
 from tallybook._maintenance.loop import MaintenanceLoop
-from tallybook._maintenance.parents import Parents
 from tallybook._maintenance.promote import Promoter
-from tallybook._maintenance.prune import Pruner
+from tallybook._maintenance.releases import FairRelease, Parents, Permits
 from tallybook._maintenance.rescue import Rescuer
 from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.claim.sleeper import DEAL, PLACES, SCHEDULE, SETTLE
 from tallybook._worker.jobs import Callbacks
+from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tallybook._worker.run.served import ServedApp
-
-__all__ = ["Maintenance"]
 
 
 class Maintenance:
@@ -52,13 +43,10 @@ class Maintenance:
         self.clock = Clock(
             link, Link(link.dsn, settings.name), app=app.name, declared=app._declared_schedules, on_fired=wake
         )
-        callbacks.followed, callbacks.permits, callbacks.fair = (
-            self.parents.ended,
-            self.permits.ended,
-            self.fairness.soon,
-        )
+        callbacks.followed, callbacks.permits = self.parents.ended, self.permits.ended
+        callbacks.fair = self.fairness.soon
         callbacks.scheduled = lambda delay: self.promoter.at_latest_in(delay.total_seconds())
-        watch = ClockWatch(self.clock)
+        watch = ClockWatch(link, self.clock)
         services = [
             self.promoter, self.rescuer, rebaser, self.parents, self.permits, self.fairness, Folder(link), Pruner(link),
             watch,

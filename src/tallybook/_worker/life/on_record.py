@@ -5,22 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
 from tallybook._db import migrate, rates
 from tallybook._db.driver import Connection, Error, connect
 from tallybook._db.link import CONNECT
 from tallybook._db.schema import UNDEFINED, refusal
+from tallybook._worker.run.served import ServedApp
+from tallybook._worker.run.served_task import ServedTask
 from tallybook.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tallybook._worker.run.served import ServedApp
-    from tallybook._worker.run.served_task import ServedTask
-
-__all__ = ["checked", "explained"]
 
 log = logging.getLogger("tallybook.worker")
 

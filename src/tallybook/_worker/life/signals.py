@@ -54,6 +54,5 @@ class Stop:
         self.target: Callable[[], object] = lambda: None
 
     def __call__(self) -> None:
-        """What the handler of the signals calls."""
         self.told = True
         self.target()

@@ -14,8 +14,6 @@ from tallybook._worker.jobs import Book, Running
 from tallybook._worker.run.runner import Runner
 from tallybook._worker.settings import WorkerSettings
 
-__all__ = ["Stopping", "WorkerReport"]
-
 log = logging.getLogger("tallybook.worker")
 
 
@@ -38,8 +36,6 @@ class WorkerReport:
 
 
 class Stopping:
-    """Ends what a worker has in hand."""
-
     def __init__(
         self, settings: WorkerSettings, book: Book, admission: Admission, runner: Runner, finisher: Finisher
     ) -> None:

@@ -24,8 +24,6 @@ from datetime import timedelta
 
 from tallybook._worker.run.children import how
 
-__all__ = ["DSN_OF_PARENT", "Child", "supervise", "watch_parent"]
-
 log = logging.getLogger("tallybook.supervisor")
 
 _PIPE = "TALLYBOOK_PARENT_PIPE"
@@ -74,7 +72,6 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and has not been seen to end."""
         return self.process is not None and self.process.returncode is None
 
     async def start(self) -> None:
@@ -98,7 +95,6 @@ class Child:
         return await self.process.wait()
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal if it runs."""
         if self.running and self.process is not None:
             with suppress(ProcessLookupError):
                 self.process.send_signal(number)

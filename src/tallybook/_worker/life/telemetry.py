@@ -16,7 +16,6 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from tallybook._db.driver import Error
 from tallybook._db.link import Link
@@ -24,12 +23,8 @@ from tallybook._db.numbers import ANSWER, Asked, ask
 from tallybook._db.socket_timeout import SocketTimeout
 from tallybook._model.exposition import CONTENT_TYPE, Numbers, Shown
 from tallybook._worker.life.exposition import ShownWorker, exposition
+from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tallybook._worker.settings import WorkerSettings
-
-__all__ = ["Telemetry"]
 
 log = logging.getLogger("tallybook.worker")
 
@@ -84,7 +79,6 @@ class Database:
             raise
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._link.close()
 
 
@@ -125,12 +119,10 @@ class Telemetry(threading.Thread):
         await self.close()
 
     def run(self) -> None:
-        """Serve until closed. Called by the thread."""
         with asyncio.Runner(loop_factory=lambda: self._own) as runner:
             runner.run(self._serve())
 
     async def close(self) -> None:
-        """Listen no more."""
         with suppress(RuntimeError):  # its loop has ended by itself
             self._own.call_soon_threadsafe(self._closing.set)
         await asyncio.to_thread(self.join, ANSWER)

@@ -87,7 +87,6 @@ class Watchdog(threading.Thread):
         )
 
     def stop(self) -> None:
-        """Let the thread end; does not wait for it."""
         self._ended.set()
 
 

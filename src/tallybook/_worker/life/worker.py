@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tallybook._db.link import Link, dsn_for_people
 from tallybook._maintenance import rebase
@@ -23,12 +23,10 @@ from tallybook._worker.life.watchdog import Watchdog
 from tallybook._worker.run import children
 from tallybook._worker.run.atomic import Atomic
 from tallybook._worker.run.runner import Runner
+from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.verbs import Verbs
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import NotSupported, QueueUnavailable, SchemaError
-
-if TYPE_CHECKING:
-    from tallybook._worker.run.served import ServedApp
 
 log = logging.getLogger("tallybook.worker")
 

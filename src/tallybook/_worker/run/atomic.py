@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tallybook._db import aio, ends, sync
 from tallybook._db.declared import Call
@@ -45,12 +45,10 @@ from tallybook._model.subject_outcome import Reject, SubjectOutcome
 from tallybook._worker.deadline import Leavable
 from tallybook._worker.jobs import Running
 from tallybook._worker.run.retrying import after_rejection
+from tallybook._worker.run.served import ServedApp
+from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.run.subjects import end_of, rejection
 from tallybook.errors import LeaseLost, QueueUnavailable, SignatureError, TransactionError
-
-if TYPE_CHECKING:
-    from tallybook._worker.run.served import ServedApp
-    from tallybook._worker.run.served_task import ServedTask
 
 log = logging.getLogger("tallybook.worker")
 

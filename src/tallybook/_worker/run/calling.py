@@ -9,23 +9,19 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tallybook._model.contract import LAST_VERSION
 from tallybook._worker.jobs import Running, current_job
 from tallybook._worker.run.atomic import Atomic
 from tallybook._worker.run.children import Children, check
 from tallybook._worker.run.context import Context
+from tallybook._worker.run.served import ServedApp
+from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.run.stepping import InContext, stepped
 from tallybook._worker.run.threads import DaemonThreads
 from tallybook._worker.run.verbs import Verbs
 from tallybook.errors import PayloadError
-
-if TYPE_CHECKING:
-    from tallybook._worker.run.served import ServedApp
-    from tallybook._worker.run.served_task import ServedTask
-
-__all__ = ["Handlers", "is_newer"]
 
 
 def is_newer(options: dict[str, Any], known: ServedTask) -> bool:

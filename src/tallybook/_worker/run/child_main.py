@@ -53,8 +53,6 @@ from tallybook._worker.run.retrying import after_failure
 from tallybook._worker.run.verbs import Postponed, Verbs, checked_push
 from tallybook.errors import PayloadError
 
-__all__ = ["main"]
-
 log = logging.getLogger("tallybook.worker")
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 

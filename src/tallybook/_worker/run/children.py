@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tallybook._model.failure import safe_text
 from tallybook._worker import logs
@@ -31,13 +31,9 @@ from tallybook._worker.jobs import Running
 from tallybook._worker.run import frames
 from tallybook._worker.run.outcome_frames import from_frame
 from tallybook._worker.run.retrying import Next
+from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.run.verbs import Verbs
 from tallybook.errors import ConfigError, LeaseLost
-
-if TYPE_CHECKING:
-    from tallybook._worker.run.served_task import ServedTask
-
-__all__ = ["Child", "Children", "FailedInChild", "ProcessDied", "check", "how"]
 
 log = logging.getLogger("tallybook.worker")
 
@@ -94,7 +90,6 @@ class FailedInChild(Exception):
 
 
 def how(code: int) -> str:
-    """In words, how a process ended."""
     if code >= 0:
         return f"ended with code {code}"
     try:
@@ -111,7 +106,6 @@ class ProcessDied(Exception):
         self.code = code
 
     def described(self, job: Running) -> dict[str, Any]:
-        """What is kept of it."""
         return {"type": "ProcessDied", "message": str(self), "exit_code": self.code, "worker": job.worker_name}
 
 
@@ -146,8 +140,6 @@ def _main_module() -> tuple[str | None, str | None]:
 
 
 class Child:
-    """One child process."""
-
     def __init__(self, env: tuple[str, ...]) -> None:
         self.env = env
         self.killed = False
@@ -184,7 +176,6 @@ class Child:
 
     @property
     def usable(self) -> bool:
-        """Whether it can be given another job."""
         return not self.killed and self._exit is not None and not self._exit.done()
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -193,7 +184,6 @@ class Child:
             self._writer.write(frames.pack(message))
 
     def run(self, message: dict[str, Any]) -> None:
-        """Give it a job."""
         self._send({"kind": "run", **message})
 
     def tell_cancel(self) -> None:
@@ -201,7 +191,6 @@ class Child:
         self._send({"kind": "cancel"})
 
     def answer(self, message: dict[str, Any]) -> None:
-        """Answer what its handler has asked."""
         self._send({"kind": "answer", **message})
 
     def kill(self) -> None:
@@ -249,8 +238,6 @@ class Child:
 
 
 class Children:
-    """The child processes of one worker."""
-
     def __init__(self, worker_name: str, most: int, verbs: Verbs) -> None:
         self._worker_name = worker_name
         self._most = most
@@ -358,7 +345,6 @@ class Children:
         ending.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """End all of them."""
         for child in list(self._all):
             if child not in self._idle:
                 child.kill()

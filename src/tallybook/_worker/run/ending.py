@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tallybook._model.failure import describe, safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
@@ -15,14 +15,10 @@ from tallybook._worker.jobs import Running
 from tallybook._worker.run.atomic import Ended
 from tallybook._worker.run.children import ChildResult, FailedInChild, ProcessDied
 from tallybook._worker.run.retrying import after_failure, after_rejection
+from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.run.subjects import end_of, rejection
 from tallybook._worker.run.verbs import Postponed
 from tallybook.errors import TallybookError, TransactionError
-
-if TYPE_CHECKING:
-    from tallybook._worker.run.served_task import ServedTask
-
-__all__ = ["Ends"]
 
 log = logging.getLogger("tallybook.worker")
 

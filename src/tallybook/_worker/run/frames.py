@@ -15,7 +15,6 @@ MOST = 64 << 20
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """One message as bytes."""
     body = json.dumps(message).encode()
     if len(body) > MOST:
         raise ValueError(f"a message of {len(body)} bytes")
@@ -31,7 +30,6 @@ def size(head: bytes) -> int:
 
 
 def unpack(body: bytes) -> dict[str, Any]:
-    """The message."""
     found: dict[str, Any] = json.loads(body)
     return found
 

@@ -13,8 +13,6 @@ from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Resch
 from tallybook._worker.run.subjects import details_text
 from tallybook._worker.run.verbs import Postponed
 
-__all__ = ["KINDS", "from_frame", "to_frame"]
-
 KINDS = (Snooze, Cancel, Dead, Postponed, Reschedule, Complete, Drop, Kill, Reject)
 # Which of its values are durations, [days, seconds, microseconds] in JSON, or instants, texts there.
 _TIMES: dict[str, tuple[int, ...]] = {"Snooze": (0, 1), "Reschedule": (0,), "Reject": (3,)}

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tallybook._worker.jobs import Running
     from tallybook._worker.run.served_task import ServedTask
 
-__all__ = ["Next", "after_failure", "after_rejection"]
-
 log = logging.getLogger("tallybook.worker")
 
 # "For ever" has to be an instant that PostgreSQL knows.

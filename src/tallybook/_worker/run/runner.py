@@ -14,7 +14,7 @@ from collections import deque
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tallybook._model.outcome import Outcome
 from tallybook._worker.deadline import Guard, deadline_passed
@@ -23,11 +23,9 @@ from tallybook._worker.jobs import Book, Running
 from tallybook._worker.run.atomic import Atomic
 from tallybook._worker.run.calling import Handlers, is_newer
 from tallybook._worker.run.ending import Ends
+from tallybook._worker.run.served import ServedApp
+from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.run.verbs import Verbs
-
-if TYPE_CHECKING:
-    from tallybook._worker.run.served import ServedApp
-    from tallybook._worker.run.served_task import ServedTask
 
 log = logging.getLogger("tallybook.worker")
 

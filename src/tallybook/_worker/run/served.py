@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tallybook._worker.run.verbs import Verbs
     from tallybook.extra.providers import Providers
 
-__all__ = ["Contexts", "ServedApp"]
-
 
 class Contexts(Protocol):
     """Makes a Context of each job, and one without a job for lifespans."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tallybook._model.options import Options
     from tallybook._model.signature import ArgsModel
 
-__all__ = ["ServedTask"]
-
 
 class Policies(Protocol):
     """An App, for a task that looks up a retry policy by its name."""

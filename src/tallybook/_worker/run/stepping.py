@@ -8,8 +8,6 @@ from typing import Any
 
 from tallybook._worker.jobs import current_job
 
-__all__ = ["InContext", "stepped"]
-
 
 class InContext:
     """Awaits a coroutine with every step of it inside one contextvars.Context.

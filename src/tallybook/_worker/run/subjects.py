@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tallybook._worker.jobs import Running
     from tallybook._worker.run.served_task import ServedTask
 
-__all__ = ["details_text", "end_of", "rejection"]
-
 _DETAILS_BYTES = 8_000
 _LONGEST_REASON = 4000
 

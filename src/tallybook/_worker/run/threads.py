@@ -31,7 +31,6 @@ class DaemonThreads(Executor):
 
     @property
     def abandoned(self) -> int:
-        """How many threads still do what was abandoned."""
         return len(self._abandoned)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

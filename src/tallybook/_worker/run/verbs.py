@@ -58,14 +58,12 @@ class Verbs:
         return await self._link.run(say)
 
     async def progress(self, job: Running, done: float | None, message: str | None) -> None:
-        """How far it is."""
         if done is not None and (isinstance(done, bool) or not isinstance(done, int | float) or not 0 <= done <= 1):
             raise ConfigError("done", done, "goes from 0 to 1, or None where nobody knows")
         text = None if message is None else safe_text(message, 1000)
         await self._say(job, _PROGRESS.worker, None if done is None else float(done), text)
 
     async def set_checkpoint(self, job: Running, value: object) -> None:
-        """Where its next attempt can go on."""
         await self._say(job, _CHECKPOINT.worker, encode(value, task=job.task_name, what="checkpoint"))
 
     async def get_checkpoint(self, job: Running) -> Any:

@@ -12,8 +12,6 @@ from starlette.requests import HTTPConnection
 from tallybook.extra.dashboard.session import Session
 from tallybook.extra.dashboard.users import User, Users
 
-__all__ = ["Access", "Authenticate", "is_loopback"]
-
 Authenticate = Callable[[HTTPConnection], User | Awaitable[User | None] | None]
 """The host's own hook: who is this? None: nobody that may look."""
 
@@ -35,7 +33,6 @@ class Access:
         self.is_local = authenticate is None and users is None
 
     async def user(self, request: HTTPConnection, session: Session) -> User | None:
-        """Who asks, if they may look at all."""
         found: User | None
         if self._authenticate is not None:
             said = self._authenticate(request)

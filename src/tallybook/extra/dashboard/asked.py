@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from tallybook._model.durations import parse_duration
 from tallybook._model.options import text_problem
 from tallybook.errors import ConfigError, InvalidArgument
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-__all__ = ["job_of", "links_of", "number_of", "text_of", "when_of"]
 
 _LONGEST = 500
 
@@ -31,13 +26,29 @@ def when_of(name: str, value: str) -> datetime | None:
     if not value:
         return None
     try:
-        if not value[:4].isdecimal() or value[4:5] != "-":
-            return datetime.now(UTC) - parse_duration(value.removesuffix("ago"), option=name)
-        at = datetime.fromisoformat(value)
-        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+        return _instant(value) or datetime.now(UTC) - parse_duration(value.removesuffix("ago"), option=name)
     except (ValueError, OverflowError, ConfigError):
         said = f"{name} {value[:60]!r} is no time: write how long ago, like 2 hours, or 2026-01-31T09:00Z"
         raise InvalidArgument(said) from None
+
+
+def time_to_come(value: str) -> datetime:
+    """At once, in so long, or at an instant."""
+    if not value:
+        return datetime.now(UTC)
+    try:
+        return _instant(value) or datetime.now(UTC) + parse_duration(value.removeprefix("in "), option="run_at")
+    except (ValueError, OverflowError):
+        said = f"{value[:60]!r} is no time: write in how long, like 2 hours, or 2026-01-31T09:00Z"
+        raise InvalidArgument(said) from None
+
+
+def _instant(value: str) -> datetime | None:
+    """None: it does not begin like one. ValueError, OverflowError."""
+    if not value[:4].isdecimal() or value[4:5] != "-":
+        return None
+    at = datetime.fromisoformat(value)
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
 
 
 def links_of(values: Iterable[str]) -> dict[str, str] | None:

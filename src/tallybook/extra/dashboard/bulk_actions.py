@@ -8,9 +8,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 from urllib.parse import urlencode
 
+from starlette.responses import Response
+
+from tallybook._app import App
 from tallybook._db.calls import STATE
 from tallybook._db.driver import QueryCanceled
 from tallybook._db.jobs import STATES
@@ -18,14 +22,7 @@ from tallybook._model.lists import JobDone
 from tallybook.errors import InvalidArgument, QueueUnavailable, TallybookError
 from tallybook.extra.dashboard.asked import job_of, number_of, text_of
 from tallybook.extra.dashboard.database import IN_THE_WAY, Conn
-from tallybook.extra.dashboard.view import Act, View
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
-    from tallybook._app import App
-
-__all__ = ["MOST", "PIECE", "VERBS", "Preview", "Verb", "begun", "do", "ids_of", "looking", "preview"]
+from tallybook.extra.dashboard.view import Act, Pages, View
 
 MOST = 10_000
 """Jobs of one preview, and of what is done after it."""
@@ -95,12 +92,10 @@ class Preview:
 
     @property
     def count(self) -> int:
-        """How many have been found so far."""
         return self.states.total()
 
     @property
     def room(self) -> int:
-        """How many this look may find."""
         return max(1, min(PIECE, MOST - self.count))
 
 
@@ -198,6 +193,14 @@ async def do(act: Act, verb: Verb) -> str:
         answer += f", and {len(refusals) - 1:,} more." if len(refusals) > 1 else "."
     left = len(ids) - at
     return answer + stopped + (f" {_jobs(left)} were not met: do it again." if left else "")
+
+
+def serve(pages: Pages, at: str, preview: Callable[[View], Awaitable[Response]]) -> None:
+    """The preview of a list, and what is done after it."""
+    pages.page(f"{at}/preview")(preview)
+    pages.page(f"{at}/preview/further")(preview)
+    for verb in VERBS.values():
+        pages.action(f"{at}/{verb.name}", steps=True)(partial(do, verb=verb))
 
 
 def _filter_of(act: Act) -> str:

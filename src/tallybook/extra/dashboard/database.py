@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from tallybook._db.link import CONNECT, dsn_for_people
+from tallybook._db.source import Source
 from tallybook._db.stored import READER
 from tallybook.errors import CommitUnknown, QueueUnavailable
-
-if TYPE_CHECKING:
-    from tallybook._db.source import Source
-
-__all__ = ["ACTION_TIMEOUT", "IN_THE_WAY", "READ_TIMEOUT", "Conn", "Database"]
 
 Conn = psycopg.AsyncConnection[tuple[Any, ...]]
 
@@ -79,7 +75,6 @@ class Database:
         return self._pool
 
     async def close(self) -> None:
-        """Close the pool; it opens again if it is asked."""
         pool, self._pool = self._pool, None
         if pool is not None and self._loop is asyncio.get_running_loop():
             await pool.close()

@@ -8,8 +8,6 @@ from typing import Any
 
 from tallybook.extra.dashboard.render import instant
 
-__all__ = ["ErrorView", "error_view", "error_views"]
-
 _SAID = ("type", "message", "at", "started_at", "attempt", "worker", "traceback")
 _LONGEST = 20_000
 
@@ -28,7 +26,6 @@ class ErrorView:
 
 
 def error_view(error: object) -> ErrorView:
-    """An error as it is on record."""
     found = error if isinstance(error, dict) else {"message": error}
     attempt = found.get("attempt")
     more = {key: value for key, value in found.items() if key not in _SAID and value is not None}

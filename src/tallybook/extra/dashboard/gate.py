@@ -18,8 +18,6 @@ from tallybook.extra.dashboard.access import Access
 from tallybook.extra.dashboard.session import Session, Sessions
 from tallybook.extra.dashboard.users import User
 
-__all__ = ["CSP", "Gate", "Visit"]
-
 log = logging.getLogger("tallybook.web")
 
 CSP = (
@@ -72,7 +70,6 @@ class Gate:
         self._site = site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or answer it."""
         if scope["type"] != "http":
             await self._inner(scope, receive, send)
             return

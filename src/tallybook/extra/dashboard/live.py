@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from tallybook.errors import QueueUnavailable
 from tallybook.extra.dashboard.database import Conn, Database
 
-__all__ = ["MOST_TOPICS", "MOST_VIEWERS", "Live", "TooManyViewers"]
-
 log = logging.getLogger("tallybook.web")
 
 Ask = Callable[[Conn, str], Awaitable[str | None]]
@@ -74,7 +72,6 @@ class Live:
             self._single.add(name)
 
     def knows(self, topic: str) -> bool:
-        """Whether there is such a topic."""
         name, colon, _ = topic.partition(":")
         if name not in self._asks or (colon and name in self._single):
             return False
@@ -195,7 +192,6 @@ class Live:
         self._asked.add(topic)
 
     async def close(self) -> None:
-        """End the poller."""
         if self._poller is not None:
             self._poller.cancel()
             with contextlib.suppress(asyncio.CancelledError):

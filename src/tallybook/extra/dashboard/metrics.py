@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -13,11 +12,7 @@ from starlette.routing import Route
 from tallybook._db.numbers import Asked, ask
 from tallybook._model.exposition import CONTENT_TYPE, Numbers, Shown, of_the_database, text
 from tallybook.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tallybook.extra.dashboard.database import Database
-
-__all__ = ["health_routes", "knows_token", "metrics_route"]
+from tallybook.extra.dashboard.database import Database
 
 _FEWEST = 16
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-__all__ = ["mounted"]
-
 
 def mounted(inner: ASGIApp, path: str, site: ASGIApp) -> ASGIApp:
     """An ASGI application that answers below `path` with `site`, and elsewhere with `inner`.

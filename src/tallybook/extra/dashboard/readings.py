@@ -11,8 +11,6 @@ from tallybook._db.counting import COMPLETED
 from tallybook._db.top import Reading
 from tallybook.extra.dashboard.database import Conn
 
-__all__ = ["Readings"]
-
 STATES = ("available", "running", "scheduled", "retrying", "waiting", "dead")
 _MOST_QUEUES = 12
 _SAME_LOOK = 0.5  # seconds; the two topics of a page are asked for one after the other
@@ -32,7 +30,6 @@ class Readings:
         self._today, self._today_until = 0, 0.0
 
     async def read(self, conn: Conn) -> dict[str, Any]:
-        """How things stand at this moment."""
         now = await top.read_async(conn, self._before)
         rates = top.rates(self._recent(), now)
         self._before, self._read_at = now, time.monotonic()

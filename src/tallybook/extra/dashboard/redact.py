@@ -6,8 +6,6 @@ import json
 import re
 from typing import Any
 
-__all__ = ["DOTS", "redact", "shown"]
-
 DOTS = "••••••"
 _SECRET = re.compile(
     r"pass$|passw|pass[_-]?(phrase|code)|pwd|secret|token|authori[sz]ation|^auth$|bearer|jwt|cookie|credential|dsn$"

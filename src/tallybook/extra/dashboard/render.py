@@ -13,8 +13,6 @@ from tallybook._db.texts import instant as of_json
 from tallybook._model.durations import format_duration
 from tallybook.extra.dashboard.redact import redact, shown
 
-__all__ = ["environment", "plain_duration"]
-
 
 def environment() -> Environment:
     """The templates of the dashboard. A name that a template does not get is an error, not an empty place."""
@@ -34,7 +32,6 @@ def environment() -> Environment:
 
 
 def moment(text: str | datetime | None) -> datetime | None:
-    """A time as JSON has it."""
     return of_json(text) if isinstance(text, str) else text
 
 
@@ -112,6 +109,11 @@ def query(values: dict[str, Any], **changed: Any) -> str:
     """The query string of these filters, with some changed; None and empty ones are left out."""
     both = {**values, **changed}
     return urlencode({key: value for key, value in both.items() if value not in (None, "", [], ())}, doseq=True)
+
+
+def address(root: str, path: str, **asked: Any) -> str:
+    """The address of a page below where the dashboard is mounted."""
+    return f"{root}{path}" + (f"?{said}" if (said := query(asked)) else "")
 
 
 def plain_duration(value: timedelta | None) -> str:

@@ -10,8 +10,6 @@ from typing import Any
 
 from itsdangerous import BadData, URLSafeTimedSerializer
 
-__all__ = ["COOKIE", "LONGEST", "Session", "Sessions", "cookie_name"]
-
 COOKIE = "tallybook"
 LONGEST = 12 * 3600
 """Seconds: as long as a cookie is good, and as long as a login lasts, whatever is done meanwhile."""
@@ -27,7 +25,6 @@ class Session:
 
     @property
     def token(self) -> str:
-        """The token that a form of this session carries."""
         if not isinstance(self.values.get("token"), str):
             self["token"] = secrets.token_urlsafe(24)
         return str(self.values["token"])
@@ -37,7 +34,6 @@ class Session:
         self.changed = True
 
     def get(self, key: str) -> Any:
-        """A value, or None."""
         return self.values.get(key)
 
     def pop(self, key: str) -> Any:
@@ -95,7 +91,6 @@ class Sessions:
         return Session(values if isinstance(values, dict) else {})
 
     def written(self, session: Session, host: str, *, root: str, secure: bool) -> str:
-        """The Set-Cookie header."""
         value = self._signer.dumps(session.values)
         text = value if isinstance(value, str) else value.decode()
         if len(text) > _MOST:

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
+from tallybook import errors
+from tallybook._app import App
 from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
-from tallybook.errors import (
-    CommitUnknown,
-    InvalidArgument,
-    KeyTaken,
-    QueueUnavailable,
-    SchemaError,
-    TallybookError,
-    UnknownJob,
-    UnknownProvider,
-    UnknownQueue,
-    UnknownSchedule,
-    UnknownTask,
-)
 from tallybook.extra.dashboard.access import Access
 from tallybook.extra.dashboard.database import IN_THE_WAY, Database
 from tallybook.extra.dashboard.live import Live
 from tallybook.extra.dashboard.readings import Readings
-from tallybook.extra.dashboard.render import environment
+from tallybook.extra.dashboard.render import address, environment
 from tallybook.extra.dashboard.session import Sessions
 from tallybook.extra.dashboard.users import User
 
-if TYPE_CHECKING:
-    from tallybook._app import App
-
-__all__ = ["Shared"]
-
 _STATUS: dict[type[Exception], int] = {
-    UnknownJob: 404, UnknownQueue: 404, UnknownSchedule: 404, UnknownTask: 404, UnknownProvider: 404, InvalidArgument: 400,
-    KeyTaken: 409, QueueUnavailable: 503, CommitUnknown: 503, SchemaError: 503,
+    errors.UnknownJob: 404, errors.UnknownQueue: 404, errors.UnknownSchedule: 404, errors.UnknownTask: 404,
+    errors.UnknownProvider: 404, errors.InvalidArgument: 400, errors.KeyTaken: 409, errors.QueueUnavailable: 503,
+    errors.CommitUnknown: 503, errors.SchemaError: 503,
 }  # fmt: skip
 
 _IN_DOUBT = "The database was lost at the commit: this was done, or it was not. Look before you do it again."
@@ -56,14 +42,7 @@ class Shared:
 
     def fragment(self, template: str, **values: Any) -> str:
         """A piece of a page that all viewers get: without anything that is only for one of them."""
-
-        def url(path: str, **query: Any) -> str:
-            from urllib.parse import urlencode
-
-            said = {key: value for key, value in query.items() if value not in (None, "", [])}
-            return f"{self.root}{path}" + (f"?{urlencode(said, doseq=True)}" if said else "")
-
-        return self.env.get_template(template).render(url=url, **values)
+        return self.env.get_template(template).render(url=partial(address, self.root), **values)
 
     def why_read_only(self, user: User | None) -> str:
         """Why somebody who looks cannot act."""
@@ -74,22 +53,16 @@ class Shared:
     def explain(self, error: Exception) -> tuple[int, str, str | None]:
         """From an exception to a status, a sentence and a hint; never a text that was not meant for people."""
         if isinstance(error, QueryCanceled):
-            return (
-                504,
-                "The database did not answer in time, so this was given up.",
-                "Narrow what is looked for, or try again.",
-            )
+            why = "The database did not answer in time, so this was given up."
+            return 504, why, "Narrow what is looked for, or try again."
         if isinstance(error, IN_THE_WAY):
             return 503, "Somebody else holds what this needs. Nothing was changed.", "Try again."
         if isinstance(error, DataError) and error.sqlstate:  # without one it is we who cannot read an answer
             return 400, "The database cannot take one of these values.", None
         if isinstance(error, InsufficientPrivilege):
-            return (
-                403,
-                "The database does not let this dashboard do that.",
-                "Its login needs the operator's role: see docs/roles.md",
-            )
-        if isinstance(error, TallybookError):
+            why = "The database does not let this dashboard do that."
+            return 403, why, "Its login needs the operator's role: see docs/roles.md"
+        if isinstance(error, errors.TallybookError):
             status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 400)
-            return status, _IN_DOUBT if isinstance(error, CommitUnknown) else str(error), None
+            return status, _IN_DOUBT if isinstance(error, errors.CommitUnknown) else str(error), None
         return 500, "Something went wrong in the dashboard. Its log says what.", None

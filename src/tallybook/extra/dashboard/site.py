@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tallybook._app import App
 from tallybook._db.driver import Error
 from tallybook.errors import TallybookError
 from tallybook.extra.dashboard.access import Access
@@ -24,11 +25,6 @@ from tallybook.extra.dashboard.gate import Gate, Visit
 from tallybook.extra.dashboard.metrics import health_routes, knows_token, metrics_route
 from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import View
-
-if TYPE_CHECKING:
-    from tallybook._app import App
-
-__all__ = ["Site"]
 
 log = logging.getLogger("tallybook.web")
 
@@ -97,7 +93,7 @@ class Site(Shared):
             metrics_route(self.database, token=metrics_token, admits=_has_user),
             *health_routes(self.database),
         ]
-        for noun in ("entrance", "live", *NOUNS):
+        for noun in ("entrance", *NOUNS):
             module = import_module(f"tallybook.extra.dashboard.pages.{noun}")
             routes += module.pages.routes
             if hasattr(module, "topics"):

@@ -17,8 +17,6 @@ from typing import Any
 
 from tallybook.errors import ConfigError
 
-__all__ = ["Password", "User", "Users", "hashed", "is_name", "read_private", "read_users"]
-
 _N, _R, _P = 2**15, 8, 1
 _NAME = re.compile(r"[\w.@+-]{1,64}")
 _TRIES, _WITHIN = 10, 60.0
@@ -99,7 +97,6 @@ class Users:
 
 
 def is_name(text: str) -> bool:
-    """Whether a user can be called so."""
     return _NAME.fullmatch(text) is not None
 
 

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlencode
+from typing import Any
+from urllib.parse import unquote
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from tallybook._app import App
 from tallybook._db import audit
 from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
-from tallybook._db.verb import run
-from tallybook.errors import TallybookError
+from tallybook._db.verb import Verb, run
+from tallybook.errors import InvalidArgument, TallybookError
 from tallybook.extra.dashboard.database import IN_THE_WAY, READ_TIMEOUT, Conn
 from tallybook.extra.dashboard.gate import Visit
-
-if TYPE_CHECKING:
-    from tallybook._app import App
-    from tallybook.extra.dashboard.shared import Shared
-
-__all__ = ["Act", "Pages", "View", "is_inside"]
+from tallybook.extra.dashboard.render import address
+from tallybook.extra.dashboard.shared import Shared
 
 
 class View:
-    """One request for a page."""
-
     def __init__(self, request: Request, site: Shared) -> None:
         self.request = request
         self.site = site
@@ -37,12 +32,10 @@ class View:
 
     @property
     def user(self) -> str:
-        """The name of who looks."""
         return self.visit.user.name if self.visit.user else ""
 
     @property
     def may_operate(self) -> bool:
-        """Whether the page shows what changes something."""
         return bool(self.visit.user and self.visit.user.operate)
 
     def read(self, timeout: str = READ_TIMEOUT) -> AbstractAsyncContextManager[Conn]:
@@ -59,15 +52,12 @@ class View:
 
     def url(self, path: str, **query: Any) -> str:
         """The address of a page, below where the dashboard is mounted; None and empty parameters are left out."""
-        said = {key: value for key, value in query.items() if value not in (None, "", [])}
-        return f"{self.visit.root}{path}" + (f"?{urlencode(said, doseq=True)}" if said else "")
+        return address(self.visit.root, path, **query)
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-        """A page."""
         return HTMLResponse(self.text(template, **values), status)
 
     def text(self, template: str, **values: Any) -> str:
-        """The text of a template."""
         notice = self.visit.session.pop("notice") if self.visit.session.get("notice") else None
         return self.site.env.get_template(template).render(
             url=self.url, root=self.visit.root, path=self.request.url.path.removeprefix(self.visit.root), user=self.user,
@@ -77,7 +67,6 @@ class View:
 
     @property
     def here(self) -> str:
-        """The address of this page, without the host."""
         query = self.request.url.query
         path = self.request.url.path
         return f"{path}?{query}" if query else path
@@ -104,17 +93,16 @@ class Act(View):
         """A field of the form, without blanks around it."""
         return (self.visit.form.get(name) or [default])[0].strip()
 
+    def whole(self, name: str) -> int:
+        """A field that is a whole number. InvalidArgument for one that is none."""
+        text = self.form(name)
+        if not (text.isascii() and text.isdecimal() and len(text) < 10):
+            raise InvalidArgument(f"{name} is a whole number, not {text[:50]!r}. Nothing was changed.")
+        return int(text)
+
     def form_all(self, name: str) -> list[str]:
         """All values of a field that can be given several times."""
         return self.visit.form.get(name, [])
-
-    def form_ids(self, name: str = "job") -> list[int]:
-        """Ids of jobs out of a form, at most 1,000. TallybookError for anything else."""
-        try:
-            found = [int(one) for one in dict.fromkeys(self.form_all(name)) if one.isdecimal() and len(one) < 19]
-        except ValueError:
-            found = []
-        return found[:1000]
 
     async def audit(
         self, action: str, target: dict[str, Any], done: dict[str, Any] | None = None, *, changed: bool | str = True
@@ -152,12 +140,7 @@ def is_inside(address: str, root: str) -> bool:
     return not {".", ".."} & set(path.split("/"))
 
 
-_TOLD = (
-    DataError,
-    QueryCanceled,
-    *IN_THE_WAY,
-    InsufficientPrivilege,
-)
+_TOLD = (DataError, QueryCanceled, *IN_THE_WAY, InsufficientPrivilege)
 """Errors of the database that somebody who acts is told where the form was."""
 Page = Callable[[View], Awaitable[Response]]
 Action = Callable[[Act], Awaitable[str]]
@@ -176,7 +159,7 @@ class Pages:
             async def endpoint(request: Request) -> Response:
                 return await fn(View(request, request.app.state.site))
 
-            self.routes.append(Route(path, endpoint, methods=["GET"], name=fn.__name__))
+            self.routes.append(Route(path, endpoint, methods=["GET"]))
             return fn
 
         return add
@@ -199,7 +182,35 @@ class Pages:
                 act.visit.session["notice"] = (kind, said[:500])
                 return RedirectResponse(act.after(), 303)
 
-            self.routes.append(Route(path, endpoint, methods=["POST"], name=fn.__name__))
+            self.routes.append(Route(path, endpoint, methods=["POST"]))
             return fn
 
         return add
+
+    def button(
+        self,
+        path: str,
+        action: str,
+        do: Callable[[App, str, str], Verb[bool]],
+        done: str,
+        told: tuple[str, str],
+        *,
+        target: str | None = None,
+        then: str | None = None,
+    ) -> None:
+        """The action of a button that does something to one thing, by the name in its form: `do(app, name, who)`.
+
+        In the audit it is `action`, of the thing as `target`, what stands before the dot unless it is said. `told` is what
+        the person reads, where it was done and where there was nothing to do; `then` is where to go on.
+        """
+
+        async def press(act: Act) -> str:
+            name = act.form("name")
+            changed = await do(act.app, name, act.user).on(act.conn)
+            target_ = {target or action.partition(".")[0]: name}
+            await act.audit(action, target_, {done: changed}, changed=changed)
+            if then is not None:
+                act.go(then)
+            return told[0 if changed else 1].format(name)
+
+        self.action(path)(press)

@@ -51,5 +51,6 @@ async def deliver(ctx: Context, submission_id: int) -> Cancel | None:
 async def clients(ctx: Context) -> AsyncIterator[None]:
     """Opened once per worker process, shared by all of its jobs."""
     dsn, url = os.environ["TALLYBOOK_DSN"], os.environ["WEBHOOK_URL"]
-    async with AsyncConnectionPool(dsn, open=False) as ctx.state.db, Client(url) as ctx.state.http:
+    ctx.state.http = Client(url)
+    async with AsyncConnectionPool(dsn, open=False) as ctx.state.db:
         yield

@@ -35,7 +35,6 @@ class Arrivals:
         self.error: Exception | None = None
 
     def start(self) -> None:
-        """The first one arrives now."""
         self._started = time.monotonic()
         for thread in self._threads:
             thread.start()

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from tallybook.extra.demo.figures import percentile
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 @dataclass
 class Board:
-    """The state of the demo at one moment."""
-
     planned: int
     saved: int = 0
     delivered: int = 0
@@ -34,26 +32,13 @@ class Board:
 
     @property
     def latency(self) -> str:
-        """In words."""
         if not self.pickup:
             return "-"
         return f"p50 {percentile(self.pickup, 0.5) * 1000:.1f} ms, p99 {percentile(self.pickup, 0.99) * 1000:.1f} ms"
 
 
-class Display(Protocol):
-    """What the demo tells as it goes."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
-    def event(self, text: str) -> None:
-        """Something happened."""
-
-    def show(self, board: Board) -> None:
-        """This is how things stand; called a few times a second."""
-
-
-class Plain:
-    """One line per event and one per second, with the seconds since the start."""
+class Display:
+    """What the demo tells as it goes: one line per event and one per second, with the seconds since the start."""
 
     def __init__(self) -> None:
         self._started = self._shown = time.monotonic()
@@ -65,11 +50,10 @@ class Plain:
         return None
 
     def event(self, text: str) -> None:
-        """Something happened."""
         print(f"[{time.monotonic() - self._started:5.1f} s] {text}", flush=True)
 
     def show(self, board: Board) -> None:
-        """One line, once a second."""
+        """This is how things stand; called a few times a second."""
         if time.monotonic() - self._shown < 1:
             return
         self._shown = time.monotonic()
@@ -80,14 +64,14 @@ class Plain:
         )
 
 
-class Live:
+class Live(Display):
     """Bars, counts and workers that change in place, under them the last events."""
 
     def __init__(self) -> None:
         from rich.console import Console
         from rich.live import Live as RichLive
 
-        self._started = time.monotonic()
+        super().__init__()
         self._events: list[str] = []
         self._board: Board | None = None
         self._live = RichLive(console=Console(), auto_refresh=False, vertical_overflow="visible")
@@ -100,12 +84,10 @@ class Live:
         self._live.stop()
 
     def event(self, text: str) -> None:
-        """Something happened."""
         self._events.append(f"[dim]{time.monotonic() - self._started:5.1f} s[/]  {text}")
         self._draw()
 
     def show(self, board: Board) -> None:
-        """Draw it anew."""
         self._board = board
         self._draw()
 
@@ -156,4 +138,4 @@ def chosen(plain: bool | None) -> Display:
             return Live()
         except ImportError:
             pass
-    return Plain()
+    return Display()

@@ -37,7 +37,6 @@ class Figures:
 
     @property
     def lost(self) -> int:
-        """Submissions that were not delivered."""
         return self.submissions - self.delivered
 
     @property
@@ -52,7 +51,6 @@ class Figures:
 
     @property
     def line(self) -> str:
-        """The last line of the demo."""
         return (
             f"demo: {self.submissions} submissions, {self.delivered} delivered, {self.lost} lost,"
             f" {self.retries} retries, {self.duplicates} duplicate deliveries, rate {self.rate:.0f}/s,"
@@ -61,7 +59,6 @@ class Figures:
 
 
 def measure(conn: Connection, notes: Sequence[Note]) -> Figures:
-    """Count it all."""
     saved = {f"submission-{number}": sha256 for number, sha256 in conn.execute(_SUBMISSIONS)}
     jobs = conn.execute(_JOBS).fetchall()
     taken = [note for note in notes if note.taken and saved.get(note.key) == note.sha256]

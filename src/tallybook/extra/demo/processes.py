@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import IO, Self
 
 from tallybook.errors import TallybookError
-from tallybook.extra.demo.receiver import SLOW
 
 _SECONDS_TO_STOP = 8.0
 
@@ -46,28 +45,21 @@ class Process:
         assert self._popen.stdin is not None and self._popen.stdout is not None
         self.stdin, self.stdout = self._popen.stdin, self._popen.stdout
 
-    @property
-    def pid(self) -> int:
-        """Of the operating system."""
-        return self._popen.pid
-
     def check(self) -> None:
         """ProcessFailed if it has ended and nobody killed it."""
         if not self.killed and (code := self._popen.poll()) is not None:
             raise ProcessFailed(f"{self.name} ended by itself with status {code}", detail=self.last_words() or None)
 
     def last_words(self) -> str:
-        """The end of what it wrote to standard error."""
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4000))
         return "\n".join(self._errors.read().decode(errors="replace").splitlines()[-15:])
 
     def freeze(self) -> None:
         """Stop it where it is, so that it can be looked at."""
-        os.kill(self.pid, signal.SIGSTOP)
+        self._popen.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
-        os.kill(self.pid, signal.SIGCONT)
+        self._popen.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL: no chance to finish, to release anything or to say good-bye."""
@@ -91,7 +83,6 @@ class Process:
             self._popen.wait()
 
     def close(self) -> None:
-        """Let go of its pipes and its file."""
         for file in (self.stdin, self.stdout, self._errors):
             file.close()
 
@@ -144,7 +135,6 @@ class Note:
 
     @property
     def taken(self) -> bool:
-        """Whether the answer was 2xx."""
         return 200 <= self.status < 300
 
 
@@ -172,9 +162,3 @@ class ReceiverLog:
     def wait(self) -> None:
         """Until the receiver has ended and all that it wrote is here."""
         self._reader.join(5)
-
-
-def start_receiver(processes: Processes, slow: float = SLOW) -> tuple[Process, ReceiverLog]:
-    """The receiver and its log, once it listens."""
-    process = processes.start("the receiver", "receiver", "--slow", f"{slow:.3f}")
-    return process, ReceiverLog(process)

@@ -17,7 +17,7 @@ from tallybook.extra.demo import app as demo_app
 from tallybook.extra.demo.arrivals import Arrivals
 from tallybook.extra.demo.display import Board, Display
 from tallybook.extra.demo.figures import Figures, measure, percentile
-from tallybook.extra.demo.processes import Process, Processes, start_receiver
+from tallybook.extra.demo.processes import Process, Processes, ReceiverLog
 from tallybook.extra.demo.receiver import SLOW
 from tallybook.extra.demo.rows import Row
 
@@ -74,8 +74,6 @@ class Kill:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the demo ended with."""
-
     figures: Figures
     kill: Kill | None
     saved_after: Sequence[float]
@@ -111,7 +109,9 @@ class _Stage:
         self._seconds = min(max(len(rows) / RATE, SHORTEST), LONGEST)
         # Of few submissions hardly any would be under way when the worker is killed: their receiver is slower.
         rate = len(rows) / self._seconds
-        self._receiver, self._log = start_receiver(processes, min(max(SLOW, 6 / (0.115 * rate)), 0.9))
+        slow = min(max(SLOW, 6 / (0.115 * rate)), 0.9)
+        self._receiver = processes.start("the receiver", "receiver", "--slow", f"{slow:.3f}")
+        self._log = ReceiverLog(self._receiver)
         self.arrivals = Arrivals(dsn, rows, seconds=self._seconds)
         self._board = Board(len(rows))
         self._workers: dict[str, Process] = {}
@@ -274,7 +274,6 @@ def _jobs(count: int) -> str:
 
 
 def summary(outcome: Outcome) -> list[str]:
-    """What was shown, in words for a newcomer, and what to try."""
     figures, kill, took = outcome.figures, outcome.kill, outcome.saved_after
     p50, p99 = percentile(took, 0.5) * 1000, percentile(took, 0.99) * 1000
     lines = [

@@ -11,8 +11,6 @@ from starlette.types import Receive
 
 from tallybook.extra.operator.problems import Problem
 
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "parsed", "read_body"]
-
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 64
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tallybook._db import aio, filters
@@ -9,8 +10,6 @@ from tallybook._db.filters import DeadFilter
 from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn
 from tallybook.extra.operator.fields import Choice, Field, Flag, Instant, Name, Object, Text, Whole
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
-
-__all__ = ["OPERATIONS"]
 
 _FILTER: tuple[Field, ...] = (
     Name(name="queue", about="Of this queue.", most=64, example="mail"),
@@ -62,21 +61,17 @@ def _target(ask: Ask) -> dict[str, Any]:
     return {**said, "queue": ask.queue()} if ask.queue() else said
 
 
-async def _retry(ask: Ask, conn: Conn) -> Changed:
+async def _do(ask: Ask, conn: Conn, *, verb: str) -> Changed:
     if ask.get("dry_run"):
         return await _count(ask, conn)
-    found = await aio.run(conn, filters.retry_dead(_which(ask), ask.get("max_jobs", 10_000)))
-    done = {"retried": found.retried, "refused": found.refused}
-    answer = {"dry_run": False, **done}
-    return Changed(answer, "retry_dead", _target(ask), done) if found.retried else Changed(answer)
-
-
-async def _drop(ask: Ask, conn: Conn) -> Changed:
-    if ask.get("dry_run"):
-        return await _count(ask, conn)
-    dropped = await aio.run(conn, filters.drop_dead_many(_which(ask), ask.get("max_jobs", 10_000)))
-    answer = {"dry_run": False, "dropped": dropped}
-    return Changed(answer, "drop_dead", _target(ask), {"dropped": dropped}) if dropped else Changed(answer)
+    which, most = _which(ask), ask.get("max_jobs", 10_000)
+    if verb == "retry":
+        found = await aio.run(conn, filters.retry_dead(which, most))
+        done = {"retried": found.retried, "refused": found.refused}
+    else:
+        done = {"dropped": await aio.run(conn, filters.drop_dead_many(which, most))}
+    changed = done.get("retried") or done.get("dropped")
+    return Changed({"dry_run": False, **done}, f"{verb}_dead" if changed else None, _target(ask), done)
 
 
 _LETTER = record(
@@ -113,12 +108,12 @@ OPERATIONS = (
         about="Give every dead letter that matches another attempt; refused: another live job has its unique key.",
         in_body=(*_FILTER, _ARGS, _MOST, _DRY), codes=("queue",),
         answer=_counted(retried="integer", refused="integer"), example={"dry_run": False, "retried": 12, "refused": 0},
-        changes=_retry,
+        changes=partial(_do, verb="retry"),
     ),
     Operation(
         name="drop_dead_letters", method="POST", path="/dead-letters/drop", scope="operate",
         about="Throw every dead letter that matches away, for ever.",
         in_body=(*_FILTER, _ARGS, _MOST, _DRY), codes=("queue",),
-        answer=_counted(dropped="integer"), example={"dry_run": True, "matched": 12}, changes=_drop,
+        answer=_counted(dropped="integer"), example={"dry_run": True, "matched": 12}, changes=partial(_do, verb="drop"),
     ),
 )  # fmt: skip

@@ -15,22 +15,6 @@ from tallybook._model.why import checked_links
 from tallybook.errors import ConfigError
 from tallybook.extra.operator.problems import Problem
 
-__all__ = [
-    "Choice",
-    "Duration",
-    "Field",
-    "Flag",
-    "Instant",
-    "Links",
-    "Name",
-    "Object",
-    "Text",
-    "Whole",
-    "read_object",
-    "read_path",
-    "read_query",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
@@ -45,7 +29,6 @@ class Field:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Its JSON Schema."""
         raise NotImplementedError
 
     def read(self, value: Any) -> Any:
@@ -59,8 +42,6 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text(Field):
-    """A text of at most so many bytes."""
-
     most: int = 200
     least: int = 1
 
@@ -94,8 +75,6 @@ class Name(Text):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice(Field):
-    """One of a few words."""
-
     words: Sequence[str]
 
     @property
@@ -111,8 +90,6 @@ class Choice(Field):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole(Field):
-    """A whole number."""
-
     least: int = 0
     most: int = 2**63 - 1
     default: int | None = None
@@ -139,8 +116,6 @@ class Whole(Field):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag(Field):
-    """true or false."""
-
     @property
     def schema(self) -> dict[str, Any]:
         return {"type": "boolean", "default": False}
@@ -173,8 +148,6 @@ class Instant(Field):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duration(Field):
-    """A duration in PostgreSQL's words."""
-
     @property
     def schema(self) -> dict[str, Any]:
         return {"type": "string", "minLength": 1, "maxLength": 100, "format": "tallybook-duration"}
@@ -187,8 +160,6 @@ class Duration(Field):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Object(Field):
-    """A JSON object."""
-
     @property
     def schema(self) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": True}
@@ -232,16 +203,6 @@ def _whole(key: object) -> object:
     return key
 
 
-def read_object(fields: Sequence[Field], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a body. A Problem (422) that names the field."""
-    return _read(fields, given, text=False)
-
-
-def read_path(fields: Sequence[Field], given: Mapping[str, str]) -> dict[str, Any]:
-    """The values of a path."""
-    return _read(fields, given, text=True)
-
-
 def read_query(fields: Sequence[Field], query: bytes) -> dict[str, Any]:
     """The values of a query. A name that is there twice is refused: the order of the pieces is not signed."""
     try:
@@ -257,10 +218,11 @@ def read_query(fields: Sequence[Field], query: bytes) -> dict[str, Any]:
     given = dict(pieces)
     if len(given) < len(pieces):
         raise Problem(422, "invalid", "the query has a name twice")
-    return _read(fields, given, text=True)
+    return read(fields, given, text=True)
 
 
-def _read(fields: Sequence[Field], given: Mapping[str, Any], *, text: bool) -> dict[str, Any]:
+def read(fields: Sequence[Field], given: Mapping[str, Any], *, text: bool = False) -> dict[str, Any]:
+    """The values of a body, or, as texts, of a path. A Problem (422) that names the field."""
     by_name = {field.name: field for field in fields}
     for name in given:
         if name not in by_name:

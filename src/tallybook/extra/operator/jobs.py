@@ -15,14 +15,8 @@ from tallybook.extra.operator.fields import Choice, Duration, Instant, Links, Na
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
 from tallybook.extra.operator.problems import Problem
 
-__all__ = ["JOB", "OPERATIONS"]
-
 JOB = Whole(name="job", about="The id of a job.", required=True, least=1, example=4711)
 
-_OPEN = (
-    "id", "queue", "task", "state", "priority", "attempt", "attempts", "failures", "crashes", "max_attempts", "enqueued_at",
-    "run_at", "started_at", "ended_at", "expires_at", "worker_id", "worker", "unserved", "progress",
-)  # fmt: skip
 _DETAILS = (
     "args", "headers", "result", "reason", "last_error", "errors", "unique_key", "order_key", "summary", "progress_message",
     "options", "subject", "links",
@@ -54,7 +48,7 @@ async def _get(ask: Ask, conn: Conn) -> dict[str, Any]:
 
 
 def _shown(found: JobInfo, *, admin: bool) -> dict[str, Any]:
-    answer = {name: plain(getattr(found, name)) for name in _OPEN}
+    answer = {name: plain(getattr(found, name)) for name in _JOB["required"] if name != "died_of"}
     # Why it was cancelled is what somebody has written, so only these words are shown to everybody.
     answer["died_of"] = found.reason if found.state == "dead" and found.reason in _DIED else None
     if admin:
@@ -133,18 +127,9 @@ async def _enqueue(ask: Ask, conn: Conn) -> Changed:
 
 
 def _described(ask: Ask) -> JobCall:
-    names = (
-        "queue",
-        "run_at",
-        "delay",
-        "priority",
-        "max_attempts",
-        "unique",
-        "on_conflict",
-        "unique_while",
-        "order_key",
-    )
-    given = {name: ask.get(name) for name in (*names, "expires_at")}
+    given = {
+        field.name: ask.get(field.name) for field in _ENQUEUE if field.name not in ("task", "args", "headers", "links")
+    }
     if given["on_conflict"] == "push_run_at" and given["run_at"] is None and given["delay"] is None:
         given["delay"] = "0 s"
     task = ask["task"]

@@ -15,8 +15,6 @@ from typing import Any
 from tallybook._model.options import check_name
 from tallybook.errors import ConfigError
 
-__all__ = ["SCOPES", "Key", "KeyRing", "key_block", "read_keys"]
-
 SCOPES = ("read", "enqueue", "operate", "admin")
 """admin may do all that the others may, and see args, results and errors."""
 ID = re.compile("[A-Za-z0-9._-]{1,64}")

@@ -11,8 +11,6 @@ from tallybook.extra.operator.operations import Operation
 from tallybook.extra.operator.problems import CODES
 from tallybook.extra.operator.routes import OPERATIONS
 
-__all__ = ["PATH", "document"]
-
 PATH = "/openapi.json"
 
 # Every endpoint that is signed may end so.

@@ -13,8 +13,6 @@ from tallybook.extra.operator.fields import Field
 from tallybook.extra.operator.keys import Key
 from tallybook.extra.operator.problems import Problem
 
-__all__ = ["Ask", "Changed", "Operation", "listed", "plain", "record"]
-
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -33,7 +31,6 @@ class Ask:
         return self.values[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A value that may be missing."""
         return self.values.get(name, default)
 
     def reach(self, queue: str) -> None:

@@ -14,8 +14,6 @@ from tallybook import errors
 from tallybook._db.driver import Error, InsufficientPrivilege, InvalidSchemaName, UndefinedFunction, UndefinedTable
 from tallybook._db.policy import Action, action_for
 
-__all__ = ["CODES", "Problem", "problem_of"]
-
 log = logging.getLogger("tallybook.api")
 
 CODES: dict[str, tuple[int, str]] = {
@@ -58,7 +56,6 @@ class Problem(Exception):
             self.headers["Retry-After"] = "1"
 
     def response(self) -> Response:
-        """As it is sent."""
         document: dict[str, Any] = {
             "type": "about:blank",
             "title": HTTPStatus(self.status).phrase,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from tallybook._db import aio, calls
@@ -11,8 +12,6 @@ from tallybook._model.queue import QueueInfo
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator.fields import Name
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
-
-__all__ = ["OPERATIONS"]
 
 _QUEUE = Name(name="queue", about="The queue's name.", required=True, most=64, example="mail")
 
@@ -31,14 +30,6 @@ async def _counts(ask: Ask, conn: Conn) -> dict[str, Any]:
         if ask.key.reaches(one.queue) and queue in (None, one.queue) and task in (None, one.task)
     ]
     return {"counts": found}
-
-
-async def _pause(ask: Ask, conn: Conn) -> Changed:
-    return await _steer(ask, conn, "pause")
-
-
-async def _resume(ask: Ask, conn: Conn) -> Changed:
-    return await _steer(ask, conn, "resume")
 
 
 async def _steer(ask: Ask, conn: Conn, verb: str) -> Changed:
@@ -84,12 +75,12 @@ OPERATIONS = (
         name="pause_queue", method="POST", path="/queues/{queue}/pause", scope="operate",
         about="Let no more jobs of a queue start, until resume; what runs goes on.",
         in_path=(_QUEUE,), codes=("unknown", "queue"), answer=_STEERED,
-        example={"queue": "mail", "paused": True, "changed": True}, changes=_pause,
+        example={"queue": "mail", "paused": True, "changed": True}, changes=partial(_steer, verb="pause"),
     ),
     Operation(
         name="resume_queue", method="POST", path="/queues/{queue}/resume", scope="operate",
         about="Let a paused queue run again.",
         in_path=(_QUEUE,), codes=("unknown", "queue"), answer=_STEERED,
-        example={"queue": "mail", "paused": False, "changed": True}, changes=_resume,
+        example={"queue": "mail", "paused": False, "changed": True}, changes=partial(_steer, verb="resume"),
     ),
 )  # fmt: skip

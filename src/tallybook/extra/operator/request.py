@@ -8,8 +8,6 @@ from urllib.parse import urlsplit
 
 from tallybook._model.operator_text import canonical, sign
 
-__all__ = ["signed_headers"]
-
 
 def signed_headers(
     key: str, secret: str, method: str, url: str, body: bytes = b"", *, at: float | None = None

@@ -10,8 +10,6 @@ from tallybook.extra.operator.fields import Name
 from tallybook.extra.operator.operations import Operation
 from tallybook.extra.operator.problems import Problem
 
-__all__ = ["OPERATIONS", "found"]
-
 OPERATIONS: tuple[Operation, ...] = (
     *jobs.OPERATIONS,
     *dead_letters.OPERATIONS,

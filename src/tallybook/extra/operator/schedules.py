@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tallybook._db import aio, schedules
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator.fields import Name
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
-
-__all__ = ["OPERATIONS"]
 
 _NAME = Name(name="schedule", about="The schedule's name.", required=True, most=200, example="report-de")
 
@@ -39,14 +38,6 @@ async def _run(ask: Ask, conn: Conn) -> Changed:
     done = {"what": fired.what, "job": fired.job_id, "jobs": fired.jobs}
     answer = {"schedule": ask["schedule"], **done, "reason": fired.reason if ask.admin else None}
     return Changed(answer, "schedule_run", {"schedule": ask["schedule"]}, done)
-
-
-async def _pause(ask: Ask, conn: Conn) -> Changed:
-    return await _steer(ask, conn, "pause")
-
-
-async def _resume(ask: Ask, conn: Conn) -> Changed:
-    return await _steer(ask, conn, "resume")
 
 
 async def _steer(ask: Ask, conn: Conn, verb: str) -> Changed:
@@ -84,12 +75,12 @@ OPERATIONS = (
         name="pause_schedule", method="POST", path="/schedules/{schedule}/pause", scope="operate",
         about="Fire no more ticks of a schedule, until resume.",
         in_path=(_NAME,), codes=("unknown", "queue"), answer=_STEERED,
-        example={"schedule": "report-de", "paused": True, "changed": True}, changes=_pause,
+        example={"schedule": "report-de", "paused": True, "changed": True}, changes=partial(_steer, verb="pause"),
     ),
     Operation(
         name="resume_schedule", method="POST", path="/schedules/{schedule}/resume", scope="operate",
         about="Fire a schedule's ticks again, from the next one on.",
         in_path=(_NAME,), codes=("unknown", "queue"), answer=_STEERED,
-        example={"schedule": "report-de", "paused": False, "changed": True}, changes=_resume,
+        example={"schedule": "report-de", "paused": False, "changed": True}, changes=partial(_steer, verb="resume"),
     ),
 )  # fmt: skip

@@ -21,25 +21,25 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tallybook._app import App
 from tallybook._db import aio, audit
 from tallybook.errors import CommitUnknown, QueueUnavailable
 from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn, Database
+from tallybook.extra.dashboard.mount import mounted
 from tallybook.extra.operator import openapi
 from tallybook.extra.operator.body import Gone, parsed, read_body
-from tallybook.extra.operator.fields import read_object, read_path, read_query
+from tallybook.extra.operator.fields import read, read_query
 from tallybook.extra.operator.keys import Key, KeyRing, read_keys
 from tallybook.extra.operator.operations import Ask, Changed, Operation
 from tallybook.extra.operator.problems import Problem, problem_of
 from tallybook.extra.operator.routes import found
 from tallybook.extra.operator.signing import Signed, proved, served_path, signed_by
 
-__all__ = ["OperatorApi", "operator_api"]
-
 log = logging.getLogger("tallybook.api")
 
+PREFIX = "/api/v1"
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -61,6 +61,21 @@ def operator_api(
     """
     given = read_keys(keys) if isinstance(keys, str | os.PathLike) else keys
     return OperatorApi(app, KeyRing(given), Database(app, dsn=dsn, max_size=max_size), read_only=read_only)
+
+
+def beside(site: ASGIApp, api: OperatorApi) -> ASGIApp:
+    """An ASGI app of two, the API below /api/v1, and the site's lifespan for both.
+
+    Who may use the dashboard decides nothing for the API: its requests are signed.
+    """
+    both = mounted(site, PREFIX, api)
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        await both(scope, receive, send)
+        if scope["type"] == "lifespan":
+            await api.close()
+
+    return serve
 
 
 class OperatorApi:
@@ -120,7 +135,11 @@ class OperatorApi:
         if operation.whole and key.queues is not None:
             raise Problem(403, "queue", "this is about all queues, and the key is limited to some")
         types = [value for name, value in headers if name.lower() == b"content-type"]
-        values = _values(operation, in_path, scope.get("query_string", b""), parsed(body, types))
+        values = {
+            **read(operation.in_path, in_path, text=True),
+            **read_query(operation.in_query, scope.get("query_string", b"")),
+            **read(operation.in_body, parsed(body, types)),
+        }
         for field in (*operation.in_query, *operation.in_body):
             if field.admin and field.name in values and "admin" not in key.scopes:
                 raise Problem(
@@ -178,14 +197,6 @@ async def _fresh(conn: Conn, signed: Signed) -> None:
         raise Problem(401, "early", "this was signed more than 300 s ahead, by the clock of the database")
     if said != "fresh":
         raise Problem(409, "replayed", "a request with this nonce was served before", hint="Sign each with a new one")
-
-
-def _values(operation: Operation, in_path: Mapping[str, str], query: bytes, body: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **read_path(operation.in_path, in_path),
-        **read_query(operation.in_query, query),
-        **read_object(operation.in_body, body),
-    }
 
 
 def _document(scope: Scope) -> Response:

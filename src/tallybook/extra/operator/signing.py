@@ -15,8 +15,6 @@ from tallybook._model.operator_text import canonical, sign
 from tallybook.extra.operator.keys import ID, Key, KeyRing
 from tallybook.extra.operator.problems import Problem
 
-__all__ = ["HEADERS", "Signed", "proved", "sent_path", "served_path", "signed_by"]
-
 HEADERS = ("tallybook-key", "tallybook-timestamp", "tallybook-nonce", "tallybook-signature")
 _TIMESTAMP = re.compile("[0-9]{1,11}")
 _NONCE = re.compile("[A-Za-z0-9._~+/=-]{16,128}")
@@ -34,7 +32,6 @@ class Signed:
 
     @property
     def at(self) -> datetime:
-        """When it says that it was signed."""
         return datetime.fromtimestamp(int(self.timestamp), UTC)
 
 

@@ -13,8 +13,6 @@ from tallybook.extra.operator.fields import Name, Text, Whole
 from tallybook.extra.operator.keys import Key
 from tallybook.extra.operator.operations import Ask, Operation, listed, plain, record
 
-__all__ = ["OPERATIONS"]
-
 _LIVING = """\
 select cast(coalesce(json_agg(w order by w.id), '[]') as text) from (
   select x.id, x.name, x.queues, x.tasks, x.started_at, nullif(x.seen_at, '-infinity') as seen_at from tallybook.workers as x

@@ -9,8 +9,6 @@ from tallybook._model.keyring import Keyring, parse_keys
 from tallybook._model.secret import Secret
 from tallybook.errors import ConfigError
 
-__all__ = ["KeySource"]
-
 _NOWHERE = "TALLYBOOK_KEYS, or the file that TALLYBOOK_KEYS_FILE names"
 
 

@@ -19,8 +19,6 @@ from tallybook._model.secret import Secret
 from tallybook.errors import ConfigError, SecretError, UnknownProvider
 from tallybook.extra.providers.keys import KeySource
 
-__all__ = ["Rotation", "Steps", "Tested", "drive", "drive_sync"]
-
 T = TypeVar("T")
 Steps = Generator[Call[Any], Any, T]
 

@@ -17,7 +17,6 @@ provider, which has the address and the secrets: none of these is ever in a job.
 from tallybook.extra.tasks._email import email
 from tallybook.extra.tasks._http import http
 from tallybook.extra.tasks._provider import Registry
-from tallybook.extra.tasks._signing import new_signing_secret
-from tallybook.extra.tasks._webhook import webhook
+from tallybook.extra.tasks._webhook import new_signing_secret, webhook
 
 __all__ = ["Registry", "email", "http", "new_signing_secret", "webhook"]

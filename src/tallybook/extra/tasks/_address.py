@@ -13,8 +13,6 @@ from typing import Any
 
 from tallybook.errors import ConfigError
 
-__all__ = ["Allowed", "problem"]
-
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 

@@ -20,8 +20,6 @@ from tallybook.extra.tasks._provider import provider_of, text_setting
 from tallybook.extra.tasks._shelf import ready_made
 from tallybook.extra.tasks._smtp import Server
 
-__all__ = ["email"]
-
 _PATIENT = Exponential(timedelta(minutes=1), factor=4, cap=timedelta(hours=6), jitter=True)
 _ADDRESS = re.compile(r"[^\s@<>()\[\],;:\\\"]{1,64}@[^\s@<>()\[\],;:\\\"]{1,255}")
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,76}")

@@ -12,8 +12,6 @@ from tallybook.extra.tasks._outbound import Answer, Call, body_of
 from tallybook.extra.tasks._provider import provider_of
 from tallybook.extra.tasks._shelf import ready_made
 
-__all__ = ["http"]
-
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _MOST = 256_000
 _KEPT = ("content-type", "date", "etag", "last-modified", "link", "location", "retry-after", "x-request-id")

@@ -12,8 +12,6 @@ from urllib.parse import quote, quote_plus, urlsplit
 from tallybook._model.provider import Provider
 from tallybook._model.secret import STARS, Secret
 
-__all__ = ["Mask"]
-
 
 class Mask:
     """Replaces every secret, in the forms in which it may come back: as it is, in JSON, in a URL, in base64."""
@@ -40,11 +38,9 @@ class Mask:
         return cls(texts)
 
     def text(self, text: str) -> str:
-        """The text with stars."""
         return text if self._pattern is None else self._pattern.sub(STARS, text)
 
     def data(self, data: bytes) -> bytes:
-        """Bytes with stars."""
         return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def value(self, value: Any) -> Any:

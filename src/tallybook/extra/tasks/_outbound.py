@@ -11,22 +11,11 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 from tallybook._model.provider import Provider
-from tallybook.errors import AddressRefused, CallFailed, ConfigError, NotSupported
+from tallybook.errors import AddressRefused, CallFailed, ConfigError
+from tallybook.extra.tasks import _provider
 from tallybook.extra.tasks._address import Allowed
 from tallybook.extra.tasks._masking import Mask
-from tallybook.extra.tasks._provider import (
-    auth_headers,
-    bare,
-    is_header_name,
-    is_header_value,
-    option,
-    quiet,
-    seconds,
-    static_headers,
-    text_setting,
-)
-
-__all__ = ["Answer", "Call", "body_of", "is_final"]
+from tallybook.extra.tasks._provider import bare, is_header_name, is_header_value, needed, option, quiet, text_setting
 
 # A status after which the next attempt would end the same. 408, 425 and 429 say "later", 5xx "not now", and 401, 403 and 407
 # are about the provider's credentials: the job is right, and goes when these are.
@@ -34,16 +23,8 @@ _LATER = {401, 403, 407, 408, 425, 429}
 _MOVED_FOR_GOOD = {301, 308}
 # What is ours to say, or a secret's place: of a secret the args know nothing.
 _OURS = {
-    "host",
-    "content-length",
-    "transfer-encoding",
-    "connection",
-    "upgrade",
-    "te",
-    "trailer",
-    "expect",
-    "accept-encoding",
-}
+    "host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "expect", "accept-encoding",
+}  # fmt: skip
 _SECRET = {"authorization", "proxy-authorization", "cookie"}
 _CONNECT = 5.0
 _SHOWN = 500
@@ -75,7 +56,6 @@ class Answer:
     body: bytes = field(repr=False)
 
     def text(self) -> str:
-        """The body for people."""
         return self.body.decode("utf-8", "replace")
 
 
@@ -105,15 +85,16 @@ class Call:
         except ValueError as error:
             raise ConfigError(where, None, f"{error}") from None
         try:
-            static = _checked_headers(who, static_headers(provider))
+            static = _checked_headers(who, _provider.static_headers(provider))
         except CallFailed as error:  # it is the provider that is wrong, and not the job
             raise ConfigError(option(provider, "headers"), None, f"{error}") from None
-        headers = {**static, **auth_headers(provider)}
+        auth = _provider.auth_headers(provider)
         pairs = [*_pairs(who, query), *_token_pair(provider)]
         allowed = Allowed.of(provider.settings.get("allow", []), option=option(provider, "allow"))
         ca = text_setting(provider, "ca") if "ca" in provider.settings else None
-        mask = Mask.of(provider, *(headers[name] for name in auth_headers(provider)))
-        return cls(who, provider, _joined(who, url, path, pairs), headers, mask, allowed, ca, seconds(provider, 20.0))
+        mask = Mask.of(provider, *auth.values())
+        url, timeout = _joined(who, url, path, pairs), _provider.seconds(provider, 20.0)
+        return cls(who, provider, url, {**static, **auth}, mask, allowed, ca, timeout)
 
     @classmethod
     def to_url(cls, who: str, url: str, *, query: Any = None) -> Call:
@@ -139,7 +120,7 @@ class Call:
         `headers` are the task's, `more` those of the args, which may not say what is ours. The whole call, from the name's
         resolution to the answer's last byte, takes at most the timeout. CallFailed, AddressRefused.
         """
-        transport = _transport(self.who)
+        transport = needed(self.who, "tallybook.extra.tasks._transport", "webhooks")
         taken = {name.lower() for name in (*self.headers, *headers)}
         theirs = _checked_headers(self.who, more or {}, taken=taken)
         for name, value in headers.items():
@@ -214,15 +195,6 @@ def _merged(*groups: Mapping[str, str]) -> dict[str, str]:
     """All headers, of one name the last, in whatever letters it is written: two would be sent otherwise."""
     found = {name.lower(): (name, value) for group in groups for name, value in group.items()}
     return dict(found.values())
-
-
-def _transport(who: str) -> Any:
-    try:
-        from tallybook.extra.tasks import _transport
-    except ModuleNotFoundError as error:
-        hint = "Where its jobs run: pip install 'tallybook[webhooks]'"
-        raise NotSupported(f"{who} without the package {error.name}", hint=hint) from None
-    return _transport
 
 
 def _checked_url(url: str, *, allow_http: bool) -> str:

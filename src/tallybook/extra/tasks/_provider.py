@@ -7,24 +7,13 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import wraps
+from importlib import import_module
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from tallybook._model.durations import parse_duration
 from tallybook._model.provider import Provider
 from tallybook._worker.run.context import Context
-from tallybook.errors import ConfigError
-
-__all__ = [
-    "Registry",
-    "auth_headers",
-    "bare",
-    "option",
-    "provider_of",
-    "quiet",
-    "registry_of",
-    "seconds",
-    "text_setting",
-]
+from tallybook.errors import ConfigError, NotSupported
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,6 +45,15 @@ def quiet(function: Callable[P, R]) -> Callable[P, R]:
         return found
 
     return quietly
+
+
+def needed(who: str, module: str, extra: str) -> Any:
+    """The module, which is there with an extra. NotSupported, with what to install."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        hint = f"Where its jobs run: pip install 'tallybook[{extra}]'"
+        raise NotSupported(f"{who} without the package {error.name}", hint=hint) from None
 
 
 class Registry(Protocol):
@@ -142,7 +140,6 @@ def is_header_name(text: object) -> bool:
 
 
 def static_headers(provider: Provider) -> Mapping[str, Any]:
-    """The setting `headers`."""
     found = provider.settings.get("headers", {})
     if not isinstance(found, Mapping):
         raise ConfigError(option(provider, "headers"), found, "not an object of names and texts")

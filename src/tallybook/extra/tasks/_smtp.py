@@ -12,11 +12,9 @@ from typing import Any
 
 from tallybook._model.provider import Provider
 from tallybook._model.secret import Secret
-from tallybook.errors import CallFailed, ConfigError, NotSupported
+from tallybook.errors import CallFailed, ConfigError
 from tallybook.extra.tasks._masking import Mask
-from tallybook.extra.tasks._provider import option, seconds, text_setting
-
-__all__ = ["Server"]
+from tallybook.extra.tasks._provider import needed, option, seconds, text_setting
 
 _PORTS = {"tls": 465, "starttls": 587, "none": 25}
 
@@ -70,7 +68,7 @@ class Server:
 
         A refusal of all recipients is returned as well. An answer of 5xx is for good, all else is worth another attempt.
         """
-        smtp = _library(self.who)
+        smtp = needed(self.who, "aiosmtplib", "email")
         client = smtp.SMTP(
             hostname=self.host,
             port=self.port,
@@ -107,7 +105,6 @@ class Server:
         return {to: (answer.code, self._said(answer)) for to, answer in answers.items()}
 
     def failed(self, what: str, *, no_retry: bool = False) -> CallFailed:
-        """The error of one attempt."""
         return CallFailed(f"{self.who}: {what}", provider=self.name, no_retry=no_retry)
 
     def _said(self, answer: Any) -> str:
@@ -127,12 +124,3 @@ def _mask(provider: Provider, password: Secret | None) -> Mask:
 def _context(ca: str | None) -> ssl.SSLContext:
     """The system's certificate authorities, or only these (PEM). Made once: it reads some hundred certificates."""
     return ssl.create_default_context(cadata=ca)
-
-
-def _library(who: str) -> Any:
-    try:
-        import aiosmtplib
-    except ModuleNotFoundError as error:
-        hint = "Where its jobs run: pip install 'tallybook[email]'"
-        raise NotSupported(f"{who} without the package {error.name}", hint=hint) from None
-    return aiosmtplib

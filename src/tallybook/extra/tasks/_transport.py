@@ -19,8 +19,6 @@ import httpcore2
 from tallybook.errors import AddressRefused, CallFailed
 from tallybook.extra.tasks._address import Allowed
 
-__all__ = ["CheckedBackend", "pool", "tls"]
-
 _MOST_ADDRESSES = 4
 
 
@@ -68,7 +66,6 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         raise AddressRefused("a unix socket")
 
     async def sleep(self, seconds: float) -> None:
-        """As the library wants it."""
         await asyncio.sleep(seconds)
 
 

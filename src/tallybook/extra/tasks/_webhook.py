@@ -1,25 +1,30 @@
-"""The task `tallybook.webhook`: tell an endpoint, signed, until it has heard it."""
+"""The task `tallybook.webhook`: tell an endpoint until it has heard it, signed as https://www.standardwebhooks.com says (1.0.0)."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import hmac
 import re
+import secrets
 import time
 from datetime import timedelta
 from typing import Any
 
 from tallybook._model.backoff import Exponential
 from tallybook._model.provider import Provider
+from tallybook._model.secret import Secret
 from tallybook._worker.run.context import Context
 from tallybook.errors import CallFailed, ConfigError, UnknownProvider
 from tallybook.extra.tasks._outbound import Call, body_of
-from tallybook.extra.tasks._provider import Registry, option, provider_of, registry_of
+from tallybook.extra.tasks._provider import Registry, option, provider_of, quiet, registry_of
 from tallybook.extra.tasks._shelf import ready_made
-from tallybook.extra.tasks._signing import signatures
-
-__all__ = ["webhook"]
 
 _MOST = 16_384
 _KEPT = 2_000
+_PREFIX = "whsec_"
+_HINT = "tallybook.extra.tasks.new_signing_secret() makes one"
 # The signature is over id.timestamp.body, so that a dot in the id would make two messages look alike.
 _ID = re.compile(r"[A-Za-z0-9_:/+=@~-]{1,200}")
 _PATIENT = Exponential(timedelta(seconds=5), factor=4, cap=timedelta(hours=12), jitter=True)
@@ -54,15 +59,16 @@ async def webhook(
     found = await provider_of(ctx, provider)
     call = Call.to_provider(who, found)
     if (secret := found.secrets.get("signing_secret")) is None:
-        hint = "tallybook.extra.tasks.new_signing_secret() makes one"
-        raise ConfigError(option(found, "signing_secret"), None, "this secret is not there", hint=hint)
+        raise ConfigError(option(found, "signing_secret"), None, "this secret is not there", hint=_HINT)
     timestamp = int(time.time())
     where = option(found, "signing_secret")
     signed = {
         "Content-Type": content_type,
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp),
-        "webhook-signature": signatures(secret, message_id=message_id, timestamp=timestamp, body=content, option=where),
+        "webhook-signature": _signatures(
+            secret, message_id=message_id, timestamp=timestamp, body=content, option=where
+        ),
     }
     answer = await call.make("POST", content, signed, more=headers, most=_MOST, cut=True)
     if 200 <= answer.status < 300:
@@ -86,3 +92,37 @@ async def _has_moved(registry: Registry, called: Provider) -> bool:
     except UnknownProvider:  # not active any more, which another 410 may have done
         return False
     return now.settings.get("url") != called.settings.get("url")
+
+
+def new_signing_secret() -> str:
+    """A new secret for a webhook's provider and its receiver: `whsec_` and 32 random bytes in base64.
+
+    text = new_signing_secret()
+    """
+    return _PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+@quiet
+def _signatures(secret: Secret, *, message_id: str, timestamp: int, body: bytes, option: str) -> str:
+    """The header webhook-signature: by the secret, and by the previous one while that is being replaced.
+
+    ConfigError, which does not show it, for a secret that is none.
+    """
+    signed = b".".join((message_id.encode("ascii"), str(timestamp).encode("ascii"), body))
+    made = []
+    for one in (secret, secret.previous):
+        if one is not None:
+            digest = hmac.new(_key(one, option), signed, hashlib.sha256).digest()
+            made.append(f"v1,{base64.b64encode(digest).decode()}")
+    return " ".join(dict.fromkeys(made))
+
+
+def _key(secret: Secret, option: str) -> bytes:
+    text = secret.reveal().removeprefix(_PREFIX)
+    try:
+        key = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise ConfigError(option, secret, "not whsec_ and base64", hint=_HINT) from None
+    if not 24 <= len(key) <= 64:
+        raise ConfigError(option, secret, f"has {len(key)} bytes, 24 to 64 are allowed", hint=_HINT)
+    return key

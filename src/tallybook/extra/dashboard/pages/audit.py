@@ -7,10 +7,9 @@ from typing import Any
 
 from starlette.responses import Response
 
+from tallybook.extra.dashboard.asked import job_of
 from tallybook.extra.dashboard.redact import redact
 from tallybook.extra.dashboard.view import Pages, View
-
-__all__ = ["pages"]
 
 pages = Pages()
 
@@ -20,8 +19,7 @@ _PAGE = 50
 @pages.page("/audit")
 async def audit(view: View) -> Response:
     """A page of it, of everybody or of one actor, of all actions or of one."""
-    actor, action, before = view.asked("actor"), view.asked("action"), view.asked("before")
-    last = int(before) if before.isascii() and before.isdecimal() and len(before) < 19 else None
+    actor, action, last = view.asked("actor"), view.asked("action"), job_of(view.asked("before"))
     async with view.read() as conn:
         found = await view.app.audit.list(
             actor=actor or None, action=action or None, before=last, max_rows=_PAGE + 1

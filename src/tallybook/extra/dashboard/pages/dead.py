@@ -15,9 +15,7 @@ from tallybook.extra.dashboard.bulk_actions import VERBS
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.error_view import error_view
 from tallybook.extra.dashboard.pages.queues import rows
-from tallybook.extra.dashboard.view import Act, Pages, View
-
-__all__ = ["pages"]
+from tallybook.extra.dashboard.view import Pages, View
 
 pages = Pages()
 
@@ -66,7 +64,6 @@ async def _letters(conn: Conn, query: str, **said: Any) -> tuple[list[dict[str, 
 
 @pages.page("/dead")
 async def dead(view: View) -> Response:
-    """The list."""
     asked = {name: view.asked(name) for name in _ASKED}
     letters: list[dict[str, Any]] = []
     problem, after, looked_to = None, None, None
@@ -121,23 +118,4 @@ async def preview(view: View) -> Response:
     )
 
 
-pages.page("/dead/preview")(preview)
-pages.page("/dead/preview/further")(preview)
-
-
-@pages.action("/dead/retry", steps=True)
-async def retry(act: Act) -> str:
-    """Give those that the form names another attempt."""
-    return await bulk_actions.do(act, VERBS["retry"])
-
-
-@pages.action("/dead/cancel", steps=True)
-async def cancel(act: Act) -> str:
-    """End those that the form names as cancelled: they leave the dead letters, and their history says why."""
-    return await bulk_actions.do(act, VERBS["cancel"])
-
-
-@pages.action("/dead/drop", steps=True)
-async def drop(act: Act) -> str:
-    """Throw those away that the form names."""
-    return await bulk_actions.do(act, VERBS["drop"])
+bulk_actions.serve(pages, "/dead", preview)

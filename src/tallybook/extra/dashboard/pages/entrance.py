@@ -1,4 +1,4 @@
-"""In and out: the login, for a dashboard that has users of its own."""
+"""Beside the pages of nouns: the login, for a dashboard that has users of its own, and the stream that feeds what is live."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import asyncio
 from typing import cast
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tallybook.extra.dashboard.live import TooManyViewers
 from tallybook.extra.dashboard.view import Pages, View, is_inside
-
-__all__ = ["pages"]
 
 pages = Pages()
 _AT_ONCE, _IN_LINE = 2, 20
 """Passwords that are looked at, 0.1 s and 32 MB each, and those that may wait for it: more are sent away."""
+_STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 class _Line:
@@ -35,7 +35,6 @@ async def login(view: View) -> Response:
 
 
 async def enter(request: Request) -> Response:
-    """Name and password."""
     view = View(request, request.app.state.site)
     users = view.site.access.users
     if users is None:
@@ -71,10 +70,21 @@ def _line(request: Request) -> _Line:
 
 
 async def leave(request: Request) -> Response:
-    """End the session of this browser."""
     view = View(request, request.app.state.site)
     view.visit.session.renew()
     return RedirectResponse(view.url("/login"), 303)
 
 
 pages.routes += [Route("/login", enter, methods=["POST"]), Route("/logout", leave, methods=["POST"])]
+
+
+@pages.page("/events")
+async def events(view: View) -> Response:
+    """Server-sent events: one a topic that has changed, and a comment every 15 s."""
+    if view.request.method == "HEAD":
+        return Response(None, 200, _STREAM, "text/event-stream")
+    try:
+        stream = await view.site.live.watch(view.asked_all("topic")[:20])
+    except TooManyViewers:
+        return PlainTextResponse("this process feeds as many viewers as it can\n", 503, {"retry-after": "30"})
+    return StreamingResponse(stream, media_type="text/event-stream", headers=_STREAM)

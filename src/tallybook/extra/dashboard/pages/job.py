@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.responses import Response
 
+from tallybook._app import App
 from tallybook._db.calls import STATE
 from tallybook._db.driver import InsufficientPrivilege
 from tallybook._model.job import JobInfo
@@ -17,13 +18,8 @@ from tallybook.extra.dashboard.asked import job_of, links_of, number_of, text_of
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.error_view import ErrorView, error_view, error_views
 from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Act, Pages, View
-
-if TYPE_CHECKING:
-    from tallybook._app import App
-    from tallybook.extra.dashboard.shared import Shared
-
-__all__ = ["Event", "events_of", "pages", "topics"]
 
 pages = Pages()
 
@@ -101,8 +97,6 @@ async def standing(app: App, conn: Conn, job: int) -> Standing:
 
 
 def topics(site: Shared) -> None:
-    """What the page of one job shows live."""
-
     async def job(conn: Conn, rest: str) -> str | None:
         if (wanted := job_of(rest)) is None:
             return None
@@ -118,7 +112,6 @@ def topics(site: Shared) -> None:
 
 @pages.page("/job/{id}")
 async def job(view: View) -> Response:
-    """All about one job."""
     wanted = job_of(view.path["id"])
     if wanted is None:
         why = [Reason(state=None, reason="unknown", explanation=f"No job can have the id {view.path['id'][:40]}.")]
@@ -138,29 +131,22 @@ async def job(view: View) -> Response:
 @pages.page("/trace")
 async def trace(view: View) -> Response:
     """All that happened for links, a subject or a unique key, over all jobs and queues."""
-    link, subject, unique, task = (
-        view.asked_all("link"),
-        view.asked("subject"),
-        view.asked("unique"),
-        view.asked("task"),
-    )
-    asked: dict[str, Any] = {"link": link, "subject": subject, "unique": unique, "task": task}
+    asked: dict[str, Any] = {name: view.asked(name) for name in ("subject", "unique", "task")}
+    asked["link"] = view.asked_all("link")
     problem, events, most = None, None, _MOST_EVENTS
     try:
         most = number_of("the number of events", view.asked("most"), 1, 5000, _MOST_EVENTS)
-        links = links_of(link)
         given: dict[str, Any] = {
-            "links": links,
-            "subject": text_of("subject", subject),
-            "unique": text_of("unique key", unique),
-        }
+            "links": links_of(asked["link"]), "subject": text_of("subject", asked["subject"]),
+            "unique": text_of("unique key", asked["unique"]),
+        }  # fmt: skip
         given = {key: value for key, value in given.items() if value is not None}
         if len(given) > 1:
             raise InvalidArgument("A trace follows one thing: a link, a subject or a unique key.")
         if given:
             async with view.read() as conn:
                 found = await view.app.jobs.trace(
-                    **given, task=text_of("task", task), max_events=most, newest_first=True
+                    **given, task=text_of("task", asked["task"]), max_events=most, newest_first=True
                 ).on(conn)
             events = events_of(found)
     except TallybookError as error:
@@ -183,13 +169,11 @@ def _job(act: Act) -> int:
 
 
 def reason_of(act: Act) -> str | None:
-    """Why somebody cancels, as the form says."""
     return text_of("the reason", act.form("reason"))
 
 
 @pages.action("/job/retry")
 async def retry(act: Act) -> str:
-    """Give a dead or cancelled job another attempt."""
     wanted = _job(act)
     attempt = await act.app.retry(wanted).on(act.conn)
     await act.audit("job.retry", {"job": wanted}, {"attempt": attempt})
@@ -198,7 +182,6 @@ async def retry(act: Act) -> str:
 
 @pages.action("/job/cancel")
 async def cancel(act: Act) -> str:
-    """Say that a job shall not run."""
     wanted, reason = _job(act), reason_of(act)
     before = await act.app.jobs.state(wanted).on(act.conn)
     state = await act.app.cancel(wanted, reason).on(act.conn)
@@ -213,7 +196,6 @@ async def cancel(act: Act) -> str:
 
 @pages.action("/job/drop")
 async def drop(act: Act) -> str:
-    """Throw a dead letter away."""
     wanted = _job(act)
     if not await act.app.dead.drop(wanted).on(act.conn):
         act.nothing()

@@ -11,11 +11,9 @@ from tallybook._model.lists import JobLine
 from tallybook.errors import InvalidArgument, TallybookError
 from tallybook.extra.dashboard import bulk_actions
 from tallybook.extra.dashboard.asked import links_of, text_of, when_of
-from tallybook.extra.dashboard.bulk_actions import VERBS, Verb
+from tallybook.extra.dashboard.bulk_actions import VERBS
 from tallybook.extra.dashboard.error_view import error_view
-from tallybook.extra.dashboard.view import Act, Pages, View
-
-__all__ = ["pages"]
+from tallybook.extra.dashboard.view import Pages, View
 
 pages = Pages()
 
@@ -48,7 +46,6 @@ def _filter(asked: dict[str, Any]) -> dict[str, Any]:
 
 @pages.page("/jobs")
 async def jobs(view: View) -> Response:
-    """The list."""
     asked, first = _asked(view), not view.asked("after")
     lines: list[JobLine] = []
     problem, after, looked_to = None, None, None
@@ -99,17 +96,4 @@ async def preview(view: View) -> Response:
     )  # fmt: skip
 
 
-pages.page("/jobs/preview")(preview)
-pages.page("/jobs/preview/further")(preview)
-
-
-def _doing(verb: Verb) -> None:
-    async def action(act: Act) -> str:
-        return await bulk_actions.do(act, verb)
-
-    action.__name__ = f"jobs_{verb.name}"
-    pages.action(f"/jobs/{verb.name}", steps=True)(action)
-
-
-for _verb in VERBS.values():
-    _doing(_verb)
+bulk_actions.serve(pages, "/jobs", preview)

@@ -13,8 +13,6 @@ from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.view import Act, Pages, View
 
-__all__ = ["pages"]
-
 pages = Pages()
 
 _PAGE = 50
@@ -65,49 +63,22 @@ def _of_use(one: dict[str, Any], kind: str) -> bool:
     return bool(one["source"] is not None or used)
 
 
-def _whole(act: Act, field: str) -> int:
-    text = act.form(field)
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise InvalidArgument(f"{field} is a whole number, not {text[:50]!r}. Nothing was changed.")
-    return int(text)
-
-
 @pages.action("/limit/concurrency/set")
 async def concurrency_set(act: Act) -> str:
-    """Make or change a concurrency limit."""
-    name, most = act.form("name"), _whole(act, "most")
+    name, most = act.form("name"), act.whole("most")
     done = await act.app.concurrency_limits.set(name, most).on(act.conn)
     await act.audit("concurrency_limit.set", {"limit": name, "most": most}, {"limit": done}, changed=done)
     return f"Concurrency limit {name} is {done}: at most {most} at once."
 
 
-@pages.action("/limit/concurrency/drop")
-async def concurrency_drop(act: Act) -> str:
-    """Remove a concurrency limit."""
-    name = act.form("name")
-    done = await act.app.concurrency_limits.drop(name).on(act.conn)
-    await act.audit("concurrency_limit.drop", {"limit": name}, {"dropped": done}, changed=done)
-    return f"Concurrency limit {name} is dropped." if done else f"There is no concurrency limit {name}."
-
-
 @pages.action("/limit/rate/set")
 async def rate_set(act: Act) -> str:
-    """Make or change a rate limit."""
-    name, calls, per = act.form("name"), _whole(act, "calls"), act.form("per")
-    burst = _whole(act, "burst") if act.form("burst") else 1
+    name, calls, per = act.form("name"), act.whole("calls"), act.form("per")
+    burst = act.whole("burst") if act.form("burst") else 1
     done = await act.app.rate_limits.set(name, calls, per=per, burst=burst).on(act.conn)
     target = {"limit": name, "calls": calls, "per": per, "burst": burst}
     await act.audit("rate_limit.set", target, {"limit": done}, changed=done)
     return f"Rate limit {name} is {done}: {calls} in {per}."
-
-
-@pages.action("/limit/rate/drop")
-async def rate_drop(act: Act) -> str:
-    """Remove a rate limit."""
-    name = act.form("name")
-    done = await act.app.rate_limits.drop(name).on(act.conn)
-    await act.audit("rate_limit.drop", {"limit": name}, {"dropped": done}, changed=done)
-    return f"Rate limit {name} is dropped." if done else f"There is no rate limit {name}."
 
 
 @pages.action("/limit/rate/push")
@@ -125,26 +96,15 @@ async def rate_push(act: Act) -> str:
 
 @pages.action("/limit/breaker/set")
 async def breaker_set(act: Act) -> str:
-    """Make or change a breaker."""
-    name, failures, per, open_for = act.form("name"), _whole(act, "failures"), act.form("per"), act.form("open_for")
+    name, failures, per, open_for = act.form("name"), act.whole("failures"), act.form("per"), act.form("open_for")
     done = await act.app.breakers.set(name, failures, per=per, open_for=open_for).on(act.conn)
     target = {"breaker": name, "failures": failures, "per": per, "open_for": open_for}
     await act.audit("breaker.set", target, {"breaker": done}, changed=done)
     return f"Breaker {name} is {done}: {failures} failures in {per} open it for {open_for}."
 
 
-@pages.action("/limit/breaker/drop")
-async def breaker_drop(act: Act) -> str:
-    """Remove a breaker."""
-    name = act.form("name")
-    done = await act.app.breakers.drop(name).on(act.conn)
-    await act.audit("breaker.drop", {"breaker": name}, {"dropped": done}, changed=done)
-    return f"Breaker {name} is dropped." if done else f"There is no breaker {name}."
-
-
 @pages.action("/limit/breaker/open")
 async def breaker_open(act: Act) -> str:
-    """Open a key's breaker by hand."""
     name, duration = act.form("name"), act.form("duration")
     until = await act.app.breakers.open(name, duration or None).on(act.conn)
     await act.audit("breaker.open", {"breaker": name, "duration": duration or None}, {"open_until": until.isoformat()})
@@ -153,8 +113,21 @@ async def breaker_open(act: Act) -> str:
 
 @pages.action("/limit/breaker/close")
 async def breaker_close(act: Act) -> str:
-    """Close a key's breaker by hand."""
     name = act.form("name")
     done = await act.app.breakers.close(name).on(act.conn)
     await act.audit("breaker.close", {"breaker": name}, {"closed": done})
     return f"Breaker {name} is closed." if done else f"Breaker {name} was closed already."
+
+
+pages.button(
+    "/limit/concurrency/drop", "concurrency_limit.drop", lambda app, name, _: app.concurrency_limits.drop(name), "dropped",
+    ("Concurrency limit {} is dropped.", "There is no concurrency limit {}."), target="limit",
+)  # fmt: skip
+pages.button(
+    "/limit/rate/drop", "rate_limit.drop", lambda app, name, _: app.rate_limits.drop(name), "dropped",
+    ("Rate limit {} is dropped.", "There is no rate limit {}."), target="limit",
+)  # fmt: skip
+pages.button(
+    "/limit/breaker/drop", "breaker.drop", lambda app, name, _: app.breakers.drop(name), "dropped",
+    ("Breaker {} is dropped.", "There is no breaker {}."),
+)  # fmt: skip

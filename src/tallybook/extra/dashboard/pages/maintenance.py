@@ -21,8 +21,6 @@ from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Act, Pages, View
 
-__all__ = ["Examination", "pages"]
-
 pages = Pages()
 
 _SCHEMA = """\
@@ -78,7 +76,6 @@ _EXAMINATIONS: WeakKeyDictionary[Shared, Examination] = WeakKeyDictionary()
 
 
 def examination(site: Shared) -> Examination:
-    """The one of this dashboard."""
     if site not in _EXAMINATIONS:
         database = site.database  # not the site: it would never be forgotten
         _EXAMINATIONS[site] = Examination(lambda: database.conninfo)
@@ -122,7 +119,6 @@ async def _findings(view: View) -> dict[str, Any]:
 
 @pages.action("/maintenance/service")
 async def service(act: Act) -> str:
-    """How often a service is looked after at least."""
     name, every = act.form("name"), act.form("every")
     done = await act.app.services.set(name, every).on(act.conn)
     await act.audit("service.every", {"service": name, "every": every}, {"changed": done}, changed=done)
@@ -131,7 +127,6 @@ async def service(act: Act) -> str:
 
 @pages.action("/maintenance/retention")
 async def retention(act: Act) -> str:
-    """How long something is kept."""
     name, keep = act.form("name"), act.form("keep")
     done = await act.app.history.set(name, keep).on(act.conn)
     await act.audit("retention.set", {"retention": name, "keep": keep}, {"changed": done}, changed=done)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse, Response
 
 from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Pages, View
-
-if TYPE_CHECKING:
-    from tallybook.extra.dashboard.shared import Shared
-
-__all__ = ["pages", "topics"]
 
 pages = Pages()
 
@@ -26,8 +21,6 @@ _SPANS = {
 
 
 def topics(site: Shared) -> None:
-    """What the overview shows live."""
-
     async def fragment(conn: Conn, _: str) -> str:
         return site.fragment("overview_live.html", **await site.overview.read(conn))
 

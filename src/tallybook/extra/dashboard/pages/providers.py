@@ -7,8 +7,6 @@ from starlette.responses import Response
 from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.view import Act, Pages, View
 
-__all__ = ["pages"]
-
 pages = Pages()
 
 _PAGE = 100
@@ -45,7 +43,6 @@ async def providers(view: View) -> Response:
 
 @pages.action("/provider/active")
 async def active(act: Act) -> str:
-    """Let jobs use a provider, or not."""
     name, wanted = act.form("name"), act.form("active") == "yes"
     done = await act.app.providers.set(name, active=wanted, conn=act.conn)
     await act.audit("provider.set", {"provider": name, "active": wanted}, {"provider": done}, changed=done)
@@ -54,7 +51,6 @@ async def active(act: Act) -> str:
 
 @pages.action("/provider/route/drop")
 async def route_drop(act: Act) -> str:
-    """Remove a route."""
     data_type, symbol = act.form("data_type"), act.form("symbol") or None
     done = await act.app.providers.drop_route(data_type, symbol=symbol, conn=act.conn)
     await act.audit("route.drop", {"data_type": data_type, "symbol": symbol}, {"dropped": done}, changed=done)

@@ -17,18 +17,9 @@ from tallybook.errors import InvalidArgument, UnknownQueue
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.view import Act, Pages, View
 
-__all__ = ["pages"]
-
 pages = Pages()
 
-_ORDERS = {
-    "name": "queue",
-    "available": "available",
-    "running": "running",
-    "scheduled": "scheduled",
-    "dead": "dead",
-    "oldest": "oldest",
-}
+_ORDERS = ("name", "available", "running", "scheduled", "dead", "oldest")
 _PAGE = 100
 _LONGEST = 20.0  # seconds that a request may go on beginning batches
 # Without `oldest`, which has to be looked for in every line: that is asked for those that are shown.
@@ -47,7 +38,6 @@ select w.id, w.name, nullif(w.seen_at, '-infinity') as seen_at,
 
 
 async def rows(conn: Conn, query: str, *values: Any, **named: Any) -> list[dict[str, Any]]:
-    """What a query of a page finds, as dicts."""
     cursor = await conn.execute(query.encode(), named or values)
     names = [column.name for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
@@ -76,16 +66,9 @@ async def queues(view: View) -> Response:
             oldest = await _oldest(conn, page)
         rates = await _rates(view, conn)
     return view.render(
-        "queues.html",
-        queues=page,
-        all=len(found),
-        start=start,
-        size=_PAGE,
-        part=view.asked("q"),
-        order=order,
-        rates=rates,
+        "queues.html", queues=page, all=len(found), start=start, size=_PAGE, part=view.asked("q"), order=order, rates=rates,
         oldest=oldest,
-    )
+    )  # fmt: skip
 
 
 async def _oldest(conn: Conn, queues: list[dict[str, Any]]) -> dict[str, Any]:
@@ -104,7 +87,6 @@ async def _rates(view: View, conn: Conn) -> dict[str, float]:
 
 @pages.page("/queue")
 async def queue(view: View) -> Response:
-    """One queue."""
     name = view.asked("name")
     async with view.read() as conn:
         info = await _info(conn, name)
@@ -129,33 +111,26 @@ async def _info(conn: Conn, name: str) -> QueueInfo:
     return found[0]
 
 
-@pages.action("/queue/pause")
-async def pause(act: Act) -> str:
-    """Let no more jobs start."""
-    name = act.form("name")
-    done = await act.app.queues.pause(name, by=act.user).on(act.conn)
-    await act.audit("queue.pause", {"queue": name}, {"paused": done}, changed=done)
-    return f"Queue {name} is paused." if done else f"Queue {name} was paused already."
-
-
-@pages.action("/queue/resume")
-async def resume(act: Act) -> str:
-    """Let it run again."""
-    name = act.form("name")
-    done = await act.app.queues.resume(name, by=act.user).on(act.conn)
-    await act.audit("queue.resume", {"queue": name}, {"resumed": done}, changed=done)
-    return f"Queue {name} runs again." if done else f"Queue {name} was not paused."
+pages.button(
+    "/queue/pause", "queue.pause", lambda app, name, who: app.queues.pause(name, by=who), "paused",
+    ("Queue {} is paused.", "Queue {} was paused already."),
+)  # fmt: skip
+pages.button(
+    "/queue/resume", "queue.resume", lambda app, name, who: app.queues.resume(name, by=who), "resumed",
+    ("Queue {} runs again.", "Queue {} was not paused."),
+)  # fmt: skip
+pages.button(
+    "/queue/drop", "queue.drop", lambda app, name, who: app.queues.drop(name, by=who), "dropped",
+    ("Queue {} is dropped.", "There is no queue {}."), then="/queues",
+)  # fmt: skip
 
 
 @pages.action("/queue/set")
 async def set_(act: Act) -> str:
-    """Its settings: retention class, default attempts, notify."""
     name, attempts = act.form("name"), act.form("max_attempts")
-    if attempts and not (attempts.isascii() and attempts.isdecimal() and len(attempts) < 10):
-        raise InvalidArgument(f"max_attempts is a whole number, not {attempts[:50]!r}")
     said: dict[str, Any] = {
         "retention": act.form("retention") or None,
-        "max_attempts": int(attempts) if attempts else 0,
+        "max_attempts": act.whole("max_attempts") if attempts else 0,
         "notify": act.form("notify") == "on",
     }
     done = await act.app.queues.set(name, **said, by=act.user).on(act.conn)
@@ -184,13 +159,3 @@ async def truncate(act: Act) -> str:
     more = f", {cancelling:,} were told to stop" if running else ""
     rest = " There is more: empty it again." if remain else ""
     return f"Queue {name}: {cancelled:,} jobs cancelled{more}.{rest}"
-
-
-@pages.action("/queue/drop")
-async def drop(act: Act) -> str:
-    """Forget a queue that nobody uses."""
-    name = act.form("name")
-    done = await act.app.queues.drop(name, by=act.user).on(act.conn)
-    await act.audit("queue.drop", {"queue": name}, {"dropped": done}, changed=done)
-    act.go("/queues")
-    return f"Queue {name} is dropped." if done else f"There is no queue {name}."

@@ -14,9 +14,8 @@ from tallybook._model.schedule import rule_text
 from tallybook.errors import ConfigError, UnknownSchedule
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.render import instant
 from tallybook.extra.dashboard.view import Act, Pages, View
-
-__all__ = ["pages"]
 
 pages = Pages()
 
@@ -79,7 +78,7 @@ async def schedule(view: View) -> Response:
     """One schedule: what it is, its next ticks, and what became of those that are over."""
     name, what = view.asked("name"), view.asked("what")
     what = what if what in _WHAT else ""
-    before = _moment(view.asked("before"))
+    before = instant(view.asked("before")) or _FAR
     async with view.read() as conn:
         await conn.execute(_WALK)
         found = await rows(conn, _ONE, name)
@@ -121,14 +120,6 @@ def _next(one: dict[str, Any]) -> list[datetime]:
     return [] if first is None else [first, *islice(ticks.following(first), _NEXT - 1)]
 
 
-def _moment(text: str) -> datetime:
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return _FAR
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
 @pages.action("/schedule/run")
 async def run_now(act: Act) -> str:
     """Fire it now, with the guard against overlap that its ticks have."""
@@ -145,29 +136,15 @@ async def run_now(act: Act) -> str:
     )
 
 
-@pages.action("/schedule/pause")
-async def pause(act: Act) -> str:
-    """Fire no more ticks."""
-    name = act.form("name")
-    done = await act.app.schedules.pause(name, act.user).on(act.conn)
-    await act.audit("schedule.pause", {"schedule": name}, {"paused": done}, changed=done)
-    return f"Schedule {name} is paused." if done else f"Schedule {name} was paused already."
-
-
-@pages.action("/schedule/resume")
-async def resume(act: Act) -> str:
-    """Fire its ticks again, from the next one on."""
-    name = act.form("name")
-    done = await act.app.schedules.resume(name).on(act.conn)
-    await act.audit("schedule.resume", {"schedule": name}, {"resumed": done}, changed=done)
-    return f"Schedule {name} ticks again." if done else f"Schedule {name} was not paused."
-
-
-@pages.action("/schedule/drop")
-async def drop(act: Act) -> str:
-    """Remove it; its jobs go on, its fires stay on record."""
-    name = act.form("name")
-    done = await act.app.schedules.drop(name).on(act.conn)
-    await act.audit("schedule.drop", {"schedule": name}, {"dropped": done}, changed=done)
-    act.go("/schedules")
-    return f"Schedule {name} is dropped." if done else f"There is no schedule {name}."
+pages.button(
+    "/schedule/pause", "schedule.pause", lambda app, name, who: app.schedules.pause(name, who), "paused",
+    ("Schedule {} is paused.", "Schedule {} was paused already."),
+)  # fmt: skip
+pages.button(
+    "/schedule/resume", "schedule.resume", lambda app, name, _: app.schedules.resume(name), "resumed",
+    ("Schedule {} ticks again.", "Schedule {} was not paused."),
+)  # fmt: skip
+pages.button(
+    "/schedule/drop", "schedule.drop", lambda app, name, _: app.schedules.drop(name), "dropped",
+    ("Schedule {} is dropped.", "There is no schedule {}."), then="/schedules",
+)  # fmt: skip

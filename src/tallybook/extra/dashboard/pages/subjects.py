@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from starlette.responses import Response
 
 from tallybook._db import subjects as calls
 from tallybook._db.verb import run
-from tallybook._model.durations import parse_duration
 from tallybook.errors import InvalidArgument, TallybookError
-from tallybook.extra.dashboard.asked import text_of
+from tallybook.extra.dashboard.asked import text_of, time_to_come
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.error_view import error_view
 from tallybook.extra.dashboard.pages.job import events_of, reason_of
 from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.view import Act, Pages, View
-
-__all__ = ["pages"]
 
 pages = Pages()
 
@@ -102,14 +98,9 @@ async def subject(view: View) -> Response:
                 subject=wanted["subject"], task=wanted["task"], max_events=200, newest_first=True
             ).on(conn)
     error = error_view(found["error"]) if found and found["error"] else None
+    status = 200 if found or events else 404
     return view.render(
-        "subject.html",
-        status=200 if found or events else 404,
-        one=found,
-        task=task,
-        name=name,
-        events=events_of(events),
-        error=error,
+        "subject.html", status=status, one=found, task=task, name=name, events=events_of(events), error=error
     )
 
 
@@ -139,7 +130,7 @@ async def forget(act: Act) -> str:
 async def move(act: Act) -> str:
     """Let a planned one run at another time."""
     task, name = _subject(act)
-    run_at = _run_at(act.form("run_at"))
+    run_at = time_to_come(act.form("run_at"))
     became = await run(act.conn, calls.move(task, name, run_at))
     if became != "moved":
         act.nothing()
@@ -148,20 +139,6 @@ async def move(act: Act) -> str:
         }.get(became, f"It is {became}: only a planned one can be moved.")  # fmt: skip
     await act.audit("subject.move", {"task": task, "subject": name, "run_at": run_at.isoformat()}, {"moved": True})
     return f"It runs at {run_at:%Y-%m-%d %H:%M:%S} UTC."
-
-
-def _run_at(text: str) -> datetime:
-    """At once, in so long, or at an instant."""
-    try:
-        if not text or not (text[:4].isdecimal() and text[4:5] == "-"):
-            return datetime.now(UTC) + (
-                parse_duration(text.removeprefix("in "), option="run_at") if text else timedelta()
-            )
-        at = datetime.fromisoformat(text)
-        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError):
-        said = f"{text[:60]!r} is no time: write in how long, like 2 hours, or 2026-01-31T09:00Z"
-        raise InvalidArgument(said) from None
 
 
 async def _job_of(act: Act, task: str, name: str) -> int:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.responses import Response
 
 from tallybook._db import top
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Pages, View
-
-if TYPE_CHECKING:
-    from tallybook.extra.dashboard.shared import Shared
-
-__all__ = ["pages", "topics"]
 
 pages = Pages()
 
@@ -40,7 +36,6 @@ class Workers:
         self._runs: top.Runs | None = None
 
     async def read(self, conn: Conn) -> dict[str, Any]:
-        """How they stand at this moment."""
         alive = await rows(conn, _ALIVE, _MOST + 1)
         ended = await rows(conn, _OVER, _ENDED)
         self._runs = await top.runs_async(conn, self._runs)
@@ -48,7 +43,6 @@ class Workers:
                 "runs": self._runs.of_workers}  # fmt: skip
 
     async def fragment(self, conn: Conn, _: str) -> str:
-        """The live part of the page."""
         return self._site.fragment("workers_live.html", **await self.read(conn))
 
 
@@ -62,7 +56,6 @@ def with_slots(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def topics(site: Shared) -> None:
-    """What these pages show live."""
     site.live.topic("workers", Workers(site).fragment, single=True)
 
     async def one(conn: Conn, number: str) -> str | None:
@@ -74,7 +67,6 @@ def topics(site: Shared) -> None:
 
 @pages.page("/workers")
 async def workers(view: View) -> Response:
-    """All that live, and the last that ended."""
     async with view.read() as conn:
         found = await Workers(view.site).read(conn)
     return view.render("workers.html", **found)
@@ -82,7 +74,6 @@ async def workers(view: View) -> Response:
 
 @pages.page("/worker")
 async def worker(view: View) -> Response:
-    """One worker."""
     async with view.read() as conn:
         found = await _worker(conn, view.asked("id"))
     if found is None:
