@@ -30,7 +30,7 @@ async def read_body(headers: Iterable[tuple[bytes, bytes]], receive: Receive) ->
         if name == b"content-length" and (not value.isdigit() or int(value[:20]) > MAX_BYTES):
             raise _too_large()
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            raise Problem(415, "media_type", "a compressed body is not read")
+            raise Problem("media_type", "a compressed body is not read")
     parts: list[bytes] = []
     size, more = 0, True
     while more:
@@ -46,7 +46,7 @@ async def read_body(headers: Iterable[tuple[bytes, bytes]], receive: Receive) ->
 
 
 def _too_large() -> Problem:
-    return Problem(413, "too_large", f"a body has at most {MAX_BYTES} bytes", headers={"Connection": "close"})
+    return Problem("too_large", f"a body has at most {MAX_BYTES} bytes", headers={"Connection": "close"})
 
 
 def parsed(body: bytes, content_types: list[bytes]) -> dict[str, Any]:
@@ -54,17 +54,15 @@ def parsed(body: bytes, content_types: list[bytes]) -> dict[str, Any]:
     if not body:
         return {}
     if len(content_types) != 1 or not _is_json(content_types[0]):
-        raise Problem(415, "media_type", "a body is sent as Content-Type: application/json")
+        raise Problem("media_type", "a body is sent as Content-Type: application/json")
     if _is_too_deep(body):
-        raise Problem(400, "malformed", f"the body is nested deeper than {MAX_DEPTH} levels")
+        raise Problem("malformed", f"the body is nested deeper than {MAX_DEPTH} levels")
     try:
         found = json.loads(body.decode(), parse_constant=_no_number, object_pairs_hook=_no_twins)
     except (ValueError, RecursionError):
-        raise Problem(
-            400, "malformed", "the body is no JSON in UTF-8, has a name twice, or a number that is none"
-        ) from None
+        raise Problem("malformed", "the body is no JSON in UTF-8, has a name twice, or a number that is none") from None
     if not isinstance(found, dict):
-        raise Problem(422, "invalid", "the body is one JSON object")
+        raise Problem("invalid", "the body is one JSON object")
     return found
 
 

@@ -8,26 +8,27 @@ from typing import Any
 from tallybook._db import aio, filters
 from tallybook._db.filters import DeadFilter
 from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn
-from tallybook.extra.operator.fields import Choice, Field, Flag, Instant, Name, Object, Text, Whole
+from tallybook.extra.operator import fields
+from tallybook.extra.operator.fields import Field
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
 
 _FILTER: tuple[Field, ...] = (
-    Name(name="queue", about="Of this queue.", most=64, example="mail"),
-    Name(name="task", about="Of this task.", most=200, example="send_welcome"),
-    Choice(
+    fields.name(name="queue", about="Of this queue.", most=64, example="mail"),
+    fields.name(name="task", about="Of this task.", most=200, example="send_welcome"),
+    fields.choice(
         name="reason", about="Dead for this reason.", words=("failed", "crashed", "expired", "killed"), example="failed"
     ),
-    Text(
+    fields.text(
         name="error", about="In the last error's type or message, in any case.", most=200, example="timeout", admin=True
     ),
-    Instant(name="since", about="Died then or later.", example="2026-01-31T09:00:00Z"),
-    Instant(name="before", about="Died before.", example="2026-02-01T00:00:00Z"),
+    fields.instant(name="since", about="Died then or later.", example="2026-01-31T09:00:00Z"),
+    fields.instant(name="before", about="Died before.", example="2026-02-01T00:00:00Z"),
 )
-_ARGS = Object(name="args", about="Args that contain these.", example={"user_id": 42}, admin=True)
-_MOST = Whole(
+_ARGS = fields.mapping(name="args", about="Args that contain these.", example={"user_id": 42}, admin=True)
+_MOST = fields.whole(
     name="max_jobs", about="At most so many, oldest first.", least=1, most=10_000, default=10_000, example=1000
 )
-_DRY = Flag(name="dry_run", about="Only say how many there are.", example=False)
+_DRY = fields.flag(name="dry_run", about="Only say how many there are.", example=False)
 _NAMES = ("queue", "task", "reason", "since", "before")
 
 
@@ -95,7 +96,7 @@ OPERATIONS = (
     Operation(
         name="list_dead_letters", method="GET", path="/dead-letters", scope="read",
         about="Dead letters, newest first; on with before = the last one's died_at.",
-        in_query=(*_FILTER, Whole(name="max_jobs", about="At most so many.", least=1, most=1000, default=50, example=50)),
+        in_query=(*_FILTER, fields.whole(name="max_jobs", about="At most so many.", least=1, most=1000, default=50, example=50)),
         codes=("queue",), answer=listed("dead_letters", _LETTER),
         example={"dead_letters": [{
             "job": 4711, "died_at": "2026-01-31T09:04:11Z", "queue": "mail", "task": "send_welcome", "reason": "failed",

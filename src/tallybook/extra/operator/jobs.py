@@ -11,11 +11,11 @@ from tallybook._model.payload import encode
 from tallybook._model.why import Reason
 from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard.database import Conn
-from tallybook.extra.operator.fields import Choice, Duration, Instant, Links, Name, Object, Text, Whole
+from tallybook.extra.operator import fields
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
 from tallybook.extra.operator.problems import Problem
 
-JOB = Whole(name="job", about="The id of a job.", required=True, least=1, example=4711)
+JOB = fields.whole(name="job", about="The id of a job.", required=True, least=1, example=4711)
 
 _DETAILS = (
     "args", "headers", "result", "reason", "last_error", "errors", "unique_key", "order_key", "summary", "progress_message",
@@ -85,30 +85,34 @@ _REASON = record(state="string?", reason="string", explanation="string")
 _REASON["properties"]["details"] = {"type": "object", "description": "Only for keys with the scope admin."}
 
 _ENQUEUE = (
-    Name(name="queue", about="Its queue.", required=True, most=64, example="mail"),
-    Name(name="task", about="The task's name.", required=True, most=200, example="send_welcome"),
-    Object(name="args", about="Its args by parameter name.", example={"user_id": 42}),
-    Instant(name="run_at", about="Not before; not together with delay.", example="2030-01-31T09:00:00Z"),
-    Duration(name="delay", about="Not before so long from now.", example="5 min"),
-    Whole(name="priority", about="Lower runs first; 2 unless given.", most=32767, example=2),
-    Whole(name="max_attempts", about="Failures that make it dead.", least=1, most=32767, example=5),
-    Text(name="unique", about="At most one live job of the task has this key.", most=512, example="welcome:42"),
-    Choice(
+    fields.name(name="queue", about="Its queue.", required=True, most=64, example="mail"),
+    fields.name(name="task", about="The task's name.", required=True, most=200, example="send_welcome"),
+    fields.mapping(name="args", about="Its args by parameter name.", example={"user_id": 42}),
+    fields.instant(name="run_at", about="Not before; not together with delay.", example="2030-01-31T09:00:00Z"),
+    fields.duration(name="delay", about="Not before so long from now.", example="5 min"),
+    fields.whole(name="priority", about="Lower runs first; 2 unless given.", most=32767, example=2),
+    fields.whole(name="max_attempts", about="Failures that make it dead.", least=1, most=32767, example=5),
+    fields.text(name="unique", about="At most one live job of the task has this key.", most=512, example="welcome:42"),
+    fields.choice(
         name="on_conflict",
         about="What becomes of the job that has the unique key; push_run_at without a time: due now.",
         words=ON_CONFLICT,
         example="skip",
     ),
-    Choice(
+    fields.choice(
         name="unique_while",
         about="How long a job has its key: until it has ended, or until it starts.",
         words=("running", "queued"),
         example="running",
     ),
-    Text(name="order_key", about="Jobs with one order key run one after the other.", most=512, example="user:42"),
-    Instant(name="expires_at", about="No attempt starts after it.", example="2030-02-28T09:00:00Z"),
-    Object(name="headers", about="Technical companions, up to 8 KB.", example={"trace": "4711"}),
-    Links(name="links", about="Which rows of yours it belongs to: kinds and keys, up to 10.", example={"user": 42}),
+    fields.text(
+        name="order_key", about="Jobs with one order key run one after the other.", most=512, example="user:42"
+    ),
+    fields.instant(name="expires_at", about="No attempt starts after it.", example="2030-02-28T09:00:00Z"),
+    fields.mapping(name="headers", about="Technical companions, up to 8 KB.", example={"trace": "4711"}),
+    fields.links(
+        name="links", about="Which rows of yours it belongs to: kinds and keys, up to 10.", example={"user": 42}
+    ),
 )
 
 
@@ -135,7 +139,7 @@ def _described(ask: Ask) -> JobCall:
     task = ask["task"]
     headers = dict(ask.get("headers", {}))
     if "links" in headers:
-        raise Problem(422, "invalid", "links are no header, but a field of their own")
+        raise Problem("invalid", "links are no header, but a field of their own")
     if "links" in ask.values:
         headers["links"] = ask["links"]
     given["headers"] = encode(headers, task=task, max_bytes=8_000, what="headers") if headers else None
@@ -148,7 +152,7 @@ async def _retry(ask: Ask, conn: Conn) -> Changed:
     try:
         attempt = await ask.app.retry(ask["job"]).on(conn)
     except InvalidArgument as error:
-        raise Problem(409, "conflict", str(error).removesuffix(".")) from error
+        raise Problem("conflict", str(error).removesuffix(".")) from error
     answer = {"job": ask["job"], "attempt": attempt}
     return Changed(answer, "retry", {"job": ask["job"]}, {"attempt": attempt})
 
@@ -190,7 +194,7 @@ OPERATIONS = (
         name="cancel_job", method="POST", path="/jobs/{job}/cancel", scope="operate",
         about="Say that a job shall not run: cancelled, cancelling if it runs, or how it had ended already.",
         in_path=(JOB,), codes=("unknown", "queue"),
-        in_body=(Text(name="reason", about="Why.", most=500, example="the order was withdrawn"),),
+        in_body=(fields.text(name="reason", about="Why.", most=500, example="the order was withdrawn"),),
         answer=record(job="integer", state="string"), example={"job": 4711, "state": "cancelled"}, changes=_cancel,
     ),
 )  # fmt: skip

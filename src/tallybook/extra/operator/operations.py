@@ -36,14 +36,14 @@ class Ask:
     def reach(self, queue: str) -> None:
         """A Problem (403) unless the key may touch this queue."""
         if not self.key.reaches(queue):
-            raise Problem(403, "queue", "this key is limited to other queues")
+            raise Problem("queue", "this key is limited to other queues")
 
     def queue(self) -> str | None:
         """The queue of a filter: a key that is limited to one has it by default, one with several has to say which."""
         queue: str | None = self.get("queue")
         if queue is None and self.key.queues is not None:
             if len(self.key.queues) > 1:
-                raise Problem(403, "queue", "this key is limited to some queues", hint="Say which queue is meant")
+                raise Problem("queue", "this key is limited to some queues", hint="Say which queue is meant")
             queue = self.key.queues[0]
         if queue is not None:
             self.reach(queue)

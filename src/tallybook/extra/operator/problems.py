@@ -42,17 +42,17 @@ CODES: dict[str, tuple[int, str]] = {
 
 
 class Problem(Exception):
-    """A refusal: a status, a code for programs, a sentence for people."""
+    """A refusal: a code for programs, which has its status, and a sentence for people."""
 
     def __init__(
-        self, status: int, code: str, detail: str, *, hint: str | None = None, headers: Mapping[str, str] | None = None
+        self, code: str, detail: str, *, hint: str | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(detail)
-        assert CODES[code][0] == status
-        self.status, self.code, self.detail, self.hint, self.headers = status, code, detail, hint, dict(headers or {})
-        if status == 401:
+        self.status = CODES[code][0]
+        self.code, self.detail, self.hint, self.headers = code, detail, hint, dict(headers or {})
+        if self.status == 401:
             self.headers["WWW-Authenticate"] = "Tallybook"
-        if status == 503:
+        if self.status == 503:
             self.headers["Retry-After"] = "1"
 
     def response(self) -> Response:
@@ -81,39 +81,41 @@ def problem_of(error: Exception) -> Problem:
         return _ours(error)
     if isinstance(error, Error):
         return _of_database(error)
-    log.exception("the request failed", exc_info=error)
-    return Problem(500, "failed", "this should not happen: see the log of the server")
+    return _defect(error)
 
 
 def _ours(error: errors.TallybookError) -> Problem:
     text = str(error).removesuffix(".")
     if isinstance(error, _UNKNOWN):
-        return Problem(404, "unknown", text)
+        return Problem("unknown", text)
     if isinstance(error, errors.KeyTaken):
-        return Problem(409, "conflict", text)
+        return Problem("conflict", text)
     if isinstance(error, _INVALID):
-        return Problem(422, "invalid", text)
+        return Problem("invalid", text)
     if isinstance(error, errors.CommitUnknown):
-        return Problem(503, "in_doubt", "the database was lost at the commit, and what became of it is not known")
+        return Problem("in_doubt", "the database was lost at the commit, and what became of it is not known")
     if isinstance(error, errors.QueueUnavailable | errors.SchemaError):
         # Its words name the server, which is nothing for clients.
         log.warning("%s", error)
-        return Problem(503, "unavailable", _AWAY)
-    log.exception("the request failed", exc_info=error)
-    return Problem(500, "failed", "this should not happen: see the log of the server")
+        return Problem("unavailable", _AWAY)
+    return _defect(error)
 
 
 def _of_database(error: Error) -> Problem:
     action = action_for(error)
     if action is Action.AGAIN:
-        return Problem(503, "slow", "it took too long, or others hold what it needs")
+        return Problem("slow", "it took too long, or others hold what it needs")
     if action is Action.PAYLOAD:
-        return Problem(422, "invalid", "the database cannot store these values")
+        return Problem("invalid", "the database cannot store these values")
     if isinstance(error, InsufficientPrivilege):
         log.warning("the user of the API may not do what was asked for: %s", error)
-        return Problem(403, "rights", "the database does not let the user of this API do that")
+        return Problem("rights", "the database does not let the user of this API do that")
     if action is not Action.CALLER or isinstance(error, InvalidSchemaName | UndefinedFunction | UndefinedTable):
         log.warning("the database cannot serve: %s", error)
-        return Problem(503, "unavailable", _AWAY)
+        return Problem("unavailable", _AWAY)
+    return _defect(error)
+
+
+def _defect(error: Exception) -> Problem:
     log.exception("the request failed", exc_info=error)
-    return Problem(500, "failed", "this should not happen: see the log of the server")
+    return Problem("failed", "this should not happen: see the log of the server")

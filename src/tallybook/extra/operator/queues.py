@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -10,10 +10,10 @@ from tallybook._db import aio, calls
 from tallybook._model.counting import Counts
 from tallybook._model.queue import QueueInfo
 from tallybook.extra.dashboard.database import Conn
-from tallybook.extra.operator.fields import Name
+from tallybook.extra.operator import fields
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
 
-_QUEUE = Name(name="queue", about="The queue's name.", required=True, most=64, example="mail")
+_QUEUE = fields.name(name="queue", about="The queue's name.", required=True, most=64, example="mail")
 
 
 async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
@@ -43,8 +43,10 @@ _INFO = record(
     name="string", retention="string", max_attempts="integer?", notify="boolean", paused_at="instant?", paused_by="string?",
     created_at="instant?", changed_at="instant?", changed_by="string?",
 )  # fmt: skip
-assert _INFO["required"] == [field.name for field in fields(QueueInfo)]
-_COUNT = record(**{field.name: "string" if field.name in ("queue", "task") else "integer" for field in fields(Counts)})
+assert _INFO["required"] == [field.name for field in dataclasses.fields(QueueInfo)]
+_COUNT = record(
+    **{field.name: "string" if field.name in ("queue", "task") else "integer" for field in dataclasses.fields(Counts)}
+)
 _STEERED = record(queue="string", paused="boolean", changed="boolean")
 
 OPERATIONS = (
@@ -61,8 +63,8 @@ OPERATIONS = (
         name="counts", method="GET", path="/counts", scope="read",
         about="How many jobs are in which state, and how many have ever ended how, per queue and task.",
         in_query=(
-            Name(name="queue", about="Only of this queue.", most=64, example="mail"),
-            Name(name="task", about="Only of this task.", most=200, example="send_welcome"),
+            fields.name(name="queue", about="Only of this queue.", most=64, example="mail"),
+            fields.name(name="task", about="Only of this task.", most=200, example="send_welcome"),
         ),
         codes=("queue",), answer=listed("counts", _COUNT),
         example={"counts": [{

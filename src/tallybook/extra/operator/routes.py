@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 from tallybook.extra.operator import dead_letters, jobs, queues, schedules, workers
-from tallybook.extra.operator.fields import Name
 from tallybook.extra.operator.operations import Operation
 from tallybook.extra.operator.problems import Problem
 
@@ -22,7 +21,8 @@ OPERATIONS: tuple[Operation, ...] = (
 def _pattern(operation: Operation) -> re.Pattern[str]:
     # A name may have a slash, which the server has decoded; what follows a name in a path is fixed, so there is one way to read it.
     forms = {
-        f"{{{one.name}}}": f"(?P<{one.name}>{'.*' if isinstance(one, Name) else '[^/]+'})" for one in operation.in_path
+        f"{{{one.name}}}": f"(?P<{one.name}>{'.*' if one.schema['type'] == 'string' else '[^/]+'})"
+        for one in operation.in_path
     }
     parts = [forms.get(part) or re.escape(part) for part in re.split(r"(\{\w+\})", operation.path)]
     return re.compile("".join(parts), re.DOTALL)
@@ -44,6 +44,6 @@ def found(method: str, path: str) -> tuple[Operation, dict[str, Any]]:
         if match := pattern.fullmatch(path):
             if method not in methods:
                 allowed = {"Allow": ", ".join(sorted(methods))}
-                raise Problem(405, "method", f"{path[:200]} has other methods", headers=allowed)
+                raise Problem("method", f"{path[:200]} has other methods", headers=allowed)
             return methods[method], match.groupdict()
-    raise Problem(404, "unknown", "there is no such path", hint="See openapi.json")
+    raise Problem("unknown", "there is no such path", hint="See openapi.json")

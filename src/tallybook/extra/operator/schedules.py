@@ -7,10 +7,10 @@ from typing import Any
 
 from tallybook._db import aio, schedules
 from tallybook.extra.dashboard.database import Conn
-from tallybook.extra.operator.fields import Name
+from tallybook.extra.operator import fields
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
 
-_NAME = Name(name="schedule", about="The schedule's name.", required=True, most=200, example="report-de")
+_NAME = fields.name(name="schedule", about="The schedule's name.", required=True, most=200, example="report-de")
 
 _INFO = record(
     name="string", source="string", app="string?", task="string", queue="string", priority="integer", cron="string?",

@@ -129,22 +129,21 @@ class OperatorApi:
         body = await read_body(headers, receive)
         key = proved(signed, self._ring, scope, body)
         if not key.may(operation.scope):
-            raise Problem(403, "scope", f"this needs the scope {operation.scope}, which the key has not")
+            raise Problem("scope", f"this needs the scope {operation.scope}, which the key has not")
         if self._read_only and operation.changes is not None:
-            raise Problem(403, "read_only", "this server changes nothing: it was started read-only")
+            raise Problem("read_only", "this server changes nothing: it was started read-only")
         if operation.whole and key.queues is not None:
-            raise Problem(403, "queue", "this is about all queues, and the key is limited to some")
+            raise Problem("queue", "this is about all queues, and the key is limited to some")
         types = [value for name, value in headers if name.lower() == b"content-type"]
+        sent = parsed(body, types)
         values = {
             **read(operation.in_path, in_path, text=True),
             **read_query(operation.in_query, scope.get("query_string", b"")),
-            **read(operation.in_body, parsed(body, types)),
+            **read(operation.in_body, sent),
         }
         for field in (*operation.in_query, *operation.in_body):
             if field.admin and field.name in values and "admin" not in key.scopes:
-                raise Problem(
-                    403, "scope", f"{field.name} needs the scope admin: by it args and errors could be guessed"
-                )
+                raise Problem("scope", f"{field.name} needs the scope admin: by it args and errors could be guessed")
         return await self._serve(operation, Ask(self._app, key, values), signed)
 
     async def _serve(self, operation: Operation, ask: Ask, signed: Signed) -> Response:
@@ -192,16 +191,16 @@ async def _fresh(conn: Conn, signed: Signed) -> None:
     """Use the nonce up, by the clock of the database. A Problem for a request that is late, early or replayed."""
     said = await aio.run(conn, audit.nonce_take(signed.key, signed.nonce, signed.at))
     if said == "late":
-        raise Problem(401, "late", "this was signed more than 300 s ago, by the clock of the database")
+        raise Problem("late", "this was signed more than 300 s ago, by the clock of the database")
     if said == "early":
-        raise Problem(401, "early", "this was signed more than 300 s ahead, by the clock of the database")
+        raise Problem("early", "this was signed more than 300 s ahead, by the clock of the database")
     if said != "fresh":
-        raise Problem(409, "replayed", "a request with this nonce was served before", hint="Sign each with a new one")
+        raise Problem("replayed", "a request with this nonce was served before", hint="Sign each with a new one")
 
 
 def _document(scope: Scope) -> Response:
     if scope["method"] != "GET":
-        raise Problem(405, "method", f"{openapi.PATH} has other methods", headers={"Allow": "GET"})
+        raise Problem("method", f"{openapi.PATH} has other methods", headers={"Allow": "GET"})
     return _json(openapi.document(scope.get("root_path", "")))
 
 

@@ -42,13 +42,13 @@ def signed_by(headers: Iterable[tuple[bytes, bytes]]) -> Signed:
         name = raw.decode("latin-1").lower()
         if name in HEADERS:
             if name in found:
-                raise Problem(401, "unsigned", f"the header {name} is there twice")
+                raise Problem("unsigned", f"the header {name} is there twice")
             found[name] = value.decode("latin-1")
     for name, form in zip(HEADERS, (ID, _TIMESTAMP, _NONCE, _SIGNATURE), strict=True):
         if name not in found:
-            raise Problem(401, "unsigned", f"there is no header {name}")
+            raise Problem("unsigned", f"there is no header {name}")
         if not form.fullmatch(found[name]):
-            raise Problem(401, "unsigned", f"the header {name} is not of the form {form.pattern}")
+            raise Problem("unsigned", f"the header {name} is not of the form {form.pattern}")
     return Signed(*(found[name] for name in HEADERS))
 
 
@@ -90,9 +90,9 @@ def proved(signed: Signed, ring: KeyRing, scope: Scope, body: bytes) -> Key:
             body=body,
         )
     except ValueError as error:
-        raise Problem(401, "unsigned", str(error)) from None
+        raise Problem("unsigned", str(error)) from None
     right = hmac.compare_digest(sign(secret, text).encode(), signed.signature.encode())
     if key is None or not right:
         hint = "Compare what you sign with docs/operator-api.md: key, method, path, query, timestamp, nonce, body"
-        raise Problem(401, "signature", "the key is not known, or the signature is not that of this request", hint=hint)
+        raise Problem("signature", "the key is not known, or the signature is not that of this request", hint=hint)
     return key

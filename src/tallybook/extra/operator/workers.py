@@ -9,7 +9,7 @@ from tallybook._db.declared import Call
 from tallybook._db.stored import loads
 from tallybook._db.texts import instant
 from tallybook.extra.dashboard.database import Conn
-from tallybook.extra.operator.fields import Name, Text, Whole
+from tallybook.extra.operator import fields
 from tallybook.extra.operator.keys import Key
 from tallybook.extra.operator.operations import Ask, Operation, listed, plain, record
 
@@ -51,7 +51,7 @@ _WORKER = record(id="integer", name="string", queues=_TEXTS, tasks=_TEXTS, start
 OPERATIONS = (
     Operation(
         name="list_workers", method="GET", path="/workers", scope="read", about="The workers that live, up to 1000.",
-        in_query=(Name(name="queue", about="Only those that serve this queue.", most=64, example="mail"),), codes=("queue",),
+        in_query=(fields.name(name="queue", about="Only those that serve this queue.", most=64, example="mail"),), codes=("queue",),
         answer=listed("workers", _WORKER),
         example={"workers": [{
             "id": 7, "name": "web-1", "queues": ["mail"], "tasks": ["send_welcome"],
@@ -63,10 +63,10 @@ OPERATIONS = (
         name="list_audits", method="GET", path="/audits", scope="admin", whole=True,
         about="What was changed by the API and by pages, newest first; on with before = the last one's id.",
         in_query=(
-            Text(name="actor", about="By this user, or this key.", most=200, example="deploy"),
-            Text(name="action", about="This verb.", most=64, example="retry"),
-            Whole(name="before", about="Older than this row.", least=1, example=1000),
-            Whole(name="max_rows", about="At most so many.", least=1, most=1000, default=50, example=50),
+            fields.text(name="actor", about="By this user, or this key.", most=200, example="deploy"),
+            fields.text(name="action", about="This verb.", most=64, example="retry"),
+            fields.whole(name="before", about="Older than this row.", least=1, example=1000),
+            fields.whole(name="max_rows", about="At most so many.", least=1, most=1000, default=50, example=50),
         ),
         codes=("queue",),
         answer=listed("audits", record(
