@@ -45,21 +45,9 @@ class Guard:
     """What can be done about one running attempt beyond cancelling its asyncio task."""
 
     __slots__ = (
-        "_grace",
-        "_job",
-        "_on_overdue",
-        "_stop",
-        "_timer",
-        "child",
-        "deadline",
-        "inner",
-        "left",
-        "relay",
-        "thread",
-        "timed_out",
-        "timeout",
-        "unclosed",
-    )
+        "_grace", "_job", "_on_overdue", "_stop", "_timer", "child", "deadline", "inner", "left", "relay", "thread", "timed_out",
+        "timeout", "unclosed",
+    )  # fmt: skip
 
     def __init__(
         self,

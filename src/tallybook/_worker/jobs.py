@@ -64,31 +64,10 @@ class Running:
     """One attempt that this process holds. Plain slots: one is made for every job."""
 
     __slots__ = (
-        "args",
-        "attempt",
-        "blocked_by",
-        "cancel_reason",
-        "crashes",
-        "failures",
-        "guard",
-        "handle",
-        "headers",
-        "in_doubt",
-        "interrupt",
-        "job_id",
-        "latest",
-        "lease",
-        "lost",
-        "max_attempts",
-        "options",
-        "order_key",
-        "own_end",
-        "permits",
-        "queue",
-        "task_name",
-        "told",
-        "worker_name",
-    )
+        "args", "attempt", "blocked_by", "cancel_reason", "crashes", "failures", "guard", "handle", "headers", "in_doubt",
+        "interrupt", "job_id", "latest", "lease", "lost", "max_attempts", "options", "order_key", "own_end", "permits", "queue",
+        "task_name", "told", "worker_name",
+    )  # fmt: skip
 
     job_id: int
     attempt: int

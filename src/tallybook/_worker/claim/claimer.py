@@ -213,22 +213,19 @@ class Claimer:
 
     async def claim(self, *, expect_work: bool, most: int | None = None) -> list[Running]:
         """One batch, at most `most` jobs; empty: there is no work for a free slot."""
-        while (jobs := await self._claim_or_rebase(expect_work=expect_work, most=most)) is None:
+        while True:
+            try:
+                jobs = await self._claim(expect_work=expect_work, most=most)
+                self._foreign = 0
+                if jobs is not None:
+                    return jobs
+            except ForeignCursor:
+                self._foreign += 1
+                if not await self._on_foreign() and self._foreign > 3:  # others may have been quicker; but not for ever
+                    raise
             expect_work = True
             if self.stopping.is_set():
                 return []
-        return jobs
-
-    async def _claim_or_rebase(self, *, expect_work: bool, most: int | None) -> list[Running] | None:
-        try:
-            jobs = await self._claim(expect_work=expect_work, most=most)
-        except ForeignCursor:
-            self._foreign += 1
-            if not await self._on_foreign() and self._foreign > 3:  # others may have been quicker; but not for ever
-                raise
-            return None
-        self._foreign = 0
-        return jobs
 
     async def _claim(self, *, expect_work: bool, most: int | None) -> list[Running] | None:
         # None: all that it met was cancelled, there may be more behind.

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from tallybook._db.declared import Declared
-from tallybook._db.driver import AsyncConnection, Error, Notify, OperationalError, connect_async
+from tallybook._db.driver import AsyncConnection, Error, OperationalError, connect_async
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.policy import Outage
 from tallybook._db.socket_timeout import SocketTimeout
@@ -70,12 +70,12 @@ class Sleeper:
                         raise OperationalError("the session does not listen any more")
             except (Error, OSError) as error:
                 pause = outage.failed(error, self._conn)
-                await self._drop()
+                await self.close()
                 await asyncio.sleep(pause)
 
     async def _connect(self) -> None:
         conn = await connect_async(self._dsn, **CONNECT, application_name=f"tallybook {self._name}"[:63])
-        conn.add_notify_handler(self._heard)
+        conn.add_notify_handler(lambda notify: self._word(notify.payload))
         conn.prepare_threshold = None
         try:
             with SocketTimeout(conn, _PING_LIMIT):
@@ -92,7 +92,7 @@ class Sleeper:
         self._watch(True)
         self.woken.set()  # look at once: what was committed meanwhile woke nobody
 
-    async def _drop(self) -> None:
+    async def close(self) -> None:
         self._watch(False)
         conn, self._conn = self._conn, None
         self.armed = self.clear = False
@@ -124,9 +124,6 @@ class Sleeper:
             self.armed = self.clear = False
             self._ended.set()  # ping now, and reconnect
 
-    def _heard(self, notify: Notify) -> None:
-        self._word(notify.payload)
-
     def _word(self, word: str) -> None:
         if word in (PROMOTE, CANCEL, SCHEDULE, SETTLE, PLACES, DEAL):
             self._on_word(word)
@@ -150,11 +147,7 @@ class Sleeper:
     async def listen_begin(self) -> bool:
         """Lie down, or look at the admission again. True: from now on every producer that commits will wake this worker."""
         try:
-            said = await self._ask(
-                _LISTEN_BEGIN.worker,
-                (self._queues, self.armed),
-                limit=_ARM_LIMIT,
-            )
+            said = await self._ask(_LISTEN_BEGIN.worker, (self._queues, self.armed), limit=_ARM_LIMIT)
             self.armed, self.clear = said or (False, False)
         except (Error, OSError):
             self.armed = self.clear = False
@@ -175,9 +168,6 @@ class Sleeper:
                 await self.woken.wait()
         except TimeoutError:
             pass
-
-    async def close(self) -> None:
-        await self._drop()
 
 
 def jittered(seconds: float) -> float:

@@ -123,11 +123,8 @@ class Suspects:
             return
         log.warning(
             "%s %s was there when %s workers died: it runs alone now, nothing is claimed beside it",
-            first.task_name,
-            first.job_id,
-            first.crashes,
-            extra={"event": "suspect", "job": first.job_id},
-        )
+            first.task_name, first.job_id, first.crashes, extra={"event": "suspect", "job": first.job_id},
+        )  # fmt: skip
         self._runner.start([first])
         await self._until(lambda: first.job_id not in self._book.running, until)
 
@@ -151,10 +148,8 @@ class Suspects:
         if now >= self._busy_until and not self._stopping.is_set() and until is None:
             log.warning(
                 "%s %s has to run alone, but this process was not idle for %g s: it is given back, and others go first",
-                job.task_name,
-                job.job_id,
-                self._patience,
-            )
+                job.task_name, job.job_id, self._patience,
+            )  # fmt: skip
             self._busy_until = time.monotonic() + _BUSY_FOR * self._patience
         return False
 

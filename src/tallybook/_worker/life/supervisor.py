@@ -157,12 +157,8 @@ class _Supervisor:
             pause = _FIRST_PAUSE if time.monotonic() - started > _LIVED else pause
             log.warning(
                 "worker process %s (%s) %s; a new one in %g s",
-                number,
-                child.pid,
-                how(code),
-                pause,
-                extra={"event": "died"},
-            )
+                number, child.pid, how(code), pause, extra={"event": "died"},
+            )  # fmt: skip
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self.stopping.wait()
@@ -192,18 +188,12 @@ async def supervise(
     `patience` is how long after a stop the children may run until they are killed. Of `metrics_port` and those that follow
     each child has one; of 0, any.
     """
-    commands = [
-        [
-            "worker",
-            *words,
-            "--processes",
-            "1",
-            *(["--name", f"{name}-{number}"] if name else []),
-            *_port(metrics_port, number),
-        ]
-        for number in range(1, processes + 1)
-    ]
-    children = [Child(command) for command in commands]
+
+    def command(number: int) -> list[str]:
+        named = ["--name", f"{name}-{number}"] if name else []
+        return ["worker", *words, "--processes", "1", *named, *_port(metrics_port, number)]
+
+    children = [Child(command(number)) for number in range(1, processes + 1)]
     supervisor = _Supervisor(children, patience)
     loop = asyncio.get_running_loop()
     for caught in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

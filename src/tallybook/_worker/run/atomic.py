@@ -20,31 +20,20 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-from tallybook._db import aio, ends, sync
+from tallybook._db import aio, ends, sync, transactions
 from tallybook._db.declared import Call
 from tallybook._db.kinds import chain
 from tallybook._db.link import backoff, dsn_for_people
-from tallybook._db.transactions import (
-    AsyncLibrary,
-    Asyncpg,
-    AsyncPsycopg,
-    Begun,
-    Django,
-    Library,
-    Psycopg,
-    conflicts,
-    gone,
-    interrupted,
-)
+from tallybook._db.transactions import AsyncLibrary, Begun, Library, conflicts, gone, interrupted
 from tallybook._model.failure import safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._model.subject_outcome import Reject, SubjectOutcome
 from tallybook._worker.deadline import Leavable
 from tallybook._worker.jobs import Running
-from tallybook._worker.run.retrying import after_rejection
+from tallybook._worker.run.retrying import LONGEST_REASON, after_rejection, given_up, put_off
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.run.subjects import end_of, rejection
@@ -55,7 +44,9 @@ log = logging.getLogger("tallybook.worker")
 # A handler whose transaction lost against another one (40001, 40P01) is run again at once, so often in one attempt.
 _RUNS = 4
 _ROLLBACK_S = 5.0
-_LONGEST = timedelta(days=36_500)
+_DRIVERS: dict[str, Callable[[str, str], Any]] = {
+    "async psycopg": transactions.AsyncPsycopg, "psycopg": transactions.Psycopg, "async asyncpg": transactions.Asyncpg,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,14 +236,10 @@ class Atomic:
 
     def _made(self, kind: str, alias: str) -> Any:
         dsn, name = self._dsn, self._name
-        if kind == "async psycopg":
-            return AsyncPsycopg(dsn, name)
-        if kind == "psycopg":
-            return Psycopg(dsn, name)
-        if kind == "async asyncpg":
-            return Asyncpg(dsn, name)
+        if kind in _DRIVERS:
+            return _DRIVERS[kind](dsn, name)
         if kind == "django":
-            return Django(alias)
+            return transactions.Django(alias)
         from tallybook._db.sqlalchemy_sessions import AsyncSessions, Sessions
 
         library = AsyncSessions if kind.startswith("async") else Sessions
@@ -314,16 +301,12 @@ def _end(job: Running, known: ServedTask, value: Any) -> tuple[str, Call[str], t
         return "complete", ends.atomic_complete(attempt, result), None
     match value:
         case Snooze():
-            until = value.until
-            delay = value.delay if until is None else max(timedelta(0), until - datetime.now(UTC))
-            delay = min(delay or timedelta(0), _LONGEST)
+            delay = put_off(value)
             return "snooze", ends.atomic_snooze(attempt, delay.total_seconds()), delay
         case Cancel():
-            return "cancel", ends.atomic_cancelled(attempt, safe_text(value.reason, 4000) or None), None
+            return "cancel", ends.atomic_cancelled(attempt, safe_text(value.reason, LONGEST_REASON) or None), None
         case Dead():
-            message = safe_text(value.reason, 4000) or "its handler gave it up"
-            error = {"type": "Dead", "message": message, "worker": job.worker_name}
-            return "fail", ends.atomic_dead(attempt, json.dumps(error)), None
+            return "fail", ends.atomic_dead(attempt, json.dumps(given_up(value, job.worker_name))), None
         case SubjectOutcome():
             return _end_of_subject(job, known, value)
         case _:

@@ -39,15 +39,9 @@ log = logging.getLogger("tallybook.worker")
 
 # Credentials of the database: a handler in a process of its own gets them only if its task says so.
 CREDENTIALS = (
-    "TALLYBOOK_DSN",
-    "TALLYBOOK_PARENT_DSN",
-    "TALLYBOOK_TEST_DSN",
-    "TALLYBOOK_KEYS",
-    "TALLYBOOK_KEYS_FILE",
-    "PGPASSWORD",
-    "PGPASSFILE",
-    "PGSERVICEFILE",
-)
+    "TALLYBOOK_DSN", "TALLYBOOK_PARENT_DSN", "TALLYBOOK_TEST_DSN", "TALLYBOOK_KEYS", "TALLYBOOK_KEYS_FILE",
+    "PGPASSWORD", "PGPASSFILE", "PGSERVICEFILE",
+)  # fmt: skip
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
     " from tallybook._worker.run.child_main import main; main(int(sys.argv[2]))"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from tallybook._model.failure import describe, safe_text
@@ -14,17 +14,13 @@ from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Running
 from tallybook._worker.run.atomic import Ended
 from tallybook._worker.run.children import ChildResult, FailedInChild, ProcessDied
-from tallybook._worker.run.retrying import after_failure, after_rejection
+from tallybook._worker.run.retrying import LONGEST_REASON, after_failure, after_rejection, given_up, put_off
 from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.run.subjects import end_of, rejection
 from tallybook._worker.run.verbs import Postponed
 from tallybook.errors import TallybookError, TransactionError
 
 log = logging.getLogger("tallybook.worker")
-
-# "For ever" has to be an instant that PostgreSQL knows.
-_LONGEST = timedelta(days=36_500)
-_LONGEST_REASON = 4000
 
 
 class Ends:
@@ -90,23 +86,15 @@ class Ends:
     def _outcome(self, job: Running, known: ServedTask, outcome: Outcome) -> None:
         match outcome:
             case Snooze():
-                until = outcome.until
-                delay = outcome.delay if until is None else max(timedelta(0), until - datetime.now(UTC))
-                self._finisher.snooze(job, min(delay or timedelta(0), _LONGEST))
+                self._finisher.snooze(job, put_off(outcome))
             case Cancel():
-                self._finisher.cancelled(job, safe_text(outcome.reason, _LONGEST_REASON) or None)
+                self._finisher.cancelled(job, safe_text(outcome.reason, LONGEST_REASON) or None)
             case Dead():
-                error = {
-                    "type": "Dead",
-                    "message": safe_text(outcome.reason, _LONGEST_REASON) or "its handler gave it up",
-                    "worker": self._worker_name,
-                }
-                self._finisher.fail(job, error, delay=None, limit=None, final=True)
+                self._finisher.fail(job, given_up(outcome, self._worker_name), delay=None, limit=None, final=True)
             case Reject():
                 described, then = rejection(job, known, outcome), after_rejection(job, known, outcome)
-                log.warning(
-                    "%s %s: attempt %s was rejected: %s", known.name, job.job_id, job.attempt, described["message"]
-                )
+                said = (known.name, job.job_id, job.attempt, described["message"])
+                log.warning("%s %s: attempt %s was rejected: %s", *said)
                 self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
             case Postponed():
                 if not job.lost:
@@ -155,11 +143,7 @@ class Ends:
             self.first_error = error
         log.warning(
             "%s %s: attempt %s failed: %s: %s",
-            known.name,
-            job.job_id,
-            job.attempt,
-            described["type"],
-            described["message"],
+            known.name, job.job_id, job.attempt, described["type"], described["message"],
             extra={"job": job.job_id, "task_name": known.name, "queue": job.queue, "attempt": job.attempt},
-        )
+        )  # fmt: skip
         self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tallybook._model.backoff import Backoff, delay_after, from_json
+from tallybook._model.failure import safe_text
 from tallybook._model.no_retry import is_final
+from tallybook._model.outcome import Dead, Snooze
 from tallybook._model.retry_after import retry_after
 from tallybook._model.subject_outcome import Reject
 from tallybook.errors import ConfigError
@@ -21,6 +23,7 @@ log = logging.getLogger("tallybook.worker")
 
 # "For ever" has to be an instant that PostgreSQL knows.
 _LONGEST = timedelta(days=36_500)
+LONGEST_REASON = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,21 @@ def after_failure(job: Running, known: ServedTask, error: BaseException) -> Next
         # Where the policy is broken the server's backoff would be drawn without regard to the wait.
         delay = wait if delay is None else max(delay, wait)
     return Next(None if delay is None else min(max(delay, timedelta(0)), _LONGEST), problem=problem)
+
+
+def put_off(outcome: Snooze) -> timedelta:
+    """How long from now it asks for."""
+    delay = outcome.delay if outcome.until is None else max(timedelta(0), outcome.until - datetime.now(UTC))
+    return min(delay or timedelta(0), _LONGEST)
+
+
+def given_up(outcome: Dead, worker: str) -> dict[str, Any]:
+    """The error of an attempt that ends so."""
+    return {
+        "type": "Dead",
+        "message": safe_text(outcome.reason, LONGEST_REASON) or "its handler gave it up",
+        "worker": worker,
+    }
 
 
 def after_rejection(job: Running, known: ServedTask, outcome: Reject) -> Next:

@@ -149,11 +149,9 @@ class Runner:
         self.abandoned += 1
         log.warning(
             "%s %s did not end within %g s after its deadline: it is abandoned, whatever it still does does not count",
-            known.name,
-            job.job_id,
-            self._grace,
+            known.name, job.job_id, self._grace,
             extra={"event": "abandoned", "job": job.job_id, "task_name": known.name},
-        )
+        )  # fmt: skip
         self.ends.raised(job, known, deadline_passed(known.execution.timeout))
         self._book.freed(job)
         self.leave(job)

@@ -121,13 +121,13 @@ class Providers:
         wanted = secret if isinstance(secret, Secret) else Secret(secret)
         del secret  # no frame of a traceback shows it
         made = steps.set_secret(name, field, wanted, self._keys, keep_previous=keep_previous)
-        return await self._changed(made, conn)
+        return await self._change(made, conn)
 
     async def drop_secret(
         self, name: str, field: str, *, previous_only: bool = False, conn: object | None = None
     ) -> bool:
         """Forget a secret, or only what it was before its last change; False: there was nothing. UnknownProvider."""
-        return await self._changed(steps.drop_secret(name, field, previous_only=previous_only), conn)
+        return await self._change(steps.drop_secret(name, field, previous_only=previous_only), conn)
 
     async def route(
         self,
@@ -156,7 +156,7 @@ class Providers:
 
     async def rotate(self) -> Rotation:
         """Encrypt all secrets with the current key, one by one, while workers run; it can be broken off and said again."""
-        return await self._changed(steps.rotate(self._keys), None)
+        return await self._change(steps.rotate(self._keys), None)
 
     def forget(self) -> None:
         """Read anew what is asked for next."""
@@ -209,15 +209,10 @@ class Providers:
             self._kept.pop(next(iter(self._kept)), None)
         self._kept[key] = (since + self.fresh_for.total_seconds(), found)
 
-    async def _change(self, call: Call[T], conn: object | None) -> T:
+    async def _change(self, made: Call[T] | Steps[T], conn: object | None) -> T:
+        say: Say = self._say if conn is None else partial(run, conn)
         try:
-            return await (self._say(call) if conn is None else run(conn, call))
-        finally:
-            self.forget()
-
-    async def _changed(self, made: Steps[T], conn: object | None) -> T:
-        try:
-            return await steps.drive(made, self._say if conn is None else partial(run, conn))
+            return await (say(made) if isinstance(made, Call) else steps.drive(made, say))
         finally:
             self.forget()
 
