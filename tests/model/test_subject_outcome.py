@@ -8,7 +8,7 @@ import pytest
 from tallybook import App, Complete, Drop, Kill, Reject, Reschedule
 from tallybook._model.outcome import Outcome
 from tallybook._model.subject import Subject, check_subject, subject_of
-from tallybook._worker.run.outcome_frames import from_frame, to_frame
+from tallybook._worker.run.frames import from_frame, to_frame
 from tallybook.errors import ConfigError, SignatureError
 
 WEEK = timedelta(weeks=1)

@@ -14,7 +14,7 @@ from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.claim.sleeper import CANCEL, Sleeper
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book
-from tallybook._worker.life import on_record, pooler_check
+from tallybook._worker.life import on_record
 from tallybook._worker.life.heartbeat import Heartbeat
 from tallybook._worker.life.maintenance import Maintenance
 from tallybook._worker.life.stopping import Stopping, WorkerReport
@@ -143,7 +143,7 @@ class Worker:
         await self.maintenance_link.first()
         check = partial(on_record.checked, self._app, self.dsn, self.settings.queues, lives=self._lives)
         self._expected = await self.maintenance_link.until(check)
-        session = await pooler_check.hold(self.maintenance_link, self.settings)
+        session = await on_record.holds_session(self.maintenance_link, self.settings)
         if not session:
             self.sleeper = None
             self.claimer.only_poll()

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,6 @@ from tallybook._worker.run.children import Children, check
 from tallybook._worker.run.context import Context
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.served_task import ServedTask
-from tallybook._worker.run.stepping import InContext, stepped
 from tallybook._worker.run.threads import DaemonThreads
 from tallybook._worker.run.verbs import Verbs
 from tallybook.errors import PayloadError
@@ -100,7 +99,7 @@ class Handlers:
             if in_thread and self._app._thread_arounds:
                 fn = _surrounded(fn, self._app._thread_arounds, ctx)
             if self._app._arounds:
-                return await stepped(self._around(job, ctx, known, fn, positional, named), context)
+                return await _stepped(self._around(job, ctx, known, fn, positional, named), context)
         if known.is_async:
             coroutine = fn(*positional, **named)
             try:  # as stepped, without one more coroutine
@@ -109,12 +108,12 @@ class Handlers:
                 return end.value
             except GeneratorExit as error:
                 raise RuntimeError("the handler raised GeneratorExit") from error
-            return await InContext(coroutine, context, waits_for)
+            return await _InContext(coroutine, context, waits_for)
         if known.execution.process:
             return await self._in_child(job, known)
         value = await self._in_thread(job, context, fn, positional, named)
         if inspect.iscoroutine(value):  # an async function behind a plain decorator
-            value = await stepped(value, context)
+            value = await _stepped(value, context)
         return value
 
     async def _around(
@@ -168,3 +167,52 @@ class Handlers:
             return await asyncio.wrap_future(future)
         finally:
             job.handle = handle
+
+
+class _InContext:
+    """Awaits a coroutine with every step of it inside one contextvars.Context.
+
+    Its first step was made by who made this, and came to waiting for something: most handlers of the short kind never do.
+    """
+
+    __slots__ = ("_context", "_coroutine", "_waits_for")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, waits_for: Any) -> None:
+        self._coroutine = coroutine
+        self._context = context
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        run, coroutine, waits_for = self._context.run, self._coroutine, self._waits_for
+        value: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                value = yield waits_for
+            except GeneratorExit:
+                run(coroutine.close)
+                raise
+            except BaseException as thrown:
+                job = self._context.get(current_job)
+                if job is not None and job.guard is not None and job.guard.left and not job.guard.inner:
+                    run(job.guard.close, coroutine)  # whatever it makes of a cancel, it does not go on
+                    raise
+                error = thrown
+            try:
+                waits_for = run(coroutine.send, value) if error is None else run(coroutine.throw, error)
+            except StopIteration as end:
+                return end.value
+            except GeneratorExit as raised:  # by the handler; the loop closing under us comes in at the yield
+                raise RuntimeError("the handler raised GeneratorExit") from raised
+            value = error = None
+
+
+async def _stepped(coroutine: Coroutine[Any, Any, Any], context: contextvars.Context) -> Any:
+    """What a coroutine returns whose every step is made inside this context."""
+    try:
+        waits_for = context.run(coroutine.send, None)
+    except StopIteration as end:
+        return end.value
+    except GeneratorExit as raised:
+        raise RuntimeError("the handler raised GeneratorExit") from raised
+    return await _InContext(coroutine, context, waits_for)

@@ -29,7 +29,7 @@ from tallybook._worker import logs
 from tallybook._worker.deadline import deadline_passed
 from tallybook._worker.jobs import Running
 from tallybook._worker.run import frames
-from tallybook._worker.run.outcome_frames import from_frame
+from tallybook._worker.run.frames import from_frame
 from tallybook._worker.run.retrying import Next
 from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.run.verbs import Verbs

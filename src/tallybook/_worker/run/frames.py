@@ -1,4 +1,7 @@
-"""Messages between a worker and its child processes: JSON objects over a socket, each with its length in front."""
+"""Messages between a worker and its child processes: JSON objects over a socket, each with its length in front.
+
+An outcome travels by the name of its class, with its values.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,15 @@ import json
 import socket
 import struct
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
+
+from tallybook._model.failure import safe_text
+from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
+from tallybook._model.payload import encode
+from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule, SubjectOutcome
+from tallybook._worker.run.subjects import details_text
+from tallybook._worker.run.verbs import Postponed
 
 _HEAD = struct.Struct("!I")
 HEAD = _HEAD.size
@@ -52,3 +63,39 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
             return None
         parts += part
     return bytes(parts)
+
+
+KINDS = (Snooze, Cancel, Dead, Postponed, Reschedule, Complete, Drop, Kill, Reject)
+# Which of its values are durations, [days, seconds, microseconds] in JSON, or instants, texts there.
+_TIMES: dict[str, tuple[int, ...]] = {"Snooze": (0, 1), "Reschedule": (0,), "Reject": (3,)}
+
+
+def to_frame(outcome: Outcome, task: str) -> dict[str, Any]:
+    """As JSON values. PayloadError for args that cannot be stored; whether they fit the task its worker finds out."""
+    kind = next(kind.__name__ for kind in KINDS if isinstance(outcome, kind))
+    values: list[Any] = [] if isinstance(outcome, Postponed) else list(outcome.args)
+    for at in _TIMES.get(kind, ()):
+        when = values[at]
+        if isinstance(when, timedelta):
+            values[at] = [when.days, when.seconds, when.microseconds]
+        elif when is not None:
+            values[at] = when.isoformat()
+    if isinstance(outcome, Cancel | Dead | Kill | Reject):
+        values[0] = safe_text(values[0])
+    if isinstance(outcome, Reject):
+        values[1] = json.loads(details_text(outcome, task))
+    elif isinstance(outcome, SubjectOutcome) and outcome.new_args is not None:
+        values[-1] = json.loads(encode(outcome.new_args, task=task))
+    return {"kind": kind, "values": values}
+
+
+def from_frame(frame: dict[str, Any]) -> Outcome:
+    """The outcome again; its values were checked when it was made."""
+    kind = next(kind for kind in KINDS if kind.__name__ == frame["kind"])
+    values = list(frame["values"])
+    for at in _TIMES.get(frame["kind"], ()):
+        if values[at] is not None:
+            values[at] = timedelta(*values[at]) if isinstance(values[at], list) else datetime.fromisoformat(values[at])
+    outcome = kind.__new__(kind)
+    Exception.__init__(outcome, *values)
+    return outcome

@@ -1,9 +1,14 @@
-"""What a job carries, for eyes: values whose key looks like a secret are not shown, and nothing is shown at any length."""
+"""What a job carries, and its errors, for eyes: values whose key looks like a secret are not shown, nothing is at any length.
+
+Any program may have written an error, so nothing of it is taken for what it should be.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 DOTS = "••••••"
@@ -36,3 +41,53 @@ def shown(value: Any, most: int = 20_000) -> str:
     """A value as JSON for people, redacted, indented, cut off after `most` characters."""
     text = json.dumps(redact(value), indent=2, ensure_ascii=False, default=str)
     return text if len(text) <= most else f"{text[:most]}\n… {len(text) - most:,} more characters"
+
+
+_SAID = ("type", "message", "at", "started_at", "attempt", "worker", "traceback")
+_LONGEST = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorView:
+    """One error: what it was, when, and what else is on record of it."""
+
+    type: str
+    message: str
+    at: datetime | None
+    attempt: int | None
+    traceback: str
+    more: dict[str, Any] | None
+    """Details, a ref_id, and what others put there."""
+
+
+def error_view(error: object) -> ErrorView:
+    found = error if isinstance(error, dict) else {"message": error}
+    attempt = found.get("attempt")
+    more = {key: value for key, value in found.items() if key not in _SAID and value is not None}
+    return ErrorView(
+        type=_text(found.get("type")),
+        message=_text(found.get("message")),
+        at=instant(found.get("at")),
+        attempt=attempt if type(attempt) is int else None,
+        traceback=_text(found.get("traceback")),
+        more=more or None,
+    )
+
+
+def error_views(errors: object) -> list[ErrorView]:
+    """An error history, newest first."""
+    return [error_view(error) for error in reversed(errors)] if isinstance(errors, list) else []
+
+
+def _text(value: object) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} … {len(text) - _LONGEST:,} more characters"
+
+
+def instant(text: object) -> datetime | None:
+    """A time out of JSON that anybody may have written; None for what is none."""
+    try:
+        at = datetime.fromisoformat(text) if isinstance(text, str) else None
+        return None if at is None else (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None

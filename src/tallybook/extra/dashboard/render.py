@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from tallybook._db.texts import instant as of_json
 from tallybook._model.durations import format_duration
-from tallybook.extra.dashboard.redact import redact, shown
+from tallybook.extra.dashboard.redact import instant, redact, shown
 
 
 def environment() -> Environment:
@@ -33,15 +33,6 @@ def environment() -> Environment:
 
 def moment(text: str | datetime | None) -> datetime | None:
     return of_json(text) if isinstance(text, str) else text
-
-
-def instant(text: object) -> datetime | None:
-    """A time out of JSON that anybody may have written; None for what is none."""
-    try:
-        at = datetime.fromisoformat(text) if isinstance(text, str) else None
-        return None if at is None else (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
 
 
 def when(at: datetime | None, empty: str = "–") -> Markup:

@@ -13,8 +13,8 @@ from tallybook.extra.dashboard import bulk_actions
 from tallybook.extra.dashboard.asked import job_of, text_of, when_of
 from tallybook.extra.dashboard.bulk_actions import VERBS
 from tallybook.extra.dashboard.database import Conn
-from tallybook.extra.dashboard.error_view import error_view
 from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.redact import error_view
 from tallybook.extra.dashboard.view import Pages, View
 
 pages = Pages()

@@ -12,7 +12,7 @@ from tallybook.errors import InvalidArgument, TallybookError
 from tallybook.extra.dashboard import bulk_actions
 from tallybook.extra.dashboard.asked import links_of, text_of, when_of
 from tallybook.extra.dashboard.bulk_actions import VERBS
-from tallybook.extra.dashboard.error_view import error_view
+from tallybook.extra.dashboard.redact import error_view
 from tallybook.extra.dashboard.view import Pages, View
 
 pages = Pages()

@@ -14,7 +14,7 @@ from tallybook._model.schedule import rule_text
 from tallybook.errors import ConfigError, UnknownSchedule
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.pages.queues import rows
-from tallybook.extra.dashboard.render import instant
+from tallybook.extra.dashboard.redact import instant
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()
