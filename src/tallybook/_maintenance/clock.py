@@ -13,7 +13,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -22,7 +21,7 @@ from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._maintenance.queries import Queries
-from tallybook._maintenance.service import Service, asked
+from tallybook._maintenance.service import Service, asked, happens
 from tallybook._model.cron import rule
 from tallybook._model.schedule import Plan, plan
 from tallybook.errors import ConfigError
@@ -240,9 +239,7 @@ class Clock:
                     wait, busy = busy * random.uniform(0.5, 1.5), min(2 * busy, _LONGEST_BUSY)
                 else:
                     busy = _BUSY
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(max(wait, 0.001)):
-                        await self._told.wait()
+                await happens(self._told, max(wait, 0.001))
         finally:
             await self.queries.close()
 

@@ -20,7 +20,7 @@ from tallybook._db.link import Link
 from tallybook._maintenance.clock import ClockWatch
 from tallybook._maintenance.promote import Promoter
 from tallybook._maintenance.rescue import Rescuer
-from tallybook._maintenance.service import REFUSED, Service
+from tallybook._maintenance.service import REFUSED, Service, happens
 
 _DUE = Declared("""
   services_due(services text[], after timestamptz, worker int, queues text[])
@@ -86,10 +86,7 @@ class MaintenanceLoop:
         loop, told = asyncio.get_running_loop(), self._promoter.told
         while (left := min(self._next_look(), *(s.run_at for s in self._services)) - loop.time()) > 0:
             told.clear()
-            try:
-                async with asyncio.timeout(left):
-                    await told.wait()
-            except TimeoutError:
+            if not await happens(told, left):
                 return
 
     async def look(self) -> None:

@@ -16,6 +16,16 @@ REFUSED: Final = "refused"
 """Somebody else is running it just now."""
 
 
+async def happens(event: asyncio.Event, seconds: float | None) -> bool:
+    """Whether it happens within so many seconds; None: wait as long as it takes."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True  # though another who waits for it may have cleared it since
+
+
 async def asked(link: Link, sql: str, *params: object) -> list[Any]:
     async def call(conn: AsyncConnection) -> list[Any]:
         return await (await conn.execute(sql, params)).fetchall()

@@ -13,6 +13,7 @@ from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._db.roundtrip import RoundTrips
 from tallybook._maintenance import rebase
+from tallybook._maintenance.service import happens
 from tallybook._worker.claim.admission import Admission
 from tallybook._worker.claim.sleeper import Sleeper, jittered
 from tallybook._worker.claim.suspects import Suspects
@@ -162,7 +163,7 @@ class Claimer:
                 return
             if any(free > 0 for free in self._book.free.values()) and self._finisher.waiting < self._most_unsaid:
                 return
-            await self._first_of(self._book.changed, None)
+            await self._book.changed.wait()
 
     def idle_queues(self) -> list[str]:
         """What the look of the services looks at in place of an idle claim: the queues with a free slot, if a claim is near."""
@@ -185,7 +186,7 @@ class Claimer:
                 pause = max(pause, 1.25 * poll)
             if (left := self._looked_at + pause - loop.time()) <= 0:
                 return
-            await self._first_of(event, left)
+            await happens(event, left)
 
     async def _sleep(self) -> None:
         poll = self._settings.poll.total_seconds()
@@ -197,19 +198,12 @@ class Claimer:
                 # Somebody's transaction is open that looked before we lay down: its job would wake nobody.
                 # It may stay open for long: look less and less often.
                 self._unclear += 1
-                await self._sleeper.wait(min(0.05 * 1.2 ** max(0, self._unclear - 20), poll))
+                await happens(self._sleeper.woken, min(0.05 * 1.2 ** max(0, self._unclear - 20), poll))
                 return
             self._unclear = 0
             if not self._sleeper.woken.is_set():
                 return  # once more, now that we are heard; the loop looks and comes back here
         await self._poll(self._sleeper.woken)
-
-    async def _first_of(self, event: asyncio.Event, seconds: float | None) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await event.wait()
-        except TimeoutError:
-            pass
 
     async def claim(self, *, expect_work: bool, most: int | None = None) -> list[Running]:
         """One batch, at most `most` jobs; empty: there is no work for a free slot."""

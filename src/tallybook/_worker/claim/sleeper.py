@@ -11,7 +11,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from tallybook._db.declared import Declared
@@ -19,6 +18,7 @@ from tallybook._db.driver import AsyncConnection, Error, OperationalError, conne
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.policy import Outage
 from tallybook._db.socket_timeout import SocketTimeout
+from tallybook._maintenance.service import happens
 
 log = logging.getLogger("tallybook.worker")
 
@@ -62,9 +62,7 @@ class Sleeper:
                 await self._connect()
                 outage.over()
                 while True:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(_PING_EVERY):
-                            await self._ended.wait()
+                    await happens(self._ended, _PING_EVERY)
                     self._ended.clear()
                     if await self._ask(_PING, ()) != (True,):
                         raise OperationalError("the session does not listen any more")
@@ -161,13 +159,6 @@ class Sleeper:
                 await self._ask(_LISTEN_END.worker, (self._queues,), limit=_ARM_LIMIT)
             except (Error, OSError):
                 log.debug("listen_end failed; the session is made again")
-
-    async def wait(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self.woken.wait()
-        except TimeoutError:
-            pass
 
 
 def jittered(seconds: float) -> float:

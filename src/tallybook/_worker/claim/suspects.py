@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
+from tallybook._maintenance.service import happens
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
 from tallybook._worker.run.runner import Runner
@@ -159,9 +160,6 @@ class Suspects:
             if self._stopping.is_set() or (left is not None and left <= 0):
                 return False
             self._book.changed.clear()
-            try:
-                async with asyncio.timeout(left):
-                    await self._book.changed.wait()
-            except TimeoutError:
+            if not await happens(self._book.changed, left):
                 return condition()
         return True

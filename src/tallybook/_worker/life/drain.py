@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from tallybook._maintenance.service import happens
 from tallybook._worker.jobs import Running
 from tallybook._worker.life.worker import Worker
 from tallybook._worker.run.served import ServedApp
@@ -126,21 +127,14 @@ async def _admission_moved(worker: Worker, until: float | None) -> bool:
     admission = worker.claimer.admission
     before = admission.waiting
     admission.moved.clear()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(min(1.0, _left(until))):
-            await admission.moved.wait()
-    return admission.waiting != before or admission.moved.is_set()
+    return await happens(admission.moved, min(1.0, _left(until))) or admission.waiting != before
 
 
 async def _turn(worker: Worker, until: float | None) -> None:
     """Let handlers run until a slot is free."""
     worker.book.changed.clear()
     if worker.book.running:
-        try:
-            async with asyncio.timeout(_left(until)):
-                await worker.book.changed.wait()
-        except TimeoutError:
-            return
+        await happens(worker.book.changed, _left(until))
     else:
         await asyncio.sleep(0)
 

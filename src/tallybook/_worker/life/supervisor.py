@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
+from tallybook._maintenance.service import happens
 from tallybook._worker.run.children import how
 
 log = logging.getLogger("tallybook.supervisor")
@@ -159,9 +160,7 @@ class _Supervisor:
                 "worker process %s (%s) %s; a new one in %g s",
                 number, child.pid, how(code), pause, extra={"event": "died"},
             )  # fmt: skip
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self.stopping.wait()
+            await happens(self.stopping, pause)
             pause = min(_LONGEST_PAUSE, pause * 2)
 
     async def _ended(self, child: Child) -> int:
