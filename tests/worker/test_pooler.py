@@ -129,7 +129,7 @@ async def test_a_direct_dsn_gives_the_worker_its_session(
             await eventually(lambda: worker.sleeper and worker.sleeper.clear, "the worker sleeps")
             with psycopg.connect(pooled, autocommit=True) as producer:
                 await jobs.ends(note.enqueue_sync(producer))
-        assert worker.claimer.link.pooled and worker.finishes.pooled
+        assert worker.claimer.link.pooled and worker.links["ends"].pooled
         assert db.execute("select session from tallybook.worker").fetchall() == [(True,)]
 
 
