@@ -26,7 +26,7 @@ import pytest
 from support.waiting import wait_until
 from tallybook import embedded
 from tallybook._embedded.account import server_account
-from tallybook._embedded.pidfile import is_running, read_postmaster
+from tallybook._embedded.cluster import is_running, read_postmaster
 from tallybook._embedded.template import _fingerprint
 from tallybook.embedded import (
     EmbeddedBusy,

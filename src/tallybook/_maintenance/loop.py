@@ -42,8 +42,6 @@ Row = tuple[list[str], float | None, datetime | None, bool, int, list[str], list
 
 
 class MaintenanceLoop:
-    """Runs the services for as long as the worker lives."""
-
     def __init__(
         self,
         link: Link,

@@ -34,8 +34,6 @@ _LARGEST_QUESTION = 100
 
 
 class Admission:
-    """Lets jobs through to the runner when they may start."""
-
     def __init__(
         self,
         suspects: Suspects,

@@ -59,8 +59,6 @@ def _array(values: Sequence[str | int]) -> bytes:
 
 
 class Claimer:
-    """Claims for all free slots, starts what it got, sleeps when there is nothing."""
-
     def __init__(
         self,
         dsn: str,

@@ -24,8 +24,6 @@ log = logging.getLogger("tallybook.worker")
 
 
 class Ends:
-    """Ends attempts by what their handlers returned or raised."""
-
     def __init__(self, finisher: Finisher, worker_name: str, *, keeps_error: bool) -> None:
         self._finisher = finisher
         self._worker_name = worker_name

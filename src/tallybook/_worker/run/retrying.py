@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tallybook._model.backoff import Backoff, delay_after, from_json
 from tallybook._model.failure import safe_text
@@ -13,11 +13,9 @@ from tallybook._model.no_retry import is_final
 from tallybook._model.outcome import Dead, Snooze
 from tallybook._model.retry_after import retry_after
 from tallybook._model.subject_outcome import Reject
+from tallybook._worker.jobs import Running
+from tallybook._worker.run.served_task import ServedTask
 from tallybook.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tallybook._worker.jobs import Running
-    from tallybook._worker.run.served_task import ServedTask
 
 log = logging.getLogger("tallybook.worker")
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from tallybook._model.breaker import BreakerRule
-    from tallybook._model.rate import ConcurrencyRule, RateRule
-    from tallybook._model.tracing import Tracing
-    from tallybook._worker.jobs import Running
-    from tallybook._worker.run.context import Context
-    from tallybook._worker.run.served_task import ServedTask
-    from tallybook._worker.run.verbs import Verbs
-    from tallybook.extra.providers import Providers
+from tallybook._model.breaker import BreakerRule
+from tallybook._model.rate import ConcurrencyRule, RateRule
+from tallybook._model.tracing import Tracing
+from tallybook._worker.jobs import Running
+from tallybook._worker.run.context import Context
+from tallybook._worker.run.served_task import ServedTask
+from tallybook._worker.run.verbs import Verbs
+from tallybook.extra.providers import Providers
 
 
 class Contexts(Protocol):

@@ -6,14 +6,13 @@ An App imports the worker's entry points, so no module of the worker imports Tas
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from tallybook._model.backoff import Backoff
-    from tallybook._model.contract import Contract
-    from tallybook._model.execution import Execution
-    from tallybook._model.options import Options
-    from tallybook._model.signature import ArgsModel
+from tallybook._model.backoff import Backoff
+from tallybook._model.contract import Contract
+from tallybook._model.execution import Execution
+from tallybook._model.options import Options
+from tallybook._model.signature import ArgsModel
 
 
 class Policies(Protocol):

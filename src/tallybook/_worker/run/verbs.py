@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tallybook._db import aio
 from tallybook._db.declared import Call, Declared
@@ -20,9 +20,7 @@ from tallybook._model.payload import encode
 from tallybook._worker.jobs import Running
 from tallybook._worker.settings import FAR_AHEAD
 from tallybook.errors import ConfigError, LeaseLost
-
-if TYPE_CHECKING:
-    from tallybook.extra.providers import Providers
+from tallybook.extra.providers import Providers
 
 T = TypeVar("T")
 

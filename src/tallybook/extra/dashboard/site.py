@@ -90,7 +90,10 @@ class Site(Shared):
     def _starlette(self, metrics_token: str | None) -> Starlette:
         routes: list[Mount | Route] = [
             Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static"),
-            metrics_route(self.database, token=metrics_token, admits=_has_user),
+            # Whoever may see the dashboard may read its metrics, too.
+            metrics_route(
+                self.database, token=metrics_token, admits=lambda request: request.scope["tallybook"].user is not None
+            ),
             *health_routes(self.database),
         ]
         for noun in ("entrance", *NOUNS):
@@ -107,11 +110,9 @@ class Site(Shared):
                 await self.aclose()
 
         handlers: dict[Any, Any] = {
-            HTTPException: self._http_error,
-            TallybookError: self._error,
-            Error: self._error,
-        }
-        built = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers | {500: self._crash})
+            HTTPException: self._http_error, TallybookError: self._error, Error: self._error, 500: self._error,
+        }  # fmt: skip
+        built = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
         built.state.site = self
         return built
 
@@ -126,11 +127,3 @@ class Site(Shared):
         return View(request, self).render(
             "error.html", status=status, title="This did not work", message=message, hint=hint
         )
-
-    async def _crash(self, request: Request, error: Exception) -> Response:
-        return await self._error(request, error)
-
-
-def _has_user(request: Request) -> bool:
-    """Whoever may see the dashboard may read its metrics, too."""
-    return request.scope["tallybook"].user is not None

@@ -45,7 +45,6 @@ class Arrivals:
         return not any(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
-        """Take in no more."""
         self._stop.set()
 
     def stop(self) -> None:

@@ -102,13 +102,11 @@ class Processes:
             process.close()
 
     def start(self, name: str, module: str, *args: str, env: Mapping[str, str] | None = None) -> Process:
-        """Start one; see Process."""
         process = Process(name, f"tallybook.extra.demo.{module}", *args, env=env)
         self._all.append(process)
         return process
 
     def check(self) -> None:
-        """ProcessFailed if one of them has ended by itself."""
         for process in self._all:
             process.check()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from tallybook.extra.operator.fields import Field
@@ -28,7 +29,6 @@ _SECURITY = {
 
 
 def document(prefix: str = "") -> dict[str, Any]:
-    """The document of an API that is mounted under `prefix`."""
     from tallybook import __version__
 
     paths: dict[str, dict[str, Any]] = {}
@@ -144,16 +144,16 @@ def _responses(operation: Operation) -> dict[str, Any]:
 
 def _problem(status: int, codes: list[str]) -> Mapping[str, Any]:
     code = codes[0]
-    example = {"type": "about:blank", "title": _title(status), "status": status, "code": code, "detail": CODES[code][1]}
+    example = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "code": code,
+        "detail": CODES[code][1],
+    }
     return {
         "description": " ".join(f"{code}: {CODES[code][1]}" for code in codes),
         "content": {
             "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example}
         },
     }
-
-
-def _title(status: int) -> str:
-    from http import HTTPStatus
-
-    return HTTPStatus(status).phrase

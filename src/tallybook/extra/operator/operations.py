@@ -107,7 +107,6 @@ def _typed(kind: str) -> dict[str, Any]:
 
 
 def listed(name: str, item: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of an object with one list."""
     return record(**{name: {"type": "array", "items": dict(item)}})
 
 

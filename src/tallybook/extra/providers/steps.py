@@ -51,7 +51,6 @@ class Tested:
 
 
 def get(name: str, keys: KeySource) -> Steps[Provider]:
-    """One active provider, decrypted."""
     stored = yield from _known(name)
     if not stored.active:
         raise UnknownProvider(name, inactive=True)
@@ -59,19 +58,16 @@ def get(name: str, keys: KeySource) -> Steps[Provider]:
 
 
 def resolve(data_type: str, symbol: str | None, keys: KeySource) -> Steps[Provider | None]:
-    """The provider that the routes say, decrypted; None: none."""
     stored = yield calls.resolve(data_type, symbol)
     return None if stored is None else _decrypted(stored, keys)
 
 
 def load(keys: KeySource) -> Steps[dict[str, Provider]]:
-    """All active providers, decrypted."""
     found: list[Stored] = yield calls.active()
     return {stored.name: _decrypted(stored, keys) for stored in found}
 
 
 def test(name: str, keys: KeySource) -> Steps[list[Tested]]:
-    """Decrypt every secret of a provider, active or not, and say which of them open."""
     stored = yield from _known(name)
     return [
         Tested(place.provider, place.field, place.slot, sealed.key_id, _problem(place, sealed, keys))
@@ -80,7 +76,6 @@ def test(name: str, keys: KeySource) -> Steps[list[Tested]]:
 
 
 def set_secret(name: str, field: str, secret: Secret, keys: KeySource, *, keep_previous: bool) -> Steps[str]:
-    """Set a secret; what it was stays as the previous one, if that is wanted: created, changed or unchanged."""
     check_field(field)
     place, before = Place(name, field), Place(name, field, "previous")
     keyring = keys.keyring()
@@ -99,7 +94,6 @@ def set_secret(name: str, field: str, secret: Secret, keys: KeySource, *, keep_p
 
 
 def drop_secret(name: str, field: str, *, previous_only: bool) -> Steps[bool]:
-    """Forget a secret, or only what it was before; False: there was nothing to forget."""
     yield from _known(name)
     return bool((yield calls.secret_drop(name, field, "previous" if previous_only else None)))
 
@@ -154,7 +148,6 @@ async def drive(steps: Steps[T], say: Callable[[Call[Any]], Awaitable[Any]]) -> 
 
 
 def drive_sync(steps: Steps[T], say: Callable[[Call[Any]], Any]) -> T:
-    """The same without an event loop."""
     said = None
     try:
         while True:

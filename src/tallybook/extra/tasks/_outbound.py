@@ -15,7 +15,7 @@ from tallybook.errors import AddressRefused, CallFailed, ConfigError
 from tallybook.extra.tasks import _provider
 from tallybook.extra.tasks._address import Allowed
 from tallybook.extra.tasks._masking import Mask
-from tallybook.extra.tasks._provider import bare, is_header_name, is_header_value, needed, option, quiet, text_setting
+from tallybook.extra.tasks._provider import HEADER_NAME, bare, is_header_value, needed, option, quiet, text_setting
 
 # A status after which the next attempt would end the same. 408, 425 and 429 say "later", 5xx "not now", and 401, 403 and 407
 # are about the provider's credentials: the job is right, and goes when these are.
@@ -256,7 +256,7 @@ def _checked_headers(who: str, headers: Mapping[str, Any], *, taken: set[str] | 
     """The headers, of which none is ours and none could smuggle in another. CallFailed, for good."""
     for name, value in headers.items():
         low = name.lower()
-        if not is_header_name(name) or not is_header_value(value):
+        if not HEADER_NAME.fullmatch(name) or not is_header_value(value):
             raise CallFailed(f"{who}: header {name!r}: its name or value cannot stand in a header", no_retry=True)
         if low in _OURS or low.startswith("webhook-") or low in (taken or ()):
             raise CallFailed(f"{who}: header {name!r} is not for you to set", no_retry=True)

@@ -19,7 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _LONGEST = timedelta(minutes=5)
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 
 
 def bare(error: Exception) -> Exception:
@@ -70,7 +70,6 @@ class Registry(Protocol):
 
 
 def registry_of(ctx: Context) -> Registry:
-    """The registry of the app that runs this job."""
     return cast(Registry, ctx.app.providers)
 
 
@@ -124,7 +123,7 @@ def auth_headers(provider: Provider) -> dict[str, str]:
         user = text_setting(provider, "user")
         made["Authorization"] = "Basic " + base64.b64encode(f"{user}:{password.reveal()}".encode()).decode()
     for name, value in made.items():
-        if not _TOKEN.fullmatch(name) or not is_header_value(value):
+        if not HEADER_NAME.fullmatch(name) or not is_header_value(value):
             raise ConfigError(option(provider, "token_header"), name, "it, or the secret, cannot stand in a header")
     return made
 
@@ -132,11 +131,6 @@ def auth_headers(provider: Provider) -> dict[str, str]:
 def is_header_value(text: object) -> bool:
     """Whether this can be the value of a header: printable ASCII. A line break would be another header."""
     return isinstance(text, str) and text.isascii() and (text.isprintable() or not text) and text.strip() == text
-
-
-def is_header_name(text: object) -> bool:
-    """Whether this can be the name of a header."""
-    return isinstance(text, str) and _TOKEN.fullmatch(text) is not None
 
 
 def static_headers(provider: Provider) -> Mapping[str, Any]:
