@@ -691,5 +691,5 @@ def test_off_means_no_statement_and_no_call(app: App, dsn: str, db: Any) -> None
         traced = calls(lambda: drain(app, dsn=dsn))
     tracing = {"spans", "metrics", "headers", "otel"}
     assert not [name for name in off + drained if name.split(".")[0] in tracing or "_trace" in name]
-    assert off.count("run.send_sync") == 1
+    assert off.count("verb.traced") == 1
     assert {"spans.sending"} <= set(on) and {"spans.processing", "runner._traced"} <= set(traced)  # control

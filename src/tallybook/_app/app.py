@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol
 from tallybook._app import declaring
 from tallybook._db import calls, fan_out
 from tallybook._db.declared import Call
-from tallybook._db.verb import AsyncConn, SyncConn, Verb
+from tallybook._db.verb import AsyncConn, SyncConn, Verb, do, do_sync, traced
 from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
 from tallybook._model.job import Job, JobCall, JobInfo, checked_reason, job_id
@@ -25,7 +25,6 @@ from tallybook._model.options import check_name
 from tallybook._task import BoundTask
 from tallybook._task import Task as _Task
 from tallybook._task.owner import Owner
-from tallybook._task.run import send, send_sync
 from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
 
 if TYPE_CHECKING:
@@ -494,14 +493,14 @@ class App(Owner):
             report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
         """
         listed = with_follow_up(_listed(jobs), then)
-        return await send(self._tracing, conn, listed, self._putting_many) if listed else []
+        return await do(conn, traced(self._tracing, listed, self._putting_many)) if listed else []
 
     def enqueue_many_sync(
         self, conn: SyncConn | App, jobs: Iterable[JobCall], *, then: JobCall | None = None
     ) -> list[Job]:
         """Put many jobs in; enqueue_many without an event loop."""
         listed = with_follow_up(_listed(jobs), then)
-        return send_sync(self._tracing, conn, listed, self._putting_many) if listed else []
+        return do_sync(conn, traced(self._tracing, listed, self._putting_many)) if listed else []
 
     def _putting(self, job: JobCall) -> Call[Job]:
         """The verb that puts in one job, which may wait for others."""

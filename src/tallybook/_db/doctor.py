@@ -75,25 +75,17 @@ def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[Conn], 
             return look(conn)
     except psycopg.errors.QueryCanceled:
         text = f"could not be looked at within {patience.total_seconds():g} s"
-        return [
-            Finding(
-                name=name,
-                level="note",
-                finding=text,
-                advice="The server is busy, or something holds a lock. Ask again.",
-            )
-        ]
-    except psycopg.errors.InsufficientPrivilege as error:
-        advice = "Ask as a user with the role operator, or as the owner of the schema."
-        return [Finding(name=name, level="note", finding=f"could not be looked at: {first_line(error)}", advice=advice)]
+        level, advice = "note", "The server is busy, or something holds a lock. Ask again."
     except psycopg.Error as error:
-        if conn.closed:
-            text = f"the connection was lost: {first_line(error)}"
-            return [
-                Finding(name=name, level="problem", finding=text, advice="See the server's log, and whether it is up.")
-            ]
-        advice = "Ask again; where it stays, look at schema first."
-        return [Finding(name=name, level="note", finding=f"could not be looked at: {first_line(error)}", advice=advice)]
+        level, text = "note", f"could not be looked at: {first_line(error)}"
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            advice = "Ask as a user with the role operator, or as the owner of the schema."
+        elif conn.closed:
+            level, text = "problem", f"the connection was lost: {first_line(error)}"
+            advice = "See the server's log, and whether it is up."
+        else:
+            advice = "Ask again; where it stays, look at schema first."
+    return [Finding(name=name, level=level, finding=text, advice=advice)]
 
 
 def _group(conn: Conn, *, group: str, verify: bool) -> list[Finding]:

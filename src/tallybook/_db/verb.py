@@ -75,6 +75,8 @@ class Beside:
 
 
 Steps: TypeAlias = "Generator[Call[Any] | Pause | Beside, Any, T]"
+Made: TypeAlias = "Call[T] | Callable[[], Steps[T]]"
+"""What a verb is made of: one statement, or several steps."""
 
 
 class Verb(Coroutine[Any, Any, T_co], Generic[T_co]):
@@ -85,23 +87,21 @@ class Verb(Coroutine[Any, Any, T_co], Generic[T_co]):
 
     __slots__ = ("_app", "_coroutine", "_made", "_name")
 
-    def __init__(self, app: Source, made: Call[T_co] | Callable[[], Steps[T_co]], name: str = "") -> None:
+    def __init__(self, app: Source, made: Made[T_co], name: str = "") -> None:
         self._app = app
         self._name = name or (made.verb if isinstance(made, Call) else "a verb")
-        self._made: Call[T_co] | Callable[[], Steps[T_co]] | None = made
+        self._made: Made[T_co] | None = made
         self._coroutine: Coroutine[Any, Any, T_co] | None = None
 
     def on(self, conn: AsyncConn | Source) -> Coroutine[Any, Any, T_co]:
         """Do it on this connection, inside its transaction. ConnectionNotSupported for an object that is none."""
-        made = self._take()
-        return run(conn, made) if isinstance(made, Call) else _drive(conn, made())
+        return do(conn, self._take())
 
     def sync(self, conn: SyncConn | Source | None = None) -> T_co:
         """Do it without an event loop: on this connection, inside its transaction, or on one of the app's own."""
-        made, where = self._take(), self._app if conn is None else conn
-        return run_sync(where, made) if isinstance(made, Call) else _drive_sync(where, made())
+        return do_sync(self._app if conn is None else conn, self._take())
 
-    def _take(self) -> Call[T_co] | Callable[[], Steps[T_co]]:
+    def _take(self) -> Made[T_co]:
         made, self._made = self._made, None
         if made is None:
             raise RuntimeError(f"cannot reuse {self._name}: it was awaited or run already")
@@ -146,7 +146,7 @@ class Noun:
     def __init__(self, app: Source) -> None:
         self._app = app
 
-    def _verb(self, made: Call[T] | Callable[[], Steps[T]], name: str = "") -> Verb[T]:
+    def _verb(self, made: Made[T], name: str = "") -> Verb[T]:
         return Verb(self._app, made, name)
 
     def __repr__(self) -> str:
@@ -163,9 +163,17 @@ def run_sync(conn: Any, call: Call[T]) -> T:
     return conn._run_sync(call) if isinstance(conn, Source) else sync.run(conn, call)
 
 
-def traced(
-    tracing: Tracing | None, what: What, verb: Callable[[What], Call[T]], *, keeps: bool = False
-) -> Call[T] | Callable[[], Steps[T]]:
+def do(conn: Any, made: Made[T]) -> Coroutine[Any, Any, T]:
+    """The same for a verb of several steps, too."""
+    return run(conn, made) if isinstance(made, Call) else _drive(conn, made())
+
+
+def do_sync(conn: Any, made: Made[T]) -> T:
+    """The same on a synchronous connection."""
+    return run_sync(conn, made) if isinstance(made, Call) else _drive_sync(conn, made())
+
+
+def traced(tracing: Tracing | None, what: What, verb: Callable[[What], Call[T]], *, keeps: bool = False) -> Made[T]:
     """What puts this in by a verb, with a trace around it where the app is traced. `keeps` as in Tracing.sending."""
     return verb(what) if tracing is None else partial(_traced, tracing, what, verb, keeps)
 

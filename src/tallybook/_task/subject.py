@@ -11,14 +11,13 @@ Options are given by `with_`, as for any job: `refresh.with_(delay="5 min").subj
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 from typing import Generic, ParamSpec, Protocol, TypeVar
 
 from tallybook._db import subjects
 from tallybook._db.declared import Call
 from tallybook._db.source import Source
-from tallybook._db.verb import Steps, Verb, traced
+from tallybook._db.verb import Made, Verb, traced
 from tallybook._model.job import JobCall
 from tallybook._model.options import Options
 from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectReport, check_subject
@@ -116,7 +115,7 @@ class TaskSubject(Generic[P]):
         """
         return self._verb(subjects.move(self._bound.name, self.name, run_at), "move")
 
-    def _verb(self, made: Call[T] | Callable[[], Steps[T]], name: str) -> Verb[T]:
+    def _verb(self, made: Made[T], name: str) -> Verb[T]:
         return Verb(self._bound.app, made, name)
 
     def __repr__(self) -> str:

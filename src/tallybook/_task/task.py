@@ -26,7 +26,7 @@ from tallybook._db import calls
 from tallybook._db.declared import Call
 from tallybook._db.kinds import kind_of, refused, transaction_kind
 from tallybook._db.source import Source, demand_loop
-from tallybook._db.verb import AsyncConn, SyncConn
+from tallybook._db.verb import AsyncConn, SyncConn, do, do_sync, traced
 from tallybook._model.after import Parent, checked_after
 from tallybook._model.backoff import DEFAULT, Backoff, Retry, as_policy
 from tallybook._model.contract import Contract, Upgrade
@@ -41,7 +41,6 @@ from tallybook._model.plain import Unfit
 from tallybook._model.signature import ArgsModel
 from tallybook._model.why import checked_links
 from tallybook._task.owner import Owner
-from tallybook._task.run import send, send_sync
 from tallybook._task.subject import HasSubjects
 from tallybook.errors import ConfigError, PayloadError, SignatureError
 
@@ -240,7 +239,7 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
 
             job = send_welcome.enqueue_sync(session, 42, lang="de")
         """
-        return send_sync(self.app._tracing, conn, self._bound._job_on(conn, args, kwargs, sync=True), calls.enqueue)
+        return self._bound._enqueue_sync(conn, args, kwargs, calls.enqueue)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
         """Describe a job, checked and encoded, to be put in by `app.enqueue_many`. SignatureError, PayloadError.
@@ -344,10 +343,13 @@ class BoundTask(_Near, HasSubjects[P], Generic[P, R_co]):
 
     def enqueue_sync(self, conn: SyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
         """Put one job in, in `conn`'s transaction; see Task.enqueue_sync."""
-        return send_sync(self.app._tracing, conn, self._job_on(conn, args, kwargs, sync=True), self.app._putting)
+        return self._enqueue_sync(conn, args, kwargs, self.app._putting)
 
     async def _enqueue(self, conn: object, args: Any, kwargs: Any, verb: Callable[[JobCall], Call[Job]]) -> Job[R_co]:
-        return await send(self.app._tracing, conn, self._job_on(conn, args, kwargs, sync=False), verb)
+        return await do(conn, traced(self.app._tracing, self._job_on(conn, args, kwargs, sync=False), verb))
+
+    def _enqueue_sync(self, conn: object, args: Any, kwargs: Any, verb: Callable[[JobCall], Call[Job]]) -> Job[R_co]:
+        return do_sync(conn, traced(self.app._tracing, self._job_on(conn, args, kwargs, sync=True), verb))
 
     def _job_on(self, conn: object, args: Any, kwargs: Any, *, sync: bool) -> JobCall:
         """As `job`; where the call does not fit since no connection was given, the error says so."""
