@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from tallybook._db.declared import Call, Declared
-from tallybook._db.texts import records, whole
+from tallybook._db.texts import records
 from tallybook._model.audit import AuditRow
-from tallybook._model.options import text_problem
+from tallybook._model.options import text_problem, whole
 from tallybook.errors import ConfigError
 
 Taken = Literal["fresh", "used", "late", "early"]

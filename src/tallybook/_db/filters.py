@@ -11,6 +11,7 @@ from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import checked, moment, record, records
 from tallybook._model.job import Cancelled, DeadLetter, Retried
+from tallybook._model.options import whole
 from tallybook._model.payload import encode
 from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
 
@@ -142,6 +143,4 @@ def _args(args: Mapping[str, object] | None) -> str | None:
 
 
 def _limit(max_jobs: int) -> str:
-    if isinstance(max_jobs, bool) or not isinstance(max_jobs, int) or not 1 <= max_jobs <= 2**31 - 1:
-        raise ConfigError("max_jobs", max_jobs, "is a whole number from 1 on")
-    return str(max_jobs)
+    return str(whole("max_jobs", max_jobs, 1, 2**31 - 1))

@@ -10,8 +10,9 @@ from typing import Any
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import checked, instant, moment, record, records, text_array, whole
+from tallybook._db.texts import checked, instant, moment, record, records, some_of, text_array
 from tallybook._model.lists import JobDone, JobLine, JobPage
+from tallybook._model.options import whole
 from tallybook._model.why import checked_links
 from tallybook.errors import ConfigError
 
@@ -47,9 +48,7 @@ class JobFilter:
 
     def params(self, after: str | None, max_jobs: int, max_looked: int) -> dict[str, str | None]:
         """As the statement takes them."""
-        states = None if self.states is None else [self.states] if isinstance(self.states, str) else list(self.states)
-        if states is not None and (not states or any(state not in STATES for state in states)):
-            raise ConfigError("states", states, f"are some of {', '.join(STATES)}")
+        states = some_of("states", self.states, STATES)
         return {
             "queue": checked("queue", self.queue),
             "task": checked("task", self.task),

@@ -158,32 +158,18 @@ def route_drop(data_type: str, symbol: str | None) -> Call[bool]:
 
 def secret_set(place: Place, was: Sealed | None, sealed: Sealed, former: Sealed | None) -> Call[bool]:
     """Set a secret; False: `was` is not what is stored any more."""
-    return _SECRET_SET.call(
-        bool,
-        provider=place.provider,
-        field=place.field,
-        was=None if was is None else was.nonce,
-        key_id=sealed.key_id,
-        nonce=sealed.nonce,
-        ciphertext=sealed.ciphertext,
-        former_key_id=None if former is None else former.key_id,
-        former_nonce=None if former is None else former.nonce,
-        former_ciphertext=None if former is None else former.ciphertext,
-    )
+    at: dict[str, Any] = {"provider": place.provider, "field": place.field, "was": None if was is None else was.nonce}
+    return _SECRET_SET.call(bool, **at, **_parts(sealed), **_parts(former, "former_"))
 
 
 def secret_reseal(place: Place, was: Sealed, sealed: Sealed) -> Call[bool]:
     """The same secret under another key; False: it is not what was read any more, or somebody has it right now."""
-    return _RESEAL.call(
-        bool,
-        provider=place.provider,
-        field=place.field,
-        slot=place.slot,
-        was=was.nonce,
-        key_id=sealed.key_id,
-        nonce=sealed.nonce,
-        ciphertext=sealed.ciphertext,
-    )
+    at: dict[str, Any] = {"provider": place.provider, "field": place.field, "slot": place.slot, "was": was.nonce}
+    return _RESEAL.call(bool, **at, **_parts(sealed))
+
+
+def _parts(sealed: Sealed | None, prefix: str = "") -> dict[str, Any]:
+    return {prefix + name: getattr(sealed, name, None) for name in ("key_id", "nonce", "ciphertext")}
 
 
 def secret_drop(provider: str, field: str, slot: str | None) -> Call[bool]:

@@ -13,9 +13,8 @@ from tallybook._db.stored import loads
 from tallybook._db.texts import at, records
 from tallybook._model.breaker import BreakerRule
 from tallybook._model.durations import format_duration
-from tallybook._model.options import check_name
+from tallybook._model.options import check_instant, check_name
 from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
-from tallybook.errors import ConfigError
 
 _SET = Declared("rate_limit_set(name text, calls int, per interval, burst int) -> text")
 _DROP = Declared("rate_limit_drop(name text) -> boolean")
@@ -49,8 +48,7 @@ def drop(name: str) -> Call[bool]:
 def push(name: str, until: datetime) -> Call[datetime]:
     """No call of a key before then; when the next one may start."""
     check_name("name", name, 200)
-    if not isinstance(until, datetime) or until.utcoffset() is None:
-        raise ConfigError("until", until, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
+    check_instant("until", until)
     return PUSH.call(lambda text: at(loads(text)), name=name, until=until.astimezone(UTC).isoformat())
 
 

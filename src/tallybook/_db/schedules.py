@@ -11,7 +11,7 @@ from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import at, record, records
 from tallybook._model.job import JobCall
-from tallybook._model.options import check_name
+from tallybook._model.options import check_name, whole
 from tallybook._model.schedule import Timing, rule_text
 from tallybook.errors import ConfigError, UnknownSchedule
 
@@ -189,9 +189,7 @@ def show(name: str) -> Call[tuple[ScheduleInfo, datetime]]:
 
 
 def fires(name: str, most: int) -> Call[list[Fire]]:
-    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        raise ConfigError("max_fires", most, "is a whole number from 1 on")
-    params = {"name": _named(name), "most": str(min(most, 1_000_000))}
+    params = {"name": _named(name), "most": str(whole("max_fires", most, 1, 2**31 - 1))}
     return Call("schedule_fires", _FIRES, params, records(Fire, "tick", "fired_at"))
 
 

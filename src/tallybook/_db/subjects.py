@@ -10,10 +10,9 @@ from typing import Any
 from tallybook._db.calls import RUN_AT
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
-from tallybook._db.texts import checked, record, text_array, whole
-from tallybook._model.options import Options
+from tallybook._db.texts import checked, record, some_of, text_array
+from tallybook._model.options import Options, check_instant, whole
 from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, SubjectReport
-from tallybook.errors import ConfigError
 
 _JOB = "priority int, max_attempts int, headers jsonb, options jsonb"
 _NAMED = f"queue text, task text, subject text, args jsonb, run_at timestamptz, {_JOB}"
@@ -98,8 +97,7 @@ def forget(task: str, name: str) -> Call[str]:
 
 
 def move(task: str, name: str, run_at: datetime) -> Call[str]:
-    if run_at.utcoffset() is None:
-        raise ConfigError("run_at", run_at, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
+    check_instant("run_at", run_at)
     return _MOVE.call(str, task=task, subject=name, run_at=run_at.astimezone(UTC).isoformat())
 
 
@@ -130,9 +128,7 @@ def list_params(
     max_looked: int,
 ) -> dict[str, str | None]:
     """As the statement takes them. ConfigError for what cannot be meant."""
-    those = None if states is None else [states] if isinstance(states, str) else list(states)
-    if those is not None and (not those or any(state not in STATES for state in those)):
-        raise ConfigError("states", those, f"are some of {', '.join(STATES)}")
+    those = some_of("states", states, STATES)
     whole("max_subjects", max_subjects, 1, MOST)
     texts = {"task": task, "queue": queue, "prefix": prefix, "after": after}
     for option, value in texts.items():

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from tallybook._db.stored import edge, loads
-from tallybook._model.options import text_problem
+from tallybook._model.options import check_instant, text_problem
 from tallybook.errors import ConfigError
 
 T = TypeVar("T")
@@ -46,6 +46,14 @@ def records(made: type[T], *instants: str, seconds: Sequence[str] = (), **names:
     return lambda text: [record(made, row, *instants, seconds=seconds, **names) for row in loads(text)]
 
 
+def some_of(option: str, given: str | Sequence[str] | None, all_: Sequence[str]) -> list[str] | None:
+    """Some of a few words, or a single one; ConfigError for any other."""
+    words = [given] if isinstance(given, str) else None if given is None else list(given)
+    if words is not None and (not words or not set(words) <= set(all_)):
+        raise ConfigError(option, words, f"are some of {', '.join(all_)}")
+    return words
+
+
 def checked(option: str, value: str | None) -> str | None:
     """A text that a name can be; ConfigError for what is none."""
     if value is not None and (not isinstance(value, str) or (problem := text_problem(value))):
@@ -53,17 +61,10 @@ def checked(option: str, value: str | None) -> str | None:
     return value
 
 
-def whole(option: str, value: int, least: int, most: int) -> int:
-    """A whole number; ConfigError for what is none, or out of its bounds."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(option, value, f"is a whole number from {least} to {most}")
-    return value
-
-
 def moment(option: str, value: datetime | None, hint: str = "Write datetime.now(UTC) - ...") -> str | None:
     """An instant for the server; ConfigError for a time without its zone."""
-    if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
-        raise ConfigError(option, value, "not an aware datetime", hint=hint)
+    if value is not None:
+        check_instant(option, value, hint)
     return None if value is None else value.astimezone(UTC).isoformat()
 
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 
 from tallybook._db.declared import Call, Declared
-from tallybook._db.texts import checked, records, whole
-from tallybook._model.options import check_name
+from tallybook._db.texts import checked, records
+from tallybook._model.options import check_name, whole
 from tallybook._model.why import Reason, TraceEvent, checked_links
 from tallybook.errors import InvalidArgument
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tallybook._model.durations import parse_duration
+from tallybook._model.options import whole
 from tallybook._model.rate import check_limit_name
 from tallybook.errors import ConfigError
 
@@ -26,8 +27,7 @@ class BreakerRule:
 
     def __post_init__(self) -> None:
         check_limit_name("breaker", self.name)
-        if isinstance(self.failures, bool) or not isinstance(self.failures, int) or not 1 <= self.failures <= 1000:
-            raise ConfigError("failures", self.failures, "is a whole number from 1 to 1000")
+        whole("failures", self.failures, 1, 1000)
         for option, value in (("per", self.per), ("open_for", self.open_for)):
             if not timedelta(seconds=1) <= value <= timedelta(days=366):
                 raise ConfigError(option, value, "goes from 1 s to 366 days")

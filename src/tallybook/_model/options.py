@@ -84,7 +84,7 @@ class Options:
         if self.on_parent not in (None, "completed", "any"):
             raise ConfigError("on_parent", self.on_parent, "is completed or any")
         if self.order_key is not None:
-            _check_key("order_key", self.order_key)
+            check_text("order_key", self.order_key, 512)
         if self.limits:
             check_limits(self.limits)
         _check_fair(self.fair_key, self.order_key)
@@ -93,11 +93,11 @@ class Options:
         """These options with those of `given` that are not None. `delay` may be text; it excludes `run_at`."""
         given = {name: value for name, value in given.items() if value is not None}
         if "run_at" in given:
-            _check_instant("run_at", given["run_at"])
+            check_instant("run_at", given["run_at"])
             if "delay" in given:
                 raise ConfigError("delay", given["delay"], "run_at is given too", hint="Give one of them")
         if "expires_at" in given:
-            _check_instant("expires_at", given["expires_at"])
+            check_instant("expires_at", given["expires_at"])
         if "delay" in given:
             given["delay"] = parse_duration(given["delay"], option="delay")
             if given["delay"] > _LONGEST_DELAY:
@@ -188,29 +188,38 @@ def _check_number(option: str, value: object, least: int, hint: str | None = Non
         raise ConfigError(option, value, f"goes from {least} to 32767", hint=hint)
 
 
-def _check_instant(option: str, value: object) -> None:
+def whole(option: str, value: int, least: int, most: int) -> int:
+    """A whole number; ConfigError for what is none, or out of its bounds."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(option, value, f"is a whole number from {least} to {most}")
+    return value
+
+
+def check_instant(option: str, value: object, hint: str = "Write datetime.now(UTC) + ...") -> None:
+    """ConfigError for what is no instant: a datetime without its zone, too."""
     if not isinstance(value, datetime) or value.utcoffset() is None:
-        raise ConfigError(option, value, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
+        raise ConfigError(option, value, "not an aware datetime", hint=hint)
     try:
         value.astimezone(UTC)
     except OverflowError:
         raise ConfigError(option, value, "out of range in UTC") from None
 
 
-def _check_key(option: str, key: object) -> None:
-    if not isinstance(key, str):
-        raise ConfigError(option, key, "not a text")
-    if problem := text_problem(key):
-        raise ConfigError(option, key, problem)
-    if not 1 <= len(key.encode()) <= 512:
-        raise ConfigError(option, key, f"a key has 1 to 512 bytes, this one has {len(key.encode())}")
+def check_text(option: str, text: object, most: int, what: str = "a key", hint: str | None = None) -> None:
+    """ConfigError unless this is a text of 1 to `most` bytes that PostgreSQL can store."""
+    if not isinstance(text, str):
+        raise ConfigError(option, text, "not a text", hint=hint)
+    if problem := text_problem(text):
+        raise ConfigError(option, text, problem)
+    if not 1 <= len(text.encode()) <= most:
+        raise ConfigError(option, text, f"{what} has 1 to {most} bytes, this one has {len(text.encode())}")
 
 
 def _check_unique(unique: object) -> None:
     if unique is None or isinstance(unique, bool):
         return
     if isinstance(unique, str):
-        _check_key("unique", unique)
+        check_text("unique", unique, 512)
         return
     if not isinstance(unique, tuple) or not all(isinstance(name, str) for name in cast("tuple[object, ...]", unique)):
         hint = "Write unique=('user_id',), or True for all args"

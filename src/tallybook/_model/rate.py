@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tallybook._model.durations import parse_duration
-from tallybook._model.options import check_name
+from tallybook._model.options import check_name, whole
 from tallybook.errors import ConfigError
 
 _MOST = 100_000
@@ -36,8 +36,7 @@ class RateRule:
     def __post_init__(self) -> None:
         check_limit_name("rate_limit", self.name)
         for option, value, most in (("calls", self.calls, _MOST), ("burst", self.burst, self.calls)):
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise ConfigError(option, value, f"is a whole number from 1 to {most}")
+            whole(option, value, 1, most)
         if not timedelta(seconds=1) <= self.per <= timedelta(days=366):
             raise ConfigError("per", self.per, "goes from 1 s to 366 days")
 
@@ -51,8 +50,7 @@ class ConcurrencyRule:
 
     def __post_init__(self) -> None:
         check_limit_name("concurrency_limit", self.name)
-        if isinstance(self.most, bool) or not isinstance(self.most, int) or not 1 <= self.most <= 10_000:
-            raise ConfigError("most", self.most, "is a whole number from 1 to 10000")
+        whole("most", self.most, 1, 10_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 from tallybook._model.cron import Cron, Every, Rule, rule
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.job import JobCall
+from tallybook._model.options import whole
 from tallybook.errors import ConfigError
 
 LATE = timedelta(seconds=60)
@@ -61,8 +62,7 @@ class Timing:
             raise ConfigError("jitter", jitter, "goes from 0 to 1 day")
         if missed not in MISSED:
             raise ConfigError("missed", missed, f"is one of {', '.join(MISSED)}")
-        if isinstance(catch_up, bool) or not isinstance(catch_up, int) or not 1 <= catch_up <= 1000:
-            raise ConfigError("catch_up", catch_up, "goes from 1 to 1000")
+        whole("catch_up", catch_up, 1, 1000)
         if not isinstance(overlap, bool):
             raise ConfigError("overlap", overlap, "neither True nor False")
         return cls(

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tallybook._model.options import Options, text_problem
-from tallybook.errors import ConfigError
+from tallybook._model.options import Options, check_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +84,8 @@ class SubjectPage:
 
 def check_subject(name: object) -> str:
     """ConfigError unless this can be a subject's name: a text of 1 to 512 bytes."""
-    if not isinstance(name, str):
-        hint = "Write str(...)" if isinstance(name, int) else None
-        raise ConfigError("subject", name, "not a text", hint=hint)
-    if problem := text_problem(name):
-        raise ConfigError("subject", name, problem)
-    if not 1 <= len(name.encode()) <= 512:
-        raise ConfigError("subject", name, f"a subject's name has 1 to 512 bytes, this one has {len(name.encode())}")
-    return name
+    check_text("subject", name, 512, "a subject's name", "Write str(...)" if isinstance(name, int) else None)
+    return str(name)
 
 
 def subject_of(options: dict[str, Any] | None) -> Subject | None:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from tallybook._model.durations import parse_duration
-from tallybook._model.options import text_problem
+from tallybook._model.options import check_text
 from tallybook._model.outcome import Outcome
 from tallybook.errors import ConfigError
 
@@ -162,7 +162,7 @@ class Reject(SubjectOutcome):
         retry_in: timedelta | str | None = None,
     ) -> None:
         if ref_id is not None:
-            _check_ref(ref_id)
+            check_text("Reject.ref_id", ref_id, _REF_BYTES, "it")
         delay = None if retry_in is None else parse_duration(retry_in, option="Reject.retry_in")
         super().__init__(message, details, ref_id, delay)
 
@@ -201,15 +201,6 @@ def _checked(args: object, outcome: str) -> dict[str, Any] | None:
         hint = f'Write {outcome}(..., args={{**ctx.args, "page": 4}})'
         raise ConfigError(f"{outcome}.args", args, "not a mapping of argument names to values", hint=hint)
     return dict(args)
-
-
-def _check_ref(ref_id: object) -> None:
-    if not isinstance(ref_id, str):
-        raise ConfigError("Reject.ref_id", ref_id, "not a text")
-    if problem := text_problem(ref_id):
-        raise ConfigError("Reject.ref_id", ref_id, problem)
-    if not 1 <= len(ref_id.encode()) <= _REF_BYTES:
-        raise ConfigError("Reject.ref_id", ref_id, f"has 1 to {_REF_BYTES} bytes, this one has {len(ref_id.encode())}")
 
 
 def _shown(args: Mapping[str, Any] | None) -> str:
