@@ -97,13 +97,13 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 class Db:
     """The database of a command. It is connected to when it is first asked: a mistake in an option is told without it."""
 
-    def __init__(self, dsn: str | None, stack: ExitStack) -> None:
-        self._dsn, self._stack = dsn, stack
+    def __init__(self, dsn: str | None, stack: ExitStack, schema: bool) -> None:
+        self._dsn, self._stack, self._schema = dsn, stack, schema
 
     @cached_property
     def conn(self) -> Conn:
         """The connection, as `connect` makes it."""
-        return self._stack.enter_context(connect(self._dsn))
+        return self._stack.enter_context(connect(self._dsn, schema=self._schema))
 
     def run(self, call: Call[T]) -> T:
         """The result of a verb."""
@@ -114,14 +114,19 @@ class Db:
         return [row[0] for row in self.conn.execute(sql.encode(), params).fetchall()]
 
 
-def command(name: str | None = None, *, of: click.Group | None = None, json: bool = False, **settings: Any) -> Made:
-    """Make a command of a function of a Db, which returns the line to print, or None; with `json` it is told `as_json`."""
+def command(
+    name: str | None = None, *, of: click.Group | None = None, json: bool = False, schema: bool = True, **settings: Any
+) -> Made:
+    """Make a command of a function of a Db, which returns the line to print, or None; with `json` it is told `as_json`.
+
+    Without `schema` the database need not have one that this release works with.
+    """
 
     def made(fn: Callable[..., Any]) -> click.Command:
         @wraps(fn)
         def run(dsn: str | None, **given: Any) -> None:
             with ExitStack() as stack:
-                line = fn(Db(dsn, stack), **given)
+                line = fn(Db(dsn, stack, schema), **given)
             if line is not None:
                 click.echo(line)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict
 
 import click
 
-from tallybook._cli.common import connect, dsn_option, json_option, print_json
+from tallybook._cli.common import Db, command, print_json, row_json
 from tallybook._cli.text import clean
 from tallybook._db.doctor import examine
 from tallybook._model.finding import LEVELS, Finding
@@ -17,25 +15,22 @@ _MARKS = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"
 _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
 
 
-@click.command()
-@dsn_option
-@json_option
+@command(json=True, schema=False)
 @click.option("--verify", is_flag=True, help="Recount the counters, whatever the size of the history.")
 @click.option("--quiet", is_flag=True, help="Leave out what is ok.")
-def doctor(dsn: str | None, as_json: bool, verify: bool, quiet: bool) -> None:
+def doctor(db: Db, as_json: bool, verify: bool, quiet: bool) -> None:
     """Say what is wrong with the database, and what to do.
 
     Changes nothing, and takes seconds: each check has a time limit. Exit code 0 if all is ok or a note, 1 if there is a
     warning or a problem.
     """
     found: list[Finding] = []
-    with connect(dsn, schema=False) as conn:
-        for one in examine(conn, verify=verify):
-            found.append(one)
-            if not as_json and not (quiet and one.level == "ok"):
-                _show(one)
+    for one in examine(db.conn, verify=verify):
+        found.append(one)
+        if not as_json and not (quiet and one.level == "ok"):
+            _show(one)
     if as_json:
-        print_json([json.dumps(asdict(one)) for one in found if not (quiet and one.level == "ok")])
+        print_json([row_json(one) for one in found if not (quiet and one.level == "ok")])
     else:
         _summary(found)
     if not all(one.good for one in found):

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import click
 
-from tallybook._cli.common import DURATION, Conn, connect, dsn_option, json_option, print_json, print_pairs
+from tallybook._cli.common import DURATION, Conn, Db, command, connect, dsn_option, print_json, print_pairs, yes_option
 from tallybook._cli.errors import Problem
 from tallybook._cli.text import clean
 from tallybook._db import migrate as schema
@@ -68,27 +68,23 @@ select jsonb_build_object(
   from tallybook.installed i, pg_control_system() c"""
 
 
-@click.command()
-@dsn_option
-@json_option
-def info(dsn: str | None, as_json: bool) -> None:
+@command(json=True, schema=False)
+def info(db: Db, as_json: bool) -> None:
     """Show what is installed in the database.
 
     Exit code 1 unless this release can work with it.
     """
-    with connect(dsn, schema=False) as conn:
-        found = schema.info(conn)
-        values: dict[str, object] = {
-            "schema_version": found.version or None,
-            "expected_version": found.expected,
-            "routines_current": found.routines_current,
-            "server_version": found.server,
-            "database": conn.info.dbname,
-            "node": found.node if found.version else None,
-        }
-        if found.version:
-            row = conn.execute(_INFO).fetchone()
-            values |= json.loads(row[0]) if row else {}
+    found = schema.info(db.conn)
+    values: dict[str, object] = {
+        "schema_version": found.version or None,
+        "expected_version": found.expected,
+        "routines_current": found.routines_current,
+        "server_version": found.server,
+        "database": db.conn.info.dbname,
+        "node": found.node if found.version else None,
+    }
+    if found.version:
+        values |= json.loads(next(iter(db.texts(_INFO)), "{}"))
     if as_json:
         print_json(json.dumps(values, indent=1))
     else:
@@ -116,23 +112,20 @@ def _verdict(found: schema.SchemaInfo) -> str:
     return "up to date" if found.current else "behind this program: run `tallybook migrate`"
 
 
-@click.command()
-@dsn_option
-@click.option("--yes", is_flag=True, help="Do not ask.")
-def uninstall(dsn: str | None, yes: bool) -> None:
+@command(schema=False)
+@yes_option
+def uninstall(db: Db, yes: bool) -> str:
     """Remove the schema and all jobs.
 
     Their history and their results go, too. Nothing outside of the schema `tallybook` is touched.
     """
-    with connect(dsn, schema=False) as conn:
-        database = conn.info.dbname
-        if not schema.is_installed(conn):
-            click.echo(f"nothing to do: no schema tallybook in database {database!r}")
-            return
-        if not yes:
-            _ask(conn, database)
-        schema.uninstall(conn)
-    click.echo(f"removed schema tallybook from database {database!r}")
+    database = db.conn.info.dbname
+    if not schema.is_installed(db.conn):
+        return f"nothing to do: no schema tallybook in database {database!r}"
+    if not yes:
+        _ask(db.conn, database)
+    schema.uninstall(db.conn)
+    return f"removed schema tallybook from database {database!r}"
 
 
 def _ask(conn: Conn, database: str) -> None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import click
 
-from tallybook._cli.common import connect, dsn_option
+from tallybook._cli.common import Db, command
 from tallybook._cli.text import clean
 from tallybook._db import roles as database
 
 
-@click.command()
+@command()
 @click.option(
     "--prefix", default=database.PREFIX, show_default=True, help="What the names of the five roles begin with."
 )
 @click.option("--existing", is_flag=True, help="Create no role: give the rights to roles that are there.")
 @click.option("--sql", "only_sql", is_flag=True, help="Print the SQL and touch nothing.")
 @click.option("--forget", is_flag=True, help="Take the rights away, and let everybody run the functions again.")
-@dsn_option
-def roles(dsn: str | None, prefix: str, existing: bool, only_sql: bool, forget: bool) -> None:
+def roles(db: Db, prefix: str, existing: bool, only_sql: bool, forget: bool) -> str | None:
     """Create the database roles, with exactly their rights.
 
     They are producer, worker, operator, reader and metrics.
@@ -29,23 +28,20 @@ def roles(dsn: str | None, prefix: str, existing: bool, only_sql: bool, forget: 
         raise click.UsageError("--forget goes with neither --existing nor --sql")
     if only_sql:
         click.echo(database.script(prefix, existing=existing), nl=False)
-        return
-    with connect(dsn) as conn:
-        where = f"schema tallybook of database {conn.info.dbname!r}"
-        if forget:
-            found = database.forget(conn)
-            if not found:
-                click.echo(f"nothing to do: there are no roles on record in {where}")
-                return
-            click.echo(f"took all rights in {where} from {', '.join(map(clean, found))}; the roles are still there")
-            return
-        if owner := database.superuser_owner(conn):
-            click.echo(
-                f"warning: {where} belongs to {clean(owner)}, a superuser: what the roles call runs with a superuser's"
-                " rights. Let a plain owner install it",
-                err=True,
-            )
-        done = database.create(conn, prefix, existing=existing)
-        for name in done.names:
-            click.echo(f"{name}: {'created' if name in done.created else 'there already'}")
-        click.echo(f"they have their rights in {where}; give them to your logins: grant {done.names[0]} to your_login")
+        return None
+    where = f"schema tallybook of database {db.conn.info.dbname!r}"
+    if forget:
+        found = database.forget(db.conn)
+        if not found:
+            return f"nothing to do: there are no roles on record in {where}"
+        return f"took all rights in {where} from {', '.join(map(clean, found))}; the roles are still there"
+    if owner := database.superuser_owner(db.conn):
+        click.echo(
+            f"warning: {where} belongs to {clean(owner)}, a superuser: what the roles call runs with a superuser's"
+            " rights. Let a plain owner install it",
+            err=True,
+        )
+    done = database.create(db.conn, prefix, existing=existing)
+    for name in done.names:
+        click.echo(f"{name}: {'created' if name in done.created else 'there already'}")
+    return f"they have their rights in {where}; give them to your logins: grant {done.names[0]} to your_login"

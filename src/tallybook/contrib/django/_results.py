@@ -1,11 +1,13 @@
-"""A job as Django's TaskResult."""
+"""A job as Django's TaskResult, and the tasks of `django.tasks` that this program has declared."""
 
 from __future__ import annotations
 
 import builtins
+import importlib
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from django.apps import apps
 from django.conf import settings
 from django.db import connections
 from django.utils import timezone
@@ -15,7 +17,26 @@ from tallybook._db.declared import Call
 from tallybook._db.stored import loads
 from tallybook._db.texts import instant
 from tallybook.contrib.django import _api, _args
-from tallybook.contrib.django._known import found, priority
+
+known: dict[str, _api.Task] = {}
+"""The tasks that this program has declared, by the path of their function."""
+
+
+def priority(given: int) -> int:
+    """Django's 100 (first) to -100 as ours, 0 (first) to 200; and the same way back."""
+    return 100 - given
+
+
+def found(path: str) -> _api.Task | None:
+    """The task whose function has this path; its module is imported if it belongs to an installed app."""
+    module = path.rpartition(".")[0]
+    if path not in known and apps.get_containing_app_config(module) is not None:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            return None
+    return known.get(path)
+
 
 # No error for an id that is not there: it would end the caller's transaction.
 _SQL = """\

@@ -18,8 +18,7 @@ from tallybook import Task as Declared
 from tallybook._worker.run.retrying import after_failure
 from tallybook.contrib.django import _api
 from tallybook.contrib.django._app import App
-from tallybook.contrib.django._known import known, priority
-from tallybook.contrib.django._results import read
+from tallybook.contrib.django._results import known, priority, read
 
 _MAX_ATTEMPTS = 5  # of a job whose task says nothing
 _apart = App("django.tasks")
