@@ -98,7 +98,7 @@ def worker(
     if dsn:
         app.dsn = dsn  # what a handler enqueues with the app goes where its job came from
     if queues is None:
-        settings = _replaced(settings, app)
+        settings = replace(settings, queues=parse_queues(app_queues(app)))  # every one that a task names, and default
     sys.exit(asyncio.run(_run(app, app.conninfo(), settings)))
 
 
@@ -117,11 +117,6 @@ def _child_args(processes: int) -> list[str]:
 
 def _word(value: object) -> str:
     return format_duration(value) if isinstance(value, timedelta) else str(value)
-
-
-def _replaced(settings: WorkerSettings, app: App) -> WorkerSettings:
-    """Without --queues: every queue that a task of the app names, and default."""
-    return replace(settings, queues=parse_queues(app_queues(app)))
 
 
 def _check(app: App) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 from typing import Any, TypeVar
 
 from tallybook._db.declared import Call, rendered
@@ -74,17 +75,12 @@ def _demand_postgres(conn: object, name: str, call: Call[Any]) -> None:
         raise refused(conn, call.verb, sync=True, postgres=False)
 
 
-_texts: dict[str, Any] = {}
-
-
+@cache
 def sqlalchemy_text(sql: str) -> Any:
     """SQLAlchemy's text clause for one of our statements; it is parsed once, and is its own cache key."""
-    found = _texts.get(sql)
-    if found is None:
-        from sqlalchemy import text
+    from sqlalchemy import text
 
-        found = _texts[sql] = text(rendered(sql, "colon")[0])
-    return found
+    return text(rendered(sql, "colon")[0])
 
 
 _FETCH = {

@@ -16,9 +16,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import islice
+from typing import Any
 
 LONGEST = timedelta(hours=24)
 """No Retry-After puts a job off for longer than this; its retry policy may."""
@@ -57,27 +59,16 @@ def _around(error: BaseException) -> list[BaseException]:
 
 
 def _of_one(error: BaseException, now: datetime) -> timedelta | None:
-    ways: tuple[Callable[[BaseException, datetime], timedelta | None], ...] = (_attribute, _response, _own_headers)
+    ways: tuple[Callable[[Any], timedelta | None], ...] = (
+        lambda error: _wait(error.retry_after, None, now),
+        lambda error: _of_headers(error.response.headers, now),
+        lambda error: _of_headers(error.headers, now),
+    )
     for way in ways:
-        try:
-            found = way(error, now)
-        except BaseException:
-            continue
-        if found is not None:
-            return found
+        with suppress(BaseException):  # most have none of these
+            if (found := way(error)) is not None:
+                return found
     return None
-
-
-def _attribute(error: BaseException, now: datetime) -> timedelta | None:
-    return _wait(getattr(error, "retry_after", None), None, now)
-
-
-def _response(error: BaseException, now: datetime) -> timedelta | None:
-    return _of_headers(getattr(getattr(error, "response", None), "headers", None), now)
-
-
-def _own_headers(error: BaseException, now: datetime) -> timedelta | None:
-    return _of_headers(getattr(error, "headers", None), now)
 
 
 def _of_headers(headers: object, now: datetime) -> timedelta | None:

@@ -80,12 +80,14 @@ class _Run:
     def __init__(self, task: _api.Task, context: Context) -> None:
         self._context = context
         alias = (context.headers.get("django") or {}).get("backend")
-        self.backend = _api.task_backends[alias if isinstance(alias, str) and alias in _aliases() else task.backend]
+        self.backend = _api.task_backends[
+            alias if isinstance(alias, str) and alias in _api.task_backends.settings else task.backend
+        ]
         self.result = read(self.backend, str(context.job_id))
         self.first = [_api.TaskContext(task_result=self.result)] if task.takes_context else []
 
     def has_succeeded(self, value: Any) -> None:
-        self._set(status=_api.TaskResultStatus.SUCCESSFUL, finished_at=_now(), _return_value=value)
+        self._set(status=_api.TaskResultStatus.SUCCESSFUL, finished_at=timezone.now(), _return_value=value)
 
     def has_failed(self, error: Exception) -> bool:
         """Note a failure; whether it is the last one. Until then the task is ready again, and has not finished."""
@@ -94,7 +96,7 @@ class _Run:
         path = f"{type(error).__module__}.{type(error).__qualname__}"
         text = "".join(traceback.format_exception(error))
         self.result.errors.append(_api.TaskError(exception_class_path=path, traceback=text))
-        self._set(status=_api.TaskResultStatus.FAILED, finished_at=_now())
+        self._set(status=_api.TaskResultStatus.FAILED, finished_at=timezone.now())
         return True
 
     def _is_last(self, error: Exception) -> bool:
@@ -106,11 +108,3 @@ class _Run:
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self.result, name, value)  # it is frozen; Django does the same
-
-
-def _aliases() -> Any:
-    return _api.task_backends.settings
-
-
-def _now() -> Any:
-    return timezone.now()
