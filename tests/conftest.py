@@ -24,7 +24,10 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from support.clusters import cluster
+from support.database import Connect, Connection
 from support.shop import Shop
+from support.workers import Jobs
+from tallybook import App
 from tallybook._db.migrate import migrate
 from tallybook.embedded import Server, temporary_server
 
@@ -33,8 +36,6 @@ hypothesis.settings.register_profile("patient", deadline=None, suppress_health_c
 hypothesis.settings.load_profile("patient")
 
 SETTINGS = {"max_prepared_transactions": "20", "max_connections": "200"}
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Connection]
 
 
 class Databases(Protocol):
@@ -226,9 +227,20 @@ def db(connect: Connect) -> Connection:
 
 
 @pytest.fixture
+def app() -> App:
+    """An App without a database of its own; tests declare their tasks on it."""
+    return App("shop")
+
+
+@pytest.fixture
+def jobs(app: App, db: Connection) -> Jobs:
+    """What became of the App's jobs, read on the test's connection."""
+    return Jobs(app, db)
+
+
+@pytest.fixture
 async def make(dsn: str) -> AsyncIterator[Callable[..., Any]]:
     """Dashboards of the test's database, by the options of tallybook.web.dashboard; closed at the end."""
-    from tallybook import App
     from tallybook.web import Site, dashboard
 
     made: list[Site] = []

@@ -13,15 +13,13 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
+from support.database import Connection
 from support.waiting import wait_until
 from tallybook.extra.demo import app as demo_app
 from tallybook.extra.demo.receiver import verdict
 from tallybook.extra.demo.rows import MOST, SHIPPED, InputError, read
-
-Connection = psycopg.Connection[tuple[object, ...]]
 
 LAST_LINE = re.compile(
     r"demo: (\d+) submissions, (\d+) delivered, (\d+) lost, (\d+) retries, (\d+) duplicate deliveries,"

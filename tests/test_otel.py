@@ -37,7 +37,6 @@ from tallybook.errors import ConfigError
 from tallybook.otel import instrument, uninstrument
 from tallybook.testing import drain, drain_async, travel
 
-pytestmark = pytest.mark.anyio
 CUSTOM = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -77,11 +76,6 @@ class Telemetry:
 
 
 @pytest.fixture
-def app() -> App:
-    return App("shop")
-
-
-@pytest.fixture
 def seen(app: App) -> Iterator[Telemetry]:
     found = Telemetry()
     found.instrument(app)
@@ -89,11 +83,6 @@ def seen(app: App) -> Iterator[Telemetry]:
     uninstrument(app)
     found.tracers.shutdown()
     found.meters.shutdown()
-
-
-@pytest.fixture
-def jobs(app: App, db: Any) -> Jobs:
-    return Jobs(app, db)
 
 
 def id_of(span: ReadableSpan) -> tuple[int, int]:

@@ -94,7 +94,6 @@ def test_a_wrong_argument_name_is_told(db: Any) -> None:
     assert_enqueued(db, anything, whatever=1)
 
 
-@pytest.mark.anyio
 async def test_assertions_on_an_async_connection(dsn: str) -> None:
     """The async forms take what `enqueue` takes as connection."""
     async with await psycopg.AsyncConnection.connect(dsn) as conn:
@@ -115,7 +114,6 @@ def test_drain_runs_every_queue_and_what_follows(dsn: str, db: Any) -> None:
     assert_not_enqueued(dsn, two_steps)
 
 
-@pytest.mark.anyio
 async def test_drain_inside_a_running_loop_says_what_to_do(dsn: str, db: Any) -> None:
     """drain() in a coroutine names drain_async, which works there."""
     send_welcome.enqueue_sync(db, 1)

@@ -26,13 +26,6 @@ from tallybook.errors import (
     UnknownJob,
 )
 
-pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def app() -> App:
-    return App("shop")
-
 
 def keyed(app: App) -> Any:
     @app.task(unique=True)

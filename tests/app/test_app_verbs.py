@@ -12,8 +12,6 @@ import pytest
 from tallybook import App
 from tallybook.errors import ConnectionNotSupported, InvalidArgument, NotSupported, SignatureError, UnknownQueue
 
-pytestmark = pytest.mark.anyio
-
 VERBS = (
     "task include lifespan around_job retry_policy schedule rate_limit concurrency_limit breaker open run_worker drain"
     " enqueue_many enqueue_many_sync get result cancel retry conninfo"

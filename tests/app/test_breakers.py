@@ -14,15 +14,12 @@ from tallybook import App, Dead
 from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument
 
-anyio = pytest.mark.anyio
-
 
 @pytest.fixture
 def app(dsn: str) -> App:
     return App("shop", dsn=dsn)
 
 
-@anyio
 async def test_a_provider_that_is_down_is_left_alone(app: App, dsn: str, db: Any) -> None:
     """Two failures and its jobs wait; once its time is over one is tried, and when that succeeds all the others run."""
     app.breaker("provider", 2, per="1 min", open_for="1 h")
@@ -51,7 +48,6 @@ async def test_a_provider_that_is_down_is_left_alone(app: App, dsn: str, db: Any
     assert (key.state, key.waiting, key.open_until) == ("closed", 0, None)
 
 
-@anyio
 async def test_closing_it_by_hand_is_heard_at_once(app: App, dsn: str, db: Any) -> None:
     """Opened by hand for a day nothing starts; closed by hand, what waits goes on without anybody's look at a clock."""
     jobs, began = Jobs(app, db), list[int]()

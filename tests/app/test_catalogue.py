@@ -200,7 +200,6 @@ def run(*words: str, to: str | None = None) -> Result:
     return CliRunner().invoke(cli, [*words, *(["--dsn", to] if to else [])], terminal_width=200)
 
 
-@pytest.mark.anyio
 async def test_task_list_is_the_catalogue(dsn: str, db: Any) -> None:
     """S2-15, S2-11: who runs a task, with what arguments, by which policy and under which names; in lines and as JSON."""
     async with working(shop(), dsn, {"mail": 1, "default": 1}, name="w1"):

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
+from support.database import Connection
 from support.hands import Hands, put
 from support.shop import Shop, moved
 from tallybook import App, Constant, Counts, Difference
@@ -22,7 +23,6 @@ from tallybook.errors import ConfigError, InvalidArgument
 from tallybook.testing import drain
 
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
 Run = Callable[..., Result]
 
 
@@ -74,7 +74,6 @@ def worked(app: App, dsn: str, db: Connection) -> App:
     return app
 
 
-@pytest.mark.anyio
 async def test_the_counters_in_python(worked: App, dsn: str, db: Connection) -> None:
     """S3-14, S3-33: counts, throughput, timings, levels, completed_since: states, totals, rates, percentiles, series."""
     app = worked
@@ -106,7 +105,6 @@ async def test_the_counters_in_python(worked: App, dsn: str, db: Connection) -> 
     assert {one.task for one in app.counts.throughput().sync(db)} >= {"send", "breaks"}
 
 
-@pytest.mark.anyio
 async def test_events_of_your_own(app: App, dsn: str, db: Connection) -> None:
     """S3-16, S3-33: count_event counts in the caller's transaction, on a connection of the caller's, and down too."""
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:

@@ -11,8 +11,8 @@ import pytest
 
 from support.broken import without
 from support.crowd import SEED, Crowd
+from support.database import Connection
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 pytestmark = [pytest.mark.servers, pytest.mark.direct("kills processes and waits for the end of their sessions")]
 
 

@@ -12,13 +12,6 @@ from support.workers import SLEEPY, eventually, working
 from tallybook import App
 from tallybook.errors import ConfigError
 
-anyio = pytest.mark.anyio
-
-
-@pytest.fixture
-def app() -> App:
-    return App("shop")
-
 
 def key_of(db: Any, job: int) -> Any:
     return db.execute("select options ->> 'fair_key', state from tallybook.job where id = %s", (job,)).fetchone()
@@ -52,7 +45,6 @@ def test_what_does_not_fit_is_refused(app: App) -> None:
 
 
 @pytest.mark.slow
-@anyio
 async def test_a_tenants_jobs_do_not_hold_up_another_tenants(app: App, dsn: str, db: Any) -> None:
     """2,000 jobs of one tenant, then one each of 20 others: these start among the first, and all end once."""
     order: list[str] = []
@@ -70,7 +62,6 @@ async def test_a_tenants_jobs_do_not_hold_up_another_tenants(app: App, dsn: str,
     assert db.execute("select count(*) from tallybook.waiting").fetchone() == (0,)
 
 
-@anyio
 @pytest.mark.direct("a worker behind a pooler is not woken: it polls")
 async def test_a_waiting_worker_starts_a_fair_job_at_once(app: App, dsn: str, db: Any) -> None:
     """A producer wakes the service, and that the worker: six jobs start sooner than looks or polls would find them."""
@@ -90,7 +81,6 @@ async def test_a_waiting_worker_starts_a_fair_job_at_once(app: App, dsn: str, db
     assert sum(took) < 4, took  # a look finds most of them only after two seconds
 
 
-@anyio
 async def test_two_workers_run_all_of_them(app: App, dsn: str, db: Any) -> None:
     """Two workers that both deal run each job once."""
     seen: list[int] = []
@@ -105,7 +95,6 @@ async def test_two_workers_run_all_of_them(app: App, dsn: str, db: Any) -> None:
     assert sorted(seen) == list(range(1500))
 
 
-@anyio
 async def test_drain_deals(app: App, dsn: str, db: Any) -> None:
     """app.drain runs all of them, more than are in line at once too."""
 
@@ -116,7 +105,6 @@ async def test_drain_deals(app: App, dsn: str, db: Any) -> None:
     assert (await app.drain(dsn=dsn)).completed == 450
 
 
-@anyio
 async def test_a_worker_that_starts_finds_what_was_left(app: App, dsn: str, db: Any) -> None:
     """Jobs that nobody has dealt for long, behind 20,000 newer numbers: a worker that starts runs them at once."""
     seen: list[int] = []

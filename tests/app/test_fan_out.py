@@ -165,7 +165,6 @@ def test_mistakes_are_found_before_anything_is_sent(db: Any) -> None:
     assert db.execute("select count(*) from tallybook.job").fetchone() == (0,)
 
 
-@pytest.mark.anyio
 async def test_a_worker_goes_on_at_once(dsn: str, db: Any) -> None:
     """A worker that never polls runs a chain, a fan-out and its follow-up without waiting for a look."""
     chain = [step.job(0)]
@@ -181,7 +180,6 @@ async def test_a_worker_goes_on_at_once(dsn: str, db: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 async def test_a_parent_that_nobody_marked(dsn: str, db: Any) -> None:
     """A child of a job of an earlier call starts within about a second of its end, and a cancel is told at once."""
     first, second = step.with_(delay="1 hour").enqueue_sync(db, 1), step.enqueue_sync(db, 2)

@@ -13,8 +13,6 @@ from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
 from tallybook.testing import drain_async
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def app(dsn: str) -> App:

@@ -13,8 +13,6 @@ from tallybook import App, Reason, TraceEvent
 from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def app(dsn: str) -> App:

@@ -13,8 +13,6 @@ from tallybook import App, Constant, Context, Snooze
 from tallybook.errors import ConfigError, JobFailed
 from tallybook.testing import drain_async
 
-pytestmark = pytest.mark.anyio
-
 
 def limited(dsn: str, *keys: str, fair_key: str | None = None) -> App:
     """An app whose one task names these limits."""

@@ -15,7 +15,6 @@ from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument, JobDied, KeyTaken
 from tallybook.testing import drain_async, travel
 
-pytestmark = pytest.mark.anyio
 HOUR = timedelta(hours=1)
 
 

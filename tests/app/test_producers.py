@@ -16,8 +16,6 @@ from support.callers import ASYNC, SYNC, AsyncCaller, Caller, asyncpg_options
 from tallybook import App, Constant
 from tallybook.errors import ConnectionNotSupported, InvalidArgument, PayloadError, UnknownJob, UnknownQueue
 
-pytestmark = pytest.mark.anyio
-
 app = App("shop")
 AT = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 WORDS = 'a "quoted" \\ word, {1,2} NULL %s :name $1 \u2028 🦆'

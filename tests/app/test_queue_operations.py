@@ -14,8 +14,6 @@ from tallybook import App
 from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument, UnknownQueue
 
-anyio = pytest.mark.anyio
-
 
 @pytest.fixture
 def app(dsn: str) -> App:
@@ -36,7 +34,6 @@ def run(*words: str, dsn: str, code: int = 0, typed: str | None = None) -> str:
     return result.output
 
 
-@anyio
 async def test_settings_in_python(app: App, db: Any) -> None:
     """S3-36: queue_set makes and changes a queue, queues lists them, with and without an event loop."""
     assert await app.queues.set("mail", retention="brief", max_attempts=3, by="ada") == "created"
@@ -50,7 +47,6 @@ async def test_settings_in_python(app: App, db: Any) -> None:
         app.queues.set("mail", max_attempts=True).sync(db)
 
 
-@anyio
 async def test_truncate_top_and_drop_in_python(app: App, db: Any) -> None:
     """S3-36: what comes next is shown, all of it is cancelled batch by batch, and a queue that nobody uses goes."""
     send = app.tasks["send"]
@@ -75,7 +71,6 @@ async def test_truncate_top_and_drop_in_python(app: App, db: Any) -> None:
         app.queues.truncate("mail").sync(db)
 
 
-@anyio
 async def test_a_queues_default_of_attempts_counts_in_a_worker(app: App, dsn: str, db: Any) -> None:
     """S3-36: where neither the job nor its task says it, the queue says after how many failures a job is dead."""
     app.queues.set("mail", max_attempts=1).sync(db)
@@ -85,7 +80,6 @@ async def test_a_queues_default_of_attempts_counts_in_a_worker(app: App, dsn: st
         await eventually(lambda: jobs(job).state == "dead", "it is dead after one failure")
 
 
-@anyio
 async def test_pause_and_resume_reach_a_worker(app: App, dsn: str, db: Any) -> None:
     """S3-38: a paused queue starts nothing in a worker that runs, another one goes on; resume is heard without a restart."""
     jobs = Jobs(app, db)

@@ -22,18 +22,7 @@ from tallybook import App, Context, RateInfo, Snooze
 from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument
 
-anyio = pytest.mark.anyio
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def app() -> App:
-    return App("shop")
-
-
-@pytest.fixture
-def jobs(app: App, db: Any) -> Jobs:
-    return Jobs(app, db)
 
 
 def rows(db: Any, query: str) -> list[Any]:
@@ -41,7 +30,6 @@ def rows(db: Any, query: str) -> list[Any]:
 
 
 @pytest.mark.slow
-@anyio
 async def test_handlers_start_at_their_turn(app: App, dsn: str, db: Any) -> None:
     """S1-18: with two workers no window of a second has more than ten starts of one key."""
     app.rate_limit("api", 10, per="1 s")
@@ -59,7 +47,6 @@ async def test_handlers_start_at_their_turn(app: App, dsn: str, db: Any) -> None
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["before the handler", "in the handler"])
-@anyio
 async def test_jobs_start_where_answers_take_longer_than_a_start_may_be_late(
     app: App, dsn: str, db: Any, jobs: Jobs, inside: bool
 ) -> None:
@@ -80,7 +67,6 @@ async def test_jobs_start_where_answers_take_longer_than_a_start_may_be_late(
     assert {info.state for info in infos} == {"completed"}
 
 
-@anyio
 async def test_a_handler_takes_a_slot_or_ends_as_a_snooze(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S1-18: ctx.limit returns for the first, and ends the second's attempt without a failure until its turn."""
     app.rate_limit("provider", 1, per="1 hour")
@@ -110,7 +96,6 @@ async def test_a_handler_takes_a_slot_or_ends_as_a_snooze(app: App, dsn: str, db
     assert abs(at - HOUR) < timedelta(seconds=1)
 
 
-@anyio
 async def test_an_atomic_task_and_one_in_a_process_are_put_off_too(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S1-18: over the limit, an atomic task's writes are rolled back, and a process of its own ends; no failure is counted."""
     app.rate_limits.set("provider", 1, per="1 hour").sync(db)
@@ -134,7 +119,6 @@ async def test_an_atomic_task_and_one_in_a_process_are_put_off_too(app: App, dsn
     ]
 
 
-@anyio
 async def test_a_provider_that_says_429_is_left_alone(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S1-19: ctx.push_back puts the limit itself off: the job's next attempt and everybody else's come after it."""
     app.rate_limit("provider", 6000, per="1 min")  # of a minute: a start may be late by more than half a second
@@ -157,7 +141,6 @@ async def test_a_provider_that_says_429_is_left_alone(app: App, dsn: str, db: An
     assert (rate.waiting, rate.rule) == (1, "provider")
 
 
-@anyio
 async def test_an_unknown_limit_is_an_error_that_says_so(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S1-18: a slip of the pen does not lift a limit: the attempt fails, in line or in the handler, and nothing is lost."""
 
@@ -177,7 +160,6 @@ async def test_an_unknown_limit_is_an_error_that_says_so(app: App, dsn: str, db:
         assert "provder:acme" in str(jobs(job).last_error)
 
 
-@anyio
 async def test_limits_in_code_come_change_and_go(app: App, dsn: str, db: Any) -> None:
     """S1-18: a worker's start puts the app's limits on record, changes and removes them; a person's stays as it is."""
     app.rate_limit("provider", 8, per="1 min")
@@ -197,7 +179,6 @@ async def test_limits_in_code_come_change_and_go(app: App, dsn: str, db: Any) ->
     assert rows(db, query) == [("mail", 1, 1, None)]
 
 
-@anyio
 async def test_drain_puts_off_what_a_limit_holds(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S1-18: drain does not wait for a turn; what is over the limit is for a later one."""
     app.rate_limits.set("api", 1, per="1 hour").sync(db)
@@ -248,7 +229,6 @@ def test_what_cannot_be_meant_is_told_at_once(app: App, declare: Callable[[App],
         declare(app)
 
 
-@anyio
 async def test_the_verbs_in_python(app: App, dsn: str) -> None:
     """S1-18: put, push, list and drop, awaited, on a connection of the app's own."""
     app.dsn = dsn
@@ -292,7 +272,6 @@ def test_the_command_line(dsn: str, db: Any) -> None:
     assert wrong.exit_code == 2
 
 
-@anyio
 async def test_no_more_than_the_limit_run_at_once(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S1-18: of 30 jobs of one customer two workers run three at once, never four; an end lets the next go on at once."""
     app.concurrency_limit("customer", 3)
@@ -317,7 +296,6 @@ async def test_no_more_than_the_limit_run_at_once(app: App, dsn: str, db: Any, j
     assert (key.rule, key.most, key.waiting) == ("customer", 3, 0)
 
 
-@anyio
 async def test_a_handler_takes_a_place_that_it_names_itself(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S1-18: ctx.limit takes a permit of a concurrency limit, too; without one the job waits, and runs again when it has it."""
     app.concurrency_limit("report", 1)

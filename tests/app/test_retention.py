@@ -15,19 +15,11 @@ from tallybook import App, HeldRange, RetentionInfo
 from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
 
-anyio = pytest.mark.anyio
-
-
-@pytest.fixture
-def app() -> App:
-    return App("shop")
-
 
 def run(*words: str, to: str) -> click.testing.Result:
     return click.testing.CliRunner().invoke(cli, list(words), env={"TALLYBOOK_DSN": to})
 
 
-@anyio
 async def test_a_worker_prunes(app: App, dsn: str, db: Any) -> None:
     """S3-21: a running worker drops what is past its retention by itself, keeps what is younger, and the run is on record."""
 
@@ -82,7 +74,6 @@ def test_retention_in_python(app: App, db: Any) -> None:
         app.history.set("brief", "soon").sync(db)
 
 
-@anyio
 async def test_held_ranges_in_python(app: App, db: Any, dsn: str) -> None:
     """S3-21: what holds a range is told in Python and on the command line."""
     db.execute("select tallybook.enqueue('q', 'work')")

@@ -360,7 +360,6 @@ def test_an_ordinary_job_cannot_go_on_under_a_name(shop: Shop, outcome: Any, sta
 # Workers
 
 
-@pytest.mark.anyio
 async def test_an_active_subject_is_never_touched(dsn: str, db: Any) -> None:
     """S3-25: an upsert while the handler runs says active and changes nothing; neither does a push."""
     app = App("prices", dsn=dsn)
@@ -399,7 +398,6 @@ def _state(asset: Any, db: Any) -> str | None:
     return None if info is None else info.state
 
 
-@pytest.mark.anyio
 async def test_a_worker_is_awake_when_an_iteration_is_due(dsn: str, db: Any) -> None:
     """S3-27: a subject that reschedules itself soon runs then, whatever the worker's poll is."""
     app, seen = App("prices", dsn=dsn), list[int]()
@@ -439,7 +437,6 @@ def _ran(db: Any, job_id: int) -> list[tuple[int, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 async def test_outcomes_come_out_of_processes(dsn: str, db: Any) -> None:
     """S3-40: a handler in a process of its own ends its subject like any other, and knows which it is."""
     jobs = Jobs(zoo.app, db)

@@ -16,8 +16,6 @@ from support.callers import ASYNC, SYNC, AsyncCaller, Caller
 from tallybook import App, Constant, SubjectReport
 from tallybook.errors import ConfigError, InvalidArgument, PayloadError, SignatureError
 
-pytestmark = pytest.mark.anyio
-
 app = App("prices")
 AT = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 NAME = 'asset "42", {1,2} NULL \\ %s :name $1 \u2028 🦆'

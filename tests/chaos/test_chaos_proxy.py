@@ -17,8 +17,6 @@ from chaos.proxy import Proxy, Upstream
 from chaos.wire import Requests, is_ready
 from support.proxy import upstream
 
-pytestmark = pytest.mark.anyio
-
 Answer = asyncio.Future[Any]
 
 

@@ -25,12 +25,12 @@ import pytest
 from click.testing import CliRunner
 from rich.cells import cell_len
 
+from support.database import Connection
 from support.roles import house
 from tallybook._cli import cli
 from tallybook._cli.top_screen import screen
 from tallybook._db.top import Rates, Reading, Runs, rates, read
 
-Connection = psycopg.Connection[Any]
 NOW = datetime(2031, 1, 1, 12, tzinfo=UTC)
 STATES = ("available", "running", "scheduled", "retrying", "waiting", "dead", "completed", "failed", "cancelled")
 

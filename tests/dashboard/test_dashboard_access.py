@@ -31,8 +31,6 @@ from tallybook.extra.dashboard import users as people
 from tallybook.extra.dashboard.session import LONGEST, Session
 from tallybook.web import Site, User, dashboard
 
-pytestmark = pytest.mark.anyio
-
 ELSEWHERE = ("203.0.113.7", 40_000)
 OTHER_HASH = people.hashed("another password")
 KEY = "k" * 40

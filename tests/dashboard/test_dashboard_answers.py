@@ -18,8 +18,6 @@ from support.dashboard import (
 from support.dashboard_app import HOSTILE, SECRET
 from tallybook._app.counts import Counts
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_every_answer_carries_its_headers(make: Make, tmp_path: Path, paused: Any) -> None:
     """S4-09: pages, parts, files, redirects, refusals and errors: each has the policy, and no page may be kept by a browser."""

@@ -25,9 +25,6 @@ from support.dashboard_app import app as furnished_app
 from tallybook.extra.dashboard.redact import DOTS, redact
 from tallybook.web import Site
 
-pytestmark = pytest.mark.anyio
-
-
 # Looking without acting
 
 

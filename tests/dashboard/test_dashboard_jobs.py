@@ -21,8 +21,6 @@ from tallybook.extra.dashboard import database
 from tallybook.testing import drain_async
 from tallybook.web import dashboard
 
-pytestmark = pytest.mark.anyio
-
 HOSTILE = "<script>alert(1)</script>\"'&{{ 7 * 7 }}" + "x" * 150 + "\u202egnp.\x1b[31m\x08"
 SECRET = "hunter2-never-shown"
 

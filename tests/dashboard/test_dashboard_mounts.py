@@ -23,8 +23,6 @@ from support.dashboard_app import app, furnish
 from support.paths import ROOT, TESTS
 from tallybook.web import Site, User, dashboard, mounted
 
-pytestmark = pytest.mark.anyio
-
 MOUNT = "/ops/queue"
 _ADDRESS = re.compile(r'(?:href|src|action)="([^"]*)"')
 

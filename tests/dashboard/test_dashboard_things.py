@@ -27,8 +27,6 @@ from tallybook.extra.dashboard.pages import schedules as schedule_pages
 from tallybook.extra.dashboard.pages.maintenance import Examination
 from tallybook.web import Site, dashboard
 
-pytestmark = pytest.mark.anyio
-
 PAGES = ("/schedules", "/workers", "/limits", "/providers", "/maintenance", "/audit")
 EVIL = "<img src=x onerror=alert(1)>'\"&amp;"
 CANARY = "canary-b7f1e6d2"

@@ -19,7 +19,6 @@ from tallybook.errors import ConfigError
 from tallybook.extra.dashboard.database import Database
 from tallybook.extra.dashboard.metrics import health_routes, metrics_route
 
-pytestmark = pytest.mark.anyio
 TOKEN = "s3cr3t-of-the-scraper"
 
 

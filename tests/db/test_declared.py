@@ -8,13 +8,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 import tallybook
+from support.database import Connection
 from tallybook._db.declared import Declared
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 SOURCE = Path(tallybook.__file__).parent
 
 _FUNCTION = """\

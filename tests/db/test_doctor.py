@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict
 
+from support.database import Connection
 from support.paths import ROOT
 from support.roles import House, house
 from support.waiting import wait_until
@@ -29,7 +30,6 @@ from tallybook.embedded import Server, temporary_server
 from tallybook.errors import QueueUnavailable
 from tallybook.testing import drain
 
-Connection = psycopg.Connection[Any]
 OWN = pytest.mark.direct("a server of its own")
 
 
@@ -645,7 +645,6 @@ def test_the_command_line(healthy: str) -> None:
     assert ran("doctor", "--nonsense", dsn=healthy).exit_code == 2
 
 
-@pytest.mark.anyio
 async def test_in_python(dsn: str, db: Connection) -> None:
     """`app.doctor()` is the list of findings, with and without an event loop; `good` tells what needs nobody."""
     app = App("shop", dsn=dsn)

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from psycopg import sql
 
 from support.dashboard import NO_PAGES, covers, routes, visiting, walk
+from support.database import Connection
 from support.operator_client import OTHER, SECRET, client
 from tallybook import App
 from tallybook._cli import cli
@@ -20,8 +21,6 @@ from tallybook._db.stored import _shallow, loads
 from tallybook.extra.operator.routes import OPERATIONS
 from tallybook.web import Key, operator_api
 
-pytestmark = pytest.mark.anyio
-Connection = psycopg.Connection[tuple[Any, ...]]
 NAME = "<b>a/../%2F?x=1&y#z'\"\\ \u202eq"
 """A name: what it holds means something in HTML, in an address, or to a terminal. Written past the checks."""
 ESCAPE = "\x1b[31m\x1b]0;owned\x07"

@@ -251,7 +251,6 @@ def test_an_older_schema_is_told(dsn: str, next_release: None) -> None:
         drain(App("shop"), dsn=dsn)
 
 
-@pytest.mark.anyio
 async def test_a_running_worker_stops_when_the_schema_leaves_it_behind(dsn: str, db: Any) -> None:
     """F32: migrated beyond what it can work with, a worker ends what runs, stops, and says why."""
     app = App("shop", dsn=dsn)
@@ -275,7 +274,6 @@ async def test_a_running_worker_stops_when_the_schema_leaves_it_behind(dsn: str,
     assert db.execute("select count(*) from tallybook.worker where ended_at is null").fetchone() == (0,)
 
 
-@pytest.mark.anyio
 async def test_a_worker_that_runs_into_missing_functions_says_why(dsn: str, db: Any) -> None:
     """F32: a claim that fails because its function is gone is told as what it is: the schema is too new."""
     app = App("shop", dsn=dsn)
@@ -289,7 +287,6 @@ async def test_a_worker_that_runs_into_missing_functions_says_why(dsn: str, db: 
             await eventually(worker.claimer.stopping.is_set, "it stops by itself")
 
 
-@pytest.mark.anyio
 async def test_a_worker_whose_schema_is_dropped_says_so(dsn: str, db: Any) -> None:
     """F32: the same for a schema that is gone altogether."""
     app = App("shop", dsn=dsn)
@@ -303,7 +300,6 @@ async def test_a_worker_whose_schema_is_dropped_says_so(dsn: str, db: Any) -> No
             await eventually(worker.claimer.stopping.is_set, "it stops by itself")
 
 
-@pytest.mark.anyio
 async def test_functions_replaced_under_a_worker_do_not_disturb_it(dsn: str, db: Any) -> None:
     """F32, F33: a migration that only replaces functions and views: the worker goes on, and every job completes."""
     app = App("shop", dsn=dsn)

@@ -115,7 +115,6 @@ def test_a_real_worker_needs_no_more_than_its_role(at: House, tmp_path: Path) ->
     )
 
 
-@pytest.mark.anyio
 async def test_drain_and_rescue_as_the_worker_role(at: House) -> None:
     """S10: app.drain promotes, rescues a dead worker's job, runs and ends, as the worker role; the app enqueues as the producer."""
     app = App("shop", dsn=at.dsn_of(at.user("producer")))

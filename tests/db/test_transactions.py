@@ -37,7 +37,6 @@ def test_a_connection_string_in_asyncpgs_words(dsn: str, expected: dict[str, str
     assert {name: value[0] for name, value in parse_qs(urlsplit(url).query).items()} == expected
 
 
-@pytest.mark.anyio
 async def test_asyncpg_connects_where_psycopg_does(dsn: str, db: Any) -> None:
     """S5-03: the same string leads to the same database, also with a host before it that is not there."""
     given = psycopg.conninfo.conninfo_to_dict(dsn)
@@ -48,7 +47,6 @@ async def test_asyncpg_connects_where_psycopg_does(dsn: str, db: Any) -> None:
         await conn.close()
 
 
-@pytest.mark.anyio
 async def test_errors_are_told_apart_in_every_librarys_words(dsn: str) -> None:
     """F6 F18: a lost connection, a conflict and a cancelled statement are known by SQLSTATE, through SQLAlchemy and asyncpg."""
     raised = "do $$ begin raise 'x' using errcode = '{}'; end $$"

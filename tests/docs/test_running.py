@@ -22,7 +22,6 @@ from tallybook._cli import cli
 from tallybook._model.exposition import METRICS
 from tallybook._worker.settings import WorkerSettings
 
-pytestmark = pytest.mark.anyio
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGE = (ROOT / "docs/running.md").read_text(encoding="utf-8")
 STOP = WorkerSettings().stop_timeout + WorkerSettings().abort_timeout + timedelta(seconds=15)
@@ -181,11 +180,6 @@ async def _scraped(port: int) -> None:
         return conn.getresponse().status
 
     assert await asyncio.to_thread(ask) == 200
-
-
-@pytest.fixture
-def app() -> App:
-    return App("shop")
 
 
 # Grafana

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from support.broken import without
+from support.database import Connection
 from support.queries import keys
 from support.workers import eventually, working
 from tallybook import App, Context
@@ -23,8 +24,6 @@ from tallybook._maintenance import queries
 from tallybook._maintenance.clock import Clock
 from tallybook.errors import ConfigError, InvalidArgument
 
-pytestmark = pytest.mark.anyio
-Connection = psycopg.Connection[tuple[Any, ...]]
 NOON = datetime(2999, 3, 1, 12, 0, 5, tzinfo=UTC)  # for workers with a clock of their own nothing is due yet
 MINUTE = timedelta(minutes=1)
 STALE = "select n as key, jsonb_build_object('n', n) as args from generate_series(1, 3) n"

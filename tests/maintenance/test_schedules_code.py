@@ -11,14 +11,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.ticking import MINUTE, NOON, SECOND, STEP, clocks, declaring, fires, one, put, run
+from support.database import one
+from support.ticking import MINUTE, NOON, SECOND, STEP, clocks, declaring, fires, put, run
 from support.waiting import wait_until
 from support.worker_process import Workers
 from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, Context
 from tallybook.errors import ConfigError, InvalidArgument, UnknownSchedule
-
-pytestmark = pytest.mark.anyio
 
 # Schedules in code
 

@@ -12,13 +12,12 @@ import psycopg
 import pytest
 from cronsim import CronSim
 
+from support.database import one
 from support.hands import Hands
-from support.ticking import clocks, fires, one, put
+from support.ticking import clocks, fires, put
 from tallybook import App
 from tallybook._db.link import Link
 from tallybook._maintenance.clock import Clock
-
-pytestmark = pytest.mark.anyio
 
 WEEKS = {
     "berlin-spring": ("Europe/Berlin", datetime(2026, 3, 29, 1, tzinfo=UTC), 7),

@@ -21,7 +21,6 @@ from tallybook._worker.claim import claimer as claimer_module
 from tallybook._worker.claim.claimer import Claimer
 from tallybook.errors import ConfigError, InvalidArgument
 
-anyio = pytest.mark.anyio
 S = timedelta(seconds=1)
 
 # Whoever runs a service takes its time, holds a lock of the test's own to the end of its transaction, and says so where
@@ -37,16 +36,6 @@ begin
   perform pg_sleep(0.03);
   return true;
 end $$"""
-
-
-@pytest.fixture
-def app() -> App:
-    return App("shop")
-
-
-@pytest.fixture
-def jobs(app: App, db: Any) -> Jobs:
-    return Jobs(app, db)
 
 
 @pytest.fixture
@@ -90,7 +79,6 @@ async def _three_workers(app: App, dsn: str, db: Any, jobs: Jobs, body: str) -> 
 
 
 @pytest.mark.slow
-@anyio
 async def test_workers_never_run_one_service_at_once(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S3-32: of three workers, to all of which jobs fall due at once, one at a time runs promote; none is left or run twice."""
     assert await _three_workers(app, dsn, db, jobs, "") == 0
@@ -98,13 +86,11 @@ async def test_workers_never_run_one_service_at_once(app: App, dsn: str, db: Any
 
 
 @pytest.mark.slow
-@anyio
 async def test_workers_run_services_at_once_where_nobody_claims(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """Negative control of S3-32: with a claim that everybody gets, the same test finds them at it together."""
     assert await _three_workers(app, dsn, db, jobs, "begin return true; end") > 0
 
 
-@anyio
 @pytest.mark.parametrize("insists", [True, False], ids=["drain", "control"])
 async def test_drain_promotes_while_a_worker_does(
     app: App, dsn: str, db: Any, connect: Any, monkeypatch: pytest.MonkeyPatch, insists: bool
@@ -137,7 +123,6 @@ async def test_drain_promotes_while_a_worker_does(
 # How often
 
 
-@anyio
 async def test_a_new_interval_reaches_a_running_worker(app: App, dsn: str, db: Any) -> None:
     """S3-32: an interval that is changed while a worker runs holds from its next look on, without a restart."""
     for name in ("promote", "rescue", "rebase"):
@@ -160,7 +145,6 @@ async def test_a_new_interval_reaches_a_running_worker(app: App, dsn: str, db: A
         assert worker.maintenance.promoter.every == 3600
 
 
-@anyio
 async def test_rescue_looks_as_often_as_its_service_says_unless_the_worker_was_told(
     app: App, dsn: str, db: Any
 ) -> None:
@@ -178,7 +162,6 @@ async def test_rescue_looks_as_often_as_its_service_says_unless_the_worker_was_t
 
 
 @pytest.mark.slow
-@anyio
 @pytest.mark.parametrize("rides", [True, False], ids=["look", "control"])
 async def test_the_look_finds_jobs_for_a_worker_that_is_not_woken(
     app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch, rides: bool
@@ -213,7 +196,6 @@ async def test_the_look_finds_jobs_for_a_worker_that_is_not_woken(
 
 
 @pytest.mark.slow
-@anyio
 async def test_an_idle_claimer_leaves_the_look_to_the_services(
     app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +241,6 @@ class SlowLink:
         return [(0, datetime(2031, 1, 1, tzinfo=UTC), self.next_in)]
 
 
-@anyio
 async def test_looks_behind_the_mark_take_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trap 14: each producer of a job that is due soon asks for a look behind the mark, which walks over all that was promoted
     since an old snapshot is held. They take a tenth of the time at most, and none that was asked for is forgotten."""
@@ -289,7 +270,6 @@ async def test_looks_behind_the_mark_take_a_tenth_of_the_time(monkeypatch: pytes
 
 @pytest.mark.slow
 @pytest.mark.direct("holds a lock of a session")
-@anyio
 async def test_a_suspect_is_looked_at_twice(
     app: App, dsn: str, db: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,7 +320,6 @@ def test_services_in_python(app: App, db: Any) -> None:
         app.services.set("rescue", "often").sync(db)
 
 
-@anyio
 async def test_services_in_async_python(app: App, dsn: str) -> None:
     """The same verbs for coroutines, given the App."""
     app.dsn = dsn

@@ -22,11 +22,6 @@ TAKE = "select tallybook.nonce_take(%s, %s, %s, %s)"
 PUT = "select tallybook.audit_add(%s, 'api', %s, '{}', '{}', %s)"
 
 
-@pytest.fixture
-def app() -> App:
-    return App("shop")
-
-
 def take(db: Any, nonce: str, signed_at: datetime, at: datetime, key: str = "k") -> str:
     return str(db.execute(TAKE, [key, nonce, signed_at, at]).fetchone()[0])
 
@@ -116,7 +111,6 @@ def test_what_is_no_audit_row_is_refused(db: Any, actor: str, action: str, targe
         sync.run(db, audit.add(actor, "api", action, target))
 
 
-@pytest.mark.anyio
 async def test_audits_in_pages(app: App, db: Any, dsn: str) -> None:
     """S2-12: audits lists newest first, page by page, of one actor or one action, both ways."""
     for n in range(5):

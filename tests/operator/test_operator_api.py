@@ -14,7 +14,6 @@ from tallybook import App
 from tallybook.extra.operator.routes import OPERATIONS
 from tallybook.web import Key, operator_api
 
-pytestmark = pytest.mark.anyio
 CANARY = "canary-7f3a"
 
 

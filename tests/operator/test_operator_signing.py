@@ -32,7 +32,6 @@ from tallybook.extra.operator.routes import OPERATIONS
 from tallybook.extra.operator.signing import sent_path
 from tallybook.web import Key, OperatorApi, operator_api
 
-pytestmark = pytest.mark.anyio
 THIRD = "0123456789abcdef" * 4
 PAUSE = "/queues/mail/pause"
 

@@ -20,9 +20,6 @@ from support.waiting import wait_until
 from tallybook import App
 from tallybook._cli import cli
 
-pytestmark = pytest.mark.anyio
-
-
 COMMANDS = """\
 provider list
 provider list --json

@@ -16,7 +16,6 @@ from tallybook._cli import cli
 from tallybook._db.migrate import migrate
 from tallybook._model.keyring import new_key
 
-pytestmark = pytest.mark.anyio
 ALL = {
     "log_statement": "all",
     "log_parameter_max_length": "-1",

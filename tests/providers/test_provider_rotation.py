@@ -18,7 +18,6 @@ from tallybook._model.keyring import new_key
 from tallybook.extra.providers import Providers, steps
 from tallybook.extra.providers.keys import KeySource
 
-pytestmark = pytest.mark.anyio
 K1, K2 = new_key("k1"), new_key("k2")
 MANY = 230
 

@@ -13,7 +13,6 @@ from tallybook._model.keyring import new_key
 from tallybook.errors import ConfigError, InvalidArgument, NotSupported, SecretError, UnknownProvider
 from tallybook.extra.providers import Providers
 
-pytestmark = pytest.mark.anyio
 CANARY = "sk-canary-4711"
 
 

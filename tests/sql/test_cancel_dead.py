@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
-import psycopg
 import pytest
 
+from support.database import Connect, Connection
 from support.hands import Hands, Job, put, states
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Connection]
 DEATHS = ("failed", "crashed", "expired", "killed")
-
-
-@pytest.fixture
-def hands(db: Connection) -> Hands:
-    return Hands(db)
 
 
 def died(db: Connection, hands: Hands, death: str = "failed", **more: Any) -> Job:

@@ -9,12 +9,12 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from support.askers import HOUR, MIN, MS, Asker, S, T, one, put
+from support.askers import HOUR, MIN, MS, Asker, S, T, put
 from support.broken import without
 from support.chance import seeds
+from support.database import Connection, one
 
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
 KEY = "provider:acme"
 
 

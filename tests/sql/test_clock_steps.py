@@ -6,16 +6,15 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-import psycopg
 import pytest
 
-from support.askers import HOUR, MIN, MS, Asker, S, T, one, put
+from support.askers import HOUR, MIN, MS, Asker, S, T, put
 from support.broken import without
+from support.database import Connection, one
 from support.ticking import clocks, fires
 from support.ticking import put as set_schedule
 
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
 DAY = timedelta(days=1)
 YEARS = timedelta(days=3650)
 
@@ -226,7 +225,6 @@ async def _ticks(db: Connection, dsn: str, rule: dict[str, Any], back: timedelta
 
 
 @pytest.mark.parametrize("back", [HOUR, YEARS], ids=str)
-@pytest.mark.anyio
 async def test_a_schedule_of_short_intervals_ticks_on(db: Connection, dsn: str, back: timedelta) -> None:
     """A schedule that ticks more often than the step is long ticks from now on, though these ticks may have been fired before."""
     times = [n * 10 * S for n in range(4)]
@@ -234,7 +232,6 @@ async def test_a_schedule_of_short_intervals_ticks_on(db: Connection, dsn: str, 
     assert [tick for tick in ticks if tick > T - back] == [T - back + time for time in times[1:]]
 
 
-@pytest.mark.anyio
 async def test_a_daily_schedule_is_not_fired_twice(db: Connection, dsn: str) -> None:
     """A daily schedule that has fired before a step of an hour is not fired by the same tick again."""
     ticks = await _ticks(db, dsn, {"cron": "0 0 * * *"}, HOUR, MIN, 31 * MIN, 59 * MIN, 61 * MIN)
@@ -242,7 +239,6 @@ async def test_a_daily_schedule_is_not_fired_twice(db: Connection, dsn: str) -> 
     assert one(db, "select fired_count from tallybook.schedule") == 1
 
 
-@pytest.mark.anyio
 async def test_a_step_forward_fires_once(db: Connection, dsn: str) -> None:
     """After a step forward missed ticks are treated as the schedule asks, once by default, and it ticks on."""
     set_schedule(db, "s", at=T, every=10 * MIN, overlap=True)

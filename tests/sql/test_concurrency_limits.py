@@ -9,12 +9,12 @@ from typing import Any, LiteralString, cast
 import psycopg
 import pytest
 
-from support.askers import HOUR, MIN, MS, Asker, S, T, one, put, two_at_once
+from support.askers import HOUR, MIN, MS, Asker, S, T, put, two_at_once
 from support.broken import without
 from support.chance import seeds
+from support.database import Connection, one
 
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 def limit(db: Connection, name: str = "customer", most: int = 2) -> str:

@@ -11,19 +11,14 @@ import psycopg
 import pytest
 
 from support.broken import without
+from support.database import Connection, one
 from support.hands import Hands, put
 
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 ENDS = ("completed", "failed", "snoozed", "cancelled", "lost", "moved", "died")
 COUNTS = f"select {', '.join(f'coalesce(sum({what}), 0)::int' for what in (*STATES, *ENDS))} from tallybook.counts()"  # noqa: S608
 FOLD = "select tallybook.fold()"
-
-
-def one(db: Connection, query: LiteralString, *params: object) -> Any:
-    row = db.execute(query, params).fetchone()
-    return None if row is None else row[0]
 
 
 def counted(db: Connection) -> dict[str, int]:

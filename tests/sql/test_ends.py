@@ -9,19 +9,14 @@ from typing import Any
 import psycopg
 import pytest
 
+from support.database import Connection, one
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.direct("looks at locks of single sessions")
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 LEASE = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
 ENDED = "select tallybook.ended(%s, %s, %s)"
 COMPLETE = "select tallybook.complete(%s, %s, 1)"
-
-
-def one(db: Connection, statement: str, *params: Any) -> Any:
-    row = db.execute(statement, params).fetchone()  # type: ignore[call-overload]
-    return row[0] if row else None
 
 
 def claimed(db: Connection, jobs: int = 1) -> list[int]:

@@ -9,11 +9,11 @@ import psycopg
 import pytest
 
 from support.broken import without
+from support.database import Connection
 from support.hands import Hands, put
 from support.queries import enqueue_from, keys, values
 
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 

@@ -13,12 +13,11 @@ import psycopg
 import pytest
 
 from support.broken import without
+from support.database import Connect, Connection
 from support.hands import Hands
 from support.queries import enqueue_from, keys, values
 from support.waiting import wait_until
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Connection]
 SEED = int(os.environ.get("TALLYBOOK_SEED") or random.randrange(1_000_000))
 EXAMPLES = 60
 KEYS = ["a", "b", "c", "d", "e"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -14,13 +13,12 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from support.askers import HOUR, S, T, one
+from support.askers import HOUR, S, T
 from support.broken import without
 from support.chance import seeds
+from support.database import Connect, Connection, one
 
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Connection]
 
 FAIL = 'select tallybook.fail(%s, %s, %s::int, \'{"message": "no"}\', %s, max_attempts => 30, at => %s)'
 

@@ -12,7 +12,8 @@ import psycopg
 import pytest
 
 from support.broken import source
-from support.ticking import fires, one, put
+from support.database import one
+from support.ticking import fires, put
 
 pytestmark = pytest.mark.servers
 NOON = datetime(2031, 5, 1, 12, tzinfo=UTC)

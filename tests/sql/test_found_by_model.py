@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
 
+from support.database import Connection, one
 from tallybook._db.migrate import migrate
 from tallybook.embedded import temporary_server
 
 pytestmark = pytest.mark.direct("kills the server and holds transactions open")
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 START = "select tallybook.worker_start(%s, '{q}', at => clock_timestamp())"
 # What worker_start did before: the row alone, with the commit that its session has.
 ROW = """
 insert into tallybook.worker (name, queues, tasks, parts, session, started_at, seen_at)
 values (%s, '{q}', '{}', '{}', false, clock_timestamp(), clock_timestamp()) returning id"""
-
-
-def one(db: Connection, query: Any, *params: object) -> Any:
-    """The first column of the first row."""
-    row = db.execute(query, params).fetchone()
-    assert row is not None
-    return row[0]
 
 
 @pytest.mark.parametrize(("start", "again"), [(START, False), (ROW, True)], ids=["worker_start", "control"])

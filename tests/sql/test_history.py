@@ -12,19 +12,13 @@ import psycopg
 import pytest
 
 from support.broken import source, without
+from support.database import Connection, one
 from support.hands import Hands
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
 S, DAY = timedelta(seconds=1), timedelta(days=1)
 COUNT = "select (select count(*) from tallybook.entry), (select count(*) from tallybook.outcome)"
-
-
-def one(db: Connection, query: Any, *params: object) -> Any:
-    row = db.execute(query, params).fetchone()
-    assert row is not None
-    return row[0]
 
 
 @pytest.fixture

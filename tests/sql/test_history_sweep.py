@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, LiteralString, cast
+from typing import LiteralString, cast
 
 import psycopg
 import pytest
 
 from support.broken import source
+from support.database import Connection, one
 from support.hands import Hands
 
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
 DAY = timedelta(days=1)
 SWEEP = "select swept, more from tallybook._sweep(%s)"
-
-
-def one(db: Connection, query: Any, *params: object) -> Any:
-    row = db.execute(query, params).fetchone()
-    assert row is not None
-    return row[0]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from support.broken import source
+from support.database import Connection
 from support.hands import Hands, Job, put, states
 from support.job_lists import STATES, differences, ids, page, pages, some_filters
 from support.subjects import push
@@ -24,7 +25,6 @@ select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n
  where n.nspname = 'tallybook' and c.relkind = 'r'"""
 
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 @pytest.fixture

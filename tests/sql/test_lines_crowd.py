@@ -16,12 +16,11 @@ import psycopg
 import pytest
 
 from support.broken import source
+from support.database import Connect, Connection
 from support.hands import Hands, Job, put
 
 pytestmark = pytest.mark.direct("kills sessions by their process")
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Connection]
 KEYS = [f"k{n}" for n in range(4)]
 SECONDS = 3.0
 LONGEST = 60.0

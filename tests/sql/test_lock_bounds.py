@@ -11,6 +11,7 @@ import pytest
 
 from support.broken import without
 from support.clusters import cluster
+from support.database import Connect, Connection
 from support.hands import Hands
 from support.subjects import many
 from support.waiting import wait_until
@@ -18,8 +19,6 @@ from tallybook._db.migrate import migrate
 
 pytestmark = pytest.mark.direct("counts the locks of a session, and holds transactions open")
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Connection]
 MOST = 256
 """Advisory locks of one class, as sql/README.md has it."""
 

@@ -30,9 +30,9 @@ from hypothesis.stateful import (
 )
 from psycopg import sql
 
+from support.database import Connection
 from support.job_lists import STATES, differences, some_filters
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 THOROUGH = bool(os.environ.get("TALLYBOOK_THOROUGH"))
 QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
 DAY = timedelta(days=1)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import unicodedata
-from typing import Any
 
 import psycopg
 import pytest
 
+from support.database import Connection
 from tallybook._model.options import check_name
 from tallybook.errors import ConfigError
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 CODES = [
     code

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
-import psycopg
 import pytest
 
 from support.broken import without
+from support.database import Connect, Connection
 from support.hands import Hands
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Connection]
 T = datetime(2026, 1, 31, 9, tzinfo=UTC)
 OF = "select queue, oldest from tallybook._oldest_of(%s) order by queue"
 

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
 from support.broken import source
+from support.database import Connect, Connection
 from support.hands import Hands, put, states
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Connection]
 LOOK = "select tallybook.rescue()"
-
-
-@pytest.fixture
-def hands(db: Connection) -> Hands:
-    return Hands(db)
 
 
 @pytest.mark.servers

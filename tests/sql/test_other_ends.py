@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from support.database import Connect, Connection
 from support.hands import Hands, Job, put, states
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
-
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Connection]
-
-
-@pytest.fixture
-def hands(db: Connection) -> Hands:
-    return Hands(db)
 
 
 def value(db: Connection, call: str, filters: str) -> tuple[Any, ...]:

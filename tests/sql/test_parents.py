@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg import errors as pg
 
+from support.database import Connect, Connection
 from support.hands import Hands, put, states
-
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Connection]
-
-
-@pytest.fixture
-def hands(db: Connection) -> Hands:
-    return Hands(db)
 
 
 def child(db: Connection, *after: int, **more: Any) -> int:

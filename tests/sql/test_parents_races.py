@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg import errors as pg
 
 from support.broken import without
 from support.chance import seeds
+from support.database import Connect, Connection
 from support.hands import Hands, put, states
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another")
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Connection]
 GUARD = ("parents_resolve", " order by w.job_id for update skip locked")
 ENDED = ("completed", "cancelled", "dead")
 

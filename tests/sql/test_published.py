@@ -6,17 +6,15 @@ Every test runs where the tables of the schema are published (see conftest.py): 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
 
 import psycopg
 import pytest
 
 from support.clusters import cluster
+from support.database import Connection
 from support.hands import Hands, put
 from support.waiting import wait_until
 from tallybook._db.migrate import migrate
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 WITHOUT = """
 select c.oid::regclass::text from pg_class c

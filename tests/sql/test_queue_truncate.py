@@ -12,12 +12,11 @@ import psycopg
 import pytest
 
 from support.broken import without
+from support.database import Connect, Connection
 from support.hands import Hands, put, states
 from support.subjects import end, push
 from support.waiting import wait_until
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Connection]
 LATER = datetime.now(UTC) + timedelta(days=1)
 
 
@@ -37,11 +36,6 @@ def truncate(db: Connection, queue: str = "q", **more: Any) -> tuple[int, int, b
         if not row[4]:
             return cancelled, cancelling, row[3]
     raise AssertionError("truncate does not end")
-
-
-@pytest.fixture
-def hands(db: Connection) -> Hands:
-    return Hands(db)
 
 
 @pytest.mark.servers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,23 +10,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from support.database import Connect, Connection, one
 from support.hands import Hands, put, states
 from support.waiting import wait_until
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Connection]
 LATER = datetime.now(UTC) + timedelta(days=1)
-
-
-@pytest.fixture
-def hands(db: Connection) -> Hands:
-    return Hands(db)
-
-
-def one(db: Connection, query: str, *params: object) -> Any:
-    row = db.execute(query, params).fetchone()  # type: ignore[arg-type]
-    assert row is not None
-    return row[0]
 
 
 def listening(connect: Connect, channel: str) -> Connection:

@@ -11,13 +11,13 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from support.askers import HOUR, MIN, MS, Asker, S, T, one, put, two_at_once
+from support.askers import HOUR, MIN, MS, Asker, S, T, put, two_at_once
 from support.broken import without
 from support.chance import seeds
+from support.database import Connection, one
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
 LATE = 20 * MS
 EARLY = 120 * MS  # what waits comes back so long before its turn
 

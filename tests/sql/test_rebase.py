@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 from support.clusters import next_xid
-from support.house import claim, furnish, one, put
+from support.database import one
+from support.house import claim, furnish, put
 from support.shop import BELIEVE, Shop, catch_up, moved
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")

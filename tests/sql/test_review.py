@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from support.broken import source, without
+from support.database import one
 from support.waiting import wait_until
 from tallybook._db.migrate import migrate
 from tallybook.embedded import temporary_server
@@ -34,13 +35,6 @@ class Claimed(NamedTuple):
     lease: UUID
     claim_id: int | None
     jobs: int
-
-
-def one(db: Connection, query: str, *params: object) -> Any:
-    """The first column of the first row."""
-    row = db.execute(cast("LiteralString", query), params).fetchone()
-    assert row is not None
-    return row[0]
 
 
 def enqueue(db: Connection, queue: str = "q", *, n: int = 1, **options: object) -> list[int]:

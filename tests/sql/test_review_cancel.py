@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from support.database import one
 from support.hands import Hands, put
 from support.waiting import wait_until
 
@@ -24,13 +25,6 @@ LANE_LOCK = 1413565441
 
 
 # --- words of these tests ------------------------------------------------------------------------------------------
-
-
-def one(db: Connection, query: str, *params: object) -> Any:
-    """The first column of the first row."""
-    row = db.execute(cast("LiteralString", query), params).fetchone()
-    assert row is not None
-    return row[0]
 
 
 def enqueue(db: Connection, queue: str = "q", *, n: int = 1, **options: object) -> list[int]:

@@ -9,12 +9,10 @@ from typing import Any
 import psycopg
 import pytest
 
+from support.database import one
+
 pytestmark = pytest.mark.servers
 AT = datetime(2031, 1, 1, tzinfo=UTC)
-
-
-def one(db: Any, sql: str, *values: Any) -> Any:
-    return db.execute(sql, values).fetchone()[0]
 
 
 def resolve(db: Any, data_type: str, symbol: str | None = None) -> str | None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import Any, LiteralString, cast
 
-import psycopg
 import pytest
 
 from support.broken import source
+from support.database import Connection
 
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
 CLAIMS = 1_500
 
 TABLES = """

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
 
 import psycopg
 import pytest
 
+from support.database import Connection, one
 from support.hands import Hands
 from tallybook._db.migrate import routines
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 S = timedelta(seconds=1)
 DAY = timedelta(days=1)
 
@@ -32,12 +31,6 @@ FOREVER = (
     "create or replace function tallybook._service_claim(p_name text, p_at timestamptz default now()) returns boolean"
     " language sql as 'select pg_try_advisory_xact_lock(1413565449, hashtext(p_name))'"
 )
-
-
-def one(db: Connection, query: Any, *params: object) -> Any:
-    row = db.execute(query, params).fetchone()
-    assert row is not None
-    return row[0]
 
 
 @pytest.fixture

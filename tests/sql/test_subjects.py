@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from support.database import Connection
 from support.hands import Hands, put, states
 from support.subjects import (
     call,
@@ -25,13 +26,7 @@ from support.subjects import (
     upsert,
 )
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def hands(db: Connection) -> Hands:
-    return Hands(db)
 
 
 def ended(hands: Hands, name: str, how: str) -> int:

@@ -9,10 +9,10 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from support.database import Connection
 from support.hands import Hands, Job, states
 from support.subjects import call, clock, end, promote, push, start_one, state, subject, upsert
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 ENDS: list[tuple[str, dict[str, Any]]] = [
     ("subject_reschedule", {"run_in": "1 h"}),
     ("subject_complete", {}),
@@ -20,11 +20,6 @@ ENDS: list[tuple[str, dict[str, Any]]] = [
     ("subject_kill", {}),
     ("subject_reject", {"message": "no"}),
 ]
-
-
-@pytest.fixture
-def hands(db: Connection) -> Hands:
-    return Hands(db)
 
 
 def seen(db: Connection, name: str = "a") -> dict[str, Any]:

@@ -27,10 +27,10 @@ from hypothesis.stateful import (
 )
 from psycopg import sql
 
+from support.database import Connection
 from support.hands import Hands, Job
 from support.subjects import call, end, forget, many, push, upsert
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 THOROUGH = bool(os.environ.get("TALLYBOOK_THOROUGH"))
 DAY = timedelta(days=1)
 TABLES = ("entry", "claim", "outcome", "scheduled", "dead", "tombstone", "amendment", "subject_job", "worker", "lane")

@@ -11,8 +11,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from support.database import Connection, one
+
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
 Readings = dict[str, list[tuple[int, set[str]]]]
 TABLES = "^(entry|claim|outcome)_(brief|default|long)|^scheduled$|^subject_job$|^dead$"
 SIZES = (1_000, 10_000)
@@ -109,12 +110,6 @@ CONTROLS = {
 
 # A person's look, planned anew each time, for which the statistics are those of an empty table.
 PLANNED_ANEW = {"the newest errors"}
-
-
-def one(db: Connection, statement: str) -> Any:
-    row = db.execute(statement).fetchone()  # type: ignore[arg-type]
-    assert row is not None
-    return row[0]
 
 
 def scans(db: Connection) -> dict[str, int]:

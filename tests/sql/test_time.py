@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+from support.database import Connection, one
+
 T = datetime.fromisoformat("2031-03-30T00:30:00+00:00")
 S, MIN, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
-
-
-def one(db: Connection, query: Any, *params: object) -> Any:
-    row = db.execute(query, params).fetchone()
-    assert row is not None
-    return row[0]
 
 
 def promoted(db: Connection, at: datetime) -> int:

@@ -10,11 +10,11 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from support.database import Connection, one
 from support.hands import Hands, put
 from support.subjects import end, push
 
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
 LOAD = (
     "select tallybook.enqueue_many(array_fill('q'::text, '{{{n}}}'), array_fill('t'::text, '{{{n}}}'),"
     " array_fill('{{}}'::text, '{{{n}}}'))"
@@ -44,12 +44,6 @@ def rows(db: Connection, **named: Any) -> list[dict[str, Any]]:
 
 def linked(db: Connection, **links: Any) -> list[int]:
     return sorted(row[0] for row in db.execute("select tallybook._linked(%s, 100)", (Jsonb(links),)))
-
-
-def one(db: Connection, query: str, *params: object) -> Any:
-    row = db.execute(cast("Any", query), params).fetchone()
-    assert row is not None
-    return row[0]
 
 
 def test_a_link_is_followed_across_queues(db: Connection, hands: Hands) -> None:

@@ -18,6 +18,7 @@ import pytest
 from psycopg import errors, sql
 
 from support.broken import source
+from support.database import one
 from support.waiting import wait_until
 
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
@@ -28,13 +29,6 @@ pytestmark = pytest.mark.servers
 
 
 # --- words of these tests ------------------------------------------------------------------------------------------
-
-
-def one(db: Connection, query: str, *params: object) -> Any:
-    """The first column of the first row."""
-    row = db.execute(query, params).fetchone()
-    assert row is not None
-    return row[0]
 
 
 def enqueue(db: Connection, queue: str = "q", *, n: int = 1, **options: int) -> list[int]:

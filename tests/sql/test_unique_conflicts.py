@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
+from support.database import Connect, Connection
 from support.hands import Hands, Job, put, states
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Connection]
 REPLACE: dict[str, Any] = {"unique_key": "k", "on_conflict": "replace_args"}
 QUEUED: dict[str, Any] = {"unique_key": "k", "unique_while": "queued"}
 SOON: LiteralString = "select clock_timestamp() + interval '1 h'"
-
-
-@pytest.fixture
-def hands(db: Connection) -> Hands:
-    return Hands(db)
 
 
 def again(hands: Hands, job: Job) -> Job:

@@ -13,9 +13,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from support.database import Connection, one
 from support.waiting import wait_until
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 DAY = timedelta(days=1)
 
 
@@ -751,10 +751,6 @@ def test_an_end_by_a_stranger_is_refused(db: Connection) -> None:
 
 
 # Helpers.
-
-
-def one(conn: Connection, statement: str, *params: Any) -> Any:
-    return row(conn, statement, list(params))[0]
 
 
 def row(conn: Connection, statement: str, params: Any = None) -> tuple[Any, ...]:

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from support.database import Connect, Connection, one
 from support.hands import Hands, put
 from support.subjects import push
 
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Connection]
 LOAD = (
     "select tallybook.enqueue_many(array_fill('q'::text, '{{{n}}}'), array_fill('t'::text, '{{{n}}}'),"
     " array_fill('{{}}'::text, '{{{n}}}'))"
 )
-
-
-@pytest.fixture
-def hands(db: Connection) -> Hands:
-    return Hands(db)
 
 
 def why(db: Connection, job: int, at: str = "clock_timestamp()") -> list[tuple[str | None, str, dict[str, Any]]]:
@@ -41,12 +33,6 @@ def why(db: Connection, job: int, at: str = "clock_timestamp()") -> list[tuple[s
 
 def codes(db: Connection, job: int, at: str = "clock_timestamp()") -> list[str]:
     return [code for _, code, _ in why(db, job, at)]
-
-
-def one(db: Connection, query: str, *params: object) -> Any:
-    row = db.execute(query, params).fetchone()  # type: ignore[arg-type]
-    assert row is not None
-    return row[0]
 
 
 def test_a_job_that_nothing_holds_should_start(db: Connection, hands: Hands) -> None:

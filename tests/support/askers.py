@@ -8,20 +8,13 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 from uuid import UUID, uuid4
 
-import psycopg
 from psycopg.types.json import Jsonb
 
+from support.database import Connection, one
 from support.waiting import wait_until
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 T = datetime.fromisoformat("2031-03-30T00:30:00+00:00")
 MS, S, MIN, HOUR = timedelta(milliseconds=1), timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
-
-
-def one(db: Connection, query: str, *params: Any) -> Any:
-    row = db.execute(cast("Any", query), params[0] if params and isinstance(params[0], dict) else params).fetchone()
-    assert row is not None
-    return row[0]
 
 
 def put(db: Connection, *keys: str, n: int = 1, at: datetime = T, **more: Any) -> list[int]:

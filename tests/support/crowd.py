@@ -20,10 +20,10 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psycopg
 
+from support.database import Connection
 from support.paths import ROOT
 
 from .crowd_process import QUEUES, TASKS
@@ -58,8 +58,6 @@ COMPLETE = """
 BUSY = """
     select application_name, state, wait_event_type, wait_event, now() - query_start, pg_blocking_pids(pid), pid, query
       from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"""
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 @dataclass

@@ -16,9 +16,10 @@ from typing import Any
 
 import psycopg
 
+from support.database import Connection
+
 QUEUES = ("mail", "files", "reports")
 TASKS = ("send", "pack", "scan")
-Connection = psycopg.Connection[tuple[Any, ...]]
 stop = threading.Event()
 
 RECORD = "insert into ledger_check (job_id) select unnest(%s::bigint[]) on conflict do nothing"

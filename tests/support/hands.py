@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+from support.database import Connection
 
 
 @dataclass

@@ -12,19 +12,12 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-import psycopg
-
 from support.clusters import burn
+from support.database import Connection, one
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 QUEUES = ["default", "mail", "reports", "never"]
 # The handlers of worker_process leave a row for each start; the old cluster's workers are SQL and leave none.
 RAN = "select count(*), coalesce(max(attempt), 0) from ran where job_id = %s"
-
-
-def one(conn: Connection, text: str, *params: object) -> Any:
-    row = conn.execute(text, params).fetchone()
-    return row[0] if row else None
 
 
 def put(conn: Connection, queue: str = "default", **options: object) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any, cast
 
-import psycopg
 from psycopg.types.json import Jsonb
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+from support.database import Connection
+
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "completed", "cancelled", "dead")
 
 NAMES = ("queue", "task", "states", "links", "error", "since", "before")

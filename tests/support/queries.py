@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, LiteralString
 
-import psycopg
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from support.database import Connection
 
 
 def enqueue_from(db: Connection, query: str | None, **more: Any) -> tuple[int, int]:

@@ -11,9 +11,8 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from support.database import Connection
 from tallybook._db import migrate, roles
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 class House:

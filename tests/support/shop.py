@@ -15,13 +15,13 @@ from typing import Any
 import psycopg
 
 from support.clusters import burn, dump, next_xid, restore
-from support.house import QUEUES, one
+from support.database import Connection, one
+from support.house import QUEUES
 from support.waiting import wait_until
 from support.worker_process import TABLES, Workers
 from tallybook._db.migrate import migrate
 from tallybook.embedded import Server
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 OPEN = (
     "select count(*) from tallybook.job where state in ('available', 'running', 'waiting')"
     " or state = 'scheduled' and run_at < now() + interval '1 day'"

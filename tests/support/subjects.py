@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-import psycopg
 from psycopg.types.json import Jsonb
 
+from support.database import Connection
 from support.hands import Hands, Job
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 Row = tuple[Any, ...]
 
 

@@ -7,13 +7,10 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import psycopg
-
+from support.database import Connection
 from tallybook import App
 from tallybook._db.link import Link
 from tallybook._maintenance.clock import Clock
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 NOON = datetime(2031, 5, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -54,13 +51,6 @@ def put(db: Connection, name: str, *, at: datetime | str, **more: Any) -> str:
     assert row is not None
     what: str = row[0]
     return what
-
-
-def one(db: Connection, query: str, *params: object) -> Any:
-    """The only column of the only row; the row where it has several."""
-    row = db.execute(query, params).fetchone()  # type: ignore[arg-type]
-    assert row is not None
-    return row[0] if len(row) == 1 else row
 
 
 def column(rows: Iterable[tuple[Any, ...]]) -> list[Any]:

@@ -15,8 +15,6 @@ from tallybook.errors import ConfigError, DuplicateTask
 from tallybook.extra.tasks import email, http, new_signing_secret, webhook
 from tallybook.testing import drain, drain_async
 
-pytestmark = pytest.mark.anyio
-
 
 def test_a_notification_by_mail_and_sms_in_one_call(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
     """S4-22 S4-06: one call puts in the mail and the SMS, in the caller's transaction; each is a job with attempts of its own."""

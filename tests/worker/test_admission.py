@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import psycopg
 import pytest
 
+from support.database import Connect
 from support.hands import put
 from support.workers import Jobs, eventually, given_up, working
 from tallybook import App, Context
 
-pytestmark = pytest.mark.anyio
-Connect = Callable[..., psycopg.Connection[tuple[Any, ...]]]
 REPLACE: dict[str, Any] = {"task": "note", "unique_key": "k", "on_conflict": "replace_args"}
 
 
@@ -45,18 +42,8 @@ class Handlers:
 
 
 @pytest.fixture
-def app() -> App:
-    return App("shop")
-
-
-@pytest.fixture
 def handlers(app: App, anyio_backend: str) -> Handlers:
     return Handlers(app)
-
-
-@pytest.fixture
-def jobs(app: App, db: Any) -> Jobs:
-    return Jobs(app, db)
 
 
 async def test_a_held_job_starts_with_the_new_args(

@@ -20,7 +20,7 @@ from support.workers import Jobs, eventually, working
 from tallybook import App, Cancel, Context, Dead, Snooze, Task
 from tallybook.errors import ConfigError, NotSupported, SignatureError
 
-pytestmark = [pytest.mark.anyio, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 
 SLOW_BEAT = {"heartbeat": timedelta(seconds=60), "lease": timedelta(seconds=300)}
 BEATEN = "select bool_and(seen_at > started_at) from tallybook.worker where ended_at is null"
@@ -35,11 +35,6 @@ Declare = Callable[[App, Then], Task[[int], Any]]
 def app(dsn: str, db: Any) -> App:
     db.execute(TABLE)
     return App("shop", dsn=dsn)
-
-
-@pytest.fixture
-def jobs(app: App, db: Any) -> Jobs:
-    return Jobs(app, db)
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)

@@ -123,7 +123,6 @@ def test_the_same_with_two_workers(dsn: str, db: Any, several: int) -> None:
     assert {job.failures for job in infos} == {0}
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("by", ["batch", "order key"])
 async def test_a_suspect_waits_until_it_is_alone(dsn: str, db: Any, by: str) -> None:
     """F24: a job with two crashes starts when nothing else runs, nothing starts beside it, and then all goes on."""
@@ -155,7 +154,6 @@ async def test_a_suspect_waits_until_it_is_alone(dsn: str, db: Any, by: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.anyio
 async def test_a_suspect_that_cannot_be_alone_is_given_back(dsn: str, db: Any, caplog: Any) -> None:
     """F24: where something else goes on running, a suspect is given back without any count, and claiming goes on."""
     jobs = Jobs(zoo.app, db)
@@ -174,7 +172,6 @@ async def test_a_suspect_that_cannot_be_alone_is_given_back(dsn: str, db: Any, c
     assert "has to run alone" in caplog.text
 
 
-@pytest.mark.anyio
 async def test_drain_runs_suspects_alone_too(dsn: str, db: Any) -> None:
     """F24: `drain` runs them one after the other, and reports them like all others."""
     put = zoo.app.enqueue_many_sync(db, [zoo.fine.job(n) for n in range(12)])

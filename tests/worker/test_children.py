@@ -21,8 +21,6 @@ from support.zoo import is_gone, number_in
 from tallybook import App, JobInfo
 from tallybook.errors import ConfigError
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def jobs(db: Any) -> Jobs:

@@ -20,10 +20,7 @@ from tallybook._db.migrate import migrate
 from tallybook._embedded.template import environment
 from tallybook.embedded import Server, temporary_server
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.direct("a server of its own"),
-]
+pytestmark = pytest.mark.direct("a server of its own")
 LIBRARY = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
 HOUR = timedelta(hours=1)
 Step = Callable[[timedelta], None]

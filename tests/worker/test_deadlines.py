@@ -18,23 +18,11 @@ import pytest
 from support.workers import Jobs, eventually, working
 from tallybook import App, Constant, Context, JobInfo, Snooze
 
-pytestmark = pytest.mark.anyio
-
 SOON = timedelta(seconds=0.2)
 LONG_ENOUGH = timedelta(seconds=1)
 """For a connection that has to be made before the handler can begin."""
 GRACE = {"abort_timeout": timedelta(seconds=0.3)}
 LATER = Constant(timedelta(hours=1))
-
-
-@pytest.fixture
-def app() -> App:
-    return App("shop")
-
-
-@pytest.fixture
-def jobs(app: App, db: Any) -> Jobs:
-    return Jobs(app, db)
 
 
 def error_of(info: JobInfo) -> dict[str, Any]:

@@ -12,19 +12,7 @@ import pytest
 from support.workers import Jobs
 from tallybook import App, Constant, Context, Snooze
 
-pytestmark = pytest.mark.anyio
-
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def app() -> App:
-    return App("shop")
-
-
-@pytest.fixture
-def jobs(app: App, db: Any) -> Jobs:
-    return Jobs(app, db)
 
 
 async def test_drain_runs_what_is_due_and_never_waits(app: App, dsn: str, db: Any, jobs: Jobs) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from support.broken import without
 from support.crowd import SEED, Crowd
+from support.database import Connection, one
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.servers
-Connection = psycopg.Connection[tuple[Any, ...]]
 CLAIM = "select jobs from tallybook.claim(%s, '{mail}', '{9}', gen_random_uuid())"
 
 
@@ -216,9 +216,3 @@ def without_waiting(watch: Connection, conn: Connection, statement: str, params:
 
 def kinds(findings: list[str]) -> set[str]:
     return {finding.split(": ")[0] for finding in findings}
-
-
-def one(conn: Connection, statement: str, *params: Any) -> Any:
-    row = conn.execute(statement, params).fetchone()
-    assert row is not None
-    return row[0]

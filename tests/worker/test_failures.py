@@ -12,21 +12,9 @@ import pytest
 from support.workers import Jobs, eventually, working
 from tallybook import App, Constant
 
-pytestmark = pytest.mark.anyio
-
 HOUR = timedelta(hours=1)
 SECOND = timedelta(seconds=1)
 NOW = Constant(timedelta(0))
-
-
-@pytest.fixture
-def app() -> App:
-    return App("shop")
-
-
-@pytest.fixture
-def jobs(app: App, db: Any) -> Jobs:
-    return Jobs(app, db)
 
 
 class Hostile(Exception):

@@ -17,8 +17,6 @@ from tallybook import App, Complete, Constant, Context, Drop, Kill, Reject, Resc
 from tallybook._db.transactions import AsyncPsycopg, Begun
 from tallybook.errors import LeaseLost, NotSupported
 
-pytestmark = pytest.mark.anyio
-
 LOST = psycopg.OperationalError("the connection is lost")
 AGAIN = Constant(timedelta(0))
 
@@ -27,11 +25,6 @@ AGAIN = Constant(timedelta(0))
 def app(dsn: str, db: Any) -> App:
     db.execute(TABLE)
     return App("shop", dsn=dsn)
-
-
-@pytest.fixture
-def jobs(app: App, db: Any) -> Jobs:
-    return Jobs(app, db)
 
 
 def attempts(db: Any) -> list[int]:

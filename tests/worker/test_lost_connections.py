@@ -25,17 +25,9 @@ from tallybook._worker.life import heartbeat
 from tallybook.embedded import temporary_server
 from tallybook.errors import CommitUnknown, QueueUnavailable, WrongIsolationLevel
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.direct("the proxy of these tests stands before the server itself"),
-]
+pytestmark = pytest.mark.direct("the proxy of these tests stands before the server itself")
 COMMIT = b"\x00commit\x00"  # not the "read committed" of its BEGIN
 LONG = {"lease": timedelta(seconds=30), "heartbeat": timedelta(seconds=10), "rescue_look": timedelta(seconds=5)}
-
-
-@pytest.fixture
-def app() -> App:
-    return App("shop")
 
 
 @pytest.fixture
@@ -45,11 +37,6 @@ def note(app: App) -> Any:
         pass
 
     return note
-
-
-@pytest.fixture
-def jobs(app: App, db: Any) -> Jobs:
-    return Jobs(app, db)
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from tallybook._worker.claim.claimer import Claimer
 from tallybook.errors import ConfigError
 
 pytestmark = [
-    pytest.mark.anyio,
     pytest.mark.direct("these tests have a PgBouncer of their own, and look at both of its sides"),
     pytest.mark.skipif(not installed(), reason=f"not installed: {PACKAGE}"),
 ]
@@ -34,22 +33,12 @@ select count(*) from pg_locks where locktype = 'advisory' and classid in (141356
 
 
 @pytest.fixture
-def app() -> App:
-    return App("shop")
-
-
-@pytest.fixture
 def note(app: App) -> Any:
     @app.task
     async def note(n: int = 0) -> None:
         pass
 
     return note
-
-
-@pytest.fixture
-def jobs(app: App, db: Any) -> Jobs:
-    return Jobs(app, db)
 
 
 @pytest.fixture(params=["transaction"])

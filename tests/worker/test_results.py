@@ -14,8 +14,6 @@ from tallybook import App, Cancel, Constant, Context, Dead
 from tallybook.errors import JobCancelled, JobDied, LeaseLost, ResultMissing, ResultTimeout, UnknownJob
 from tallybook.testing import drain_async
 
-pytestmark = pytest.mark.anyio
-
 
 @dataclass
 class Price:

@@ -15,20 +15,8 @@ from tallybook import App, Constant, Context, Exponential, Linear, Snooze
 from tallybook.errors import ConfigError
 from tallybook.testing import drain_async, travel
 
-pytestmark = pytest.mark.anyio
-
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def app() -> App:
-    return App("shop")
-
-
-@pytest.fixture
-def jobs(app: App, db: Any) -> Jobs:
-    return Jobs(app, db)
 
 
 def waits(info: Any) -> timedelta:

@@ -30,18 +30,7 @@ from tallybook._worker.life.worker import Worker
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import ConfigError
 
-pytestmark = pytest.mark.anyio
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-@pytest.fixture
-def app() -> App:
-    return App("shop")
-
-
-@pytest.fixture
-def jobs(app: App, db: Any) -> Jobs:
-    return Jobs(app, db)
 
 
 def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:

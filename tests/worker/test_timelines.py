@@ -16,7 +16,7 @@ from support.workers import QUICK, Jobs, eventually, working
 from tallybook import App, Context
 from tallybook._worker.life.heartbeat import _BEAT, Heartbeat
 
-pytestmark = [pytest.mark.anyio, pytest.mark.servers]
+pytestmark = pytest.mark.servers
 
 TIMELINE = (
     "create or replace function tallybook._timeline() returns text language sql volatile as $$ select '{}'::text $$"
@@ -24,11 +24,6 @@ TIMELINE = (
 LIVING = "select id from tallybook.worker where ended_at is null order by id"
 # Another worker of the same process would take what it gives up: nobody else rescues here.
 ALONE = {"heartbeat": timedelta(seconds=0.2), "lease": timedelta(seconds=60), "rescue_look": timedelta(seconds=60)}
-
-
-@pytest.fixture
-def app() -> App:
-    return App("shop")
 
 
 def lose_the_end_of(db: Any, job: Any) -> None:

@@ -16,20 +16,8 @@ from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, Cancel, Constant, Context, Dead, Snooze
 from tallybook._worker.jobs import Book, Lease
 
-pytestmark = pytest.mark.anyio
-
 NOW = Constant(timedelta(0))
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def app() -> App:
-    return App("shop")
-
-
-@pytest.fixture
-def jobs(app: App, db: Any) -> Jobs:
-    return Jobs(app, db)
 
 
 async def test_a_failure_is_retried_after_its_backoff(app: App, dsn: str, db: Any, jobs: Jobs) -> None:

@@ -13,19 +13,7 @@ import pytest
 from support.workers import SLEEPY, Jobs, eventually, given_up, working
 from tallybook import App, Context
 
-pytestmark = pytest.mark.anyio
-
 SHORT = timedelta(milliseconds=50)
-
-
-@pytest.fixture
-def app() -> App:
-    return App("shop")
-
-
-@pytest.fixture
-def jobs(app: App, db: Any) -> Jobs:
-    return Jobs(app, db)
 
 
 class Handlers:

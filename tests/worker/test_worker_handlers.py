@@ -18,19 +18,7 @@ from support.workers import Jobs, eventually, working
 from tallybook import App, Cancel, Constant, Context, Dead, Snooze
 from tallybook._worker.finish.finisher import Finisher
 
-pytestmark = pytest.mark.anyio
-
 mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="clean")
-
-
-@pytest.fixture
-def app() -> App:
-    return App("shop")
-
-
-@pytest.fixture
-def jobs(app: App, db: Any) -> Jobs:
-    return Jobs(app, db)
 
 
 async def test_async_and_plain_handlers_run(app: App, dsn: str, db: Any, jobs: Jobs) -> None:

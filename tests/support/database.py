@@ -1,0 +1,18 @@
+"""Words of all tests for their database: a connection, one that opens more of them, one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Connect = Callable[..., Connection]
+
+
+def one(db: psycopg.Connection[Any], query: Any, *params: Any) -> Any:
+    """The only column of the only row; the row where it has several. One dict is parameters by name."""
+    row = db.execute(query, params[0] if len(params) == 1 and isinstance(params[0], dict) else params).fetchone()
+    assert row is not None, f"no row: {query}"
+    return row[0] if len(row) == 1 else row
