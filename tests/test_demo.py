@@ -21,10 +21,6 @@ from tallybook.extra.demo import app as demo_app
 from tallybook.extra.demo.receiver import verdict
 from tallybook.extra.demo.rows import MOST, SHIPPED, InputError, read
 
-LAST_LINE = re.compile(
-    r"demo: (\d+) submissions, (\d+) delivered, (\d+) lost, (\d+) retries, (\d+) duplicate deliveries,"
-    r" rate (\d+)/s, pickup p50 (\d+\.\d) ms p99 (\d+\.\d) ms"
-)
 ODD = ["Łukasz, 美咲 👍", 'said "hi"', "two\nlines", "tab\there", "it's \\ 100 %", "", "\u202eright to left", "é́"]
 
 
@@ -150,12 +146,16 @@ def _write(path: Path, rows: int) -> Path:
 @pytest.mark.slow
 def test_nothing_is_lost_when_a_worker_is_killed(demo: Callable[..., Demo], tmp_path: Path) -> None:
     """S1-11, S4-01: a receiver that fails and a worker that dies by SIGKILL lose no submission, odd ones of one's own included."""
+    last_line = re.compile(
+        r"demo: (\d+) submissions, (\d+) delivered, (\d+) lost, (\d+) retries, (\d+) duplicate deliveries,"
+        r" rate (\d+)/s, pickup p50 (\d+\.\d) ms p99 (\d+\.\d) ms"
+    )
     rows = 150
     run = demo(DEMO_INPUT=str(_write(tmp_path / "odd rows.csv", rows)))
     status = run.finish()
     text = "\n".join(run.lines)
     assert (status, run.errors) == (0, ""), text
-    found = LAST_LINE.fullmatch(run.lines[-1])
+    found = last_line.fullmatch(run.lines[-1])
     assert found, text
     submissions, delivered, lost, retries, duplicates, rate = map(int, found.groups()[:6])
     assert (submissions, delivered, lost) == (rows, rows, 0)

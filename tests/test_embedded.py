@@ -440,19 +440,19 @@ def test_dead_postmaster_leaves_no_backends() -> None:
 
 def test_forked_copy_has_no_hand_on_the_server() -> None:
     """A forked child can use the server but neither stops it nor keeps it alive."""
+
+    def _stop_in_child(server: Server) -> None:
+        assert query(server, "select 1") == 1
+        assert server.pid is None
+        server.kill()
+        server.stop()
+
     with temporary_server() as server:
         child = multiprocessing.get_context("fork").Process(target=_stop_in_child, args=(server,))
         child.start()
         child.join(20)
         assert child.exitcode == 0
         assert query(server, "select 1") == 1 and server.log_path.exists()
-
-
-def _stop_in_child(server: Server) -> None:
-    assert query(server, "select 1") == 1
-    assert server.pid is None
-    server.kill()
-    server.stop()
 
 
 def test_forked_copy_does_not_keep_the_server_alive(children: list[subprocess.Popen[str]]) -> None:

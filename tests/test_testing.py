@@ -280,7 +280,11 @@ def test_the_dsn_of_a_database_keeps_its_form(given: str, named: str) -> None:
         assert databases.dsn("other db") == named
 
 
-USERS_TEST = """
+@pytest.mark.slow
+@pytest.mark.parametrize("embedded", [False, True], ids=["given", "embedded"])
+def test_a_users_test_file(tmp_path: Path, server: Any, embedded: bool) -> None:
+    """A user's test file needs nothing but the fixtures: no conftest, no settings, no server of the user's own."""
+    users_test = """
 import psycopg
 import pytest
 from tallybook import App
@@ -303,13 +307,7 @@ def test_a_second_database(tallybook_server, tallybook_dsn):
     with tallybook_server.fresh() as other:
         assert other != tallybook_dsn
 """
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("embedded", [False, True], ids=["given", "embedded"])
-def test_a_users_test_file(tmp_path: Path, server: Any, embedded: bool) -> None:
-    """A user's test file needs nothing but the fixtures: no conftest, no settings, no server of the user's own."""
-    (tmp_path / "test_shop.py").write_text(USERS_TEST)
+    (tmp_path / "test_shop.py").write_text(users_test)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PYTEST_"))}
     if not embedded:
         environment["TALLYBOOK_TEST_DSN"] = server.dsn()

@@ -13,12 +13,11 @@ from tallybook import App
 from tallybook.errors import ConfigError
 
 
-def key_of(db: Any, job: int) -> Any:
-    return db.execute("select options ->> 'fair_key', state from tallybook.job where id = %s", (job,)).fetchone()
-
-
 def test_the_key_comes_from_the_args(app: App, db: Any) -> None:
     """fair_key="tenant:{tenant}" is filled from the args of each job; with_ names it for one."""
+
+    def key_of(db: Any, job: int) -> Any:
+        return db.execute("select options ->> 'fair_key', state from tallybook.job where id = %s", (job,)).fetchone()
 
     @app.task(fair_key="tenant:{tenant}")
     def export(tenant: int) -> None: ...

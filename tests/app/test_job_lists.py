@@ -82,15 +82,15 @@ async def test_bad_input(app: App) -> None:
         await app.jobs.cancel([0])
 
 
-def run(dsn: str, *words: str) -> tuple[str, str]:
-    """What `tallybook job list` prints, and what it says beside it."""
-    result = CliRunner().invoke(cli, ["job", "list", *words, "--dsn", dsn])
-    assert result.exit_code == 0, result.output
-    return result.stdout, result.stderr
-
-
 async def test_the_command_line_pages_and_filters(app: App, db: Any, dsn: str) -> None:
     """job list by several states, a text in the error and times; --after goes on where a list has ended."""
+
+    def run(dsn: str, *words: str) -> tuple[str, str]:
+        """What `tallybook job list` prints, and what it says beside it."""
+        result = CliRunner().invoke(cli, ["job", "list", *words, "--dsn", dsn])
+        assert result.exit_code == 0, result.output
+        return result.stdout, result.stderr
+
     note, breaks = app.tasks["note"], app.tasks["breaks"]
     dead = [breaks.enqueue_sync(db, n, why).id for n, why in enumerate(("Card 1", "x", "card 2"))]
     await drain_async(app, dsn=dsn)

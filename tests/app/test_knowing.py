@@ -7,10 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
+from support.cli import run
 from tallybook import App, Reason, TraceEvent
-from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
 
 
@@ -28,13 +27,6 @@ def app(dsn: str) -> App:
     async def tell(n: int = 0) -> None: ...
 
     return app
-
-
-def run(*words: str, dsn: str, code: int = 0) -> str:
-    """The output of a `tallybook` command."""
-    result = CliRunner().invoke(cli, [*words, "--dsn", dsn])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 async def test_a_program_asks_why(app: App, db: Any) -> None:

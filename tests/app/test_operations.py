@@ -8,10 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
+from support.cli import run
 from tallybook import App, Context
-from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument, JobDied, KeyTaken
 from tallybook.testing import drain_async, travel
 
@@ -37,13 +36,6 @@ def ran(app: App) -> list[Any]:
         raise RuntimeError(why)
 
     return ran
-
-
-def run(*words: str, dsn: str, code: int = 0, typed: str | None = None) -> str:
-    """The output of a `tallybook` command."""
-    result = CliRunner().invoke(cli, [*words, "--dsn", dsn], input=typed)
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 async def test_a_conflict_of_keys_ends_as_the_call_says(app: App, dsn: str, db: Any, ran: list[Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from support.cli import run
 from support.workers import Jobs, eventually, working
 from tallybook import App
 from tallybook._cli import cli
@@ -25,13 +26,6 @@ def app(dsn: str) -> App:
             raise RuntimeError("no such letter")
 
     return made
-
-
-def run(*words: str, dsn: str, code: int = 0, typed: str | None = None) -> str:
-    """The output of a `tallybook` command."""
-    result = CliRunner().invoke(cli, [*words, "--dsn", dsn], input=typed)
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 async def test_settings_in_python(app: App, db: Any) -> None:

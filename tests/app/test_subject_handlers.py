@@ -416,6 +416,10 @@ async def test_a_worker_is_awake_when_an_iteration_is_due(dsn: str, db: Any) -> 
 @pytest.mark.slow
 def test_a_subject_whose_worker_died_runs_again(dsn: str, db: Any) -> None:
     """S3-06 S3-31: SIGKILL under an iteration: another worker runs it again; no failure, no iteration is counted for it."""
+
+    def _ran(db: Any, job_id: int) -> list[tuple[int, str]]:
+        return list(db.execute("select attempt, worker from ran where job_id = %s order by 1", (job_id,)).fetchall())
+
     with Workers(dsn, db) as workers:
         first = workers.start()
         asset = hold.subject(NAME)
@@ -432,13 +436,13 @@ def test_a_subject_whose_worker_died_runs_again(dsn: str, db: Any) -> None:
     assert _ran(db, job.job_id) == [(1, first.name), (2, second.name)]
 
 
-def _ran(db: Any, job_id: int) -> list[tuple[int, str]]:
-    return list(db.execute("select attempt, worker from ran where job_id = %s order by 1", (job_id,)).fetchall())
-
-
 @pytest.mark.slow
 async def test_outcomes_come_out_of_processes(dsn: str, db: Any) -> None:
     """S3-40: a handler in a process of its own ends its subject like any other, and knows which it is."""
+
+    def _ended(jobs: Jobs, job_id: int) -> bool:
+        return jobs(job_id).state not in ("available", "running")
+
     jobs = Jobs(zoo.app, db)
     kinds = ("reschedule", "complete", "drop", "kill", "reject", "misfit", "unstorable")
     async with working(zoo.app, dsn):
@@ -459,10 +463,6 @@ async def test_outcomes_come_out_of_processes(dsn: str, db: Any) -> None:
     assert infos["complete"] is not None and infos["complete"].args == {"kind": "complete", "seen": "x"}
     rejected = db.execute("select message, details, ref_id from tallybook.error where subject = 'reject'").fetchall()
     assert rejected == [("no", {"code": 502}, "r1")]
-
-
-def _ended(jobs: Jobs, job_id: int) -> bool:
-    return jobs(job_id).state not in ("available", "running")
 
 
 # Atomic tasks

@@ -7,21 +7,14 @@ import re
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
+from support.cli import run
 from tallybook import App
-from tallybook._cli import cli
-
-
-def run(*words: str, dsn: str, code: int = 0) -> str:
-    """The output of a `tallybook` command."""
-    result = CliRunner().invoke(cli, ["schedule", *words, "--dsn", dsn])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 def put(dsn: str, *more: str) -> str:
     return run(
+        "schedule",
         "set",
         "report-de",
         "report",
@@ -38,35 +31,37 @@ def put(dsn: str, *more: str) -> str:
 
 def test_a_schedule_from_the_command_line(dsn: str, db: Any) -> None:
     """S2-16: put, change, list, show, next and drop a schedule by hand; what it shows is what is on record."""
-    assert "no schedules" in run("list", dsn=dsn)
+    assert "no schedules" in run("schedule", "list", dsn=dsn)
     assert re.match(r"schedule 'report-de' is created; next at \d{4}-", put(dsn, "--cron", "0 6 * * MON-FRI"))
     assert "is unchanged" in put(dsn, "--cron", "0 6 * * MON-FRI")
     assert "is changed" in put(dsn, "--cron", "30 6 * * *", "--jitter", "5 min", "--missed", "all", "--overlap")
-    assert re.search(r"^report-de +30 6 \* \* \* Europe/Berlin +report ", run("list", dsn=dsn), re.MULTILINE)
-    (listed,) = json.loads(run("list", "--json", dsn=dsn))
+    assert re.search(
+        r"^report-de +30 6 \* \* \* Europe/Berlin +report ", run("schedule", "list", dsn=dsn), re.MULTILINE
+    )
+    (listed,) = json.loads(run("schedule", "list", "--json", dsn=dsn))
     assert (listed["missed"], listed["overlap"], listed["jitter"], listed["args"]) == (
         "all",
         True,
         "PT5M",
         {"lang": "de"},
     )
-    ticks = run("next", "report-de", "-n", "3", dsn=dsn).split()
+    ticks = run("schedule", "next", "report-de", "-n", "3", dsn=dsn).split()
     assert len(ticks) == 3 and all("T06:30:00+0" in tick for tick in ticks)
-    assert json.loads(run("next", "report-de", "-n", "3", "--json", dsn=dsn)) == ticks
-    shown = run("show", "report-de", dsn=dsn)
+    assert json.loads(run("schedule", "next", "report-de", "-n", "3", "--json", dsn=dsn)) == ticks
+    shown = run("schedule", "show", "report-de", dsn=dsn)
     assert "the database" in shown and "report in queue r" in shown and "jitter" in shown and "no fires" in shown
-    assert "is removed" in run("drop", "report-de", "--yes", dsn=dsn)
+    assert "is removed" in run("schedule", "drop", "report-de", "--yes", dsn=dsn)
     assert db.execute("select count(*) from tallybook.schedule").fetchone() == (0,)
 
 
 def test_run_now_and_what_became_of_it(dsn: str, db: Any) -> None:
     """S2-13, S2-16: run puts the job in, a second run says that it was skipped and ends with 1; show has both."""
-    run("set", "s", "t", "--every", "1 hour", dsn=dsn)
-    assert run("run", "s", dsn=dsn) == "job 1\n"
-    assert "skipped: the job of its last fire has not ended" in run("run", "s", dsn=dsn, code=1)
-    lines = run("show", "s", dsn=dsn).splitlines()
+    run("schedule", "set", "s", "t", "--every", "1 hour", dsn=dsn)
+    assert run("schedule", "run", "s", dsn=dsn) == "job 1\n"
+    assert "skipped: the job of its last fire has not ended" in run("schedule", "run", "s", dsn=dsn, code=1)
+    lines = run("schedule", "show", "s", dsn=dsn).splitlines()
     assert re.search(r"skipped +.*overlap$", lines[-2]) and re.search(r"enqueued +1 +available", lines[-1])
-    fires = json.loads(run("show", "s", "--json", dsn=dsn))["fires"]
+    fires = json.loads(run("schedule", "show", "s", "--json", dsn=dsn))["fires"]
     assert [(fire["what"], fire["reason"], fire["job_state"]) for fire in fires] == [
         ("skipped", "overlap", None),
         ("enqueued", None, "available"),
@@ -76,13 +71,13 @@ def test_run_now_and_what_became_of_it(dsn: str, db: Any) -> None:
 
 def test_pause_and_resume(dsn: str) -> None:
     """S2-16: who paused a schedule and since when is shown; resume lets it fire again."""
-    run("set", "s", "t", "--cron", "@hourly", dsn=dsn)
-    assert "is paused" in run("pause", "s", "--by", "ada", dsn=dsn)
-    assert "was paused already" in run("pause", "s", dsn=dsn)
-    assert re.search(r"paused since .* by ada", run("list", dsn=dsn))
-    assert "paused since" in run("next", "s", dsn=dsn)
-    assert "fires again" in run("resume", "s", dsn=dsn)
-    assert "was not paused" in run("resume", "s", dsn=dsn)
+    run("schedule", "set", "s", "t", "--cron", "@hourly", dsn=dsn)
+    assert "is paused" in run("schedule", "pause", "s", "--by", "ada", dsn=dsn)
+    assert "was paused already" in run("schedule", "pause", "s", dsn=dsn)
+    assert re.search(r"paused since .* by ada", run("schedule", "list", dsn=dsn))
+    assert "paused since" in run("schedule", "next", "s", dsn=dsn)
+    assert "fires again" in run("schedule", "resume", "s", dsn=dsn)
+    assert "was not paused" in run("schedule", "resume", "s", dsn=dsn)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +105,11 @@ def test_a_schedule_in_code_can_be_looked_at_and_comes_back(dsn: str, db: Any) -
     app = App("shop", dsn=dsn)
     app.task(schedule="@hourly", name="sweep")(_nothing)
     db.execute("select tallybook._schedules_register('shop', %s)", (json.dumps(app._declared_schedules()),))
-    assert 'declared in the code of app "shop"' in run("set", "sweep", "t", "--cron", "@daily", dsn=dsn, code=1)
-    assert "the code of app shop" in run("show", "sweep", dsn=dsn)
-    assert "comes back when a worker of app 'shop' starts" in run("drop", "sweep", "--yes", dsn=dsn)
+    assert 'declared in the code of app "shop"' in run(
+        "schedule", "set", "sweep", "t", "--cron", "@daily", dsn=dsn, code=1
+    )
+    assert "the code of app shop" in run("schedule", "show", "sweep", dsn=dsn)
+    assert "comes back when a worker of app 'shop' starts" in run("schedule", "drop", "sweep", "--yes", dsn=dsn)
 
 
 def _nothing() -> None: ...

@@ -38,18 +38,7 @@ async def meet(ctx: Context, me: str, other: str) -> None:
     while not pathlib.Path(other).exists():
         await asyncio.sleep(0.02)
 """
-# Does not end, and its worker has one slot: that is one too many.
-STUCK = """
-import time
-from tallybook import App
-app = App("shop")
-
-@app.task(timeout="100 ms")
-def stuck() -> None:
-    time.sleep(600)
-"""
 READY = " serves "
-QUICK = ("--heartbeat", "400 ms", "--lease", "2 s")
 
 
 @pytest.fixture
@@ -178,7 +167,8 @@ def test_worker_that_cannot_work_ends_at_once(shop: Path, empty_dsn: str, what: 
 @pytest.mark.slow
 def test_supervisor_replaces_a_child(shop: Path, dsn: str) -> None:
     """--processes 2: a killed child is replaced, its job is run again by another, and a stop ends all with code 0."""
-    with worker(shop, dsn, "--processes", "2", "--name", "pair", *QUICK) as parent:
+    quick = ("--heartbeat", "400 ms", "--lease", "2 s")
+    with worker(shop, dsn, "--processes", "2", "--name", "pair", *quick) as parent:
         parent.says(READY, times=2)
         before = children(parent.pid)
         os.kill(before[0], signal.SIGKILL)
@@ -194,7 +184,17 @@ def test_supervisor_replaces_a_child(shop: Path, dsn: str) -> None:
 @pytest.mark.slow
 def test_supervisor_replaces_a_worker_that_is_used_up(tmp_path: Path, dsn: str) -> None:
     """F25: a child that stops since its threads are lost to handlers that do not end has code 3; a new one takes over."""
-    (tmp_path / "shop.py").write_text(STUCK)
+    # Does not end, and its worker has one slot: that is one too many.
+    stuck = """
+import time
+from tallybook import App
+app = App("shop")
+
+@app.task(timeout="100 ms")
+def stuck() -> None:
+    time.sleep(600)
+"""
+    (tmp_path / "shop.py").write_text(stuck)
     with worker(tmp_path, dsn, "--processes", "2", "--queues", "default=1") as parent:
         parent.says(READY, times=2)
         put(dsn, "default", "stuck")
@@ -231,18 +231,6 @@ def test_children_do_not_outlive_a_killed_supervisor(shop: Path, dsn: str) -> No
         assert parent.output.count("stopped: 0 completed") == 2
 
 
-APPS = {
-    "good": "from tallybook import App\napp = App('good')\nother = 3\n",
-    "twin": "from tallybook import App\none = App('a')\ntwo = App('b')\n",
-    "none": "x = 1\n",
-    "broken": "def f(:\n",
-    "raises": "import os\n\nos.environ['NO_SUCH_NAME']\n",
-    "needs": "import no_such_thing\n",
-    "exits": "raise SystemExit(3)\n",
-    "double": "from tallybook import App\napp = App('d')\n@app.task\ndef t(): ...\n@app.task(name='t')\ndef u(): ...\n",
-}
-
-
 @pytest.mark.parametrize(
     ("target", "said"),
     [
@@ -261,7 +249,17 @@ APPS = {
 )
 def test_app_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, said: str) -> None:
     """What is wrong with -A: the module, the import error with file and line, the object, and what was meant."""
-    for name, text in APPS.items():
+    apps = {
+        "good": "from tallybook import App\napp = App('good')\nother = 3\n",
+        "twin": "from tallybook import App\none = App('a')\ntwo = App('b')\n",
+        "none": "x = 1\n",
+        "broken": "def f(:\n",
+        "raises": "import os\n\nos.environ['NO_SUCH_NAME']\n",
+        "needs": "import no_such_thing\n",
+        "exits": "raise SystemExit(3)\n",
+        "double": "from tallybook import App\napp = App('d')\n@app.task\ndef t(): ...\n@app.task(name='t')\ndef u(): ...\n",
+    }
+    for name, text in apps.items():
         (tmp_path / f"cli_{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

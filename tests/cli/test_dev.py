@@ -23,7 +23,6 @@ app = App("shop")
 def hello() -> None:
     print("hello from version 1")
 """
-AFTER = BEFORE.replace("version 1", "version 2")
 
 
 @pytest.fixture
@@ -49,11 +48,6 @@ def put(dsn: str) -> None:
         conn.execute("select tallybook.enqueue('mail', 'hello')")
 
 
-def states(dsn: str) -> list[tuple[Any, ...]]:
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        return conn.execute("select state from tallybook.job").fetchall()
-
-
 def processes(dsn: str, running: Command) -> list[int]:
     """Its guard, its worker and the server."""
     with psycopg.connect(dsn) as conn:
@@ -63,6 +57,7 @@ def processes(dsn: str, running: Command) -> list[int]:
 @pytest.mark.slow
 def test_dev_runs_jobs_and_follows_the_code(shop: Path) -> None:
     """dev brings database, schema and worker; changed code is run, broken code waited out; Ctrl-C ends all of it."""
+    after = BEFORE.replace("version 1", "version 2")
     with Command(shop, "dev", "-A", "shop:app") as running:
         dsn = database(running)
         put(dsn)
@@ -70,7 +65,7 @@ def test_dev_runs_jobs_and_follows_the_code(shop: Path) -> None:
         (shop / "shop.py").write_text("def broken(:\n")
         running.says("the worker ended with code 2; it starts again when the code changes")
         assert "SyntaxError" in running.output and "Traceback" not in running.output
-        (shop / "shop.py").write_text(AFTER)
+        (shop / "shop.py").write_text(after)
         running.says(" serves ", times=2)
         put(dsn)
         running.says("hello from version 2")
@@ -84,6 +79,11 @@ def test_dev_runs_jobs_and_follows_the_code(shop: Path) -> None:
 @pytest.mark.slow
 def test_dev_leaves_nothing_behind_when_killed(shop: Path) -> None:
     """After SIGKILL of dev its worker and its server end by themselves; the next start finds the jobs again."""
+
+    def states(dsn: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            return conn.execute("select state from tallybook.job").fetchall()
+
     with Command(shop, "dev", "-A", "shop:app", "--no-reload") as running:
         dsn = database(running)
         put(dsn)

@@ -220,7 +220,10 @@ def test_a_mounted_dashboard_is_closed_with_the_server(app: App) -> None:
     assert closed == [True]
 
 
-USES_FASTAPI = """
+@pytest.mark.slow
+def test_the_fastapi_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
+    """S4-07: docs/fastapi.md as written: registered, welcomed, run by the route of the cron, which says how many."""
+    uses_fastapi = """
 import os
 os.environ["CRON_TOKEN"] = "t"
 from fastapi.testclient import TestClient
@@ -231,14 +234,9 @@ with TestClient(api) as client:
     print(client.post("/cron").status_code, client.post("/cron", headers={"Authorization": "Bearer t"}).json())
     print(client.get("/jobs/1").json(), client.get("/queue/").status_code)
 """
-
-
-@pytest.mark.slow
-def test_the_fastapi_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
-    """S4-07: docs/fastapi.md as written: registered, welcomed, run by the route of the cron, which says how many."""
     db.execute("create table customer (id int primary key)")
     assert project(tmp_path, "docs/fastapi.md") == ["jobs.py", "web.py"]
-    assert python(tmp_path, dsn, "-c", USES_FASTAPI).splitlines() == [
+    assert python(tmp_path, dsn, "-c", uses_fastapi).splitlines() == [
         "{'job': 1} available",
         "{'job': 2}",
         "403 {'processed': 2}",
@@ -339,7 +337,10 @@ def test_wrong_uses_of_the_flask_extension_are_said(app: App, dsn: str, db: Any)
     assert "call init_app" in (app.get(job).sync(db).last_error or "")
 
 
-USES_FLASK = """
+@pytest.mark.slow
+def test_the_flask_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
+    """docs/flask.md as written: registered, welcomed in the application's context; its commands but the endless one."""
+    uses_flask = """
 from web import create_app
 from jobs import app
 from tallybook.testing import drain
@@ -348,14 +349,9 @@ print(client.post("/users", data={"id": "7"}).json)
 drain(app)
 print(client.get("/jobs/1").json, app.result(1).sync())
 """
-
-
-@pytest.mark.slow
-def test_the_flask_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
-    """docs/flask.md as written: registered, welcomed in the application's context; its commands but the endless one."""
     db.execute("create table customer (id int primary key)")
     assert project(tmp_path, "docs/flask.md") == ["jobs.py", "web.py"]
-    assert python(tmp_path, dsn, "-c", USES_FLASK).splitlines() == [
+    assert python(tmp_path, dsn, "-c", uses_flask).splitlines() == [
         "{'job': 1}",
         "{'state': 'completed'} hello, user 7",
     ]

@@ -32,42 +32,39 @@ from tallybook.extra.dashboard.session import LONGEST, Session
 from tallybook.web import Site, User, dashboard
 
 ELSEWHERE = ("203.0.113.7", 40_000)
-OTHER_HASH = people.hashed("another password")
 KEY = "k" * 40
 
 
 # This machine only
 
 
-OTHERS: list[tuple[Any, ...]] = [
-    (ELSEWHERE, "http://localhost", {}),
-    (("::2", 1), "http://localhost", {}),
-    (None, "http://localhost", {}),
-    (HERE, "http://evil.example", {}),  # a name of theirs that points here
-    (HERE, "http://localhost.evil.example", {}),
-    (HERE, "http://192.0.2.1", {}),
-    (HERE, "http://localhost", {"host": ""}),
-    *[
-        (HERE, "http://localhost", {name: "203.0.113.7"})
-        for name in (
-            "x-forwarded-for",
-            "forwarded",
-            "x-real-ip",
-            "via",
-            "x-forwarded-ssl",
-            "x-original-host",
-            "cf-ray",
-            "x-envoy-peer",
-        )
-    ],
-    (HERE, "http://localhost", {"x-forwarded-proto": "https"}),
-]
-
-
 async def test_without_users_only_this_machine_is_answered(make: Make) -> None:
     """S4-09: neither another address, nor another name of this one, nor what a proxy has passed on gets to see anything."""
+    others = [
+        (ELSEWHERE, "http://localhost", {}),
+        (("::2", 1), "http://localhost", {}),
+        (None, "http://localhost", {}),
+        (HERE, "http://evil.example", {}),  # a name of theirs that points here
+        (HERE, "http://localhost.evil.example", {}),
+        (HERE, "http://192.0.2.1", {}),
+        (HERE, "http://localhost", {"host": ""}),
+        *[
+            (HERE, "http://localhost", {name: "203.0.113.7"})
+            for name in (
+                "x-forwarded-for",
+                "forwarded",
+                "x-real-ip",
+                "via",
+                "x-forwarded-ssl",
+                "x-original-host",
+                "cf-ray",
+                "x-envoy-peer",
+            )
+        ],
+        (HERE, "http://localhost", {"x-forwarded-proto": "https"}),
+    ]
     site = make(read_only=False)
-    for client, base, headers in OTHERS:
+    for client, base, headers in others:
         async with visiting(site, client=client, base=base) as visitor:
             for path in sorted({*routes(site, "GET")} - {"/login", "/healthz", "/readyz", "/metrics"}):
                 answer = await visitor.get(path, **headers)
@@ -98,13 +95,11 @@ async def test_a_proxy_that_hides_itself_is_told_by_what_it_cannot_hide(make: Ma
         assert paused()
 
 
-OWN_NAMES: list[Any] = ["http://localhost:8420", "http://127.0.0.1", "http://[::1]:8420", "http://app.localhost"]
-
-
 async def test_this_machine_is_answered_by_its_own_names(make: Make) -> None:
     """The control: from here, by a name of this machine, the same pages are there."""
+    own_names = ["http://localhost:8420", "http://127.0.0.1", "http://[::1]:8420", "http://app.localhost"]
     site = make()
-    for base in OWN_NAMES:
+    for base in own_names:
         async with visiting(site, base=base) as visitor:
             answer = await visitor.get("/queues")
             assert answer.status == 200 and 'href="/dead"' in answer.text
@@ -158,19 +153,17 @@ async def test_what_was_before_the_login_is_worth_nothing_after_it(make: Make, t
         assert paused()
 
 
-WRONG: list[tuple[Any, ...]] = [
-    ("ada", "wrong"),
-    ("ada", ""),
-    ("eve", PASSWORD),
-    ("", ""),
-    ("ADA", PASSWORD),
-    ("ada", PASSWORD + " "),
-]
-
-
 async def test_a_login_that_does_not_fit_lets_nobody_in(make: Make, tmp_path: Path) -> None:
     """A wrong password and an unknown name are answered alike, and leave nothing."""
-    for name, password in WRONG:
+    wrong = [
+        ("ada", "wrong"),
+        ("ada", ""),
+        ("eve", PASSWORD),
+        ("", ""),
+        ("ADA", PASSWORD),
+        ("ada", PASSWORD + " "),
+    ]
+    for name, password in wrong:
         async with visiting(make(users=users_file(tmp_path))) as visitor:
             answer = await visitor.login(name, password)
             assert answer.status == 401 and "Name and password do not fit." in answer.text
@@ -208,10 +201,11 @@ def test_names_that_are_tried_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_a_changed_password_ends_the_session(make: Make, tmp_path: Path) -> None:
     """S4-09: after a restart with another password of ada her cookie is worth nothing; without the change it goes on."""
+    other_hash = people.hashed("another password")
     async with visiting(make(users=users_file(tmp_path), secret=KEY)) as visitor:
         await visitor.login("ada", PASSWORD)
         cookies = visitor.cookies
-    for ada, status in ((HASH, 200), (OTHER_HASH, 401)):
+    for ada, status in ((HASH, 200), (other_hash, 401)):
         async with visiting(make(users=users_file(tmp_path, ada), secret=KEY)) as visitor:
             assert (await visitor.get("/queues", cookie=cookies)).status == status
 
@@ -306,23 +300,21 @@ def _says_401(request: Any) -> User:
     raise HTTPException(401, "Who are you?", {"www-authenticate": "Basic"})
 
 
-HOOKS: list[tuple[Any, ...]] = [
-    (lambda request: User("ada"), 200),
-    (_ada, 200),
-    (lambda request: None, 403),
-    (_no_one, 403),
-    (lambda request: "ada", 500),
-    (lambda request: True, 500),
-    (lambda request: User(""), 500),
-    (lambda request: User("x" * 201), 500),
-    (_breaks, 500),
-    (_says_401, 401),
-]
-
-
 async def test_the_hook_of_the_host_decides(make: Make) -> None:
     """S4-09: who it names gets in from anywhere; None, what is no User, and an error let nobody in and tell nothing."""
-    for hook, status in HOOKS:
+    hooks = [
+        (lambda request: User("ada"), 200),
+        (_ada, 200),
+        (lambda request: None, 403),
+        (_no_one, 403),
+        (lambda request: "ada", 500),
+        (lambda request: True, 500),
+        (lambda request: User(""), 500),
+        (lambda request: User("x" * 201), 500),
+        (_breaks, 500),
+        (_says_401, 401),
+    ]
+    for hook, status in hooks:
         async with visiting(make(authenticate=hook), client=ELSEWHERE, base="https://shop.example") as visitor:
             answer = await visitor.get("/queues")
             assert answer.status == status

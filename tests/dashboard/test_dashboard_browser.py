@@ -283,6 +283,18 @@ def test_a_preview_counts_on_by_itself(look: Browser, site: str, data: str) -> N
 @pytest.mark.timeout(900)  # some 600 pages
 def test_every_action_works_from_its_form(look: Browser, site: str, data: str) -> None:
     """S2-09: each button of each page, its form filled in by a person's browser, is answered by a page with a notice, in peace."""
+
+    def _destroys(action: str) -> int:
+        """What destroys comes last."""
+        return 2 if "drop" in action else int(any(word in action for word in ("truncate", "cancel", "forget")))
+
+    def _buttons(look: Browser) -> dict[str, Any]:
+        """The first button for each action of this page that a person can press."""
+        found: dict[str, Any] = {}
+        for action, button in look.run(_FIND_BUTTONS):
+            found.setdefault(action, button)
+        return found
+
     sent, gone = set[str](), set[str]()
     places: dict[str, str] = {}
 
@@ -378,19 +390,6 @@ _FIND_BUTTONS = """
 document.querySelectorAll("details").forEach((one) => { one.open = true; });
 return [...document.querySelectorAll("form[method=post] button")].filter((one) => one.checkVisibility() && !one.disabled)
   .map((one) => [new URL(one.hasAttribute("formaction") ? one.formAction : one.form.action).pathname, one])"""
-
-
-def _buttons(look: Browser) -> dict[str, Any]:
-    """The first button for each action of this page that a person can press."""
-    found: dict[str, Any] = {}
-    for action, button in look.run(_FIND_BUTTONS):
-        found.setdefault(action, button)
-    return found
-
-
-def _destroys(action: str) -> int:
-    """What destroys comes last."""
-    return 2 if "drop" in action else int(any(word in action for word in ("truncate", "cancel", "forget")))
 
 
 def submit(look: Browser, form: Any, button: Any = None) -> None:

@@ -28,20 +28,20 @@ from tallybook.web import Site
 # Looking without acting
 
 
-def _readers(make: Make, tmp_path: Path) -> dict[str, tuple[Site, str | None]]:
-    app = furnished_app
-    return {
-        "by default": (make(app=app), None),
-        "read_only": (make(app=app, users=users_file(tmp_path), read_only=True), "ada"),
-        "a user who may only look": (make(app=app, users=users_file(tmp_path)), "bob"),
-    }
-
-
 @pytest.mark.slow
 async def test_who_may_only_look_sees_no_form_and_changes_nothing(
     make: Make, tmp_path: Path, dsn: str, db: Any
 ) -> None:
     """S4-09: on no page is there a form that changes something, and a form that was made up is refused, at every address."""
+
+    def _readers(make: Make, tmp_path: Path) -> dict[str, tuple[Site, str | None]]:
+        app = furnished_app
+        return {
+            "by default": (make(app=app), None),
+            "read_only": (make(app=app, users=users_file(tmp_path), read_only=True), "ada"),
+            "a user who may only look": (make(app=app, users=users_file(tmp_path)), "bob"),
+        }
+
     await furnish(dsn, drain=False)
     before = contents(db)
     for name, (site, who) in _readers(make, tmp_path).items():
@@ -102,61 +102,57 @@ async def test_what_a_job_carries_is_text(make: Make, dsn: str) -> None:
     assert SECRET not in shown
 
 
-SECRETS = (
+def test_what_a_secret_is_called() -> None:
+    """S4-09: these keys are dots wherever they stand, and what only looks a little like them is shown."""
+    plain = (
+        "user",
+        "author",
+        "passenger",
+        "key",
+        "unique_key",
+        "order_key",
+        "keyboard",
+        "monkey",
+        "compassion",
+        "dsn_count",
+    )
+    secrets = (
     "password", "passwords", "password_hash", "dbPassword", "old_passwd", "pwd", "passphrase", "pass", "user_pass", "api_key",
     "apiKey", "API Key", "access_key", "AWS_SECRET_ACCESS_KEY", "private-key", "signing_key", "encryption_key", "token",
     "refreshToken", "jwt", "bearer", "Authorization", "auth", "Set-Cookie", "credentials", "client_secret", "dsn", "database_dsn",
 )  # fmt: skip
-PLAIN = (
-    "user",
-    "author",
-    "passenger",
-    "key",
-    "unique_key",
-    "order_key",
-    "keyboard",
-    "monkey",
-    "compassion",
-    "dsn_count",
-)
-
-
-def test_what_a_secret_is_called() -> None:
-    """S4-09: these keys are dots wherever they stand, and what only looks a little like them is shown."""
-    for name in SECRETS:
+    for name in secrets:
         assert redact([{"a": {name: SECRET}}]) == [{"a": {name: DOTS}}], name
-    assert redact(dict.fromkeys(PLAIN, "shown")) == dict.fromkeys(PLAIN, "shown")
+    assert redact(dict.fromkeys(plain, "shown")) == dict.fromkeys(plain, "shown")
     assert redact({"password": None}) == {"password": None}
 
 
 # Forged forms
 
 
-FORGED: list[tuple[Any, ...]] = [
-    ({}, {"token": ""}, 403),
-    ({}, {"token": "x" * 32}, 403),
-    ({}, {"token": "ä€"}, 403),
-    ({"cookie": ""}, {}, 403),
-    ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, {}, 403),
-    ({"sec-fetch-site": "same-site", "sec-fetch-mode": "navigate"}, {}, 403),
-    ({"origin": "https://evil.example"}, {}, 403),
-    ({"origin": "null"}, {}, 403),
-    ({"origin": "http://localhost:9999"}, {}, 403),
-    ({"content-type": "text/plain"}, {}, 415),
-    ({"content-type": "application/json"}, {}, 415),
-    ({"content-type": "multipart/form-data; boundary=x"}, {}, 415),
-    ({}, {}, 303),
-    ({"origin": "http://localhost"}, {}, 303),
-    ({"sec-fetch-site": "same-origin", "origin": "null"}, {}, 303),
-    ({"sec-fetch-site": "none"}, {}, 303),
-    ({"content-type": "application/x-www-form-urlencoded; charset=utf-8"}, {}, 303),
-]
-
-
 async def test_only_our_own_forms_count(make: Make, paused: Any) -> None:
     """S4-09: a form without the session's token, of another origin, or of another kind than ours sends is refused."""
+    forged = [
+        ({}, {"token": ""}, 403),
+        ({}, {"token": "x" * 32}, 403),
+        ({}, {"token": "ä€"}, 403),
+        ({"cookie": ""}, {}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, {}, 403),
+        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "navigate"}, {}, 403),
+        ({"origin": "https://evil.example"}, {}, 403),
+        ({"origin": "null"}, {}, 403),
+        ({"origin": "http://localhost:9999"}, {}, 403),
+        ({"content-type": "text/plain"}, {}, 415),
+        ({"content-type": "application/json"}, {}, 415),
+        ({"content-type": "multipart/form-data; boundary=x"}, {}, 415),
+        ({}, {}, 303),
+        ({"origin": "http://localhost"}, {}, 303),
+        ({"sec-fetch-site": "same-origin", "origin": "null"}, {}, 303),
+        ({"sec-fetch-site": "none"}, {}, 303),
+        ({"content-type": "application/x-www-form-urlencoded; charset=utf-8"}, {}, 303),
+    ]
     site = make(read_only=False)
-    for headers, fields, status in FORGED:
+    for headers, fields, status in forged:
         async with visiting(site) as visitor:
             answer = await visitor.post("/queue/pause", headers=headers, name="mail", **fields)
             assert answer.status == status, (headers, fields)
@@ -173,19 +169,17 @@ async def test_the_token_is_not_taken_from_the_address(make: Make, paused: Any) 
         assert not paused()
 
 
-UNREADABLE: list[tuple[Any, ...]] = [
-    (b"token=" + b"x" * 300_000, 413),
-    (b"&".join(b"a=1" for _ in range(2001)), 400),
-    (b"token=\xff\xfe", 400),
-    (b"token=%ff", 400),
-    (b"", 403),
-]
-
-
 async def test_a_form_that_cannot_be_read_is_refused(make: Make) -> None:
     """S4-09: too large, too many fields, not UTF-8: a clear answer, and no more of it is kept than 256 KB."""
+    unreadable = [
+        (b"token=" + b"x" * 300_000, 413),
+        (b"&".join(b"a=1" for _ in range(2001)), 400),
+        (b"token=\xff\xfe", 400),
+        (b"token=%ff", 400),
+        (b"", 403),
+    ]
     site = make(read_only=False)
-    for body, status in UNREADABLE:
+    for body, status in unreadable:
         async with visiting(site) as visitor:
             kind = {"content-type": "application/x-www-form-urlencoded"}
             assert (await visitor.ask("POST", "/queue/pause", content=body, headers=kind)).status == status

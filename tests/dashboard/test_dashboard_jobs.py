@@ -21,7 +21,6 @@ from tallybook.extra.dashboard import database
 from tallybook.testing import drain_async
 from tallybook.web import dashboard
 
-HOSTILE = "<script>alert(1)</script>\"'&{{ 7 * 7 }}" + "x" * 150 + "\u202egnp.\x1b[31m\x08"
 SECRET = "hunter2-never-shown"
 
 
@@ -148,19 +147,20 @@ async def test_every_page_of_an_empty_database(app: App) -> None:
 
 async def test_hostile_text_is_text_and_secrets_are_dots(app: App, db: Any, dsn: str) -> None:
     """Whatever a job carries is shown as it is, on every page: no element, no attribute and no link comes of it, and no secret."""
+    hostile = "<script>alert(1)</script>\"'&{{ 7 * 7 }}" + "x" * 150 + "\u202egnp.\x1b[31m\x08"
     bound = app.tasks["charge"].with_(
-        links={"customer": HOSTILE[:180]}, unique=HOSTILE, headers={"authorization": SECRET, "x": HOSTILE}
+        links={"customer": hostile[:180]}, unique=hostile, headers={"authorization": SECRET, "x": hostile}
     )
-    job = bound.enqueue_sync(db, HOSTILE, SECRET).id
-    good = app.tasks["note"].enqueue_sync(db, HOSTILE).id
-    app.tasks["feed"].subject(HOSTILE).push(HOSTILE).sync(db)
+    job = bound.enqueue_sync(db, hostile, SECRET).id
+    good = app.tasks["note"].enqueue_sync(db, hostile).id
+    app.tasks["feed"].subject(hostile).push(hostile).sync(db)
     await drain_async(app, dsn=dsn)
-    app.tasks["charge"].with_(queue="slow", delay="1 hour").enqueue_sync(db, HOSTILE)
-    said = quote(HOSTILE)
+    app.tasks["charge"].with_(queue="slow", delay="1 hour").enqueue_sync(db, hostile)
+    said = quote(hostile)
     paths = [
         "/jobs", "/dead", "/dead/preview?verb=drop", "/jobs/preview?verb=cancel", "/subjects", f"/job/{job}", f"/job/{good}",
-        f"/trace?unique={said}", f"/trace?link={quote('customer=' + HOSTILE[:180])}", f"/subject?task=feed&name={said}",
-        f"/subjects?prefix={said}", f"/jobs?error={said}", f"/jobs?task={said}&queue={said}&link={quote('a=' + HOSTILE[:150])}",
+        f"/trace?unique={said}", f"/trace?link={quote('customer=' + hostile[:180])}", f"/subject?task=feed&name={said}",
+        f"/subjects?prefix={said}", f"/jobs?error={said}", f"/jobs?task={said}&queue={said}&link={quote('a=' + hostile[:150])}",
         f"/dead?error={said}&task={said}&queue={said}",
     ]  # fmt: skip
     async with visiting(app) as visitor:
@@ -178,7 +178,7 @@ async def test_hostile_text_is_text_and_secrets_are_dots(app: App, db: Any, dsn:
                 assert "<script>alert(1)</script>" in everything and "{{ 7 * 7 }}" in everything, path
             assert SECRET not in everything, path
         page = await visitor.get(f"/job/{job}")
-        assert json.loads(page.said.split("Args", 1)[1].split("Headers")[0]) == {"password": "••••••", "user": HOSTILE}
+        assert json.loads(page.said.split("Args", 1)[1].split("Headers")[0]) == {"password": "••••••", "user": hostile}
         assert SECRET in str(
             db.execute("select args from tallybook.job where id = %s", [job]).fetchone()
         )  # the control
@@ -428,23 +428,21 @@ async def test_many_are_done_in_batches(app: App, db: Any, monkeypatch: pytest.M
         assert [len(target["jobs"]) for _, _, target, _ in audits(db)] == [2, 2, 1]
 
 
-_IN_THE_WAY = """\
-create function given_up() returns trigger language plpgsql as $$ begin
-  if (select count(*) from tallybook.audit) >= {} then raise exception 'deadlock detected' using errcode = '40P01'; end if;
-  return new;
-end $$;
-create trigger deadlock before insert on tallybook.audit for each row execute function given_up()"""
-
-
 @pytest.mark.parametrize("batches", [0, 2])
 async def test_a_deadlock_on_the_way_is_told_with_what_was_done(
     app: App, db: Any, monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:
     """What the server gives up for a deadlock leaves nothing of its batch; the person is told, with what was done before."""
+    in_the_way = """\
+create function given_up() returns trigger language plpgsql as $$ begin
+  if (select count(*) from tallybook.audit) >= {} then raise exception 'deadlock detected' using errcode = '40P01'; end if;
+  return new;
+end $$;
+create trigger deadlock before insert on tallybook.audit for each row execute function given_up()"""
     monkeypatch.setattr("tallybook.extra.dashboard.bulk_actions.BATCH", 2)
     for n in range(5):
         app.tasks["note"].enqueue_sync(db, str(n))
-    db.execute(_IN_THE_WAY.format(batches))
+    db.execute(in_the_way.format(batches))
     async with visiting(app) as visitor:
         page = await visitor.send(await visitor.get("/jobs/preview?verb=cancel"), "/jobs/cancel")
         done = f"{2 * batches} jobs cancelled. Then it stopped: " if batches else ""

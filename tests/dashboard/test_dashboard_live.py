@@ -22,10 +22,6 @@ from tallybook.web import dashboard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.direct("counts the sessions of the dashboard")]
 
-SESSIONS = """
-select count(*) from pg_stat_activity
- where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"""
-
 
 class Viewer:
     """Reads a stream as a browser does, and keeps the newest text of each topic."""
@@ -82,6 +78,9 @@ async def view(live: Live, *topics: str) -> Viewer:
 
 async def test_two_hundred_viewers_cost_one_session(dsn: str, db: Any) -> None:
     """All see the same readings, asked for once: one session, one statement of the topic a round, whoever looks."""
+    sessions = """
+select count(*) from pg_stat_activity
+ where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"""
     async with looked_at(dsn) as (live, counted):
         viewers = [await view(live, "number") for _ in range(200)]
         await eventually(lambda: all(one.said.get("number") for one in viewers), "everybody has seen it")
@@ -91,7 +90,7 @@ async def test_two_hundred_viewers_cost_one_session(dsn: str, db: Any) -> None:
             live.polls - 1 <= len(counted.asked) <= live.polls
         )  # once a round, not once a viewer; one may be under way
         assert len(counted.sessions) == 1
-        assert db.execute(SESSIONS).fetchone()[0] == 1
+        assert db.execute(sessions).fetchone()[0] == 1
         assert all(one.said["live"] == "ok" for one in viewers)
         for one in viewers:
             await one.leave()

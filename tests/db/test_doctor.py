@@ -525,6 +525,14 @@ def by_name(found: list[Finding]) -> dict[str, Finding]:
 
 def test_all_checks(dsn: str, patient: Patient) -> None:
     """The client makes its four checks and all of SQL's, each once, in one order, each with a level that there is."""
+
+    def groups(db: Connection) -> list[str]:
+        with pytest.raises(psycopg.Error, match='knows nothing about "x"') as refused:
+            db.execute("select tallybook.doctor('x')")
+        assert refused.value.sqlstate == "TB005"
+        hint = (refused.value.diag.message_hint or "").removeprefix("About one of ").removesuffix(".")
+        return hint.split(", ")
+
     found = doctor(dsn)
     assert [one.name for one in found][:4] == ["connection", "schema", "clock", "pooler"]
     assert [one.name for one in found][4:] == list(patient.all())
@@ -545,14 +553,6 @@ def test_the_page_lists_every_check(dsn: str) -> None:
     elsewhere = {"partitions"} - set(made)  # where history is dropped
     assert [check for _, check in listed if check not in elsewhere] == made
     assert list(dict.fromkeys(group for group, _ in listed if group)) == list(GROUPS)
-
-
-def groups(db: Connection) -> list[str]:
-    with pytest.raises(psycopg.Error, match='knows nothing about "x"') as refused:
-        db.execute("select tallybook.doctor('x')")
-    assert refused.value.sqlstate == "TB005"
-    hint = (refused.value.diag.message_hint or "").removeprefix("About one of ").removesuffix(".")
-    return hint.split(", ")
 
 
 def test_a_schema_of_another_release(dsn: str, empty_dsn: str, db: Connection) -> None:

@@ -21,7 +21,6 @@ import pytest
 import tallybook
 from support.paths import ROOT
 
-OTHERS = ("celery", "procrastinate", "pgqueuer", "rq")
 FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PINS = [
     "celery[redis]==5.7.0",
@@ -46,22 +45,6 @@ def equivalents(other: str) -> list[str]:
     return [code for row in rows for code in re.findall(r"`([^`]+)`", row)]
 
 
-TABLE = """
-import asyncio
-import os
-from datetime import UTC, datetime, timedelta
-
-import psycopg
-from app import *
-from tallybook import *
-from tallybook.testing import drain
-
-dsn = os.environ["TALLYBOOK_DSN"]
-when = datetime.now(UTC) + timedelta(hours=1)
-conn = psycopg.connect(dsn)
-job = send_welcome.enqueue_sync(app, 1)
-drain(app)
-"""
 KNOWN = {*inspect.signature(tallybook.App.task).parameters, "schedule=", 'on_conflict="raise"', "process=True"}
 """Options that a table names by themselves."""
 
@@ -86,12 +69,28 @@ def statement(code: str, number: int) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("other", ("celery", "procrastinate", "pgqueuer", "rq"))
 def test_the_equivalents_run(other: str, dsn: str, db: Any, tmp_path: Path) -> None:
     """Issue 8: each piece of Tallybook's code in a table of equivalents runs as it stands, on a database."""
+    table = """
+import asyncio
+import os
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+from app import *
+from tallybook import *
+from tallybook.testing import drain
+
+dsn = os.environ["TALLYBOOK_DSN"]
+when = datetime.now(UTC) + timedelta(hours=1)
+conn = psycopg.connect(dsn)
+job = send_welcome.enqueue_sync(app, 1)
+drain(app)
+"""
     written = [line for number, code in enumerate(equivalents(other)) if (line := statement(code, number))]
     assert len(written) > 12
-    (tmp_path / "table.py").write_text(TABLE + "\n".join(written), encoding="utf-8")
+    (tmp_path / "table.py").write_text(table + "\n".join(written), encoding="utf-8")
     Old(Path(sys.executable), tmp_path, other, TALLYBOOK_DSN=dsn).run("table.py")
     assert db.execute("select count(*) from tallybook.job").fetchone()[0] > 6
 
@@ -168,7 +167,12 @@ JOBS = """select task, state, queue, priority, args, run_at > now() + interval '
 DRAIN = "from app import app; from tallybook.testing import drain; [drain(app, max_jobs=1) for _ in range(9)]"
 """One after the other: handlers that print at the same moment share a line."""
 
-CELERY = """
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_open_jobs_move_from_celery(old: Path, redis: str, tmp_path: Path, dsn: str, db: Any) -> None:
+    """Issue 8: the Celery page as written: what waits and what is for later moves once; chains and unknown tasks stay."""
+    celery = """
 from celery import Celery, chain
 import os
 app = Celery("shop", broker=os.environ["CELERY_BROKER"])
@@ -179,13 +183,7 @@ def send_welcome(user_id, lang="en"):
 def other():
     print("old other", flush=True)
 """
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_open_jobs_move_from_celery(old: Path, redis: str, tmp_path: Path, dsn: str, db: Any) -> None:
-    """Issue 8: the Celery page as written: what waits and what is for later moves once; chains and unknown tasks stay."""
-    (tmp_path / "tasks.py").write_text(CELERY, encoding="utf-8")
+    (tmp_path / "tasks.py").write_text(celery, encoding="utf-8")
     shop = Old(old, tmp_path, "celery", TALLYBOOK_DSN=dsn, CELERY_BROKER=f"redis+socket://{redis}")
     shop.run(
         "-c",
@@ -225,23 +223,6 @@ def test_open_jobs_move_from_rq(old: Path, redis: str, tmp_path: Path, dsn: str,
     assert shop.run("-c", DRAIN) == "welcome, user 1 (en)\n"
 
 
-PROCRASTINATE = """
-import os, sys
-from procrastinate import App, SyncPsycopgConnector
-app = App(connector=SyncPsycopgConnector(conninfo=os.environ["TALLYBOOK_DSN"]))
-@app.task(name="shop.tasks.send_welcome", queue="mail")
-def send_welcome(user_id, lang="en"): ...
-@app.task(name="shop.tasks.other", queue="mail")
-def other(): ...
-with app.open():
-    app.schema_manager.apply_schema()
-    send_welcome.defer(user_id=1)
-    send_welcome.configure(schedule_in={"hours": 1}, queueing_lock="q").defer(user_id=2, lang="de")
-    send_welcome.configure(priority=1, lock="k").defer(user_id=3)
-    other.defer()
-"""
-
-
 def move(other: str, dsn: str) -> list[list[Any]]:
     """Run the SQL of a page as it stands; what each statement answered."""
     (script,) = blocks(other, "plpgsql")
@@ -258,8 +239,23 @@ def move(other: str, dsn: str) -> list[list[Any]]:
 @pytest.mark.timeout(400)
 def test_open_jobs_move_from_procrastinate(old: Path, tmp_path: Path, dsn: str, db: Any) -> None:
     """Issue 8: docs/moving-from-procrastinate.md as written: locks, time and priority come along, other tasks stay, and once."""
+    procrastinate = """
+import os, sys
+from procrastinate import App, SyncPsycopgConnector
+app = App(connector=SyncPsycopgConnector(conninfo=os.environ["TALLYBOOK_DSN"]))
+@app.task(name="shop.tasks.send_welcome", queue="mail")
+def send_welcome(user_id, lang="en"): ...
+@app.task(name="shop.tasks.other", queue="mail")
+def other(): ...
+with app.open():
+    app.schema_manager.apply_schema()
+    send_welcome.defer(user_id=1)
+    send_welcome.configure(schedule_in={"hours": 1}, queueing_lock="q").defer(user_id=2, lang="de")
+    send_welcome.configure(priority=1, lock="k").defer(user_id=3)
+    other.defer()
+"""
     shop = Old(old, tmp_path, "procrastinate", TALLYBOOK_DSN=dsn)
-    (tmp_path / "tasks.py").write_text(PROCRASTINATE, encoding="utf-8")
+    (tmp_path / "tasks.py").write_text(procrastinate, encoding="utf-8")
     shop.run("tasks.py")
     db.execute(
         "insert into procrastinate_jobs (queue_name, task_name, args, status)"
@@ -280,7 +276,12 @@ def test_open_jobs_move_from_procrastinate(old: Path, tmp_path: Path, dsn: str, 
     assert shop.run("-c", DRAIN).splitlines() == ["welcome, user 3 (en)", "welcome, user 1 (en)"]
 
 
-PGQUEUER = """
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.direct("asyncpg prepares statements by name")
+def test_open_jobs_move_from_pgqueuer(old: Path, tmp_path: Path, dsn: str, db: Any) -> None:
+    """Issue 8: docs/moving-from-pgqueuer.md as written: key, time, priority and headers come along, the rest stays, and once."""
+    pgqueuer = """
 import asyncio, os
 from datetime import timedelta
 import asyncpg
@@ -297,17 +298,10 @@ async def main():
     await conn.close()
 asyncio.run(main())
 """
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.direct("asyncpg prepares statements by name")
-def test_open_jobs_move_from_pgqueuer(old: Path, tmp_path: Path, dsn: str, db: Any) -> None:
-    """Issue 8: docs/moving-from-pgqueuer.md as written: key, time, priority and headers come along, the rest stays, and once."""
     known = psycopg.conninfo.conninfo_to_dict(dsn)
     url = f"postgresql://{known['user']}@/{known['dbname']}?host={known['host']}&port={known.get('port', 5432)}"
     shop = Old(old, tmp_path, "pgqueuer", TALLYBOOK_DSN=dsn, URL=url)
-    (tmp_path / "tasks.py").write_text(PGQUEUER, encoding="utf-8")
+    (tmp_path / "tasks.py").write_text(pgqueuer, encoding="utf-8")
     shop.run("tasks.py")
     db.execute("insert into pgqueuer (priority, entrypoint, status) values (0, 'send_welcome', 'picked')")
     assert len(move("pgqueuer", dsn)[1]) == 3

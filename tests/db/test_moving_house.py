@@ -25,6 +25,14 @@ from support.worker_process import Workers
 @pytest.mark.parametrize("way", WAYS)
 def test_every_job_survives_the_move_to_another_cluster(shop: Callable[..., Shop], tmp_path: Path, way: str) -> None:
     """Dump and restore, P1: what was open runs once to its end in the new cluster, what had ended never again."""
+    inside = """
+    select count(*) from tallybook.entry e join tallybook.claim c on c.lane_id = e.lane_id and c.jobs > 0
+     where e.enqueued_at > c.claimed_at and e.attempt = 1 and (e.xid, e.seq) > (c.from_xid, c.from_seq)
+       and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)"""
+    wide = """
+    select from_xid::text::bigint from tallybook.claim
+     where one_xid is null and closed = '{}' and pos_xid::text::bigint - from_xid::text::bigint > 3000
+       and exists (select from tallybook.worker w where w.id = worker_id and w.ended_at is null)"""
     old, new = (shop(name, empty=name != WAYS[way][0]) for name in WAYS[way])
     if way == "into the ids of the dump":
         catch_up(old, new, 5000)
@@ -32,10 +40,10 @@ def test_every_job_survives_the_move_to_another_cluster(shop: Callable[..., Shop
     moved(old, new, tmp_path)
     highest = one(new.db, "select max(job_id) from tallybook.entry")
     if way == "into the ids of the dump":
-        burn(new.db, one(new.db, WIDE) + 1000 - next_xid(new.db))
+        burn(new.db, one(new.db, wide) + 1000 - next_xid(new.db))
     house.later(new.db, "after the restore")
     # The point of that way: by their numbers alone, some of these had been claimed in the old cluster.
-    assert (one(new.db, INSIDE) > 0) == (way == "into the ids of the dump")
+    assert (one(new.db, inside) > 0) == (way == "into the ids of the dump")
     said = worked_off(new, count=2)
     assert house.wrongs(new.db) == []
     assert sum(text.count("came from another cluster") for text in said) == 1
@@ -43,16 +51,6 @@ def test_every_job_survives_the_move_to_another_cluster(shop: Callable[..., Shop
     for conn, job in house.open_transactions:
         conn.execute("rollback")
         assert one(new.db, "select count(*) from tallybook.job where id = %s", job) == 0
-
-
-WIDE = """
-    select from_xid::text::bigint from tallybook.claim
-     where one_xid is null and closed = '{}' and pos_xid::text::bigint - from_xid::text::bigint > 3000
-       and exists (select from tallybook.worker w where w.id = worker_id and w.ended_at is null)"""
-INSIDE = """
-    select count(*) from tallybook.entry e join tallybook.claim c on c.lane_id = e.lane_id and c.jobs > 0
-     where e.enqueued_at > c.claimed_at and e.attempt = 1 and (e.xid, e.seq) > (c.from_xid, c.from_seq)
-       and (e.xid, e.seq) <= (c.pos_xid, c.pos_seq)"""
 
 
 @pytest.mark.slow

@@ -24,7 +24,23 @@ from tallybook.errors import UnknownJob
 
 pytestmark = pytest.mark.direct("logins of their own")
 
-JOBS = """
+
+@pytest.fixture
+def at(empty_dsn: str) -> Iterator[House]:
+    with house(empty_dsn) as made:
+        made.give()
+        yield made
+
+
+def states(at: House, *ids: int) -> list[str]:
+    return [
+        row[0] for row in at.db.execute("select state from tallybook.job where id = any (%s) order by id", [list(ids)])
+    ]
+
+
+def test_a_real_worker_needs_no_more_than_its_role(at: House, tmp_path: Path) -> None:
+    """S10: `tallybook worker` as the worker role runs, fails, retries, snoozes, keeps results and checkpoints, fires and stops."""
+    jobs = """
 from datetime import timedelta
 from tallybook import App, Context, Snooze
 
@@ -53,24 +69,7 @@ async def reports(ctx: Context) -> None:
 def apart() -> int:
     return 1
 """
-
-
-@pytest.fixture
-def at(empty_dsn: str) -> Iterator[House]:
-    with house(empty_dsn) as made:
-        made.give()
-        yield made
-
-
-def states(at: House, *ids: int) -> list[str]:
-    return [
-        row[0] for row in at.db.execute("select state from tallybook.job where id = any (%s) order by id", [list(ids)])
-    ]
-
-
-def test_a_real_worker_needs_no_more_than_its_role(at: House, tmp_path: Path) -> None:
-    """S10: `tallybook worker` as the worker role runs, fails, retries, snoozes, keeps results and checkpoints, fires and stops."""
-    (tmp_path / "jobs.py").write_text(JOBS)
+    (tmp_path / "jobs.py").write_text(jobs)
     producer = at.as_("producer")
     ids = [
         at.row(producer, f"select tallybook.enqueue('mail', {task}, {args})")
@@ -185,12 +184,12 @@ def test_the_command(at: House) -> None:
 PAGE = ROOT / "docs/roles.md"
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-
-
 def test_the_examples_of_the_page_run(at: House) -> None:
     """docs/roles.md as written, with other names: the logins do what the page says that they can."""
+
+    def blocks(language: str) -> list[str]:
+        return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
     made, *asked = (
         block.replace("tallybook_", at.prefix).replace("shop_", f"{at.prefix}shop_") for block in blocks("pgsql")
     )

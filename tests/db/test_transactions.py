@@ -12,25 +12,26 @@ import sqlalchemy as sa
 
 from tallybook._db.transactions import asyncpg_url, conflicts, gone, interrupted
 
-WORDS: list[tuple[str, dict[str, str]]] = [
-    ("host=db dbname=shop user=ada", {"host": "db", "dbname": "shop", "user": "ada"}),
-    (
-        "postgresql://ada:p%40ss%2Fw@db:6432/shop",
-        {"user": "ada", "password": "p@ss/w", "host": "db", "port": "6432", "dbname": "shop"},
-    ),
-    ("host=a,b,c port=6432", {"host": "a,b,c", "port": "6432,6432,6432"}),
-    ("host=a,b port=6432,", {"host": "a,b", "port": "6432,5432"}),
-    (
-        "postgresql://a:1,b:2/shop?target_session_attrs=read-write",
-        {"host": "a,b", "port": "1,2", "dbname": "shop", "target_session_attrs": "read-write"},
-    ),
-    ("host=/run/pg dbname='my shop'", {"host": "/run/pg", "dbname": "my shop"}),
-    ("host=db hostaddr=10.0.0.1 sslmode=require keepalives_idle=5", {"host": "10.0.0.1", "sslmode": "require"}),
-    ("", {}),
-]
 
-
-@pytest.mark.parametrize(("dsn", "expected"), WORDS)
+@pytest.mark.parametrize(
+    ("dsn", "expected"),
+    [
+        ("host=db dbname=shop user=ada", {"host": "db", "dbname": "shop", "user": "ada"}),
+        (
+            "postgresql://ada:p%40ss%2Fw@db:6432/shop",
+            {"user": "ada", "password": "p@ss/w", "host": "db", "port": "6432", "dbname": "shop"},
+        ),
+        ("host=a,b,c port=6432", {"host": "a,b,c", "port": "6432,6432,6432"}),
+        ("host=a,b port=6432,", {"host": "a,b", "port": "6432,5432"}),
+        (
+            "postgresql://a:1,b:2/shop?target_session_attrs=read-write",
+            {"host": "a,b", "port": "1,2", "dbname": "shop", "target_session_attrs": "read-write"},
+        ),
+        ("host=/run/pg dbname='my shop'", {"host": "/run/pg", "dbname": "my shop"}),
+        ("host=db hostaddr=10.0.0.1 sslmode=require keepalives_idle=5", {"host": "10.0.0.1", "sslmode": "require"}),
+        ("", {}),
+    ],
+)
 def test_a_connection_string_in_asyncpgs_words(dsn: str, expected: dict[str, str]) -> None:
     """S5-03: several hosts, sockets, passwords and TLS arrive; what asyncpg would take for a server's setting is left out."""
     url = asyncpg_url(dsn)

@@ -599,6 +599,15 @@ def test_task_options_are_those_of_the_functions() -> None:
 
 def test_retry_policies_wait_as_the_table_says() -> None:
     """S2-07 S4-11: each policy in docs/retries.md waits as long as its row says, and has the JSON form of its row."""
+
+    def _value(node: ast.expr) -> Any:
+        """A number, or timedelta(minutes=5)."""
+        if isinstance(node, ast.Call):
+            return timedelta(
+                **{argument.arg: ast.literal_eval(argument.value) for argument in node.keywords if argument.arg}
+            )
+        return ast.literal_eval(node)
+
     known = {name: getattr(tallybook, name) for name in ("Exponential", "Linear", "Constant")}
     rows = table(text("docs/retries.md"), "`retry=`")
     for code, waits, form in rows:
@@ -610,15 +619,6 @@ def test_retry_policies_wait_as_the_table_says() -> None:
         assert ", ".join(f"{wait:g}" for wait in found) + " min" == waits, code
         assert to_json(policy) == json.loads(form.strip("`")) and from_json(to_json(policy)) == policy
     assert {row[0].strip("`").split("(")[0] for row in rows} == set(known)
-
-
-def _value(node: ast.expr) -> Any:
-    """A number, or timedelta(minutes=5)."""
-    if isinstance(node, ast.Call):
-        return timedelta(
-            **{argument.arg: ast.literal_eval(argument.value) for argument in node.keywords if argument.arg}
-        )
-    return ast.literal_eval(node)
 
 
 def test_extras_are_those_of_the_package() -> None:

@@ -48,6 +48,10 @@ def test_every_public_module_has_its_page() -> None:
 @pytest.mark.parametrize("module", reference.MODULES.values())
 def test_every_public_name_says_what_it_is(module: str) -> None:
     """Each name in a module's `__all__` has a docstring, or is a plain value; so has each public method of a class."""
+
+    def _may_speak(value: Any) -> bool:
+        return inspect.isclass(value) or inspect.isroutine(value)
+
     found = importlib.import_module(module)
     assert found.__doc__
     silent = [
@@ -61,10 +65,6 @@ def test_every_public_name_says_what_it_is(module: str) -> None:
             ]
             silent += [f"{name}.{word}" for word, method in own if not inspect.getdoc(getattr(value, word)) and method]
     assert silent == []
-
-
-def _may_speak(value: Any) -> bool:
-    return inspect.isclass(value) or inspect.isroutine(value)
 
 
 def test_every_sql_file_says_what_it_is() -> None:

@@ -17,7 +17,6 @@ from support.paths import ROOT
 from tallybook._cli import cli
 from tools.reference import sql_files
 
-SOURCE = ROOT / "src" / "tallybook"
 ROWS = table(text("docs/glossary.md"), "word")
 
 OF_OTHER_IDEAS = {
@@ -87,9 +86,10 @@ def test_each_word_is_explained_once() -> None:
 
 def test_each_word_is_in_use() -> None:
     """Each word of the glossary stands in the sources, so none has been left behind."""
+    source = ROOT / "src" / "tallybook"
     code = "\n".join(
         file.read_text(encoding="utf-8").lower()
-        for file in SOURCE.rglob("*")
+        for file in source.rglob("*")
         if file.suffix in (".py", ".sql", ".html")
     )
     found = {term: re.escape(term.lower()).replace("\\ ", "[ _]") for term in terms()}

@@ -24,7 +24,6 @@ from tallybook._worker.settings import WorkerSettings
 
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGE = (ROOT / "docs/running.md").read_text(encoding="utf-8")
-STOP = WorkerSettings().stop_timeout + WorkerSettings().abort_timeout + timedelta(seconds=15)
 
 
 def blocks(language: str) -> list[str]:
@@ -38,17 +37,10 @@ def unit(text: str) -> dict[str, dict[str, str]]:
     return {name: dict(parser[name]) for name in parser.sections()}
 
 
-def takes(words: list[str]) -> None:
-    """Fail unless the command line of Tallybook reads these words."""
-    assert words[:2] == ["tallybook", "worker"]
-    command = cli.commands["worker"]
-    with command.make_context("worker", list(words[2:])) as made:
-        assert (made.params["target"], made.params["metrics_port"]) == ("shop:app", 9464)
-
-
 def test_the_times_to_stop_are_those_of_the_worker() -> None:
     """Unit, manifest and text give a worker its stop time-out, its grace and 15 s more."""
-    seconds = int(STOP.total_seconds())
+    stop = WorkerSettings().stop_timeout + WorkerSettings().abort_timeout + timedelta(seconds=15)
+    seconds = int(stop.total_seconds())
     service = unit(blocks("ini")[0])["Service"]
     assert int(service["TimeoutStopSec"]) == seconds
     pod = yaml.safe_load(blocks("yaml")[0])["spec"]["template"]["spec"]
@@ -58,6 +50,14 @@ def test_the_times_to_stop_are_those_of_the_worker() -> None:
 
 def test_the_commands_are_those_of_the_command_line() -> None:
     """The commands of the unit, the container and the manifest are read by `tallybook worker` as they stand."""
+
+    def takes(words: list[str]) -> None:
+        """Fail unless the command line of Tallybook reads these words."""
+        assert words[:2] == ["tallybook", "worker"]
+        command = cli.commands["worker"]
+        with command.make_context("worker", list(words[2:])) as made:
+            assert (made.params["target"], made.params["metrics_port"]) == ("shop:app", 9464)
+
     service = unit(blocks("ini")[0])["Service"]
     takes([service["ExecStart"].removeprefix("/srv/shop/.venv/bin/").split()[0], *service["ExecStart"].split()[1:]])
     (container,) = re.findall(r"^CMD (\[.*\])$", blocks("dockerfile")[0], re.MULTILINE)

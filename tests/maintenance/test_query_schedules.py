@@ -63,14 +63,20 @@ def fires(db: Connection, name: str) -> list[tuple[Any, ...]]:
 
 # --- S1-22, S1-23: the assets that somebody looks at -------------------------------------------------------------------
 
-TABLES = """
-create table asset (id int primary key, price_mode text not null default 'api', deleted_at timestamptz,
-  active boolean not null default true, viewed_at timestamptz);
-create table holding (asset_id int not null references asset, active boolean not null default true);
-create table price (asset_id int not null references asset, at timestamptz not null, primary key (asset_id, at));
-"""
-# The ids say why: 1 to 3 qualify, all others lack one thing.
-ASSETS = """
+
+async def test_stale_prices_are_refreshed_on_demand(db: Connection, dsn: str) -> None:
+    """S1-21 S1-22 S1-23: each minute what qualifies is put in, once as long as it is open; unviewed for 48 h is skipped."""
+    qualifies = """
+select 'price:' || a.id as key, jsonb_build_object('asset_id', a.id) as args
+  from asset a
+ where a.price_mode = 'api' and a.deleted_at is null and a.active
+   and exists (select from holding h where h.asset_id = a.id and h.active)
+   and (not exists (select from price p where p.asset_id = a.id)
+        or a.viewed_at > now() - interval '48 h'
+           and not exists (select from price p where p.asset_id = a.id and p.at > now() - interval '24 h'))
+ order by a.viewed_at desc nulls last"""
+    # The ids say why: 1 to 3 qualify, all others lack one thing.
+    assets = """
 insert into asset (id, price_mode, deleted_at, active, viewed_at) values
   (1, 'api', null, true, null),                            -- no price yet: viewed or not
   (2, 'api', null, true, now() - interval '1 h'),          -- an old price, and somebody looks
@@ -85,21 +91,14 @@ insert into holding select id, id <> 15 from asset where id <> 14;
 insert into price select id, now() - interval '25 h' from asset where id > 1;
 insert into price values (16, now() - interval '23 h 59 min');
 """
-QUALIFIES = """
-select 'price:' || a.id as key, jsonb_build_object('asset_id', a.id) as args
-  from asset a
- where a.price_mode = 'api' and a.deleted_at is null and a.active
-   and exists (select from holding h where h.asset_id = a.id and h.active)
-   and (not exists (select from price p where p.asset_id = a.id)
-        or a.viewed_at > now() - interval '48 h'
-           and not exists (select from price p where p.asset_id = a.id and p.at > now() - interval '24 h'))
- order by a.viewed_at desc nulls last"""
-
-
-async def test_stale_prices_are_refreshed_on_demand(db: Connection, dsn: str) -> None:
-    """S1-21 S1-22 S1-23: each minute what qualifies is put in, once as long as it is open; unviewed for 48 h is skipped."""
-    db.execute(TABLES)
-    db.execute(ASSETS)
+    tables = """
+create table asset (id int primary key, price_mode text not null default 'api', deleted_at timestamptz,
+  active boolean not null default true, viewed_at timestamptz);
+create table holding (asset_id int not null references asset, active boolean not null default true);
+create table price (asset_id int not null references asset, at timestamptz not null, primary key (asset_id, at));
+"""
+    db.execute(tables)
+    db.execute(assets)
     app = App("sanchayam", dsn=dsn)
     refreshed: list[int] = []
 
@@ -108,7 +107,7 @@ async def test_stale_prices_are_refreshed_on_demand(db: Connection, dsn: str) ->
         refreshed.append(asset_id)
         db.execute("insert into price values (%s, now())", [asset_id])
 
-    put(db, "stale-prices", QUALIFIES)
+    put(db, "stale-prices", qualifies)
     async with clock(dsn) as made:
         assert [await tick(made, 1), await tick(made, 2)] == [3, 0]  # idempotent: all of them are queued
         assert keys(db) == ["price:2", "price:3", "price:1"]  # in the query's order

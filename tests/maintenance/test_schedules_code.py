@@ -233,6 +233,9 @@ async def test_workers_fire_to_the_moment(dsn: str, db: Any) -> None:
 @pytest.mark.direct("is told by a notification")
 async def test_a_worker_is_told_of_a_new_schedule(dsn: str, db: Any) -> None:
     """S2-01: a schedule that is put while workers sleep is planned at once, not at their next look."""
+
+    async def _nothing() -> None: ...
+
     db.execute("update tallybook.service set every = '1 hour' where name = 'schedules'")
     app = App("shop", dsn=dsn)
     async with working(app, dsn, **SLEEPY) as worker:
@@ -243,9 +246,6 @@ async def test_a_worker_is_told_of_a_new_schedule(dsn: str, db: Any) -> None:
         )
         app.schedules.set("s", app.task(name="t")(_nothing).job(), every="1 s").sync(db)
         await eventually(lambda: fires(db, "s"), "its first fire")
-
-
-async def _nothing() -> None: ...
 
 
 async def test_drain_fires_what_is_due(dsn: str, db: Any) -> None:

@@ -60,21 +60,21 @@ def test_constant_and_linear():
     assert minutes(Linear(MINUTE, timedelta(minutes=5), timedelta(minutes=12))) == [1, 6, 11, 12, 12]
 
 
-policies = st.sampled_from(
-    [
-        DEFAULT,
-        Exponential(MINUTE),
-        Exponential(MINUTE, factor=1e300),
-        Exponential(timedelta(0)),
-        Linear(MINUTE),
-        Exponential(MINUTE, cap=timedelta.max),
-        Linear(MINUTE, cap=timedelta.max),
-        Constant(MINUTE),
-    ]
+@given(
+    st.sampled_from(
+        [
+            DEFAULT,
+            Exponential(MINUTE),
+            Exponential(MINUTE, factor=1e300),
+            Exponential(timedelta(0)),
+            Linear(MINUTE),
+            Exponential(MINUTE, cap=timedelta.max),
+            Linear(MINUTE, cap=timedelta.max),
+            Constant(MINUTE),
+        ]
+    ),
+    st.integers(0, 10**12),
 )
-
-
-@given(policies, st.integers(0, 10**12))
 def test_no_number_of_failures_overflows(policy, failures):
     """The delay is never negative and never beyond the cap, however often a job has failed."""
     cap = getattr(policy, "cap", MINUTE)

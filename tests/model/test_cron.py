@@ -47,10 +47,6 @@ EXPRESSIONS = [
 ]
 
 
-def local(tick: datetime, tz: str) -> str:
-    return tick.astimezone(ZoneInfo(tz)).strftime("%d %H:%M%z")
-
-
 def by_cronsim(expression: str, tz: str, start: datetime, end: datetime) -> list[datetime]:
     """The ticks as cronsim gives them, in one go; two that fall on one instant are one."""
     ticks = (tick.astimezone(UTC) for tick in CronSim(expression, start.astimezone(ZoneInfo(tz))))
@@ -70,6 +66,10 @@ def by_cronsim(expression: str, tz: str, start: datetime, end: datetime) -> list
 )
 def test_the_changes_of_berlin(expression: str, start: datetime, expected: list[str]) -> None:
     """A job at a fixed time fires once in the gap and once in the fold, one that repeats skips the one and doubles the other."""
+
+    def local(tick: datetime, tz: str) -> str:
+        return tick.astimezone(ZoneInfo(tz)).strftime("%d %H:%M%z")
+
     cron = Cron(expression, "Europe/Berlin")
     first = cron.after(start - timedelta(hours=1, seconds=1))
     assert first is not None

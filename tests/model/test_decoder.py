@@ -143,11 +143,6 @@ def test_what_does_not_fit_is_named_with_its_path(annotation, value, path, reaso
     assert str(error).startswith(f"args of task 'mail.send' cannot be read: {path}: ")
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.just("2026-01-02"),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.just("name"), inner, max_size=3),
-    max_leaves=8,
-)
 annotations = st.sampled_from(
     [
         datetime,
@@ -174,7 +169,14 @@ annotations = st.sampled_from(
 )
 
 
-@given(annotations, json_values)
+@given(
+    annotations,
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.just("2026-01-02"),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.just("name"), inner, max_size=3),
+        max_leaves=8,
+    ),
+)
 def test_any_json_for_any_annotation_fits_or_raises_payload_error(annotation, value):
     """F31: no stored value makes a converter raise anything but PayloadError."""
     with contextlib.suppress(PayloadError):

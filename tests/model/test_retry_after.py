@@ -14,7 +14,6 @@ from tallybook._model.retry_after import LONGEST, retry_after
 
 NOW = datetime(2030, 5, 1, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-HTTP = "Wed, 01 May 2030 12:01:00 GMT"
 
 
 class TooMany(Exception):
@@ -56,7 +55,7 @@ def wait(error):
         ("60", MINUTE),
         (b"60", MINUTE),
         (" 1.5 ", timedelta(seconds=1.5)),
-        (HTTP, MINUTE),
+        ("Wed, 01 May 2030 12:01:00 GMT", MINUTE),
         ("Wednesday, 01-May-30 12:01:00 GMT", MINUTE),
         ("Wed May  1 12:01:00 2030", MINUTE),
     ],

@@ -19,7 +19,6 @@ from tallybook.errors import ConfigError, InvalidArgument
 NOW = datetime(2031, 5, 1, 12, tzinfo=UTC)
 S = timedelta(seconds=1)
 TAKE = "select tallybook.nonce_take(%s, %s, %s, %s)"
-PUT = "select tallybook.audit_add(%s, 'api', %s, '{}', '{}', %s)"
 
 
 def take(db: Any, nonce: str, signed_at: datetime, at: datetime, key: str = "k") -> str:
@@ -85,9 +84,10 @@ def test_nonces_go_after_two_windows(db: Any) -> None:
 
 def test_the_audit_goes_after_its_retention(db: Any) -> None:
     """S2-12: a row of the audit is kept for 90 days, or as long as an installation says; younger ones stay."""
+    put = "select tallybook.audit_add(%s, 'api', %s, '{}', '{}', %s)"
     day = timedelta(days=1)
-    db.execute(PUT, ["ada", "pause", NOW])
-    db.execute(PUT, ["ada", "resume", NOW + 10 * day])
+    db.execute(put, ["ada", "pause", NOW])
+    db.execute(put, ["ada", "resume", NOW + 10 * day])
     assert sweep(db, NOW + 89 * day) == 0
     db.execute("select tallybook.retention_set('audit', '1 year')")
     assert sweep(db, NOW + 91 * day) == 0

@@ -55,6 +55,13 @@ def keys(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_the_client_of_the_page_in_python(tmp_path: Path, dsn: str, db: Any, keys: Path) -> None:
     """S2-12: ask.py of the page, and call.py, with the standard library alone, are served by a real server."""
+
+    def eval_of(line: str) -> Any:
+        """What Python has printed, as a value."""
+        import ast
+
+        return ast.literal_eval(line)
+
     db.execute("select tallybook.enqueue('mail', 'send_welcome')")
     scripts(tmp_path)
     with serving(dsn, keys) as url:
@@ -66,13 +73,6 @@ def test_the_client_of_the_page_in_python(tmp_path: Path, dsn: str, db: Any, key
     paused, counts, dry = (eval_of(line) for line in done.stdout.splitlines())
     assert paused == {"queue": "mail", "paused": True, "changed": True}
     assert counts["counts"][0]["available"] == 1 and dry == {"dry_run": True, "matched": 0}
-
-
-def eval_of(line: str) -> Any:
-    """What Python has printed, as a value."""
-    import ast
-
-    return ast.literal_eval(line)
 
 
 @pytest.mark.slow

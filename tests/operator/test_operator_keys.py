@@ -37,15 +37,15 @@ def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602, 0o644, 0o666])
 def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
     """S2-12: a file of keys that group or others can read or write is refused, in words; control: 600 and 400 are not."""
+
+    def _only_read(folder: Path) -> Path:
+        (folder / "keys.toml").chmod(0o400)
+        return folder / "keys.toml"
+
     with pytest.raises(ConfigError, match="chmod 600"):
         read_keys(written(tmp_path, GOOD, mode))
     for good in (0o600, 0o400):
         assert read_keys(written(tmp_path, GOOD, 0o600) if good == 0o600 else _only_read(tmp_path))
-
-
-def _only_read(folder: Path) -> Path:
-    (folder / "keys.toml").chmod(0o400)
-    return folder / "keys.toml"
 
 
 @pytest.mark.parametrize(

@@ -197,27 +197,6 @@ async def test_without_the_comparison_an_altered_request_would_be_served(
     await api.close()
 
 
-BAD_HEADERS = {
-    "no nonce": [("Tallybook-Nonce", None)],
-    "an empty nonce": [("Tallybook-Nonce", "")],
-    "a short nonce": [("Tallybook-Nonce", "a" * 15)],
-    "a very long nonce": [("Tallybook-Nonce", "a" * 129)],
-    "a nonce with a line feed": [("Tallybook-Nonce", "aaaaaaaa\naaaaaaaa")],
-    "no key": [("Tallybook-Key", None)],
-    "a key of another form": [("Tallybook-Key", "ops ")],
-    "no timestamp": [("Tallybook-Timestamp", None)],
-    "a timestamp that is none": [("Tallybook-Timestamp", "now")],
-    "a negative timestamp": [("Tallybook-Timestamp", "-1")],
-    "a timestamp with a point": [("Tallybook-Timestamp", "1767225600.5")],
-    "digits of another script": [("Tallybook-Timestamp", "١٧٦٧٢٢٥٦٠٠")],
-    "a timestamp beyond all years": [("Tallybook-Timestamp", "9" * 12)],
-    "no signature": [("Tallybook-Signature", None)],
-    "a signature of another version": [("Tallybook-Signature", "v2=" + "0" * 64)],
-    "capital letters": [("Tallybook-Signature", "v1=" + "A" * 64)],
-    "non-ASCII": [("Tallybook-Signature", "v1=" + "é" * 64)],
-}
-
-
 @pytest.fixture
 def unasked(monkeypatch: pytest.MonkeyPatch) -> OperatorApi:
     """An API whose database must not be asked."""
@@ -231,7 +210,26 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> OperatorApi:
 
 async def test_headers_of_another_form_are_refused(unasked: OperatorApi) -> None:
     """S2-12: a header that is missing, or that nobody can have meant, is refused before anything is read."""
-    for what, changes in BAD_HEADERS.items():
+    bad_headers = {
+        "no nonce": [("Tallybook-Nonce", None)],
+        "an empty nonce": [("Tallybook-Nonce", "")],
+        "a short nonce": [("Tallybook-Nonce", "a" * 15)],
+        "a very long nonce": [("Tallybook-Nonce", "a" * 129)],
+        "a nonce with a line feed": [("Tallybook-Nonce", "aaaaaaaa\naaaaaaaa")],
+        "no key": [("Tallybook-Key", None)],
+        "a key of another form": [("Tallybook-Key", "ops ")],
+        "no timestamp": [("Tallybook-Timestamp", None)],
+        "a timestamp that is none": [("Tallybook-Timestamp", "now")],
+        "a negative timestamp": [("Tallybook-Timestamp", "-1")],
+        "a timestamp with a point": [("Tallybook-Timestamp", "1767225600.5")],
+        "digits of another script": [("Tallybook-Timestamp", "١٧٦٧٢٢٥٦٠٠")],
+        "a timestamp beyond all years": [("Tallybook-Timestamp", "9" * 12)],
+        "no signature": [("Tallybook-Signature", None)],
+        "a signature of another version": [("Tallybook-Signature", "v2=" + "0" * 64)],
+        "capital letters": [("Tallybook-Signature", "v1=" + "A" * 64)],
+        "non-ASCII": [("Tallybook-Signature", "v1=" + "é" * 64)],
+    }
+    for what, changes in bad_headers.items():
         sent = headers("POST", PAUSE)
         for name, value in changes:
             if value is None:
@@ -502,34 +500,32 @@ async def test_nothing_is_served_unsigned_but_the_document(call: Client) -> None
     assert codes(await call.http.get("/")) == (404, "unknown")
 
 
-LIMITED = [
-    ("GET", "/jobs/2", None),
-    ("GET", "/jobs/2/why", None),
-    ("POST", "/jobs", {"queue": "pay", "task": "charge"}),
-    ("POST", "/jobs/2/retry", None),
-    ("POST", "/jobs/2/cancel", None),
-    ("GET", "/dead-letters?queue=pay", None),
-    ("POST", "/dead-letters/retry", {"queue": "pay"}),
-    ("POST", "/dead-letters/drop", {"queue": "pay"}),
-    ("GET", "/counts?queue=pay", None),
-    ("POST", "/queues/pay/pause", None),
-    ("POST", "/queues/pay/resume", None),
-    ("POST", "/schedules/pay/run", None),
-    ("POST", "/schedules/pay/pause", None),
-    ("POST", "/schedules/pay/resume", None),
-    ("GET", "/workers?queue=pay", None),
-]
-
-
 async def test_a_key_for_some_queues_reaches_no_other(call: Client, db: Any) -> None:
     """S2-12: a key that is limited to a queue is refused at what is in another one; control: at its own it is not."""
+    limited = [
+        ("GET", "/jobs/2", None),
+        ("GET", "/jobs/2/why", None),
+        ("POST", "/jobs", {"queue": "pay", "task": "charge"}),
+        ("POST", "/jobs/2/retry", None),
+        ("POST", "/jobs/2/cancel", None),
+        ("GET", "/dead-letters?queue=pay", None),
+        ("POST", "/dead-letters/retry", {"queue": "pay"}),
+        ("POST", "/dead-letters/drop", {"queue": "pay"}),
+        ("GET", "/counts?queue=pay", None),
+        ("POST", "/queues/pay/pause", None),
+        ("POST", "/queues/pay/resume", None),
+        ("POST", "/schedules/pay/run", None),
+        ("POST", "/schedules/pay/pause", None),
+        ("POST", "/schedules/pay/resume", None),
+        ("GET", "/workers?queue=pay", None),
+    ]
     queues = "unnest('{mail,pay}'::text[]) q"
     db.execute(f"select tallybook.schedule_set(q, 'work', '{{}}', every => '1 day', queue => q) from {queues}")  # noqa: S608
     mailer = call.by("mailer", THIRD)
-    for method, target, document in LIMITED:
+    for method, target, document in limited:
         assert codes(await mailer(method, target, document)) == (403, "queue"), target
     assert db.execute("select count(*) from tallybook.audits").fetchone()[0] == 0
-    for method, target, document in LIMITED:
+    for method, target, document in limited:
         own = json.loads(json.dumps(document).replace("pay", "mail"))
         answer = await mailer(method, target.replace("/2", "/1").replace("pay", "mail"), own)
         # That the job is not dead is said only to who may retry it.
@@ -632,29 +628,27 @@ async def test_no_body_keeps_the_server_busy(call: Client) -> None:
         assert time.monotonic() - began < 5
 
 
-BODIES = [
-    (b"{", "application/json", "malformed"),
-    (b'{"queue": NaN}', "application/json", "malformed"),
-    (b'{"queue": "a", "queue": "b"}', "application/json", "malformed"),
-    (b"\xff\xfe{\x00}\x00", "application/json", "malformed"),
-    (b'{"a": ' + b"9" * 5000 + b"}", "application/json", "malformed"),
-    (b"[]", "application/json", "invalid"),
-    (b"{}", "text/plain", "media_type"),
-    (b"{}", "application/json; charset=latin-1", "media_type"),
-    (b'{"queue": "mail"}', "application/json; charset=utf-8", "invalid"),
-    (b'{"queue": "mail", "task": "t", "more": 1}', "application/json", "invalid"),
-    (b'{"queue": null, "task": "t"}', "application/json", "invalid"),
-    (b'{"queue": "mail", "task": "t", "delay": "soon"}', "application/json", "invalid"),
-    (b'{"queue": "mail", "task": "t", "run_at": "2030-01-01T00:00:00"}', "application/json", "invalid"),
-    (b'{"queue": "mail", "task": "t", "priority": 1.5}', "application/json", "invalid"),
-    (b'{"queue": "mail", "task": "t", "priority": true}', "application/json", "invalid"),
-]
-
-
 async def test_what_is_no_request_is_refused_with_a_reason(unasked: OperatorApi) -> None:
     """Input that cannot be meant gets a problem with a code and a sentence; those but for args before the database is asked."""
+    bodies = [
+        (b"{", "application/json", "malformed"),
+        (b'{"queue": NaN}', "application/json", "malformed"),
+        (b'{"queue": "a", "queue": "b"}', "application/json", "malformed"),
+        (b"\xff\xfe{\x00}\x00", "application/json", "malformed"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "application/json", "malformed"),
+        (b"[]", "application/json", "invalid"),
+        (b"{}", "text/plain", "media_type"),
+        (b"{}", "application/json; charset=latin-1", "media_type"),
+        (b'{"queue": "mail"}', "application/json; charset=utf-8", "invalid"),
+        (b'{"queue": "mail", "task": "t", "more": 1}', "application/json", "invalid"),
+        (b'{"queue": null, "task": "t"}', "application/json", "invalid"),
+        (b'{"queue": "mail", "task": "t", "delay": "soon"}', "application/json", "invalid"),
+        (b'{"queue": "mail", "task": "t", "run_at": "2030-01-01T00:00:00"}', "application/json", "invalid"),
+        (b'{"queue": "mail", "task": "t", "priority": 1.5}', "application/json", "invalid"),
+        (b'{"queue": "mail", "task": "t", "priority": true}', "application/json", "invalid"),
+    ]
     async with client(unasked) as call:
-        for body, kind, code in BODIES:
+        for body, kind, code in bodies:
             answer = await call("POST", "/jobs", body=body, headers={"Content-Type": kind})
             assert codes(answer)[1] == code, body[:80]
             assert answer.json()["detail"]

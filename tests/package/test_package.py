@@ -123,17 +123,17 @@ def test_a_missing_libpq_is_named(empty: Path, tmp_path: Path) -> None:
     assert said == "To get psycopg with its own libpq: pip install 'tallybook[binary]'"
 
 
-def readme(language: str) -> list[str]:
-    """The code blocks of one language of the README's first job."""
-    part = (ROOT / "README.md").read_text(encoding="utf-8").split("## A first job\n")[1].split("\n## ")[0]
-    return re.findall(rf"^```{language}\n(.*?)^```", part, re.MULTILINE | re.DOTALL)
-
-
 @pytest.mark.direct("an installed worker against a server of its own")
 def test_the_first_job_of_the_readme_runs_from_the_package(
     built: tuple[Path, Path], tmp_path: Path, empty_dsn: str
 ) -> None:
     """Issue 8: the README's files and commands, as written, in an environment that has nothing but tallybook[demo]."""
+
+    def readme(language: str) -> list[str]:
+        """The code blocks of one language of the README's first job."""
+        part = (ROOT / "README.md").read_text(encoding="utf-8").split("## A first job\n")[1].split("\n## ")[0]
+        return re.findall(rf"^```{language}\n(.*?)^```", part, re.MULTILINE | re.DOTALL)
+
     python = installed(built[1], "[demo]", tmp_path)
     for block in readme("python"):
         title = re.match(r"# (\w+\.py)\n", block)

@@ -59,16 +59,16 @@ def dump(db: Any) -> str:
     return "\n".join(texts)
 
 
-def run(dsn: str, *words: str, stdin: str | None = None) -> str:
-    result = CliRunner().invoke(cli, [*words, "--dsn", dsn], input=stdin)
-    return f"{words[:2]}: {result.exit_code}\n{result.output}{result.exception!r}\n"
-
-
 async def test_the_canary_is_nowhere(dsn: str, db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S1-12, S4-06: not in the worker's output at debug level, the database, errors, results, nor on the command line.
 
     The control: a text in the settings of the same provider, which may be seen, is found in each of these places.
     """
+
+    def run(dsn: str, *words: str, stdin: str | None = None) -> str:
+        result = CliRunner().invoke(cli, [*words, "--dsn", dsn], input=stdin)
+        return f"{words[:2]}: {result.exit_code}\n{result.output}{result.exception!r}\n"
+
     monkeypatch.setenv("TALLYBOOK_KEYS", KEY)
     monkeypatch.setenv("TALLYBOOK_DEBUG", "1")
     app = App("canary", dsn=dsn)

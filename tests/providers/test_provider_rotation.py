@@ -107,17 +107,17 @@ async def test_a_key_that_is_taken_away_too_early_is_missed(dsn: str, db: Any, k
     assert "secret 'key0' of provider 'acme': it is encrypted with key 'k1', and here are k2" in failed
 
 
-def stopped_after(made: Generator[Call[Any], Any, Any], conn: Any, count: int) -> None:
-    """Say that many statements and no more: a process that was killed."""
-    said = None
-    for _ in range(count):
-        said = sync.run(conn, made.send(said))
-    made.close()
-
-
 @pytest.mark.slow
 async def test_a_rotation_that_was_broken_off_goes_on(dsn: str, db: Any, keys: Path) -> None:
     """Broken off at any point all secrets open, and the next rotation does the rest: it is idempotent."""
+
+    def stopped_after(made: Generator[Call[Any], Any, Any], conn: Any, count: int) -> None:
+        """Say that many statements and no more: a process that was killed."""
+        said = None
+        for _ in range(count):
+            said = sync.run(conn, made.send(said))
+        made.close()
+
     app = App("shop", dsn=dsn)
     await many(app, 130)
     replace(keys, K2, K1)

@@ -181,19 +181,19 @@ async def test_what_was_read_is_kept_for_five_seconds(app: App, db: Any) -> None
 
 async def test_a_change_while_it_is_read_is_not_kept(app: App) -> None:
     """What was being read while a write of this program came in between is not kept as the new state."""
+
+    def _then(generation: int, providers: Providers) -> Any:
+        from tallybook.extra.providers import steps
+
+        found = yield from steps.get("acme", providers._keys)
+        providers.forget()
+        return found
+
     providers = Providers(app)
     await providers.set("acme", kind="one")
     reading = providers._fly(("get", "acme"), _then(providers._generation, providers))
     await reading
     assert not providers._kept
-
-
-def _then(generation: int, providers: Providers) -> Any:
-    from tallybook.extra.providers import steps
-
-    found = yield from steps.get("acme", providers._keys)
-    providers.forget()
-    return found
 
 
 async def test_a_hundred_who_ask_at_once_are_one_statement(app: App) -> None:

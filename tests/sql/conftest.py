@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from support.database import Connection
+from support.database import Connect, Connection
 from support.hands import Hands
 
 
@@ -12,3 +14,17 @@ from support.hands import Hands
 def hands(db: Connection) -> Hands:
     """A worker made of SQL alone, on queue q."""
     return Hands(db)
+
+
+@pytest.fixture
+def quick(connect: Connect) -> Connect:
+    """Open connections on which whatever waits for a lock for long raises LockNotAvailable."""
+
+    def open_one(**kwargs: Any) -> Connection:
+        conn = connect(**kwargs)
+        conn.execute("set lock_timeout = '1500ms'")
+        if not conn.autocommit:
+            conn.commit()
+        return conn
+
+    return open_one

@@ -13,8 +13,6 @@ from support.waiting import wait_until
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
 
-DEATHS = ("failed", "crashed", "expired", "killed")
-
 
 def died(db: Connection, hands: Hands, death: str = "failed", **more: Any) -> Job:
     """The last attempt of a job that has died of this."""
@@ -46,19 +44,19 @@ def exact(db: Connection) -> None:
     assert db.execute("select * from tallybook.verify()").fetchall() == []
 
 
-COLUMNS = "select attempts, failures, crashes, args, errors, last_error, enqueued_at from tallybook.job where id = %s"
-
-
 @pytest.mark.servers
-@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize("death", ("failed", "crashed", "expired", "killed"))
 def test_a_dead_letter_ends_as_cancelled(db: Connection, hands: Hands, death: str) -> None:
     """S4-22: cancel of a dead job is on record with its reason, and the job keeps its errors and leaves the dead letters."""
+    columns = (
+        "select attempts, failures, crashes, args, errors, last_error, enqueued_at from tallybook.job where id = %s"
+    )
     job = died(db, hands, death).id
-    before = db.execute(COLUMNS, [job]).fetchone()
+    before = db.execute(columns, [job]).fetchone()
     assert cancel(db, job) == "cancelled"
     found = db.execute("select state, reason, ended_at is not null from tallybook.job where id = %s", [job]).fetchall()
     assert found == [("cancelled", "not wanted", True)]
-    after = db.execute(COLUMNS, [job]).fetchone()
+    after = db.execute(columns, [job]).fetchone()
     assert before is not None and after is not None and after[1:] == before[1:]
     assert after[0] == 1  # of one that expired the view says 0 only while it is dead
     assert db.execute("select count(*) from tallybook.dead_letters()").fetchone() == (0,)

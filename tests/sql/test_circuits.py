@@ -14,7 +14,6 @@ from support.broken import without
 from support.chance import seeds
 from support.database import Connection, one
 
-pytestmark = pytest.mark.servers
 KEY = "provider:acme"
 
 

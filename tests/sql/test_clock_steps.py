@@ -14,13 +14,8 @@ from support.database import Connection, one
 from support.ticking import clocks, fires
 from support.ticking import put as set_schedule
 
-pytestmark = pytest.mark.servers
-DAY = timedelta(days=1)
 YEARS = timedelta(days=3650)
 
-SERVICES = [
-    "concurrency_release", "fair_release", "fold", "parents_resolve", "promote", "prune", "rebase", "rescue", "schedules",
-]  # fmt: skip
 RUNS = {
     "promote": "promoted from tallybook.promote(at => %s, as_service => true)",
     "rescue": "lost from tallybook.rescue(at => %s, as_service => true)",
@@ -64,11 +59,14 @@ def end(db: Connection, verb: str, at: datetime, **more: Any) -> int:
 @pytest.mark.parametrize("back", [MIN, HOUR, YEARS], ids=str)
 def test_every_service_runs_at_the_next_look(db: Connection, back: timedelta) -> None:
     """After a step back all services are due at the next look, whatever it asks for; they run, and it is over."""
+    services = [
+    "concurrency_release", "fair_release", "fold", "parents_resolve", "promote", "prune", "rebase", "rescue", "schedules",
+]  # fmt: skip
     run(db, at=T)
     db.execute("update tallybook.service set last_run_at = %s where name = 'schedules'", (T,))
     assert look(db, T + S) == []
     after = T - back
-    assert look(db, after) == SERVICES
+    assert look(db, after) == services
     run(db, at=after)
     ran = one(db, "select array_agg(name order by name) from tallybook.service where last_run_at = %s", after)
     assert ran == sorted(RUNS)
@@ -78,6 +76,7 @@ def test_every_service_runs_at_the_next_look(db: Connection, back: timedelta) ->
 
 def test_a_step_is_on_record_once_and_the_doctor_shows_it(db: Connection) -> None:
     """A step back is recorded with its size, once whoever notices it, and `clock_steps` of the doctor names it for a day."""
+    day = timedelta(days=1)
     run(db, at=T)
     run(db, at=T - HOUR)
     assert db.execute("select noticed_at, by from tallybook.clock_step").fetchall() == [(T - HOUR, -HOUR)]
@@ -85,7 +84,7 @@ def test_a_step_is_on_record_once_and_the_doctor_shows_it(db: Connection) -> Non
     assert db.execute(doctor, (T - HOUR + 5 * MIN,)).fetchone() == (
         "warning", "the clock of the server stepped back by 60 min, 5 min ago",
     )  # fmt: skip
-    assert one(db, doctor, T + DAY) == "ok"
+    assert one(db, doctor, T + day) == "ok"
 
 
 def test_a_clock_that_does_not_step_changes_nothing(db: Connection) -> None:

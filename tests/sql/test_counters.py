@@ -14,7 +14,6 @@ from support.broken import without
 from support.database import Connection, one
 from support.hands import Hands, put
 
-pytestmark = pytest.mark.servers
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 ENDS = ("completed", "failed", "snoozed", "cancelled", "lost", "moved", "died")
 COUNTS = f"select {', '.join(f'coalesce(sum({what}), 0)::int' for what in (*STATES, *ENDS))} from tallybook.counts()"  # noqa: S608

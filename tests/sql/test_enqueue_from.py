@@ -13,36 +13,33 @@ from support.database import Connection
 from support.hands import Hands, put
 from support.queries import enqueue_from, keys, values
 
-pytestmark = pytest.mark.servers
-NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-
-
 # --- what it puts in -----------------------------------------------------------------------------------------------
 
 
 def test_each_row_is_a_job(db: Connection) -> None:
     """S1-21: each row is a job with its own key, args, time and priority; the rest is what the call says of all."""
+    now = datetime(2026, 3, 1, 12, tzinfo=UTC)
     query = """
       select 'a' as key, '{"n": 1}'::jsonb as args, null::timestamptz as run_at, null::int as priority union all
       select 'b', '{"n": 2}', '2999-01-01 00:00Z', 7 union all
       select 'c', '{"n": 3}', '2000-01-01 00:00Z', 0 union all
       select null, '{"n": 4}', null, 7"""
-    more = {"priority": 5, "max_attempts": 9, "headers": '{"trace": "x"}', "options": '{"version": 2}', "at": NOW}
+    more = {"priority": 5, "max_attempts": 9, "headers": '{"trace": "x"}', "options": '{"version": 2}', "at": now}
     assert enqueue_from(db, query, **more) == (4, 4)
     found = db.execute(
         "select unique_key, args -> 'n', state, priority, run_at from tallybook.job order by id"
     ).fetchall()
     later = datetime(2999, 1, 1, tzinfo=UTC)
     assert found == [
-        ("a", 1, "available", 5, NOW),
+        ("a", 1, "available", 5, now),
         ("b", 2, "scheduled", 7, later),
-        ("c", 3, "available", 0, NOW),
-        (None, 4, "available", 7, NOW),
+        ("c", 3, "available", 0, now),
+        (None, 4, "available", 7, now),
     ]
     same = db.execute(
         "select distinct queue, task, max_attempts, headers, options, enqueued_at, attempt from tallybook.job"
     ).fetchall()
-    assert same == [("q", "t", 9, {"trace": "x"}, {"version": 2}, NOW, 1)]
+    assert same == [("q", "t", 9, {"trace": "x"}, {"version": 2}, now, 1)]
 
 
 def test_args_are_enough(db: Connection) -> None:
@@ -109,34 +106,32 @@ def test_nothing_is_a_fine_answer(db: Connection) -> None:
     assert db.execute("select count(*) from tallybook.lane").fetchone() == (0,)
 
 
-FINE = [
-    "select 'a' as key, '{}'::jsonb as args;",
-    "select 'a' as key, '{}'::jsonb as args ; \n ;",
-    "select 'a' as key, '{}'::jsonb as args -- all of them",
-    "select 'a' as key, '{}'::jsonb as args /* all; of them */",
-    "-- first\nselect 'a' as key, '{}'::jsonb as args",
-    "select 'a;' as key, jsonb_build_object(';', ')') as args",
-    'select \'a\' as key, $$ {"x": "; ) --"} $$::jsonb as args',
-    "with x as (select 'a' as key, '{}'::jsonb as args) select * from x",
-    "select * from (values ('a', '{}'::json)) v(key, args)",
-    "select '{}'::jsonb \"args\", 4711 as key order by 2 limit 1",
-    "select 'a'::varchar(9) as key, '{}'::jsonb as args union all select 'a', '{}'",
-    "select gen_random_uuid() as key, '{}'::jsonb as args",
-    "select '%s%%' as key, '{}'::jsonb as args, 3::bigint as priority",
-    "select 'a' as key, '{}'::jsonb as args, now() - interval '1 day' as run_at",
-    "table given",
-    "select key, args from given where key = 'a' for update skip locked",
-    "select key, args from made('a')",
-]
-
-
 def test_any_select_will_do(db: Connection) -> None:
     """Comments, a semicolon at the end, CTEs, functions, locks, text that looks like SQL: whatever can stand in brackets."""
+    fine = [
+        "select 'a' as key, '{}'::jsonb as args;",
+        "select 'a' as key, '{}'::jsonb as args ; \n ;",
+        "select 'a' as key, '{}'::jsonb as args -- all of them",
+        "select 'a' as key, '{}'::jsonb as args /* all; of them */",
+        "-- first\nselect 'a' as key, '{}'::jsonb as args",
+        "select 'a;' as key, jsonb_build_object(';', ')') as args",
+        'select \'a\' as key, $$ {"x": "; ) --"} $$::jsonb as args',
+        "with x as (select 'a' as key, '{}'::jsonb as args) select * from x",
+        "select * from (values ('a', '{}'::json)) v(key, args)",
+        "select '{}'::jsonb \"args\", 4711 as key order by 2 limit 1",
+        "select 'a'::varchar(9) as key, '{}'::jsonb as args union all select 'a', '{}'",
+        "select gen_random_uuid() as key, '{}'::jsonb as args",
+        "select '%s%%' as key, '{}'::jsonb as args, 3::bigint as priority",
+        "select 'a' as key, '{}'::jsonb as args, now() - interval '1 day' as run_at",
+        "table given",
+        "select key, args from given where key = 'a' for update skip locked",
+        "select key, args from made('a')",
+    ]
     db.execute("create table given as select 'a' as key, '{}'::jsonb as args")
     db.execute(
         "create function made(k text) returns table (key text, args jsonb) language sql as $$ select k, '{}'::jsonb $$"
     )
-    for query in FINE:
+    for query in fine:
         with db.transaction(force_rollback=True):
             assert enqueue_from(db, query) in [(1, 1), (2, 1)], query
 
@@ -153,7 +148,9 @@ def test_names_are_the_callers(db: Connection) -> None:
 # --- what it refuses -----------------------------------------------------------------------------------------------
 
 
-REFUSED: list[tuple[str | None, str]] = [
+def test_what_is_no_list_of_jobs_is_refused(db: Connection) -> None:
+    """TB005 that says what is wrong with the query or with which row; nothing is run, changed or put in."""
+    refused = [
     (None, "is empty"),
     (" ;; \n", "is empty"),
     ("select " + "1, " * 40000 + "1", "120008 bytes"),
@@ -202,12 +199,8 @@ REFUSED: list[tuple[str | None, str]] = [
     ("select n::text as key, case n when 6001 then '[]' else jsonb_build_object('n', n) end as args"
      " from generate_series(1, 6001) n", "array"),
 ]  # fmt: skip
-
-
-def test_what_is_no_list_of_jobs_is_refused(db: Connection) -> None:
-    """TB005 that says what is wrong with the query or with which row; nothing is run, changed or put in."""
     db.execute("create table victim (id int); insert into victim values (1)")
-    for query, says in REFUSED:
+    for query, says in refused:
         with pytest.raises(psycopg.Error) as caught:
             enqueue_from(db, query)
         told = caught.value.diag

@@ -18,8 +18,6 @@ from support.broken import without
 from support.chance import seeds
 from support.database import Connect, Connection, one
 
-pytestmark = pytest.mark.servers
-
 FAIL = 'select tallybook.fail(%s, %s, %s::int, \'{"message": "no"}\', %s, max_attempts => 30, at => %s)'
 
 
@@ -542,16 +540,6 @@ def test_more_keys_than_are_kept(db: Connection) -> None:
     assert set(Counter(keys).values()) == {2}
 
 
-def stumble(db: Connection, worker: Worker, rng: random.Random, at: datetime) -> None:
-    """An attempt fails, or is given back."""
-    job = rng.choice(list(worker.held))
-    if rng.random() < 0.5:
-        worker.end("unclaim", job)
-    else:
-        lease, attempt = worker.held.pop(job)
-        db.execute(FAIL, (lease, job, attempt, S, at))
-
-
 def stumbles(db: Connection) -> int:
     """How many were given back: these come into line without a turn."""
     return int(one(db, "select count(*) from tallybook.outcome where state = 'moved'"))
@@ -566,6 +554,16 @@ def complete(worker: Worker, rng: random.Random, share: float) -> None:
 @pytest.mark.parametrize("seed", seeds(4, quick=1))
 def test_all_end_exactly_once(db: Connection, seed: int) -> None:
     """Random enqueues, delays, cancels, failures, crashes and two that deal: every job ends once, the line is never too long."""
+
+    def stumble(db: Connection, worker: Worker, rng: random.Random, at: datetime) -> None:
+        """An attempt fails, or is given back."""
+        job = rng.choice(list(worker.held))
+        if rng.random() < 0.5:
+            worker.end("unclaim", job)
+        else:
+            lease, attempt = worker.held.pop(job)
+            db.execute(FAIL, (lease, job, attempt, S, at))
+
     rng, at = random.Random(seed), T
     dealers, worker = [Dealer(db, 8), Dealer(db, 8)], Worker(db)
     jobs: list[int] = []

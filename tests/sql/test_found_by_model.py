@@ -14,13 +14,22 @@ from tallybook.embedded import temporary_server
 pytestmark = pytest.mark.direct("kills the server and holds transactions open")
 
 START = "select tallybook.worker_start(%s, '{q}', at => clock_timestamp())"
+
+
 # What worker_start did before: the row alone, with the commit that its session has.
-ROW = """
+@pytest.mark.parametrize(
+    ("start", "again"),
+    [
+        (START, False),
+        (
+            """
 insert into tallybook.worker (name, queues, tasks, parts, session, started_at, seen_at)
-values (%s, '{q}', '{}', '{}', false, clock_timestamp(), clock_timestamp()) returning id"""
-
-
-@pytest.mark.parametrize(("start", "again"), [(START, False), (ROW, True)], ids=["worker_start", "control"])
+values (%s, '{q}', '{}', '{}', false, clock_timestamp(), clock_timestamp()) returning id""",
+            True,
+        ),
+    ],
+    ids=["worker_start", "control"],
+)
 def test_a_crash_gives_a_workers_number_to_nobody_else(start: str, again: bool) -> None:
     """F5: a worker went on record in a session that commits asynchronously, the server is killed: its number stays its own.
 

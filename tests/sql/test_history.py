@@ -16,7 +16,6 @@ from support.database import Connection, one
 from support.hands import Hands
 from support.waiting import wait_until
 
-pytestmark = pytest.mark.servers
 S, DAY = timedelta(seconds=1), timedelta(days=1)
 COUNT = "select (select count(*) from tallybook.entry), (select count(*) from tallybook.outcome)"
 
@@ -446,20 +445,20 @@ def large(db: Connection, jobs: int) -> None:
     )
 
 
-def finish(db: Connection, hands: Hands, at: datetime) -> None:
-    """All that can be claimed is claimed and ends at the played time."""
-    while jobs := hands.claim(5000):
-        db.execute(
-            "select tallybook.complete_many(%s, %s, %s, at => %s)",
-            ([j.lease for j in jobs], [j.id for j in jobs], [j.attempt for j in jobs], at),
-        )
-    db.execute("update tallybook.claim set claimed_at = %s where claimed_at < clock_timestamp()", [at])
-
-
 @pytest.mark.parametrize("before", [0, 5], ids=["first of all", "after quiet hours"])
 def test_a_burst_leaves_in_time(db: Connection, now: datetime, before: int) -> None:
     """S3-21: every ended job leaves at most 1.25 times its retention after its end, also after a burst that uses up transaction
     ids and space a thousand times as fast as what comes before and after it."""
+
+    def finish(db: Connection, hands: Hands, at: datetime) -> None:
+        """All that can be claimed is claimed and ends at the played time."""
+        while jobs := hands.claim(5000):
+            db.execute(
+                "select tallybook.complete_many(%s, %s, %s, at => %s)",
+                ([j.lease for j in jobs], [j.id for j in jobs], [j.attempt for j in jobs], at),
+            )
+        db.execute("update tallybook.claim set claimed_at = %s where claimed_at < clock_timestamp()", [at])
+
     keep, step = timedelta(hours=8), timedelta(hours=1)
     db.execute("update tallybook.retention_class set keep = %s where name = 'default'", [keep])
     hands, at = Hands(db), now + DAY

@@ -13,7 +13,6 @@ from support.broken import source
 from support.database import Connection, one
 from support.hands import Hands
 
-pytestmark = pytest.mark.servers
 DAY = timedelta(days=1)
 SWEEP = "select swept, more from tallybook._sweep(%s)"
 

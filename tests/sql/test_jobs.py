@@ -20,11 +20,6 @@ from support.job_lists import STATES, differences, ids, page, pages, some_filter
 from support.subjects import push
 
 LATER = datetime.now(UTC) + timedelta(days=1)
-TABLES = """
-select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace
- where n.nspname = 'tallybook' and c.relkind = 'r'"""
-
-pytestmark = pytest.mark.servers
 
 
 @pytest.fixture
@@ -231,19 +226,6 @@ def _filters(db: Connection, rng: random.Random) -> list[dict[str, Any]]:
 READ: LiteralString = """
 select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0)::bigint from pg_class c
   join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'tallybook' and c.relkind in ('i', 'r')"""
-LOAD: LiteralString = """
-select tallybook.enqueue_many(array_fill('q'::text, '{20000}'), array_fill('t'::text, '{20000}'),
-                              array_fill('{}'::text, '{20000}'))"""
-PAGES: dict[str, dict[str, Any]] = {
-    "the newest": {},
-    "the line": {"states": ["available"]},
-    "completed behind the line": {"states": ["completed"]},
-    "a task that there is not": {"task": "none"},
-    "a quiet queue": {"queue": "r"},
-    "what has failed": {"error": "no luck"},
-    "what is retrying": {"states": ["retrying"]},
-    "since tomorrow": {"since": LATER},
-}
 
 
 def _read(db: Connection, work: Callable[[], object]) -> int:
@@ -261,18 +243,34 @@ def _read(db: Connection, work: Callable[[], object]) -> int:
 
 def test_a_page_reads_a_bounded_number_of_rows(db: Connection, connect: Any) -> None:
     """Issue 7: with plans from empty tables, too, a page reads some thousands of rows, whatever there is, and says how far."""
+    pages = {
+        "the newest": {},
+        "the line": {"states": ["available"]},
+        "completed behind the line": {"states": ["completed"]},
+        "a task that there is not": {"task": "none"},
+        "a quiet queue": {"queue": "r"},
+        "what has failed": {"error": "no luck"},
+        "what is retrying": {"states": ["retrying"]},
+        "since tomorrow": {"since": LATER},
+    }
+    load = """
+select tallybook.enqueue_many(array_fill('q'::text, '{20000}'), array_fill('t'::text, '{20000}'),
+                              array_fill('{}'::text, '{20000}'))"""
+    tables = """
+select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where n.nspname = 'tallybook' and c.relkind = 'r'"""
     old = connect()
     hands = Hands(db, "q", "r")
-    for (table,) in db.execute(TABLES).fetchall():
+    for (table,) in db.execute(tables).fetchall():
         db.execute(f"vacuum (analyze) {table}".encode())
-    for named in PAGES.values():
+    for named in pages.values():
         ids(old, **named)
     quiet = put(db, queue="r")
     failed = put(db)
     for job in hands.start() + hands.start():
         hands.complete(job) if job.id == quiet else hands.fail(job, "1 h")
-    db.execute(LOAD)
-    for what, named in PAGES.items():
+    db.execute(load)
+    for what, named in pages.items():
         assert _read(old, lambda named=named: page(old, **named, max_looked=1000)) < 6_000, what  # type: ignore[misc]
     rows, more = page(old, task="none", max_looked=1000)
     assert rows == [] and more is not None and more["looked_to"] is not None

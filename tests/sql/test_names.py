@@ -28,17 +28,19 @@ def in_python(name: str) -> bool:
     return True
 
 
-def in_sql(db: Connection, names: list[str]) -> list[bool]:
-    query = "select array(select tallybook._is_visible(n) from unnest(%s::text[]) with ordinality u(n, i) order by i)"
-    row = db.execute(query, [names]).fetchone()
-    assert row is not None
-    return list(row[0])
-
-
 @pytest.mark.servers
 @pytest.mark.parametrize("shape", ["{}mail", "mail{}", "ma{}il"])
 def test_sql_and_python_refuse_the_same_characters(db: Connection, shape: str) -> None:
     """S5-13: SQL and Python take the same names; what one of them takes stays as it is when a page strips it."""
+
+    def in_sql(db: Connection, names: list[str]) -> list[bool]:
+        query = (
+            "select array(select tallybook._is_visible(n) from unnest(%s::text[]) with ordinality u(n, i) order by i)"
+        )
+        row = db.execute(query, [names]).fetchone()
+        assert row is not None
+        return list(row[0])
+
     names = [shape.format(chr(code)) for code in CODES]
     taken = in_sql(db, names)
     assert [in_python(name) for name in names] == taken

@@ -5,9 +5,7 @@ Cancel, retry and unique keys are in test_review_cancel.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import datetime, timedelta
 from typing import Any, LiteralString, NamedTuple, TypeAlias, cast
 from uuid import UUID, uuid4
@@ -16,14 +14,13 @@ import psycopg
 import pytest
 
 from support.broken import source, without
-from support.database import one
+from support.database import Connection, one
+from support.sessions import LANE_LOCK, behind, buffers, enqueue, states
 from support.waiting import wait_until
 from tallybook._db.migrate import migrate
 from tallybook.embedded import temporary_server
 
-Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 Attempt: TypeAlias = tuple[int, int]
-LANE_LOCK = 1413565441
 
 
 # --- words of these tests ------------------------------------------------------------------------------------------
@@ -35,14 +32,6 @@ class Claimed(NamedTuple):
     lease: UUID
     claim_id: int | None
     jobs: int
-
-
-def enqueue(db: Connection, queue: str = "q", *, n: int = 1, **options: object) -> list[int]:
-    """Enqueue so many jobs, each by a call of its own."""
-    named = "".join(f", {name} => %({name})s" for name in options)
-    query = f"select tallybook.enqueue(%(queue)s, 'work'{named}) from generate_series(1, %(n)s)"  # noqa: S608
-    cursor = db.execute(cast("LiteralString", query), {"queue": queue, "n": n, **options})
-    return [job for (job,) in cursor.fetchall()]
 
 
 def start_worker(db: Connection, queue: str = "q", *, session: bool = False) -> int:
@@ -93,46 +82,12 @@ def seconds(n: float) -> timedelta:
     return timedelta(seconds=n)
 
 
-def states(db: Connection, jobs: list[int]) -> list[str]:
-    query = "select state from tallybook.job where id = any (%s) order by id"
-    return [state for (state,) in db.execute(query, [jobs]).fetchall()]
-
-
 def lane(db: Connection, queue: str = "q") -> int:
     return cast(int, one(db, "select min(lane_id) from tallybook.lane where queue = %s", queue))
 
 
 def blocked_by(db: Connection, conn: Connection) -> list[int]:
     return cast("list[int]", one(db, "select pg_blocking_pids(%s)", conn.info.backend_pid))
-
-
-def buffers(db: Connection, query: str, *params: object) -> int:
-    """How many pages a statement touches, once its plans are made; its effects are rolled back."""
-    found = 0
-    with db.transaction(force_rollback=True):
-        for _ in range(2):
-            cursor = db.execute(cast("LiteralString", "explain (analyze, buffers, format json) " + query), params)
-            plan = cursor.fetchall()[0][0][0]["Plan"]
-            found = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
-    return found
-
-
-@contextmanager
-def behind(*sessions: Connection) -> Iterator[ThreadPoolExecutor]:
-    """Threads for calls that have to wait; a call that still waits at the end is cancelled."""
-    with ThreadPoolExecutor(4) as pool:
-        try:
-            yield pool
-        finally:
-            for conn in sessions:
-                conn.cancel_safe()
-
-
-def replace(db: Connection, function: str, old: str, new: str) -> None:
-    """For a control: put a copy of a function without its mend into the test's database."""
-    text = source(function)
-    assert old in text, f"the mend that this control removes is not in {function} any more"
-    db.execute(cast("LiteralString", text.replace(old, new)))
 
 
 # --- 1: what the look without the lock saw -------------------------------------------------------------------------
@@ -174,18 +129,16 @@ def test_a_claim_that_waited_for_its_lane_passes_over_nothing(db: Connection, co
     assert sorted(handed_out) == sorted(jobs)
 
 
-# A look that sees the caller's own entries as well.
-NAIVE_NEXT: LiteralString = """
+@pytest.mark.direct("has a server of its own")
+def test_control_a_claim_that_looks_at_its_own_entry() -> None:
+    """Review 1, control: where a claim believes what it saw of its own entry, the other's second job is lost."""
+    # A look that sees the caller's own entries as well.
+    naive_next = """
 create or replace function tallybook._next(p_lane_id int, p_retention "char", p_born xid8) returns xid8 language sql as $$
   select e.xid from tallybook.entry e
    where e.lane_id = p_lane_id and e.retention = p_retention
      and e.xid > (select c.pos_xid from tallybook.claim c where c.lane_id = p_lane_id order by c.number desc limit 1)
    order by e.xid limit 1 $$"""
-
-
-@pytest.mark.direct("has a server of its own")
-def test_control_a_claim_that_looks_at_its_own_entry() -> None:
-    """Review 1, control: where a claim believes what it saw of its own entry, the other's second job is lost."""
     # A server of its own: it is not lost where a transaction of another test has just ended with a higher number.
     with temporary_server() as server, ExitStack() as stack:
         dsn = server.create_database("control")
@@ -195,10 +148,10 @@ def test_control_a_claim_that_looks_at_its_own_entry() -> None:
 
         db = connect()
         migrate(db)
-        replace(db, "_take", "and p_next is distinct from pg_current_xact_id_if_assigned() then", "then")
+        without(db, "_take", "and p_next is distinct from pg_current_xact_id_if_assigned() then", "then")
 
         def loses() -> bool:
-            jobs, handed_out = claimed_around_a_claim_that_waited(db, connect, later=False, look=NAIVE_NEXT)
+            jobs, handed_out = claimed_around_a_claim_that_waited(db, connect, later=False, look=naive_next)
             return bool(set(jobs) - set(handed_out))
 
         assert any(loses() for _ in range(5))

@@ -5,9 +5,6 @@ All others are in test_review.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, LiteralString, TypeAlias, cast
 from uuid import UUID, uuid4
 
@@ -15,24 +12,15 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from support.database import one
+from support.database import Connection, one
 from support.hands import Hands, put
+from support.sessions import LANE_LOCK, behind, enqueue
 from support.waiting import wait_until
 
-Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 Attempt: TypeAlias = tuple[int, int]
-LANE_LOCK = 1413565441
 
 
 # --- words of these tests ------------------------------------------------------------------------------------------
-
-
-def enqueue(db: Connection, queue: str = "q", *, n: int = 1, **options: object) -> list[int]:
-    """Enqueue so many jobs, each by a call of its own."""
-    named = "".join(f", {name} => %({name})s" for name in options)
-    query = f"select tallybook.enqueue(%(queue)s, 'work'{named}) from generate_series(1, %(n)s)"  # noqa: S608
-    cursor = db.execute(cast("LiteralString", query), {"queue": queue, "n": n, **options})
-    return [job for (job,) in cursor.fetchall()]
 
 
 def start_worker(db: Connection, queue: str = "q") -> int:
@@ -90,31 +78,6 @@ def sqlstate(db: Connection, query: LiteralString, *params: object) -> str | Non
     with pytest.raises(psycopg.Error) as raised, db.transaction():
         db.execute(query, params)
     return raised.value.sqlstate
-
-
-@contextmanager
-def behind(*sessions: Connection) -> Iterator[ThreadPoolExecutor]:
-    """Threads for calls that have to wait; a call that still waits at the end is cancelled."""
-    with ThreadPoolExecutor(4) as pool:
-        try:
-            yield pool
-        finally:
-            for conn in sessions:
-                conn.cancel_safe()
-
-
-@pytest.fixture
-def quick(connect: Any) -> Any:
-    """Open connections on which whatever waits for a lock for long raises LockNotAvailable."""
-
-    def open_one(**kwargs: Any) -> Connection:
-        conn = cast(Connection, connect(**kwargs))
-        conn.execute("set lock_timeout = '1500ms'")
-        if not conn.autocommit:
-            conn.commit()
-        return conn
-
-    return open_one
 
 
 # --- 5: a job that was taken by its id -----------------------------------------------------------------------------

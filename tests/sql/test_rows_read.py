@@ -14,58 +14,6 @@ import pytest
 from support.broken import source
 from support.database import Connection
 
-pytestmark = pytest.mark.servers
-CLAIMS = 1_500
-
-TABLES = """
-select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace
- where n.nspname = 'tallybook' and c.relkind = 'r'"""
-FILL = """
-do $$
-declare
-  v_worker int := tallybook.worker_start('filler', '{q}'); v_lease uuid;
-begin
-  perform tallybook.enqueue_many(array_fill('q'::text, array[%(n)s]), array_fill('work'::text, array[%(n)s]),
-    array_fill('{}'::text, array[%(n)s]));
-  perform tallybook.enqueue('q', 'work', run_at => now() + make_interval(mins => n)) from generate_series(1, %(n)s) n;
-  commit;
-  for n in 1..%(n)s loop
-    v_lease := gen_random_uuid();
-    perform tallybook.claim(v_worker, '{q}', '{1}', v_lease);
-    commit;
-    perform tallybook.complete(v_lease, l.job_id, l.attempt) from tallybook.claimed_jobs(v_lease) l where n %% 10 <> 0;
-    perform tallybook.fail(v_lease, l.job_id, l.attempt, '{}', final => true)
-      from tallybook.claimed_jobs(v_lease) l where n %% 10 = 0;
-    commit;
-  end loop;
-  perform tallybook.worker_stop(v_worker);
-end $$"""
-# Three jobs in the hands of a worker, a dead one, and nine in line.
-STAGE = """
-do $$
-declare
-  v_worker int := tallybook.worker_start('staged', '{q}'); v_lease uuid := gen_random_uuid();
-  v_over uuid := gen_random_uuid(); v_jobs bigint[];
-begin
-  perform tallybook.enqueue_many(array_fill('q'::text, '{13}'), array_fill('work'::text, '{13}'),
-    array_fill('{}'::text, '{13}'), priorities => array_fill(1, '{13}'));
-  perform tallybook.enqueue('q', 'work', unique_key => 'there');
-  perform tallybook.enqueue('q', 'work', unique_key => 'over', priority => 0);
-  commit;
-  perform tallybook.claim(v_worker, '{q}', '{1}', v_over);
-  commit;
-  perform tallybook.complete(v_over, l.job_id, 1) from tallybook.claimed_jobs(v_over) l;
-  commit;
-  perform tallybook.claim(v_worker, '{q}', '{4}', v_lease);
-  commit;
-  v_jobs := array(select job_id from tallybook.claimed_jobs(v_lease) order by job_id);
-  perform tallybook.fail(v_lease, v_jobs[4], 1, '{}', final => true);
-  perform tallybook.enqueue_after('q', 'work', v_jobs[3:4]);
-  commit;
-  drop table if exists staged;
-  create table staged as
-    select v_worker as worker, v_lease as lease, v_jobs as jobs, (select max(job_id) from tallybook.entry) as queued;
-end $$"""
 VERBS: dict[str, LiteralString] = {
     "enqueue": "select tallybook.enqueue('q', 'work')",
     "enqueue with a unique key": "select tallybook.enqueue('q', 'work', unique_key => 'k')",
@@ -128,14 +76,64 @@ def _read(conn: Connection, query: LiteralString) -> int:
 @pytest.mark.slow
 def test_a_plan_from_an_empty_table_does_when_it_is_full(db: Connection, connect: Any) -> None:
     """S3-20: no verb reads more in a session whose plans are from the empty tables than in one that has just come."""
-    for (table,) in db.execute(TABLES).fetchall():
+    # Three jobs in the hands of a worker, a dead one, and nine in line.
+    stage = """
+do $$
+declare
+  v_worker int := tallybook.worker_start('staged', '{q}'); v_lease uuid := gen_random_uuid();
+  v_over uuid := gen_random_uuid(); v_jobs bigint[];
+begin
+  perform tallybook.enqueue_many(array_fill('q'::text, '{13}'), array_fill('work'::text, '{13}'),
+    array_fill('{}'::text, '{13}'), priorities => array_fill(1, '{13}'));
+  perform tallybook.enqueue('q', 'work', unique_key => 'there');
+  perform tallybook.enqueue('q', 'work', unique_key => 'over', priority => 0);
+  commit;
+  perform tallybook.claim(v_worker, '{q}', '{1}', v_over);
+  commit;
+  perform tallybook.complete(v_over, l.job_id, 1) from tallybook.claimed_jobs(v_over) l;
+  commit;
+  perform tallybook.claim(v_worker, '{q}', '{4}', v_lease);
+  commit;
+  v_jobs := array(select job_id from tallybook.claimed_jobs(v_lease) order by job_id);
+  perform tallybook.fail(v_lease, v_jobs[4], 1, '{}', final => true);
+  perform tallybook.enqueue_after('q', 'work', v_jobs[3:4]);
+  commit;
+  drop table if exists staged;
+  create table staged as
+    select v_worker as worker, v_lease as lease, v_jobs as jobs, (select max(job_id) from tallybook.entry) as queued;
+end $$"""
+    fill = """
+do $$
+declare
+  v_worker int := tallybook.worker_start('filler', '{q}'); v_lease uuid;
+begin
+  perform tallybook.enqueue_many(array_fill('q'::text, array[%(n)s]), array_fill('work'::text, array[%(n)s]),
+    array_fill('{}'::text, array[%(n)s]));
+  perform tallybook.enqueue('q', 'work', run_at => now() + make_interval(mins => n)) from generate_series(1, %(n)s) n;
+  commit;
+  for n in 1..%(n)s loop
+    v_lease := gen_random_uuid();
+    perform tallybook.claim(v_worker, '{q}', '{1}', v_lease);
+    commit;
+    perform tallybook.complete(v_lease, l.job_id, l.attempt) from tallybook.claimed_jobs(v_lease) l where n %% 10 <> 0;
+    perform tallybook.fail(v_lease, l.job_id, l.attempt, '{}', final => true)
+      from tallybook.claimed_jobs(v_lease) l where n %% 10 = 0;
+    commit;
+  end loop;
+  perform tallybook.worker_stop(v_worker);
+end $$"""
+    tables = """
+select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where n.nspname = 'tallybook' and c.relkind = 'r'"""
+    claims = 1_500
+    for (table,) in db.execute(tables).fetchall():
         db.execute(f"vacuum (analyze) {table}".encode())
     old = connect()
-    old.execute(STAGE)
+    old.execute(stage)
     for query in VERBS.values():  # its plans are made here
         _read(old, query)
-    db.execute(FILL.replace("%(n)s", str(CLAIMS)).replace("%%", "%"))
-    db.execute(STAGE)
+    db.execute(fill.replace("%(n)s", str(claims)).replace("%%", "%"))
+    db.execute(stage)
     new = connect()
     more = {}
     for verb, query in VERBS.items():

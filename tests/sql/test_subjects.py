@@ -26,8 +26,6 @@ from support.subjects import (
     upsert,
 )
 
-HOUR = timedelta(hours=1)
-
 
 def ended(hands: Hands, name: str, how: str) -> int:
     """A subject that has ended one way; its job."""
@@ -528,6 +526,7 @@ def test_an_ended_subject_outlives_its_history(db: Connection, hands: Hands) -> 
 
 def test_the_error_log(db: Connection, hands: Hands) -> None:
     """S3-30: each failure with when, queue, task, subject, job, attempt, message, details and ref_id, the newest first."""
+    hour = timedelta(hours=1)
     push(db, "a")
     job = start_one(hands)
     end(hands, "subject_reject", job, message="first", details={"code": 7}, ref_id="worker-3", retry_in="0")
@@ -545,7 +544,7 @@ def test_the_error_log(db: Connection, hands: Hands) -> None:
         ("q", "t", "a", job.id, 1, "failed", "first", {"code": 7}, "worker-3"),
     ]
     (newest,) = db.execute("select ended_at from tallybook.error order by ended_at desc limit 1").fetchall()
-    assert clock(db) - newest[0] < HOUR
+    assert clock(db) - newest[0] < hour
 
 
 def test_details_are_any_json(db: Connection, hands: Hands) -> None:

@@ -190,6 +190,10 @@ def test_an_unhandled_error_is_a_reject(db: Connection, hands: Hands) -> None:
 @pytest.mark.parametrize(("verb", "more"), ENDS)
 def test_the_fence(db: Connection, hands: Hands, verb: str, more: dict[str, Any]) -> None:
     """S3-05: who lost the right to end an attempt, ended it before, or never had it, is refused, and changes nothing."""
+
+    def _rest(job: Job) -> tuple[Any, ...]:
+        return (job.id, job.attempt, job.args, job.blocked_by, job.order_key)
+
     push(db, "a", args={"n": 1})
     attempt = start_one(hands)
     assert end(hands, verb, Job(uuid4(), *_rest(attempt)), **more) == "refused"
@@ -205,10 +209,6 @@ def test_the_fence(db: Connection, hands: Hands, verb: str, more: dict[str, Any]
     attempt = start_one(second)
     assert end(second, verb, attempt, **more) != "refused"
     assert end(second, verb, attempt, **more) == "refused"
-
-
-def _rest(job: Job) -> tuple[Any, ...]:
-    return (job.id, job.attempt, job.args, job.blocked_by, job.order_key)
 
 
 @pytest.mark.parametrize(("verb", "more"), ENDS[:4])

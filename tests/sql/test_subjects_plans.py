@@ -13,7 +13,6 @@ from psycopg import sql
 
 from support.database import Connection, one
 
-pytestmark = pytest.mark.servers
 Readings = dict[str, list[tuple[int, set[str]]]]
 TABLES = "^(entry|claim|outcome)_(brief|default|long)|^scheduled$|^subject_job$|^dead$"
 SIZES = (1_000, 10_000)

@@ -10,33 +10,22 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, LiteralString, TypeAlias, cast
+from typing import Any, LiteralString, cast
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from psycopg import errors, sql
 
-from support.broken import source
-from support.database import one
+from support.broken import without
+from support.database import Connection, one
+from support.sessions import LANE_LOCK, behind, buffers, enqueue, states
 from support.waiting import wait_until
 
-Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
-FAR: LiteralString = "clock_timestamp() + interval '1 day'"
-LANE_LOCK, WORKER_GATE, ASLEEP = 1413565441, 1413565442, 1413565444
-
-pytestmark = pytest.mark.servers
+WORKER_GATE, ASLEEP = 1413565442, 1413565444
 
 
 # --- words of these tests ------------------------------------------------------------------------------------------
-
-
-def enqueue(db: Connection, queue: str = "q", *, n: int = 1, **options: int) -> list[int]:
-    """Enqueue so many jobs, each by a call of its own, in one transaction."""
-    named = "".join(f", {name} => %({name})s" for name in options)
-    query = f"select tallybook.enqueue(%(queue)s, 'work'{named}) from generate_series(1, %(n)s)"  # noqa: S608
-    cursor = db.execute(query, {"queue": queue, "n": n, **options})
-    return [job for (job,) in cursor.fetchall()]
 
 
 def start_worker(db: Connection, queues: list[str] | None = None) -> int:
@@ -82,26 +71,6 @@ def drain(db: Connection, queue: str = "q") -> list[int]:
     return jobs
 
 
-def states(db: Connection, jobs: list[int]) -> list[str]:
-    query = "select state from tallybook.job where id = any (%s) order by id"
-    return [state for (state,) in db.execute(query, [jobs]).fetchall()]
-
-
-def buffers(db: Connection, query: str, *params: object) -> int:
-    """How many pages a statement touches, once its plans are made; its effects are rolled back.
-
-    The least of some runs: autovacuum, and a server that is busy making databases, have them made anew.
-    """
-    found = []
-    for _ in range(3):
-        with db.transaction(force_rollback=True):
-            for _ in range(2):
-                cursor = db.execute("explain (analyze, buffers, format json) " + query, params)
-                plan = cursor.fetchall()[0][0][0]["Plan"]
-            found.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
-    return int(min(found))
-
-
 def advisory_locks(db: Connection, conn: Connection, classid: int | None = None) -> int:
     """How many advisory locks a session holds."""
     query = """
@@ -118,38 +87,6 @@ def arm(conn: Connection, *, held: bool = False) -> tuple[Any, ...] | None:
 def waits_for_lock(db: Connection, conn: Connection) -> bool:
     query = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
     return bool(one(db, query, conn.info.backend_pid))
-
-
-@contextmanager
-def behind(*sessions: Connection) -> Iterator[ThreadPoolExecutor]:
-    """Threads for calls that have to wait; a call that still waits at the end is cancelled."""
-    with ThreadPoolExecutor(4) as pool:
-        try:
-            yield pool
-        finally:
-            for conn in sessions:
-                conn.cancel_safe()
-
-
-def replace(db: Connection, function: str, old: str, new: str) -> None:
-    """For a control: put a copy of a function without its mend into the test's database."""
-    text = source(function)
-    assert old in text, f"the mend that this control removes is not in {function} any more"
-    db.execute(text.replace(old, new))
-
-
-@pytest.fixture
-def quick(connect: Any) -> Any:
-    """Open connections on which whatever waits for a lock for long raises LockNotAvailable."""
-
-    def open_one(**kwargs: Any) -> Connection:
-        conn = cast(Connection, connect(**kwargs))
-        conn.execute("set lock_timeout = '1500ms'")
-        if not conn.autocommit:
-            conn.commit()
-        return conn
-
-    return open_one
 
 
 # --- 1 -------------------------------------------------------------------------------------------------------------
@@ -305,7 +242,7 @@ def test_two_lanes_in_opposite_order(db: Connection, connect: Any) -> None:
 @pytest.mark.direct("watches which session waits for which")
 def test_control_two_lanes_in_opposite_order(db: Connection, connect: Any) -> None:
     """Trap 3, control: a claim that waits for every lane, not only for its first, deadlocks in the same steps."""
-    replace(
+    without(
         db,
         "claim",
         "if turn = 1 then",
@@ -865,15 +802,6 @@ def test_an_entry_with_any_transaction_id_finds_its_place(db: Connection, xid: i
 # --- 11 ------------------------------------------------------------------------------------------------------------
 
 
-def _moved_to_a_younger_cluster(db: Connection) -> None:
-    """What a restore into a cluster with lower transaction ids leaves: the newest cursors are of the future."""
-    db.execute(
-        "update tallybook.claim set xid = f(xid), lo = f(lo), hi = f(hi), from_xid = f(from_xid), pos_xid = f(pos_xid)".replace(
-            "f(", "pg_temp.later("
-        )
-    )
-
-
 @pytest.fixture
 def later(db: Connection) -> Connection:
     db.execute(
@@ -885,6 +813,15 @@ def later(db: Connection) -> Connection:
 
 def test_a_cursor_of_another_cluster_raises(later: Connection) -> None:
     """Trap 11: a claim whose lane's cursor is ahead of this cluster's transaction ids raises TB004, not silence."""
+
+    def _moved_to_a_younger_cluster(db: Connection) -> None:
+        """What a restore into a cluster with lower transaction ids leaves: the newest cursors are of the future."""
+        db.execute(
+            "update tallybook.claim set xid = f(xid), lo = f(lo), hi = f(hi), from_xid = f(from_xid), pos_xid = f(pos_xid)".replace(
+                "f(", "pg_temp.later("
+            )
+        )
+
     db = later
     worker = start_worker(db)
     enqueue(db)

@@ -81,22 +81,22 @@ def queued(db: Connection, hands: Hands, place: str) -> int:
 @pytest.mark.parametrize("place", PLACES)
 def test_replace_args_changes_a_queued_job(db: Connection, hands: Hands, place: str) -> None:
     """The last args count, on view at once and in the run; the id is the first one's."""
+
+    def run_of(db: Connection, hands: Hands, place: str, job: int) -> Job:
+        """Let it start."""
+        if place == "scheduled":
+            db.execute("update tallybook.scheduled set run_at = now()")
+            db.execute("select tallybook.promote()")
+        if place == "waiting":
+            db.execute(OTHER_ENDS)
+        (started,) = hands.start()
+        assert started.id == job
+        return started
+
     job = queued(db, hands, place)
     assert [put(db, args={"n": n}, **REPLACE) for n in (2, 3)] == [job, job]
     assert hands.one("select args from tallybook.job where id = %s", job) == {"n": 3}
     assert run_of(db, hands, place, job).args == {"n": 3}
-
-
-def run_of(db: Connection, hands: Hands, place: str, job: int) -> Job:
-    """Let it start."""
-    if place == "scheduled":
-        db.execute("update tallybook.scheduled set run_at = now()")
-        db.execute("select tallybook.promote()")
-    if place == "waiting":
-        db.execute(OTHER_ENDS)
-    (started,) = hands.start()
-    assert started.id == job
-    return started
 
 
 @pytest.mark.parametrize("place", PLACES)

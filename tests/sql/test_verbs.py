@@ -650,60 +650,57 @@ def test_a_paused_queue_is_not_claimed(db: Connection) -> None:
 
 # Bad input.
 
-ENQUEUES = [
-    ("'mail', ''", "task name"),
-    ("'mail', null", "task name"),
-    ("'mail', 'a\nb'", "control or invisible characters"),
-    ("'mail', ' send'", "space"),
-    ("'mail', repeat('x', 201)", "200"),
-    ("'', 'send'", "queue"),
-    ("repeat('x', 65), 'send'", "64"),
-    ("null, 'send'", "queue"),
-    ("'mail', 'send', null", "args"),
-    ("'mail', 'send', '[]'", "args"),
-    ("'mail', 'send', '3'", "args"),
-    (
-        "'mail', 'send', jsonb_build_object('x', (select string_agg(md5(i::text), '') from generate_series(1, 40000) i))",
-        "bytes",
-    ),
-    ("'mail', 'send', headers => '[]'", "headers"),
-    ("'mail', 'send', priority => -1", "priority"),
-    ("'mail', 'send', priority => 40000", "priority"),
-    ("'mail', 'send', priority => null", "priority"),
-    ("'mail', 'send', max_attempts => 0", "max_attempts"),
-    ("'mail', 'send', max_attempts => 40000", "max_attempts"),
-    ("'mail', 'send', unique_key => ''", "unique key"),
-    ("'mail', 'send', unique_key => repeat('x', 513)", "unique key"),
-]
-
 
 def test_enqueue_refuses_what_does_not_fit(db: Connection) -> None:
     """S5-13: each argument of enqueue that does not fit is TB005 with a message that names it; nothing is written."""
-    for arguments, says in ENQUEUES:
+    enqueues = [
+        ("'mail', ''", "task name"),
+        ("'mail', null", "task name"),
+        ("'mail', 'a\nb'", "control or invisible characters"),
+        ("'mail', ' send'", "space"),
+        ("'mail', repeat('x', 201)", "200"),
+        ("'', 'send'", "queue"),
+        ("repeat('x', 65), 'send'", "64"),
+        ("null, 'send'", "queue"),
+        ("'mail', 'send', null", "args"),
+        ("'mail', 'send', '[]'", "args"),
+        ("'mail', 'send', '3'", "args"),
+        (
+            "'mail', 'send', jsonb_build_object('x', (select string_agg(md5(i::text), '') from generate_series(1, 40000) i))",
+            "bytes",
+        ),
+        ("'mail', 'send', headers => '[]'", "headers"),
+        ("'mail', 'send', priority => -1", "priority"),
+        ("'mail', 'send', priority => 40000", "priority"),
+        ("'mail', 'send', priority => null", "priority"),
+        ("'mail', 'send', max_attempts => 0", "max_attempts"),
+        ("'mail', 'send', max_attempts => 40000", "max_attempts"),
+        ("'mail', 'send', unique_key => ''", "unique key"),
+        ("'mail', 'send', unique_key => repeat('x', 513)", "unique key"),
+    ]
+    for arguments, says in enqueues:
         refused(db, "TB005", says, f"select tallybook.enqueue({arguments})")
     assert one(db, "select count(*) from tallybook.job") == 0
 
 
-BATCHES = [
-    ("'{q}', '{a,b}', '{\"{}\"}'", "lengths"),
-    ("'{q}', '{\" a\"}', '{\"{}\"}'", "job 1"),
-    ("'{q}', '{\"a \"}', '{\"{}\"}'", "job 1"),
-    ("'{q}', '{NULL}', '{\"{}\"}'", "job 1"),
-    ("'{q}', '{a}', '{NULL}'", "job 1"),
-    ("'{q}', '{a}', '{3}'", "job 1"),
-    ("'{q}', '{a}', '{\"{}\"}', max_attempts => '{0}'", "job 1"),
-    ("'{q}', '{a}', '{\"{}\"}', headers => '{3}'", "job 1"),
-    ("'{q}', '{a}', '{\"{}\"}', priorities => '{-1}'", "priority"),
-    ("'{q}', '{a}', '{\"{}\"}', priorities => '{40000}'", "priority"),
-    ("'{\"\"}', '{a}', '{\"{}\"}'", "queue"),
-    ("'{NULL}', '{a}', '{\"{}\"}'", "queue"),
-    ("'{q}', '{a}', '{\"{}\"}', unique_keys => '{\"\"}'", "unique key"),
-]
-
-
 def test_enqueue_many_refuses_what_enqueue_refuses(db: Connection) -> None:
     """S5-13: what enqueue refuses is refused in a batch too, with TB005; nothing is written."""
-    for arguments, says in BATCHES:
+    batches = [
+        ("'{q}', '{a,b}', '{\"{}\"}'", "lengths"),
+        ("'{q}', '{\" a\"}', '{\"{}\"}'", "job 1"),
+        ("'{q}', '{\"a \"}', '{\"{}\"}'", "job 1"),
+        ("'{q}', '{NULL}', '{\"{}\"}'", "job 1"),
+        ("'{q}', '{a}', '{NULL}'", "job 1"),
+        ("'{q}', '{a}', '{3}'", "job 1"),
+        ("'{q}', '{a}', '{\"{}\"}', max_attempts => '{0}'", "job 1"),
+        ("'{q}', '{a}', '{\"{}\"}', headers => '{3}'", "job 1"),
+        ("'{q}', '{a}', '{\"{}\"}', priorities => '{-1}'", "priority"),
+        ("'{q}', '{a}', '{\"{}\"}', priorities => '{40000}'", "priority"),
+        ("'{\"\"}', '{a}', '{\"{}\"}'", "queue"),
+        ("'{NULL}', '{a}', '{\"{}\"}'", "queue"),
+        ("'{q}', '{a}', '{\"{}\"}', unique_keys => '{\"\"}'", "unique key"),
+    ]
+    for arguments, says in batches:
         refused(db, "TB005", says, f"select tallybook.enqueue_many({arguments})")
     assert one(db, "select count(*) from tallybook.job") == 0
 
@@ -715,27 +712,25 @@ def test_args_that_are_no_json_are_refused(db: Connection) -> None:
     assert one(db, "select count(*) from tallybook.job") == 0
 
 
-UNKNOWN = [
-    ("TB002", "no job 7", "select tallybook.cancel(7)"),
-    ("TB002", "no job 7", "select tallybook.retry(7)"),
-    ("TB002", "no job 7", "select tallybook.claim_job({worker}, 7, gen_random_uuid())"),
-    ("TB002", 'no queue "nobody"', "select tallybook.pause('nobody')"),
-    ("TB002", 'no queue "nobody"', "select tallybook.resume('nobody')"),
-    ("TB005", "not dead or cancelled", "select tallybook.retry({job})"),
-    ("TB005", "error is one JSON object", "select tallybook.fail(gen_random_uuid(), {job}, 1, '\"text\"')"),
-    ("TB005", "lease", "select tallybook.claim({worker}, '{{mail}}', '{{1}}', null)"),
-    ("TB005", "queue", "select tallybook.worker_start('w', array[''])"),
-    ("TB006", "worker 99", "select tallybook.claim(99, '{{mail}}', '{{1}}', gen_random_uuid())"),
-    ("TB006", "worker 99", "select tallybook.claim_job(99, {job}, gen_random_uuid())"),
-    ("TB006", "worker 99", "select tallybook.renew(99, 0)"),
-]
-
-
 def test_a_verb_on_what_is_not_there(db: Connection) -> None:
     """S5-11: an unknown job or queue is TB002, what does not fit TB005, an unknown worker TB006, each with its name."""
+    unknown = [
+        ("TB002", "no job 7", "select tallybook.cancel(7)"),
+        ("TB002", "no job 7", "select tallybook.retry(7)"),
+        ("TB002", "no job 7", "select tallybook.claim_job({worker}, 7, gen_random_uuid())"),
+        ("TB002", 'no queue "nobody"', "select tallybook.pause('nobody')"),
+        ("TB002", 'no queue "nobody"', "select tallybook.resume('nobody')"),
+        ("TB005", "not dead or cancelled", "select tallybook.retry({job})"),
+        ("TB005", "error is one JSON object", "select tallybook.fail(gen_random_uuid(), {job}, 1, '\"text\"')"),
+        ("TB005", "lease", "select tallybook.claim({worker}, '{{mail}}', '{{1}}', null)"),
+        ("TB005", "queue", "select tallybook.worker_start('w', array[''])"),
+        ("TB006", "worker 99", "select tallybook.claim(99, '{{mail}}', '{{1}}', gen_random_uuid())"),
+        ("TB006", "worker 99", "select tallybook.claim_job(99, {job}, gen_random_uuid())"),
+        ("TB006", "worker 99", "select tallybook.renew(99, 0)"),
+    ]
     job = one(db, "select tallybook.enqueue('mail', 'send')")
     worker = start(db)
-    for sqlstate, says, call in UNKNOWN:
+    for sqlstate, says, call in unknown:
         refused(db, sqlstate, says, call.format(worker=worker, job=job))
     assert see(db, "state") == [("available",)]
 

@@ -13,7 +13,6 @@ from support.database import Connect, Connection, one
 from support.hands import Hands, put
 from support.subjects import push
 
-pytestmark = pytest.mark.servers
 LOAD = (
     "select tallybook.enqueue_many(array_fill('q'::text, '{{{n}}}'), array_fill('t'::text, '{{{n}}}'),"
     " array_fill('{{}}'::text, '{{{n}}}'))"

@@ -11,7 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from click.testing import CliRunner
+
 from support.waiting import wait_until
+from tallybook._cli import cli
 
 
 class Command:
@@ -98,3 +101,10 @@ def children(pid: int) -> list[int]:
     """Its living children, oldest first."""
     numbers = sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
     return [number for number in numbers if _stat(number)[1:2] == [str(pid)] and is_alive(number)]
+
+
+def run(*words: str, dsn: str, code: int = 0, typed: str | None = None) -> str:
+    """The output of a `tallybook` command, run in this process; `typed` is what a person types."""
+    result = CliRunner().invoke(cli, [*words, "--dsn", dsn], input=typed)
+    assert result.exit_code == code, result.output
+    return result.output

@@ -127,30 +127,28 @@ def test_who_has_the_message_does_not_get_it_again(app: App, dsn: str, db: Any) 
         assert found.result["refused"] == {"never@example.org": "550 no"}
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"subject": "Hello\r\nBcc: eve@example.org"}, "subject: a line"),
-    ({"subject": "Hello\u2028Bcc: eve@example.org"}, "line break"),
-    ({"to": "ada@example.org\r\nBcc: eve@example.org"}, "to: a line"),
-    ({"to": "ada@example.org, eve@example.org"}, "one address"),
-    ({"to": "ada@example.org> <eve@example.org"}, "one address"),
-    ({"to": "friends: ada@example.org;"}, "one address"),
-    ({"to": "ada"}, "one address"),
-    ({"to": "ada@example.org>\tNOTIFY=SUCCESS"}, "to: a line"),
-    ({"to": []}, "0 recipients"),
-    ({"to": [f"a{n}@example.org" for n in range(101)]}, "101 recipients"),
-    ({"cc": ["ada@example.org\neve"]}, "cc: a line"),
-    ({"sender": "shop@example.org\nX: y"}, "sender: a line"),
-    ({"reply_to": "a@b.org, c@d.org"}, "one address"),
-    ({"headers": {"X-A\r\nBcc": "eve@example.org"}}, "not for you to set"),
-    ({"headers": {"X-A": "b\nBcc: eve@example.org"}}, "a line"),
-    ({"headers": {"Bcc": "eve@example.org"}}, "not for you to set"),
-    ({"headers": {"Content-Type": "text/plain"}}, "not for you to set"),
-    ({"text": None}, "neither text nor html"),
-]
-
-
 def test_nothing_is_smuggled_into_a_header(app: App, dsn: str, db: Any) -> None:
     """S4-22: a line break, a second address, or a header of ours in an argument makes the job dead, and nothing is sent."""
+    wrong = [
+        ({"subject": "Hello\r\nBcc: eve@example.org"}, "subject: a line"),
+        ({"subject": "Hello\u2028Bcc: eve@example.org"}, "line break"),
+        ({"to": "ada@example.org\r\nBcc: eve@example.org"}, "to: a line"),
+        ({"to": "ada@example.org, eve@example.org"}, "one address"),
+        ({"to": "ada@example.org> <eve@example.org"}, "one address"),
+        ({"to": "friends: ada@example.org;"}, "one address"),
+        ({"to": "ada"}, "one address"),
+        ({"to": "ada@example.org>\tNOTIFY=SUCCESS"}, "to: a line"),
+        ({"to": []}, "0 recipients"),
+        ({"to": [f"a{n}@example.org" for n in range(101)]}, "101 recipients"),
+        ({"cc": ["ada@example.org\neve"]}, "cc: a line"),
+        ({"sender": "shop@example.org\nX: y"}, "sender: a line"),
+        ({"reply_to": "a@b.org, c@d.org"}, "one address"),
+        ({"headers": {"X-A\r\nBcc": "eve@example.org"}}, "not for you to set"),
+        ({"headers": {"X-A": "b\nBcc: eve@example.org"}}, "a line"),
+        ({"headers": {"Bcc": "eve@example.org"}}, "not for you to set"),
+        ({"headers": {"Content-Type": "text/plain"}}, "not for you to set"),
+        ({"text": None}, "neither text nor html"),
+    ]
     with smtp_server() as (mailbox, port):
         serving(app, mail(port))
         plain = {
@@ -158,9 +156,9 @@ def test_nothing_is_smuggled_into_a_header(app: App, dsn: str, db: Any) -> None:
             "subject": "s",
             "text": "a line\r\nBcc: eve@example.org\r\n.\r\nRCPT TO:<eve@example.org>",
         }
-        jobs = [LATER.enqueue_sync(db, "mail", **{**plain, **given}) for given, _ in WRONG]
+        jobs = [LATER.enqueue_sync(db, "mail", **{**plain, **given}) for given, _ in wrong]
         drain(app, dsn=dsn)
-        for job, (given, words) in zip(jobs, WRONG, strict=True):
+        for job, (given, words) in zip(jobs, wrong, strict=True):
             found = app.get(job).sync(db)
             assert found.state == "dead" and words in (found.last_error or ""), (given, found.state, found.last_error)
         assert mailbox.messages == []

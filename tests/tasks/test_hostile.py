@@ -23,7 +23,6 @@ Run = Callable[..., JobInfo]
 HOUR = Constant(timedelta(hours=1))
 CALL, TELL, MAIL = (task.with_(retry=HOUR) for task in (http, webhook, email))
 TOKEN = "c4n4ryT0ken"
-JSON = {"Content-Type": "application/json"}
 
 
 def seen_in_frames(app: App, dsn: str, db: Any, endpoint: HttpServer) -> tuple[int, list[str]]:
@@ -102,8 +101,9 @@ def test_json_that_no_database_keeps_is_kept_as_text(
     app: App, run: Run, db: Any, endpoint: HttpServer, body: bytes
 ) -> None:
     """S4-06: the call has been made: its answer is not lost because jsonb has no NUL, half character, NaN or such depth."""
+    json = {"Content-Type": "application/json"}
     serving(app, provider("rates", url=endpoint.url, allow=LOOPBACK))
-    endpoint.reply(Reply(200, JSON, body), Reply(200, JSON, b'{"a": 1}'))
+    endpoint.reply(Reply(200, json, body), Reply(200, json, b'{"a": 1}'))
     assert run(CALL.enqueue_sync(db, "rates")).result["text"] == body.decode()
     assert run(CALL.enqueue_sync(db, "rates")).result["json"] == {"a": 1}
 
@@ -125,14 +125,12 @@ def test_a_host_that_no_resolver_takes_is_dead(app: App, run: Run, db: Any, host
     assert found.state == "dead" and "its host is no name" in (found.last_error or "")
 
 
-HOSTS = """\
-2130706433 0x7f.1 0177.0.0.1 127.1 0 [::ffff:127.0.0.1] [::127.0.0.1] [::ffff:0:127.0.0.1] [64:ff9b::7f00:1]
-[64:ff9b:1::7f00:1] [2002:7f00:1::] [2001:0:7f00:1::] [::] [::1] [fd00:ec2::254] 169.254.169.254 100.100.100.200 255.255.255.255"""
-
-
 def test_every_way_to_write_the_inside_is_refused(app: App, run: Run, db: Any) -> None:
     """S4-06: decimal, octal, hexadecimal, short, mapped, compatible, translated, tunnelled: all of it is the inside."""
-    put = {host: CALL.enqueue_sync(db, url=f"http://{host}:1/") for host in HOSTS.split()}
+    hosts = """\
+2130706433 0x7f.1 0177.0.0.1 127.1 0 [::ffff:127.0.0.1] [::127.0.0.1] [::ffff:0:127.0.0.1] [64:ff9b::7f00:1]
+[64:ff9b:1::7f00:1] [2002:7f00:1::] [2001:0:7f00:1::] [::] [::1] [fd00:ec2::254] 169.254.169.254 100.100.100.200 255.255.255.255"""
+    put = {host: CALL.enqueue_sync(db, url=f"http://{host}:1/") for host in hosts.split()}
     run(put["127.1"])  # drains: all of them
     for host, job in put.items():
         found = app.get(job).sync(db)

@@ -174,16 +174,14 @@ def test_retry_after_is_waited_for(app: App, run: Run, db: Any, endpoint: HttpSe
     assert 3 * 3600 <= waits[1] < 3 * 3600 + 60
 
 
-STATUSES = {
-    "completed": (200, 202, 204),
-    "dead": (301, 308, 400, 404, 409, 422),
-    "retrying": (302, 307, 401, 403, 407, 408, 425, 429, 500, 502, 503, 504),
-}
-
-
 def test_what_a_status_makes_of_the_job(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
     """S4-06: 2xx completes; 4xx is dead at once, but for what says later or is about credentials; 5xx is tried again."""
-    every = [status for listed in STATUSES.values() for status in listed]
+    statuses = {
+        "completed": (200, 202, 204),
+        "dead": (301, 308, 400, 404, 409, 422),
+        "retrying": (302, 307, 401, 403, 407, 408, 425, 429, 500, 502, 503, 504),
+    }
+    every = [status for listed in statuses.values() for status in listed]
     secrets = {"signing_secret": new_signing_secret()}
     serving(
         app,
@@ -195,7 +193,7 @@ def test_what_a_status_makes_of_the_job(app: App, dsn: str, db: Any, endpoint: H
     endpoint.reply(lambda got: Reply(int(got.path[1:]), {"Location": "/200"}, b"" if got.path == "/204" else b"words"))
     jobs = {status: LATER.enqueue_sync(db, str(status), BODY) for status in every}
     drain(app, dsn=dsn)
-    for state, listed in STATUSES.items():
+    for state, listed in statuses.items():
         for status in listed:
             found = app.get(jobs[status]).sync(db)
             assert found.state == state, status
@@ -239,58 +237,54 @@ def test_of_a_long_answer_some_is_read(app: App, run: Run, db: Any, endpoint: Ht
     assert found.state == "completed" and found.result["answer"] == "x" * 2000
 
 
-WRONG_ARGS: list[tuple[dict[str, Any], str]] = [
-    ({"headers": {"Authorization": "Bearer x"}}, "a secret's place"),
-    ({"headers": {"X-A": "b\r\nX-C: d"}}, "cannot stand in a header"),
-    ({"headers": {"X-A\n": "b"}}, "cannot stand in a header"),
-    ({"headers": {"Webhook-Id": "b"}}, "not for you to set"),
-    ({"headers": {"host": "b"}}, "not for you to set"),
-    ({"content_type": "text/plain\r\nX-C: d"}, "cannot stand in a header"),
-    ({"idempotency_key": "a.b"}, "idempotency_key"),
-    ({"idempotency_key": ""}, "idempotency_key"),
-    ({"text": "both"}, "not both"),
-]
-
-
 def test_args_that_cannot_be_sent_are_dead(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
     """S4-06: args that hold another header, a secret or a bad key are dead at once and nothing is sent; a plain header is sent."""
+    wrong_args = [
+        ({"headers": {"Authorization": "Bearer x"}}, "a secret's place"),
+        ({"headers": {"X-A": "b\r\nX-C: d"}}, "cannot stand in a header"),
+        ({"headers": {"X-A\n": "b"}}, "cannot stand in a header"),
+        ({"headers": {"Webhook-Id": "b"}}, "not for you to set"),
+        ({"headers": {"host": "b"}}, "not for you to set"),
+        ({"content_type": "text/plain\r\nX-C: d"}, "cannot stand in a header"),
+        ({"idempotency_key": "a.b"}, "idempotency_key"),
+        ({"idempotency_key": ""}, "idempotency_key"),
+        ({"text": "both"}, "not both"),
+    ]
     serving(app, acme(endpoint))
-    jobs = [LATER.enqueue_sync(db, "acme", BODY, **given) for given, _ in WRONG_ARGS]
+    jobs = [LATER.enqueue_sync(db, "acme", BODY, **given) for given, _ in wrong_args]
     jobs.append(LATER.enqueue_sync(db, "acme"))
     plain = LATER.enqueue_sync(db, "acme", BODY, headers={"X-Form": "7"})
     drain(app, dsn=dsn)
-    for job, words in zip(jobs, [*(words for _, words in WRONG_ARGS), "neither body nor text"], strict=True):
+    for job, words in zip(jobs, [*(words for _, words in wrong_args), "neither body nor text"], strict=True):
         found = app.get(job).sync(db)
         assert found.state == "dead" and words in (found.last_error or ""), words
     assert app.get(plain).sync(db).state == "completed"
     assert [got.headers["x-form"] for got in endpoint.got] == ["7"]
 
 
-WRONG_PROVIDERS: list[tuple[dict[str, Any], str]] = [
-    ({"url": "ftp://example.org"}, "a URL like"),
-    ({"url": "https://user:word@example.org"}, "user and password belong"),
-    ({"url": "https://exämple.org"}, "xn--"),
-    ({"url": None}, "a text is wanted"),
-    ({"allow_http": False}, "is called by https"),
-    ({"timeout": "1 hour"}, "up to 5 min"),
-    ({"timeout": True}, "neither seconds nor"),
-    ({"headers": {"Cookie": "a=b"}}, "a secret's place"),
-    ({"headers": ["X-A"]}, "not an object"),
-    ({"allow": "10.0.0.0/8"}, "not a list"),
-    ({"allow": ["10.0.0.0/99"]}, "neither a host nor a network"),
-    ({"secret": "whsec_c2hvcnQ="}, "24 to 64"),
-    ({"secret": "whsec_!"}, "base64"),
-]
-
-
 def test_a_provider_that_is_wrong_is_tried_again(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
     """S4-06: a wrong setting is a clear error without the secret or the URL; the job waits for somebody to correct it."""
-    wrong = [acme(endpoint, **changed) for changed, _ in WRONG_PROVIDERS]
+    wrong_providers = [
+        ({"url": "ftp://example.org"}, "a URL like"),
+        ({"url": "https://user:word@example.org"}, "user and password belong"),
+        ({"url": "https://exämple.org"}, "xn--"),
+        ({"url": None}, "a text is wanted"),
+        ({"allow_http": False}, "is called by https"),
+        ({"timeout": "1 hour"}, "up to 5 min"),
+        ({"timeout": True}, "neither seconds nor"),
+        ({"headers": {"Cookie": "a=b"}}, "a secret's place"),
+        ({"headers": ["X-A"]}, "not an object"),
+        ({"allow": "10.0.0.0/8"}, "not a list"),
+        ({"allow": ["10.0.0.0/99"]}, "neither a host nor a network"),
+        ({"secret": "whsec_c2hvcnQ="}, "24 to 64"),
+        ({"secret": "whsec_!"}, "base64"),
+    ]
+    wrong = [acme(endpoint, **changed) for changed, _ in wrong_providers]
     serving(app, *(replace(one, name=f"acme-{at}") for at, one in enumerate(wrong)))
     jobs = [LATER.enqueue_sync(db, f"acme-{at}", BODY) for at in range(len(wrong))]
     unsigned = LATER.enqueue_sync(db, "unknown", BODY)
     drain(app, dsn=dsn)
-    for at, (job, (_, words)) in enumerate(zip(jobs, WRONG_PROVIDERS, strict=True)):
+    for at, (job, (_, words)) in enumerate(zip(jobs, wrong_providers, strict=True)):
         found = app.get(job).sync(db)
         assert found.state == "retrying" and words in (found.last_error or ""), found.last_error
         assert f"provider 'acme-{at}'" in (found.last_error or "")

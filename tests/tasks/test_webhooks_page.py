@@ -18,8 +18,11 @@ from tallybook.extra.tasks import email, http, new_signing_secret, webhook
 
 PAGE = "docs/webhooks.md"
 
-# The page's app, with the providers that it names, whose servers are this test's.
-DRAIN = """
+
+def test_the_examples_of_the_webhooks_page_run(tmp_path: Path, dsn: str, db: Any, endpoint: HttpServer) -> None:
+    """S4-06 S4-22: docs/webhooks.md as written: in Python and in SQL, two webhooks, a mail and an SMS, then one of each."""
+    # The page's app, with the providers that it names, whose servers are this test's.
+    drain = """
 import json, sys
 from app import app
 from support.outside import provider, serving
@@ -33,10 +36,6 @@ serving(
 )
 print(drain(app).completed)
 """
-
-
-def test_the_examples_of_the_webhooks_page_run(tmp_path: Path, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-06 S4-22: docs/webhooks.md as written: in Python and in SQL, two webhooks, a mail and an SMS, then one of each."""
     assert project(tmp_path, PAGE) == ["app.py", "send.py"]
     known = conninfo_to_dict(dsn)
     names = {"host": "PGHOST", "port": "PGPORT", "dbname": "PGDATABASE", "user": "PGUSER", "password": "PGPASSWORD"}
@@ -48,7 +47,7 @@ def test_the_examples_of_the_webhooks_page_run(tmp_path: Path, dsn: str, db: Any
     secret = new_signing_secret()
     with smtp_server() as (mailbox, port):
         given = json.dumps([secret, endpoint.url, port])
-        assert python(tmp_path, dsn, "-c", DRAIN, given, PYTHONPATH=str(ROOT / "tests")) == "7\n"
+        assert python(tmp_path, dsn, "-c", drain, given, PYTHONPATH=str(ROOT / "tests")) == "7\n"
         assert len(mailbox.messages) == 2
     called = [got for got in endpoint.got if got.path == "/acme"]
     for got in called:

@@ -156,13 +156,13 @@ async def test_max_jobs_counts_jobs_that_had_to_wait_for_their_turn(
 
 async def test_an_expired_job_is_not_started(app: App, dsn: str, db: Any, handlers: Handlers, jobs: Jobs) -> None:
     """It is dead with the reason expired, and its line goes on."""
+
+    def _past(db: Any) -> Any:
+        return db.execute("select clock_timestamp() - interval '1 s'").fetchone()[0]
+
     late = put(db, task="note", order_key="k", expires_at=_past(db))
     next_one = put(db, task="note", order_key="k")
     async with working(app, dsn, "q", poll=timedelta(milliseconds=50)):
         await jobs.ends(late, next_one)
     assert (jobs(late).state, jobs(late).reason) == ("dead", "expired")
     assert [job for job, _ in handlers.ran] == [next_one]
-
-
-def _past(db: Any) -> Any:
-    return db.execute("select clock_timestamp() - interval '1 s'").fetchone()[0]

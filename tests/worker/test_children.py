@@ -284,7 +284,10 @@ def test_a_child_without_the_kernels_help_ends_as_well(tmp_path: Path, monkeypat
         assert child.wait(30) == 1
 
 
-MAIN = """
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_script_can_be_its_own_app(dsn: str, db: Any, tmp_path: Path, guarded: bool) -> None:
+    """Tasks of the main module run like those of multiprocessing; a script that starts its worker unguarded is told so."""
+    main = """
 import asyncio, datetime, os, sys
 from tallybook import App, Constant
 
@@ -297,13 +300,8 @@ def leave(path: str) -> None:
 
 {guard}asyncio.run(app.drain())
 """
-
-
-@pytest.mark.parametrize("guarded", [True, False])
-def test_a_script_can_be_its_own_app(dsn: str, db: Any, tmp_path: Path, guarded: bool) -> None:
-    """Tasks of the main module run like those of multiprocessing; a script that starts its worker unguarded is told so."""
     script = tmp_path / "script.py"
-    script.write_text(MAIN.replace("{guard}", "if __name__ == '__main__': " if guarded else ""))
+    script.write_text(main.replace("{guard}", "if __name__ == '__main__': " if guarded else ""))
     job = App("other").task(name="leave")(lambda path: None).enqueue_sync(db, str(tmp_path / "left"))
     run = subprocess.run(
         [sys.executable, str(script), dsn, "0"], capture_output=True, text=True, timeout=60, check=False,

@@ -22,7 +22,6 @@ from tallybook.embedded import Server, temporary_server
 
 pytestmark = pytest.mark.direct("a server of its own")
 LIBRARY = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
-HOUR = timedelta(hours=1)
 Step = Callable[[timedelta], None]
 
 
@@ -58,17 +57,16 @@ def stepped(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Step]]:
         shutil.rmtree(folder)
 
 
-WORKER = """
-select gone.worker from (select tallybook.worker_start('gone', '{elsewhere}', lease => '2 s') as worker) gone,
-       lateral tallybook.claim(gone.worker, '{elsewhere}', '{1}', gen_random_uuid())"""
-LATE = """
-select array_agg(name) from tallybook.service
- where name <> 'schedules' and (last_run_at is null or last_run_at not between %s and clock_timestamp())"""
-
-
 @pytest.mark.slow
 async def test_everything_runs_on_after_a_step_back_and_forward(stepped: tuple[Server, Step]) -> None:
     """An hour back, and forward again: limited jobs, schedules, rescue and all services run within 30 s, and it is on record."""
+    late = """
+select array_agg(name) from tallybook.service
+ where name <> 'schedules' and (last_run_at is null or last_run_at not between %s and clock_timestamp())"""
+    worker = """
+select gone.worker from (select tallybook.worker_start('gone', '{elsewhere}', lease => '2 s') as worker) gone,
+       lateral tallybook.claim(gone.worker, '{elsewhere}', '{1}', gen_random_uuid())"""
+    hour = timedelta(hours=1)
     server, step = stepped
     dsn = server.create_database("clock")
     app = App("clock")
@@ -99,10 +97,10 @@ async def test_everything_runs_on_after_a_step_back_and_forward(stepped: tuple[S
 
         async with working(app, dsn, lease=timedelta(seconds=30), heartbeat=timedelta(seconds=10)):
             offset = timedelta(0)
-            for n, by in enumerate((-HOUR, HOUR), 1):
+            for n, by in enumerate((-hour, hour), 1):
                 await eventually(lambda n=n: done(tick.name) >= n, "it ticks")  # type: ignore[misc]
                 one("select tallybook.enqueue('elsewhere', 'nobody')")
-                one(WORKER)
+                one(worker)
                 for _ in range(5):
                     call.enqueue_sync(db)
                 await eventually(lambda n=n: done(call.name) > 5 * (n - 1), "the first call")  # type: ignore[misc]
@@ -116,12 +114,12 @@ async def test_everything_runs_on_after_a_step_back_and_forward(stepped: tuple[S
                     "limited jobs": lambda n=n: done(call.name) == 5 * n,  # type: ignore[misc]
                     "schedules": lambda ticks=ticks: done(tick.name) > ticks + 1,  # type: ignore[misc]
                     "a dead worker's job": lambda n=n: rescued() == n,  # type: ignore[misc]
-                    "services": lambda after=after: one(LATE, after) is None,  # type: ignore[misc]
+                    "services": lambda after=after: one(late, after) is None,  # type: ignore[misc]
                     "on record": lambda n=n: one("select count(*) from tallybook.clock_step") == n,  # type: ignore[misc]
                 }.items():
                     await eventually(is_so, what, seconds=until - time.monotonic())
             steps = [row[0] for row in db.execute("select by from tallybook.clock_step order by id")]
-            assert [round(found / HOUR, 1) for found in steps] == [-1, 1]
+            assert [round(found / hour, 1) for found in steps] == [-1, 1]
             assert one("select count(*) from tallybook.worker where name <> 'gone'") == 1, "nobody was taken for dead"
             most = one("select max(n) from (select count(*) over (order by called_at range '59.9 s' preceding) as n"
                        " from tallybook.rate_call) w")  # fmt: skip

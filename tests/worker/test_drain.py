@@ -12,13 +12,12 @@ import pytest
 from support.workers import Jobs
 from tallybook import App, Constant, Context, Snooze
 
-HOUR = timedelta(hours=1)
-
 
 async def test_drain_runs_what_is_due_and_never_waits(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S4-07 S5-09: drain runs all that is due, without a delay between, and what follows from it; what is later stays."""
+    hour = timedelta(hours=1)
 
-    @app.task(retry=Constant(HOUR), max_attempts=2)
+    @app.task(retry=Constant(hour), max_attempts=2)
     async def various(kind: str) -> Any:
         match kind:
             case "follow":
@@ -26,13 +25,13 @@ async def test_drain_runs_what_is_due_and_never_waits(app: App, dsn: str, db: An
             case "fail":
                 raise ValueError
             case "snooze":
-                return Snooze(HOUR)
+                return Snooze(hour)
 
     app.dsn = dsn
     for kind in ("fine", "follow", "fail", "snooze"):
         various.enqueue_sync(db, kind)
     various.with_(max_attempts=1).enqueue_sync(db, "fail")
-    various.with_(delay=HOUR).enqueue_sync(db, "fine")
+    various.with_(delay=hour).enqueue_sync(db, "fine")
     db.execute("select tallybook.enqueue('default', 'unheard_of')")
     report = await app.drain(dsn=dsn)
     assert (report.processed, report.completed, report.retrying, report.dead, report.moved) == (6, 3, 2, 1, 1)

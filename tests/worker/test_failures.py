@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,10 +10,6 @@ import pytest
 
 from support.workers import Jobs, eventually, working
 from tallybook import App, Constant
-
-HOUR = timedelta(hours=1)
-SECOND = timedelta(seconds=1)
-NOW = Constant(timedelta(0))
 
 
 class Hostile(Exception):
@@ -29,43 +24,42 @@ class Hostile(Exception):
     __repr__ = __str__
 
 
-def _deep() -> Exception:
-    error: Exception = ValueError("0")
-    for number in range(1, 3000):
-        newer = ValueError(str(number))
-        newer.__context__ = error
-        error = newer
-    return error
-
-
-HOSTILE: dict[str, Callable[[], BaseException]] = {
-    "unprintable": Hostile,
-    "SystemExit": lambda: SystemExit(1),
-    "KeyboardInterrupt": KeyboardInterrupt,
-    "a base group": lambda: BaseExceptionGroup("x", [SystemExit(1), Hostile()]),
-    "a long chain": _deep,
-    "ten megabytes, NUL and a lone surrogate": lambda: ValueError("\0\ud800" * 3_000_000),
-}
-
-
 @pytest.mark.parametrize("how", ["on the loop", "on a thread"])
 async def test_any_exception_is_kept_as_a_failure(app: App, dsn: str, db: Any, jobs: Jobs, how: str) -> None:
     """F29: an exception that cannot be shown, in whatever way, fails its job with a record, and the worker goes on."""
 
+    def _deep() -> Exception:
+        error: Exception = ValueError("0")
+        for number in range(1, 3000):
+            newer = ValueError(str(number))
+            newer.__context__ = error
+            error = newer
+        return error
+
+    hostile = {
+        "unprintable": Hostile,
+        "SystemExit": lambda: SystemExit(1),
+        "KeyboardInterrupt": KeyboardInterrupt,
+        "a base group": lambda: BaseExceptionGroup("x", [SystemExit(1), Hostile()]),
+        "a long chain": _deep,
+        "ten megabytes, NUL and a lone surrogate": lambda: ValueError("\0\ud800" * 3_000_000),
+    }
+    hour = timedelta(hours=1)
+
     async def on_loop(kind: str) -> None:
-        raise HOSTILE[kind]()
+        raise hostile[kind]()
 
     def on_thread(kind: str) -> None:
-        raise HOSTILE[kind]()
+        raise hostile[kind]()
 
-    odd = app.task(retry=Constant(HOUR), no_retry=LookupError)(on_loop if how == "on the loop" else on_thread)
+    odd = app.task(retry=Constant(hour), no_retry=LookupError)(on_loop if how == "on the loop" else on_thread)
 
     @app.task
     async def fine() -> None:
         pass
 
     async with working(app, dsn) as worker:
-        for kind in HOSTILE:
+        for kind in hostile:
             info = await jobs.becomes(odd.enqueue_sync(db, kind), "retrying")
             await jobs.ends(fine.enqueue_sync(db))
             await eventually(lambda: worker.book.free == {"default": 10}, "all slots are free")
@@ -77,9 +71,11 @@ async def test_any_exception_is_kept_as_a_failure(app: App, dsn: str, db: Any, j
 
 async def test_each_failure_is_kept_with_when_and_where(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S4-13: type, message, traceback, attempt, worker, beginning and end of each failure; as the view attempt has them."""
+    now = Constant(timedelta(0))
+    second = timedelta(seconds=1)
     ran: list[tuple[datetime, datetime]] = []
 
-    @app.task(retry=NOW, max_attempts=2)
+    @app.task(retry=now, max_attempts=2)
     async def broken() -> None:
         began = datetime.now(UTC)
         await asyncio.sleep(0.05)
@@ -104,4 +100,4 @@ async def test_each_failure_is_kept_with_when_and_where(app: App, dsn: str, db: 
     for started_at, ended_at, worker, error in rows:
         assert worker == "w1"
         assert started_at == datetime.fromisoformat(error["started_at"])
-        assert abs(ended_at - datetime.fromisoformat(error["at"])) < SECOND
+        assert abs(ended_at - datetime.fromisoformat(error["at"])) < second

@@ -51,13 +51,13 @@ def test_without_the_look_a_fork_would_use_its_parents_pool(dsn: str, monkeypatc
     asyncio.run(main())
 
 
-async def note() -> None:
-    """A task: a worker without one would not start."""
-
-
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_program_keeps_the_signals_that_it_handles(dsn: str, db: Any, taken: bool) -> None:
     """run_worker stops at a SIGTERM that nobody handles; one that the program (a web server, say) handles stays its own."""
+
+    async def note() -> None:
+        """A task: a worker without one would not start."""
+
     app, heard = App("shop", dsn=dsn), []
     app.task(note)
     before = signal.getsignal(signal.SIGTERM)

@@ -182,13 +182,11 @@ async def test_not_set_aside_the_limits_of_the_role_stop_a_worker(
             await eventually(lambda: worker.claimer.stopping.is_set() or worker._failed, "it stops")
 
 
-FAIL_WITH = "do $$ begin raise exception 'x' using errcode = '{}'; end $$"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("state", "times"), [("55P03", 7), ("40P01", 7), ("40001", 7), ("57014", 7), ("53100", 2)])
 async def test_what_only_time_can_mend_is_said_again(dsn: str, state: str, times: int) -> None:
     """F15 F18 F19 F20: contention, a time limit, a full disk: said again until it works, on the same connection."""
+    fail_with = "do $$ begin raise exception 'x' using errcode = '{}'; end $$"
     one, tries = Link(dsn, "test"), 0
     used = set()
 
@@ -197,7 +195,7 @@ async def test_what_only_time_can_mend_is_said_again(dsn: str, state: str, times
         tries += 1
         used.add(conn.info.backend_pid)
         if tries <= times:
-            await conn.execute(FAIL_WITH.format(state))
+            await conn.execute(fail_with.format(state))
         return tries
 
     try:

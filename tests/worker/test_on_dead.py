@@ -156,6 +156,9 @@ def test_the_notifiers_own_death_tells_nobody(dsn: str, db: Any) -> None:
 @pytest.mark.slow
 def test_a_worker_that_dies_with_its_job_tells_the_admin(dsn: str, db: Any) -> None:
     """S1-25, F24, P8: whoever rescues the job of a killed worker for the last time tells the admin: reason crashed."""
+
+    async def _hold(ctx: Context, n: int) -> None: ...
+
     # The processes know `hold` without on_dead: the catalogue has it from elsewhere, as from another worker of the program.
     db.execute(
         "insert into tallybook.task (name, app, on_dead_task, on_dead_queue, definition, registered_at)"
@@ -177,9 +180,6 @@ def test_a_worker_that_dies_with_its_job_tells_the_admin(dsn: str, db: Any) -> N
     error = args.pop("error")
     assert (queue, args) == ("mail", {"job": job.id, "task": "hold", "args": {"n": 5}, "failures": 0})
     assert (error["reason"], error["type"]) == ("crashed", "WorkerLost")
-
-
-async def _hold(ctx: Context, n: int) -> None: ...
 
 
 def declared(**options: Any) -> App:

@@ -164,6 +164,11 @@ async def test_a_function_decides(app: App, dsn: str, db: Any, jobs: Jobs) -> No
 
 async def test_a_call_chooses_its_policy(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S2-07: one job has another policy than its task, a value or a name, put in alone, in a batch, keyed or by SQL."""
+
+    def app_at(app: App, dsn: str) -> App:
+        app.dsn = dsn
+        return app
+
     app.retry_policy("patient", lambda failures: failures * HOUR)
 
     @app.task(retry=Constant(MINUTE), max_attempts=9)
@@ -188,11 +193,6 @@ async def test_a_call_chooses_its_policy(app: App, dsn: str, db: Any, jobs: Jobs
     await drain_async(app, dsn=dsn)
     found = [waits(jobs(job)) / MINUTE for job in [*put, *by_sql]]
     assert found == [1, 60, 7, 7, 7, 1, 7, 60, 7, 7, 60, 7, 1, 1]
-
-
-def app_at(app: App, dsn: str) -> App:
-    app.dsn = dsn
-    return app
 
 
 async def test_the_choice_of_a_call_holds_for_all_its_attempts(app: App, dsn: str, db: Any, jobs: Jobs) -> None:

@@ -292,27 +292,36 @@ async def test_a_blocked_loop_is_not_alive(
     assert lag is not None and lag > 0.1
 
 
-HOST = b"Host: x\r\n"
-HOSTILE = {
-    "post": (b"POST /metrics HTTP/1.1\r\n" + HOST + b"\r\n", 405),
-    "no such method": (b"BREW /metrics HTTP/1.1\r\n" + HOST + b"\r\n", 405),
-    "no such page": (b"GET /../etc/passwd HTTP/1.1\r\n" + HOST + b"\r\n", 404),
-    "a body": (b"GET /metrics HTTP/1.1\r\n" + HOST + b"Content-Length: 5\r\n\r\nhello", 400),
-    "no host": (b"GET /metrics HTTP/1.1\r\n\r\n", 400),
-    "two hosts": (b"GET /metrics HTTP/1.1\r\n" + HOST + HOST + b"\r\n", 400),
-    "a folded header": (b"GET /metrics HTTP/1.1\r\n" + HOST + b" folded: x\r\n\r\n", 400),
-    "a bare newline": (b"GET /metrics HTTP/1.1\r\n" + HOST + b"a: b\nc: d\r\n\r\n", 400),
-    "not HTTP": (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", 400),
-    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-    "a long header": (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 9000 + b"\r\n\r\n", 431),
-    "no end": (b"GET /metrics HTTP/1.1\r\n", 408),
-}
-
-
 async def test_hostile_requests_do_not_disturb(
     app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bad methods, bodies, long headers, slow clients and a hundred connections: clear answers, and jobs run meanwhile."""
+
+    def _refused(crowd: list[socket.socket]) -> int:
+        """How many have an answer already; 0 until all that are too many have one."""
+        found = 0
+        for conn in crowd:
+            conn.setblocking(False)
+            with suppress(BlockingIOError, ConnectionError):
+                found += conn.recv(12, socket.MSG_PEEK) == b"HTTP/1.1 503"
+            conn.setblocking(True)
+        return found if found >= len(crowd) - telemetry._MOST_CONNECTIONS else 0
+
+    host = b"Host: x\r\n"
+    hostile = {
+        "post": (b"POST /metrics HTTP/1.1\r\n" + host + b"\r\n", 405),
+        "no such method": (b"BREW /metrics HTTP/1.1\r\n" + host + b"\r\n", 405),
+        "no such page": (b"GET /../etc/passwd HTTP/1.1\r\n" + host + b"\r\n", 404),
+        "a body": (b"GET /metrics HTTP/1.1\r\n" + host + b"Content-Length: 5\r\n\r\nhello", 400),
+        "no host": (b"GET /metrics HTTP/1.1\r\n\r\n", 400),
+        "two hosts": (b"GET /metrics HTTP/1.1\r\n" + host + host + b"\r\n", 400),
+        "a folded header": (b"GET /metrics HTTP/1.1\r\n" + host + b" folded: x\r\n\r\n", 400),
+        "a bare newline": (b"GET /metrics HTTP/1.1\r\n" + host + b"a: b\nc: d\r\n\r\n", 400),
+        "not HTTP": (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", 400),
+        "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        "a long header": (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 9000 + b"\r\n\r\n", 431),
+        "no end": (b"GET /metrics HTTP/1.1\r\n", 408),
+    }
 
     @app.task
     async def note() -> None:
@@ -321,7 +330,7 @@ async def test_hostile_requests_do_not_disturb(
     async with working(app, dsn, metrics_port=0, **SLEEPY) as worker:
         await until(worker, "/readyz", 200)
         port = port_of(worker)
-        for what, (words, status) in HOSTILE.items():
+        for what, (words, status) in hostile.items():
             monkeypatch.setattr(telemetry, "_READ", 0.1 if status == 408 else 3600.0)
             answer = await asyncio.to_thread(say, port, words)
             assert answer.startswith(b"HTTP/1.1 %d " % status), (what, answer[:200])
@@ -341,17 +350,6 @@ async def test_hostile_requests_do_not_disturb(
         await until(worker, "/healthz", 200)  # there is room again
         status, text = await page(worker, "/healthz", "HEAD")
         assert (status, text) == (200, "")
-
-
-def _refused(crowd: list[socket.socket]) -> int:
-    """How many have an answer already; 0 until all that are too many have one."""
-    found = 0
-    for conn in crowd:
-        conn.setblocking(False)
-        with suppress(BlockingIOError, ConnectionError):
-            found += conn.recv(12, socket.MSG_PEEK) == b"HTTP/1.1 503"
-        conn.setblocking(True)
-    return found if found >= len(crowd) - telemetry._MOST_CONNECTIONS else 0
 
 
 async def test_hostile_names_are_escaped(app: App, dsn: str, db: Any, fresh: None) -> None:

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.servers
 TIMELINE = (
     "create or replace function tallybook._timeline() returns text language sql volatile as $$ select '{}'::text $$"
 )
-LIVING = "select id from tallybook.worker where ended_at is null order by id"
 # Another worker of the same process would take what it gives up: nobody else rescues here.
 ALONE = {"heartbeat": timedelta(seconds=0.2), "lease": timedelta(seconds=60), "rescue_look": timedelta(seconds=60)}
 
@@ -94,6 +93,7 @@ async def test_control_without_the_timeline_a_lost_end_is_never_found(app: App, 
 
 async def test_what_runs_at_a_failover_is_fenced(app: App, dsn: str, db: Any) -> None:
     """F13 P5: a handler that ran when the server failed over is cancelled, and its job runs again under a new lease."""
+    living = "select id from tallybook.worker where ended_at is null order by id"
     jobs, runs = Jobs(app, db), list[int]()
 
     @app.task
@@ -108,7 +108,7 @@ async def test_what_runs_at_a_failover_is_fenced(app: App, dsn: str, db: Any) ->
         db.execute(TIMELINE.format("00000002"))
         (ended,) = await jobs.ends(job)
         assert (ended.state, ended.attempts, runs) == ("completed", 2, [1, 2])
-        await eventually(lambda: len(db.execute(LIVING).fetchall()) == 1, "its old self is off record")
+        await eventually(lambda: len(db.execute(living).fetchall()) == 1, "its old self is off record")
 
 
 def test_each_timeline_has_worker_numbers_of_its_own(db: Any) -> None:

@@ -17,7 +17,6 @@ from tallybook import App, Cancel, Constant, Context, Dead, Snooze
 from tallybook._worker.jobs import Book, Lease
 
 NOW = Constant(timedelta(0))
-HOUR = timedelta(hours=1)
 
 
 async def test_a_failure_is_retried_after_its_backoff(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
@@ -75,9 +74,10 @@ async def test_max_attempts_of_the_job_beats_that_of_the_task(app: App, dsn: str
 @pytest.mark.parametrize("how", ["returned", "raised"])
 async def test_outcomes_are_returned_or_raised(app: App, dsn: str, db: Any, jobs: Jobs, how: str) -> None:
     """Snooze, Cancel and Dead end an attempt in their way, from async and plain handlers; none is a failure."""
+    hour = timedelta(hours=1)
     outcomes: dict[str, Callable[[], Exception]] = {
-        "snooze": lambda: Snooze(HOUR),
-        "until": lambda: Snooze(until=datetime.now(UTC) + HOUR),
+        "snooze": lambda: Snooze(hour),
+        "until": lambda: Snooze(until=datetime.now(UTC) + hour),
         "cancel": lambda: Cancel("the order is gone"),
         "dead": lambda: Dead("account closed"),
     }
@@ -104,7 +104,7 @@ async def test_outcomes_are_returned_or_raised(app: App, dsn: str, db: Any, jobs
         assert (info.attempts, info.failures) == (1, 0) if kind != "dead" else info.attempts == 1
         if kind in ("snooze", "until"):
             assert info.run_at is not None
-            assert abs(info.run_at - datetime.now(UTC) - HOUR) < timedelta(seconds=30)
+            assert abs(info.run_at - datetime.now(UTC) - hour) < timedelta(seconds=30)
         elif kind == "cancel":
             assert info.reason == "the order is gone"
         else:

@@ -256,44 +256,42 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
-ERRORS = {
-    "ValueError": lambda: ValueError("no luck"),
-    "CancelledError": lambda: asyncio.CancelledError("of its own"),
-    "KeyboardInterrupt": KeyboardInterrupt,
-    "SystemExit": lambda: SystemExit(3),
-    "GeneratorExit": GeneratorExit,
-    "StopIteration": StopIteration,
-    "StopAsyncIteration": StopAsyncIteration,
-    "unprintable": Unprintable,
-    "NUL": lambda: ValueError("a\0b \ud800"),
-    "group": lambda: ExceptionGroup("many", [ValueError("one"), Snooze(timedelta(hours=1))]),
-    "TimeoutError": TimeoutError,
-}
-
-
 @pytest.mark.parametrize("where", ["at once", "after waiting", "thread"])
 async def test_whatever_a_handler_raises_fails_its_job_only(
     app: App, dsn: str, db: Any, jobs: Jobs, where: str
 ) -> None:
     """S5-09: any exception ends one attempt as failed; the worker, and the jobs beside it, go on."""
+    errors = {
+        "ValueError": lambda: ValueError("no luck"),
+        "CancelledError": lambda: asyncio.CancelledError("of its own"),
+        "KeyboardInterrupt": KeyboardInterrupt,
+        "SystemExit": lambda: SystemExit(3),
+        "GeneratorExit": GeneratorExit,
+        "StopIteration": StopIteration,
+        "StopAsyncIteration": StopAsyncIteration,
+        "unprintable": Unprintable,
+        "NUL": lambda: ValueError("a\0b \ud800"),
+        "group": lambda: ExceptionGroup("many", [ValueError("one"), Snooze(timedelta(hours=1))]),
+        "TimeoutError": TimeoutError,
+    }
     retry = Constant(timedelta(hours=1))
 
     @app.task(retry=retry)
     async def on_loop(kind: str, waits: bool) -> None:
         if waits:
             await asyncio.sleep(0)
-        raise ERRORS[kind]()
+        raise errors[kind]()
 
     @app.task(retry=retry)
     def on_thread(kind: str) -> None:
-        raise ERRORS[kind]()
+        raise errors[kind]()
 
     @app.task
     async def fine() -> None:
         await asyncio.sleep(0)
 
     async with working(app, dsn) as worker:
-        for kind in ERRORS:
+        for kind in errors:
             bad = on_thread.job(kind) if where == "thread" else on_loop.job(kind, where == "after waiting")
             put = app.enqueue_many_sync(db, [fine.job(), bad, fine.job()])
             await jobs.ends(put[0], put[2], fine.enqueue_sync(db))

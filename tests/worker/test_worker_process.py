@@ -20,8 +20,6 @@ from tallybook import JobInfo
 from tallybook._db.migrate import migrate
 from tallybook.embedded import Server, temporary_server
 
-LIVING = "select count(*) from tallybook.worker where ended_at is null"
-
 
 @pytest.fixture
 def workers(dsn: str, db: Any) -> Iterator[Workers]:
@@ -49,6 +47,7 @@ def runs(workers: Workers, job: Any) -> None:
 
 def test_sigterm_finishes_what_runs(workers: Workers) -> None:
     """SIGTERM: the running job ends as usual, nothing more is claimed, the exit code is 0."""
+    living = "select count(*) from tallybook.worker where ended_at is null"
     worker = workers.start()
     running = hold.enqueue_sync(workers.db, 1)
     runs(workers, running)
@@ -59,7 +58,7 @@ def test_sigterm_finishes_what_runs(workers: Workers) -> None:
     workers.open_gate()
     assert worker.ends() == 0
     assert (state(workers, running).state, state(workers, later).state) == ("completed", "available")
-    assert workers.db.execute(LIVING).fetchone() == (0,)
+    assert workers.db.execute(living).fetchone() == (0,)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -225,15 +224,10 @@ def test_many_workers_run_each_job_once(workers: Workers) -> None:
     assert workers.db.execute("select count(distinct job_id), count(distinct worker) from ran").fetchone() == (2000, 4)
 
 
-COMPLETED = "select count(*) from tallybook.job where task = 'rest' and state = 'completed'"
-# Ticks that say they have put in a job which is not there, and jobs of the schedule that no tick has.
-HALF = """
-select f.tick, j.id from tallybook.fire f full join (select * from tallybook.job where task = 'rest') j on j.id = f.job_id
- where f.what = 'enqueued' and j.id is null or f.tick is null"""
-CLIENTS = """
-select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
-   and backend_type = 'client backend' and query like '%tallybook.worker_start%'"""
-CONSUMERS = """
+@pytest.mark.slow
+def test_more_than_100_consumers_take_no_job_twice(dsn: str, db: Any) -> None:
+    """S3-10: 104 consumers in 4 processes, each with a connection of its own, claim by SQL: no job goes to two."""
+    consumers = """
 import asyncio, json, sys, uuid
 import psycopg
 
@@ -268,15 +262,13 @@ async def main(dsn, number):
 
 asyncio.run(main(*sys.argv[1:]))
 """
-
-
-@pytest.mark.slow
-def test_more_than_100_consumers_take_no_job_twice(dsn: str, db: Any) -> None:
-    """S3-10: 104 consumers in 4 processes, each with a connection of its own, claim by SQL: no job goes to two."""
+    clients = """
+select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
+   and backend_type = 'client backend' and query like '%tallybook.worker_start%'"""
     app.enqueue_many_sync(db, [note.job(n) for n in range(1500)])
     crowd = [
         subprocess.Popen(
-            [sys.executable, "-c", CONSUMERS, dsn, str(n)],
+            [sys.executable, "-c", consumers, dsn, str(n)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -289,7 +281,7 @@ def test_more_than_100_consumers_take_no_job_twice(dsn: str, db: Any) -> None:
         for process in crowd:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-        assert db.execute(CLIENTS).fetchone() == (104,)
+        assert db.execute(clients).fetchone() == (104,)
         said = []
         for process in crowd:
             assert process.stdin is not None
@@ -341,24 +333,29 @@ def test_a_restart_of_the_server_loses_nothing(own_server: Server) -> None:
 @pytest.mark.slow
 def test_a_schedules_lock_and_its_work_go_down_and_come_back_together(own_server: Server) -> None:
     """S2-03: while the server is down nothing fires and nothing runs; when it is back each fire has its one job, never half."""
+    # Ticks that say they have put in a job which is not there, and jobs of the schedule that no tick has.
+    half = """
+select f.tick, j.id from tallybook.fire f full join (select * from tallybook.job where task = 'rest') j on j.id = f.job_id
+ where f.what = 'enqueued' and j.id is null or f.tick is null"""
+    completed = "select count(*) from tallybook.job where task = 'rest' and state = 'completed'"
     dsn = own_server.dsn("shop")
     with Workers(dsn, psycopg.connect(dsn, autocommit=True)) as workers:
         workers.start()
         workers.db.execute(
             "select tallybook.schedule_set('tick', task => 'rest', every => '1 s', args => '{\"n\": 1}')"
         )
-        wait_until(lambda: workers.db.execute(COMPLETED).fetchone()[0] >= 2, "it fires and runs")
+        wait_until(lambda: workers.db.execute(completed).fetchone()[0] >= 2, "it fires and runs")
         own_server.kill()
         with pytest.raises(psycopg.OperationalError):
             psycopg.connect(dsn, connect_timeout=1)
         own_server.start()
         workers.db = psycopg.connect(dsn, autocommit=True)
-        (before,) = workers.db.execute(COMPLETED).fetchone()
+        (before,) = workers.db.execute(completed).fetchone()
         wait_until(
-            lambda: workers.db.execute(COMPLETED).fetchone()[0] >= before + 2, "it fires and runs again", seconds=40
+            lambda: workers.db.execute(completed).fetchone()[0] >= before + 2, "it fires and runs again", seconds=40
         )
         workers.db.execute("select tallybook.schedule_pause('tick')")
-        assert workers.db.execute(HALF).fetchall() == []
+        assert workers.db.execute(half).fetchall() == []
         workers.db.close()
 
 

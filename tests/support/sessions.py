@@ -1,0 +1,51 @@
+"""Sessions that wait for each other, and what a statement of theirs costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from support.database import Connection
+
+LANE_LOCK = 1413565441
+
+
+def enqueue(db: Connection, queue: str = "q", *, n: int = 1, **options: Any) -> list[int]:
+    """Enqueue so many jobs, each by a call of its own, in one transaction."""
+    named = "".join(f", {name} => %({name})s" for name in options)
+    query = f"select tallybook.enqueue(%(queue)s, 'work'{named}) from generate_series(1, %(n)s)"  # noqa: S608
+    cursor = db.execute(query, {"queue": queue, "n": n, **options})
+    return [job for (job,) in cursor.fetchall()]
+
+
+def states(db: Connection, jobs: list[int]) -> list[str]:
+    query = "select state from tallybook.job where id = any (%s) order by id"
+    return [state for (state,) in db.execute(query, [jobs]).fetchall()]
+
+
+def buffers(db: Connection, query: str, *params: object) -> int:
+    """How many pages a statement touches, once its plans are made; its effects are rolled back.
+
+    The least of some runs: autovacuum, and a server that is busy making databases, have them made anew.
+    """
+    found = []
+    for _ in range(3):
+        with db.transaction(force_rollback=True):
+            for _ in range(2):
+                cursor = db.execute("explain (analyze, buffers, format json) " + query, params)
+                plan = cursor.fetchall()[0][0][0]["Plan"]
+            found.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+    return int(min(found))
+
+
+@contextmanager
+def behind(*sessions: Connection) -> Iterator[ThreadPoolExecutor]:
+    """Threads for calls that have to wait; a call that still waits at the end is cancelled."""
+    with ThreadPoolExecutor(4) as pool:
+        try:
+            yield pool
+        finally:
+            for conn in sessions:
+                conn.cancel_safe()
