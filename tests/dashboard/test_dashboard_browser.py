@@ -283,6 +283,10 @@ def test_a_preview_counts_on_by_itself(look: Browser, site: str, data: str) -> N
 @pytest.mark.timeout(900)  # some 600 pages
 def test_every_action_works_from_its_form(look: Browser, site: str, data: str) -> None:
     """S2-09: each button of each page, its form filled in by a person's browser, is answered by a page with a notice, in peace."""
+    find_buttons = """
+document.querySelectorAll("details").forEach((one) => { one.open = true; });
+return [...document.querySelectorAll("form[method=post] button")].filter((one) => one.checkVisibility() && !one.disabled)
+  .map((one) => [new URL(one.hasAttribute("formaction") ? one.formAction : one.form.action).pathname, one])"""
 
     def _destroys(action: str) -> int:
         """What destroys comes last."""
@@ -291,7 +295,7 @@ def test_every_action_works_from_its_form(look: Browser, site: str, data: str) -
     def _buttons(look: Browser) -> dict[str, Any]:
         """The first button for each action of this page that a person can press."""
         found: dict[str, Any] = {}
-        for action, button in look.run(_FIND_BUTTONS):
+        for action, button in look.run(find_buttons):
             found.setdefault(action, button)
         return found
 
@@ -384,12 +388,6 @@ def _staged(conn: psycopg.Connection[Any], action: str) -> str:
     job = conn.execute("select max(id) from tallybook.job").fetchone()
     path = {"job": f"job/{job and job[0]}", "jobs": f"jobs?queue={quote(queue)}"}
     return "/" + path.get(action.split("/")[1], f"queue?name={quote(queue)}")
-
-
-_FIND_BUTTONS = """
-document.querySelectorAll("details").forEach((one) => { one.open = true; });
-return [...document.querySelectorAll("form[method=post] button")].filter((one) => one.checkVisibility() && !one.disabled)
-  .map((one) => [new URL(one.hasAttribute("formaction") ? one.formAction : one.form.action).pathname, one])"""
 
 
 def submit(look: Browser, form: Any, button: Any = None) -> None:

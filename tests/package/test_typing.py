@@ -14,7 +14,33 @@ import pytest
 
 from support.paths import ROOT
 
-RIGHT = """
+
+def mypy(folder: Path, source: str) -> tuple[dict[int, str], str]:
+    """The errors by line, and the whole output."""
+    path = folder / "shop.py"
+    path.write_text(source)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(ROOT / ".mypy_cache"), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    lines: dict[int, str] = {}
+    for number, text in re.findall(r"^shop\.py:(\d+): error: (.*)$", done.stdout, re.MULTILINE):
+        lines.setdefault(int(number), text)
+    return lines, done.stdout + done.stderr
+
+
+def pyright(folder: Path, source: str) -> tuple[dict[int, str], str]:
+    """The same by pyright."""
+    (folder / "shop.py").write_text(source)
+    (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard", "include": ["shop.py"]}')
+    command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, "--outputjson"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    found = [one for one in json.loads(done.stdout)["generalDiagnostics"] if one["severity"] == "error"]
+    return {one["range"]["start"]["line"] + 1: one["message"] for one in found}, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("checker", [mypy, pyright])
+def test_right_calls_pass_and_wrong_calls_fail(tmp_path: Path, checker: Callable[..., Any]) -> None:
+    """S4-21: a call is checked against the task's own signature, the Context apart; right ones pass, in all three forms."""
+    right = """
 import asyncio
 from datetime import timedelta
 from typing import Any
@@ -142,33 +168,6 @@ async def use_ready_made(conn: psycopg.AsyncConnection[Any], plain: psycopg.Conn
     result: dict[str, Any] = await app.result(job)
     same: App = ctx.app
 """
-
-
-def mypy(folder: Path, source: str) -> tuple[dict[int, str], str]:
-    """The errors by line, and the whole output."""
-    path = folder / "shop.py"
-    path.write_text(source)
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(ROOT / ".mypy_cache"), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-    lines: dict[int, str] = {}
-    for number, text in re.findall(r"^shop\.py:(\d+): error: (.*)$", done.stdout, re.MULTILINE):
-        lines.setdefault(int(number), text)
-    return lines, done.stdout + done.stderr
-
-
-def pyright(folder: Path, source: str) -> tuple[dict[int, str], str]:
-    """The same by pyright."""
-    (folder / "shop.py").write_text(source)
-    (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard", "include": ["shop.py"]}')
-    command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, "--outputjson"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-    found = [one for one in json.loads(done.stdout)["generalDiagnostics"] if one["severity"] == "error"]
-    return {one["range"]["start"]["line"] + 1: one["message"] for one in found}, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("checker", [mypy, pyright])
-def test_right_calls_pass_and_wrong_calls_fail(tmp_path: Path, checker: Callable[..., Any]) -> None:
-    """S4-21: a call is checked against the task's own signature, the Context apart; right ones pass, in all three forms."""
     wrong = """
 def wrong_forms(conn: psycopg.AsyncConnection[Any], plain: psycopg.Connection[Any], session: Session) -> None:
     app.queues.pause("mail").sync(conn)  # an async connection, without an event loop
@@ -214,7 +213,7 @@ http.job("rates", header={})  # unknown argument
 Reschedule(60)  # a bare number
 Reschedule("+1 week", args=[1])  # args go by name
 """
-    errors, output = checker(tmp_path, RIGHT + wrong)
-    start = RIGHT.count("\n") + 1
+    errors, output = checker(tmp_path, right + wrong)
+    start = right.count("\n") + 1
     expected = {start + n for n, line in enumerate(wrong.splitlines()) if "#" in line}
     assert set(errors) == expected, output

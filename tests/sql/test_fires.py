@@ -57,12 +57,12 @@ def fired_by_many(connect: Any, plans: str) -> int:
         return sum(pool.map(clock, range(8)))
 
 
-@pytest.mark.parametrize("without", ["nothing", "the primary key", "the comparison"])
-def test_a_tick_is_fired_once(db: Any, connect: Any, due: str, without: str) -> None:
+@pytest.mark.parametrize("missing", ["nothing", "the primary key", "the comparison"])
+def test_a_tick_is_fired_once(db: Any, connect: Any, due: str, missing: str) -> None:
     """S2-04: eight clocks with one plan fire once: by the key of fire, and by the row's tick, each alone is enough."""
-    if without == "the primary key":
+    if missing == "the primary key":
         db.execute("alter table tallybook.fire drop constraint fire_pkey")
-    elif without == "the comparison":
+    elif missing == "the comparison":
         without(db, "_schedules_fire", COMPARED, "")
     assert fired_by_many(connect, due) == 1
     assert fires(db) == ["enqueued"]

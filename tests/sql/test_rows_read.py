@@ -14,43 +14,6 @@ import pytest
 from support.broken import source
 from support.database import Connection
 
-VERBS: dict[str, LiteralString] = {
-    "enqueue": "select tallybook.enqueue('q', 'work')",
-    "enqueue with a unique key": "select tallybook.enqueue('q', 'work', unique_key => 'k')",
-    "claim": "select tallybook.claim((select worker from staged), '{q}', '{2}', gen_random_uuid())",
-    "the same claim again": "select tallybook.claim((select worker from staged), '{q}', '{2}', (select lease from staged))",
-    "claim_job": "select tallybook.claim_job((select worker from staged), (select queued from staged), gen_random_uuid())",
-    "claimed_jobs": "select * from tallybook.claimed_jobs((select lease from staged))",
-    "complete all": "select tallybook.complete_many(array_fill(lease, '{3}'), jobs[1:3], '{1,1,1}') from staged",
-    "complete one": "select tallybook.complete(lease, jobs[1], 1) from staged",
-    "complete with a result": "select tallybook.complete_many(array[lease], jobs[1:1], '{1}', '{1}') from staged",
-    "complete what has ended": "select tallybook.complete(lease, jobs[4], 1) from staged",
-    "fail": "select tallybook.fail(lease, jobs[1], 1, '{}', '1 s') from staged",
-    "bury": "select tallybook.fail(lease, jobs[1], 1, '{}', final => true) from staged",
-    "snooze": "select tallybook.snooze(lease, jobs[1], 1, '1 min') from staged",
-    "cancel what runs": "select tallybook.cancel(jobs[1]) from staged",
-    "cancel what is queued": "select tallybook.cancel(queued) from staged",
-    "renew": "select tallybook.renew(worker, 1) from staged",
-    "enqueue what is there": "select tallybook.enqueue('q', 'work', unique_key => 'there')",
-    "change what is there": "select tallybook.enqueue('q', 'work', unique_key => 'there', on_conflict => 'replace_args')",
-    "take a key again": "select tallybook.enqueue('q', 'work', unique_key => 'over')",
-    "crash": "select tallybook.crash(lease, jobs[1], 1, '{}') from staged",
-    "put back": "select tallybook.unclaim(lease, jobs[1], 1, '1 s') from staged",
-    "move": "select tallybook.move(lease, jobs[1], 1) from staged",
-    "cancelled": "select tallybook.cancel_running(lease, jobs[1], 1) from staged",
-    "ended": "select tallybook.ended(lease, jobs[1], 1) from staged",
-    "result": "select * from tallybook.result((select jobs[1] from staged))",
-    "promote": "select tallybook.promote(10)",
-    "rescue": "select tallybook.rescue()",
-    "enqueue after others": "select tallybook.enqueue_after('q', 'work', array[queued, jobs[1]]) from staged",
-    "settle what has ended": "select tallybook.parents_resolve(array[jobs[4]]) from staged",
-    "parents_resolve": "select tallybook.parents_resolve()",
-    "retry": "select tallybook.retry(jobs[4]) from staged",
-    "the view": "select * from tallybook.job where id = (select queued from staged)",
-    "the attempts": "select * from tallybook.attempt where job_id = (select queued from staged)",
-}
-
-
 READ: LiteralString = """
 select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0)::bigint from pg_class c
   join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'tallybook' and c.relkind in ('i', 'r')"""
@@ -76,6 +39,41 @@ def _read(conn: Connection, query: LiteralString) -> int:
 @pytest.mark.slow
 def test_a_plan_from_an_empty_table_does_when_it_is_full(db: Connection, connect: Any) -> None:
     """S3-20: no verb reads more in a session whose plans are from the empty tables than in one that has just come."""
+    verbs = {
+        "enqueue": "select tallybook.enqueue('q', 'work')",
+        "enqueue with a unique key": "select tallybook.enqueue('q', 'work', unique_key => 'k')",
+        "claim": "select tallybook.claim((select worker from staged), '{q}', '{2}', gen_random_uuid())",
+        "the same claim again": "select tallybook.claim((select worker from staged), '{q}', '{2}', (select lease from staged))",
+        "claim_job": "select tallybook.claim_job((select worker from staged), (select queued from staged), gen_random_uuid())",
+        "claimed_jobs": "select * from tallybook.claimed_jobs((select lease from staged))",
+        "complete all": "select tallybook.complete_many(array_fill(lease, '{3}'), jobs[1:3], '{1,1,1}') from staged",
+        "complete one": "select tallybook.complete(lease, jobs[1], 1) from staged",
+        "complete with a result": "select tallybook.complete_many(array[lease], jobs[1:1], '{1}', '{1}') from staged",
+        "complete what has ended": "select tallybook.complete(lease, jobs[4], 1) from staged",
+        "fail": "select tallybook.fail(lease, jobs[1], 1, '{}', '1 s') from staged",
+        "bury": "select tallybook.fail(lease, jobs[1], 1, '{}', final => true) from staged",
+        "snooze": "select tallybook.snooze(lease, jobs[1], 1, '1 min') from staged",
+        "cancel what runs": "select tallybook.cancel(jobs[1]) from staged",
+        "cancel what is queued": "select tallybook.cancel(queued) from staged",
+        "renew": "select tallybook.renew(worker, 1) from staged",
+        "enqueue what is there": "select tallybook.enqueue('q', 'work', unique_key => 'there')",
+        "change what is there": "select tallybook.enqueue('q', 'work', unique_key => 'there', on_conflict => 'replace_args')",
+        "take a key again": "select tallybook.enqueue('q', 'work', unique_key => 'over')",
+        "crash": "select tallybook.crash(lease, jobs[1], 1, '{}') from staged",
+        "put back": "select tallybook.unclaim(lease, jobs[1], 1, '1 s') from staged",
+        "move": "select tallybook.move(lease, jobs[1], 1) from staged",
+        "cancelled": "select tallybook.cancel_running(lease, jobs[1], 1) from staged",
+        "ended": "select tallybook.ended(lease, jobs[1], 1) from staged",
+        "result": "select * from tallybook.result((select jobs[1] from staged))",
+        "promote": "select tallybook.promote(10)",
+        "rescue": "select tallybook.rescue()",
+        "enqueue after others": "select tallybook.enqueue_after('q', 'work', array[queued, jobs[1]]) from staged",
+        "settle what has ended": "select tallybook.parents_resolve(array[jobs[4]]) from staged",
+        "parents_resolve": "select tallybook.parents_resolve()",
+        "retry": "select tallybook.retry(jobs[4]) from staged",
+        "the view": "select * from tallybook.job where id = (select queued from staged)",
+        "the attempts": "select * from tallybook.attempt where job_id = (select queued from staged)",
+    }
     # Three jobs in the hands of a worker, a dead one, and nine in line.
     stage = """
 do $$
@@ -130,13 +128,13 @@ select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n
         db.execute(f"vacuum (analyze) {table}".encode())
     old = connect()
     old.execute(stage)
-    for query in VERBS.values():  # its plans are made here
+    for query in verbs.values():  # its plans are made here
         _read(old, query)
     db.execute(fill.replace("%(n)s", str(claims)).replace("%%", "%"))
     db.execute(stage)
     new = connect()
     more = {}
-    for verb, query in VERBS.items():
+    for verb, query in verbs.items():
         before, now = _read(new, query), _read(old, query)
         if now > 1.5 * before + 50:
             more[verb] = (now, before)
