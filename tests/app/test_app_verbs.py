@@ -37,8 +37,10 @@ def put(app: App, n: int = 1) -> list[int]:
 
 def test_an_app_shows_few_names() -> None:
     """dir(App) has at most 40 names, of them at most 22 verbs: those that people need daily."""
-    verbs = "task include lifespan around_job retry_policy schedule rate_limit concurrency_limit breaker open run_worker drain"
-    " enqueue_many enqueue_many_sync get result cancel retry conninfo"
+    verbs = (
+        "task include lifespan around_job retry_policy schedule rate_limit concurrency_limit breaker open run_worker drain"
+        " enqueue_many enqueue_many_sync get result cancel retry conninfo"
+    )
     shown = {name for name in dir(App("x")) if not name.startswith("_")}
     assert shown == {*verbs.split(), *NOUNS.split(), "name", "dsn", "tasks"}
     assert len(shown) <= 40

@@ -97,7 +97,7 @@ def test_pause_and_resume(dsn: str) -> None:
 def test_mistakes_are_explained(dsn: str, words: list[str], code: int, text: str) -> None:
     """A wrong expression, zone, interval or name ends as one line that names it, and changes nothing."""
     put(dsn, "--cron", "@daily")
-    assert text in run(*words, dsn=dsn, code=code)
+    assert text in run("schedule", *words, dsn=dsn, code=code)
 
 
 def test_a_schedule_in_code_can_be_looked_at_and_comes_back(dsn: str, db: Any) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.database import one
 from support.hands import Hands
-from support.ticking import MINUTE, NOON, SECOND, STEP, clocks, fires, put, run
+from support.ticking import MINUTE, NOON, SECOND, STEP, clocks, fires, one, put, run
 from support.workers import eventually
 from tallybook import App, Context
 from tallybook.errors import UnknownSchedule, WrongIsolationLevel

@@ -11,8 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.database import one
-from support.ticking import MINUTE, NOON, SECOND, STEP, clocks, declaring, fires, put, run
+from support.ticking import MINUTE, NOON, SECOND, STEP, clocks, declaring, fires, one, put, run
 from support.waiting import wait_until
 from support.worker_process import Workers
 from support.workers import SLEEPY, Jobs, eventually, working

@@ -12,9 +12,8 @@ import psycopg
 import pytest
 from cronsim import CronSim
 
-from support.database import one
 from support.hands import Hands
-from support.ticking import clocks, fires, put
+from support.ticking import clocks, fires, one, put
 from tallybook import App
 from tallybook._db.link import Link
 from tallybook._maintenance.clock import Clock

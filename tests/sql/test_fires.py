@@ -12,8 +12,7 @@ import psycopg
 import pytest
 
 from support.broken import without
-from support.database import one
-from support.ticking import fires, put
+from support.ticking import fires, one, put
 
 NOON = datetime(2031, 5, 1, 12, tzinfo=UTC)
 STEP = timedelta(minutes=10)

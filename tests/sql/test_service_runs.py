@@ -72,8 +72,10 @@ def test_who_is_refused_moves_nothing(db: Connection, somebody: Connection, now:
 def test_without_the_claim_two_run_at_once(db: Connection, somebody: Connection, now: datetime) -> None:
     """Negative control of S3-32: with a claim that everybody gets, both run."""
     # What the claim is, taken away.
-    anybody = "create or replace function tallybook._service_claim(p_name text, p_at timestamptz default now()) returns boolean"
-    " language sql as 'select true'"
+    anybody = (
+        "create or replace function tallybook._service_claim(p_name text, p_at timestamptz default now()) returns boolean"
+        " language sql as 'select true'"
+    )
     db.execute(anybody)
     somebody.execute("begin")
     assert all(one(somebody, run, now) is not None for run in RUNS.values())
@@ -112,8 +114,10 @@ def test_a_claim_that_is_stuck_stops_nobody_for_long(db: Connection, somebody: C
 def test_a_claim_without_an_end_stops_the_fleet(db: Connection, somebody: Connection, now: datetime) -> None:
     """Negative control: a claim that an open transaction holds to its end stops promotion for as long as that is."""
     # A claim that a transaction holds for as long as it is open.
-    forever = "create or replace function tallybook._service_claim(p_name text, p_at timestamptz default now()) returns boolean"
-    " language sql as 'select pg_try_advisory_xact_lock(1413565449, hashtext(p_name))'"
+    forever = (
+        "create or replace function tallybook._service_claim(p_name text, p_at timestamptz default now()) returns boolean"
+        " language sql as 'select pg_try_advisory_xact_lock(1413565449, hashtext(p_name))'"
+    )
     db.execute(forever)
     schedule(db, now + S)
     holds_a_claim(somebody, now)

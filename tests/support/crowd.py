@@ -23,10 +23,9 @@ from pathlib import Path
 
 import psycopg
 
-from support.database import Connection
-from support.paths import ROOT
-
 from .crowd_process import QUEUES, TASKS
+from .database import Connection
+from .paths import ROOT
 from .waiting import wait_until
 
 SEED = int(os.environ.get("TALLYBOOK_SEED") or random.randrange(1_000_000))

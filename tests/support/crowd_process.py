@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 
-from support.database import Connection
+from .database import Connection
 
 QUEUES = ("mail", "files", "reports")
 TASKS = ("send", "pack", "scan")

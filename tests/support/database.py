@@ -12,7 +12,7 @@ Connect = Callable[..., Connection]
 
 
 def one(db: psycopg.Connection[Any], query: Any, *params: Any) -> Any:
-    """The only column of the only row; the row where it has several. One dict is parameters by name."""
+    """The first column of the first row, which has to be there. One dict is parameters by name."""
     row = db.execute(query, params[0] if len(params) == 1 and isinstance(params[0], dict) else params).fetchone()
     assert row is not None, f"no row: {query}"
-    return row[0] if len(row) == 1 else row
+    return row[0]

@@ -76,3 +76,10 @@ async def run(dsn: str, *instants: datetime) -> None:
     async with clocks(dsn, None) as (clock,):
         for at in instants:
             await clock.run(at=at)
+
+
+def one(db: Connection, query: Any, *params: object) -> Any:
+    """The only column of the only row; the row where it has several."""
+    row = db.execute(query, params).fetchone()
+    assert row is not None
+    return row[0] if len(row) == 1 else row
