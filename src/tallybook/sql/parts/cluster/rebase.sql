@@ -33,8 +33,7 @@ language plpgsql
 set enable_nestloop = off  -- it reads all there is, once
 as $$
 declare
-  s pg_snapshot; v_old int[]; v_new int[]; v_xids xid8[]; v_seqs bigint[]; v_workers text[]; v_table text;
-  v_n int; v_counts int[];
+  s pg_snapshot; v_old int[]; v_new int[]; v_xids xid8[]; v_seqs bigint[]; v_workers text[];
 begin
   rebased := false; lanes := 0; moved := 0; lost := 0; cancelled := 0; scheduled := 0; waiting := 0; dead := 0;
   workers := 0; late := 0;
@@ -84,14 +83,22 @@ begin
     from tallybook._rebase_entries(v_old, v_new, null, null, v_xids, v_seqs, v_workers, at) b;
   perform set_config('tallybook.counting', 'off', true);  -- one by one: they are recounted
   -- What a user's transaction has locked stays where it is, and comes over when it is promoted, released or retried.
-  foreach v_table in array array['scheduled', 'waiting', 'dead'] loop
-    execute format('update tallybook.%1$I k set lane_id = m.new from unnest($1, $2) m(old, new), ('
-                   ' select f.job_id, f.lane_id from tallybook.%1$I f where f.lane_id = any ($1) for update skip locked'
-                   ') f where m.old = f.lane_id and k.job_id = f.job_id', v_table) using v_old, v_new;
-    get diagnostics v_n = row_count;
-    v_counts := v_counts || v_n;
-  end loop;
-  scheduled := v_counts[1]; waiting := v_counts[2]; dead := v_counts[3];
+  with moved as (
+    select * from unnest(v_old, v_new) m(old, new)
+  ), s as (
+    update tallybook.scheduled k set lane_id = m.new from moved m, (
+      select f.job_id, f.lane_id from tallybook.scheduled f where f.lane_id = any (v_old) for update skip locked) f
+     where m.old = f.lane_id and k.job_id = f.job_id returning 1
+  ), d as (
+    update tallybook.dead k set lane_id = m.new from moved m, (
+      select f.job_id, f.lane_id from tallybook.dead f where f.lane_id = any (v_old) for update skip locked) f
+     where m.old = f.lane_id and k.job_id = f.job_id returning 1
+  ), w as (
+    update tallybook.waiting k set lane_id = m.new from moved m, (
+      select f.job_id, f.lane_id from tallybook.waiting f where f.lane_id = any (v_old) for update skip locked) f
+     where m.old = f.lane_id and k.job_id = f.job_id returning 1
+  )
+  select (select count(*) from s), (select count(*) from d), (select count(*) from w) into scheduled, dead, waiting;
 
   update tallybook.installation i set system_identifier = c.system_identifier from pg_control_system() c;
   perform tallybook.recount(at);

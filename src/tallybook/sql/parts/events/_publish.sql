@@ -80,18 +80,30 @@ language plpgsql
 set lock_timeout = '50ms'  -- see above
 as $$
 declare
-  v_on boolean; v_table text;
+  v_on boolean;
 begin
   perform pg_advisory_xact_lock(1413565449, hashtext('notify: one at a time'));
   v_on := exists (select from tallybook.queue q where q.notify);
   if v_on = exists (select from pg_trigger t where t.tgrelid = 'tallybook.entry'::regclass and t.tgname = 'publish')
      then return; end if;
-  foreach v_table in array array['claim', 'dead', 'entry', 'outcome', 'scheduled'] loop
-    execute format(case when v_on then 'create trigger publish after insert on tallybook.%I referencing new table as '
-                                       'come for each statement execute function tallybook.%I()'
-                        else 'drop trigger publish on tallybook.%I' end,
-                   v_table, case when v_table in ('claim', 'outcome') then '_publish_ledger' else '_publish_jobs' end);
-  end loop;
+  if v_on then
+    create trigger publish after insert on tallybook.claim referencing new table as come
+      for each statement execute function tallybook._publish_ledger();
+    create trigger publish after insert on tallybook.dead referencing new table as come
+      for each statement execute function tallybook._publish_jobs();
+    create trigger publish after insert on tallybook.entry referencing new table as come
+      for each statement execute function tallybook._publish_jobs();
+    create trigger publish after insert on tallybook.outcome referencing new table as come
+      for each statement execute function tallybook._publish_ledger();
+    create trigger publish after insert on tallybook.scheduled referencing new table as come
+      for each statement execute function tallybook._publish_jobs();
+  else
+    drop trigger publish on tallybook.claim;
+    drop trigger publish on tallybook.dead;
+    drop trigger publish on tallybook.entry;
+    drop trigger publish on tallybook.outcome;
+    drop trigger publish on tallybook.scheduled;
+  end if;
 exception when lock_not_available then
   if v_on then
     raise exception 'notify cannot be switched on at this moment' using errcode = '55P03',
