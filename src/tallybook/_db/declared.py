@@ -17,7 +17,7 @@ Modules beside this one have a function for each verb, which checks its values a
 said once, at the noun of the App that people call it by.
 
 A worker has connections of its own, all of psycopg: `CANCEL.worker` is a statement with `%s`, for values in the declared
-order. tests/test_declared.py holds each declaration against pg_proc.
+order. tests/db/test_declared.py holds each declaration against pg_proc.
 """
 
 from __future__ import annotations

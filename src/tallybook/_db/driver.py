@@ -1,6 +1,7 @@
 """The driver's names for the rooms above: its connections, the errors that they catch, and how to open a connection.
 
-Other rooms import psycopg only where a public signature or a need of their own asks for it: tests/test_layers.py lists them.
+Other rooms import psycopg only where a public signature or a need of their own asks for it:
+tests/package/test_layers.py lists them.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _HEAD = """\
 -- _rights(): who may use what where there are roles, one row each; made from the lines `-- rights:` of all files.
 --
 --   definer   a function that runs with the owner's rights and a fixed search_path, since its callers have no right to
---             any table. It must not reach text from outside that it executes: tests/test_roles.py looks at all it calls.
+--             any table. It must not reach text from outside that it executes: tests/db/test_roles.py looks at all it calls.
 --   caller    a function that runs with the caller's rights
 --   view      all columns, or those named in columns
 -- Old overloads of a name have its rights. What has a role's rights is the role's name in tallybook.role.
