@@ -55,8 +55,8 @@ begin
               when (e.a).busy then 'changing'
               when (e.a).run_at > claimed_jobs.at then 'postponed'
               when e.order_key is not null then 'order_key'
-              when (e.options ? 'limits' or v_wide)
-                   and tallybook._is_limited(v_queue, e.task, e.options, e.xid, e.seq) then 'limit' end
+              when e.options ? 'limits' or v_wide  -- no "and": of a job without options this is null
+              then case when tallybook._is_limited(v_queue, e.task, e.options, e.xid, e.seq) then 'limit' end end
     from (
       select x.*, case when x.unique_key is not null then  -- it can have been changed
                tallybook._amendment_state(x.job_id, x.task, (select tallybook._crowd())) end as a
