@@ -8,6 +8,7 @@ from typing import Any, LiteralString, cast
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from support.askers import HOUR, MIN, MS, Asker, S, T, put, two_at_once
 from support.broken import without
@@ -103,6 +104,18 @@ def test_who_waited_for_a_permit_asks_no_second_time(db: Connection, more: Liter
     permits(db, "customer:1")
     db.execute(more)
     assert [(job, limited) for _, job, _, limited in asker.claim(T)] == [(second, asks)]
+
+
+def test_a_job_without_limits_asks_for_none(db: Connection) -> None:
+    """Where no rule holds a whole queue or task, the look for limits is not made for jobs that name none."""
+    limit(db)
+    without(db, "_is_limited", "begin", "begin raise exception 'asked';")
+    (plain,), (other,) = put(db), put(db, options=Jsonb({"note": 1}))
+    asker = Asker(db)
+    assert [(job, limited) for _, job, _, limited in asker.claim(T)] == [(plain, False), (other, False)]
+    put(db, "customer:1")
+    with pytest.raises(psycopg.Error, match="asked"):
+        asker.claim(T)
 
 
 def test_a_newcomer_goes_behind_those_who_wait(db: Connection) -> None:
