@@ -64,6 +64,8 @@ select case when w.id is null then 'available'
   left join tallybook.worker w on w.id = c.worker_id
  where o.state is null group by 1"""
 
+SLOW = 4.0
+"""Seconds after which a rescue is told in full."""
 _WITH_EFFECT = ("effect", "effect_in_thread")
 _STEPS = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24)
 
@@ -229,6 +231,7 @@ class Judge:
         """Seconds from the fault to the next claim: of the kills that count, and the histogram of all by nemesis."""
         kills = {kill.worker: kill for kill in self._kills}
         counted: list[float] = []
+        slow: set[str] = set()
         times: dict[str, list[float]] = defaultdict(list)
         for worker, lost_at, claimed_at in self._ask(_RESCUES):
             if claimed_at is None:
@@ -238,11 +241,23 @@ class Judge:
                 counted.append(claimed_at - kill.at)
                 times["kill_worker"].append(claimed_at - kill.at)
                 times["kill_worker, back in line after"].append(lost_at - kill.at)
+                if claimed_at - kill.at > SLOW:
+                    slow.add(self._slow(kill, lost_at, claimed_at))
                 continue
             before = [fault for fault in self._faults if fault.at <= lost_at]
             fault = before[-1] if before else Fault("none", lost_at)
             times[fault.name].append(claimed_at - fault.at)
-        return counted, _histogram(times)
+        return counted, [*_histogram(times), *sorted(slow)]
+
+    def _slow(self, kill: Kill, lost_at: float, claimed_at: float) -> str:
+        """What a rescue waited for, as far as the run knows it."""
+        between = [
+            f"{fault.name} at {fault.at - kill.at:+.1f} s" for fault in self._faults if kill.at < fault.at < claimed_at
+        ]
+        return (
+            f"slow: a job of {kill.worker} was back in line {lost_at - kill.at:.1f} s after the kill and claimed after "
+            f"{claimed_at - kill.at:.1f} s; faults since: {', '.join(between) or 'none'}"
+        )
 
 
 def _read_runs(paths: Iterable[Path]) -> Counter[int]:

@@ -33,6 +33,14 @@ select count(*) from tallybook.worker w, lateral tallybook._open_attempts(w.id, 
  where w.name = %s and w.ended_at is null and e.task = 'effect_in_thread'
    and c.claimed_at between clock_timestamp() - interval '1 s' and clock_timestamp() - interval '0.4 s'"""
 _LIVING = "select count(*) from tallybook.worker where name = any (%s::text[]) and ended_at is null"
+# Of the killed: who is not rescued yet, and jobs that are back in line and not claimed.
+_NOT_GOING_ON = """
+select (select count(*) from tallybook.worker where name = any (%s::text[]) and ended_at is null)
+     + (select count(*) from tallybook.outcome o
+          join tallybook.entry e on e.retention = o.retention and e.xid = o.entry_xid and e.seq = o.entry_seq
+          join tallybook.entry x on x.job_id = e.job_id and x.attempt = e.attempt + 1
+         where o.state = 'lost' and o.ended_at > to_timestamp(%s)
+           and not exists (select from tallybook._claim_of(x.lane_id, x.retention, x.xid, x.seq)))"""
 _OPEN_TRANSACTIONS = """
 select application_name, state, coalesce(wait_event, 'nothing'),
        extract(epoch from clock_timestamp() - xact_start)::int, left(query, 60)
@@ -141,10 +149,16 @@ async def kill_worker(stage: Stage) -> None:
     # to come back: that is not what is measured here.
     await asyncio.sleep(max(0.0, stage.quiet_since + LEASE + 1 - time.time()))
     stage.mark()
-    for worker in stage.rng.sample(stage.crew.workers, stage.rng.choice((1, 1, 2))):
+    killed = stage.rng.sample(stage.crew.workers, stage.rng.choice((1, 1, 2)))
+    names, since = [worker.name for worker in killed], time.time()
+    for worker in killed:
         await stage.until(lambda worker=worker: _holds_effects(stage, worker), 2)  # type: ignore[misc]
         stage.crew.kill(worker)
     await stage.nap(1, 3)
+    for _ in range(int(_LONGEST_OUTAGE)):  # or the next fault would be counted as part of this rescue
+        if await stage.ask(_NOT_GOING_ON, names, since) == [(0,)]:
+            return
+        await stage.nap(0.5, 0.5)
 
 
 async def _holds_effects(stage: Stage, worker: Worker) -> bool:

@@ -328,6 +328,36 @@ def test_a_session_that_comes_back_has_its_grace_again(db: Connection, connect: 
     assert rescue(db, start + seconds(5.5)) == (1, 0)
 
 
+def lost_alone(db: Connection, connect: Any, *, there: bool) -> tuple[str, int]:
+    """A job that was alone with three silent workers, whose sessions are still there or gone: its state and its crashes."""
+    (job,) = enqueue(db)
+    for _ in range(3):
+        worker, start = start_worker(db, session=True), now(db)
+        claim(db, worker)
+        heartbeat = connect()
+        if there:
+            heartbeat.execute("select pg_advisory_lock_shared(1413565443, %s)", [worker])
+        assert rescue(db, start + seconds(31)) == (0, 1)
+        assert rescue(db, start + seconds(45)) == (1, 0)
+    return cast(
+        "tuple[str, int]", db.execute("select state, crashes from tallybook.job where id = %s", [job]).fetchone()
+    )
+
+
+@pytest.mark.direct("a worker holds a lock of its session")
+def test_no_job_is_buried_for_a_worker_that_the_network_hides(db: Connection, connect: Any) -> None:
+    """P8: a worker that is silent while its session is there may live: a job that it had alone goes on, at three crashes too."""
+    assert lost_alone(db, connect, there=True) == ("available", 3)
+
+
+@pytest.mark.direct("a worker holds a lock of its session")
+def test_control_silence_buries_the_innocent(db: Connection, connect: Any) -> None:
+    """Control: without that look the job is dead; and it is where the session has gone, as after a death."""
+    assert lost_alone(db, connect, there=False) == ("dead", 3)
+    without(db, "_rescue_attempts", "and v_died")
+    assert lost_alone(db, connect, there=True) == ("dead", 3)
+
+
 def test_a_session_that_comes_back_finds_its_lock_free(db: Connection, connect: Any) -> None:
     """Review 12: a rescue whose transaction is still open is not in the way of a worker that comes back."""
     worker = start_worker(db, session=True)

@@ -49,9 +49,7 @@ begin
   due := due || case when exists (
          select from tallybook.worker w where w.ended_at is null
             and (w.gone_at is not null or w.seen_at < at - w.lease
-                 -- As in rescue: taken for a microsecond where the session that holds it is gone.
-                 or case when w.session then pg_try_advisory_lock(1413565443, w.id)
-                    and pg_advisory_unlock(1413565443, w.id) else false end))
+                 or case when w.session then tallybook._session_gone(w.id) else false end))
     or v_waiting and 'rescue' = any (v_second)
     or 'rescue' = any (v_old) and (
        exists (select from tallybook.amendment)

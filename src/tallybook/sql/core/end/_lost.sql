@@ -3,8 +3,9 @@
 -- scheduled or dead.
 --
 -- A job becomes a dead letter only for what it did alone: of several that were lost together nobody knows which it
--- was. A worker therefore runs a job that is one crash from its limit while nothing else runs (see suspects.py). At
--- three times the limit it is dead in any case, for workers that run such jobs side by side for ever.
+-- was, and a worker that only the network hides may live (see _rescue_attempts). A worker therefore runs a job that is
+-- one crash from its limit while nothing else runs (see suspects.py). At three times the limit it is dead in any case,
+-- for workers that run such jobs side by side for ever.
 create or replace function tallybook._lost(e tallybook.entry, p_error jsonb, p_at timestamptz, p_max_crashes int,
   p_alone boolean, p_delay interval) returns text
 language plpgsql as $$

@@ -1,11 +1,13 @@
 -- _rescue_attempts(worker, max_crashes, at): end the open attempts of a dead worker as lost, each with what follows.
 -- Returns lost, how many; rest: some could not be ended now. Called by rescue, behind the worker's gate and with its
 -- lock timeout.
+-- A worker whose session is still there is silent: the network keeps it from us, and it may live. What it did alone
+-- proves nothing against a job then.
 create or replace function tallybook._rescue_attempts(w tallybook.worker, p_max_crashes int, p_at timestamptz,
   out lost int, out rest boolean)
 language plpgsql as $$
 declare
-  c record; e tallybook.entry; v_error jsonb;
+  c record; e tallybook.entry; v_error jsonb; v_died boolean := not w.session or tallybook._session_gone(w.id);
 begin
   lost := 0; rest := false;
   for c in select h.*, count(*) over () = 1 as alone from tallybook._open_attempts(w.id, w.open_from) h
@@ -22,7 +24,8 @@ begin
       select x.* into strict e from tallybook.entry x
        where x.lane_id = c.lane_id and x.retention = c.retention and x.xid = c.xid and x.seq = c.seq;
       insert into tallybook.tally (lane_id, n, attempts, what, task) values (e.lane_id, 1, e.attempt, 'lost', e.task);
-      perform tallybook._lost(tallybook._amended(e, p_at), v_error, p_at, p_max_crashes, c.alone, interval '0');
+      perform tallybook._lost(tallybook._amended(e, p_at), v_error, p_at, p_max_crashes, c.alone and v_died,
+                              interval '0');
       lost := lost + 1;
     exception when lock_not_available then
       rest := true;

@@ -10,8 +10,8 @@ declare
                               else '-infinity' end;
 begin
   -- Silence alone proves nothing: the server itself may have been away. Silent, and still silent a grace after it was
-  -- noticed. The session's lock is let go at once: a worker that comes back takes it.
-  v_free := w.session and pg_try_advisory_lock(1413565443, w.id) and pg_advisory_unlock(1413565443, w.id);
+  -- noticed.
+  v_free := w.session and tallybook._session_gone(w.id);
   v_heard := w.seen_at >= p_at - p_lease;
   if w.session and v_heard and not v_free or not w.session and w.seen_at >= p_at - p_lease / 2 then
     update tallybook.worker k set gone_at = null  -- its session is there
