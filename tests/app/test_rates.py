@@ -296,6 +296,46 @@ async def test_no_more_than_the_limit_run_at_once(app: App, dsn: str, db: Any, j
     assert (key.rule, key.most, key.waiting) == ("customer", 3, 0)
 
 
+async def test_an_end_hands_its_permit_on_itself(app: App, dsn: str, db: Any) -> None:
+    """S1-18: the statement that completes a job lets the next one of the limit go on; nothing else has to be told."""
+    app.concurrency_limit("one", 1)
+    told: list[Any] = []
+
+    @app.task(limits=("one",))
+    async def work() -> None: ...
+
+    app.enqueue_many_sync(db, [work.job() for _ in range(20)])
+    done = "select count(*) from tallybook.outcome where state = 'completed'"
+    async with working(app, dsn) as worker:
+        worker.book.on.permits = told.append
+        await eventually(lambda: db.execute(done).fetchone() == (20,), "all are done")
+    assert len(told) < 10  # none, unless a look of the service has the key's row just then
+
+
+async def test_no_end_waits_for_a_person_who_changes_a_limit(
+    app: App, dsn: str, db: Any, jobs: Jobs, connect: Any
+) -> None:
+    """S1-18: while a transaction that has the row of a limit stays open, jobs that hold its permits end; the others wait."""
+    app.concurrency_limit("one", 1)
+    gate, began = asyncio.Event(), list[int]()
+
+    @app.task(limits=("one",))
+    async def work(ctx: Context) -> None:
+        began.append(ctx.job_id)
+        await gate.wait()
+
+    first, second = (work.enqueue_sync(db).id for _ in range(2))
+    person = connect(autocommit=False)
+    async with working(app, dsn):
+        await eventually(lambda: jobs(second).state == "waiting", "one of them waits")
+        assert person.execute("select name from tallybook.rate_state where name = 'one' for update").rowcount == 1
+        gate.set()
+        await jobs.becomes(first, "completed")
+        assert began == [first]
+        person.rollback()
+        await jobs.becomes(second, "completed")
+
+
 async def test_a_handler_takes_a_place_that_it_names_itself(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S1-18: ctx.limit takes a permit of a concurrency limit, too; without one the job waits, and runs again when it has it."""
     app.concurrency_limit("report", 1)

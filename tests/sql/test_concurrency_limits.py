@@ -84,6 +84,43 @@ def test_an_end_lets_the_next_go_on(db: Connection) -> None:
     assert one(db, "select count(*) from tallybook.concurrency_line") == 0
 
 
+@pytest.mark.direct("listens")
+@pytest.mark.parametrize("quiet", [False, True])
+def test_nobody_is_woken_for_a_queue_that_the_caller_looks_at(db: Connection, connect: Any, quiet: bool) -> None:
+    """S1-18: who lets a job go on wakes those who sleep on its queue, unless it says that it will look there itself."""
+    limit(db, most=1)
+    (first, _) = put(db, "customer:1", n=2)
+    asker = Asker(db)
+    asker.look(T)
+    complete(asker, first)
+    ear = connect()
+    ear.execute("listen tallybook")
+    assert one(ear, "select clear from tallybook.listen_begin('{q}')")
+    query = "select released from tallybook.concurrency_release('{customer:1}', at => %s, quiet => %s)"
+    assert one(db, query, T, ["q", "other"] if quiet else ["other"]) == 1
+    db.execute("notify tallybook, 'last'")
+    words = []
+    for word in ear.notifies(timeout=60):
+        words.append(word.payload)
+        if word.payload == "last":
+            break
+    assert words == (["last"] if quiet else ["q", "last"])
+
+
+def test_a_key_that_somebody_has_is_not_waited_for(db: Connection, connect: Any) -> None:
+    """S1-18: who was told of an end and finds the key's row locked says so, at once; nothing is let go on."""
+    limit(db, most=1)
+    (first, _) = put(db, "customer:1", n=2)
+    asker = Asker(db)
+    asker.look(T)
+    complete(asker, first)
+    person = connect(autocommit=False)
+    person.execute("select name from tallybook.rate_state for update")
+    assert one(db, "select released from tallybook.concurrency_release('{customer:1}', at => %s)", T) is None
+    person.rollback()
+    assert permits(db, "customer:1") == 1
+
+
 @pytest.mark.parametrize(
     ("more", "asks"),
     [

@@ -14,7 +14,7 @@ from tallybook._maintenance.service import REFUSED, Release, about_a_second
 _RESOLVE = Declared("""
   parents_resolve(parents bigint[], after bigint, as_service boolean)
   -> row (ended int, released int, cancelled int, busy int, last bigint, remain boolean)""")
-PERMITS = Declared("concurrency_release(names text[], as_service boolean) -> row (released int, remain boolean)")
+_PERMITS = Declared("concurrency_release(names text[], as_service boolean) -> row (released int, remain boolean)")
 _FAIR = Declared("""
   fair_release(known jsonb, as_service boolean) -> row (known jsonb, released int, busy boolean, remain boolean)""")
 _FAIR_RELEASE = _FAIR.select("known::text, released, busy, remain")
@@ -82,7 +82,7 @@ class Permits(Release):
         return int(released)
 
     async def _run(self, names: list[str] | None, *, as_service: bool) -> Any:
-        row = await self._row(PERMITS.worker, names, as_service)
+        row = await self._row(_PERMITS.worker, names, as_service)
         if row[0]:
             self._on_released()
         return row
@@ -92,7 +92,10 @@ class Permits(Release):
         if self._ended:
             names = sorted(self._ended)[:_BATCH]
             self._ended.difference_update(names)
-            _, remain = await self._run(names, as_service=False)
+            released, remain = await self._run(names, as_service=False)
+            if released is None:  # somebody has the row of one of them
+                self._ended.update(names)
+                return _LOCKED * random.uniform(0.5, 1.0)
             return 0.0 if self._ended else _ROUND if remain else None
         released, remain = await self._run(None, as_service=True)
         return about_a_second() if remain else REFUSED if released is None else None

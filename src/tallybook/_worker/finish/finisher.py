@@ -13,6 +13,7 @@ from collections import Counter
 from datetime import timedelta
 from typing import Any
 
+from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
 from tallybook._db.ends import CANCEL_RUNNING, COMPLETE_MANY, COMPLETE_MANY_WITH, CRASH, FAIL, MOVE, SNOOZE, UNCLAIM
 from tallybook._db.link import Link
@@ -26,6 +27,9 @@ log = logging.getLogger("tallybook.worker")
 # The jobs of one flush are mostly of one claim: its lease travels once.
 _ONE = {"leases": "array_fill({lease:uuid}, array[cardinality(x.j)])", "job_ids": "x.j", "attempts": "x.a"}
 _COMPLETE_ONE = f"select {COMPLETE_MANY.called('order', **_ONE)} from (select %s::bigint[] as j, %s::int[] as a) x"  # noqa: S608
+# The ends first, then those go on who wait for their permits: both are there with one commit.
+_RELEASE = Declared("concurrency_release(names text[], quiet text[]) -> row (released int)")
+_AND_RELEASE = f"select refused, ({_RELEASE.called('order')}).released from ({{}} offset 0) done(refused)"  # noqa: S608
 
 _FAILURES = ("fail", "crash")
 _LARGEST_FLUSH = 2000
@@ -33,6 +37,8 @@ _LARGEST_FLUSH = 2000
 _LARGEST_ORDERED = 200
 # In one statement: its columns are limited, and so is what a plan of that size costs. No more than _LARGEST_ORDERED.
 _MOST_VERBS = 200
+# Ends let those go on who wait for their permits, while these are of few limits: more of them would hold up the ends.
+_MOST_LIMITS = 20
 
 
 class Finisher:
@@ -135,8 +141,8 @@ class Finisher:
                 completed, self._completed = _next_flush(self._completed)
                 ends, self._ends = self._ends[:_MOST_VERBS], self._ends[_MOST_VERBS:]
                 if completed:
-                    await self._link.run(lambda conn, jobs=completed: self._flush_completed(conn, jobs))  # type: ignore[misc]
-                    self._seen(completed)
+                    released = await self._link.run(lambda conn, jobs=completed: self._flush_completed(conn, jobs))  # type: ignore[misc]
+                    self._seen(completed, released=released)
                     if self._results:
                         for job in completed:
                             self._results.pop(job, None)
@@ -165,11 +171,11 @@ class Finisher:
             params = (job.lease.lease, job.job_id, job.attempt, plain, None, None, False)
             await self._link.run(lambda conn: self._flush_ends(conn, [End(job, "fail", FAIL.worker, params)]))
 
-    def _seen(self, jobs: list[Running]) -> None:
+    def _seen(self, jobs: list[Running], *, released: bool = False) -> None:
         for lease_id, count in Counter(id(job.lease) for job in jobs).items():
             lease = next(job.lease for job in jobs if id(job.lease) == lease_id)
             self._book.ended(lease, count)
-            if lease.permits:
+            if lease.permits and not released:
                 self._book.on.permits({key for job in jobs if job.lease is lease for key in job.permits or ()})
             if lease.followed:
                 self._book.on.followed(
@@ -177,22 +183,28 @@ class Finisher:
                 )
         self._book.changed.set()  # the claimer may be holding back for what was unsaid
 
-    async def _flush_completed(self, conn: AsyncConnection, jobs: list[Running]) -> None:
-        ids, attempts = [job.job_id for job in jobs], [job.attempt for job in jobs]
+    async def _flush_completed(self, conn: AsyncConnection, jobs: list[Running]) -> bool:
+        # Whether those who waited for their permits go on, too.
         first = jobs[0].lease
+        one = all(job.lease is first for job in jobs)
+        values: list[Any] = [[job.job_id for job in jobs], [job.attempt for job in jobs]]
         if self._results and any(job in self._results for job in jobs):
-            results = [self._results.get(job) for job in jobs]
-            cursor = await conn.execute(
-                COMPLETE_MANY_WITH.worker, ([job.lease.lease for job in jobs], ids, attempts, results)
-            )
-        elif all(job.lease is first for job in jobs):
-            cursor = await conn.execute(_COMPLETE_ONE, (first.lease, ids, attempts))
+            sql, one = COMPLETE_MANY_WITH.worker, False
+            values.append([self._results.get(job) for job in jobs])
         else:
-            cursor = await conn.execute(COMPLETE_MANY.worker, ([job.lease.lease for job in jobs], ids, attempts))
-        (refused,) = await cursor.fetchone() or ([],)
+            sql = _COMPLETE_ONE if one else COMPLETE_MANY.worker
+        values.insert(0, first.lease if one else [job.lease.lease for job in jobs])
+        names = {key for job in jobs for key in job.permits or ()} if not one or first.permits else ()
+        if release := 0 < len(names) <= _MOST_LIMITS:
+            free = [queue for queue, slots in self._book.free.items() if slots > 0]
+            sql, values = _AND_RELEASE.format(sql), [sorted(names), free, *values]
+        refused, *released = await (await conn.execute(sql, values)).fetchone() or ([],)
+        if any(released):
+            self._book.on.room()  # nobody else is woken
         self.counts["completed"] += len(jobs) - len(refused)
         for job_id in refused:
             self._refused(job_id, "complete")
+        return release and released != [None]
 
     async def _flush_ends(self, conn: AsyncConnection, ends: list[End]) -> None:
         # One statement: a flush that is said again after a lost connection finds all of it done, or nothing. Of several, even

@@ -1,16 +1,19 @@
--- concurrency_release(names, at, as_service): let those go on who wait for a permit at a concurrency limit, or for a
--- breaker, where there is one.
+-- concurrency_release(names, at, as_service, quiet): let those go on who wait for a permit at a concurrency limit, or
+-- for a breaker, where there is one.
 --
--- Said with names by whoever has just seen the end of a job that held one; without, by a service, for what a crash, a
--- rescue, the time or a changed rule has freed: up to 1000 keys, from a random one on. At most 500 go on per key and
--- call.
--- Returns released: how many were let go on (null: somebody else runs the service), and whether anybody waits still.
+-- Said with names by whoever has just seen the end of a job that held one, in the statement that ends it or later;
+-- without, by a service, for what a crash, a rescue, the time or a changed rule has freed: up to 1000 keys, from a
+-- random one on. At most 500 go on per key and call.
+--   quiet  queues of which nobody need be woken: the caller looks there itself, and has free slots
+-- Returns released: how many were let go on (null: somebody else runs the service, or had one of the names for more
+-- than 20 ms), and whether anybody waits still.
 -- Locks the keys' rows in their order; those that it was not told of are only tried. Reads limit_rule,
 -- outcome, tombstone; deletes from concurrency_holder, concurrency_line, waiting; writes entry,
 -- scheduled, concurrency_holder, concurrency_line, breaker_state, service.
 -- rights: worker
 create or replace function tallybook.concurrency_release(names text[] default null,
-  at timestamptz default clock_timestamp(), as_service boolean default false, out released int, out remain boolean)
+  at timestamptz default clock_timestamp(), as_service boolean default false, quiet text[] default '{}',
+  out released int, out remain boolean)
 language plpgsql
 -- profile: nested
 as $$
@@ -21,7 +24,6 @@ begin
                                     'An older snapshot does not see who has ended.');
   remain := true;
   if as_service and not tallybook._service_claim('concurrency_release', at) then return; end if;
-  released := 0;
   if names is null then
     names := array(
       with recursive k(name) as (
@@ -35,17 +37,16 @@ begin
                         (select l.name from tallybook.concurrency_line l order by l.name limit 1)) from k)
       select k.name from k limit 1000);
   end if;
-  if v_told then  -- all of them first, in the order of limit_take: _let_in locks more, which it only tries
-    perform from (select s.name from tallybook.rate_state s where s.name = any (concurrency_release.names)
-                  order by s.name for update) s;
-  end if;
+  -- All of them first, in the order of limit_take: _let_in locks more, which it only tries.
+  if v_told and not tallybook._lock_keys(names) then return; end if;
+  released := 0;
   for v_name in select n from unnest(names) n group by n order by n loop
     if not v_told then
       perform from tallybook.rate_state s where s.name = v_name for update skip locked;
       continue when not found;
     end if;
     if exists (select from tallybook.concurrency_line l where l.name = v_name) then
-      released := released + tallybook._let_in(v_name, at);
+      released := released + tallybook._let_in(v_name, at, p_quiet => quiet);
     elsif exists (select from tallybook._limit_of('breaker', v_name)) then
       perform tallybook._permits_free(v_name, at);  -- so that what an end has said to the breaker is on view
     end if;
@@ -54,14 +55,41 @@ begin
   if as_service then perform tallybook._service_ran('concurrency_release', at, released); end if;
 end $$;
 
--- _let_in(name, at, most): those who wait for a permit of this key go on, as many as there are permits; how many. The
--- key's row is locked.
+-- _lock_keys(names): the rows of these keys, to the end of the transaction; false where one of them is not to be had in
+-- 20 ms. A person's transaction that changes a rule may stay open, and no end of a job waits for it.
+create or replace function tallybook._lock_keys(p_names text[]) returns boolean
+language plpgsql
+set lock_timeout = '20ms'  -- see above
+as $$
+begin
+  perform from (select s.name from tallybook.rate_state s where s.name = any (p_names)
+                order by s.name for update) s;
+  return true;
+exception when lock_not_available then
+  return false;
+end $$;
+
+-- _place_quietly(waiting, at): as _place_waiting, and nobody is woken.
+create or replace function tallybook._place_quietly(w tallybook.waiting, p_at timestamptz) returns boolean
+language plpgsql as $$
+declare
+  v_notify text := coalesce(current_setting('tallybook.notify', true), ''); v_placed boolean;
+begin
+  v_placed := set_config('tallybook.notify', 'off', true) is null;
+  v_placed := tallybook._place_waiting(w, p_at);
+  perform set_config('tallybook.notify', v_notify, true);
+  return v_placed;
+end $$;
+
+-- _let_in(name, at, most, quiet): those who wait for a permit of this key go on, as many as there are permits; how
+-- many. The key's row is locked.
 --
 -- A job goes on with the permits of all its keys. Where another key of it has none it goes into that one's line,
 -- without an entry, and keeps its seniority: a permit that was kept for it meanwhile would be nobody's, and two jobs
 -- could keep one from each other for ever.
 -- A job or a key that somebody has locked is passed by: the next look finds it.
-create or replace function tallybook._let_in(p_name text, p_at timestamptz, p_most int default 500) returns int
+create or replace function tallybook._let_in(p_name text, p_at timestamptz, p_most int default 500,
+  p_quiet text[] default '{}') returns int
 language plpgsql
 -- profile: nested
 as $$
@@ -118,7 +146,9 @@ begin
     delete from tallybook.waiting y where y.job_id = w.job_id;
     if v_lane.part in ('', 'fair') then w.lane_id := tallybook._lane_beside(w.lane_id, 'turn'); end if;
     w.options := w.options - 'held' || jsonb_build_object('turn', coalesce(w.options ->> 'turn', p_name));
-    if tallybook._place_waiting(w, p_at) then
+    v_here := case when v_lane.queue = any (p_quiet) then tallybook._place_quietly(w, p_at)
+                   else tallybook._place_waiting(w, p_at) end;
+    if v_here then
       insert into tallybook.concurrency_holder (xid, seq, job_id, retention, probe, name)
       select pg_current_xact_id(), currval('tallybook.job_id'), w.job_id, l.retention, n = any (v_probes), n
         from tallybook.lane l, unnest(case when v_free is null then v_keys else p_name || v_keys end) n
