@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from support.workers import SLEEPY, eventually, working
 from tallybook import App
+from tallybook._db.link import Link
+from tallybook._maintenance.releases import FairRelease
 from tallybook.errors import ConfigError
 
 
@@ -119,3 +122,29 @@ async def test_a_worker_that_starts_finds_what_was_left(app: App, dsn: str, db: 
     async with working(app, dsn):
         await eventually(lambda: len(seen) == 3, "all have run")
         assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize(
+    ("slots", "workers", "remain", "claims", "runs"),
+    [
+        (10, 1, True, [(60, False), (39, False)], False),
+        (10, 1, True, [(60, False), (40, False)], True),
+        (10, 4, True, [(25, False)], True),
+        (100, 1, True, [(100, False)], False),
+        (100, 1, True, [(200, False)], True),
+        (5000, 1, True, [(500, False)], True),
+        (10, 1, False, [(1, True)], True),
+        (10, 1, True, [(0, True)], True),
+        (10, 1, False, [(0, True)], False),
+    ],
+)
+async def test_claims_add_up_to_a_run(
+    slots: int, workers: int, remain: bool, claims: list[tuple[int, bool]], runs: bool
+) -> None:
+    """The line is filled when a worker's share of half of it was claimed, or a claim has found too little while some wait."""
+    release = FairRelease(Link("", "w"), asyncio.Event(), slots=slots, on_released=lambda: None)
+    release.run_at, release._remain = math.inf, remain
+    release.pause(workers)
+    for jobs, short in claims:
+        release.claimed(jobs, short)
+    assert (release.run_at < math.inf) is runs

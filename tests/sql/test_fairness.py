@@ -540,6 +540,36 @@ def test_more_keys_than_are_kept(db: Connection) -> None:
     assert set(Counter(keys).values()) == {2}
 
 
+def test_of_very_many_keys_no_more_are_looked_up_than_there_is_room_for(db: Connection) -> None:
+    """500 keys, more than are kept: with room for 3 a call knows 4 of them afterwards, less what it has released."""
+    load(db, [f"k{n:03}" for n in range(500)])
+    dealer, worker = Dealer(db), Worker(db)
+    assert dealer.deal() == 200
+    worker.claim(3)
+    assert dealer.deal() == 3
+    (known,) = json.loads(str(dealer.known)).values()
+    assert (known["full"], set(known["keys"])) == (True, {"k203"})
+
+
+def test_a_key_with_much_fills_what_keys_with_little_leave(db: Connection) -> None:
+    """Fifty keys of one job each and one of 300: one call fills the line, one of each first."""
+    load(db, [f"k{n:02}" for n in range(50)] + ["x"] * 300)
+    assert Dealer(db).deal() == 200
+    keys = keys_of(db, Worker(db).claim(200))
+    assert keys[:51] == [*(f"k{n:02}" for n in range(50)), "x"]
+    assert set(keys[51:]) == {"x"}
+
+
+def test_a_run_as_service_commits_asynchronously(db: Connection) -> None:
+    """What a crash takes back waits again; a call of somebody's own keeps what its transaction has."""
+    put(db, "a")
+    for as_service, said in ((False, "on"), (True, "off")):
+        with db.transaction():
+            db.execute("select * from tallybook.fair_release(as_service => %s, at => %s)", (as_service, T))
+            assert one(db, "select current_setting('synchronous_commit')") == said
+        assert one(db, "select current_setting('synchronous_commit')") == "on"
+
+
 def stumbles(db: Connection) -> int:
     """How many were given back: these come into line without a turn."""
     return int(one(db, "select count(*) from tallybook.outcome where state = 'moved'"))

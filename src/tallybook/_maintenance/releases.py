@@ -16,13 +16,16 @@ _RESOLVE = Declared("""
   -> row (ended int, released int, cancelled int, busy int, last bigint, remain boolean)""")
 _PERMITS = Declared("concurrency_release(names text[], as_service boolean) -> row (released int, remain boolean)")
 _FAIR = Declared("""
-  fair_release(known jsonb, as_service boolean) -> row (known jsonb, released int, busy boolean, remain boolean)""")
+  fair_release(known jsonb, max_line int, as_service boolean)
+  -> row (known jsonb, released int, busy boolean, remain boolean)""")
 _FAIR_RELEASE = _FAIR.select("known::text, released, busy, remain")
 _BATCH = 500
 _ROUND = 1.0
 # A round over all that jobs wait for takes about a twentieth of one connection's time, however many these are.
 _APART = 0.25
 _LOCKED = 0.05
+# Jobs with fair keys in line: a fast worker with many slots would find too few between two looks.
+_LINE, _LONGEST_LINE = 200, 1000
 # Another deals: what was claimed since it looked is ours to find.
 _AGAIN = 0.01
 
@@ -102,15 +105,33 @@ class Permits(Release):
 
 
 class FairRelease(Release):
-    """Jobs with a fair key go to their lanes in rounds, as those in line are claimed. A claim of such jobs tells it, too."""
+    """Jobs with a fair key go to their lanes in rounds, as those in line are claimed. Claims of such jobs tell it, too.
+
+    Each run costs as much as a hundred jobs, so it waits until its share of half a line was claimed, or a claim has found
+    less than it wanted.
+    """
 
     name = "fair_release"
     _known: str | None = None
     _last_time = True
+    _remain = False
+    _claimed = 0
+    _workers = 1
 
-    def __init__(self, link: Link, told: asyncio.Event, *, on_released: Callable[[], None]) -> None:
+    def __init__(self, link: Link, told: asyncio.Event, *, slots: int, on_released: Callable[[], None]) -> None:
         super().__init__(link, told, on_released=on_released)
+        self._line = min(max(_LINE, 4 * slots), _LONGEST_LINE)
         self.run_at = 0.0  # a look sees what is new: what a worker before this one has left is found here
+
+    def pause(self, workers: int) -> float:
+        self._workers = max(1, workers)
+        return super().pause(workers)
+
+    def claimed(self, jobs: int, short: bool) -> None:
+        """A claim has taken so many of them, or found nothing; short: less than it had room for."""
+        self._claimed += jobs
+        if (short and (jobs or self._remain)) or 2 * self._workers * self._claimed >= self._line:
+            self.soon()
 
     def soon(self) -> None:
         self._last_time = False
@@ -123,10 +144,11 @@ class FairRelease(Release):
 
     async def _run(self, *, as_service: bool) -> tuple[int, bool, bool]:
         # What it knows of a database that was replaced is thrown away with what it knew of the lanes of that one.
-        self._known, released, busy, remain = await self._row(_FAIR_RELEASE, self._known, as_service)
+        self._claimed = 0
+        self._known, released, busy, self._remain = await self._row(_FAIR_RELEASE, self._known, self._line, as_service)
         if released:
             self._on_released()
-        return released, busy, remain
+        return released, busy, self._remain
 
     async def serve(self) -> str | float | None:
         released, busy, remain = await self._run(as_service=True)

@@ -43,8 +43,8 @@ class Callbacks:
     """Permits of these limits may be free, once the ends are in the database."""
     many: Callable[[], object] = _nothing
     """Many claims were made since the last heartbeat."""
-    fair: Callable[[], object] = _nothing
-    """There is room in a line of jobs with fair keys."""
+    fair: Callable[[int, bool], object] = _nothing
+    """So many jobs with fair keys were claimed; whether that was less than there are free slots for."""
 
 
 @dataclass(slots=True)

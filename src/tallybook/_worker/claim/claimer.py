@@ -252,6 +252,7 @@ class Claimer:
             raise
         claim_id, queue, jobs = found
         if claim_id is None:
+            self._book.on.fair(0, True)
             return []
         if not jobs:  # all that it met was cancelled: there may be more behind
             return None
@@ -259,7 +260,7 @@ class Claimer:
             return []
         # A claim is of one lane, and in a lane of fair jobs all are: there is room in line for the next ones.
         if rows and rows[0][10] is not None and '"fair_key"' in rows[0][10]:
-            self._book.on.fair()
+            self._book.on.fair(jobs, jobs < free[self._order.index(queue)])
         taken = Lease(lease, claim_id, queue)
         self._book.opened(taken, jobs)
         self.claimed += jobs

@@ -39,12 +39,12 @@ class Maintenance:
         self.rebaser = rebaser
         self.parents = Parents(link, self.promoter.told, on_released=wake)
         self.permits = Permits(link, self.promoter.told, on_released=wake)
-        self.fairness = FairRelease(link, self.promoter.told, on_released=wake)
+        self.fairness = FairRelease(link, self.promoter.told, slots=settings.slots, on_released=wake)
         self.clock = Clock(
             link, Link(link.dsn, settings.name), app=app.name, declared=app._declared_schedules, on_fired=wake
         )
         callbacks.followed, callbacks.permits = self.parents.ended, self.permits.ended
-        callbacks.fair = self.fairness.soon
+        callbacks.fair = self.fairness.claimed
         callbacks.scheduled = lambda delay: self.promoter.at_latest_in(delay.total_seconds())
         watch = ClockWatch(link, self.clock)
         services = [

@@ -11,7 +11,8 @@
 --               Every 3 s it is found
 --               out anew, for what was committed very late; what is up to 100 numbers late is found at once.
 --   max_line    how many of a lane may be in line, released and not claimed
---   as_service  put the run on record
+--   as_service  put the run on record. This transaction commits asynchronously then, so it is to do nothing else: what
+--               a crash of the server takes back waits again, and so does the claim of it
 -- Returns known; released: how many jobs went on; busy: somebody else releases in some lane at this moment, look again
 -- soon; remain: whether some wait still. Any worker may call it at any time: of each lane one releases at a time, by a
 -- lock that is only tried (_service_claim), and sees what the one before has put in line. Rows that are locked are left
@@ -25,28 +26,29 @@ language plpgsql
 -- profile: nested
 as $$
 declare
-  l record; d record; v_state jsonb; v_known jsonb := coalesce(known, '{}'); v_room int;
+  l record; d record; v_state jsonb; v_known jsonb := coalesce(known, '{}'); v_room int; v_mine boolean;
 begin
   perform tallybook._read_committed('fair_release needs READ COMMITTED',
                                     'An older snapshot does not see what is in line.');
+  if as_service then perform set_config('synchronous_commit', 'off', true); end if;
   known := '{}'; released := 0; busy := false; remain := false;
   for l in select x.lane_id, x.queue, x.retention from tallybook.lane x where x.part = 'fair' order by x.lane_id loop
-    -- Without a lock: an idle lane costs a look at its end.
-    v_state := tallybook._fair_keys(l.lane_id, v_known -> l.lane_id::text, max_line, at);
+    -- Without a lock: an idle lane costs a look at its end. Of very many keys no more are looked up than there is room
+    -- for.
+    v_state := v_known -> l.lane_id::text;
+    v_room := max_line;
+    if (v_state ->> 'full')::boolean then v_room := max_line - tallybook._in_line(l.lane_id, max_line); end if;
+    v_state := tallybook._fair_keys(l.lane_id, v_state, v_room, at);
     if v_state -> 'keys' <> '{}' then
-      v_room := max_line - tallybook._in_line(l.lane_id, max_line);
-      if v_room > 0 then
-        if tallybook._service_claim('fair_release ' || l.lane_id, at) then
-          -- Once more, now that nobody else can put any in.
-          v_room := max_line - tallybook._in_line(l.lane_id, max_line);
-          select * into d from tallybook._fair_release_lane(l.lane_id, l.queue, l.retention, v_state -> 'keys', v_room,
-                                                            at);
-          v_state := v_state || jsonb_build_object('keys', d.keys);
-          released := released + d.released;
-        else
-          busy := true;
-        end if;
+      v_mine := tallybook._service_claim('fair_release ' || l.lane_id, at);
+      v_room := max_line - tallybook._in_line(l.lane_id, max_line);  -- now that nobody else can put any in
+      if v_room > 0 and v_mine then
+        select * into d from tallybook._fair_release_lane(l.lane_id, l.queue, l.retention, v_state -> 'keys', v_room,
+                                                          at);
+        v_state := v_state || jsonb_build_object('keys', d.keys);
+        released := released + d.released;
       end if;
+      busy := busy or v_room > 0 and not v_mine;
     end if;
     remain := remain or v_state -> 'keys' <> '{}' or (v_state ->> 'full')::boolean;
     known := known || jsonb_build_object(l.lane_id, v_state);
@@ -71,8 +73,9 @@ declare
     and (p_state ->> 'looked')::numeric + 3;
   v_full boolean := coalesce((p_state ->> 'full')::boolean, false);
   v_keys jsonb := coalesce(p_state -> 'keys', '{}'); v_top bigint := coalesce((p_state ->> 'top')::bigint, 0);
-  v_new jsonb; v_count int; v_newest bigint; v_most int; v_found jsonb; v_n int := 0;
-  v_last text collate "C"; v_key text collate "C"; v_near text collate "C"; v_seq bigint; v_wrapped boolean;
+  v_new jsonb; v_count int; v_newest bigint; v_most int; v_names text[]; v_seqs bigint[]; v_next int;
+  v_found text[] := '{}'; v_found_seqs bigint[] := '{}'; v_n int := 0; v_seq bigint; v_wrapped boolean;
+  v_last text collate "C"; v_key text collate "C"; v_near text collate "C"; v_between text collate "C";
 begin
   if not v_all then
     select jsonb_object_agg(k.fair_key, k.seq), sum(k.jobs), max(k.newest) into v_new, v_count, v_newest from (
@@ -96,34 +99,37 @@ begin
          order by w.fair_seq desc limit 1;
   v_top := greatest(v_top, v_newest);
   if v_all then v_keys := '{}'; end if;
-  v_most := case when v_full and not v_all then p_room + 1 else greatest(400, p_room + 1) end;
+  v_most := case when v_full and not v_all then greatest(p_room, 0) + 1 else greatest(400, p_room + 1) end;
   select t.fair_key into v_last from tallybook.fair_turn t where t.lane_id = p_lane_id order by t.number desc limit 1;
-  v_last := coalesce(v_last, ''); v_key := v_last; v_wrapped := v_last = ''; v_found := '{}';
+  v_last := coalesce(v_last, ''); v_key := v_last; v_wrapped := v_last = '';
+  select array_agg(k.key order by k.key collate "C"), array_agg(k.value::bigint order by k.key collate "C"),
+         count(*) filter (where k.key collate "C" <= v_last) + 1
+    into v_names, v_seqs, v_next from jsonb_each(v_keys) k;
   loop
     -- Up to the next key that is known, which is not looked up: its dead rows would be walked over.
-    select min(k collate "C") into v_near from jsonb_object_keys(v_keys) k where (k collate "C") > v_key;
-    v_seq := null;
+    v_near := v_names[v_next];
     if v_near is null then
       select w.fair_key, w.fair_seq into v_near, v_seq from tallybook.waiting w
        where w.lane_id = p_lane_id and w.fair_key > v_key and w.fair_key is not null order by w.fair_key, w.fair_seq
              limit 1;
     else
-      select coalesce(f.fair_key, v_near), f.fair_seq into v_near, v_seq from (select 1) one left join lateral (
-        select w.fair_key, w.fair_seq from tallybook.waiting w
-         where w.lane_id = p_lane_id and w.fair_key > v_key and w.fair_key < v_near and w.fair_key is not null
-         order by w.fair_key, w.fair_seq limit 1) f on true;
+      select w.fair_key, w.fair_seq into v_between, v_seq from tallybook.waiting w
+       where w.lane_id = p_lane_id and w.fair_key > v_key and w.fair_key < v_near and w.fair_key is not null
+       order by w.fair_key, w.fair_seq limit 1;
+      if found then v_near := v_between; else v_seq := v_seqs[v_next]; v_next := v_next + 1; end if;
     end if;
     if v_near is null or v_wrapped and v_last <> '' and v_near > v_last then
       exit when v_wrapped;
-      v_wrapped := true; v_key := '';
+      v_wrapped := true; v_key := ''; v_next := 1;
       continue;
     end if;
-    v_key := v_near;
-    v_found := v_found || jsonb_build_object(v_key, coalesce(v_seq, (v_keys ->> v_key)::bigint));
-    v_n := v_n + 1;
+    v_key := v_near; v_n := v_n + 1;
+    v_found[v_n] := v_near; v_found_seqs[v_n] := v_seq;
     exit when v_n = v_most;
   end loop;
-  return jsonb_build_object('keys', v_found, 'top', v_top, 'full', v_n = v_most,
+  return jsonb_build_object('keys', coalesce((select jsonb_object_agg(f.key, f.seq)
+                                                from unnest(v_found, v_found_seqs) f(key, seq)), '{}'),
+                            'top', v_top, 'full', v_n = v_most,
                             'looked', case when v_all then to_jsonb(v_now) else p_state -> 'looked' end);
 end $$;
 
@@ -144,65 +150,71 @@ language plpgsql
 -- profile: nested
 as $$
 declare
-  t record; v_ring text[]; v_each int; v_jobs bigint[]; v_names text[]; v_later boolean;
+  t record; w tallybook.waiting; v_ring text[]; v_each int; v_tids tid[]; v_last text; v_later boolean; v_short boolean;
+  v_moved int;
 begin
   released := 0; keys := p_keys;
   if p_room <= 0 then return; end if;
   select x.number, x.fair_key into t from tallybook.fair_turn x where x.lane_id = p_lane_id order by x.number desc
          limit 1;
-  -- One of each key, as many as there is room for. Few keys: so many of each that a round can do without the others.
   v_ring := array(select k from jsonb_object_keys(p_keys) k
                    order by (k collate "C") <= coalesce(t.fair_key, '' collate "C"), k collate "C" limit p_room);
-  v_each := greatest(1, (p_room - 1) / cardinality(v_ring) + 1, least(p_room, 2000 / cardinality(v_ring)));
-  with found as materialized (
-    select r.key, r.place, w.job_id, w.fair_seq, w.nth
-      from unnest(v_ring) with ordinality r(key, place), lateral (
-        select x.job_id, x.fair_seq, row_number() over (order by x.fair_seq) as nth from (
-          select y.job_id, y.fair_seq from tallybook.waiting y
+  -- One of each key, as many as there is room for; of few keys as many rounds as it takes. Where some have less than
+  -- their share, the others are read further, at most to the whole room.
+  v_each := (p_room - 1) / cardinality(v_ring) + 1;
+  loop
+    with found as (
+      select r.key, x.*, row_number() over (order by x.nth, r.place) as rank
+        from unnest(v_ring) with ordinality r(key, place), lateral (
+          select y.ctid as tid, y.fair_seq, y.run_at > p_at as later, row_number() over (order by y.fair_seq) as nth
+            from tallybook.waiting y
            where y.lane_id = p_lane_id and y.fair_key = r.key and y.fair_key is not null
                  and y.fair_seq >= (p_keys ->> r.key)::bigint
-           order by y.fair_seq limit v_each + 1) x) w
-  ), chosen as materialized (
-    select f.* from found f where f.nth <= v_each order by f.nth, f.place limit p_room
-  ), left_over as (
-    select f.key, min(f.fair_seq) as seq from found f where f.job_id <> all (array(select c.job_id from chosen c))
-           group by f.key
+           order by y.fair_seq limit v_each + 1) x
+    ), told as (
+      select f.*, f.nth <= v_each and f.rank <= p_room as chosen from found f
+    )
+    select array_agg(f.tid order by f.rank) filter (where f.chosen),
+           (array_agg(f.key order by f.rank desc) filter (where f.chosen))[1], bool_or(f.later and f.chosen),
+           count(*) filter (where f.chosen) < p_room and coalesce(bool_or(not f.chosen), false),
+           p_keys - v_ring || coalesce(jsonb_object_agg(f.key, f.fair_seq order by f.rank desc)
+                                         filter (where not f.chosen), '{}')
+      into v_tids, v_last, v_later, v_short, keys from told f;
+    exit when not v_short or v_each >= p_room;
+    v_each := least(p_room, v_each * 8);
+  end loop;
+  if v_tids is null then return; end if;
+  if v_later then  -- pushed to a later time while it waited
+    for w in delete from tallybook.waiting x
+              where x.ctid = any (array(select y.ctid from tallybook.waiting y where y.ctid = any (v_tids)
+                                          and y.lane_id = p_lane_id and y.fair_key is not null and y.run_at > p_at
+                                          for update skip locked)) returning x.* loop
+      released := released + 1;
+      perform tallybook._place_waiting(w, p_at);
+    end loop;
+  end if;
+  with gone as materialized (
+    delete from tallybook.waiting x
+     where x.ctid = any (array(select y.ctid from tallybook.waiting y
+                                where y.ctid = any (v_tids) and y.lane_id = p_lane_id and y.fair_key is not null
+                                  and (y.run_at > p_at) is not true for update skip locked))
+    returning x.*
   )
-  select (select array_agg(c.job_id order by c.nth, c.place) from chosen c),
-         (select array_agg(c.key order by c.nth, c.place) from chosen c),
-         p_keys - v_ring || coalesce((select jsonb_object_agg(o.key, o.seq) from left_over o), '{}')
-    into v_jobs, v_names, keys;
-  if v_jobs is null then return; end if;
-  with mine as materialized (
-    select w.job_id from tallybook.waiting w where w.job_id = any (v_jobs) and w.lane_id = p_lane_id
-           and w.fair_key is not null
-     order by w.job_id for update skip locked
-  ), gone as materialized (
-    delete from tallybook.waiting w where w.job_id = any (array(select m.job_id from mine m)) returning w.*
-  ), lined as materialized (
-    -- The numbers are drawn in the order of the rounds.
-    select o.*, nextval('tallybook.job_id') as seq, coalesce(o.run_at > p_at, false) as later
-      from (select g.* from gone g order by array_position(v_jobs, g.job_id)) o
-  ), put as (
-    insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
-                                 task, args, headers, unique_key, run_at, errors, expires_at, options)
-    select n.seq, n.job_id, n.enqueued_at, p_lane_id, n.attempt, p_retention, n.failures, n.crashes, n.max_attempts,
-           n.task, n.args, n.headers, n.unique_key, n.run_at, n.errors, n.expires_at, n.options
-      from lined n where not n.later
-  ), put_later as (  -- pushed to a later time while it waited
-    insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
-                                     task, args, headers, unique_key, errors, expires_at, options)
-    select n.job_id, n.run_at, n.enqueued_at, p_lane_id, n.attempt, n.failures, n.crashes, n.max_attempts, n.task,
-           n.args, n.headers, n.unique_key, n.errors, n.expires_at, n.options
-      from lined n where n.later
-  )
-  select count(*), coalesce(bool_or(n.later), false) into released, v_later from lined n;
+  insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
+                               task, args, headers, unique_key, run_at, errors, expires_at, options)
+  -- The numbers are drawn in the order of the rounds.
+  select nextval('tallybook.job_id'), g.job_id, g.enqueued_at, p_lane_id, g.attempt, p_retention, g.failures, g.crashes,
+         g.max_attempts, g.task, g.args, g.headers, g.unique_key, g.run_at, g.errors, g.expires_at, g.options
+    from (select * from gone x
+           order by row_number() over (partition by x.fair_key order by x.fair_seq), x.fair_key <= t.fair_key,
+                    x.fair_key) g;
+  get diagnostics v_moved = row_count;
+  released := released + v_moved;
   -- The newest row says it: nobody ever walks over those before, whatever holds back vacuum.
   insert into tallybook.fair_turn (lane_id, number, fair_key)
-  values (p_lane_id, nextval('tallybook.job_id'), v_names[cardinality(v_names)]);
+  values (p_lane_id, nextval('tallybook.job_id'), v_last);
   delete from tallybook.fair_turn x
    where (x.lane_id, x.number) in (select o.lane_id, o.number from tallybook.fair_turn o
                                     where o.lane_id = p_lane_id and o.number = t.number for update skip locked);
   perform tallybook._wake(p_queue);
-  if v_later then perform tallybook._wake(' promote'); end if;
 end $$;
