@@ -3,6 +3,8 @@
 create or replace function tallybook._check_options(p_order_key text, p_expires_at timestamptz,
   p_options jsonb, p_run_at timestamptz default null) returns void
 language plpgsql immutable as $$
+declare
+  v_done boolean;
 begin
   if p_order_key is not null and octet_length(p_order_key) not between 1 and 512 then
     raise exception 'an order key has 1 to 512 bytes, this one has %', octet_length(p_order_key)
@@ -47,7 +49,7 @@ begin
       raise exception 'a fair key is a text of 1 to 200 bytes, not %', left(p_options ->> 'fair_key', 200)
         using errcode = 'TB005';
     end if;
-    perform tallybook._check_name('fair key', p_options ->> 'fair_key', 200);
+    v_done := tallybook._check_name('fair key', p_options ->> 'fair_key', 200) is null;
     if p_order_key is not null then
       raise exception 'a job has an order key or a fair key' using errcode = 'TB005',
         hint = 'The order within a fair key is that in which its jobs came; one at a time is a concurrency limit of 1.';

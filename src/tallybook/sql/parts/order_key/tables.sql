@@ -20,4 +20,4 @@ comment on table tallybook.order_turn is 'Whose turn it is: the newest generatio
 
 create index scheduled_of_order on tallybook.scheduled (order_key) where order_key is not null;
 
-create index waiting_of_key on tallybook.waiting (order_key);
+create index waiting_of_key on tallybook.waiting (order_key) where order_key is not null;
