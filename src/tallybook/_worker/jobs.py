@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Running:
         subject = (self.options or {}).get("subject_name")
         self.options = _options(options, self.job_id) if options else None
         if self.options is not None and subject is not None:
-            self.options["subject_name"] = subject
+            self.options = {**self.options, "subject_name": subject}
 
     def holds_permits(self) -> None:
         """It may hold permits of all limits that can hold it."""
@@ -134,10 +135,15 @@ class Running:
 def _options(text: str, job_id: int) -> dict[str, Any]:
     """What a job asks for. SQL may have put in what Python cannot read: 5000 digits, 1000 levels; it must not stop a claim."""
     try:
-        found: dict[str, Any] = json.loads(text)
+        return _parsed(text)
     except (ValueError, RecursionError) as error:
         log.error("job %s: its options cannot be read, it runs without them: %s", job_id, error)
         return {}
+
+
+@lru_cache(maxsize=1024)  # the jobs of one task say mostly the same; whoever gets it leaves it as it is
+def _parsed(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text)
     return found
 
 

@@ -23,7 +23,7 @@ begin
     select count(*) into v_n from (
       select from tallybook.waiting x where x.lane_id = w.lane_id and x.fair_key = w.fair_key and x.fair_key is not null
              and x.fair_seq < w.fair_seq limit 10000) x;
-    v_room := tallybook._in_line(w.lane_id, 200);
+    v_room := tallybook._in_line(w.lane_id, 1000);
     return query
     select 'fair_key', format('The turn of %s among the keys of its queue has not come: %s of the key before it, and '
                               '%s of all keys in line.', to_json(w.fair_key), tallybook._others(v_n), v_room),
