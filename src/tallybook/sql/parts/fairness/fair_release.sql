@@ -193,6 +193,7 @@ begin
       perform tallybook._place_waiting(w, p_at);
     end loop;
   end if;
+  -- By their places: what was changed since lies elsewhere, and waits for a later call.
   with gone as materialized (
     delete from tallybook.waiting x
      where x.ctid = any (array(select y.ctid from tallybook.waiting y
